@@ -198,11 +198,13 @@ class Run:
 
         The log is the failed rank's, and its last traceback comes first.
         """
-        from nbtrain.jobs.attempt.verdict import DISK_IS_FULL
+        from nbtrain.base.run_directory.end_kinds import DISK
         from nbtrain.monitor.logs.tracebacks import whose
+        from nbtrain.monitor.status.status_records import job_with_end
 
         said = f"{self.name} is {self.state}: {self.cause or 'no cause was recorded'}"
-        if DISK_IS_FULL in (self.cause or ""):
+        record = job_with_end(self.job, time.time())[0]
+        if record and record.newest_attempt and record.newest_attempt.reason == DISK:
             return f"{said}\nIts logs: {display(self.job.supervisor_log.parent)}"
         rank = self.failed_rank
         tail = "\n".join(f"  {line}" for line in self.log(LOG_TAIL_LINES, rank))

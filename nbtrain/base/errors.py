@@ -11,6 +11,7 @@
         SubmitError      it was not started: the reason is known before launch
         JobFailed        it was started and ended badly; carries the cause and the log's end
       StabilityError     look at the step, its data and the learning rate
+        LossScaleError   lower the learning rate, or train in bf16
         RollbackError    nothing: the job goes back to a checkpoint by itself
 
 Every message says where (file:line, field), what was found, the rule with its numbers, and the fix.
@@ -108,6 +109,10 @@ class StabilityError(NbtrainError):
     """A loss or gradient is NaN or Inf, or the loss jumps, and stability.* does not skip the step."""
 
     exit_code = 8
+
+
+class LossScaleError(StabilityError):
+    """A gradient overflows in fp16 at the smallest loss scale."""
 
 
 class RollbackError(StabilityError):

@@ -1,31 +1,29 @@
 """Observations of a run's newest job, read from its records: the input of planner/advice/advice.py.
 
-job.json, exit records   how it ended, and the error messages
+job.json                 how its newest attempt ended
+exit records             the numbers in an error message about memory
 scalars                  parts of a step, memory, MFU: medians of the last steps
 summary.json             the mean step time, with the setup that it was measured with
 environment.json         the CPUs of the machine
 """
 
 import os
-import re
 import statistics
+import time
 from typing import Any
 
 from nbtrain.base import files
+from nbtrain.base.run_directory import end_kinds
 from nbtrain.base.run_directory.records import ExitRecord
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import load_resolved
-from nbtrain.jobs.attempt.verdict import DEVICE_MEMORY
 from nbtrain.monitor.run.run_view import RunView
+from nbtrain.monitor.status.status_records import job_with_end
 from nbtrain.planner.advice.observations import Observations, OutOfMemory, out_of_memory_of
 from nbtrain.planner.time.duration import estimate_duration
 
 # Medians use the last 100 steps: the first ones allocate, compile and choose kernels.
 LAST_STEPS = 100
-_HOST_MEMORY = re.compile(r"out of host memory")
-_HANG = re.compile(r"hang|hung|no progress|gave up waiting|time-?out|timed out", re.IGNORECASE)
-_UNSTABLE = re.compile(r"\bNaN\b|\bInf\b|is nan|is inf|loss spike", re.IGNORECASE)
-_SMALLEST_SCALE = re.compile(r"at the smallest loss scale")
 
 
 def observe(run: RunDir) -> Observations:
@@ -34,7 +32,8 @@ def observe(run: RunDir) -> Observations:
     view, summary = RunView(run), files.read_json(run.summary_json) or {}
     job = run.newest_job()
     cause = (view.cause or "") if job else ""
-    said = f"{cause}\n{_words(job)}" if job else ""
+    record = job_with_end(job, time.time())[0] if job else None
+    reason = record.newest_attempt.reason if record and record.newest_attempt else None
     step = _median(view, "iteration_time")
     memory = _peak(view, "device_memory_bytes")
     fraction = _peak(view, "device_memory_fraction")
@@ -45,13 +44,13 @@ def observe(run: RunDir) -> Observations:
         steps=summary.get("steps") or _last(view, "iteration_time"),
         step_seconds=step,
         planned_step_seconds=planned.seconds if planned else None,
-        out_of_memory=_out_of_memory(said),
-        out_of_host_memory=bool(_HOST_MEMORY.search(cause)),
-        hang=bool(_HANG.search(cause)),
-        unstable=bool(_UNSTABLE.search(cause)),
+        out_of_memory=_out_of_memory(job, cause) if job and reason == end_kinds.DEVICE_MEMORY else None,
+        out_of_host_memory=reason == end_kinds.HOST_MEMORY,
+        hang=reason in (end_kinds.HANG, end_kinds.TIMEOUT),
+        unstable=reason in (end_kinds.UNSTABLE, end_kinds.ROLLBACK),
         loss_spikes=int(_peak(view, "loss_spikes") or 0),
         overflow_steps=int(_peak(view, "overflow_steps") or 0),
-        smallest_loss_scale=bool(_SMALLEST_SCALE.search(said)),
+        smallest_loss_scale=reason == end_kinds.SMALLEST_LOSS_SCALE,
         data_fraction=_share(view, "data_seconds", step),
         bubble_fraction=_share(view, "pipeline_seconds", step),
         memory_fraction=fraction,
@@ -72,8 +71,8 @@ def _words(job: JobDir) -> str:
     return "\n".join(f"{record.message}\n{record.detail}" for record in known if record.attempt == newest)
 
 
-def _out_of_memory(said: str) -> OutOfMemory | None:
-    return out_of_memory_of(said) if DEVICE_MEMORY.search(said) or "out of GPU memory" in said else None
+def _out_of_memory(job: JobDir, cause: str) -> OutOfMemory:
+    return out_of_memory_of(f"{cause}\n{_words(job)}")
 
 
 def _values(view: RunView, name: str) -> list[float]:

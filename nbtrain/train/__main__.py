@@ -49,7 +49,8 @@ def main(run_path: str) -> int:
         detail = traceback.format_exc()
         # Report to the supervisor first: on a full disk writing to the log fails, and that error would hide
         # this one.
-        report_outcome("failed", step, message.partition("\n")[0], message if known else detail)
+        named = type(error).__name__ if known else ""
+        report_outcome("failed", step, message.partition("\n")[0], message if known else detail, named)
         with contextlib.suppress(OSError):
             print(f"{type(error).__name__}: {error}" if known else detail, file=sys.stderr, flush=True)
         return getattr(error, "exit_code", 1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-from nbtrain.base.errors import StabilityError
+from nbtrain.base.errors import LossScaleError
 from nbtrain.config.arithmetic.lr_schedule import LrSchedule
 from nbtrain.config.arithmetic.weight_decay import WeightDecaySchedule
 from nbtrain.config.schema import RunConfig
@@ -134,14 +134,14 @@ class TrainingStep:
 
 @contextlib.contextmanager
 def smallest_scale_explained(config: RunConfig, step: int) -> Iterator[None]:
-    """Replace DeepSpeed's bare Exception after an overflow at the smallest loss scale by StabilityError."""
+    """Replace DeepSpeed's bare Exception after an overflow at the smallest loss scale by LossScaleError."""
     try:
         yield
     except Exception as error:
         if "loss scale already at minimum" not in str(error):
             raise
         smallest = config.precision.fp16.min_loss_scale
-        raise StabilityError(
+        raise LossScaleError(
             f"step {step:,}: the gradient overflowed in fp16 at the smallest loss scale; "
             f"{config.where('precision.fp16.min_loss_scale')}: precision.fp16.min_loss_scale = {smallest:,}. "
             "No loss scale holds gradients this large. Lower lr_schedule.lr: `nbtrain resume` continues from "

@@ -21,6 +21,7 @@ from nbtrain.base.run_directory.events import EventWriter
 from nbtrain.base.run_directory.metrics import scalar
 from nbtrain.base.run_directory.metrics_files import MetricsFile
 from nbtrain.base.run_directory.records import (
+    AttemptRecord,
     ExitRecord,
     Heartbeat,
     JobRecord,
@@ -292,6 +293,7 @@ def test_the_log_of_a_full_disk_is_no_part_of_the_failure(run):
     record.write(job.job_json)
     assert "End of its log:\n  Exception in thread" in run.failure()
     record.cause = "rank 0 failed at step 4: the disk is full: OSError; not tried again"
+    record.attempts = [AttemptRecord(0, 1.0, 1, 1, ended_at=2.0, cause="the disk is full", reason="disk")]
     record.write(job.job_json)
     assert run.failure() == f"mine is FAILED: {record.cause}\nIts logs: output/mine/jobs/{job.job_id}/logs"
 

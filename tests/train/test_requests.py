@@ -70,7 +70,8 @@ def test_the_last_word_goes_through_the_pipe(monkeypatch):
     report_outcome("stopped", 7, "stopped at step 7")
     with os.fdopen(reader) as pipe:
         word = json.loads(pipe.read())
-    assert word == {"outcome": "stopped", "step": 7, "message": "stopped at step 7", "detail": ""}
+    said = {"outcome": "stopped", "step": 7, "message": "stopped at step 7", "detail": "", "error": ""}
+    assert word == said
 
 
 def test_without_a_wrapper_there_is_nobody_to_tell(monkeypatch):
@@ -98,5 +99,5 @@ def test_the_last_word_arrives_where_the_log_takes_none(tmp_path):
     with os.fdopen(reader) as pipe:
         word = json.loads(pipe.read())
     assert failed.returncode == 5
-    assert word["outcome"] == "failed"
+    assert (word["outcome"], word["error"]) == ("failed", "JobError")
     assert "holds no job" in word["message"]

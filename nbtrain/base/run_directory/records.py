@@ -194,7 +194,11 @@ class AttemptRecord(Record):
     ended_at: float | None = None
     reached_step: int | None = None
     cause: str | None = None
-    """Reason why it ended, if it failed or was rolled back."""
+    """Why it ended, as one sentence without a full stop; None if it has not ended or succeeded."""
+    reason: str | None = None
+    """Kind of that end (base/run_directory/end_kinds.py), "" if it is of none; None if it is not known."""
+    given_up: str = ""
+    """Why no other attempt followed, although one could have helped; "" otherwise."""
     faults: list[dict[str, Any]] = field(default_factory=list)
     """Faults to inject, from backend.env (config/fault_orders.py)."""
     trace: bool = False
@@ -348,6 +352,11 @@ class JobRecord(Stamped):
         return next((one for one in self.attempts if one.attempt == attempt), None)
 
     @property
+    def newest_attempt(self) -> AttemptRecord | None:
+        """The newest attempt; None before the first."""
+        return self.attempts[-1] if self.attempts else None
+
+    @property
     def first_step(self) -> int | None:
         """Step of the checkpoint that the newest attempt must load, or the first one if none has begun; None
         without a checkpoint.
@@ -383,7 +392,7 @@ class JobRecord(Stamped):
         """Return the heartbeat `beat`; until its rank has loaded the checkpoint, with the checkpoint's step
         and tokens.
         """
-        newest = self.attempts[-1] if self.attempts else None
+        newest = self.newest_attempt
         progress = beat.progress
         # It has the checkpoint's step before its tokens.
         at_step = newest is not None and beat.step == newest.first_step
@@ -474,6 +483,8 @@ class ExitRecord(Record):
     positions [first, last) that it has read."""
     said: str = ""
     """Outcome that the rank itself reported at its end; "" if it reported none."""
+    error: str = ""
+    """Class of the error that ended the rank, if it is one of nbtrain's (base/errors.py), else ""."""
 
 
 @dataclass

@@ -165,6 +165,7 @@ def write_record(
         message=message,
         detail=str(word.get("detail") or "")[-MAX_DETAIL_CHARACTERS:],
         said=said,
+        error=str(word.get("error") or ""),
     )
     reserve.write(lambda: record.write(job.exit_record(rank, attempt)))
     reserve.release()

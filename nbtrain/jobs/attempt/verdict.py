@@ -14,14 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from nbtrain.base.run_directory import end_kinds
 from nbtrain.base.run_directory.jobstate import CANCELLED, FAILED, SUCCEEDED
 from nbtrain.base.run_directory.records import ExitRecord
 from nbtrain.jobs.machine.host_memory import HostMemory
 from nbtrain.jobs.machine.processes import signal_name
 
 SIGABRT, SIGBUS, SIGKILL, SIGTERM = 6, 7, 9, 15
-# Kind of a verdict on an attempt whose devices were taken away.
-PREEMPTED = "preempted"
 # Exit code that a shell reports for a death by SIGKILL.
 EXIT_137 = 128 + SIGKILL
 # Descriptions of success, by the run's mode.
@@ -55,6 +54,13 @@ LOST_PEER = re.compile(
     r"DistNetworkError|DistBackendError|TCPStore|connectFullMesh|Watchdog caught",
     re.IGNORECASE,
 )
+# Of these messages, those of a rank that waited longer than it may.
+TIMED_OUT = re.compile(r"time-?out|timed out", re.IGNORECASE)
+# Kinds of errors with a class of their own in base/errors.py.
+KIND_OF_ERROR = {
+    "StabilityError": end_kinds.UNSTABLE,
+    "LossScaleError": end_kinds.SMALLEST_LOSS_SCALE,
+}
 # After this many good steps, running out of memory is not only the configuration's fault.
 STEADY_STEPS = 20
 # An error that names the step in which it happened: one more than the last finished step.
@@ -119,8 +125,9 @@ class Verdict:
     """Equal for two failures with the same place and reason; None if they cannot be compared."""
     step: int | None = None
     kind: str = ""
-    """Kind of the failure: rollback, hang, disk, shared memory, device memory, host memory, device, killed,
-    no record, or ""."""
+    """Kind of the end (base/run_directory/end_kinds.py), or ""."""
+    given_up: str = ""
+    """Why there is no other attempt, although one could help; "" otherwise."""
     bad_samples: tuple[int, int] | None = None
     """Samples that a rollback skips: positions [first, last) in the training order that the bad step read."""
 
@@ -162,13 +169,13 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
             return cancelled(f"stopped on request{_at(step)}; {saved}")
         return cancelled(_stop_out_of_order(records, around, step, saved))
     if around.hang:
-        return failed(around.hang, retry=True, kind="hang")
+        return failed(around.hang, retry=True, kind=end_kinds.HANG)
     first = _first_failure(records, around)
     # A rank that lost a peer, or was ended by another process, does not show the cause.
     if first is None or _distance(first, around):
         if around.launcher_signal is not None:
             said = f"{_launcher_killed(around.launcher_signal)}; its ranks ended{_at(step)}"
-            return failed(said, retry=True, kind="killed")
+            return failed(said, retry=True, kind=end_kinds.KILLED)
         if around.node_left and 0 < len(missing) < around.world_size:
             return _gone_with_node(missing, around, step)
         if missing:
@@ -232,7 +239,7 @@ def _rollback(record: ExitRecord, around: Circumstances) -> Verdict:
         record.message + ("; stopped on request before the rollback" if stopped else ""),
         retry=not stopped,
         step=order["step"],
-        kind="rollback",
+        kind=end_kinds.ROLLBACK,
         bad_samples=(order["first"], order["last"]),
     )
 
@@ -246,21 +253,24 @@ def _failure(first: ExitRecord, missing: list[int], around: Circumstances, step:
         return _killed(first, where, around, step)
     if SHARED_MEMORY.search(said):
         # Another attempt would find /dev/shm as small, and fail in any of the ranks.
-        full = f"{where}: /dev/shm is full: {_last_line(first)}. {FIX['shared memory']}"
-        return Verdict(FAILED, full, step=step, kind="shared memory")
+        full = f"{where}: /dev/shm is full: {_last_line(first)}. {FIX[end_kinds.SHARED_MEMORY]}"
+        return Verdict(FAILED, full, step=step, kind=end_kinds.SHARED_MEMORY)
     if FULL_DISK.search(said):
         # A checkpoint that does not fit is refused with numbers and a fix; an error of the system has no fix.
-        fix = "" if "Free space" in first.message else f". {FIX['disk']}"
+        fix = "" if "Free space" in first.message else f". {FIX[end_kinds.DISK]}"
         full = f"{where}: {DISK_IS_FULL}: {first.message.removesuffix('.')}{fix}"
-        return Verdict(FAILED, full, True, step=step, kind="disk")
+        return Verdict(FAILED, full, True, step=step, kind=end_kinds.DISK)
     if DEVICE_MEMORY.search(said):
-        return _out_of_memory(first, where, around, step, "device memory")
+        return _out_of_memory(first, where, around, step, end_kinds.DEVICE_MEMORY)
     if user_error(first):
-        return Verdict(FAILED, f"{where}: {first.message}", step=step)
+        kind = KIND_OF_ERROR.get(first.error, end_kinds.USER_ERROR)
+        return Verdict(FAILED, f"{where}: {first.message}", step=step, kind=kind)
     if HOST_MEMORY.search(said):
-        return _out_of_memory(first, where, around, step, "host memory")
+        return _out_of_memory(first, where, around, step, end_kinds.HOST_MEMORY)
     if LOST_DEVICE.search(said):
-        return Verdict(FAILED, f"{where}: its GPU is lost: {first.message}", True, step=step, kind="device")
+        return Verdict(
+            FAILED, f"{where}: its GPU is lost: {first.message}", True, step=step, kind=end_kinds.DEVICE
+        )
     if _lost_peer(first):
         return _lost_peers(first, around, step)
     gone = f" (no exit record from rank {_ranks(missing)}: killed with its wrapper)" if missing else ""
@@ -278,15 +288,19 @@ def _killed(record: ExitRecord, where: str, around: Circumstances, step: int | N
         said = _once(where, record.message)
         if record.signal == SIGBUS:
             said += ": shared memory (/dev/shm) is full, or a mapped file was cut short"
-        return Verdict(FAILED, said, retry=True, step=step, kind="killed")
+        return Verdict(FAILED, said, retry=True, step=step, kind=end_kinds.KILLED)
     how = "exit code 137" if record.signal is None else "SIGKILL"
     if evidence := around.memory.evidence(around.pids.get(record.rank)):
-        said = f"out of host memory: the kernel ended it ({how}, {evidence}). {FIX['host memory']}"
+        said = f"out of host memory: the kernel ended it ({how}, {evidence}). {FIX[end_kinds.HOST_MEMORY]}"
         # A second failure at the very same step means that the run does not fit.
-        return Verdict(FAILED, f"{where}: {said}", True, ("host memory", step), step, "host memory")
+        return Verdict(
+            FAILED, f"{where}: {said}", True, (end_kinds.HOST_MEMORY, step), step, end_kinds.HOST_MEMORY
+        )
     # The kernel does not record who sent a signal, so the cause separates facts from guesses.
     said = "killed by SIGKILL" if record.signal else "exit code 137, which stands for SIGKILL"
-    return Verdict(FAILED, f"{_once(where, said)}, {_by_whom(around)}", True, step=step, kind="killed")
+    return Verdict(
+        FAILED, f"{_once(where, said)}, {_by_whom(around)}", True, step=step, kind=end_kinds.KILLED
+    )
 
 
 def _once(where: str, said: str) -> str:
@@ -305,17 +319,17 @@ def _by_whom(around: Circumstances) -> str:
 
 
 FIX = {
-    "device memory": (
+    end_kinds.DEVICE_MEMORY: (
         "Lower batch.micro_batch_size (the global batch stays), set "
         "parallel.activation_checkpointing.granularity: "
         "full, or raise parallel.zero_stage"
     ),
-    "shared memory": (
+    end_kinds.SHARED_MEMORY: (
         "Set data.num_workers=0, or give the job more: docker run --shm-size, "
         "backend.kubernetes.shared_memory_bytes"
     ),
-    "disk": "Free space there, or lower checkpoint.keep_last; then resume the run",
-    "host memory": "Lower data.num_workers or batch.micro_batch_size, or give the job more memory",
+    end_kinds.DISK: "Free space there, or lower checkpoint.keep_last; then resume the run",
+    end_kinds.HOST_MEMORY: "Lower data.num_workers or batch.micro_batch_size, or give the job more memory",
 }
 
 
@@ -324,7 +338,7 @@ def _out_of_memory(
 ) -> Verdict:
     """Retry only if some steps succeeded: then memory fragmentation or another program may be the cause."""
     made = (record.step or 0) - around.first_step
-    title = "GPU memory" if kind == "device memory" else "host memory"
+    title = "GPU memory" if kind == end_kinds.DEVICE_MEMORY else "host memory"
     said = f"{where}: out of {title}: {record.message.removeprefix('OutOfMemoryError: ')}"
     if made >= STEADY_STEPS:
         signature = (kind, record.step)
@@ -336,9 +350,10 @@ def _lost_peers(first: ExitRecord, around: Circumstances, step: int | None) -> V
     words = f"rank {first.rank}{_at(first.step)}: {first.message}"
     if around.stuck:
         said = f"{around.stuck}; gave up waiting for it: {words}"
-        return Verdict(FAILED, said, True, step=step, kind="hang")
+        return Verdict(FAILED, said, True, step=step, kind=end_kinds.HANG)
     said = f"ranks lost each other, and none reports its own error; first {words}"
-    return Verdict(FAILED, said, True, step=step)
+    kind = end_kinds.TIMEOUT if TIMED_OUT.search(first.message) else end_kinds.LOST_PEER
+    return Verdict(FAILED, said, True, step=step, kind=kind)
 
 
 def user_error(record: ExitRecord) -> bool:
@@ -370,16 +385,16 @@ def _without_witness(missing: list[int], around: Circumstances, step: int | None
         said = f"rank {gone[0]}'s wrapper was killed, and rank {gone[0]} with it"
     pids = (around.pids.get(rank) for rank in gone)
     if evidence := next(filter(None, (around.memory.evidence(pid) for pid in pids)), ""):
-        said += f": out of host memory ({evidence}). {FIX['host memory']}"
-        return Verdict(FAILED, said, True, ("host memory", step), step, "host memory")
+        said += f": out of host memory ({evidence}). {FIX[end_kinds.HOST_MEMORY]}"
+        return Verdict(FAILED, said, True, (end_kinds.HOST_MEMORY, step), step, end_kinds.HOST_MEMORY)
     if around.node_left:
         return _gone_with_node(missing, around, step)
-    return Verdict(FAILED, f"{said}, {_by_whom(around)}", retry=True, step=step, kind="no record")
+    return Verdict(FAILED, f"{said}, {_by_whom(around)}", retry=True, step=step, kind=end_kinds.NO_RECORD)
 
 
 def _gone_with_node(missing: list[int], around: Circumstances, step: int | None) -> Verdict:
     said = f"{around.node_left}; no record from rank{'s' * (len(missing) > 1)} {_ranks(missing)}"
-    return Verdict(FAILED, said, retry=True, step=step, kind="no record")
+    return Verdict(FAILED, said, retry=True, step=step, kind=end_kinds.NO_RECORD)
 
 
 def _first_failure(records: Mapping[int, ExitRecord], around: Circumstances) -> ExitRecord | None:

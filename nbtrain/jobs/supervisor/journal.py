@@ -16,7 +16,7 @@ from typing import Any
 from nbtrain.base import files
 from nbtrain.base.errors import RecordError
 from nbtrain.base.files import is_read_only
-from nbtrain.base.run_directory import final_record
+from nbtrain.base.run_directory import end_kinds, final_record
 from nbtrain.base.run_directory.checkpoint_files import newest_saved_step, on_nodes_words, only_on_nodes
 from nbtrain.base.run_directory.events import EventWriter
 from nbtrain.base.run_directory.jobstate import CANCELLED, FAILED, QUEUED, RUNNING, STARTING, SUCCEEDED
@@ -36,7 +36,7 @@ from nbtrain.base.text import amounts
 from nbtrain.config.load.attempt import attempt_record
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.reserve import FULL, READ_ONLY_ERRORS, Reserve
-from nbtrain.jobs.attempt.verdict import PREEMPTED, Verdict
+from nbtrain.jobs.attempt.verdict import Verdict
 from nbtrain.jobs.supervisor.recovery import starting_point
 from nbtrain.jobs.supervisor.summary import write_summary
 from nbtrain.monitor.run.certificate import write_certificate
@@ -92,12 +92,13 @@ class Journal:
             last = self.record.attempts[-1]
             if last.ended_at is None:
                 last.ended_at, last.cause = time.time(), "its allocation was lost"
+                last.reason = end_kinds.ALLOCATION
                 self.lost_attempt = last
                 self.displaced = before
             if last.attempt == self.record.attempt:
                 self.record.attempt += 1
             said = f"a new allocation takes the job over; attempt {self.record.attempt} follows"
-            self.event("restart", said, attempt=self.record.attempt, reason="allocation")
+            self.event("restart", said, attempt=self.record.attempt, reason=end_kinds.ALLOCATION)
         self.record.write(self.job.job_json)
 
     def check_owner(self) -> None:
@@ -285,7 +286,7 @@ class Journal:
         that a failure or a preemption lost.
         """
         lost, tokens = "", None
-        if verdict.kind == PREEMPTED:
+        if verdict.kind == end_kinds.PREEMPTED:
             reached = max(filter(None, (verdict.step, self.reached_step, 0)), default=0)
             lost, tokens = self.preempted(self.record.attempt, verdict.cause, reached)
         elif verdict.retry:
@@ -295,7 +296,7 @@ class Journal:
             newest.ended_at, newest.reached_step = time.time(), self.reached_step
             newest.lost_tokens = tokens
             if verdict.state != SUCCEEDED:
-                newest.cause = verdict.cause
+                newest.cause, newest.reason = verdict.cause, verdict.kind
         return lost
 
     def next_attempt(self, restart: bool) -> None:
@@ -330,7 +331,7 @@ class Journal:
         beat = Heartbeat.read(self.job.heartbeat(0))
         here = beat is not None and beat.attempt == lost.attempt
         lost.reached_step = beat.step if beat is not None and here else lost.first_step or 0
-        lost.cause = notice
+        lost.cause, lost.reason = notice, end_kinds.PREEMPTED
         # Its last sign of life is the best that is known of its end.
         at = beat.time if beat is not None and here else lost.started_at
         _, lost.lost_tokens = self.preempted(lost.attempt, notice, lost.reached_step, at)
@@ -368,6 +369,8 @@ class Journal:
         """
         self.check_owner()
         cause, config = verdict.cause, self.config
+        if verdict.given_up and (newest := self.record.attempt_record(self.record.attempt)) is not None:
+            newest.given_up = verdict.given_up
         if verdict.state == SUCCEEDED and config and config.mode != "eval":
             cause += f": {amounts.counted(config.train_steps, 'step')}"
             if by := config.shortened_by:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from nbtrain.base import files
 from nbtrain.base.files import READ_ONLY
+from nbtrain.base.run_directory import end_kinds
 from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step, on_nodes_words
 from nbtrain.base.run_directory.jobstate import CANCELLED, FAILED
 from nbtrain.base.run_directory.records import AttemptRecord, Rollback
@@ -24,7 +25,7 @@ from nbtrain.base.text import amounts
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.state import DataState
 from nbtrain.jobs.attempt.rank_wrapper import WITHOUT_WORD
-from nbtrain.jobs.attempt.verdict import DISK_IS_FULL, PREEMPTED, Verdict
+from nbtrain.jobs.attempt.verdict import DISK_IS_FULL, Verdict
 
 LONGEST_BACKOFF_SECONDS = 300.0
 # A float cannot exceed 2.0 ** 1024, and backend.max_restarts allows a million.
@@ -65,7 +66,7 @@ def recovery_from(
 
     `vain` is the number of newest attempts in a row that saved no checkpoint (saved_nothing()).
     """
-    if verdict.kind == "rollback":
+    if verdict.kind == end_kinds.ROLLBACK:
         return _after_rollback(config, rollbacks)
     backend = config.backend
     if before and verdict.signature and verdict.signature == before.signature:
@@ -73,11 +74,13 @@ def recovery_from(
     if restarts >= backend.max_restarts:
         return Recovery(f"backend.max_restarts = {backend.max_restarts} is used up")
     # A device or a machine that failed needs a while before it is counted again, or answers again.
-    at_once = vain == 0 and backend.kind == "local" and not backend.elastic and verdict.kind != "device"
+    at_once = (
+        vain == 0 and backend.kind == "local" and not backend.elastic and verdict.kind != end_kinds.DEVICE
+    )
     wait_seconds = backend.restart_backoff_seconds * 2.0 ** min(max(0, vain - 1), MOST_DOUBLINGS)
     return Recovery(
         wait_seconds=0.0 if at_once else min(wait_seconds, LONGEST_BACKOFF_SECONDS),
-        needs_room=verdict.kind == "disk",
+        needs_room=verdict.kind == end_kinds.DISK,
         counts_devices=backend.elastic,
     )
 
@@ -172,23 +175,24 @@ def with_the_disk(verdict: Verdict, free_bytes: int, read_only: bool = False) ->
     """
     silent = not verdict.kind and WITHOUT_WORD in verdict.cause
     if read_only and verdict.state == FAILED:
-        said = "a rank wrote no exit record" if verdict.kind == "no record" else verdict.cause
+        said = "a rank wrote no exit record" if verdict.kind == end_kinds.NO_RECORD else verdict.cause
         cause = f"the run directory is {READ_ONLY}; {said}"
-        return replace(verdict, cause=cause, kind="read-only", retry=False, signature=None)
-    if free_bytes >= NO_ROOM_BYTES or not (verdict.retry and (silent or verdict.kind == "no record")):
+        return replace(verdict, cause=cause, kind=end_kinds.READ_ONLY, retry=False, signature=None)
+    if free_bytes >= NO_ROOM_BYTES or not (verdict.retry and (silent or verdict.kind == end_kinds.NO_RECORD)):
         return verdict
     cause = verdict.cause if silent else "a rank wrote no exit record"
-    return replace(verdict, cause=f"{cause}; {DISK_IS_FULL}", kind="disk", signature=None)
+    return replace(verdict, cause=f"{cause}; {DISK_IS_FULL}", kind=end_kinds.DISK, signature=None)
 
 
 def given_up(verdict: Verdict, why: str) -> Verdict:
     """Return the verdict of a job for which another attempt could help, but that is not tried again."""
-    return Verdict(FAILED, f"{verdict.cause}; not tried again: {why}", step=verdict.step)
+    cause = f"{verdict.cause}; not tried again: {why}"
+    return Verdict(FAILED, cause, step=verdict.step, kind=verdict.kind, given_up=why)
 
 
 def preempted(verdict: Verdict, notice: str) -> Verdict:
     """Return the verdict on an attempt that ended because its devices were taken away."""
-    return Verdict(CANCELLED, notice, step=verdict.step, kind=PREEMPTED)
+    return Verdict(CANCELLED, notice, step=verdict.step, kind=end_kinds.PREEMPTED)
 
 
 def overdue(verdict: Verdict, config: RunConfig) -> Verdict:

@@ -28,6 +28,7 @@ from pathlib import Path
 from nbtrain.base import files
 from nbtrain.base.errors import JobError
 from nbtrain.base.files import is_read_only
+from nbtrain.base.run_directory import end_kinds
 from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.run_directory.jobstate import (
     CANCELLED,
@@ -52,7 +53,7 @@ from nbtrain.jobs.attempt.attempt import Attempt
 from nbtrain.jobs.attempt.backend import Backend, Launcher, backend_of
 from nbtrain.jobs.attempt.phases import stop_patience_seconds
 from nbtrain.jobs.attempt.reserve import FULL, READ_ONLY_ERRORS, Reserve
-from nbtrain.jobs.attempt.verdict import DISK_IS_FULL, PREEMPTED, Verdict
+from nbtrain.jobs.attempt.verdict import DISK_IS_FULL, Verdict
 from nbtrain.jobs.control.control import asked_devices, asked_pause
 from nbtrain.jobs.machine import processes
 from nbtrain.jobs.node.sampler import Sampler
@@ -260,12 +261,12 @@ def run_attempts(it: Supervision, run: Callable[[Supervision], Verdict] | None =
         verdict = (run or run_attempt)(it)
         free_bytes = shutil.disk_usage(it.job.run.path).free
         verdict = with_the_disk(verdict, free_bytes, is_read_only(it.job.path))
-        if verdict.kind == "rollback":
+        if verdict.kind == end_kinds.ROLLBACK:
             it.journal.note_rollback(rollback_of(verdict, it.job, it.journal.record.attempt))
         if notice := preemption_of(it, verdict):
             verdict = preempted(verdict, notice)
         lost = it.journal.attempt_ended(verdict)
-        if verdict.kind == PREEMPTED:
+        if verdict.kind == end_kinds.PREEMPTED:
             ended = wait_for_return(it, verdict)
             if ended is None:
                 before = None
@@ -284,7 +285,7 @@ def run_attempts(it: Supervision, run: Callable[[Supervision], Verdict] | None =
         before = verdict
         # A rollback does not count as a restart, nor does waiting for room on the disk when that ended the
         # job.
-        it.journal.next_attempt(restart=verdict.kind != "rollback")
+        it.journal.next_attempt(restart=verdict.kind != end_kinds.ROLLBACK)
 
 
 def wait_for_devices(it: Supervision) -> Verdict | None:
@@ -388,7 +389,7 @@ def run_attempt(it: Supervision) -> Verdict:
         record = it.journal.attempt_starts(it.config)
     except OSError as error:
         if error.errno in FULL:
-            return Verdict(FAILED, f"{DISK_IS_FULL}: {error}", retry=True, kind="disk")
+            return Verdict(FAILED, f"{DISK_IS_FULL}: {error}", retry=True, kind=end_kinds.DISK)
         if error.errno in READ_ONLY_ERRORS:
             return Verdict(FAILED, f"job.json cannot be written: {error}")
         raise

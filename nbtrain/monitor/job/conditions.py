@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nbtrain.base.run_directory import end_kinds
 from nbtrain.base.run_directory.jobstate import (
     CANCELLED,
     FAILED,
@@ -34,15 +35,15 @@ REASONS = {
     LOST: "NoSignOfLife",
 }
 """The reason of a state if nothing more is known."""
-# Reason in a restart's event (verdict.py) -> reason of the condition.
+# Reason in a restart's event -> reason of the condition.
 RESTART_REASONS = {
-    "hang": "Hang",
-    "killed": "RankKilled",
-    "disk": "DiskFull",
-    "device": "DeviceLost",
-    "rollback": "BadStep",
-    "no record": "RankGone",
-    "allocation": "AllocationLost",
+    end_kinds.HANG: "Hang",
+    end_kinds.KILLED: "RankKilled",
+    end_kinds.DISK: "DiskFull",
+    end_kinds.DEVICE: "DeviceLost",
+    end_kinds.ROLLBACK: "BadStep",
+    end_kinds.NO_RECORD: "RankGone",
+    end_kinds.ALLOCATION: "AllocationLost",
 }
 NUM_EVENTS = 60
 # Important events, which stay visible however many newer events of other kinds there are.
@@ -97,7 +98,7 @@ def conditions(
     for event in events:
         preempted = preempted or event.get("kind") == "preemption"
         if event.get("kind") in ("restart", "rollback"):
-            kind = event.get("reason") if event["kind"] == "restart" else "rollback"
+            kind = event.get("reason") if event["kind"] == "restart" else end_kinds.ROLLBACK
             restart_reason = RESTART_REASONS.get(str(kind))
         state = event.get("state") if event.get("kind") == "state" else None
         if not isinstance(state, str) or state not in MEANING:

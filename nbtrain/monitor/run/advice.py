@@ -5,27 +5,26 @@ Restarts, resumes, rollbacks and steps with NaN are marks on the charts, because
 have a gap there.
 """
 
-import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nbtrain.base.run_directory.checkpoint_files import newest_saved_step
+from nbtrain.base.run_directory.end_kinds import RECURRING
 from nbtrain.base.run_directory.jobstate import FAILED, FAILURES, LOST, RESTARTING
-from nbtrain.base.run_directory.records import JobRecord, Rollback
+from nbtrain.base.run_directory.records import AttemptRecord, JobRecord, Rollback
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text import amounts
-
-# Errors that would recur with the same settings: jobs/attempt/verdict.py.
-_NOT_TRIED_AGAIN = re.compile(r"Error: |not tried again|out of (?:GPU|host) memory|the disk is full")
-
 
 # Most steps with NaN that are marked.
 MOST_BAD_STEPS = 20
 
 
-def advice(run: RunDir, state: str, cause: str | None, step: int | None) -> str:
-    """Return what to do about a job that has failed or is lost; "" for any other state."""
+def advice(run: RunDir, state: str, attempt: AttemptRecord | None, step: int | None) -> str:
+    """Return what to do about a job that has failed or is lost; "" for any other state.
+
+    `attempt` is the job's newest one, None if it had none.
+    """
     if state not in FAILURES:
         return ""
     saved = newest_saved_step(run)
@@ -37,7 +36,8 @@ def advice(run: RunDir, state: str, cause: str | None, step: int | None) -> str:
         going_on = f"A resume continues from the checkpoint of step {saved:,}{lost}."
     if state == LOST:
         return going_on
-    first = "Remove the cause first. " if _NOT_TRIED_AGAIN.search(cause or "") else ""
+    stays = attempt is not None and (attempt.reason in RECURRING or bool(attempt.given_up))
+    first = "Remove the cause first. " if stays else ""
     return f"{first}The logs show the last traceback, if there is one. {going_on}"
 
 

@@ -39,8 +39,9 @@ def this_attempt(run: RunDir) -> AttemptRecord:
     return found or attempt_record(load_resolved(run.config_yaml), number)
 
 
-def report_outcome(outcome: str, step: int | None, message: str, detail: str = "") -> None:
-    """Send outcome, step, message and detail (see records.ExitRecord) to the wrapper as one line of JSON.
+def report_outcome(outcome: str, step: int | None, message: str, detail: str = "", error: str = "") -> None:
+    """Send outcome, step, message, detail and error (see records.ExitRecord) to the wrapper as one line of
+    JSON.
 
     A rank that is killed cannot report it. Without a wrapper this does nothing, because the message is in the
     log.
@@ -48,6 +49,6 @@ def report_outcome(outcome: str, step: int | None, message: str, detail: str = "
     number = os.environ.get("NBTRAIN_EXIT_FD")
     if number is None:
         return
-    word = {"outcome": outcome, "step": step, "message": message, "detail": detail}
+    word = {"outcome": outcome, "step": step, "message": message, "detail": detail, "error": error}
     with os.fdopen(int(number), "w", encoding="utf-8") as pipe:
         pipe.write(json.dumps(word) + "\n")

@@ -118,7 +118,7 @@ def test_a_finished_rank(job, wrap):
         ),
         (
             "raise SystemExit(4)",
-            {"outcome": "failed", "message": "no room"},
+            {"outcome": "failed", "message": "no room", "error": "CheckpointError"},
             ("failed", 4, None, "no room"),
         ),
     ],
@@ -128,7 +128,7 @@ def test_the_kernel_wins_over_the_word(job, wrap, code, word, expected):
     returned, record = end_of(job, wrap(*python(code, **word)))
     assert returned == 1
     assert (record.outcome, record.exit_code, record.signal, record.message) == expected
-    assert record.said == word.get("outcome", "")
+    assert (record.said, record.error) == (word.get("outcome", ""), word.get("error", ""))
 
 
 def test_a_long_traceback_fits_through_the_pipe(job, wrap):

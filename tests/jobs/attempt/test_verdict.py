@@ -15,8 +15,8 @@ DEADLINE_OF_5 = load("gpt-tiny", ["backend.deadline_seconds=5"])
 TRACEBACK = 'Traceback (most recent call last):\n  File "x.py", line 1\n'
 
 
-def record(rank, outcome, time=0.0, code=0, signal=None, step=7, message="words", detail=""):
-    return ExitRecord(rank, 0, time, code, signal, outcome, step, message, detail)
+def record(rank, outcome, time=0.0, code=0, signal=None, step=7, message="words", detail="", error=""):
+    return ExitRecord(rank, 0, time, code, signal, outcome, step, message, detail, error=error)
 
 
 def judged(*records, **circumstances):
@@ -517,7 +517,8 @@ def test_what_follows_from_the_end_of_others_is_no_cause():
         verdict.cause
         == f"ranks lost each other, and none reports its own error; first rank 0 at step 7: {GLOO}"
     )
-    assert verdict.retry
+    assert verdict.retry and verdict.kind == "lost peer"
+    assert judged(replace(lost, message="Watchdog caught collective operation timeout")).kind == "timeout"
     ours = record(1, "killed", time=9.0, code=None, signal=9, message="killed by SIGKILL")
     stuck = judged(lost, ours, killed_at=8.0, stuck="rank 1 stopped 60 s ago")
     assert stuck.cause == f"rank 1 stopped 60 s ago; gave up waiting for it: rank 0 at step 7: {GLOO}"
@@ -544,7 +545,11 @@ def test_a_rollback_carries_what_is_passed_over():
 def test_a_step_that_stops_the_run_is_not_tried_again():
     """A StabilityError is not retried, because the same data would cause the same error again."""
     said = "step 12: the loss is nan on rank 1 of 2; a.yaml:3: stability.on_nan = stop ends the job."
-    verdict = judged(record(0, "failed", code=8, message=said, detail=said))
+    ended = record(0, "failed", code=8, message=said, detail=said, error="StabilityError")
+    verdict = judged(ended)
+    assert verdict.kind == "unstable"
+    assert judged(replace(ended, error="LossScaleError")).kind == "smallest loss scale"
+    assert judged(replace(ended, error="DataError")).kind == "user error"
     # The message states the step; the step of the heartbeat would be a second, different number.
     assert (verdict.cause, verdict.retry) == (f"rank 0 failed: {said}", False)
 

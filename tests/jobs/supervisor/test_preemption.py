@@ -215,6 +215,7 @@ def test_an_allocation_that_could_not_say_its_end_was_preempted_too(supervised: 
     assert (preemption.lost_steps, preemption.notice, preemption.attempt) == (9, NOTICE, 0)
     assert preemption.preempted_at == 5.0, "the last sign of life"
     assert later.record.attempts[0].cause == NOTICE
+    assert later.record.attempts[0].reason == "preempted"
     assert [event["kind"] for event in read_events(job)][-1] == "preemption"
 
 

@@ -88,8 +88,9 @@ def test_it_stops_when_the_restarts_are_used_up(supervised):
     """With max_restarts 3, the job ends after four attempts with that cause, and each restart is recorded as
     an event.
     """
-    supervised.verdicts = [failure() for _ in range(9)]
+    supervised.verdicts = [replace(failure(), kind="killed") for _ in range(9)]
     verdict = supervised.run()
+    supervised.journal.end(verdict)
     assert (verdict.state, verdict.cause) == (
         "FAILED",
         "rank 0 failed; not tried again: backend.max_restarts = 3 is used up",
@@ -97,7 +98,10 @@ def test_it_stops_when_the_restarts_are_used_up(supervised):
     assert len(supervised.verdicts) == 5
     restarts = supervised.events("restart")
     assert [event["wait_seconds"] for event in restarts] == [0.01, 0.02, 0.04]
-    assert JobRecord.read(supervised.job.job_json).state == "RESTARTING"
+    record = JobRecord.read(supervised.job.job_json)
+    assert record.state == "FAILED" and {attempt.reason for attempt in record.attempts} == {"killed"}
+    ended = [attempt.given_up for attempt in record.attempts]
+    assert ended == ["", "", "", "backend.max_restarts = 3 is used up"]
 
 
 def test_the_wait_stays_finite(supervised):

@@ -110,6 +110,7 @@ def test_a_dead_rank_is_restarted_from_the_checkpoint(fake, start, states_of):
     assert ExitRecord.read(job.exit_record(1, 0)).signal == 9
     assert record.resumed_from_step == 5
     first, second = record.attempts
+    assert (first.reason, second.reason, second.given_up) == ("killed", None, "")
     assert (first.attempt, first.cause, first.lost_tokens) == (0, restart["cause"], lost["lost_tokens"])
     assert (first.world_size, first.resumed_from_step, second.resumed_from_step) == (2, None, 5)
     assert (second.cause, second.lost_tokens) == (None, None)
@@ -142,8 +143,11 @@ def test_a_killed_wrapper_and_a_killed_launcher_are_named_as_such(fake, start, w
     launcher = parent(parent(wait_until(lambda: training(1), "both train again")))
     os.kill(launcher, signal.SIGKILL)
     state, cause = control.wait(job, 800)
-    first = JobRecord.read(job.job_json).attempts[0].cause
-    assert first.startswith("rank 1's wrapper was killed, and rank 1 with it, not by nbtrain: by hand, ")
+    first, second = JobRecord.read(job.job_json).attempts
+    assert (first.reason, second.given_up) == ("no record", "backend.max_restarts = 1 is used up")
+    assert first.cause.startswith(
+        "rank 1's wrapper was killed, and rank 1 with it, not by nbtrain: by hand, "
+    )
     assert state == "FAILED"
     assert re.fullmatch(
         r"the launcher of the ranks was killed by SIGKILL, not by nbtrain, so its ranks stopped at step \d+; "
@@ -351,6 +355,7 @@ def test_of_two_supervisors_the_older_one_leaves(fake, start, wait_until):
     assert record.supervisor != first
     assert (len(record.attempts), record.restarts) == (2, 0)
     assert record.attempts[0].cause == "its allocation was lost"
+    assert record.attempts[0].reason == "allocation"
     # No process was left to record how the older one's rank ended.
     assert ExitRecord.read(job.exit_record(0, 0)) is None
     assert ExitRecord.read(job.exit_record(0, 1)).outcome == "stopped"

@@ -18,6 +18,7 @@ from pathlib import Path
 from nbtrain.base.files import write_json, write_text
 from nbtrain.base.run_directory.events import EventWriter
 from nbtrain.base.run_directory.records import (
+    AttemptRecord,
     ControlRequest,
     ExitRecord,
     Heartbeat,
@@ -163,14 +164,18 @@ class FakeJob:
     def stop_requested(self) -> bool:
         return ControlRequest.read(self.job.control_request) is not None
 
-    def finish(self, state: str, cause: str) -> None:
-        """End the job in the same way as its supervisor."""
+    def finish(self, state: str, cause: str, reason: str | None = None) -> None:
+        """End the job in the same way as its supervisor; with a `reason`, in an attempt with a record."""
         outcome = {"SUCCEEDED": "finished", "CANCELLED": "stopped"}.get(state, "failed")
         for rank in range(self.world_size):
             ExitRecord(
                 rank, 0, time.time(), 1 if outcome == "failed" else 0, None, outcome, self.step, cause
             ).write(self.job.exit_record(rank, 0))
         self.record.state, self.record.cause, self.record.ended_at = state, cause, time.time()
+        if reason is not None:
+            ended = AttemptRecord(0, self.record.created_at, self.world_size, self.world_size)
+            ended.ended_at, ended.cause, ended.reason = self.record.ended_at, cause, reason
+            self.record.attempts.append(ended)
         self.supervisor_events.write("state", f"{state}: {cause}", state=state)
         self.record.write(self.job.job_json)
         self.tensorboard.close()

@@ -22,30 +22,49 @@ from tests.lab.widgets.fake_run import FakeJob
 
 
 @pytest.mark.parametrize(
-    ("state", "cause", "saved", "words"),
+    ("state", "end", "saved", "words"),
     [
-        ("SUCCEEDED", "done", 7, ""),
-        ("CANCELLED", "stopped on request at step 7; saved", 7, ""),
-        ("LOST", "its supervisor died", 7, "A resume continues from the checkpoint of step 7."),
+        ("SUCCEEDED", {}, 7, ""),
+        ("CANCELLED", {"reason": ""}, 7, ""),
+        ("LOST", {}, 7, "A resume continues from the checkpoint of step 7."),
         (
             "FAILED",
-            "rank 0 failed: the disk is full",
+            {"reason": "disk"},
             4,
             "Remove the cause first. The logs show the last traceback, if there is one. A resume "
             "continues from the checkpoint of step 4; 3 steps since then are trained again.",
         ),
         (
             "FAILED",
-            "rank 0 was killed by SIGKILL",
+            {
+                "reason": "killed",
+                "cause": "killed by SIGKILL, not by nbtrain: by hand, or out of host memory",
+            },
             None,
             "The logs show the last traceback, if there is one. No checkpoint was saved, so "
             "Resume starts again at step 0.",
         ),
+        (
+            "FAILED",
+            {"reason": "killed", "given_up": "backend.max_restarts = 3 is used up"},
+            7,
+            "Remove the cause first. The logs show the last traceback, if there is one. A resume "
+            "continues from the checkpoint of step 7.",
+        ),
+        (
+            "FAILED",
+            None,
+            7,
+            "The logs show the last traceback, if there is one. A resume continues from the checkpoint of "
+            "step 7.",
+        ),
     ],
 )
-def test_advice_names_the_checkpoint_that_is_there(state, cause, saved, words, monkeypatch):
+def test_advice_names_the_checkpoint_that_is_there(state, end, saved, words, monkeypatch):
+    """A cause is to be removed first if it comes again with the same settings, or if the job gave up."""
     monkeypatch.setattr(module, "newest_saved_step", lambda run: saved)
-    assert advice(RunDir("gpt"), state, cause, 7) == words
+    attempt = None if end is None else AttemptRecord(0, 1.0, 1, 1, **end)
+    assert advice(RunDir("gpt"), state, attempt, 7) == words
 
 
 def record(job_id: str, *attempts: AttemptRecord) -> JobRecord:

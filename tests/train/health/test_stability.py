@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nbtrain.base.errors import RollbackError, StabilityError
+from nbtrain.base.errors import LossScaleError, RollbackError, StabilityError
 from nbtrain.base.run_directory.events import EventWriter, read_events
 from nbtrain.base.run_directory.records import Rollback
 from nbtrain.base.run_directory.rundir import RunDir
@@ -299,7 +299,7 @@ def test_an_overflow_at_the_smallest_scale_is_explained(yaml):
 
     config = load(yaml, {"precision.dtype": "fp16"}, check=False)
     scaler = DynamicLossScaler(1, 1000, 1, 1, False)
-    with pytest.raises(StabilityError) as caught, smallest_scale_explained(config, 7):
+    with pytest.raises(LossScaleError) as caught, smallest_scale_explained(config, 7):
         scaler.update_scale(True)
     assert str(caught.value).startswith(
         "step 7: the gradient overflowed in fp16 at the smallest loss scale; "

@@ -17,6 +17,7 @@ On the command line a path that exists as typed, relative to the current folder,
 The queue of this machine is outside of all workspaces ($NBTRAIN_QUEUE moves it).
 """
 
+import itertools
 import os
 import re
 from pathlib import Path
@@ -27,12 +28,13 @@ from nbtrain.base.version import PACKAGE
 # Environment variables that name the workspace, its output directory and its data directory.
 FOLDER_VARIABLES = WORKSPACE, OUTPUT, DATA = "NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "NBTRAIN_DATA"
 # Names become folder names, Kubernetes names and TensorBoard run names: the narrowest of the three rules.
-NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,51}[a-z0-9])?")
-NAME_RULE = "must be 1 to 53 lower case letters, digits and inner dashes, e.g. gpt-125m-2xdp"
+MOST_NAME_CHARS = 53
+NAME_PATTERN = re.compile(rf"[a-z0-9]([a-z0-9-]{{0,{MOST_NAME_CHARS - 2}}}[a-z0-9])?")
+NAME_RULE = f"must be 1 to {MOST_NAME_CHARS} lower case letters, digits and inner dashes, e.g. gpt-125m-2xdp"
 
 
 def valid_name(name: str) -> bool:
-    """Return whether `name` may become a folder: lower case letters, digits and inner dashes, at most 53."""
+    """Return whether `name` may become a folder: NAME_RULE."""
     return NAME_PATTERN.fullmatch(name) is not None
 
 
@@ -41,6 +43,23 @@ def check_name(name: str, what: str) -> str:
     if not valid_name(name):
         raise ConfigError(f"{what} = {name!r} {NAME_RULE}.")
     return name
+
+
+def suffixed_name(name: str, suffix: str) -> str:
+    """Return "NAME-SUFFIX", with a long NAME cut so that both may become a folder."""
+    return f"{name[: MOST_NAME_CHARS - len(suffix) - 1].rstrip('-')}-{suffix}"
+
+
+def free_name(name: str, word: str = "") -> str:
+    """Return the first of NAME, NAME-2, NAME-3, ... that is the name of nothing in the output directory.
+
+    With a word, it is the first of NAME-WORD, NAME-WORD-2, ...
+    """
+    first = suffixed_name(name, word) if word else name
+    later = (suffixed_name(name, f"{word}-{number}".lstrip("-")) for number in itertools.count(2))
+    root = output_root()
+    # A name is also taken by a folder that is no run, and by a link whose target is gone.
+    return next(one for one in itertools.chain([first], later) if not os.path.lexists(root / one))
 
 
 def is_workspace(folder: Path) -> bool:

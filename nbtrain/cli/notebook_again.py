@@ -18,7 +18,7 @@ from typing import Any
 from nbtrain.base.errors import ConfigError, JobError, RecordError
 from nbtrain.base.printing.report import Facts, Items, Report, Result
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.base.workspace import check_name, display, valid_name
+from nbtrain.base.workspace import check_name, display, free_name
 from nbtrain.cli.notebook_runner import ExecutedNotebook, read_notebook, run_notebook
 from nbtrain.lab.widgets.record import HASH_CHARACTERS, records_in
 from nbtrain.monitor.run.certificate import differences, make_certificate
@@ -91,7 +91,7 @@ def run_again(name: str, output: Path | None = None) -> NotebookAgain:
     run = RunDir.named(check_name(record["run"], f"{source}: the name of its run"))
     new_name = run.name
     if run.exists():
-        new_name = _free_name(run.name)
+        new_name = free_name(run.name, "again")
         parameters[OVERRIDES] = _renamed(source, parameters, run.name, new_name)
     target = output or RunDir.named(new_name).notebooks / source.name
     if output is None and target.resolve() == source.resolve():
@@ -169,17 +169,6 @@ def _refuse_edited(source: Path, notebook: Any, record: Mapping[str, Any]) -> No
                 f"with {then!r}: the notebook was edited after it ran. Restore the value, or run the "
                 f"notebook as it is now: `nbtrain notebook {source}`."
             )
-
-
-def _free_name(name: str) -> str:
-    """Return the first of NAME-again, NAME-again-2, ... that no run has."""
-    number = 1
-    while True:
-        suffix = "-again" if number == 1 else f"-again-{number}"
-        new_name = f"{name[: 53 - len(suffix)].rstrip('-')}{suffix}"
-        if valid_name(new_name) and not RunDir.named(new_name).exists():
-            return new_name
-        number += 1
 
 
 def _renamed(source: Path, parameters: Mapping[str, Any], name: str, new_name: str) -> Any:

@@ -20,7 +20,7 @@ from nbtrain.base.printing.report import Code, Facts, Findings, InNotebook, Repo
 from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.run_directory.rundir import RunDir, run_names
 from nbtrain.base.text import amounts
-from nbtrain.base.workspace import check_name, display, tokenizer_dir, valid_name
+from nbtrain.base.workspace import MOST_NAME_CHARS, check_name, display, tokenizer_dir, valid_name
 from nbtrain.config.load import find, load, load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.survey.survey import Survey, survey
@@ -138,7 +138,7 @@ def write_new_run(
 def name_for(path: Path) -> str:
     """Return a run name made from the name of a file or folder."""
     stem = path.name.lower().partition(".")[0]
-    name = re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:53].strip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:MOST_NAME_CHARS].strip("-")
     return name if valid_name(name) else "my-run"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.workspace import typed_path
+from nbtrain.base.workspace import NAME_RULE, typed_path
 from nbtrain.config.load import find, flatten, load, to_yaml
 from nbtrain.config.names.architectures import FIELDS
 from nbtrain.config.rules.check import check_config
@@ -31,8 +31,7 @@ def write_run(config: RunConfig, path: str | Path, note: str = "", overwrite: bo
         named = load(config, {"name": path.stem}, check=False)
     except ConfigError:
         raise ConfigError(
-            f"{path}: the run takes its name from the file's, and {path.stem!r} is not a valid run name: 1 "
-            "to 53 lower case letters, digits and inner dashes, e.g. my-13b.yaml."
+            f"{path}: the run takes its name from the file's: {path.stem!r} {NAME_RULE}."
         ) from None
     check_config(named)
     return write_text(path, run_text(named, path, note), named)

@@ -21,7 +21,7 @@ from nbtrain.base import files
 from nbtrain.base.hardware.cgroup import usable_cores
 from nbtrain.base.run_directory.jobstate import SUCCEEDED
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
-from nbtrain.base.workspace import data_home, display
+from nbtrain.base.workspace import data_home, display, suffixed_name
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.jobs.control.control import wait
@@ -40,7 +40,7 @@ from nbtrain.proof.report import (
     check_trained,
 )
 from nbtrain.proof.shape import Twin, make_twin
-from nbtrain.proof.small_sections import SAVE_INTERVAL_STEPS, STEPS, STOP_STEP, Abilities, name_of
+from nbtrain.proof.small_sections import SAVE_INTERVAL_STEPS, STEPS, STOP_STEP, Abilities
 
 TRAINER = "nbtrain.train.__main__:main"
 EXPORT = "nbtrain.train.twin.export:main"
@@ -58,7 +58,7 @@ def run_twin(config: RunConfig, submitted: bool = False, server: ForkServer | No
     started. Raises ConfigError if the run cannot have a twin, SubmitError if its folder is not a twin's or is
     in use, and DataError if its data cannot be created. Failures during training are in the report.
     """
-    with alone(RunDir.named(name_of(config.name, "twin"))):
+    with alone(RunDir.named(suffixed_name(config.name, "twin"))):
         if server is not None:
             return _Proof(config, server).report(submitted)
         with ForkServer() as own:

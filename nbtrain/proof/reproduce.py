@@ -27,7 +27,7 @@ from nbtrain.base.run_directory.jobstate import ACTIVE, SUCCEEDED
 from nbtrain.base.run_directory.records import Heartbeat, ResumeCertificate
 from nbtrain.base.run_directory.rundir import MANIFEST, JobDir, RunDir
 from nbtrain.base.text import amounts
-from nbtrain.base.workspace import display, resolve
+from nbtrain.base.workspace import display, resolve, suffixed_name
 from nbtrain.config.code_file import copy_of, defines
 from nbtrain.config.load import Overrides, load, load_resolved
 from nbtrain.config.load.attempt import TAKEN_OVER
@@ -52,7 +52,6 @@ from nbtrain.monitor.run.certificate import (
     part_differences,
 )
 from nbtrain.proof.folder import REPRODUCTION_OF, alone, renew
-from nbtrain.proof.small_sections import name_of
 
 REPRODUCTION_JSON = "reproduction.json"
 PICTURE = "reproduction.svg"
@@ -195,7 +194,7 @@ def reproduce(
     if start:
         _refuse_changed(run, certificate, start)
     part = _part(run, certificate, start, first, last)
-    target = RunDir.named(name_of(run.name, "reproduced"))
+    target = RunDir.named(suffixed_name(run.name, "reproduced"))
     if target.path.resolve() == run.path.resolve():
         raise ConfigError(
             f"{run.name}: is itself a reproduction, which would be replaced. Reproduce the original run."

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbtrain.base.errors import ConfigError, refuse
-from nbtrain.base.workspace import display
+from nbtrain.base.workspace import display, suffixed_name
 from nbtrain.config.code_file import code_file, defines
 from nbtrain.config.schema import RunConfig
 from nbtrain.proof.small_sections import (
@@ -33,7 +33,6 @@ from nbtrain.proof.small_sections import (
     Abilities,
     NotProven,
     in_one_process,
-    name_of,
     small_batch,
     small_data,
     small_lr_schedule,
@@ -85,12 +84,12 @@ class Twin:
     @property
     def reference(self) -> RunConfig:
         """Return the reference: one process in fp32, without sharding, recomputation or offloading."""
-        return in_one_process(self.exact, name_of(self.run, "reference"))
+        return in_one_process(self.exact, suffixed_name(self.run, "reference"))
 
     @property
     def reshaped(self) -> RunConfig:
         """Return the run that continues in one process from a checkpoint of `exact`."""
-        return in_one_process(self.exact, name_of(self.run, "reshaped"))
+        return in_one_process(self.exact, suffixed_name(self.run, "reshaped"))
 
     @property
     def resumed(self) -> RunConfig:
@@ -105,7 +104,7 @@ class Twin:
         values = self.config.model_dump()
         for section, change in changes.items():
             values[section] |= change
-        return validated(values | {"name": name_of(self.run, name)})
+        return validated(values | {"name": suffixed_name(self.run, name)})
 
 
 NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
@@ -132,7 +131,7 @@ def make_twin(config: RunConfig, abilities: Abilities = WITHOUT, folder: str = "
     folded = fold(sizes)
     values = config.model_dump()
     values |= {
-        "name": name_of(config.name, "twin"),
+        "name": suffixed_name(config.name, "twin"),
         "mode": "full",
         "init_from": None,
         "init_step": "newest",

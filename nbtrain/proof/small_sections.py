@@ -46,8 +46,6 @@ SHARED = "twin"
 # What the made-up words of a twin do not go through.
 MADE_OF_TEXT = ("cleaning", "extra_json_keys", "split_sentences")
 
-NAME_CHARACTERS = 53
-
 
 @dataclass(frozen=True)
 class Abilities:
@@ -357,7 +355,3 @@ def validated(values: dict[str, Any]) -> RunConfig:
     heading = "this run cannot have a twin: its scaled-down configuration breaks these rules:"
     refuse(find_problems(config), ConfigError, heading)
     return config
-
-
-def name_of(run: str, word: str) -> str:
-    return f"{run[: NAME_CHARACTERS - len(word) - 1].rstrip('-')}-{word}"

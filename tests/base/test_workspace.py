@@ -59,6 +59,21 @@ def test_the_environment_moves_output_and_data(workspace, monkeypatch, tmp_path)
     }
 
 
+def test_a_free_name_is_the_name_of_nothing(workspace):
+    """Any folder and a link to nothing take a name, and a long name is cut for its number."""
+    root = places.output_root()
+    assert places.free_name("gpt") == "gpt" and places.free_name("gpt", "again") == "gpt-again"
+    for name in ("gpt", "gpt-2", "gpt-again"):
+        (root / name).mkdir(parents=True)
+    (root / "gpt-3").symlink_to(root / "gone")
+    assert places.free_name("gpt") == "gpt-4" and places.free_name("gpt", "again") == "gpt-again-2"
+    long = f"{'a' * 50}-bc"
+    assert places.free_name(long) == long and places.valid_name(long)
+    (root / long).mkdir()
+    assert places.free_name(long) == f"{'a' * 50}-2"
+    assert places.suffixed_name(long, "reference") == f"{'a' * 43}-reference"
+
+
 def test_a_folder_without_marks_is_its_own_workspace(tmp_path, monkeypatch):
     """Outside any workspace, output and data are stored below the working directory."""
     monkeypatch.delenv("NBTRAIN_WORKSPACE", raising=False)

@@ -23,7 +23,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.base.workspace import resolve, valid_name
+from nbtrain.base.workspace import resolve, suffixed_name, valid_name
 from nbtrain.config.sections.data_section import DataConfig, TokenizerConfig
 from nbtrain.config.sections.sources import text_settings
 from nbtrain.config.yaml_source import Located, NotWritten, read_yaml
@@ -37,7 +37,6 @@ MAKES_BROUGHT = ("path", "added_tokens", "eod_token")
 OWN_NAMES = DATA_NAME, TOKENIZER_NAME = "data.name", "tokenizer.name"
 LEADING = {"name", "init_from", "data", "tokenizer"}
 _HASH_DIGITS = 8
-_LONGEST_STEM = 53 - _HASH_DIGITS - 1
 
 
 def leads_names(key: str) -> bool:
@@ -184,7 +183,7 @@ def _hashed(run: str, located: Located) -> str:
     made = {**_dataset_of(located), **_tokenizer_of(located), TOKENIZER_NAME: _at(located, TOKENIZER_NAME)}
     text = json.dumps(made, sort_keys=True, default=str)
     digits = hashlib.sha256(text.encode()).hexdigest()[:_HASH_DIGITS]
-    return f"{run[:_LONGEST_STEM].rstrip('-')}-{digits}"
+    return suffixed_name(run, digits)
 
 
 def _names(layer: Located, key: str) -> bool:

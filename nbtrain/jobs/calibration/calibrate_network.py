@@ -17,7 +17,7 @@ from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.base.printing.report import Report, Result, Sentence
 from nbtrain.base.run_directory.jobstate import SUCCEEDED
 from nbtrain.base.run_directory.rundir import JobDir
-from nbtrain.base.workspace import display
+from nbtrain.base.workspace import display, suffixed_name
 from nbtrain.config.arithmetic.networks import gigabits
 from nbtrain.config.load import load, load_resolved
 from nbtrain.config.schema import RunConfig
@@ -35,8 +35,6 @@ from nbtrain.planner.setup.setup import network_of
 logger = logging.getLogger(__name__)
 
 LEAST_SECONDS, MOST_SECONDS, DEFAULT_SECONDS = 10.0, 3600.0, 60.0
-SUFFIX = "-network"
-MOST_NAME_CHARS = 53
 
 
 @dataclass(frozen=True, repr=False)
@@ -116,7 +114,7 @@ def network_run(config: RunConfig) -> RunConfig:
     return load(
         config,
         {
-            "name": f"{config.name[: MOST_NAME_CHARS - len(SUFFIX)]}{SUFFIX}",
+            "name": suffixed_name(config.name, "network"),
             "mode": "perf",
             "init_from": None,
             "lora": None,

@@ -28,7 +28,7 @@ import yaml
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.base.findings import FATAL, Finding
-from nbtrain.base.workspace import display, valid_name
+from nbtrain.base.workspace import display, suffixed_name, valid_name
 from nbtrain.config.load import flatten, load, override_layer
 from nbtrain.config.load.sweep_config import sweep_config
 from nbtrain.config.schema import RunConfig
@@ -36,7 +36,6 @@ from nbtrain.config.sections.sweep_section import LABEL, MOST_RUNS, SweepConfig
 from nbtrain.config.yaml_source import Located, read_yaml
 from nbtrain.jobs.sweep.sweep_record import sweep_folder
 
-MOST_NAME_CHARS = 53
 SHAPE = "a sweep is a mapping with the keys `sweep`, `run` and `grid` or `settings`"
 
 
@@ -209,10 +208,10 @@ def run_name(sweep: str, settings: Mapping[str, Any]) -> str:
         parts.append(_slug(f"{word}-{_text(settings[key])}"))
     name = "-".join([sweep, *parts])
     exact = all(map(_is_exact, settings.values()))
-    if exact and len(name) <= MOST_NAME_CHARS and valid_name(name):
+    if exact and valid_name(name):
         return name
     text = repr((sweep, sorted((key, str(value)) for key, value in settings.items())))
-    return f"{sweep[: MOST_NAME_CHARS - 9].rstrip('-')}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return suffixed_name(sweep, hashlib.sha256(text.encode()).hexdigest()[:8])
 
 
 def _text(value: Any) -> str:

@@ -42,7 +42,7 @@ from nbtrain.lab.form.problems import (
     shortages_by_key,
 )
 from nbtrain.lab.form.same_name import (
-    free_name,
+    later_name,
     name_taken,
     not_applied,
     problems_of_name,
@@ -249,7 +249,7 @@ def _as_clone(draft: Draft) -> None:
     if not draft.clone_of:
         return
     if "name" not in draft.changes:
-        draft.set("name", free_name(draft.base.name))
+        draft.set("name", later_name(draft.base.name))
     if draft.base.mode == "eval":
         draft.set("mode", "full")
     if "labels" not in draft.changes:

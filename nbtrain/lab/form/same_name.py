@@ -1,6 +1,5 @@
 """Checks of a draft's name against an existing run of the same name. They do not change any file."""
 
-import itertools
 import os
 from typing import Any
 
@@ -9,7 +8,7 @@ from nbtrain.base.run_directory.observed_state import at_rest
 from nbtrain.base.run_directory.records import JobRecord
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.base.text import amounts
-from nbtrain.base.workspace import display
+from nbtrain.base.workspace import display, free_name, valid_name
 from nbtrain.config.load import load_resolved
 from nbtrain.config.load.changes import Change, typed_changes
 from nbtrain.config.schema import RunConfig
@@ -29,8 +28,6 @@ from nbtrain.jobs.control.control import asked_pause
 from nbtrain.jobs.request.request import Request, read_request
 from nbtrain.lab.form.fields import field_at
 
-LONGEST_STEM = 48
-"""Characters kept of a name, so that a number fits within the 53 that are allowed."""
 # Settings that a sentence names.
 MOST_CHANGES = 3
 
@@ -100,14 +97,12 @@ def _named_changes(request: Request, bound: bool) -> str:
     return f": {'; '.join(words)}{more}" if words else ""
 
 
-def free_name(name: str) -> str:
-    """Return the first of name-2, name-3, ... that no run in the output directory has."""
+def later_name(name: str) -> str:
+    """Return the first of name-2, name-3, ... that is free, for a name that is taken."""
     stem, _, number = name.rpartition("-")
     # gpt-tiny-2 is a later gpt-tiny; gpt-13 is a name like any other.
-    is_numbered = stem and number.isdigit() and RunDir.named(stem).exists()
-    stem = (stem if is_numbered else name)[:LONGEST_STEM].rstrip("-")
-    names = (f"{stem}-{number}" for number in itertools.count(2))
-    return next(name for name in names if not os.path.lexists(RunDir.named(name).path))
+    is_numbered = valid_name(stem) and number.isdigit() and RunDir.named(stem).exists()
+    return free_name(stem if is_numbered else name)
 
 
 def name_taken(name: str) -> dict[str, Any] | None:
@@ -118,7 +113,7 @@ def name_taken(name: str) -> dict[str, Any] | None:
         return None
     if not os.path.lexists(run.path):
         return None
-    return {"name": name, "is_run": run.exists(), "free": free_name(name)}
+    return {"name": name, "is_run": run.exists(), "free": later_name(name)}
 
 
 def refuse_taken(run: RunDir) -> None:

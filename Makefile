@@ -16,7 +16,7 @@ PIP    := $(BIN)/python -m pip install --no-compile --disable-pip-version-check 
 # The fast tests in two halves that take equally long. Only the second one loads torch.
 FAST := $(BIN)/python -m pytest -q -m "not slow"
 TORCH_TESTS := $(addprefix tests/,checkpoint config corpus dataset docs evaluation exchange gpu guards inference \
-	jobs/calibration model parallel parity planner pretrained train)
+	jobs/calibration jobs/request model parallel parity pretrained train)
 
 .PHONY: demo lab labextension test check format map docs pictures site bench parity faults soak gpu clean
 

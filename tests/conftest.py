@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import itertools
+import logging
 import os
 import re
 import sys
@@ -117,14 +118,22 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """In `make check`, keep torch's compiler out of the process as a run that is not compiled does.
-
-    Importing it takes 4 s, and the first step of an optimizer or the first recomputation would do so.
-    """
-    if session.config.option.markexpr == "not slow" and "nbtrain.parallel" in sys.modules:
+    """In `make check`, spend no time on garbage, on torch's compiler and on torch's loggers."""
+    if session.config.option.markexpr != "not slow":
+        return
+    # Tests parse hundreds of files and load thousands of runs. By default, after every 700 new objects, the
+    # collector would look again and again at objects that are still in use.
+    gc.set_threshold(20_000, 20, 20)
+    if "nbtrain.parallel" in sys.modules:
+        # Importing the compiler takes 4 s, and the first step of an optimizer or the first recomputation
+        # would do so. A run that is not compiled keeps it out in the same way.
         from nbtrain.parallel.compiler import leave_out_compiler
 
         leave_out_compiler()
+    # About 40 loggers of torch do not propagate. To each of them pytest adds six handlers for every test.
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch") and isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -149,9 +158,13 @@ def queue_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_fsync() -> Iterator[None]:
-    """Replace fsync, which takes 15 ms per file on a busy disk, and the tests write thousands of files."""
+    """Replace fsync, which takes 15 ms per file on a busy disk, and the tests write thousands of files.
+
+    The flush of files that numpy maps waits for the disk in the same way.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
+        patch.setattr("numpy.memmap.flush", lambda array: None)
         yield
 
 

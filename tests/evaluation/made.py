@@ -14,7 +14,6 @@ from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.of_run import dataset_of
 from tests.corpus import made as corpus
 from tests.dataset.dataset_maker import make_dataset
-from tests.inference import saved
 
 SPLIT = {"data.split": "60,30,10"}
 LAMBADA = [
@@ -95,6 +94,8 @@ def texts(count: int, seed: int = 3) -> list[str]:
 
 def run_of_pairs(name: str, stems: list[str]) -> RunDir:
     """Return a run with a checkpoint that blends the pairs of corpus/, which have no manifest."""
+    from tests.inference import saved  # loads torch, which a test of questions alone does not need
+
     blend = [{"prefix": f"corpus/{stem}", "weight": 1} for stem in stems]
     run = saved.save_run(name, {**SPLIT, "data.sources": [], "data.blend": blend})
     config = load_resolved(run.config_yaml)
@@ -109,6 +110,8 @@ def run_with_data(
     name: str = "talks", overrides: dict[str, Any] | None = None, learnt_from: list[int] | None = None
 ) -> RunDir:
     """Return a run with a checkpoint and 20 documents, 6 of them for validation."""
+    from tests.inference import saved  # loads torch, which a test of questions alone does not need
+
     run = saved.save_run(name, {**SPLIT, **(overrides or {})})
     config = load_resolved(run.config_yaml)
     make_dataset(config, texts(20), learnt_from=learnt_from)

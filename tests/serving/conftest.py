@@ -7,7 +7,6 @@ import pytest
 
 from nbtrain.serving.launched import Server
 from nbtrain.serving.options import ServeOptions
-from tests.inference import saved
 
 CHAT = {"model.seq_length": 256, "data.sources": [{"kind": "chat", "path": "talk.jsonl"}]}
 
@@ -17,6 +16,8 @@ def served(tmp_path_factory) -> Iterator[SimpleNamespace]:
     """Start a server that runs at most 4 texts at once and queues 8; yield the server, its run and its
     workspace.
     """
+    from tests.inference import saved  # loads torch; the fast tests of this folder start no server
+
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("served workspace")
         patch.setenv("NBTRAIN_WORKSPACE", str(folder))

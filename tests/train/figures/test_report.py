@@ -16,6 +16,7 @@ from nbtrain.config.load import load
 from nbtrain.dataset.samples.state import DataState
 from nbtrain.monitor.metrics.metrics_reader import ScalarReader
 from nbtrain.parallel.startup import World
+from nbtrain.train.figures import throughput
 from nbtrain.train.figures.alerts import Alerts
 from nbtrain.train.figures.report import Report
 from nbtrain.train.figures.step_result import StepResult
@@ -45,7 +46,9 @@ def config():
 
 
 @pytest.fixture
-def report(job, config, tmp_path):
+def report(job, config, tmp_path, monkeypatch):
+    # The measurement has a test of its own in test_throughput.py.
+    monkeypatch.setattr(throughput, "measure_matmul_flops", lambda device, dtype: 1e12)
     state = TrainState(0, DataState(1, "1,0,0", "megatron-core", "0" * 64, 100_000))
     heartbeat = HeartbeatWriter(job, 0, 0)
     heartbeat.progress, heartbeat.events = TrainingProgress(800, 3_276_800), EventWriter(job, "rank0")

@@ -64,6 +64,7 @@ def test_it_comes_to_its_end(suffered):
     record = suffered.record
     assert [attempt.resumed_from_step for attempt in record.attempts] == [None, 4, 8]
     assert [attempt.data_parallel_size for attempt in record.attempts] == [2, 2, 1]
+    assert [attempt.reason for attempt in record.attempts] == ["rollback", "hang", None]
     # A rollback is not a restart and has a separate limit.
     assert record.restarts == 1
     tokens = [attempt.lost_tokens for attempt in record.attempts]

@@ -168,9 +168,9 @@ class RunView:
         progress = progress_part(status, heartbeats.get(0), config, now)
         jobs = self._jobs(now)
         curves = {name: self._curve(name) for name in CURVES}
-        newest = record.newest_attempt if record else None
+        attempt = record.newest_attempt if record else None
         parts = {
-            "advice": advice(self.run, state, newest, progress["step"] if progress else None),
+            "advice": advice(self.run, state, attempt, progress["step"] if progress else None),
             "remedies": remedies(self.run, state, events),
             "cost": self._cost(status.state, config, now),
             "waiting": waiting(self.run, state, events, now),

@@ -403,6 +403,11 @@ class RunConfig(ConfigModel):
         return self.evaluation.eval_iters * self.batch.global_batch_size
 
     @property
+    def has_perplexity(self) -> bool:
+        """Whether the losses are over tokens; a loss over preference pairs (dpo) has no perplexity."""
+        return self.dpo is None
+
+    @property
     def paid_gpus(self) -> int:
         """Number of GPUs that are paid for: all of its machines, also those without a rank; 0 on CPUs."""
         if self.resources.device == "cpu":

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from nbtrain.base.run_directory.evaluation_files import Estimate
+from nbtrain.config.arithmetic.perplexity import perplexity
 
 Values = Sequence[float] | np.ndarray
 
@@ -31,8 +32,11 @@ def ratio(tops: Values, bottoms: Values) -> Estimate:
     return Estimate(value, stderr)
 
 
-def exp(of: Estimate) -> Estimate:
-    """Return exp of an estimate, with the standard error to first order."""
-    # exp(700) is the largest that a float holds.
-    value = math.exp(min(of.value, 700.0))
-    return Estimate(value, None if of.stderr is None else value * of.stderr)
+def perplexity_of(loss: Estimate) -> Estimate | None:
+    """Return the perplexity of a mean loss, with the standard error to first order; None if either is too
+    large for a float.
+    """
+    if (value := perplexity(loss.value)) is None:
+        return None
+    stderr = None if loss.stderr is None else value * loss.stderr
+    return None if stderr is not None and not math.isfinite(stderr) else Estimate(value, stderr)

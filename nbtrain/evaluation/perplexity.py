@@ -6,7 +6,7 @@ run keeps documents apart (data.packing: best_fit, data.inter_document_masking o
 windows end at document boundaries, and the first token of each document is not predicted.
 
     loss           mean of -ln p(token) over the tokens in the training loss (loss mask, eod_mask_loss)
-    perplexity     exp(loss)
+    perplexity     exp(loss); absent if it is too large for a float
     bits_per_byte  sum of -log2 p(token) / bytes of the tokens' text; end-of-document tokens, which have no
                    text, are in neither sum (the formula of The Pile, arXiv:2101.00027)
 
@@ -28,7 +28,7 @@ from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.dataset.blend import open_pair
 from nbtrain.dataset.files import DatasetFiles, OpenDataset
 from nbtrain.dataset.samples.split_ranges import split_ranges
-from nbtrain.evaluation.estimates import exp, ratio
+from nbtrain.evaluation.estimates import perplexity_of, ratio
 from nbtrain.evaluation.requests import Outcome, Scored, ScoreRequest
 
 SPLITS = (*SPLIT_NAMES, "all")
@@ -109,7 +109,9 @@ class Perplexity:
         # Answers come in any order, and sums of floats depend on it.
         nats, tokens, text_nats, text_bytes = (np.array(column) for column in zip(*sorted(self._sums)))
         loss = ratio(nats, tokens)
-        metrics = {"perplexity": exp(loss), "loss": loss}
+        metrics = {"loss": loss}
+        if (perplexity := perplexity_of(loss)) is not None:
+            metrics = {"perplexity": perplexity, **metrics}
         if text_bytes.sum() and not self._has_unknown:
             bits = ratio(text_nats, text_bytes)
             stderr = None if bits.stderr is None else bits.stderr / math.log(2)

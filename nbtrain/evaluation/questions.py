@@ -18,7 +18,7 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.run_directory.evaluation_files import Estimate, file_name
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.evaluation.encoding import encode_pair, fitted
-from nbtrain.evaluation.estimates import exp, mean
+from nbtrain.evaluation.estimates import mean, perplexity_of
 from nbtrain.evaluation.formats import read_questions
 from nbtrain.evaluation.requests import Outcome, Scored, ScoreRequest
 
@@ -82,7 +82,10 @@ class Questions:
             last_words = [scores[0] for scores in self._scores]
             nats = mean([-logprob for logprob, _ in last_words])
             said = mean([float(is_greedy) for _, is_greedy in last_words])
-            return Outcome(counts, {"acc": said, "perplexity": exp(nats)}, {})
+            metrics = {"acc": said}
+            if (perplexity := perplexity_of(nats)) is not None:
+                metrics["perplexity"] = perplexity
+            return Outcome(counts, metrics, {})
         right, right_norm = [], []
         for question, scores in zip(self._questions, self._scores):
             logprobs = [scores[choice][0] for choice in range(len(question.choices))]

@@ -14,6 +14,7 @@ from nbtrain.base.printing.report import Table
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text import amounts
 from nbtrain.base.version import __version__
+from nbtrain.config.arithmetic.perplexity import perplexity
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
 from nbtrain.corpus.sources.chat_jinja import talks_of
@@ -101,7 +102,7 @@ def _training_rows(run: RunDir, config: RunConfig, step: int, saved: dict[str, A
             ("tokens", f"{saved['consumed_tokens']:,}"),
             ("steps", f"{step:,} of {config.train_steps:,}"),
         ]
-    rows += [("validation loss", text) for text in _loss(saved)]
+    rows += [("validation loss", text) for text in _loss(config, saved)]
     rows += [
         ("sequence", f"{config.model.seq_length:,} tokens"),
         ("batch", f"{config.batch.global_batch_size:,} sequences"),
@@ -115,13 +116,15 @@ def _training_rows(run: RunDir, config: RunConfig, step: int, saved: dict[str, A
     return [(name, text) for name, text in rows if text]
 
 
-def _loss(saved: dict[str, Any]) -> list[str]:
+def _loss(config: RunConfig, saved: dict[str, Any]) -> list[str]:
     loss = saved.get("validation_loss")
     if loss is None or not math.isfinite(loss):
         return []
     at = saved["evaluated_step"]
     where = "" if at == saved["step"] else f", measured at step {at:,}"
-    return [f"{loss:.4f} (perplexity {math.exp(min(loss, 700.0)):,.2f}){where}"]
+    value = perplexity(loss) if config.has_perplexity else None
+    words = "" if value is None else f" (perplexity {value:,.2f})"
+    return [f"{loss:.4f}{words}{where}"]
 
 
 def _optimizer(config: RunConfig) -> str:

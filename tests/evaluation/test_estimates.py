@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nbtrain.base.run_directory.evaluation_files import Estimate
-from nbtrain.evaluation.estimates import exp, mean, ratio
+from nbtrain.evaluation.estimates import mean, perplexity_of, ratio
 
 
 def test_a_mean_has_the_textbook_error():
@@ -34,7 +34,11 @@ def test_the_error_of_a_ratio_is_that_of_repeated_draws():
     assert statistics.mean(errors) == pytest.approx(statistics.stdev(values), rel=0.15)
 
 
-def test_exp_is_taken_to_first_order():
-    found = exp(Estimate(2.0, 0.01))
+def test_the_error_of_a_perplexity_is_taken_to_first_order():
+    found = perplexity_of(Estimate(2.0, 0.01))
     assert found.value == pytest.approx(math.exp(2)) and found.stderr == pytest.approx(math.exp(2) * 0.01)
-    assert math.isfinite(exp(Estimate(1e6, None)).value)
+    assert perplexity_of(Estimate(2.0, None)).stderr is None
+    assert perplexity_of(Estimate(1e6, None)) is None
+    # The perplexity is a float, 1.5 times it is not.
+    assert perplexity_of(Estimate(709.5, 0.5)).value == math.exp(709.5)
+    assert perplexity_of(Estimate(709.5, 1.5)) is None

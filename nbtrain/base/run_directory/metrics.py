@@ -29,7 +29,8 @@ def _scalars(text: str, by_tokens: bool = False) -> list[Scalar]:
 _MEGATRON_DEEPSPEED = """
 loss | lm-loss-training/lm loss | nats | Training loss: mean over the global batch, fp32.
 validation_loss | lm-loss-validation/lm loss validation | nats | Loss on the validation split.
-validation_perplexity | lm-loss-validation/lm loss validation ppl | | exp(validation loss).
+validation_perplexity | lm-loss-validation/lm loss validation ppl | |
+    exp(validation loss); absent with dpo, and if it is too large for a float.
 learning_rate | learning-rate/learning-rate | | Learning rate of this step.
 batch_size | batch-size/batch-size | sequences | Global batch size of this step.
 loss_scale | loss-scale/loss-scale | | fp16 loss scale; 1 in fp32 and bf16.
@@ -94,7 +95,8 @@ validation_reward_margin | rewards/validation margins | | With dpo: reward_margi
 validation_reward_accuracy | rewards/validation accuracies | |
     With dpo: reward_accuracy on the validation split.
 test_loss | lm-loss-test/lm loss test | nats | Loss on the test split, after the last step.
-test_perplexity | lm-loss-test/lm loss test ppl | | exp(test loss).
+test_perplexity | lm-loss-test/lm loss test ppl | |
+    exp(test loss); absent with dpo, and if it is too large for a float.
 """
 _FAMILIES = """
 loss/<dataset> | lm-loss-training/lm loss/<dataset> | nats |
@@ -102,7 +104,7 @@ loss/<dataset> | lm-loss-training/lm loss/<dataset> | nats |
 validation_loss/<dataset> | lm-loss-validation/lm loss validation/<dataset> | nats |
     Validation loss of one dataset of a blend or mixture: mean over its tokens in the loss.
 validation_perplexity/<dataset> | lm-loss-validation/lm loss validation ppl/<dataset> | |
-    exp(validation_loss/<dataset>).
+    exp(validation_loss/<dataset>); absent if it is too large for a float.
 task/<task> | tasks/<task> | |
     A metric of evaluation.tasks: the name of its results, a space, and acc, acc_norm or perplexity.
 code/<name> | code/<name> | |

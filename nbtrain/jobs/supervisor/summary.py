@@ -5,15 +5,15 @@ that a short job cannot know (if it failed before its first validation) are kept
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.run_directory.records import Heartbeat, JobRecord, TrainingProgress
 from nbtrain.base.run_directory.rundir import SCHEMA_VERSION, RunDir
+from nbtrain.config.arithmetic.perplexity import perplexity
 from nbtrain.config.schema import RunConfig
-from nbtrain.monitor.status.run_status import RunStatus, perplexity
+from nbtrain.monitor.status.run_status import RunStatus
 from nbtrain.monitor.status.spending import run_spending
 from nbtrain.monitor.status.status_records import status_of
 from nbtrain.planner.setup.last_job import record_of
@@ -52,6 +52,10 @@ def summarize(
         (loss for loss in losses if loss is not None and math.isfinite(loss)), default=None
     )
     test_loss = newest("test_loss", progress.test_loss)
+
+    def perplexity_of(loss: float | None) -> float | None:
+        return perplexity(loss) if config.has_perplexity else None
+
     return {
         "schema_version": SCHEMA_VERSION,
         "run_id": record.run_id,
@@ -77,13 +81,16 @@ def summarize(
         "pipeline_fraction": newest("pipeline_fraction", progress.pipeline_fraction),
         "loss": newest("loss", status.loss),
         "last_validation_loss": validation_loss,
-        "last_validation_perplexity": perplexity(validation_loss),
-        "last_validation_by_dataset": by_dataset(progress.validation_losses)
+        "last_validation_perplexity": perplexity_of(validation_loss),
+        "last_validation_by_dataset": {
+            name: {"loss": loss, "perplexity": perplexity_of(loss)}
+            for name, loss in progress.validation_losses.items()
+        }
         or before.get("last_validation_by_dataset", {}),
         "best_validation_loss": best_validation_loss,
-        "best_validation_perplexity": perplexity(best_validation_loss),
+        "best_validation_perplexity": perplexity_of(best_validation_loss),
         "test_loss": test_loss,
-        "test_perplexity": perplexity(test_loss),
+        "test_perplexity": perplexity_of(test_loss),
         "overflow_steps": newest("overflow_steps", progress.overflow_steps),
         "steps_without_loss": newest("steps_without_loss", progress.steps_without_loss),
         "restarts": status.restarts,
@@ -96,11 +103,6 @@ def summarize(
         # From the submission to the end: start-up, training, evaluation, saving, restarts.
         "end_to_end_seconds": round(record.seconds_between("created_at", "ended_at"), 3),
     }
-
-
-def by_dataset(losses: Mapping[str, float]) -> dict[str, dict[str, float | None]]:
-    """Return {dataset: its validation loss and perplexity} of a blend or mixture."""
-    return {name: {"loss": loss, "perplexity": perplexity(loss)} for name, loss in losses.items()}
 
 
 def total_seconds(run: RunDir, record: JobRecord) -> float:

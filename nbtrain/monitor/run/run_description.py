@@ -16,10 +16,11 @@ from typing import Any
 from nbtrain.base.run_directory.rank_phases import ERROR, activity_of
 from nbtrain.base.run_directory.records import Heartbeat
 from nbtrain.base.text import amounts
+from nbtrain.config.arithmetic.perplexity import perplexity
 from nbtrain.monitor.job.job_description import JobStatus
 from nbtrain.monitor.metrics.chart_data import charts
 from nbtrain.monitor.run.rank_rows import heartbeat_text
-from nbtrain.monitor.status.run_status import UNKNOWN, RunStatus, perplexity
+from nbtrain.monitor.status.run_status import UNKNOWN, RunStatus
 
 SCHEMA_VERSION = 1
 STATUS_KEYS = ("name", "run_id", "state", "meaning", "cause", "active", "queued", "failed", "asked")
@@ -129,7 +130,6 @@ def progress_part(
         return None
     # A trial (batch.max_steps) ends before train_tokens, and its bar must still reach the end.
     target = config["target_tokens"] if config else known.goal_tokens
-    # A loss over preference pairs is not a loss over tokens.
     has_perplexity = config is None or config["has_perplexity"]
     in_phase = heartbeat is not None and status.active and status.ranks_run
     return {

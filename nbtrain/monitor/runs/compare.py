@@ -33,6 +33,7 @@ from nbtrain.base.text.order import natural
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.flops import model_flops_per_token
 from nbtrain.config.arithmetic.parameters import count_parameters
+from nbtrain.config.arithmetic.perplexity import perplexity
 from nbtrain.config.load import flatten, load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.sweep_section import LABEL
@@ -263,7 +264,7 @@ def of_datasets(runs: Sequence[Compared]) -> list[Row]:
         own = [_finite(found.get(name)) for found in losses]
         words = [UNKNOWN if loss is None else f"{loss:.4f}" for loss in own]
         rows.append(Row(f"validation loss, {name}", words, own, "low"))
-        perplexities = [None if loss is None else _perplexity_of(loss) for loss in own]
+        perplexities = [_perplexity_of(run, loss) for run, loss in zip(runs, own)]
         words = [UNKNOWN if value is None else f"{value:,.2f}" for value in perplexities]
         rows.append(Row(f"validation perplexity, {name}", words, perplexities, "low"))
     return rows
@@ -298,9 +299,8 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _perplexity_of(loss: float) -> float:
-    # exp(20) is larger than the vocabulary of any tokenizer: such a run has learned nothing.
-    return math.exp(min(loss, 20))
+def _perplexity_of(run: Compared, loss: float | None) -> float | None:
+    return perplexity(loss) if run.config is None or run.config.has_perplexity else None
 
 
 @dataclass(frozen=True)
@@ -342,11 +342,7 @@ def _of_progress(key: str) -> Callable[[Compared], float | None]:
 
 
 def _perplexity(run: Compared) -> float | None:
-    """Return the perplexity; None for a preference run, whose loss is not a loss over tokens."""
-    if run.config is not None and run.config.dpo is not None:
-        return None
-    loss = _finite(run.status.progress.validation_loss) if run.status.progress else None
-    return None if loss is None else _perplexity_of(loss)
+    return _perplexity_of(run, run.status.validation_loss)
 
 
 def _steps(run: Compared) -> str | None:

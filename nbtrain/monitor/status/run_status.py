@@ -160,16 +160,6 @@ class RunStatus:
         }
 
 
-def perplexity(loss: float | None) -> float | None:
-    """Return exp(loss); None if it is unknown or too large for a float."""
-    if loss is None:
-        return None
-    try:
-        return math.exp(loss)
-    except OverflowError:
-        return None
-
-
 def resume_words(name: str) -> str:
     """Return the end of a sentence that says how to continue a LOST job."""
     return f"`nbtrain resume {name}` continues it"

@@ -20,6 +20,7 @@ from nbtrain.base.text import amounts
 from nbtrain.checkpoint.live.live_run import TrainState
 from nbtrain.checkpoint.user_code import UserCode
 from nbtrain.config.arithmetic.parameters import count_parameters
+from nbtrain.config.arithmetic.perplexity import perplexity
 from nbtrain.config.deepspeed.ds_config import deepspeed_config
 from nbtrain.config.load import to_yaml
 from nbtrain.config.schema import RunConfig
@@ -127,9 +128,10 @@ class Report:
         self.progress.validation_losses = dict(dataset_losses)
         self._follow(state)
         for name, own in dataset_losses.items():
-            self._write_scalars(
-                state, **{f"validation_loss/{name}": own, f"validation_perplexity/{name}": _exp(own)}
-            )
+            values = {f"validation_loss/{name}": own}
+            if (value := self._perplexity(own)) is not None:
+                values[f"validation_perplexity/{name}"] = value
+            self._write_scalars(state, **values)
         words = ""
         if rewards is not None:
             self._write_scalars(
@@ -176,12 +178,15 @@ class Report:
             self.events.write("warning", f"step {state.step}: {text}", step=state.step, **data)
             return
         values, text = {f"{kind}_loss": loss}, f"{kind} loss {loss:.4f}"
-        if self.config.dpo is None:
-            values[f"{kind}_perplexity"] = perplexity = _exp(loss)
-            text += f", perplexity {perplexity:.4g}"
+        if (value := self._perplexity(loss)) is not None:
+            values[f"{kind}_perplexity"] = value
+            text += f", perplexity {value:.4g}"
         self._write_scalars(state, **values)
         logger.info("step %6s | %s%s", f"{state.step:,}", text, ending)
         self.events.write(kind, f"step {state.step}: {text}", step=state.step, loss=loss, **data)
+
+    def _perplexity(self, loss: float) -> float | None:
+        return perplexity(loss) if self.config.has_perplexity else None
 
     def add_throughput(self, state: TrainState, measured: Throughput) -> None:
         """Write the results of mode: perf, for the steps after the warm-up."""
@@ -473,8 +478,3 @@ def _overflow(result: StepResult) -> str:
 def _power(scale: float) -> str:
     exponent = math.log2(scale)
     return f"2^{exponent:.0f}" if exponent.is_integer() else f"{scale:g}"
-
-
-def _exp(loss: float) -> float:
-    # exp of more than 709 overflows a double.
-    return math.exp(min(loss, 709.0))

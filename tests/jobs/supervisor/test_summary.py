@@ -1,5 +1,6 @@
 """summary.json of jobs that ended early."""
 
+import math
 import os
 import time
 
@@ -97,3 +98,23 @@ def test_the_validation_of_each_dataset_is_in_the_summary(tmp_path):
         found.append(write_summary(run, config, record, beat)["last_validation_by_dataset"])
     both = {"wiki": {"loss": 0.0, "perplexity": 1.0}, "code": {"loss": 1e6, "perplexity": None}}
     assert found == [{}, both, both]
+
+
+def test_a_loss_of_pairs_has_no_perplexity_in_the_summary(tmp_path):
+    """The loss of a run with dpo is over pairs of answers, not over tokens; its summary has no perplexity."""
+    me, found = ProcessIdentity.of(os.getpid()), {}
+    losses = {"validation_loss": 0.5, "best_validation_loss": 0.25, "test_loss": 0.75}
+    for name, overrides in (("tokens", {}), ("pairs", {"dpo": {"beta": 0.2}})):
+        run = RunDir(tmp_path / name)
+        run.path.mkdir()
+        record = JobRecord("20261121-031500-a1b2", "id", name, "SUCCEEDED", 0.0, 1, ended_at=1.0)
+        progress = TrainingProgress(800, 3_276_800, **losses, validation_losses={"wiki": 0.5})
+        beat = Heartbeat(0, 0, me, time.time(), 800, "end", 0.0, progress)
+        summary = write_summary(run, load("gpt-tiny", overrides, check=False), record, beat)
+        named = ("last_validation_perplexity", "best_validation_perplexity", "test_perplexity")
+        found[name] = [
+            *(summary[key] for key in named),
+            summary["last_validation_by_dataset"]["wiki"]["perplexity"],
+        ]
+    assert found["tokens"] == [math.exp(0.5), math.exp(0.25), math.exp(0.75), math.exp(0.5)]
+    assert found["pairs"] == [None] * 4

@@ -124,15 +124,28 @@ def test_a_loss_of_pairs_has_no_perplexity(workspace):
     """
     pairs = {"dpo": {"beta": 0.2}, "init_from": "base", "data.packing": "best_fit"}
     sources = [{"kind": "preference", "path": "pairs.jsonl"}]
-    one = made(workspace, "one", {}, [(1, 60)], validation_loss=0.5)
-    two = made(workspace, "two", {}, [(1, 60)], validation_loss=0.5)
+    losses = {"validation_loss": 0.5, "validation_losses": {"wiki": 0.5}}
+    one, two = (made(workspace, name, {}, [(1, 60)], **losses) for name in ("one", "two"))
     config = load(workspace / "tiny.yaml", {"name": "two", **pairs, "data.sources": sources}, check=False)
     two.config_yaml.write_text(to_yaml(config))
     found = compared([one, two])
     figures = {row[0]: row[1:] for row in found["figures"]["rows"]}
     assert figures["validation perplexity"] == ["1.65", "\N{EN DASH}"]
+    assert figures["validation perplexity, wiki"] == ["1.65", "\N{EN DASH}"]
     settings = {row[0]: row[1:] for row in found["settings"]["rows"]}
     assert settings["dpo.beta"] == ["\N{EN DASH}", "0.2"] and "dpo" not in settings
+
+
+def test_a_perplexity_is_that_of_the_loss_however_large(workspace):
+    """The perplexities of two diverged runs differ as their losses do; one too large for a float is a
+    dash.
+    """
+    runs = [
+        made(workspace, name, {}, [(1, 60)], validation_loss=loss)
+        for name, loss in (("one", 21.0), ("two", 22.0), ("three", 800.0))
+    ]
+    figures = {row[0]: row[1:] for row in compared(runs)["figures"]["rows"]}
+    assert figures["validation perplexity"] == ["1,318,815,734.48", "3,584,912,846.13", "\N{EN DASH}"]
 
 
 def test_evaluations_stand_below_the_figures(workspace):

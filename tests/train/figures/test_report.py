@@ -334,3 +334,15 @@ def test_the_validation_loss_of_each_dataset_is_written_and_kept(report, config,
     assert list(found["lm-loss-validation/lm loss validation ppl/code"].values) == [
         pytest.approx(math.exp(2.5), rel=1e-6)
     ]
+
+
+def test_a_perplexity_too_large_for_a_float_is_not_written(report, tmp_path, caplog):
+    """A validation loss whose exponential is too large for a float is written alone."""
+    caplog.set_level(logging.INFO, "nbtrain")
+    state = TrainState(4, DataState(1, "1,0,0", "megatron-core", "0" * 64, 100_000, consumed_samples=64))
+    state.validated(800.0)
+    report.add_validation(state, 1.0, dataset_losses={"wiki": 800.0})
+    report.close()
+    assert "validation loss 800.0000 |" in caplog.messages[0]
+    found = {tag for tag in written(tmp_path) if tag.startswith("lm-loss-validation/")}
+    assert found == {"lm-loss-validation/lm loss validation", "lm-loss-validation/lm loss validation/wiki"}

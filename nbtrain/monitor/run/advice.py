@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from nbtrain.base.run_directory.bad_steps import EFFECTS
 from nbtrain.base.run_directory.checkpoint_files import newest_saved_step
 from nbtrain.base.run_directory.end_kinds import RECURRING
 from nbtrain.base.run_directory.jobstate import FAILED, FAILURES, LOST, RESTARTING
@@ -44,10 +45,6 @@ def advice(run: RunDir, state: str, attempt: AttemptRecord | None, step: int | N
 # Policies that continue after a step of a kind, by the key that sets them (train/health/stability.py).
 # Weights that are NaN are not repaired by skipping a step.
 _CURES = {"nan": ("on_nan", "skip"), "weights": ("on_nan", "rollback"), "spike": ("on_loss_spike", "skip")}
-_WHAT_IT_DOES = {
-    "skip": "such a step leaves the weights unchanged, and its samples are skipped",
-    "rollback": "the job returns to its newest checkpoint and skips the samples since then",
-}
 # With a fixed loss scale, each step overflows again.
 _SCALE = "precision.fp16.loss_scale"
 
@@ -68,7 +65,7 @@ def remedies(run: RunDir, state: str, events: Sequence[Mapping[str, Any]]) -> li
     return [
         {
             "words": f"Resume from {start} and skip step {step:,}",
-            "title": f"Resume with stability.{key} = {policy}: {_WHAT_IT_DOES[policy]}.",
+            "title": f"Resume with stability.{key} = {policy}: {EFFECTS[policy]}.",
             "overrides": {f"stability.{key}": policy},
         }
     ]

@@ -31,6 +31,7 @@ import torch
 import torch.distributed as dist
 
 from nbtrain.base.errors import RollbackError, StabilityError
+from nbtrain.base.run_directory.bad_steps import EFFECTS
 from nbtrain.base.run_directory.events import EventWriter
 from nbtrain.base.run_directory.records import Rollback
 from nbtrain.base.run_directory.rundir import RunDir
@@ -44,13 +45,6 @@ from nbtrain.train.health.faults import Faults
 from nbtrain.train.health.finite_weights import bad_weights, local_part
 
 logger = logging.getLogger(__name__)
-
-
-DONE = {
-    "stop": "the job ends",
-    "skip": "the step is skipped, the weights stay as they were",
-    "rollback": "the job returns to the newest checkpoint and skips these samples",
-}
 
 
 @dataclass(frozen=True)
@@ -267,7 +261,7 @@ class StepGuard:
             f"saved; {step.samples}"
         )
         policy = "rollback" if self.config.stability.on_nan == "rollback" else "stop"
-        self._report(step, policy, f"{found}; {DONE[policy]}", bad="weights")
+        self._report(step, policy, f"{found}; {EFFECTS[policy]}", bad="weights")
         if policy == "rollback":
             raise RollbackError(found, step.number, step.positions)
         raise StabilityError(
@@ -326,7 +320,7 @@ class StepGuard:
         own_losses = gather_objects(own) if self.world.size > 1 else [own]
         found = _describe(step, kind, loss, norm, own_losses, self.history) + scale_advice
         self.history.counts["loss_spikes"] += kind == "spike"
-        message = f"{found}; {DONE[policy]} (stability.{field} = {policy})"
+        message = f"{found}; {EFFECTS[policy]} (stability.{field} = {policy})"
         figures = {"loss": _as_json(loss), "grad_norm": _as_json(norm)}
         self._report(step, policy, message, bad=kind, ranks=_bad_ranks(own_losses), **figures)
         if policy == "rollback":

@@ -163,6 +163,10 @@ def test_a_bad_step_can_be_skipped_by_a_resume(monkeypatch):
     )
     (cure,) = remedies(run, "FAILED", [BAD, {**BAD, "bad": "weights"}])
     assert cure["overrides"] == {"stability.on_nan": "rollback"}
+    assert cure["title"] == (
+        "Resume with stability.on_nan = rollback: the job returns to the newest checkpoint and skips the "
+        "samples from there to the bad step."
+    )
     (cure,) = remedies(run, "FAILED", [{**BAD, "bad": "spike"}])
     assert cure["overrides"] == {"stability.on_loss_spike": "skip"}
     assert remedies(run, "FAILED", [{**BAD, "message": "precision.fp16.loss_scale = 8 is fixed"}]) == []

@@ -5,16 +5,19 @@ rollback.
 import json
 import math
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import torch
 
 from nbtrain.base.errors import LossScaleError, RollbackError, StabilityError
+from nbtrain.base.run_directory.bad_steps import EFFECTS
 from nbtrain.base.run_directory.events import EventWriter, read_events
 from nbtrain.base.run_directory.records import Rollback
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.checkpoint.rollbacks import pass_bad_samples, skipped_samples
 from nbtrain.config.load import load
+from nbtrain.config.sections.watch_section import StabilityConfig
 from nbtrain.dataset.samples.state import DataState
 from nbtrain.parallel.startup import World
 from nbtrain.train.health.discard import discard_gradients
@@ -134,9 +137,8 @@ def test_skip_acts_before_the_weights_move(yaml, job):
     first = next(iter(read_events(job)))
     assert first["kind"] == "skip"
     assert first["message"] == (
-        "step 2: the loss is nan on every rank; samples 4 to 7 of the training order; the step is skipped, "
-        "the "
-        "weights stay as they were (stability.on_nan = skip)"
+        "step 2: the loss is nan on every rank; samples 4 to 7 of the training order; the weights stay "
+        "unchanged and the step's samples are skipped (stability.on_nan = skip)"
     )
 
 
@@ -221,6 +223,20 @@ def test_a_rollback_carries_step_and_samples(yaml, job):
     with pytest.raises(RollbackError) as caught:
         run.step(math.nan)
     assert (caught.value.step, caught.value.positions, caught.value.exit_code) == (2, (4, 8), 0)
+    (event,) = read_events(job)
+    assert event["message"].endswith(
+        "; the job returns to the newest checkpoint and skips the samples from there to the bad step "
+        "(stability.on_nan = rollback)"
+    )
+
+
+def test_the_effect_of_each_policy_has_words():
+    policies = {
+        policy
+        for field in ("on_nan", "on_loss_spike")
+        for policy in get_args(StabilityConfig.model_fields[field].annotation)
+    }
+    assert set(EFFECTS) == policies - {"ignore"}
 
 
 def test_one_policy_for_each_kind(yaml, job):

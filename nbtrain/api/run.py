@@ -216,19 +216,19 @@ class Run:
 
     @property
     def failed_rank(self) -> int | str:
-        """Return the rank named in the newest job's cause; 0 if none is named, "supervisor" if no rank
+        """Return the rank that failed first in the newest job; 0 if none is known, "supervisor" if no rank
         started.
         """
         from nbtrain.monitor.logs.tracebacks import failed_rank
 
-        return failed_rank(self.job, self.cause)
+        return failed_rank(self.job)
 
     def traceback(self, rank: int | str | None = None, job_id: str | None = None) -> str | None:
         """Return the last traceback in a rank's log, by default the failed rank's; None if there is none."""
         from nbtrain.monitor.logs.tracebacks import failed_rank, last_traceback
 
         job = self.directory.existing_job(job_id)
-        return last_traceback(job, failed_rank(job, _status(job)[1]) if rank is None else self._whose(rank))
+        return last_traceback(job, failed_rank(job) if rank is None else self._whose(rank))
 
     def search(
         self, text: str, rank: int | None = None, ignore_case: bool = False, job_id: str | None = None

@@ -381,9 +381,9 @@ def logs(options: argparse.Namespace) -> None:
         raise ConfigError("--follow prints the newest job: omit --job.")
     lines = 50 if options.lines is None else options.lines
     job = run.directory.existing_job(options.job) if options.job else run.directory.newest_job()
-    state, cause = status_of(job) if job else (None, None)
+    state = status_of(job)[0] if job else None
     if rank is None and job and state == FAILED:
-        rank = failed_rank(job, cause)
+        rank = failed_rank(job)
         if traceback := run.traceback(rank, job.job_id):
             which = f"job {job.job_id} of {run.name}" if options.job else run.name
             print(f"{which} is FAILED. The last traceback of {whose(rank)}:\n\n{traceback}\n")

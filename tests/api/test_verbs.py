@@ -467,6 +467,7 @@ def test_the_log_of_a_failed_run_begins_with_the_traceback_of_the_rank_that_fail
         job.exit_record(1, 0)
     )
     record = JobRecord(job.job_id, "id", "mine", "FAILED", 0.0, 2, "rank 1 failed: ValueError: boom")
+    record.attempts = [AttemptRecord(0, 1.0, 2, 2, failed_rank=1)]
     record.write(job.job_json)
     assert cli.main(["logs", "mine", "-n", "1"]) == 0
     assert capsys.readouterr().out == (

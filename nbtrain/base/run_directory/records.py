@@ -197,6 +197,8 @@ class AttemptRecord(Record):
     """Why it ended, as one sentence without a full stop; None if it has not ended or succeeded."""
     reason: str | None = None
     """Kind of that end (base/run_directory/end_kinds.py), "" if it is of none; None if it is not known."""
+    failed_rank: int | None = None
+    """Rank that failed first, or that the others waited for; None if none is known."""
     given_up: str = ""
     """Why no other attempt followed, although one could have helped; "" otherwise."""
     faults: list[dict[str, Any]] = field(default_factory=list)

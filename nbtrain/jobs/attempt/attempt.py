@@ -17,7 +17,7 @@ from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.base.text import amounts
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.backend import Launcher
-from nbtrain.jobs.attempt.hang import Standstill, culprits, main_stack, report
+from nbtrain.jobs.attempt.hang import Standstill, culprit, culprits, main_stack, report
 from nbtrain.jobs.attempt.phases import (
     Action,
     Observed,
@@ -57,6 +57,8 @@ class Attempt:
         """Description of the ranks that hung, if they were killed for that."""
         self.stuck: str | None = None
         """Description of where the ranks were when the first of them gave up waiting."""
+        self.awaited: int | None = None
+        """The rank that hung, or that the others waited for, if it is known."""
         self.stacks: dict[int, list[str]] = {}
         """Innermost frames of the ranks that hung, for those that could write them."""
         self.killed_at: float | None = None
@@ -94,6 +96,7 @@ class Attempt:
                     self._dump_stacks(live)
                     still = f"no progress for {self._limit_seconds:g} s: {report(live)}"
                     self.hang = self._trouble or still
+                    self.awaited = None if self._trouble else culprit(live)
                 elif phase is Phase.STOPPING and self._stop_asked_at and not self._stop_now:
                     self._killed_after = f"{now - self._stop_asked_at:.0f} s after it ({self._limit_words()})"
                 self._kill()
@@ -149,6 +152,7 @@ class Attempt:
                 killed_after=self._killed_after,
                 hang=self.hang,
                 stuck=self.stuck,
+                awaited=self.awaited,
                 memory=self._launcher.memory(),
                 pids=self.ranks.pids,
                 first_step=self._first_step,
@@ -224,7 +228,7 @@ class Attempt:
         self._asked_about_peers = True
         live = self.ranks.standstills(now)
         if live and lost_a_peer(self.ranks.records):
-            self.stuck = report(live)
+            self.stuck, self.awaited = report(live), culprit(live)
             self._dump_stacks(live)
 
     def _dump_stacks(self, live: list[Standstill]) -> None:

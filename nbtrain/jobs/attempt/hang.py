@@ -69,6 +69,15 @@ def culprits(ranks: Iterable[Standstill]) -> list[Standstill]:
     return ranks
 
 
+def culprit(ranks: Iterable[Standstill]) -> int | None:
+    """Return the lowest rank that the others wait for; None if it cannot be decided."""
+    ranks = list(ranks)
+    guilty = culprits(ranks)
+    if len(ranks) > 1 and len(guilty) == len(ranks):
+        return None
+    return min((rank.rank for rank in guilty), default=None)
+
+
 def _awaited(ranks: list[Standstill]) -> list[Standstill]:
     """Return ranks that others wait for, and that do not wait for a rank outside their own collective."""
     waits_for: dict[int, set[int]] = {}

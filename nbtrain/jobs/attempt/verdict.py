@@ -11,7 +11,7 @@ roll back.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from nbtrain.base.run_directory import end_kinds
@@ -79,6 +79,8 @@ class Circumstances:
     """Description of the ranks that hung, if ranks were killed for that: which ones, and since when."""
     stuck: str | None = None
     """Description of where the ranks were when the first rank gave up waiting for a peer."""
+    awaited: int | None = None
+    """The rank that hung, or that the others waited for, if it is known."""
     memory: HostMemory = field(default_factory=HostMemory)
     """The kernel's memory counters during the attempt."""
     pids: Mapping[int, int] = field(default_factory=dict)
@@ -126,6 +128,8 @@ class Verdict:
     step: int | None = None
     kind: str = ""
     """Kind of the end (base/run_directory/end_kinds.py), or ""."""
+    rank: int | None = None
+    """Rank that failed first, or that the others waited for; None if none is known."""
     given_up: str = ""
     """Why there is no other attempt, although one could help; "" otherwise."""
     bad_samples: tuple[int, int] | None = None
@@ -167,9 +171,10 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
             if words == {"finished"}:
                 return Verdict(SUCCEEDED, _done(around, step), step=step)
             return cancelled(f"stopped on request{_at(step)}; {saved}")
-        return cancelled(_stop_out_of_order(records, around, step, saved))
+        said, rank = _stop_out_of_order(records, around, step, saved)
+        return cancelled(said, rank=rank)
     if around.hang:
-        return failed(around.hang, retry=True, kind=end_kinds.HANG)
+        return failed(around.hang, retry=True, kind=end_kinds.HANG, rank=around.awaited)
     first = _first_failure(records, around)
     # A rank that lost a peer, or was ended by another process, does not show the cause.
     if first is None or _distance(first, around):
@@ -181,7 +186,9 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
         if missing:
             return _without_witness(missing, around, step)
     assert first is not None, "a rank without a record is missing"
-    return _failure(first, missing, around, step)
+    verdict = _failure(first, missing, around, step)
+    awaited = around.awaited if verdict.kind == end_kinds.HANG else None
+    return replace(verdict, rank=first.rank if awaited is None else awaited)
 
 
 def _done(around: Circumstances, step: int | None) -> str:
@@ -209,27 +216,31 @@ def _kept(around: Circumstances, step: int | None) -> str:
 
 def _stop_out_of_order(
     records: Mapping[int, ExitRecord], around: Circumstances, step: int | None, saved: str
-) -> str:
-    """Return the cause of a stop in which a rank failed or was killed, possibly after it had saved."""
+) -> tuple[str, int | None]:
+    """Return the cause of a stop in which a rank failed or was killed, possibly after it had saved, and the
+    rank that it names.
+    """
     killed, kept = around.killed_at is not None, around.saved_step
     first = _first_failure(records, around)
-    how = f" (rank {first.rank}: {first.message})" if first else ""
+    how, rank = (f" (rank {first.rank}: {first.message})", first.rank) if first else ("", None)
     if not around.trained and around.mode == "full":
-        failed = how if first and first.outcome == "failed" else ""
+        if not (first and first.outcome == "failed"):
+            how, rank = "", None
         on = f"; a resume continues from the checkpoint of step {kept:,}" if kept else ""
         early = f"while its ranks were starting, before step {(kept or 0) + 1}: nothing to save"
-        return f"stopped on request {early}{failed}{on}"
+        return f"stopped on request {early}{how}{on}", rank
     reached = around.reached_step if step is None else step
     if kept is not None and reached is not None and kept >= reached:
-        later = " (its processes had to be killed later)" if killed else how
-        return f"stopped on request{_at(kept)}; {saved}{later}"
+        if killed:
+            how, rank = " (its processes had to be killed later)", None
+        return f"stopped on request{_at(kept)}; {saved}{how}", rank
     newest = "no checkpoint was saved" if kept is None else f"its newest checkpoint is of step {kept:,}"
     if not killed:
-        return f"stopped on request before it could save{_at(step)}{how}; {newest}"
+        return f"stopped on request before it could save{_at(step)}{how}; {newest}", rank
     # A rank that hangs after its save reports nothing: only the checkpoint is known.
     missed = "had saved" if step is not None or kept is None else "reported that it had saved"
     late = f" {around.killed_after}" if around.killed_after else ""
-    return f"stopped on request; killed{late} before it {missed}{_at(step)}; {newest}"
+    return f"stopped on request; killed{late} before it {missed}{_at(step)}; {newest}", None
 
 
 def _rollback(record: ExitRecord, around: Circumstances) -> Verdict:
@@ -386,15 +397,18 @@ def _without_witness(missing: list[int], around: Circumstances, step: int | None
     pids = (around.pids.get(rank) for rank in gone)
     if evidence := next(filter(None, (around.memory.evidence(pid) for pid in pids)), ""):
         said += f": out of host memory ({evidence}). {FIX[end_kinds.HOST_MEMORY]}"
-        return Verdict(FAILED, said, True, (end_kinds.HOST_MEMORY, step), step, end_kinds.HOST_MEMORY)
+        return Verdict(
+            FAILED, said, True, (end_kinds.HOST_MEMORY, step), step, end_kinds.HOST_MEMORY, rank=gone[0]
+        )
     if around.node_left:
         return _gone_with_node(missing, around, step)
-    return Verdict(FAILED, f"{said}, {_by_whom(around)}", retry=True, step=step, kind=end_kinds.NO_RECORD)
+    said = f"{said}, {_by_whom(around)}"
+    return Verdict(FAILED, said, retry=True, step=step, kind=end_kinds.NO_RECORD, rank=gone[0])
 
 
 def _gone_with_node(missing: list[int], around: Circumstances, step: int | None) -> Verdict:
     said = f"{around.node_left}; no record from rank{'s' * (len(missing) > 1)} {_ranks(missing)}"
-    return Verdict(FAILED, said, retry=True, step=step, kind=end_kinds.NO_RECORD)
+    return Verdict(FAILED, said, retry=True, step=step, kind=end_kinds.NO_RECORD, rank=missing[0])
 
 
 def _first_failure(records: Mapping[int, ExitRecord], around: Circumstances) -> ExitRecord | None:

@@ -297,6 +297,7 @@ class Journal:
             newest.lost_tokens = tokens
             if verdict.state != SUCCEEDED:
                 newest.cause, newest.reason = verdict.cause, verdict.kind
+                newest.failed_rank = verdict.rank
         return lost
 
     def next_attempt(self, restart: bool) -> None:

@@ -187,7 +187,7 @@ def with_the_disk(verdict: Verdict, free_bytes: int, read_only: bool = False) ->
 def given_up(verdict: Verdict, why: str) -> Verdict:
     """Return the verdict of a job for which another attempt could help, but that is not tried again."""
     cause = f"{verdict.cause}; not tried again: {why}"
-    return Verdict(FAILED, cause, step=verdict.step, kind=verdict.kind, given_up=why)
+    return Verdict(FAILED, cause, step=verdict.step, kind=verdict.kind, rank=verdict.rank, given_up=why)
 
 
 def preempted(verdict: Verdict, notice: str) -> Verdict:
@@ -203,7 +203,7 @@ def overdue(verdict: Verdict, config: RunConfig) -> Verdict:
         return verdict
     stopped = verdict.cause.replace("stopped on request", "stopped", 1)
     said = f"deadline: backend.deadline_seconds = {config.backend.deadline_seconds:g} have passed; {stopped}"
-    return Verdict(FAILED, said, step=verdict.step)
+    return Verdict(FAILED, said, step=verdict.step, rank=verdict.rank)
 
 
 def cancelled_while_waiting(verdict: Verdict) -> Verdict:

@@ -152,8 +152,8 @@ class TracebackHandler(NbtrainHandler):
 def _traceback(job: JobDir, rank: int | None) -> dict[str, Any]:
     from nbtrain.monitor.logs.tracebacks import failed_rank, last_traceback, whose
 
-    state, cause = read_state(job, time.time())
-    who: int | str = failed_rank(job, cause) if rank is None else rank
+    state = read_state(job, time.time())[0]
+    who: int | str = failed_rank(job) if rank is None else rank
     text = last_traceback(job, who)
     title = (
         f"The last traceback of {whose(who)}" if text else f"{whose(who).capitalize()} has left no traceback"

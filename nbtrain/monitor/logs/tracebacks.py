@@ -1,4 +1,4 @@
-"""Find the traceback of a failed job: of the rank that its cause names, in its exit record or its log.
+"""Find the traceback of a failed job: of the rank that failed first, in its exit record or its log.
 
 exit/<rank>.<attempt>.json holds the traceback of a rank that could still report its failure; any other rank
 may have left one in its log. For a rank that hung, the supervisor's event holds the stack. If no rank has
@@ -6,28 +6,21 @@ begun, the launcher may have left a traceback in the supervisor's log, or with s
 log.
 """
 
-import re
+import time
 
 from nbtrain.base.run_directory.events import read_events
 from nbtrain.base.run_directory.records import ExitRecord
 from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.monitor.logs.logs import SUPERVISOR, log_attempts, log_path, read_log
+from nbtrain.monitor.status.status_records import job_with_end
 
-# "rank 3 failed at step 7: ...", "the wrappers of ranks 2, 3 were killed": the culprit is first.
-RANK = re.compile(r"\branks? (\d+)")
 TRACEBACK = "Traceback (most recent call last):"
 # Bytes at the end of a log that are searched.
 SEARCHED_BYTES = 1 << 20
 
 
-def culprit(cause: str | None) -> int | None:
-    """Return the rank that a cause names first; None if it names none."""
-    found = RANK.search(cause or "")
-    return int(found[1]) if found else None
-
-
-def failed_rank(job: JobDir, cause: str | None) -> int | str:
-    """Return the rank that the cause of a job's end names first; 0 if no named rank has a log.
+def failed_rank(job: JobDir) -> int | str:
+    """Return the rank that failed first in a job's newest attempt; 0 if none is known or it has no log.
 
     If no rank has a log, return the log that may explain the end: a node's with a traceback, or "supervisor".
     """
@@ -36,8 +29,9 @@ def failed_rank(job: JobDir, cause: str | None) -> int | str:
         nodes = sorted(path.stem for path in job.supervisor_log.parent.glob("node*.log"))
         said = [log for log in (SUPERVISOR, *nodes) if read_log(log_path(job, log), limit_bytes=1).size_bytes]
         return next((log for log in said if last_traceback(job, log)), said[0] if said else 0)
-    rank = culprit(cause)
-    return rank if rank is not None and rank in attempts else 0
+    record = job_with_end(job, time.time())[0]
+    newest = record.newest_attempt if record else None
+    return newest.failed_rank if newest and newest.failed_rank in attempts else 0
 
 
 def whose(rank: int | str) -> str:

@@ -96,7 +96,7 @@ class RunDescription:
     """CPU, memory and GPUs that an active job uses on this machine."""
     ranks: list[dict[str, Any]]
     failed_rank: int | None
-    """Rank that failed first, so that the others were stopped."""
+    """Rank of a failed run that failed first, or that the others waited for; None if none is known."""
     log: dict[str, Any]
     """End of a log: {"source", "lines"}."""
     events: list[dict[str, Any]]

@@ -16,7 +16,7 @@ from nbtrain.base.run_directory.jobstate import ACTIVE, FINAL, LOST, RUNNING
 from nbtrain.base.run_directory.metrics import BY_NAME, name_of
 from nbtrain.base.run_directory.metrics import scalar as scalar_named
 from nbtrain.base.run_directory.observed_state import read_state
-from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, JobRecord
+from nbtrain.base.run_directory.records import Heartbeat, JobRecord
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.base.text import amounts
 from nbtrain.base.text.order import natural
@@ -184,7 +184,7 @@ class RunView:
             "reading": self.read_fraction(),
             "resources": resources,
             "ranks": rank_rows(job, record, heartbeats, resources, now, state),
-            "failed_rank": _first_failed(job, record) if status.failed else None,
+            "failed_rank": attempt.failed_rank if attempt and status.failed else None,
             "log": self._log(job, state),
             "events": [event_part(event) for event in in_sight(events, NUM_EVENTS)],
             "alerts": alerts_part(events),
@@ -316,12 +316,3 @@ class RunView:
             # Log of a pod that ended before it could start the supervisor.
             return {"source": "node 0", "lines": said}
         return {"source": logs.SUPERVISOR, "lines": lines}
-
-
-def _first_failed(job: JobDir | None, record: JobRecord | None) -> int | None:
-    """Return the rank that failed first in the newest attempt, because of which the others were ended."""
-    if job is None or record is None:
-        return None
-    ends = (ExitRecord.read(job.exit_record(rank, record.attempt)) for rank in range(record.world_size))
-    failed = [end for end in ends if end is not None and end.outcome not in ("finished", "stopped")]
-    return min(failed, key=lambda end: (end.outcome != "failed", end.time)).rank if failed else None

@@ -92,6 +92,7 @@ def test_a_fresh_file_without_progress_is_a_hang(watched):
     assert watched.killed
     assert watched.attempt.hang.startswith("no progress for 10 s: rank 1 stopped: last reported at step 6, 1")
     assert "does not even write" not in watched.attempt.hang
+    assert watched.attempt.awaited == 1
 
 
 @pytest.mark.parametrize("phase", ["start", "build", "end"])
@@ -140,6 +141,7 @@ def test_who_waited_is_asked_once_the_record_has_come(watched):
     watched.look()
     assert watched.attempt.ranks.gone == ()
     assert watched.attempt.stuck.startswith("rank 0 stopped: last reported at step 6")
+    assert watched.attempt.awaited == 0
 
 
 def test_a_pause_of_the_supervisor_is_not_held_against_the_ranks(watched):

@@ -67,6 +67,7 @@ def test_another_collective_of_the_same_group_is_another_place():
     """If ranks are in different calls of the same group, the one that is behind is named."""
     everyone = [rank(0, inside([0, 1], 12)), rank(1, inside([0, 1], 13, name="broadcast"))]
     assert [culprit.rank for culprit in culprits(everyone)] == [0]
+    assert hang.culprit(everyone) == 0
 
 
 def test_a_sender_and_its_receiver_are_together():
@@ -76,6 +77,8 @@ def test_a_sender_and_its_receiver_are_together():
         rank(1, inside([0, 1], 4, "recv (from rank 0)")),
     ]
     assert [culprit.rank for culprit in culprits(everyone)] == [0, 1]
+    # Which of the two the other waits for is not known.
+    assert hang.culprit(everyone) is None and hang.culprit(everyone[1:]) == 1
 
 
 def test_a_link_between_machines_is_suspected_if_nothing_tells_the_ranks_apart():

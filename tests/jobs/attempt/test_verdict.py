@@ -51,12 +51,14 @@ def test_a_killed_wrapper_is_the_cause_and_not_its_peers_words():
     assert verdict.cause.startswith("rank 2's wrapper was killed, and rank 2 with it, not by nbtrain")
     assert (verdict.retry, verdict.step, verdict.kind) == (True, 7, "no record")
     assert "pair.cc" not in verdict.cause and "stopped" not in verdict.cause
+    assert verdict.rank == 2
     # Wrappers that ended later, with the launcher, are not named.
     assert "rank 1's" in judged(record(0, "failed", message=GLOO), world_size=4, gone=(1,)).cause
     # Ranks of which none left a record, and their agents neither: the end of the agents is the cause.
     left = "scancel of step 12.0: node n0, n1 did not answer the order to end"
     all_gone = judged(world_size=2, gone=(0, 1), node_left=left, killed_at=5.0)
     assert (all_gone.cause, all_gone.retry) == (f"{left}; no record from ranks 0, 1", True)
+    assert all_gone.rank == 0
     both = judged(record(0, "failed", message=GLOO), world_size=3, gone=(1, 2)).cause
     assert both.startswith("the wrappers of ranks 1, 2 were killed, and the ranks with them, not by nbtrain")
     alone = judged(world_size=1, gone=(0,), launcher_message="exit code 1")
@@ -363,6 +365,10 @@ def test_the_first_failure_is_the_cause():
     assert verdict.cause == "rank 1 failed at step 7: RuntimeError: boom"
     assert verdict.retry
     assert verdict.signature == (7, "RuntimeError: boom")
+    # The peer that lost it reported a second earlier.
+    victim = record(0, "failed", time=3.0, code=1, message="connection closed")
+    culprit = record(1, "failed", time=4.0, code=1, message="boom")
+    assert judged(victim, culprit).rank == verdict.rank == 1
 
 
 GIB = 1 << 30
@@ -522,7 +528,9 @@ def test_what_follows_from_the_end_of_others_is_no_cause():
     ours = record(1, "killed", time=9.0, code=None, signal=9, message="killed by SIGKILL")
     stuck = judged(lost, ours, killed_at=8.0, stuck="rank 1 stopped 60 s ago")
     assert stuck.cause == f"rank 1 stopped 60 s ago; gave up waiting for it: rank 0 at step 7: {GLOO}"
-    assert stuck.kind == "hang"
+    assert (stuck.kind, stuck.rank, verdict.rank) == ("hang", 0, 0)
+    known = judged(lost, ours, killed_at=8.0, stuck="rank 1 stopped 60 s ago", awaited=1)
+    assert (known.cause, known.rank) == (stuck.cause, 1)
     assert lost_a_peer({0: lost}) and not lost_a_peer({0: lost, 1: abort}) and not lost_a_peer({})
 
 
@@ -537,6 +545,7 @@ def test_a_rollback_carries_what_is_passed_over():
     verdict = judged(*ranks)
     assert (verdict.state, verdict.cause, verdict.retry) == ("FAILED", "step 12: the loss is nan", True)
     assert (verdict.kind, verdict.step, verdict.bad_samples) == ("rollback", 12, (88, 96))
+    assert verdict.rank is None
     stopped = judged(*ranks, stop_requested=True)
     assert (stopped.state, stopped.retry, stopped.bad_samples) == ("CANCELLED", False, (88, 96))
     assert stopped.cause == "step 12: the loss is nan; stopped on request before the rollback"
@@ -559,8 +568,12 @@ def test_a_hang_is_the_cause_whatever_the_kill_left():
     deaths.
     """
     verdict = judged(
-        record(0, "killed", code=None, signal=9), hang="no heartbeat for 5 s: rank 0", killed_at=8.0
+        record(0, "killed", code=None, signal=9),
+        hang="no heartbeat for 5 s: rank 0",
+        awaited=0,
+        killed_at=8.0,
     )
+    assert verdict.rank == 0
     assert (verdict.state, verdict.cause, verdict.retry) == ("FAILED", "no heartbeat for 5 s: rank 0", True)
 
 

@@ -111,6 +111,7 @@ def test_a_dead_rank_is_restarted_from_the_checkpoint(fake, start, states_of):
     assert record.resumed_from_step == 5
     first, second = record.attempts
     assert (first.reason, second.reason, second.given_up) == ("killed", None, "")
+    assert (first.failed_rank, second.failed_rank) == (1, None)
     assert (first.attempt, first.cause, first.lost_tokens) == (0, restart["cause"], lost["lost_tokens"])
     assert (first.world_size, first.resumed_from_step, second.resumed_from_step) == (2, None, 5)
     assert (second.cause, second.lost_tokens) == (None, None)
@@ -145,6 +146,7 @@ def test_a_killed_wrapper_and_a_killed_launcher_are_named_as_such(fake, start, w
     state, cause = control.wait(job, 800)
     first, second = JobRecord.read(job.job_json).attempts
     assert (first.reason, second.given_up) == ("no record", "backend.max_restarts = 1 is used up")
+    assert first.failed_rank == 1
     assert first.cause.startswith(
         "rank 1's wrapper was killed, and rank 1 with it, not by nbtrain: by hand, "
     )

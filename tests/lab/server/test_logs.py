@@ -19,7 +19,7 @@ def failed(server: Server) -> RunDir:
         "starting\nTraceback (most recent call last):\n  File x, line 1\nValueError: 100 % wrong\nafter\n"
     )
     measure(job)
-    job.finish("FAILED", "rank 1 failed at step 3: ValueError: 100 % wrong")
+    job.finish("FAILED", "rank 1 failed at step 3: ValueError: 100 % wrong", failed_rank=1)
     return job.run
 
 
@@ -83,7 +83,7 @@ def test_search_finds_lines_with_their_place(server: Server, failed: RunDir) -> 
 
 
 def test_last_traceback_of_the_rank_that_failed(server: Server, failed: RunDir, run: RunDir) -> None:
-    """The last traceback comes from the rank named in the cause, with a title; a run without a traceback says
+    """The last traceback comes from the rank that failed first, with a title; a run without a traceback says
     so.
     """
     found = server.get("run/gpt-failed/log/traceback")

@@ -437,14 +437,13 @@ def test_curves_that_are_still_being_read_say_so_on_overview(job: FakeJob, brows
 
 
 def test_the_logs_open_on_the_rank_that_failed(job: FakeJob, browser: Any) -> None:
-    """The Logs tab opens with the rank that failed, not with rank 0, which was stopped as a consequence. A
+    """The Logs tab opens with the rank that failed first, not with rank 0, which lost it and ended earlier. A
     log that the user selects stays selected.
     """
     job.job.log(1, 0).write_text("the words of rank 1\n")
-    job.finish("FAILED", "rank 1 failed: boom")
-    exits = [(0, "killed", 10.0), (1, "failed", 20.0)]
-    for rank, outcome, at in exits:
-        ExitRecord(rank, 0, at, 1, None, outcome, 20, "").write(job.job.exit_record(rank, 0))
+    job.finish("FAILED", "rank 1 failed: boom", failed_rank=1)
+    for rank, at, message in ((0, 10.0, "connection closed"), (1, 20.0, "boom")):
+        ExitRecord(rank, 0, at, 1, None, "failed", 20, message).write(job.job.exit_record(rank, 0))
     with view_page(
         browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake', place: {tab: 'logs'}})"
     ) as page:

@@ -164,17 +164,22 @@ class FakeJob:
     def stop_requested(self) -> bool:
         return ControlRequest.read(self.job.control_request) is not None
 
-    def finish(self, state: str, cause: str, reason: str | None = None) -> None:
-        """End the job in the same way as its supervisor; with a `reason`, in an attempt with a record."""
+    def finish(
+        self, state: str, cause: str, reason: str | None = None, failed_rank: int | None = None
+    ) -> None:
+        """End the job in the same way as its supervisor; with a `reason` or the rank that failed first, in an
+        attempt with a record.
+        """
         outcome = {"SUCCEEDED": "finished", "CANCELLED": "stopped"}.get(state, "failed")
         for rank in range(self.world_size):
             ExitRecord(
                 rank, 0, time.time(), 1 if outcome == "failed" else 0, None, outcome, self.step, cause
             ).write(self.job.exit_record(rank, 0))
         self.record.state, self.record.cause, self.record.ended_at = state, cause, time.time()
-        if reason is not None:
+        if reason is not None or failed_rank is not None:
             ended = AttemptRecord(0, self.record.created_at, self.world_size, self.world_size)
             ended.ended_at, ended.cause, ended.reason = self.record.ended_at, cause, reason
+            ended.failed_rank = failed_rank
             self.record.attempts.append(ended)
         self.supervisor_events.write("state", f"{state}: {cause}", state=state)
         self.record.write(self.job.job_json)

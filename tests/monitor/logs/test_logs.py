@@ -12,11 +12,11 @@ import pytest
 from nbtrain.api.run import Run
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.run_directory.events import EventWriter
-from nbtrain.base.run_directory.records import ExitRecord
+from nbtrain.base.run_directory.records import AttemptRecord, ExitRecord, JobRecord
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.monitor.logs import log_lines, log_search, logs
-from nbtrain.monitor.logs.tracebacks import culprit, last_traceback
+from nbtrain.monitor.logs.tracebacks import failed_rank, last_traceback
 from tests.lab.widgets.fake_run import FakeJob
 
 
@@ -303,11 +303,17 @@ def test_the_last_traceback_is_that_of_the_rank_that_failed(tmp_path: Path) -> N
     hang.
     """
     job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=3, world_size=4).job
-    cause = "rank 3 failed at step 2: boom; not tried again: it followed rank 1"
-    assert culprit(cause) == 3
-    assert culprit("the wrappers of ranks 1, 2 were killed") == 1
-    assert culprit("stopped on request") is None
+    job.log(0, 0).write_text("")
+    record = JobRecord.read(job.job_json)
+    record.state, record.cause = "FAILED", "rank 3 failed"
+    record.write(job.job_json)
+    assert failed_rank(job) == 0
+    record.attempts = [AttemptRecord(0, 1.0, 4, 4, ended_at=2.0, cause="rank 3 failed", failed_rank=3)]
+    record.write(job.job_json)
+    # A rank without a log has nothing to show.
+    assert failed_rank(job) == 0
     job.log(3, 0).write_text("")
+    assert failed_rank(job) == 3
     assert last_traceback(job, 3) is None
     EventWriter(job, "test").write("hang", "rank 3 stood", rank=3, stack=["a.py:1 in wait", "b.py:2 in step"])
     assert last_traceback(job, 3) == (

@@ -5,9 +5,9 @@ through torch.distributed. While a step is measured, these functions wait until 
 Nothing overlaps in such a step, so the measured time is an upper bound. The results stay the same.
 (DeepSpeed's own communication log counts a collective inside another one twice.)
 
-The time that an early rank waits in a collective for the others counts as communication here. Sending between
-pipeline stages does not count, because it cannot be distinguished from waiting for the neighbour;
-pipeline_engine.py counts both together.
+The time that an early rank waits in a collective for the others counts as communication here; a barrier,
+which transfers nothing, does not count. Nor does sending between pipeline stages, because it cannot be
+distinguished from waiting for the neighbour; pipeline_engine.py counts both together.
 """
 
 import contextlib
@@ -22,20 +22,7 @@ from deepspeed.comm import comm as deepspeed_comm
 
 from nbtrain.parallel.startup import World
 from nbtrain.train.figures.throughput import StepTimer, settle
-
-COLLECTIVES = (
-    "all_reduce",
-    "all_reduce_coalesced",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "all_gather",
-    "all_gather_coalesced",
-    "all_gather_into_tensor",
-    "all_to_all",
-    "all_to_all_single",
-    "broadcast",
-)
+from nbtrain.train.health.collectives import TIMED
 
 
 class CommunicationTimer:
@@ -55,7 +42,7 @@ class CommunicationTimer:
         with contextlib.ExitStack() as stack:
             # The backend's methods are hidden on the object, torch's functions replaced in their module.
             for place in (deepspeed_comm.cdb, torch_distributed):
-                for name in COLLECTIVES:
+                for name in TIMED:
                     if hasattr(place, name):
                         stack.enter_context(
                             patch.object(place, name, self._timed(getattr(place, name), world.device))

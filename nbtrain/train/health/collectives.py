@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from nbtrain.base.run_directory.records import Collective
 
-GROUPED = (
+TIMED = (
     "_all_gather_base",
     "_reduce_scatter_base",
     "all_gather",
@@ -28,12 +28,10 @@ GROUPED = (
     "all_reduce_coalesced",
     "all_to_all",
     "all_to_all_single",
-    "barrier",
     "broadcast",
     "broadcast_object_list",
     "gather",
     "gather_object",
-    "monitored_barrier",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_single",
@@ -41,6 +39,11 @@ GROUPED = (
     "scatter",
     "scatter_object_list",
 )
+"""Collectives that transfer data, the time of which is measured (train/figures/communication.py)."""
+GROUPED = (*TIMED, "barrier", "monitored_barrier")
+"""All functions of torch.distributed that the ranks of a group call together, of several versions of torch;
+DeepSpeed's backends have methods of the same names.
+"""
 # Calls between two ranks: the other rank is the second argument, or the argument of this name.
 PAIRED = {"send": "dst", "recv": "src", "isend": "dst", "irecv": "src"}
 

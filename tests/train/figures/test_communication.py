@@ -9,6 +9,7 @@ from deepspeed.comm import comm as deepspeed_comm
 from nbtrain.parallel.startup import World
 from nbtrain.train.figures.communication import CommunicationTimer
 from nbtrain.train.figures.throughput import StepTimer
+from nbtrain.train.health.collectives import GROUPED
 
 CPU = torch.device("cpu")
 
@@ -71,6 +72,18 @@ def test_collectives_of_our_own_layers_count_too(backend, monkeypatch):
     assert timer.communication == {"forward": 4}
     assert timer.compute_seconds() == 0
     assert vars(torch.distributed) == before
+
+
+def test_all_collectives_but_barriers_are_timed(backend):
+    """Every function of torch.distributed that the watch of hangs records is timed, except barriers: also
+    those that move objects, and the names that later versions of torch prefer.
+    """
+    before = vars(torch.distributed).copy()
+    with CommunicationTimer().measured(World(0, 2, 0, CPU), True, StepTimer(CPU)):
+        timed = {name for name, value in vars(torch.distributed).items() if value is not before[name]}
+    known = {name for name in GROUPED if name in before}
+    assert known - timed == {"barrier", "monitored_barrier"} and timed <= known
+    assert {"all_gather_object", "gather", "scatter"} <= timed
 
 
 def test_a_failing_step_leaves_nothing_behind(backend):

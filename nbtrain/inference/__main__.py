@@ -1,6 +1,7 @@
-"""`python -m nbtrain.inference`: the program of generate.py, without a search for garbage at start and end.
+"""`python -m nbtrain.inference`: the program of generate.py, without Python's garbage collection at startup
+and exit.
 
-To free the objects of torch's and nbtrain's modules one by one at the end would take 0.5 s.
+To free the objects of torch's and nbtrain's modules one by one at exit would take 0.5 s.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Scores continuations of one context: their log-probabilities are read one after the other in one slot.
+"""Scores continuations of one context, one after the other in a single cache slot.
 
     ScoreRequest("a", context=[3, 1, 4], continuations=[[1, 5], [9]])
 

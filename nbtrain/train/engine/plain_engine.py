@@ -1,4 +1,4 @@
-"""Steps of a model all of whose layers run on this rank, completely or on its part of each layer or of the
+"""Training steps without pipeline stages: this rank runs every layer, whole or as its shard of the layers or
 sequences.
 """
 

@@ -1,4 +1,6 @@
-"""Checks that weights are finite: others must not be saved, and skipping steps does not fix them."""
+"""Checks that the weights are finite: weights with NaN or Inf must not be saved, and skipping steps cannot
+repair them.
+"""
 
 import math
 from typing import Any

@@ -257,8 +257,8 @@ class StepGuard:
             return
         step = self._step
         found = (
-            f"step {step.number}: weights after it are NaN or Inf ({names}), so no checkpoint of them is "
-            f"saved; {step.samples}"
+            f"after step {step.number} some weights are NaN or Inf ({names}), so no checkpoint is saved; "
+            f"{step.samples}"
         )
         policy = "rollback" if self.config.stability.on_nan == "rollback" else "stop"
         self._report(step, policy, f"{found}; {EFFECTS[policy]}", bad="weights")
@@ -387,8 +387,8 @@ def _describe(
     normed = "" if norm is None else f", gradient norm {norm:.4g}"
     if not bad:
         return (
-            f"step {step.number}: the gradient is not finite{normed}, though the loss is on every rank "
-            f"(loss {loss:.4g}); {step.samples}"
+            f"step {step.number}: the gradient is not finite{normed}, although the loss is finite on every "
+            f"rank ({loss:.4g}); {step.samples}"
         )
     some = f"rank {', '.join(map(str, bad))} of {len(own_losses)}"
     ranks = some if len(bad) < len(losses) else "every rank"

@@ -41,7 +41,7 @@ def test_no_checkpoint_is_made_of_them_and_none_is_gone_on_from(tmp_path, forked
     launch.order_faults(run, {"step": 8, "do": "weights"})
     assert forked.end(run).exit_codes == [StabilityError.exit_code]
     name = "word_embeddings.weight"
-    assert f"step 8: weights after it are NaN or Inf ({name}), so no checkpoint" in launch.log_of(run)
+    assert f"after step 8 some weights are NaN or Inf ({name}), so no checkpoint" in launch.log_of(run)
     assert run.checkpoint_steps() == [4]
 
     folder = run.checkpoint(4)

@@ -109,7 +109,8 @@ def test_stop_says_step_loss_norm_rank_and_samples(yaml, job):
 def test_a_gradient_that_is_not_finite_is_distinguished_from_a_loss(yaml, job):
     run = Run(yaml, job)
     with pytest.raises(
-        StabilityError, match=r"step 1: the gradient is not finite, gradient norm inf, though the loss"
+        StabilityError,
+        match=r"step 1: the gradient is not finite, gradient norm inf, although the loss is finite on",
     ):
         run.step(2.0, math.inf)
 
@@ -180,7 +181,7 @@ def test_weights_that_are_not_finite_are_not_saved(yaml, job, policy, value):
         run.guard.check_weights()
     assert isinstance(caught.value, RollbackError) == (policy == "rollback")
     said = (
-        "step 1: weights after it are NaN or Inf (weight), so no checkpoint of them is saved; "
+        "after step 1 some weights are NaN or Inf (weight), so no checkpoint is saved; "
         "samples 0 to 3 of the training order"
     )
     assert str(caught.value).startswith(said)

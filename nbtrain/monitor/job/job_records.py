@@ -44,6 +44,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.monitor.job.conditions import conditions, failure_reason, job_events
 from nbtrain.monitor.job.job_description import JobDescription, LogFile, RankEnd, RankRow, Replica, job_status
 from nbtrain.monitor.job.pods import cluster_events, pods_of, reason_of_failure
+from nbtrain.monitor.job.rank_records import read_heartbeats, records_of_rank
 from nbtrain.monitor.logs.logs import log_attempts
 from nbtrain.monitor.status.life import life
 from nbtrain.monitor.status.notes import RunNotes, notes_of
@@ -153,14 +154,14 @@ def _replicas(
     said, pods = _node_records(job), pods_of(job)
     ranks_of: dict[int, list[int]] = {index: [] for index in pods}
     ranks_of |= _ranks_of(job, config, measured)
-    logs = log_attempts(job)
+    heartbeats, logs = read_heartbeats(job, record), log_attempts(job)
     found = []
     for index in sorted(ranks_of):
         node, words, pod = measured.get(index), said.get(index, {}), pods.get(index)
         single = len(ranks_of[index]) == 1
-        rows = [_rank(job, record, rank, logs, node, single, state) for rank in ranks_of[index]]
+        rows = [_rank(job, record, rank, heartbeats, logs, node, single, state) for rank in ranks_of[index]]
         bad = [row for row in rows if row.phase == ERROR]
-        seen = words.get("host") or (node.host if node else "") or _host(job, rows)
+        seen = words.get("host") or (node.host if node else "") or _host(heartbeats, rows)
         # Until a rank reports, the pod is all that is known.
         waits = all(row.phase in WAITING_PHASES for row in rows)
         # The machine's name, if the agent knows only its pod's name.
@@ -215,14 +216,13 @@ def _rank(
     job: JobDir,
     record: JobRecord,
     rank: int,
+    heartbeats: Mapping[int, Heartbeat],
     logs: Mapping[int, list[int]],
     node: NodeUsage | None,
     single: bool,
     state: str,
 ) -> RankRow:
-    beat = Heartbeat.read(job.heartbeat(rank))
-    attempt = max(beat.attempt if beat else 0, *logs.get(rank, [0]), 0)
-    ended = ExitRecord.read(job.exit_record(rank, attempt))
+    attempt, beat, ended = records_of_rank(job, record, rank, heartbeats, logs, state)
     phase, activity = phase_of_rank(state, record.attempt, beat, ended)
     code, message = None, ""
     if ended is not None:
@@ -261,8 +261,8 @@ def _replica_phase(rows: list[RankRow], state: str) -> str:
     return SUCCEEDED_RANK if rows else PHASES.get(state, state)
 
 
-def _host(job: JobDir, rows: list[RankRow]) -> str:
-    beat = Heartbeat.read(job.heartbeat(rows[0].rank)) if rows else None
+def _host(heartbeats: Mapping[int, Heartbeat], rows: list[RankRow]) -> str:
+    beat = heartbeats.get(rows[0].rank) if rows else None
     return (beat.host or beat.process.host) if beat else ""
 
 

@@ -3,25 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
-from nbtrain.base.run_directory.jobstate import ACTIVE, RUNNING, STARTING
+from nbtrain.base.run_directory.jobstate import ACTIVE
 from nbtrain.base.run_directory.rank_phases import phase_of_rank
-from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, JobRecord
+from nbtrain.base.run_directory.records import Heartbeat, JobRecord
 from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.base.text import amounts
+from nbtrain.monitor.job.rank_records import records_of_rank
+from nbtrain.monitor.logs.logs import log_attempts
 
 # Heartbeats are at most a second apart while steps are short, but a step may be long.
 STALE_HEARTBEAT_SECONDS = 60.0
-
-
-def read_heartbeats(job: JobDir | None, record: JobRecord | None) -> dict[int, Heartbeat]:
-    """Return {rank: newest heartbeat} of a job; until the checkpoint is loaded, they show the checkpoint's
-    step.
-    """
-    found = {}
-    for path in job.heartbeats() if job else ():
-        if path.stem.isdigit() and (heartbeat := Heartbeat.read(path)) is not None:
-            found[heartbeat.rank] = record.placed(heartbeat) if record else heartbeat
-    return dict(sorted(found.items()))
 
 
 def rank_rows(
@@ -35,15 +26,10 @@ def rank_rows(
     """Return a row for each rank of a job. `resources` has the CPU and memory that each uses, if measured."""
     if job is None:
         return []
-    uses = resources["ranks"] if resources else {}
+    uses, logs = resources["ranks"] if resources else {}, log_attempts(job)
     rows = []
     for rank in range(record.world_size if record else len(heartbeats)):
-        heartbeat = heartbeats.get(rank)
-        if heartbeat and record and state in (STARTING, RUNNING) and heartbeat.attempt < record.attempt:
-            # How the rank ended in an earlier attempt says nothing about this one.
-            heartbeat = None
-        attempt = heartbeat.attempt if heartbeat else (record.attempt if record else 0)
-        ended = ExitRecord.read(job.exit_record(rank, attempt))
+        attempt, heartbeat, ended = records_of_rank(job, record, rank, heartbeats, logs, state)
         age = heartbeat.seconds_since("time", now) if heartbeat else None
         phase, activity = phase_of_rank(state, record.attempt if record else 0, heartbeat, ended)
         use = uses.get(str(rank)) or {}

@@ -22,6 +22,7 @@ from nbtrain.base.text import amounts
 from nbtrain.base.text.order import natural
 from nbtrain.monitor.job.conditions import NUM_EVENTS, alerts_part, event_part, in_sight
 from nbtrain.monitor.job.job_description import job_status
+from nbtrain.monitor.job.rank_records import read_heartbeats
 from nbtrain.monitor.logs import logs
 from nbtrain.monitor.metrics.curves import band, curve_part, thinned_means
 from nbtrain.monitor.metrics.finite_json import finite
@@ -30,7 +31,7 @@ from nbtrain.monitor.metrics.series import Series
 from nbtrain.monitor.metrics.tokens import tokens_at
 from nbtrain.monitor.run.advice import advice, marks, nan_words, remedies, waiting
 from nbtrain.monitor.run.prediction import prediction
-from nbtrain.monitor.run.rank_rows import rank_rows, read_heartbeats
+from nbtrain.monitor.run.rank_rows import rank_rows
 from nbtrain.monitor.run.run_description import RunDescription, progress_part
 from nbtrain.monitor.status.spending import spending_line
 from nbtrain.monitor.status.status_records import NOTHING_SUBMITTED, job_with_end, status_of

@@ -16,9 +16,10 @@ from nbtrain.base.text import amounts
 from nbtrain.config.yaml_source import read_yaml
 from nbtrain.monitor.job.conditions import event_part, in_sight
 from nbtrain.monitor.job.job_description import engine_words, job_status
+from nbtrain.monitor.job.rank_records import read_heartbeats
 from nbtrain.monitor.logs.logs import log_path, read_log
 from nbtrain.monitor.logs.tracebacks import whose
-from nbtrain.monitor.run.rank_rows import heartbeat_text, rank_rows, read_heartbeats
+from nbtrain.monitor.run.rank_rows import heartbeat_text, rank_rows
 from nbtrain.monitor.status.run_status import RunStatus
 from nbtrain.monitor.status.spending import spending_line
 from nbtrain.monitor.status.status_records import (

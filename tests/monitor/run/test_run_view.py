@@ -217,9 +217,36 @@ def test_ranks_of_a_new_attempt_are_not_shown_as_failed(run: RunDir) -> None:
         job.record.write(job.job.job_json)
         ranks = RunView(run).describe().to_dict()["ranks"]
         found[state] = [(rank["phase"], rank["step"], rank["message"], rank["stale"]) for rank in ranks]
+        page = describe_job(run).replicas[0].ranks
+        assert [(row.phase, row.step) for row in page] == [row[:2] for row in found[state]]
     assert found["RESTARTING"][1] == ("Error", 1, "killed by SIGKILL", False)
     assert found["STARTING"] == [("Starting", None, "", False)] * 2
+    # The first attempt reached more steps than the second one resumes with.
+    job.record.state, attempts = "RUNNING", [AttemptRecord(0, 0.0, 2, 2, first_step=0)]
+    job.record.attempts = [*attempts, AttemptRecord(1, 0.0, 2, 2, first_step=100)]
+    job.record.write(job.job.job_json)
+    for rank, step in ((0, 0), (1, 101)):
+        path = job.job.heartbeat(rank)
+        replace(Heartbeat.read(path), attempt=1, step=step, phase="load").write(path)
+    described, page = RunView(run).describe().to_dict(), describe_job(run)
+    assert [row["step"] for row in described["ranks"]] == [100, 101]
+    assert [row.step for row in page.replicas[0].ranks] == [100, 101]
     job.finish("CANCELLED", "only a test")
+
+
+def test_rank_that_ended_before_its_first_heartbeat(run: RunDir) -> None:
+    """A rank without a heartbeat of the newest attempt, but with its log, shows how it ended there."""
+    job = FakeJob(run, steps=10)
+    job.one_step()
+    ExitRecord(0, 0, 1.0, None, 9, "killed", 1, "killed by SIGKILL").write(job.job.exit_record(0, 0))
+    job.job.log(0, 1).write_text("import torch\n")
+    ExitRecord(0, 1, 2.0, 1, None, "failed", None, "boom").write(job.job.exit_record(0, 1))
+    job.record.attempt, job.record.state = 1, "FAILED"
+    job.record.write(job.job.job_json)
+    (row,), (on_page,) = RunView(run).describe().to_dict()["ranks"], describe_job(run).replicas[0].ranks
+    assert (row["attempt"], row["exit_code"], row["message"]) == (1, 1, "boom")
+    assert (on_page.attempt, on_page.exit_code) == (1, 1)
+    job.tensorboard.close()
 
 
 def test_rank_that_has_not_spoken_waits(run: RunDir) -> None:

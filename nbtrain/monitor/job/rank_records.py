@@ -1,0 +1,53 @@
+"""Read the heartbeats and exit records of a job's ranks, and choose the ones that describe each rank now."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from nbtrain.base.run_directory.jobstate import RUNNING, STARTING
+from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, JobRecord
+from nbtrain.base.run_directory.rundir import JobDir
+
+
+class RankRecords(NamedTuple):
+    """The newest attempt of a rank, and the records that describe the rank."""
+
+    attempt: int
+    beat: Heartbeat | None
+    """Newest heartbeat, after JobRecord.placed(); None if there is none, or if the current attempt goes on
+    without one.
+    """
+    end: ExitRecord | None
+    """Exit record of `attempt`; None if the rank has not ended in it."""
+
+
+def read_heartbeats(job: JobDir | None, record: JobRecord | None) -> dict[int, Heartbeat]:
+    """Return {rank: newest heartbeat} of a job; until the checkpoint is loaded, they show the checkpoint's
+    step.
+    """
+    found = {}
+    for path in job.heartbeats() if job else ():
+        if path.stem.isdigit() and (heartbeat := Heartbeat.read(path)) is not None:
+            found[heartbeat.rank] = record.placed(heartbeat) if record else heartbeat
+    return dict(sorted(found.items()))
+
+
+def records_of_rank(
+    job: JobDir,
+    record: JobRecord | None,
+    rank: int,
+    heartbeats: Mapping[int, Heartbeat],
+    logs: Mapping[int, Sequence[int]],
+    state: str,
+) -> RankRecords:
+    """Return the records that describe a rank, from read_heartbeats() and log_attempts() of its job.
+
+    A rank that ended before its first heartbeat has a log of that attempt. While the ranks start or run, an
+    earlier attempt says nothing about a rank; between two attempts, it says how the rank ended.
+    """
+    beat, current = heartbeats.get(rank), record.attempt if record else 0
+    attempts = [*logs.get(rank, ())] + ([beat.attempt] if beat else [])
+    if state in (STARTING, RUNNING):
+        attempts.append(current)
+        beat = None if beat and beat.attempt < current else beat
+    attempt = max(attempts, default=current)
+    return RankRecords(attempt, beat, ExitRecord.read(job.exit_record(rank, attempt)))

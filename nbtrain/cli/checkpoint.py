@@ -17,15 +17,11 @@ from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
 from nbtrain.cli.output import show, show_json
 from nbtrain.cli.verbs import add_group, add_json, add_step, run_of, run_verb
+from nbtrain.config.arithmetic.layout_words import layout_words
 
 if TYPE_CHECKING:
     from nbtrain.base.run_directory.rundir import RunDir
 
-LAYOUT = {kind: kind for kind in ("data", "tensor", "pipeline")} | {
-    "ds_sequence": "Ulysses",
-    "context": "context",
-}
-"""{kind of parallelism, the beginning of its field `..._parallel_size`: its name in a list}."""
 HEADS = ("step", "size", "layout", "validation loss", "state")
 
 
@@ -182,12 +178,10 @@ def _payload_bytes(folder: Path) -> int:
 
 
 def layout_text(layout: dict[str, Any]) -> str:
-    """Return a layout as text, such as "data 2, tensor 4, ZeRO 1, bf16"; "" if it is unknown."""
+    """Return a layout as text, such as "data 2 x tensor 4, ZeRO 1, bf16"; "" if it is unknown."""
     if not layout:
         return ""
-    sizes = {word: layout.get(f"{kind}_parallel_size", 1) for kind, word in LAYOUT.items()}
-    parts = [f"{word} {size}" for word, size in sizes.items() if size > 1]
-    return ", ".join([*(parts or ["1 rank"]), f"ZeRO {layout['zero_stage']}", layout["weights"]])
+    return f"{layout_words(layout)}, ZeRO {layout['zero_stage']}, {layout['weights']}"
 
 
 def inspect(options: argparse.Namespace) -> None:

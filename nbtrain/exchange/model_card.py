@@ -14,6 +14,7 @@ from nbtrain.base.printing.report import Table
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text import amounts
 from nbtrain.base.version import __version__
+from nbtrain.config.arithmetic.layout_words import layout_words
 from nbtrain.config.arithmetic.perplexity import perplexity
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
@@ -133,16 +134,8 @@ def _optimizer(config: RunConfig) -> str:
 
 
 def _layout(config: RunConfig, parallel: Any) -> str:
-    sizes = {
-        "data": parallel.data_parallel_size,
-        "tensor": parallel.tensor_parallel_size,
-        "pipeline": parallel.pipeline_parallel_size,
-        "Ulysses": parallel.ds_sequence_parallel_size,
-        "context": parallel.context_parallel_size,
-    }
-    kinds = [f"{name} {size}" for name, size in sizes.items() if size > 1]
-    ranks = amounts.counted(config.world_size, "rank")
-    return ", ".join([ranks, *kinds, f"ZeRO {parallel.zero_stage}"])
+    ranks = f"{config.world_size} ranks: " if config.world_size > 1 else ""
+    return f"{ranks}{layout_words(dict(parallel))}, ZeRO {parallel.zero_stage}"
 
 
 def _devices(run: RunDir, config: RunConfig) -> str:

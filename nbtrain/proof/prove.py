@@ -22,6 +22,7 @@ from nbtrain.base.hardware.cgroup import usable_cores
 from nbtrain.base.run_directory.jobstate import SUCCEEDED
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.base.workspace import data_home, display, suffixed_name
+from nbtrain.config.arithmetic.layout_words import layout_words
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.jobs.control.control import wait
@@ -275,19 +276,15 @@ class _Proof:
 
 
 def layout_of(config: RunConfig) -> str:
-    """Return the kinds of parallelism in use, e.g. "8 ranks: 2 data x 4 pipeline, ZeRO 1"."""
+    """Return the kinds of parallelism in use, e.g. "8 ranks: data 2 x pipeline 4, ZeRO 1"."""
     parallel = config.parallel
-    words = {"data": "data", "pipeline": "pipeline", "tensor": "tensor"}
-    words |= {"ds_sequence": "Ulysses", "context": "context"}
-    sizes = {word: getattr(parallel, f"{kind}_parallel_size") for kind, word in words.items()}
-    axes = " x ".join(f"{size} {name}" for name, size in sizes.items() if size > 1) or "one process"
     parts = [f"ZeRO {parallel.zero_stage}"]
     if parallel.sequence_parallel:
         parts.append("sequence parallel")
     if parallel.activation_checkpointing.granularity != "none":
         parts.append(f"{parallel.activation_checkpointing.granularity} recomputation")
     ranks = f"{config.world_size} ranks: " if config.world_size > 1 else ""
-    return f"{ranks}{axes}, {', '.join(parts)}"
+    return f"{ranks}{layout_words(dict(parallel))}, {', '.join(parts)}"
 
 
 def format_of(config: RunConfig) -> str:

@@ -74,8 +74,8 @@ def test_the_list_tells_which_are_whole_and_why_others_are_not(run, capsys):
     assert [" ".join(line.split()) for line in lines] == [
         "step size layout validation loss state",
         "10 2.9 KiB 1 rank, ZeRO 3, fp32 complete",
-        "20 2.9 KiB data 2, tensor 4, ZeRO 1, bf16 3.2500 complete",
-        "1,000 7 B data 2, tensor 4, ZeRO 1, bf16 incomplete: a.pt has 7 bytes; its manifest says 3,000",
+        "20 2.9 KiB data 2 x tensor 4, ZeRO 1, bf16 3.2500 complete",
+        "1,000 7 B data 2 x tensor 4, ZeRO 1, bf16 incomplete: a.pt has 7 bytes; its manifest says 3,000",
         "2,000 2.9 KiB incomplete: it has no manifest.json: its save was interrupted",
     ]
     assert cli.main(["checkpoint", "list", "tiny", "--json"]) == 0
@@ -161,7 +161,7 @@ def test_inspect_tells_where_the_training_stood(run, capsys):
     for words in (
         "output/tiny/model/global_step20: 2.9 KiB in 1 file",
         "step 20, 80 samples, 2,560 tokens",
-        "data 2, tensor 4, ZeRO 1, bf16",
+        "data 2 x tensor 4, ZeRO 1, bf16",
         "17 in 2 tensors",
         "AdamW (exp_avg, exp_avg_sq): decay 12 in 1, no_decay 5 in 1\n",
         "3.2500, at step 15",

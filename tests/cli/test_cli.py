@@ -116,7 +116,7 @@ def test_other_files_are_called_by_their_kind(workspace, capsys):
         (
             "pod.yaml",
             "is a manifest of Kubernetes (Pod), not a run YAML. nbtrain reads manifests of "
-            "kind DeepSpeedJob, PyTorchJob, ",
+            "kind DeepSpeedJob, TrainJob, ",
         ),
         ("job.yaml", "is a manifest of Kubernetes (MPIJob), not a run YAML. `nbtrain import job.yaml -o run"),
     ):

@@ -151,9 +151,9 @@ def test_prompts_are_the_same_every_time(tmp_path):
 
 
 def test_how_a_layout_is_called():
-    assert layout_of(load("gpt-tiny")) == "one process, ZeRO 0"
+    assert layout_of(load("gpt-tiny")) == "1 rank, ZeRO 0"
     config = load("gpt-13b-4xdp-4xpp-4xtp")
-    assert layout_of(config) == "64 ranks: 4 data x 4 pipeline x 4 tensor, ZeRO 1, full recomputation"
+    assert layout_of(config) == "64 ranks: data 4 x pipeline 4 x tensor 4, ZeRO 1, full recomputation"
     assert [
         format_of(load("gpt-tiny", change))
         for change in ({}, {"precision.dtype": "bf16", "precision.autocast": True})

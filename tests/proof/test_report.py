@@ -129,7 +129,7 @@ def report(*outcomes: str) -> TwinReport:
         run="gpt",
         twin="gpt-twin",
         ranks=8,
-        layout="8 ranks: 2 data x 4 pipeline, ZeRO 1",
+        layout="8 ranks: data 2 x pipeline 4, ZeRO 1",
         folded={"data_parallel_size": (4, 2)},
         number_format="bf16",
         checks=checks,
@@ -154,7 +154,7 @@ def test_a_report_passes_when_all_of_it_did(tmp_path):
     report("passed", "failed", "skipped").write(run)
     text = str(report("passed", "failed", "skipped"))
     assert text.splitlines() == [
-        "Twin of gpt: FAILED in 61 s. 8 ranks: 2 data x 4 pipeline, ZeRO 1, bf16.",
+        "Twin of gpt: FAILED in 61 s. 8 ranks: data 2 x pipeline 4, ZeRO 1, bf16.",
         "",
         "Scaled down",
         "  data_parallel_size   4 in the run, 2 here",

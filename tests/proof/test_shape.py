@@ -9,6 +9,7 @@ import pytest
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import valid_name
+from nbtrain.config.arithmetic.layout_words import SIZE_KEYS
 from nbtrain.config.load import load
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.rules.combinations import BY_NAME, KINDS
@@ -96,6 +97,10 @@ def test_every_example_has_a_twin_with_its_kinds(path):
     assert twin.reference.padded_vocab_size == twin.exact.padded_vocab_size
     assert twin.reference.batch_schedule == twin.exact.batch_schedule == twin.config.batch_schedule
     assert twin.resumed.batch.exit_interval_steps == STOP_STEP < STEPS
+
+
+def test_every_kind_of_parallelism_is_folded():
+    assert sorted(FOLDED_FIRST) == sorted(SIZE_KEYS)
 
 
 def config_of(settings: dict):

@@ -20,6 +20,7 @@ import torch
 from nbtrain.base.errors import DataError
 from nbtrain.base.run_directory.records import ResumeCertificate
 from nbtrain.base.version import __version__
+from nbtrain.config.arithmetic.layout_words import SIZE_KEYS
 from nbtrain.config.load import flatten
 from nbtrain.config.rules.resume import SAME_MATHEMATICS, WITHOUT_EFFECT, within
 from nbtrain.config.schema import RunConfig
@@ -27,8 +28,7 @@ from nbtrain.dataset.samples.sample import Samples
 from nbtrain.dataset.samples.state import DataState
 
 # Entries of a layout (describe.py) that are fields of the section `parallel`, under the same name.
-_KINDS = ("data", "tensor", "pipeline", "ds_sequence", "context")
-SIZES = (*(f"{kind}_parallel_size" for kind in _KINDS), "zero_stage")
+SIZES = (*SIZE_KEYS, "zero_stage")
 # Sizes of a layout that does not have them.
 ABSENT = {"context_parallel_size": 1}
 # The YAML key that determines each entry of a layout, for messages.

@@ -30,6 +30,7 @@ from nbtrain.base.run_directory.metrics import FAMILIES, SCALARS
 from nbtrain.base.text import amounts
 from nbtrain.cli.reference import commands, flag_tables, parallelism, record_keys
 from nbtrain.config.arithmetic.adapters import count_adapters
+from nbtrain.config.arithmetic.layout_words import layout_words
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.editor_schema import editor_schema
 from nbtrain.config.load import load
@@ -100,7 +101,7 @@ def runs_table(training: Path) -> str:
             amounts.count(config.train_tokens),
             config.data.name,
             f"[{config.name}](training/{config.name}.yaml)",
-            layout_words(config),
+            f"{layout_words(dict(config.parallel))}, ZeRO {config.parallel.zero_stage}",
             devices_words(config),
             time,
         )
@@ -133,23 +134,13 @@ def finetuning_table(folder: Path) -> str:
             amounts.count(total),
             f"{amounts.count(adapters)}, adapters" if adapters else "all",
             config.parallel.activation_checkpointing.granularity,
-            layout_words(config),
+            f"{layout_words(dict(config.parallel))}, ZeRO {config.parallel.zero_stage}",
             devices_words(config),
             amounts.size(estimate_memory(config).total_bytes),
             f"about {amounts.duration(seconds)} for {tokens} tokens" if seconds is not None else "unknown",
         )
         rows.append(cells)
     return "\n".join(Table(heads, rows).markdown())
-
-
-def layout_words(config: RunConfig) -> str:
-    """Return the kinds of parallelism in use, and the ZeRO stage."""
-    parallel = config.parallel
-    kinds = {"data": "data", "pipeline": "pipeline", "tensor": "tensor"}
-    kinds |= {"ds_sequence": "sequence", "context": "context"}
-    sizes = {word: getattr(parallel, f"{kind}_parallel_size") for kind, word in kinds.items()}
-    words = [f"{word} {size}" for word, size in sizes.items() if size > 1] or ["one process"]
-    return f"{' x '.join(words)}, ZeRO {parallel.zero_stage}"
 
 
 def devices_words(config: RunConfig) -> str:

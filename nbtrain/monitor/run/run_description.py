@@ -16,6 +16,7 @@ from typing import Any
 from nbtrain.base.run_directory.rank_phases import ERROR, activity_of
 from nbtrain.base.run_directory.records import Heartbeat
 from nbtrain.base.text import amounts
+from nbtrain.config.arithmetic.layout_words import layout_words
 from nbtrain.config.arithmetic.perplexity import perplexity
 from nbtrain.monitor.job.job_description import JobStatus
 from nbtrain.monitor.metrics.chart_data import charts
@@ -37,11 +38,7 @@ CONFIG_ROWS = (
         "vocabulary {vocab_size:,}",
     ),
     ("batch", "{global_batch_size} sequences in micro batches of {micro_batch_size}"),
-    (
-        "layout",
-        "data {data_parallel_size} x pipeline {pipeline_parallel_size} x tensor {tensor_parallel_size}"
-        "{ulysses}{context}, ZeRO {zero_stage}, {precision}",
-    ),
+    ("layout", "{layout}, ZeRO {zero_stage}, {precision}"),
     ("dataset", "{dataset}"),
 )
 
@@ -329,12 +326,10 @@ def _job_rows(run: RunDescription) -> list[list[str]]:
     config, job = run.config, run.job
     rows = []
     if config:
-        ulysses, context = config["ds_sequence_parallel_size"], config["context_parallel_size"]
         words = {
             **config,
             "layers": amounts.counted(config["num_layers"], "layer"),
-            "ulysses": f" x Ulysses {ulysses}" if ulysses > 1 else "",
-            "context": f" x context {context}" if context > 1 else "",
+            "layout": layout_words(config),
         }
         rows += [[name, form.format_map(words)] for name, form in CONFIG_ROWS]
     if job:

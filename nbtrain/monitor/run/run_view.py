@@ -20,6 +20,7 @@ from nbtrain.base.run_directory.records import Heartbeat, JobRecord
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.base.text import amounts
 from nbtrain.base.text.order import natural
+from nbtrain.config.arithmetic.layout_words import SIZE_KEYS
 from nbtrain.monitor.job.conditions import NUM_EVENTS, alerts_part, event_part, in_sight
 from nbtrain.monitor.job.job_description import job_status
 from nbtrain.monitor.job.rank_records import read_heartbeats
@@ -43,14 +44,7 @@ CURVES = (*_PROGRESS, "host_memory_bytes", "device_memory_bytes", "mfu")
 
 # Fields of the configuration in a description.
 MODEL_KEYS = ("num_layers", "hidden_size", "num_attention_heads", "seq_length")
-PARALLEL_KEYS = (
-    "zero_stage",
-    "data_parallel_size",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "ds_sequence_parallel_size",
-    "context_parallel_size",
-)
+PARALLEL_KEYS = ("zero_stage", *SIZE_KEYS)
 
 # A point is the mean of an interval, with its lowest and highest value.
 LARGEST_NUM_POINTS = 200

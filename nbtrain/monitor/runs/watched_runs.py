@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nbtrain.base.run_directory.jobstate import FINAL
 from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
 from nbtrain.monitor.metrics.finite_json import encoded
@@ -143,6 +144,7 @@ def row_of(run: RunStatus) -> dict[str, Any]:
     return value | {
         "meaning": run.meaning,
         "active": run.active,
+        "final": run.state in FINAL,
         "queued": run.queued,
         "pill": list(run.pill),
         "words": {"step": run.steps_text(" / "), **losses, "eta": run.time_left, "size": counts},

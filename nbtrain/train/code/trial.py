@@ -7,7 +7,6 @@ trial_of_layer.py too.
 """
 
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ import torch
 from nbtrain.checkpoint.user_code import UserCode
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.shape import OwnBlock
+from nbtrain.dataset.blend import BlendFiles
 from nbtrain.model.gpt import GPT
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.parallel.random import preserved
@@ -59,7 +59,7 @@ def try_code(config: RunConfig, code: UserCode) -> OwnBlock | None:
 def _dataset_names(config: RunConfig) -> tuple[str, ...]:
     """Return the names of the datasets of a blend or mixture; () if there is one."""
     if config.data.blend:
-        names = [entry.name or Path(entry.prefix or "").name for entry in config.data.blend]
+        names = [entry.name for entry in BlendFiles.of(config).entries]
     else:
         is_mixture = config.data.resolved_packing == "best_fit"
         names = [source.name or source.kind for source in config.data.sources] if is_mixture else []

@@ -290,7 +290,7 @@ def test_stop_shows_as_such_until_the_job_has_ended(job: FakeJob, browser: Any) 
         stop.click()
         page.get_by_role("button", name="Do not wait").click()
         page.locator(".nbt-pill", has_text="Stopping...").wait_for()
-        page.get_by_text("Stop requested: the ranks save a checkpoint").wait_for()
+        page.get_by_text("Stop requested: the ranks exit").wait_for()
         assert page.asked == [("POST", "run/gpt-fake/stop", {})]
         answered(page)
         job.finish("CANCELLED", "stopped on request at step 20; saved")
@@ -948,7 +948,7 @@ def test_the_server_is_asked_even_before_its_first_answer(job: FakeJob, browser:
         f"(() => {{ const end = {mount}; root.querySelector('.nbt-stop').click(); {now}; return end; }})()"
     )
     with view_page(browser, routes, clicked) as page:
-        page.get_by_text("Stop requested: the ranks save a checkpoint").wait_for()
+        page.get_by_text("Stop requested: the ranks exit").wait_for()
         assert stopped == [{}]
         assert {"kind": "stop"} not in page.evaluate("window.sent")
 

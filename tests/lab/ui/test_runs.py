@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.end_to_end.accessible import axe_script, findings
 from tests.lab.ui.listed import ListServer
@@ -176,7 +177,12 @@ def test_columns_order_and_csv_are_the_users(browser: Any) -> None:
         page.get_by_text("9 runs, 1 active").wait_for()
         page.get_by_text("Columns", exact=True).click()
         page.get_by_label("Backend").uncheck()
-        page.get_by_label("search settings and results to add as columns").fill("lr")
+        search = page.get_by_label("search settings and results to add as columns")
+        search.fill("lr")
+        # Another choice is answered by the server while the user types.
+        page.get_by_label("Backend").check()
+        page.get_by_label("Backend").uncheck()
+        expect(search).to_have_value("lr")
         page.get_by_role("button", name="lr_schedule.lr").click()
         cell = page.locator("tr[data-run=gpt-0002] td[data-column='lr_schedule.lr']")
         cell.get_by_text("2.0e-03").wait_for()
@@ -352,15 +358,15 @@ def test_stop_shows_as_such_and_the_end_is_read_out(server: ListServer, browser:
         assert page.evaluate("window.opened") == "gpt-0002"
         page.evaluate("window.before = document.querySelector('tr[data-run=gpt-0002]')")
         stop = page.get_by_label("Stop gpt-0000")
-        assert stop.get_attribute("title").startswith("The ranks save a checkpoint at the next step")
+        assert stop.get_attribute("title").startswith("Stop the job: the ranks exit at the next step")
         server.row("gpt-0000").update(state="QUEUED", queued=True)
         page.locator("tr[data-run=gpt-0000] [title='Remove the job from the queue.']").wait_for()
         server.row("gpt-0000").update(state="RUNNING", queued=False)
-        page.locator("tr[data-run=gpt-0000] [title^='The ranks save']").wait_for()
+        page.locator("tr[data-run=gpt-0000] [title^='Stop the job: the ranks']").wait_for()
         stop.click()
         page.locator(".nbt-pill", has_text="Stopping...").wait_for()
         ended = {"state": "CANCELLED", "active": False, "pill": ["CANCELLED", "calm"], "cause": "saved"}
-        asked = page.get_by_text("gpt-0000: Stop requested: the ranks save a checkpoint")
+        asked = page.get_by_text("gpt-0000: Stop requested: the ranks exit")
         asked.wait_for()
         assert ("POST", "run/gpt-0000/stop", {}) in page.asked
         server.row("gpt-0000").update(ended)

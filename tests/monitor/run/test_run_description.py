@@ -113,7 +113,7 @@ def test_a_clone_that_was_not_submitted_has_all_its_ranks(tmp_path: Path) -> Non
     run.config_yaml.write_text(to_yaml(config.model_copy(update={"parallel": parallel})))
     texts = RunView(run).describe().texts
     layout = next(words for name, words in texts["job"] if name == "layout")
-    assert layout == "data 2 x pipeline 1 x tensor 1 x context 4, ZeRO 1, bf16"
+    assert layout == "data 2 x context 4, ZeRO 1, bf16"
 
 
 @pytest.mark.parametrize(

@@ -346,3 +346,17 @@ def test_the_process_that_tries_a_file_answers_with_its_error(config, tmp_path):
     answer = json.loads(done.stdout.splitlines()[-1])
     assert answer["error"] == "CodeError"
     assert f"my_code.py:3: the scalar folder is {str(workspace)[:50]!r}" in answer["message"]
+
+
+def test_the_trial_passes_the_names_of_a_blend_that_the_run_has(tmp_path):
+    """Entries with one stem in two folders are two datasets, named as in training."""
+    path = tmp_path / "blended.yaml"
+    path.write_text(launch.TINY)
+    blend = [{"prefix": f"{folder}/text_document", "weight": 1.0} for folder in ("a", "b", "c/a")]
+    config = load(path, {"data.blend": blend}, check=False)
+    text = of_loss(
+        "assert batch.dataset_names == ('a', 'b', 'a#2'), batch.dataset_names",
+        "assert batch.dataset_ids.max() == 2",
+        "return (logits.float().mean(-1) * mask).sum(), mask.sum(), {}",
+    )
+    try_code(config, code_of(tmp_path, text))

@@ -26,9 +26,12 @@ export function age(seconds) {
   return `${Math.max(0, Math.floor(seconds))} s`;
 }
 
+/** What the ranks of a job do when they are told to stop. Modes perf and eval save no checkpoint. */
+export const STOPPING = "the ranks exit at the next step boundary; in mode full they save a checkpoint first";
+
 const ASKED = {
-  kill: "Requested: the job is killed at once.",
-  stop: "Stop requested: the ranks save a checkpoint at the next step boundary and exit.",
+  kill: "Kill requested: the job is killed immediately.",
+  stop: `Stop requested: ${STOPPING}.`,
   pause: "Pause requested: the ranks save a checkpoint at the next step boundary and release their devices.",
   resume: "Resume requested.",
 };

@@ -2,7 +2,7 @@
 // sentence about the result, which names each run that was left as it was.
 
 import { labelChanges } from "./runs_order.js";
-import { button, element } from "../elements/dom.js";
+import { STOPPING, button, element } from "../elements/dom.js";
 
 const MOST_NAMES_SAID = 5;
 
@@ -46,8 +46,8 @@ export function bulkButtons(list, runs) {
   add(archived ? "Restore from the archive" : "Archive", "An archived run is hidden from the list; its files are kept.",
     () => list.archive(names, !archived));
   if (active.length)
-    add(`Stop ${runsCounted(active.length)}...`, "The ranks save a checkpoint at the next step and exit.", () =>
-      list.ask(`Stop ${namesInWords(active)}? Each saves a checkpoint first; a run that waits in the queue leaves it.`,
+    add(`Stop ${runsCounted(active.length)}...`, `Stop the jobs: ${STOPPING}.`, () =>
+      list.ask(`Stop ${namesInWords(active)}? In each, ${STOPPING}. A run that waits in the queue leaves it.`,
         "Stop", () => list.bulk(active, "Stop requested", (name) => list.request(name, "stop"))), "nbt-stop");
   if (ended.length)
     add(`Delete ${runsCounted(ended.length)}...`, "Delete the runs with all their files", () =>

@@ -54,8 +54,16 @@ export class RunColumns {
     this.added = kept.added;
     this.offered = [];
     this.node = menu("Columns", "Choose the columns of this table");
+    this.search = element("input");
+    this.search.type = "search";
+    this.search.placeholder = "Setting or result, such as lr";
+    this.search.setAttribute("aria-label", "search settings and results to add as columns");
+    this.hits = element("div", "nbt-offers");
+    this.search.addEventListener("input", () => this.find());
+    this.search.addEventListener("keydown", (event) => event.key !== "Escape" && event.stopPropagation());
     this.node.addEventListener("toggle", () => {
       if (!this.node.open) return;
+      this.search.value = "";
       this.fill();
       if (!this.offered.length) opened();
     });
@@ -98,16 +106,13 @@ export class RunColumns {
     const shown = new Set(this.shown.map(([key]) => key)), parts = [];
     for (const [key, head] of [...RUN_COLUMNS.slice(1), ...MORE_COLUMNS]) parts.push(this.box(key, head, shown.has(key)));
     for (const key of this.asked) parts.push(this.box(key, key, true));
-    this.search = element("input");
-    this.search.type = "search";
-    this.search.placeholder = "Setting or result, such as lr";
-    this.search.setAttribute("aria-label", "search settings and results to add as columns");
-    this.hits = element("div", "nbt-offers");
-    this.search.addEventListener("input", () => this.find());
-    this.search.addEventListener("keydown", (event) => event.key !== "Escape" && event.stopPropagation());
+    // An answer that arrives while the user types changes the results of the search, not the text.
+    const isTyping = this.search.getRootNode().activeElement === this.search;
+    this.find();
     if (this.offered.length) parts.push(this.search, this.hits);
     if (this.isOwn) parts.push(button("Usual columns", "", () => this.reset()));
     this.node.list.replaceChildren(...parts);
+    if (isTyping) this.search.focus();
   }
 
   box(key, head, checked) {

@@ -22,7 +22,9 @@ const searched = (run) =>
     .toLowerCase();
 
 function holdsState(run, state) {
-  if (state === "active" || state === "ended") return run.active === (state === "active");
+  if (state === "active") return run.active;
+  // A run that was never submitted is in neither group.
+  if (state === "ended") return run.final;
   return !state || state === "archived" || run.state === state;
 }
 

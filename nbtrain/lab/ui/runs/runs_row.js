@@ -2,7 +2,7 @@
 
 import { pill } from "../run/run_head.js";
 import { tagsOf } from "./runs_order.js";
-import { age, button, element, known, moment, stamp } from "../elements/dom.js";
+import { STOPPING, age, button, element, known, moment, stamp } from "../elements/dom.js";
 
 /** A run's state from the user's click until the list shows its result. */
 const BUSY_WORDS = { stop: "Stopping...", pause: "Pausing...", resume: "Resuming...", kill: "Killing...", delete: "Deleting..." };
@@ -110,7 +110,7 @@ export class RunRow {
     this.clone.hidden = run.active || !this.list.can("clone");
     this.stop.disabled = Boolean(busy) || run.asked === "stop";
     this.stop.title = run.queued ? "Remove the job from the queue."
-      : "The ranks save a checkpoint at the next step and exit; Resume continues from it.";
+      : `Stop the job: ${STOPPING}.`;
     if (this.list.compact) return this.drawLine(run, now);
     this.drawCells(run, now);
     if (!this.notes) return;

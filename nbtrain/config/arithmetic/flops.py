@@ -30,6 +30,7 @@ of an [m, n] matrix, m <= n, takes 4 m^2 n + 2 m^3: X X^T, the square of that, a
 """
 
 from nbtrain.config.arithmetic.attention_kernels import keeps_scores
+from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.own_blocks import shape_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.shape import Shape
@@ -49,6 +50,17 @@ def hardware_flops_per_token(config: RunConfig) -> float:
         "full": _layers_forward(config),
     }[config.parallel.activation_checkpointing.granularity]
     return model_flops_per_token(config) + recomputed
+
+
+def peak_flops(config: RunConfig, device: str | None) -> float | None:
+    """Return the datasheet peak FLOP/s of a device in the run's number format: the denominator of MFU and
+    HFU. None if it is not known.
+
+    `device` is the name of the device that computes, as torch reports it, rather than the one that the
+    configuration asks for: resources.gpu_type is optional, and may name another GPU.
+    """
+    row = find_device(device)
+    return row.peak(config.precision.dtype) if row else None
 
 
 def megatron_deepspeed_tflops(config: RunConfig, samples_per_second: float) -> float:

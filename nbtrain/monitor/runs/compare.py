@@ -26,12 +26,11 @@ from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, NbtrainError, RecordError
 from nbtrain.base.run_directory.evaluation_files import EvaluationRecord, newest_evaluations
 from nbtrain.base.run_directory.jobstate import ACTIVE, NO_JOB
-from nbtrain.base.run_directory.records import AttemptRecord, DevicePrice
+from nbtrain.base.run_directory.records import AttemptRecord, DevicePrice, Provenance
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text import amounts
 from nbtrain.base.text.order import natural
-from nbtrain.config.arithmetic.devices import find_device
-from nbtrain.config.arithmetic.flops import model_flops_per_token
+from nbtrain.config.arithmetic.flops import model_flops_per_token, peak_flops
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.arithmetic.perplexity import perplexity
 from nbtrain.config.load import flatten, load_resolved
@@ -71,6 +70,8 @@ class Compared:
     """Use of devices by all jobs of the run; None if its records cannot be read."""
     evaluations: dict[str, EvaluationRecord]
     """Evaluations by name, each at the newest step for which it exists."""
+    gpu: str | None = None
+    """Name of rank 0's GPU in the newest attempt that trained, as torch reports it; None for a CPU."""
     code_sha256: str | None = None
     """SHA-256 of the Python file that `code` names; None without one."""
 
@@ -367,8 +368,7 @@ def _mfu(run: Compared) -> float | None:
     speed = run.status.progress and run.status.progress.mean_tokens_per_second
     if run.config is None or not speed or not run.devices:
         return None
-    device = find_device(run.config.resources.gpu_type)
-    peak = device.peak(run.config.precision.dtype) if device else None
+    peak = peak_flops(run.config, run.gpu)
     return speed * model_flops_per_token(run.config) / (run.devices * peak) if peak else None
 
 
@@ -420,7 +420,7 @@ def read_compared(run: RunDir, now: float) -> Compared:
     # A run that is damaged or of a later version still has a state and metrics.
     with contextlib.suppress(NbtrainError, OSError):
         config = load_resolved(run.config_yaml)
-    seconds, devices, price = 0.0, 0, None
+    seconds, devices, price, provenance = 0.0, 0, None, None
     for job_id in run.job_ids():
         with contextlib.suppress(RecordError):
             record, state, _ = job_with_end(run.job(job_id), now)
@@ -430,14 +430,20 @@ def read_compared(run: RunDir, now: float) -> Compared:
             for attempt in record.attempts:
                 seconds += _seconds(attempt, until)
                 devices = attempt.world_size
+                if (path := run.job(job_id).provenance(attempt.attempt)).is_file():
+                    provenance = path
     found: dict[str, EvaluationRecord] = {}
     with contextlib.suppress(RecordError):
         found = newest_evaluations(run)
+    gpu = None
+    with contextlib.suppress(RecordError):
+        if provenance is not None and (known := Provenance.read(provenance)) is not None:
+            gpu = known.device.get("name") if known.device.get("kind") == "gpu" else None
     spending = spending_of(run, status, now)
     code = None
     with contextlib.suppress(RecordError):
         code = (files.read_json(run.own_code_json) or {}).get("sha256")
-    return Compared(status, config, seconds, devices, price, spending, found, code)
+    return Compared(status, config, seconds, devices, price, spending, found, gpu, code)
 
 
 def _seconds(attempt: AttemptRecord, until: float | None) -> float:

@@ -21,8 +21,7 @@ from pathlib import Path
 import torch
 
 from nbtrain.checkpoint.weights.store import DTYPES
-from nbtrain.config.arithmetic.devices import find_device
-from nbtrain.config.arithmetic.flops import hardware_flops_per_token, model_flops_per_token
+from nbtrain.config.arithmetic.flops import hardware_flops_per_token, model_flops_per_token, peak_flops
 from nbtrain.config.schema import RunConfig
 from nbtrain.train.profile.trace import PART_PREFIX
 
@@ -192,7 +191,8 @@ class Speedometer:
         # product.
         self._model_flops = model_flops_per_token(config) / config.world_size
         self._hardware_flops = hardware_flops_per_token(config) / config.world_size
-        self.peak_flops = peak_flops(device, config)
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+        self.peak_flops = peak_flops(config, name)
         self.matmul_flops = measure_matmul_flops(device, DTYPES[config.precision.dtype])
 
     def at(self, tokens_per_second: float) -> Speeds:
@@ -314,14 +314,6 @@ def settle(device: torch.device) -> None:
     """Wait until the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def peak_flops(device: torch.device, config: RunConfig) -> float | None:
-    """Return the datasheet peak of this device in the run's format, or None."""
-    if device.type != "cuda":
-        return None
-    row = find_device(torch.cuda.get_device_name(device))
-    return row.peak(config.precision.dtype) if row else None
 
 
 def host_memory() -> tuple[int, float]:

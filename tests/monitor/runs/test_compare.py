@@ -14,6 +14,7 @@ from nbtrain.base.run_directory.records import (
     Heartbeat,
     JobRecord,
     ProcessIdentity,
+    Provenance,
     TrainingProgress,
 )
 from nbtrain.base.run_directory.rundir import RunDir, new_job_id
@@ -189,11 +190,10 @@ def test_a_run_with_a_damaged_record_does_not_hide_the_others(workspace):
     assert figures["state"] == ["SUCCEEDED", "DAMAGED"] and figures["loss"][0] == "2.5000"
 
 
-def test_money_energy_and_mfu_follow_the_devices_that_ran(workspace):
-    """Cost, energy and MFU combine the device's price from the plan with the hours that the attempts ran."""
+def test_money_and_energy_follow_the_devices_that_ran(workspace):
+    """Cost and energy combine the device's price from the plan with the hours that the attempts ran."""
     on_gpu = {"resources.device": "gpu", "resources.gpu_type": "A100-SXM4-40GB", "precision.dtype": "bf16"}
-    speed = {"samples_per_second": 100.0, "consumed_samples": 20}
-    runs = [made(workspace, name, on_gpu, [(2, 3600)], loss=2.5, **speed) for name in ("one", "two")]
+    runs = [made(workspace, name, on_gpu, [(2, 3600)], loss=2.5) for name in ("one", "two")]
     cost = {"device_hours": 10.0, "energy_kwh": 5.0, "price": {"usual": 1.5, "currency": "USD"}}
     give_price(runs[0], {"cost": cost})
     found = compared(runs)
@@ -203,8 +203,34 @@ def test_money_energy_and_mfu_follow_the_devices_that_ran(workspace):
     assert figures["energy"] == ["about 1 kWh", "\N{EN DASH}"]
     scale = found["scales"]["one"]
     assert scale["money_per_second"] == pytest.approx(3.0 / 3600)
-    share = 100.0 * 128 * scale["flops_per_token"] / (2 * 312e12)
-    assert figures["MFU, mean of 100 steps"] == [f"{share:.1%}"] * 2
+
+
+def test_the_mfu_is_of_the_device_that_computed(workspace):
+    """MFU divides by the peak of the GPU that an attempt's provenance names, whatever resources.gpu_type
+    says; a CPU has none, and neither has an attempt that did not reach training.
+    """
+    speed = {"samples_per_second": 1000.0, "consumed_samples": 20}
+    on_gpu = {"resources.device": "gpu", "resources.gpu_type": "A100-SXM4-40GB", "precision.dtype": "bf16"}
+    ran_on = {
+        "of another type": (on_gpu, {"kind": "gpu", "name": "NVIDIA H100 80GB HBM3"}),
+        "untyped": (on_gpu | {"resources.gpu_type": None}, {"kind": "gpu", "name": "NVIDIA A100-SXM4-40GB"}),
+        "cpu": ({"precision.dtype": "bf16"}, {"kind": "cpu", "name": "AVX512", "threads": 2}),
+        "untrained": (on_gpu, None),
+    }
+    runs = []
+    for number, (overrides, device) in enumerate(ran_on.values()):
+        runs.append(made(workspace, f"run-{number}", overrides, [(2, 3600), (2, 60)], **speed))
+        if device is not None:
+            # The second attempt failed before its first step.
+            path = (job := runs[-1].newest_job()).provenance(0)
+            path.parent.mkdir()
+            Provenance(job.job_id, 0, 0, {}, "", {}, device, {}, {}, {}).write(path)
+    found = compared(runs)
+    flops = 1000.0 * 128 * found["scales"]["run-0"]["flops_per_token"] / 2
+    at = [row[0] for row in found["figures"]["rows"]].index("MFU, mean of 100 steps")
+    h100, a100, *others = found["figures"]["values"][at]
+    assert (h100, a100) == (pytest.approx(flops / 989.5e12), pytest.approx(flops / 312e12))
+    assert others == [None, None]
 
 
 def test_curves_over_cost_count_every_device_that_is_paid(workspace):

@@ -19,7 +19,6 @@ from nbtrain.train.figures.throughput import (
     Throughput,
     host_memory,
     measure_matmul_flops,
-    peak_flops,
 )
 
 CPU = torch.device("cpu")
@@ -126,7 +125,7 @@ def test_three_figures_of_speed_are_three(monkeypatch):
     """At 44.78 samples/s on an A100, a 125M model has 28.7 % MFU, and with full recomputation also 35.9 %
     HFU.
     """
-    monkeypatch.setattr(throughput, "peak_flops", lambda device, config: 312e12)
+    monkeypatch.setattr(throughput, "peak_flops", lambda config, device: 312e12)
     monkeypatch.setattr(throughput, "measure_matmul_flops", lambda device, dtype: 250e12)
     plain = Speedometer(load("gpt-125m"), CPU).at(44.780 * 2048)
     assert plain.model_flops == pytest.approx(89.52e12, abs=0.01e12)
@@ -140,7 +139,7 @@ def test_three_figures_of_speed_are_three(monkeypatch):
 
 def test_every_device_has_an_equal_share(monkeypatch):
     """On 64 ranks, each device computes a 64th of the model's FLOPs, however the model is sharded."""
-    monkeypatch.setattr(throughput, "peak_flops", lambda device, config: None)
+    monkeypatch.setattr(throughput, "peak_flops", lambda config, device: None)
     monkeypatch.setattr(throughput, "measure_matmul_flops", lambda device, dtype: 1e12)
     config = load("gpt-13b-4xdp-4xpp-4xtp")
     speeds = Speedometer(config, CPU).at(1e6)
@@ -160,7 +159,7 @@ def test_the_matrix_rate_of_this_device_is_measured():
 
 def test_a_cpu_has_no_datasheet_peak():
     """A CPU has no datasheet peak, so MFU is None."""
-    assert peak_flops(CPU, load("gpt-tiny")) is None
+    assert Speedometer(load("gpt-tiny"), CPU).peak_flops is None
 
 
 def test_the_matrix_rate_is_measured_in_the_runs_format():

@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from nbtrain.base.run_directory import outcomes
 from nbtrain.base.run_directory.jobstate import RUN_MEANING
+from nbtrain.base.run_directory.rank_phases import OUTCOMES
 
 REPOSITORY = Path(__file__).parent.parent
 PACKAGE = REPOSITORY / "nbtrain"
@@ -568,3 +570,30 @@ def test_no_other_module_spells_a_state():
         if in_quotes.search(line)
     ]
     assert len(scripts) > 60 and literals == []
+
+
+# Words of others that are spelled like an outcome of a rank, by the module that has them.
+OTHER_OUTCOMES = {
+    "nbtrain.base.run_directory.end_kinds": "the end of an attempt",
+    "nbtrain.corpus.workers.dask_pool": "the status of a future of Dask",
+    "nbtrain.jobs.sweep.results": "trials that were stopped",
+    "nbtrain.monitor.status.spending": "a job that was stopped",
+    "nbtrain.jobs.supervisor.recovery": "a part of a cause",
+    "nbtrain.jobs.backends.kubernetes.states": "a condition of a cluster's job",
+    "nbtrain.monitor.job.pods": "a condition of a cluster's job",
+    "nbtrain.monitor.run.run_description": "a field of a description",
+    "nbtrain.cli.output": "the tone of a state",
+    "nbtrain.proof.report": "the outcome of a check",
+    "nbtrain.proof.prove": "the outcome of a check",
+}
+
+
+def test_no_other_module_spells_an_outcome_of_a_rank():
+    """Only base/run_directory/outcomes.py contains the outcomes of ranks as strings; "rollback" is also the
+    name of an action and an event.
+    """
+    words = set(OUTCOMES) - {outcomes.ROLLBACK}
+    spelled = {module for module, path in MODULES.items() if words & set(strings_of(path))}
+    assert words == {"finished", "stopped", "failed", "killed"}
+    assert spelled == {"nbtrain.base.run_directory.outcomes", *OTHER_OUTCOMES}
+    assert set(OUTCOMES) == outcomes.LEFT_IN_ORDER | outcomes.FAILED_OUTCOMES

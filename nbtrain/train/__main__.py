@@ -20,6 +20,7 @@ from nbtrain.base.process.garbage import kept_from_the_collector
 from nbtrain.base.process.parent_death import die_with_parent
 from nbtrain.base.process.signals import hear_signals
 from nbtrain.base.run_directory.events import EventWriter
+from nbtrain.base.run_directory.outcomes import FAILED, ROLLBACK
 from nbtrain.base.run_directory.records import TrainingProgress
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import load_resolved
@@ -40,7 +41,7 @@ def main(run_path: str) -> int:
     except RollbackError as error:
         first, last = error.positions
         detail = json.dumps({"step": error.step, "first": first, "last": last})
-        report_outcome("rollback", error.step, str(error), detail)
+        report_outcome(ROLLBACK, error.step, str(error), detail)
         return error.exit_code
     except Exception as error:
         step = heartbeat.step if heartbeat else None
@@ -50,7 +51,7 @@ def main(run_path: str) -> int:
         # Report to the supervisor first: on a full disk writing to the log fails, and that error would hide
         # this one.
         named = type(error).__name__ if known else ""
-        report_outcome("failed", step, message.partition("\n")[0], message if known else detail, named)
+        report_outcome(FAILED, step, message.partition("\n")[0], message if known else detail, named)
         with contextlib.suppress(OSError):
             print(f"{type(error).__name__}: {error}" if known else detail, file=sys.stderr, flush=True)
         return getattr(error, "exit_code", 1)
@@ -62,9 +63,7 @@ def main(run_path: str) -> int:
 
 
 def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> tuple[str, str]:
-    """Run a rank from start to end; return ("finished" or "stopped", the limit that stopped the run or
-    "").
-    """
+    """Run a rank from start to end; return (FINISHED or STOPPED, the limit that stopped the run or "")."""
     config = attempt_config(load_resolved(run.config_yaml), this_attempt(run))
     level = logging.INFO if heartbeat.rank == 0 else logging.WARNING
     # Ranks may be in different time zones.

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbtrain.base.errors import CheckpointError, RollbackError, StabilityError
+from nbtrain.base.run_directory.outcomes import FINISHED, STOPPED
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint.save import Saved, add_validation
@@ -45,7 +46,7 @@ logger = logging.getLogger(__name__)
 def train_run(
     run: RunDir, config: RunConfig, world: World, requests: Requests, heartbeat: HeartbeatWriter
 ) -> str:
-    """Build, load, train and close; return "finished" or "stopped". All ranks call it together."""
+    """Build, load, train and close; return the outcome, FINISHED or STOPPED. All ranks call it together."""
     with heartbeat.phase("build"):
         built = build(config, run, world, heartbeat.events)
         if heartbeat.collectives is not None:
@@ -122,7 +123,7 @@ class Trainer:
         self.limits = ExitLimits(config.batch, job_age_seconds(self.requests.job))
 
     def run(self) -> str:
-        """Train, and return "finished" or "stopped".
+        """Train, and return FINISHED or STOPPED.
 
         At the end, and when the run stops, the last step is saved, except in mode: perf. If a STOP arrives at
         a step that is due for validation, the next job validates the step; until then the run is not
@@ -171,13 +172,13 @@ class Trainer:
                 if wish >= LEAVE and (not done or self._evaluation_due()):
                     self._tell_leaving()
                     self._finish_saving()
-                    return "stopped"
+                    return STOPPED
         self._finish_saving()
         self.saver.clear()
         if self.perf is not None and self.perf.result is not None and self.report is not None:
             self.report.add_throughput(self.state, self.perf.result)
         self._test()
-        return "finished"
+        return FINISHED
 
     def _evaluate_checkpoint(self) -> str:
         """Compute the losses of the newest checkpoint in mode: eval. Nothing is trained or saved."""
@@ -188,7 +189,7 @@ class Trainer:
         if self.datasets.valid is not None:
             self._evaluate()
         self._test()
-        return "finished"
+        return FINISHED
 
     def _clock(self) -> None:
         if self.perf is not None:

@@ -13,6 +13,7 @@ A rank has one of the phases of a cluster's job page, and an activity:
 
 from typing import NamedTuple
 
+from nbtrain.base.run_directory import outcomes
 from nbtrain.base.run_directory.jobstate import ACTIVE, LOST, STARTING
 from nbtrain.base.run_directory.records import ExitRecord, Heartbeat
 
@@ -36,13 +37,13 @@ ACTIVITIES = {
 LEAVING_PHASES = ("save", "end")
 """Phases of a heartbeat in which a rank that was asked to stop is stopping."""
 OUTCOMES = {
-    "finished": (SUCCEEDED_RANK, ""),
-    "stopped": (STOPPED, "on request"),
-    "rollback": (STOPPED, "to resume from a checkpoint"),
-    "failed": (ERROR, ""),
-    "killed": (ERROR, "killed by a signal"),
+    outcomes.FINISHED: (SUCCEEDED_RANK, ""),
+    outcomes.STOPPED: (STOPPED, "on request"),
+    outcomes.ROLLBACK: (STOPPED, "to resume from a checkpoint"),
+    outcomes.FAILED: (ERROR, ""),
+    outcomes.KILLED: (ERROR, "killed by a signal"),
 }
-"""{outcome of an exit record: (phase of the rank, how it ended)}."""
+"""{outcome of an exit record (outcomes.py): (phase of the rank, how it ended)}."""
 
 
 class RankPhase(NamedTuple):

@@ -474,8 +474,7 @@ class ExitRecord(Record):
     """Exit code; None if a signal ended the rank."""
     signal: int | None
     outcome: str
-    """finished: all tokens trained; stopped: saved and exited on request; rollback: exited cleanly, to resume
-    from the newest checkpoint; failed: an error; killed: by a signal."""
+    """How the rank ended (base/run_directory/outcomes.py)."""
     step: int | None = None
     message: str = ""
     """Last message of the rank, one line."""

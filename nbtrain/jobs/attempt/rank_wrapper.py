@@ -26,6 +26,7 @@ from pathlib import Path
 
 from nbtrain.base.process.parent_death import die_with_parent
 from nbtrain.base.process.signals import hear_signals
+from nbtrain.base.run_directory import outcomes
 from nbtrain.base.run_directory.records import STACK_SIGNAL, ExitRecord
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.jobs.attempt.reserve import Reserve
@@ -33,8 +34,6 @@ from nbtrain.jobs.machine.processes import child_setup, signal_name
 
 EXIT_FD = "NBTRAIN_EXIT_FD"
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-IN_ORDER = ("finished", "stopped", "rollback")
-OUTCOMES = (*IN_ORDER, "failed")
 # Part of the message for a rank that ended without a report.
 WITHOUT_WORD = "without a word"
 # A rank's report holds a traceback at most; anything longer was not written by nbtrain.
@@ -69,7 +68,7 @@ def main(command: list[str]) -> int:
                 process_group=0,
             )
         except OSError as error:
-            word = {"outcome": "failed", "message": f"cannot start: {error}"}
+            word = {"outcome": outcomes.FAILED, "message": f"cannot start: {error}"}
             write_record(job, rank, attempt, None, word, reserve)
             return 1
     os.close(writer)
@@ -83,7 +82,7 @@ def main(command: list[str]) -> int:
         child.send_signal(received)
     word = read_until_exit(child, reader)
     record = write_record(job, rank, attempt, child.returncode, word, reserve)
-    return 0 if record.outcome in IN_ORDER else 1
+    return 0 if record.outcome in outcomes.LEFT_IN_ORDER else 1
 
 
 def read_until_exit(child: subprocess.Popen, reader: int) -> dict:
@@ -137,10 +136,12 @@ def write_record(
     """Merge the kernel's result with the rank's report and write the exit record."""
     killed_by = -returncode if returncode is not None and returncode < 0 else None
     exit_code = None if killed_by else returncode
-    said = word["outcome"] if word.get("outcome") in OUTCOMES else ""
+    said = str(word.get("outcome") or "")
+    said = said if said in outcomes.REPORTED else ""
     outcome = said
     message = str(word.get("message") or "")
-    if killed_by and (said == "failed" or (killed_by == signal.SIGTERM and said in IN_ORDER)):
+    in_order = said in outcomes.LEFT_IN_ORDER
+    if killed_by and (said == outcomes.FAILED or (killed_by == signal.SIGTERM and in_order)):
         # The report is a rank's last action, so the signal came while Python was ending. A failed rank is
         # also aborted if its peers close their connections, or is ended by the launcher.
         pass
@@ -148,11 +149,13 @@ def write_record(
         pass
     elif killed_by:
         after = f" after it reported {said!r}: {message}" if said else ""
-        outcome, message = "killed", f"killed by {signal_name(killed_by)}{after}"
+        outcome, message = outcomes.KILLED, f"killed by {signal_name(killed_by)}{after}"
     elif not said:
-        outcome, message = "failed", f"exit code {exit_code} {WITHOUT_WORD}; the end of its log says more"
-    elif exit_code and outcome != "failed":
-        outcome, message = "failed", f"exit code {exit_code} after it reported {outcome!r}: {message}"
+        outcome = outcomes.FAILED
+        message = f"exit code {exit_code} {WITHOUT_WORD}; the end of its log says more"
+    elif exit_code and outcome != outcomes.FAILED:
+        message = f"exit code {exit_code} after it reported {outcome!r}: {message}"
+        outcome = outcomes.FAILED
     step = word.get("step")
     record = ExitRecord(
         rank=rank,

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from nbtrain.base.run_directory.outcomes import COMPLETED, FAILED_OUTCOMES
 from nbtrain.base.run_directory.rank_phases import LEAVING_PHASES
 from nbtrain.base.run_directory.records import ExitRecord, Heartbeat
 from nbtrain.jobs.attempt.backend import Launcher
@@ -147,7 +148,7 @@ class Ranks:
             watch.gone_at is not None and now - watch.gone_at > RECORD_SECONDS
             for watch in self.watches.values()
         )
-        return late or any(record.outcome in ("failed", "killed") for record in self.records.values())
+        return late or any(record.outcome in FAILED_OUTCOMES for record in self.records.values())
 
     def lead(self) -> Heartbeat | None:
         """Return rank 0's newest heartbeat."""
@@ -160,7 +161,7 @@ class Ranks:
         self._trained = (
             self._trained
             or (beat is not None and beat.phase not in EARLY_PHASES)
-            or (record is not None and record.outcome in ("finished", "stopped"))
+            or (record is not None and record.outcome in COMPLETED)
         )
         return self._trained
 

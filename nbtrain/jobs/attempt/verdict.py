@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from nbtrain.base.run_directory import end_kinds
+from nbtrain.base.run_directory import end_kinds, outcomes
 from nbtrain.base.run_directory.jobstate import CANCELLED, FAILED, SUCCEEDED
 from nbtrain.base.run_directory.records import ExitRecord
 from nbtrain.jobs.machine.host_memory import HostMemory
@@ -144,13 +144,13 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
     step = max((record.step for record in records.values() if record.step is not None), default=None)
     failed, cancelled = partial(Verdict, FAILED, step=step), partial(Verdict, CANCELLED, step=step)
     missing = sorted(set(range(around.world_size)) - set(records))
-    outcomes = {record.outcome for record in records.values()}
-    if not missing and outcomes == {"finished"}:
+    ends = {record.outcome for record in records.values()}
+    if not missing and ends == {outcomes.FINISHED}:
         return Verdict(SUCCEEDED, _done(around, step), step=step)
-    if rolled := [record for record in records.values() if record.outcome == "rollback"]:
+    if rolled := [record for record in records.values() if record.outcome == outcomes.ROLLBACK]:
         return _rollback(rolled[0], around)
     saved = _kept(around, step)
-    if not missing and outcomes <= {"finished", "stopped"}:
+    if not missing and ends <= outcomes.COMPLETED:
         if around.stop_requested:
             return cancelled(f"stopped on request{_at(step)}; {saved}")
         if around.node_left:
@@ -166,9 +166,9 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
     if around.stop_requested:
         words = {record.said for record in records.values()}
         done = around.mode != "full" or _is_saved(around, step)
-        if done and not missing and words <= {"finished", "stopped"}:
+        if done and not missing and words <= outcomes.COMPLETED:
             # A report is a rank's last action: whatever ended these ranks came while they unloaded.
-            if words == {"finished"}:
+            if words == {outcomes.FINISHED}:
                 return Verdict(SUCCEEDED, _done(around, step), step=step)
             return cancelled(f"stopped on request{_at(step)}; {saved}")
         said, rank = _stop_out_of_order(records, around, step, saved)
@@ -224,7 +224,7 @@ def _stop_out_of_order(
     first = _first_failure(records, around)
     how, rank = (f" (rank {first.rank}: {first.message})", first.rank) if first else ("", None)
     if not around.trained and around.mode == "full":
-        if not (first and first.outcome == "failed"):
+        if not (first and first.outcome == outcomes.FAILED):
             how, rank = "", None
         on = f"; a resume continues from the checkpoint of step {kept:,}" if kept else ""
         early = f"while its ranks were starting, before step {(kept or 0) + 1}: nothing to save"
@@ -256,9 +256,9 @@ def _rollback(record: ExitRecord, around: Circumstances) -> Verdict:
 
 
 def _failure(first: ExitRecord, missing: list[int], around: Circumstances, step: int | None) -> Verdict:
-    killed = first.outcome == "killed" or first.exit_code == EXIT_137
+    killed = first.outcome == outcomes.KILLED or first.exit_code == EXIT_137
     at = "" if NAMES_STEP.match(first.message) else _at(first.step)
-    where = f"rank {first.rank} {'was killed' if killed else 'failed'}{at}"
+    where = f"rank {first.rank} was killed{at}" if killed else f"rank {first.rank} failed{at}"
     said = f"{first.message}\n{first.detail}"
     if killed:
         return _killed(first, where, around, step)
@@ -424,7 +424,7 @@ def _distance(record: ExitRecord, around: Circumstances) -> int:
     """
     if record.signal == SIGKILL and around.killed_at is not None and record.time >= around.killed_at:
         return 3
-    if record.outcome == "killed" and record.signal in (SIGABRT, SIGTERM):
+    if record.outcome == outcomes.KILLED and record.signal in (SIGABRT, SIGTERM):
         return 2
     return 1 if _lost_peer(record) else 0
 
@@ -432,7 +432,7 @@ def _distance(record: ExitRecord, around: Circumstances) -> int:
 def _lost_peer(record: ExitRecord) -> bool:
     # NCCL calls a full /dev/shm a system error, as it calls a lost peer.
     own = SHARED_MEMORY.search(f"{record.message}\n{record.detail}")
-    return record.outcome == "failed" and not own and bool(LOST_PEER.search(record.message))
+    return record.outcome == outcomes.FAILED and not own and bool(LOST_PEER.search(record.message))
 
 
 def lost_a_peer(records: Mapping[int, ExitRecord]) -> bool:
@@ -442,7 +442,7 @@ def lost_a_peer(records: Mapping[int, ExitRecord]) -> bool:
 
 
 def _bad(records: Mapping[int, ExitRecord]) -> list[ExitRecord]:
-    return [record for record in records.values() if record.outcome in ("failed", "killed")]
+    return [record for record in records.values() if record.outcome in outcomes.FAILED_OUTCOMES]
 
 
 def _at(step: int | None) -> str:

@@ -23,6 +23,7 @@ from nbtrain.base.run_directory.jobstate import (
     SUCCEEDED,
     SUSPENDED,
 )
+from nbtrain.base.run_directory.outcomes import FAILED_OUTCOMES
 from nbtrain.base.run_directory.rank_phases import (
     ERROR,
     GONE,
@@ -246,7 +247,7 @@ def _rank(
 
 def _end(record: ExitRecord) -> RankEnd:
     code = 128 + record.signal if record.signal else record.exit_code
-    failed = record.outcome in ("failed", "killed")
+    failed = record.outcome in FAILED_OUTCOMES
     message = f"exit code {code}: {record.message}" if failed and code is not None else record.message
     return RankEnd(record.attempt, record.time, code, failed, message)
 

@@ -19,6 +19,7 @@ from typing import Any
 from nbtrain.base import files
 from nbtrain.base.process.parent_death import die_with_parent
 from nbtrain.base.process.signals import hear_signals
+from nbtrain.base.run_directory.outcomes import FAILED, FINISHED
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
@@ -41,12 +42,12 @@ def main(run_path: str, seconds: float) -> int:
         measured = measure(load_resolved(run.config_yaml), job, heartbeat, seconds)
     except Exception as error:
         message = f"{type(error).__name__}: {error}"
-        report_outcome("failed", None, message.partition("\n")[0], traceback.format_exc())
+        report_outcome(FAILED, None, message.partition("\n")[0], traceback.format_exc())
         traceback.print_exc()
         return 1
     finally:
         heartbeat.stop()
-    report_outcome("finished", 0, f"measured {measured} collectives")
+    report_outcome(FINISHED, 0, f"measured {measured} collectives")
     return 0
 
 

@@ -205,7 +205,7 @@ class Run:
         said = f"{self.name} is {self.state}: {self.cause or 'no cause was recorded'}"
         record = job_with_end(self.job, time.time())[0]
         if record and record.newest_attempt and record.newest_attempt.reason == DISK:
-            return f"{said}\nIts logs: {display(self.job.supervisor_log.parent)}"
+            return f"{said}\nIts logs: {display(self.job.logs)}"
         rank = self.failed_rank
         tail = "\n".join(f"  {line}" for line in self.log(LOG_TAIL_LINES, rank))
         traceback = textwrap.indent(self.traceback() or "", "  ")

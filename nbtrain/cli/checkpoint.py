@@ -109,7 +109,7 @@ def _on_nodes(run: "RunDir") -> str:
     The files on this host are checked; other hosts are not contacted.
     """
     from nbtrain.base.run_directory.checkpoint_files import (
-        local_folder,
+        local_run_folder,
         newest_checkpoint_step,
         on_nodes_words,
         only_on_nodes,
@@ -121,9 +121,8 @@ def _on_nodes(run: "RunDir") -> str:
         return ""
     if host in save.hosts and run.config_yaml.is_file():
         config = load_resolved(run.config_yaml)
-        name = f"{run.name}-{run.run_id or ''}"
         roots = [
-            local_folder(config.checkpoint.local_dir, node, host) / name
+            local_run_folder(config.checkpoint.local_dir, node, host, run)
             for node in range(config.resources.nodes)
             if config.checkpoint.local_dir is not None
         ]

@@ -201,7 +201,7 @@ class _Proof:
                     config.world_size,
                     TRAINER,
                     [str(job.run.path)],
-                    log=job.path / "logs" / "{rank}.0.log",
+                    log=job.logs / "{rank}.0.log",
                     environment=rank_variables(config, job, 0, usable_cores()),
                     timeout_seconds=LAUNCH_SECONDS,
                 )

@@ -171,6 +171,11 @@ def local_folder(local_dir: str, node: int, host: str) -> Path:
     return Path(local_dir.replace("{node}", str(node)).replace("{host}", host))
 
 
+def local_run_folder(local_dir: str, node: int, host: str, run: RunDir) -> Path:
+    """Return the run's own folder in checkpoint.local_dir; its id keeps apart runs of the same name."""
+    return local_folder(local_dir, node, host) / f"{run.name}-{run.run_id or ''}"
+
+
 def checkpoint_problem(folder: Path) -> str | None:
     """Return why a checkpoint is not complete; None if it is. Only file names and sizes are compared, which
     is cheap.

@@ -229,7 +229,9 @@ class JobDir:
     handle_json = _Below("handle.json")
     engine_json = _Below("engine.json")
     kubernetes_json = _Below("kubernetes.json")
+    logs = _Below("logs")
     supervisor_log = _Below("logs", "supervisor.log")
+    nodes = _Below("nodes")
     events = _Below("events")
     resources = _Below("resources")
 
@@ -259,16 +261,25 @@ class JobDir:
         return self.path / "exit" / f"{rank}.{attempt}.json"
 
     def log(self, rank: int, attempt: int) -> Path:
-        return self.path / "logs" / f"{rank}.{attempt}.log"
+        return self.logs / f"{rank}.{attempt}.log"
 
     def node(self, number: int) -> Path:
-        return self.path / "nodes" / f"{number}.json"
+        return self.nodes / f"{number}.json"
 
     def node_exit(self, number: int, attempt: int) -> Path:
-        return self.path / "nodes" / f"{number}.{attempt}.json"
+        return self.nodes / f"{number}.{attempt}.json"
+
+    def node_records(self) -> dict[int, Path]:
+        """Return {node: its record} of the nodes whose agents have begun; {} on this machine."""
+        paths = (path for path in self.nodes.glob("*.json") if path.stem.isdigit())
+        return {int(path.stem): path for path in paths}
 
     def node_log(self, number: int) -> Path:
-        return self.path / "logs" / f"node{number}.log"
+        return self.logs / f"node{number}.log"
+
+    def node_logs(self) -> list[Path]:
+        """Return the existing logs of node agents, by the node's number."""
+        return sorted(self.logs.glob("node*.log"), key=lambda path: (len(path.name), path.name))
 
     def make_folders(self) -> None:
         for name in ("control", "heartbeat", "exit", "logs", "events", "nodes"):

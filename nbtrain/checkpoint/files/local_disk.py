@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import RecordError
-from nbtrain.base.run_directory.checkpoint_files import LocalSave, LocalSaves, local_folder
+from nbtrain.base.run_directory.checkpoint_files import LocalSave, LocalSaves, local_run_folder
 from nbtrain.base.run_directory.records import Record
 from nbtrain.base.run_directory.rundir import CHECKPOINT_PATTERN, RunDir
 from nbtrain.base.text import amounts
@@ -65,8 +65,7 @@ class LocalDisk:
         self.host = os.uname().nodename
         # Set by the launcher; a rank that is started manually is on node 0.
         self.node = int(os.environ.get("GROUP_RANK", "0"))
-        run_id = run.run_id or ""
-        self.root = local_folder(config.checkpoint.local_dir, self.node, self.host) / f"{run.name}-{run_id}"
+        self.root = local_run_folder(config.checkpoint.local_dir, self.node, self.host, run)
         # Two nodes on one machine have separate disks if their folders differ, as with {node}.
         places: list[tuple[str, str, int]] = gather_objects((self.host, str(self.root), self.node))
         here = (self.host, str(self.root), self.node)

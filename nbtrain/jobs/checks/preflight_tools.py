@@ -14,7 +14,7 @@ from pathlib import Path
 from nbtrain.base.extras import install_command
 from nbtrain.base.files import file_system_of, is_read_only
 from nbtrain.base.findings import Finding
-from nbtrain.base.run_directory.checkpoint_files import local_folder
+from nbtrain.base.run_directory.checkpoint_files import local_folder, local_run_folder
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text.amounts import size
 from nbtrain.base.workspace import display, output_root
@@ -121,8 +121,7 @@ def local_dir_is_ready(launch: Launch) -> Iterator[Finding]:
         )
         return
     # This run's own files there are replaced; the pattern "gpt-*" would match checkpoints of gpt-large, too.
-    run = RunDir.named(config.name)
-    own = folder / f"{run.name}-{run.run_id}"
+    own = local_run_folder(local_dir, 0, machine.host, RunDir.named(config.name))
     taken = sum(path.stat().st_size for path in own.glob("*/*") if path.is_file())
     needed, free = launch.needs.disk.local_bytes, shutil.disk_usage(there).free
     if free + taken < needed:

@@ -167,7 +167,7 @@ def _replicas(
         waits = all(row.phase in WAITING_PHASES for row in rows)
         # The machine's name, if the agent knows only its pod's name.
         host = str((pod.host if pod else "") or seen or "")
-        own_log = job.path / "logs" / f"node{index}.log"
+        own_log = job.node_log(index)
         first_log = job.supervisor_log if index == 0 else own_log
         found.append(
             Replica(
@@ -195,15 +195,14 @@ def _replicas(
 
 def _node_records(job: JobDir) -> dict[int, dict[str, Any]]:
     """Return the records nodes/<k>.json of the node agents; empty on backends without agents."""
-    paths = (path for path in job.path.glob("nodes/*.json") if path.stem.isdigit())
-    return {int(path.stem): files.read_json(path) or {} for path in paths}
+    return {node: files.read_json(path) or {} for node, path in job.node_records().items()}
 
 
 def _ranks_of(job: JobDir, config: RunConfig, measured: Mapping[int, NodeUsage]) -> dict[int, list[int]]:
     """Return {replica: its ranks} from the newest launch order, else from measurements, else from the
     configuration.
     """
-    order = files.read_json(job.path / "control" / "launch.json") or {}
+    order = files.read_json(job.control_launch) or {}
     found = {index: list(node.about.get("ranks") or []) for index, node in measured.items()}
     if not order.get("ranks") and any(found.values()):
         return found

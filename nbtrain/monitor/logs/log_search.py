@@ -83,10 +83,7 @@ def search(
             for attempt in ranks[number]
         ]
         if rank is None:
-            nodes = sorted(
-                (job.path / "logs").glob("node*.log"), key=lambda path: (len(path.name), path.name)
-            )
-            paths = [job.supervisor_log, *nodes, *paths]
+            paths = [job.supervisor_log, *job.node_logs(), *paths]
         for path in paths:
             yield from search_file(path, text, ignore_case, job.job_id, is_pattern)
 

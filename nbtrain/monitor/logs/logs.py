@@ -38,7 +38,7 @@ class LogPart:
 def log_attempts(job: JobDir) -> dict[int, list[int]]:
     """Return {rank: attempts} of the existing rank logs, both ascending."""
     found: dict[int, list[int]] = {}
-    for path in (job.path / "logs").glob("*.*.log"):
+    for path in job.logs.glob("*.*.log"):
         rank, attempt, _ = path.name.split(".")
         if rank.isdigit() and attempt.isdigit():
             found.setdefault(int(rank), []).append(int(attempt))

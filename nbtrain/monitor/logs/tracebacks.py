@@ -26,7 +26,7 @@ def failed_rank(job: JobDir) -> int | str:
     """
     attempts = log_attempts(job)
     if not attempts:
-        nodes = sorted(path.stem for path in job.supervisor_log.parent.glob("node*.log"))
+        nodes = [path.stem for path in job.node_logs()]
         said = [log for log in (SUPERVISOR, *nodes) if read_log(log_path(job, log), limit_bytes=1).size_bytes]
         return next((log for log in said if last_traceback(job, log)), said[0] if said else 0)
     record = job_with_end(job, time.time())[0]

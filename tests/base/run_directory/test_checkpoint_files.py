@@ -10,6 +10,7 @@ from nbtrain.base.run_directory.checkpoint_files import (
     LocalSave,
     LocalSaves,
     local_folder,
+    local_run_folder,
     measured_save_seconds,
     newest_saved_step,
     on_nodes_words,
@@ -85,9 +86,15 @@ def test_the_list_is_bounded(run):
     assert [one.step for one in LocalSaves.of(run).saves] == list(range(200 - LISTED_LOCAL_SAVES, 200))
 
 
-def test_the_folder_of_a_node():
-    """The folder's pattern is filled in with the node's number and name."""
-    assert str(local_folder("/nvme/{host}/n{node}", 3, "gpu-7")) == "/nvme/gpu-7/n3"
+def test_the_folder_of_a_node(run):
+    """The folder's pattern is filled in with the node's number and name; a run has a folder in it, by its
+    name and id.
+    """
+    pattern = "/nvme/{host}/n{node}"
+    assert str(local_folder(pattern, 3, "gpu-7")) == "/nvme/gpu-7/n3"
+    assert str(local_run_folder(pattern, 3, "gpu-7", run)) == f"/nvme/gpu-7/n3/{run.name}-"
+    files.write_json(run.run_json, {"run_id": "4be1"})
+    assert str(local_run_folder(pattern, 3, "gpu-7", run)) == f"/nvme/gpu-7/n3/{run.name}-4be1"
 
 
 def test_the_longest_save_of_all_jobs_is_remembered(tmp_path):

@@ -60,6 +60,15 @@ def test_job_ids_sort_by_time():
     assert rundir.new_job_id(1e9) < rundir.new_job_id(1e9 + 1)
 
 
+def test_nodes_are_in_the_order_of_their_numbers(job):
+    for number in (10, 2, 0):
+        job.node_log(number).write_text("")
+        files.write_json(job.node(number), {})
+        files.write_json(job.node_exit(number, 0), {})
+    assert job.node_logs() == [job.node_log(number) for number in (0, 2, 10)]
+    assert job.node_records() == {number: job.node(number) for number in (0, 2, 10)}
+
+
 def test_a_closed_folder_hides_no_name(run, monkeypatch):
     """An unreadable folder, such as lost+found or another user's run, does not hide the other runs."""
     files.write_json(run.run_json, {"name": "tiny"})

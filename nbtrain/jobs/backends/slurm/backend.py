@@ -519,7 +519,7 @@ class SlurmLauncher(RemoteLauncher):
         self._cancelled_before = self._newest_cancelled_step()
         cores = os.environ.get("SLURM_CPUS_PER_TASK")
         # Slurm reads % in a path; below the workspace all names are nbtrain's own.
-        logs = os.path.relpath(self._job.supervisor_log.parent, workspace())
+        logs = os.path.relpath(self._job.logs, workspace())
         command = [
             *("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"),
             *([f"--cpus-per-task={cores}"] if cores else []),

@@ -5,6 +5,7 @@ not the rank that fell silent first, but the rank that the others wait for: a ra
 the collective's other ranks that are not in it. Followed to the end, this leads to ranks that wait for none.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from nbtrain.jobs.machine import processes
 
 # A heartbeat's thread writes every second: an older file belongs to a rank that cannot even run that thread.
 FROZEN_SECONDS = 10.0
+# A frame as faulthandler writes it.
+FRAME = re.compile(r'File "(.*)", line (\d+)')
 
 
 @dataclass(frozen=True)
@@ -223,6 +226,14 @@ def numbers(ranks: Iterable[int]) -> str:
         else:
             runs.append([rank])
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+
+
+def stuck_words(rank: int, stack: list[str]) -> str:
+    """Return a sentence that says where a rank was stuck. `stack` is the result of main_stack()."""
+    if not stack:
+        return f"rank {rank} was stuck; its log shows no line of Python where"
+    where = FRAME.sub(r"\1:\2", stack[0])
+    return f"rank {rank} was stuck at {where}; its log has the stacks of all threads"
 
 
 def main_stack(log: str, frames: int = 8) -> list[str]:

@@ -119,7 +119,7 @@ def _harder(job: JobDir, state: str, now: bool) -> str:
     """Return why a job has not ended although a stop was requested, and which command ends it."""
     record, name = JobRecord.read(job.job_json), job.run.name
     if not now and state not in (QUEUED, SUSPENDED):
-        return f"it continues to save. `nbtrain cancel --now {name}` kills it."
+        return f"it may still be saving; `nbtrain cancel --now {name}` kills it."
     if not now and record and record.backend in ENGINES:
         return (
             "none of its ranks runs, so nothing is saved. It ends when it is started again; another "

@@ -35,6 +35,7 @@ from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.base.text import amounts
 from nbtrain.config.load.attempt import attempt_record
 from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.attempt.hang import stuck_words
 from nbtrain.jobs.attempt.reserve import FULL, READ_ONLY_ERRORS, Reserve
 from nbtrain.jobs.attempt.verdict import Verdict
 from nbtrain.jobs.supervisor.recovery import starting_point
@@ -277,9 +278,7 @@ class Journal:
         self.last_beat = beat or self.last_beat
         self.reached_step = reached_step
         for rank, stack in sorted(stacks.items()):
-            where = stack[0] if stack else "no line of Python"
-            said = f"rank {rank} stood at {where}; all stacks are in its log"
-            self.event("hang", said, rank=rank, stack=stack)
+            self.event("hang", stuck_words(rank, stack), rank=rank, stack=stack)
 
     def attempt_ended(self, verdict: Verdict) -> str:
         """Complete the attempt's record, which is written with the next state; return text about the work

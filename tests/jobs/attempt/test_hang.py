@@ -7,7 +7,7 @@ import pytest
 
 from nbtrain.base.run_directory.records import Collective, Heartbeat, ProcessIdentity
 from nbtrain.jobs.attempt import hang
-from nbtrain.jobs.attempt.hang import Standstill, culprits, main_stack, report
+from nbtrain.jobs.attempt.hang import Standstill, culprits, main_stack, report, stuck_words
 from nbtrain.jobs.machine import processes
 
 ME = ProcessIdentity.of(os.getpid())
@@ -297,5 +297,9 @@ def test_the_main_threads_stack():
     assert main_stack(log) == ['File "a.py", line 3 in inner', 'File "a.py", line 9 in outer']
     assert main_stack(log, frames=1) == ['File "a.py", line 3 in inner']
     assert main_stack("step 6\n") == []
+    assert stuck_words(3, main_stack(log)) == (
+        "rank 3 was stuck at a.py:3 in inner; its log has the stacks of all threads"
+    )
+    assert stuck_words(3, []) == "rank 3 was stuck; its log shows no line of Python where"
     deep = "".join(f'  File "a.py", line {number} in f\n' for number in range(20))
     assert len(main_stack(f"Current thread 0x02 (most recent call first):\n{deep}")) == 8

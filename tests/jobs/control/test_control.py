@@ -326,7 +326,7 @@ def test_a_supervisor_that_answers_nothing_is_named(job, deaf):
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        ("RUNNING", "it continues to save. `nbtrain cancel --now run` kills it."),
+        ("RUNNING", "it may still be saving; `nbtrain cancel --now run` kills it."),
         ("QUEUED", "its supervisor does not answer. Try `nbtrain cancel --now run`."),
     ],
 )

@@ -15,15 +15,15 @@ the planned setup is the measured one: otherwise two different runs would be com
 import os
 import platform
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin
 
 from nbtrain.base import files
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text import amounts
-from nbtrain.config.arithmetic.devices import BY_NAME
+from nbtrain.config.arithmetic.devices import BY_NAME, Device
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.shape import Shape
 from nbtrain.planner.setup.setup import Setup, setup_of
 
 # Fields of a setup that the section `lora` decides; users know them by this name.
@@ -67,10 +67,36 @@ class Measured:
 def record_of(config: RunConfig) -> dict[str, Any]:
     """Return the machine and setup for which a rate that this run measures holds; part of summary.json."""
     setup = setup_of(config)
-    device = setup.device.name if setup.device else None
-    shape = asdict(setup.shape)
-    values = {field.name: getattr(setup, field.name) for field in fields(setup)}
-    return {"machine": machine(setup.on_gpu), "setup": {**values, "shape": shape, "device": device}}
+    return {"machine": machine(setup.on_gpu), "setup": record_of_setup(setup)}
+
+
+def record_of_setup(setup: Setup) -> dict[str, Any]:
+    """Return a setup as an object for JSON, with the name of its device."""
+    return {**asdict(setup), "device": setup.device.name if setup.device else None}
+
+
+def setup_of_record(values: dict[str, Any]) -> Setup:
+    """Return the setup of record_of_setup's object. Raises KeyError or TypeError for another object."""
+    setup: Setup = _of_kind(Setup, values)
+    return setup
+
+
+def _of_kind(kind: Any, value: Any) -> Any:
+    """Return a value of JSON as the type `kind` of its field: a tuple for a list, a dataclass for an object,
+    a device for its name. Raises KeyError or TypeError if it is none of that type.
+    """
+    if isinstance(kind, UnionType):
+        # `X | None`: if the value is there, it is an X.
+        kind = next(inner for inner in get_args(kind) if inner is not NoneType)
+        return None if value is None else _of_kind(kind, value)
+    if kind is Device:
+        return BY_NAME[value]
+    if get_origin(kind) is tuple:
+        return tuple(value)
+    if is_dataclass(kind):
+        kinds = {field.name: field.type for field in fields(kind)}
+        return kind(**{name: _of_kind(kinds[name], value[name]) for name in value})
+    return value
 
 
 def machine(on_gpu: bool) -> str:
@@ -87,7 +113,7 @@ def measured_rate(config: RunConfig, wanted: Setup) -> Measured | None:
     if not isinstance(record, dict) or not isinstance(samples, int | float) or samples <= 0:
         return None
     try:
-        setup = _setup(record["setup"])
+        setup = setup_of_record(record["setup"])
     except (KeyError, TypeError):
         return None  # a damaged record
     if record.get("machine") != machine(wanted.on_gpu) or setup.on_gpu != wanted.on_gpu:
@@ -117,7 +143,8 @@ def _differences(found: Setup, wanted: Setup) -> tuple[str, ...]:
         # The network is the same whether or not the run names it.
         names = [name for name in names if name != "fabric_bytes_per_second"]
     shape = [
-        field.name
+        # Users know the parameters of their own blocks by the key of the file.
+        "code" if field.name == "own_block" else field.name
         for field in fields(wanted.shape)
         if getattr(found.shape, field.name) != getattr(wanted.shape, field.name)
     ]
@@ -126,20 +153,6 @@ def _differences(found: Setup, wanted: Setup) -> tuple[str, ...]:
     if wanted.pipeline_parallel_size == 1 and "stage_layers" in names:
         names.remove("stage_layers")  # num_layers says it
     return (*shape, *names)
-
-
-def _setup(values: dict[str, Any]) -> Setup:
-    """Return the setup of a record, with tuples where JSON has lists and with the device of that name."""
-    device, stages, shape = values["device"], values["stage_layers"], values["shape"]
-    return Setup(
-        **{
-            **values,
-            "shape": Shape(**{**shape, "window_layers": tuple(shape["window_layers"])}),
-            "device": None if device is None else BY_NAME[device],
-            "stage_layers": None if stages is None else tuple(stages),
-            **{name: tuple(values[name]) for name in ("adapter_sizes", "adapter_activations")},
-        }
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from nbtrain.config.names.other_programs import is_accelerate, program_of_file
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.kubernetes_section import Workload
 
-SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
+SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".job")
+"""Endings of shell scripts, batch scripts of Slurm among them."""
 TEXTS = (
     ".txt",
     ".md",

@@ -247,8 +247,12 @@ def _is_command(word: Word) -> bool:
         or name in PREFIXES
         or name in SHELLS
         or bool(PYTHON.match(name) or PROGRAM.match(word.text))
-        or word.text.endswith((".sh", ".bash"))
+        or _is_script(word)
     )
+
+
+def _is_script(word: Word) -> bool:
+    return word.text.endswith(SCRIPTS) and not word.text.startswith("-")
 
 
 def _starts_command(words: Sequence[Word], at: int) -> bool:
@@ -652,7 +656,7 @@ def _follow(
         yield _launch(command, start, scope, "python")
     elif name in SHELLS:
         yield from _shell(command, start, place, scope, hidden)
-    elif word.text.endswith(SCRIPTS):
+    elif _is_script(word):
         yield from _script_file(command, start, start + 1, place, scope, hidden)
     elif name not in STARTS_NOTHING:
         yield from _after_prefix(command, start, place, scope, hidden)
@@ -997,7 +1001,7 @@ def _submitted(
                 inner = command.read_inner(runs, (), _variables(scope.environment))
                 yield from _all(inner, command, place, scope, hidden)
             return
-        if text.endswith((".sh", ".bash", ".slurm", ".sbatch", ".job")) and not text.startswith("-"):
+        if _is_script(words[at]):
             yield from _script_file(command, at, at + 1, place, scope, hidden)
             return
         if words[start].text.endswith("salloc") and _is_command(words[at]):

@@ -3,8 +3,10 @@
 import pytest
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.config.load.other_files import SCRIPTS
 from nbtrain.foreign.importing import import_files
 from nbtrain.foreign.job_files import script_jobs
+from nbtrain.foreign.job_files.file_kinds import is_foreign
 from nbtrain.foreign.job_files.programs import knows_flags
 from nbtrain.foreign.job_files.script_jobs import jobs_of_script
 from nbtrain.foreign.lint import lint
@@ -166,6 +168,19 @@ def test_what_hides_a_launch_may_be_given(tmp_path):
     (tmp_path / "inner.sh").write_text("torchrun --nnodes 1 --nproc_per_node $1 pretrain_gpt.py $F\n")
     found = import_files([path, tmp_path / "inner.sh"], GIVEN)
     assert (found.config.resources.gpus_per_node, found.config.model.num_layers) == (4, 12)
+
+
+@pytest.mark.parametrize("ending", SCRIPTS)
+@pytest.mark.parametrize(
+    "command",
+    ["./inner{}", "bash inner{}", "sbatch -N 1 inner{}", "salloc -N 1 ./inner{}", "$PREFIX inner{}"],
+)
+def test_a_script_is_followed_whatever_its_ending(command, ending, tmp_path):
+    outer, inner = tmp_path / f"outer{ending}", tmp_path / f"inner{ending}"
+    outer.write_text(f"{command.format(ending)}\n")
+    inner.write_text(f"torchrun --nnodes 1 --nproc_per_node 4 {TRAIN}\n")
+    assert is_foreign(outer)
+    assert import_files([outer, inner], GIVEN).config.resources.gpus_per_node == 4
 
 
 SLURM = "#!/bin/bash\n{}\n{} pretrain_gpt.py " + MEGATRON + "\n"

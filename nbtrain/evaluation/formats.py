@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nbtrain.base.errors import ConfigError, DataError
-from nbtrain.base.files import too_many_digits
 from nbtrain.base.git_lfs import pointer_problem_of
 from nbtrain.base.text.nearest import nearest
+from nbtrain.corpus.files.compression import without_mark
+from nbtrain.corpus.files.json_line import kind_of, record_of
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -38,11 +39,8 @@ class Question(NamedTuple):
 class RecordLine:
     """The object on one line; errors about its fields name the line."""
 
-    def __init__(self, value: Any, where: str):
-        self.where = where
-        if not isinstance(value, dict):
-            raise self.wrong(f"is {_kind(value)}, not an object")
-        self.value = value
+    def __init__(self, value: dict[str, Any], where: str):
+        self.value, self.where = value, where
 
     def wrong(self, what: str) -> DataError:
         return DataError(f"{self.where}: {what}.")
@@ -50,7 +48,7 @@ class RecordLine:
     def text(self, name: str, default: str | None = None) -> str:
         value = self._get(name, default)
         if not isinstance(value, str):
-            raise self.wrong(f"{name} is {_kind(value)}, not text")
+            raise self.wrong(f"{name} is {kind_of(value)}, not text")
         return value
 
     def texts(self, name: str, least: int = 2) -> list[str]:
@@ -145,37 +143,25 @@ def read_questions(kind: str, path: Path, limit: int | None = None) -> list[Ques
     """
     if (question_of := FORMATS.get(kind)) is None:
         raise ConfigError(f"{kind}: no such task. Known tasks: {', '.join(FORMATS)}.{nearest(kind, FORMATS)}")
-    questions = [question_of(RecordLine(value, where)) for where, value in lines_of(path)]
+    questions = [question_of(line) for line in lines_of(path)]
     if not questions:
         raise DataError(f"{path}: contains no lines.")
     return questions[:limit]
 
 
-def lines_of(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield (file and line, JSON value) of each non-empty line."""
+def lines_of(path: Path) -> Iterator[RecordLine]:
+    """Yield the object on each line that is not empty. Raises DataError, with the line, for another value."""
     try:
         with path.open("rb") as stream:
-            for number, line in enumerate(stream, 1):
+            for number, line in enumerate(without_mark(stream), 1):
                 if not line.strip():
                     continue
                 where = f"{path}:{number}"
                 try:
-                    yield where, json.loads(line.decode().rstrip())
-                except UnicodeDecodeError as error:
-                    raise DataError(f"{where}: is not UTF-8 text (byte {error.start}).") from None
-                except json.JSONDecodeError as error:
-                    if problem := pointer_problem_of(path):
-                        raise DataError(f"{path}: {problem}.") from None
-                    raise DataError(f"{where}: not JSON: {error.msg} (column {error.colno}).") from None
-                except RecursionError:
-                    raise DataError(f"{where}: not JSON: objects and lists are nested too deeply.") from None
-                except ValueError:  # of Python's integers
-                    raise DataError(f"{where}: {too_many_digits()}.") from None
+                    yield RecordLine(record_of(line), where)
+                except ValueError as problem:
+                    if pointer := pointer_problem_of(path):
+                        raise DataError(f"{path}: {pointer}.") from None
+                    raise DataError(f"{where}: {problem}.") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}).") from None
-
-
-def _kind(value: Any) -> str:
-    return {type(None): "null", bool: "a boolean", str: "text", list: "a list", dict: "an object"}.get(
-        type(value), "a number"
-    )

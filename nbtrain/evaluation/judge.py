@@ -188,10 +188,7 @@ class JudgedQuestions:
 
     def __init__(self, path: Path, limit: int | None = None):
         self.source, self.limit = path.name, limit
-        found = [
-            _question(RecordLine(value, where), number)
-            for number, (where, value) in enumerate(lines_of(path))
-        ]
+        found = [_question(line, number) for number, line in enumerate(lines_of(path))]
         if not found:
             raise DataError(f"{path}: contains no lines.")
         self.source_sha256 = files.sha256_of(path)

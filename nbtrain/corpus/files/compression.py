@@ -10,6 +10,7 @@ import io
 import lzma
 import re
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -174,6 +175,13 @@ def open_bytes(path: Path, where: str) -> io.BufferedReader:
     except DataError:
         file.close()
         raise
+
+
+def without_mark(stream: io.BufferedReader) -> io.BufferedReader:
+    """Skip UTF-8's byte order mark, with which programs on Windows begin a file, and return the stream."""
+    if stream.peek(len(BOM_UTF8)).startswith(BOM_UTF8):
+        stream.read(len(BOM_UTF8))
+    return stream
 
 
 def refuse_other_files(begun: bytes, path: Path, where: str) -> None:

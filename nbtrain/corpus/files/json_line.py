@@ -21,7 +21,7 @@ def record_of(line: bytes) -> dict[str, Any]:
             return value
         problem = f"not an object but {kind_of(value)}"
     except json.JSONDecodeError as error:
-        problem = f"not JSON ({error.msg})"
+        problem = f"not JSON ({error.msg}, column {error.colno})"
     is_array = line.lstrip().startswith(b"[")
     rule = "; each line must hold one object, not an array" if is_array else ""
     raise ValueError(not_utf8(line) or problem + rule)
@@ -34,7 +34,7 @@ def _value(content: bytes) -> Any:
     except orjson.JSONDecodeError as error:
         refusal = error
     try:
-        return json.loads(content.decode(), parse_int=_integer)
+        return json.loads(content.decode().rstrip(" \t\r\n"), parse_int=_integer)
     except json.JSONDecodeError:
         raise  # the part that orjson refused may be readable, and the real error come later
     except (ValueError, RecursionError):

@@ -24,7 +24,7 @@ from nbtrain.base.workspace import display, resolve
 from nbtrain.corpus import heap
 from nbtrain.corpus.files import compression, file_kinds, folder
 from nbtrain.corpus.files.choice import Choice, counted_splits
-from nbtrain.corpus.files.compression import open_bytes, packing_of_file
+from nbtrain.corpus.files.compression import open_bytes, packing_of_file, without_mark
 from nbtrain.corpus.optional import optional
 from nbtrain.corpus.records import SourcePart
 from nbtrain.corpus.sources import base
@@ -218,12 +218,12 @@ class FileReader(base.SourceReader):
             with open_bytes(Path(part.details[0]), self.where) as stream:
                 stream.seek(part.start)
                 lines = io.BufferedReader(_PartBytes(stream, part, self.where), compression.BLOCK_BYTES)
-                yield part.path, _without_mark(lines) if part.start == 0 else lines
+                yield part.path, without_mark(lines) if part.start == 0 else lines
             return
         for name in part.details:
             path = Path(name)
             with self.open_file(path) as stream:
-                yield display(path), _without_mark(stream)
+                yield display(path), without_mark(stream)
 
     def open_file(self, path: Path) -> io.BufferedReader:
         """Open a whole file for reading lines. Raises the errors of open_lines."""
@@ -359,12 +359,6 @@ def _grouped(paths: list[Path]) -> SourcePart:
 
 def _named(name: str, start: int, stop: int, what: str = "") -> str:
     return f"{name}, {what}bytes {start:,} to {stop:,}"
-
-
-def _without_mark(stream: Any) -> Any:
-    if stream.peek(len(BOM_UTF8)).startswith(BOM_UTF8):
-        stream.read(len(BOM_UTF8))
-    return stream
 
 
 def joined(pieces: list[bytes]) -> bytes:

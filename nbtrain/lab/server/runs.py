@@ -103,7 +103,7 @@ def _compared(names: list[str], text: str | None = None, file: str = "") -> dict
 
     published = [] if text is None else parse_published(text, file)
     if not 1 <= len(names) <= MOST_RUNS:
-        raise ConfigError(f"{amounts.counted(len(names), 'run')}: a comparison takes 2 to {MOST_RUNS}.")
+        raise ConfigError(f"{amounts.counted(len(names), 'run')}: a comparison takes 1 to {MOST_RUNS} runs.")
     runs, refused = [], {}
     for name in dict.fromkeys(names):
         try:

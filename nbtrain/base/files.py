@@ -30,6 +30,11 @@ def is_read_only(folder: Path) -> bool:
     return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
 
 
+def nearest_existing(path: Path) -> Path:
+    """Return the path, or its nearest parent, that exists. It may be a file or a broken link."""
+    return next(found for found in (path, *path.parents) if os.path.lexists(found))
+
+
 def file_system_of(folder: Path) -> str | None:
     """Return the type of the file system that holds a folder; None if /proc/mounts does not say."""
     try:

@@ -26,8 +26,8 @@ from nbtrain.checkpoint.weights.store import MASTER, WHOLE, StoredParameter
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.names import OF_VOCABULARY, trained_rows_of
 from nbtrain.parallel.agreement import gather_objects
+from nbtrain.pretrained.folder import PEFT_WEIGHTS
 from nbtrain.pretrained.peft import notes_of
-from nbtrain.pretrained.peft_files import WEIGHTS
 from nbtrain.pretrained.start import RunStart, Start, fit, identity_of, open_start
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ def start_sha256(live: LiveRun) -> str:
         return known["sha256"] + known.get("adapters_sha256", "")
     sha256 = identity_of(open_start(live.config, live.run))
     if (lora := live.config.lora) is not None and lora.init_from is not None:
-        sha256 += files.sha256_of(resolve(lora.init_from) / WEIGHTS)
+        sha256 += files.sha256_of(resolve(lora.init_from) / PEFT_WEIGHTS)
     return sha256
 
 

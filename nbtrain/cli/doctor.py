@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from nbtrain.base.files import is_read_only
+from nbtrain.base.files import is_read_only, nearest_existing
 from nbtrain.base.findings import Finding, Level
 from nbtrain.base.hardware.cgroup import usable_cores
 from nbtrain.base.hardware.nvml import driver_gpus
@@ -126,7 +126,7 @@ def memory_finding() -> Finding:
 
 def why_not_writable(path: Path) -> str:
     """Return why the folder cannot be created or written to; "" if it can be."""
-    existing = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
+    existing = nearest_existing(path)
     of = "" if existing == path else f"{existing} "
     if not existing.is_dir():
         return f"{of}is not a folder"
@@ -148,8 +148,7 @@ def disk_finding(subject: str, path: Path) -> Finding:
     variable = f"NBTRAIN_{subject.upper()}"
     if why := why_not_writable(path):
         return _found("error", subject, f"{path} is not writable: {why}", f"Set {variable} elsewhere.")
-    existing = next(folder for folder in (path, *path.parents) if folder.exists())
-    free = shutil.disk_usage(existing).free
+    free = shutil.disk_usage(nearest_existing(path)).free
     text = f"{path}: {size(free)} free"
     if free < 2 * GIB:
         return _found("warning", subject, text, f"Free some space or set {variable} elsewhere.")

@@ -300,7 +300,9 @@ def _check_space(target: DatasetFiles, groups: Sequence[_Group]) -> int:
         num_bytes += tokens * (group.pairs[0].dtype.itemsize + group.is_masked)
         needed += index * (1 + group.is_masked)
     needed += num_bytes
-    folder = next(path for path in (target.directory, *target.directory.parents) if path.is_dir())
+    folder = files.nearest_existing(target.directory)
+    if not folder.is_dir():
+        raise DataError(f"{display(folder)}: is not a folder. Move it, or name another dataset to merge to.")
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise DataError(

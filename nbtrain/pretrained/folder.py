@@ -35,14 +35,14 @@ INDEX = "model.safetensors.index.json"
 SUFFIX = ".safetensors"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 # A file that peft sometimes writes next to a model's config.json.
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
+PEFT_WEIGHTS = "adapter_model.safetensors"
 # Limit of a file's name on Linux (NAME_MAX).
 MOST_NAME_BYTES = 255
 # The key of a consolidated file's metadata that describes the model.
 OWN = "nbtrain"
 
-ADAPTERS = "adapter_config.json"
-ZERO_3 = re.compile(r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt")
+PEFT_SETTINGS = "adapter_config.json"
+ZERO_3_FILE = re.compile(r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt")
 DEEPSPEED = re.compile(
     r"(bf16_|fp16_)?zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt|mp_rank_\d+_model_states\.pt"
 )
@@ -134,7 +134,7 @@ def _single_file(path: Path) -> Path:
     """Return the only safetensors file of a folder that has no index."""
     if (path / SINGLE).is_file():
         return path / SINGLE
-    files = sorted(one for one in path.glob(f"*{SUFFIX}") if one.name != ADAPTER_WEIGHTS)
+    files = sorted(one for one in path.glob(f"*{SUFFIX}") if one.name != PEFT_WEIGHTS)
     if len(files) == 1:
         return files[0]
     if not files and (what := what_it_is(path)) is not None:
@@ -235,14 +235,14 @@ def _of_nbtrain(path: Path) -> str | None:
 
 
 def _adapters(path: Path) -> str | None:
-    if not (path / ADAPTERS).is_file():
-        inside = next((place for place in _folders(path) if (place / ADAPTERS).is_file()), None)
+    if not (path / PEFT_SETTINGS).is_file():
+        inside = next((place for place in _folders(path) if (place / PEFT_SETTINGS).is_file()), None)
         if inside is None or CHECKPOINT.fullmatch(inside.name):
             return None
         return f"a folder around adapters of peft: name {display(inside)} (as lora.init_from)."
     base = ""
     try:
-        named = json.loads((path / ADAPTERS).read_text(encoding="utf-8")).get("base_model_name_or_path")
+        named = json.loads((path / PEFT_SETTINGS).read_text(encoding="utf-8")).get("base_model_name_or_path")
         base = f" ({shortened(str(named))})" if named else ""
     except (OSError, ValueError, AttributeError, RecursionError):
         pass
@@ -258,7 +258,7 @@ def _deepspeed(path: Path) -> str | None:
         file.name for place in steps for file in place.glob("*_states.pt") if DEEPSPEED.fullmatch(file.name)
     ]
     parts = {
-        file.name for place in steps for file in place.glob("*_states.pt") if ZERO_3.fullmatch(file.name)
+        file.name for place in steps for file in place.glob("*_states.pt") if ZERO_3_FILE.fullmatch(file.name)
     }
     if not names and not parts:
         return None

@@ -22,14 +22,13 @@ from nbtrain.base.errors import CheckpointError
 from nbtrain.base.text.amounts import counted
 from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import display
-from nbtrain.pretrained.folder import CONFIG
+from nbtrain.pretrained.folder import CONFIG, ZERO_3_FILE
 
 TRACKER, LATEST = "latest_checkpointed_iteration.txt", "latest"
 STEP = re.compile(r"(iter_\d{1,18}|release|global_step\d{1,18})")
 OWN_FILE = re.compile(r"mp_rank_(\d{1,6})(?:_(\d{1,6}))?/model_optim_rng\.pt")
 MODEL_FILE = re.compile(r"mp_rank_(\d{1,6})_model_states\.pt")
 LAYER_FILE = re.compile(r"layer_(\d{1,6})-model_(\d{1,6})-model_states\.pt")
-ZERO_3_FILE = re.compile(r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt")
 # Orders of the rows of query, key and value: by head or group, or all queries of a tensor rank first.
 ORDERS = ("groups", "thirds")
 # Arguments without which no model is known.

@@ -27,14 +27,8 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.lora_section import TARGETS
 from nbtrain.config.yaml_source import show
 from nbtrain.pretrained import peft_ia3, peft_tokens
-from nbtrain.pretrained.peft_files import (
-    PREFIX,
-    SETTINGS,
-    name_problems,
-    read_settings,
-    read_tensors,
-    targets_module,
-)
+from nbtrain.pretrained.folder import PEFT_SETTINGS
+from nbtrain.pretrained.peft_files import PREFIX, name_problems, read_settings, read_tensors, targets_module
 from nbtrain.pretrained.tensors import PACKED, Piece, Sizes
 from nbtrain.pretrained.written import family_of
 
@@ -181,7 +175,7 @@ def adapter_problems(folder: Path, config: RunConfig) -> list[str]:
     if found.get("peft_type") != "LORA":
         return [f"peft_type is {found.get('peft_type')!r}, and only LORA is read"]
     tensors = read_tensors(folder, wanted_tensors(config))
-    modules, scales = adapted_modules(config), _Scales(found, folder / SETTINGS)
+    modules, scales = adapted_modules(config), _Scales(found, folder / PEFT_SETTINGS)
     known = {tensor for module in modules for tensor in module.tensors}
     with_rows = peft_tokens.said_by(found, config)
     rows = {one.tensor for one in peft_tokens.modules_of_vocabulary(config) if one.rows in with_rows}

@@ -8,13 +8,10 @@ from typing import Any
 from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.workspace import display
-from nbtrain.pretrained.folder import what_it_is
+from nbtrain.pretrained.folder import CONFIG, PEFT_SETTINGS, PEFT_WEIGHTS, what_it_is
 from nbtrain.pretrained.header import Tensor, read_header
 from nbtrain.pretrained.model import matched
 
-SETTINGS = "adapter_config.json"
-CONFIG = "config.json"
-WEIGHTS = "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"
 PREFIX = "base_model.model."
 # The adapter's name, which is part of names in a model's state but not in files of save_pretrained.
@@ -27,17 +24,17 @@ def read_tensors(folder: Path, wanted: Iterable[str]) -> dict[str, Tensor]:
     Tensors that mean none of these keep their own names. Raises CheckpointError if the file is damaged, or if
     two names mean the same tensor.
     """
-    stored = read_header(folder / WEIGHTS).tensors
+    stored = read_header(folder / PEFT_WEIGHTS).tensors
     tensors = {ADAPTER.sub(r".\1", name): tensor for name, tensor in stored.items()}
     if len(tensors) < len(stored):
         raise CheckpointError(
-            f"{display(folder / WEIGHTS)}: holds several adapters of one module. Save one alone with "
+            f"{display(folder / PEFT_WEIGHTS)}: holds several adapters of one module. Save one alone with "
             "save_pretrained(..., selected_adapters=[NAME]) of peft."
         )
     try:
         meant = matched(tensors, wanted)
     except CheckpointError as error:
-        raise CheckpointError(f"{display(folder / WEIGHTS)}: {error}") from None
+        raise CheckpointError(f"{display(folder / PEFT_WEIGHTS)}: {error}") from None
     return {meant.get(name, name): tensor for name, tensor in tensors.items()}
 
 
@@ -84,19 +81,19 @@ def _names(said: object, module: str) -> bool:
 def read_settings(folder: Path) -> dict[str, Any]:
     """Read adapter_config.json. Raises CheckpointError if one of the two files is missing or damaged."""
     try:
-        found = files.read_json(folder / SETTINGS)
+        found = files.read_json(folder / PEFT_SETTINGS)
     except ValueError as error:
         raise CheckpointError(f"{error}") from None
-    if not isinstance(found, dict) or not (folder / WEIGHTS).is_file():
+    if not isinstance(found, dict) or not (folder / PEFT_WEIGHTS).is_file():
         if isinstance(found, dict):
-            missing, why = WEIGHTS, ""
+            missing, why = PEFT_WEIGHTS, ""
             if (folder / PICKLE).is_file():
                 why = (
                     f" {PICKLE} is a pickle, which can run code when it is loaded: load it with peft where "
                     "you trust it, and save it again with save_pretrained(..., safe_serialization=True)."
                 )
         else:
-            missing, why = SETTINGS, f" It is {what}" if (what := what_it_is(folder)) else ""
+            missing, why = PEFT_SETTINGS, f" It is {what}" if (what := what_it_is(folder)) else ""
             if not why and (folder / CONFIG).is_file():
                 why = " It holds a complete model: set init_from to it."
         raise CheckpointError(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.config.rules.layout import SCALING_FIELDS
 from nbtrain.config.rules.wording import value_of
 from nbtrain.config.schema import ModelConfig, RunConfig
 from nbtrain.config.sections.markers import OfRun, marked
@@ -240,11 +241,7 @@ def _rope(config: RunConfig) -> dict[str, Any]:
     if scaling is None:
         new: dict[str, Any] = {"rope_type": "default", "rope_theta": model.rotary_base}
         return {"rope_parameters": new, "rope_theta": model.rotary_base, "rope_scaling": None}
-    of_kind = {
-        "linear": (),
-        "llama3": ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-        "yarn": ("beta_fast", "beta_slow", "original_max_position_embeddings"),
-    }[scaling.kind]
+    of_kind = SCALING_FIELDS[scaling.kind]
     said = {
         "rope_type": scaling.kind,
         "factor": scaling.factor,

@@ -9,9 +9,9 @@ from safetensors.numpy import save_file
 from nbtrain.base.errors import CheckpointError
 from nbtrain.config.load import load
 from nbtrain.config.schema import RunConfig
+from nbtrain.pretrained.folder import PEFT_SETTINGS, PEFT_WEIGHTS
 from nbtrain.pretrained.model import model_section, open_model
 from nbtrain.pretrained.peft import adapter_problems, notes_of, section_fix, settings_of, shapes_of
-from nbtrain.pretrained.peft_files import SETTINGS, WEIGHTS
 from tests.pretrained.small import write_small_folder
 
 BASE = "only adapters that leave the base as it is are read (true, false, gaussian, orthogonal, eva, mica)"
@@ -51,11 +51,12 @@ def problems(config, tmp_path, monkeypatch):
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     (tmp_path / "a").mkdir()
     save_file(
-        {name: np.ones(shape, "f4") for name, shape in shapes_of(config).items()}, tmp_path / "a" / WEIGHTS
+        {name: np.ones(shape, "f4") for name, shape in shapes_of(config).items()},
+        tmp_path / "a" / PEFT_WEIGHTS,
     )
 
     def problems(**changes):
-        (tmp_path / "a" / SETTINGS).write_text(json.dumps({**settings_of(config), **changes}))
+        (tmp_path / "a" / PEFT_SETTINGS).write_text(json.dumps({**settings_of(config), **changes}))
         return adapter_problems(tmp_path / "a", config)
 
     return problems
@@ -64,7 +65,9 @@ def problems(config, tmp_path, monkeypatch):
 def write_tensors(folder, config, named):
     """Write the run's own adapters, each renamed by `named`, which returns None for one to omit."""
     shapes = {named(name): shape for name, shape in shapes_of(config).items()}
-    save_file({name: np.ones(shape, "f4") for name, shape in shapes.items() if name}, folder / "a" / WEIGHTS)
+    save_file(
+        {name: np.ones(shape, "f4") for name, shape in shapes.items() if name}, folder / "a" / PEFT_WEIGHTS
+    )
 
 
 @pytest.mark.parametrize(

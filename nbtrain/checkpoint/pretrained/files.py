@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from nbtrain.base import files
-from nbtrain.pretrained.folder import INDEX, SINGLE
-from nbtrain.pretrained.peft_files import SETTINGS, WEIGHTS
+from nbtrain.pretrained.folder import INDEX, PEFT_SETTINGS, PEFT_WEIGHTS, SINGLE
 
 Shapes = Mapping[str, tuple[int, ...]]
 NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
@@ -82,10 +81,10 @@ def write_peft_folder(
 ) -> Iterator[tuple[int, int]]:
     """Write the two files of a folder of peft and yield (bytes done, total bytes)."""
     total, done = sum(map(math.prod, shapes.values())) * dtype.itemsize, 0
-    for count in write_file(folder / WEIGHTS, shapes, dtype, tensor_of, {"format": "pt"}):
+    for count in write_file(folder / PEFT_WEIGHTS, shapes, dtype, tensor_of, {"format": "pt"}):
         done += count
         yield done, total
-    files.write_json(folder / SETTINGS, settings)
+    files.write_json(folder / PEFT_SETTINGS, settings)
 
 
 def _head(shapes: Shapes, dtype: torch.dtype, metadata: Mapping[str, str]) -> bytes:

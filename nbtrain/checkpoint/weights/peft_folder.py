@@ -9,7 +9,8 @@ from safetensors import safe_open
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint.weights.masters import MadeWhole
-from nbtrain.pretrained.peft_files import WEIGHTS, read_tensors
+from nbtrain.pretrained.folder import PEFT_WEIGHTS
+from nbtrain.pretrained.peft_files import read_tensors
 
 
 class PeftFolder(MadeWhole):
@@ -24,7 +25,7 @@ class PeftFolder(MadeWhole):
         self.folder = folder
         # A name of peft's may be another one in the file: _orig_mod. of torch.compile, for example.
         self._names = {name: tensor.name for name, tensor in read_tensors(folder, wanted).items()}
-        self._file = safe_open(folder / WEIGHTS, framework="pt", device="cpu")
+        self._file = safe_open(folder / PEFT_WEIGHTS, framework="pt", device="cpu")
 
     @property
     def dtype(self) -> torch.dtype:

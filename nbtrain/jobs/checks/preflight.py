@@ -8,11 +8,10 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from nbtrain.base.errors import DataError, SubmitError, refuse
-from nbtrain.base.files import is_read_only
+from nbtrain.base.files import is_read_only, nearest_existing
 from nbtrain.base.findings import Finding
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text.amounts import counted, size
@@ -50,8 +49,6 @@ from nbtrain.planner.memory import SPARE_FRACTION, least_memory
 ESTIMATE_SLACK = 1.1
 # A smaller part of a rank's memory is not named.
 LEAST_NAMED_BYTES = 50 << 20
-# Space for event and metrics files, logs and records of a run.
-SPARE_DISK_BYTES = 64 << 20
 # CPU instructions of which fp16 needs one for matrix products (oneDNN's own requirement).
 FP16_FLAGS = ("avx512_fp16", "amx_fp16", "fphp", "asimdhp")
 
@@ -284,7 +281,7 @@ def output_is_writable(launch: Launch) -> Iterator[Finding]:
     """Check that the run directory can be created, or written to."""
     config = launch.config
     run = RunDir.named(config.name)
-    folder = _existing(run.path)
+    folder = nearest_existing(run.path)
     if not folder.is_dir():
         yield mistake(
             config, "", f"{display(folder)} is a file, not a folder.", "Set NBTRAIN_OUTPUT to a folder."
@@ -309,12 +306,11 @@ def disk_holds_checkpoints(launch: Launch) -> Iterator[Finding]:
     """Check that the disk has room for every checkpoint that is kept and for the one being written."""
     config = launch.config
     run = RunDir.named(config.name)
-    folder = _existing(run.path)
+    folder = nearest_existing(run.path)
     if not folder.is_dir():
         return
     estimate = launch.needs.disk
-    present = sum(path.stat().st_size for path in run.model.rglob("*") if path.is_file())
-    needed = max(0, estimate.checkpoints_bytes - present) + SPARE_DISK_BYTES
+    present, needed = estimate.room_for_checkpoints(run)
     free = shutil.disk_usage(folder).free
     if free < needed:
         there = f", {size(present)} of them there already" if present else ""
@@ -326,10 +322,6 @@ def disk_holds_checkpoints(launch: Launch) -> Iterator[Finding]:
             f"and logs need {size(needed)}.",
             "Free space, lower checkpoint.keep_last, or set NBTRAIN_OUTPUT to a larger disk.",
         )
-
-
-def _existing(path: Path) -> Path:
-    return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
 # The command in the message is for a run that this name does not find.

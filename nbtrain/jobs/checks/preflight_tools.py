@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nbtrain.base.extras import install_command
-from nbtrain.base.files import file_system_of, is_read_only
+from nbtrain.base.files import file_system_of, is_read_only, nearest_existing
 from nbtrain.base.findings import Finding
 from nbtrain.base.run_directory.checkpoint_files import local_folder, local_run_folder
 from nbtrain.base.run_directory.rundir import RunDir
@@ -111,7 +111,7 @@ def local_dir_is_ready(launch: Launch) -> Iterator[Finding]:
         )
     if config.backend.kind != "local":
         return
-    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    there = nearest_existing(folder)
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK) or is_read_only(there):
         yield mistake(
             config,

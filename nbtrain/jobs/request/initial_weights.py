@@ -21,8 +21,8 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.extension import ids_differ
 from nbtrain.corpus.tokenizer.folder import ONE_FILE, read_manifest
 from nbtrain.corpus.tokenizer.origin import recorded_origin
+from nbtrain.pretrained.folder import PEFT_WEIGHTS
 from nbtrain.pretrained.peft import adapter_problems, notes_of, section_fix
-from nbtrain.pretrained.peft_files import WEIGHTS
 from nbtrain.pretrained.start import RunStart, Start, fit, identity_of, is_there, open_start, vocab_size_of
 
 
@@ -203,7 +203,7 @@ def _record(start: Start, config: RunConfig) -> dict[str, Any]:
         "dtypes": start.dtypes,
     }
     if config.lora is not None and config.lora.init_from is not None:
-        said["adapters_sha256"] = files.sha256_of(resolve(config.lora.init_from) / WEIGHTS)
+        said["adapters_sha256"] = files.sha256_of(resolve(config.lora.init_from) / PEFT_WEIGHTS)
     if isinstance(start, RunStart):
         return said | {
             "run": start.run.name,

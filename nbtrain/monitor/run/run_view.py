@@ -265,7 +265,7 @@ class RunView:
             "train_tokens": config.train_tokens,
             "train_steps": config.train_steps,
             "target_tokens": config.target_tokens,
-            "has_perplexity": config.dpo is None,
+            "has_perplexity": config.has_perplexity,
             "precision": config.precision.dtype + (" autocast" if config.precision.autocast else ""),
             **{key: getattr(config.parallel, key) for key in PARALLEL_KEYS},
             "world_size": config.world_size,

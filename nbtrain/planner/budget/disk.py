@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nbtrain.base.errors import DataError
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import display
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes, node_checkpoint_bytes
 from nbtrain.config.arithmetic.splits import split_bounds, split_weights
@@ -35,6 +36,10 @@ class DatasetSize:
     """Source of the counts: "the .idx" or "the manifest"."""
     problem: str = ""
     """Problem with the .idx file or the manifest; "" if they agree."""
+
+
+# Space for event and metrics files, logs and records of a run.
+SPARE_BYTES_OF_LOGS = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,11 @@ class DiskEstimate:
     @property
     def checkpoints_bytes(self) -> int:
         return self.checkpoint_bytes * self.num_checkpoints
+
+    def room_for_checkpoints(self, run: RunDir) -> tuple[int, int]:
+        """Return (bytes of checkpoints that the run has already, free bytes that the rest and logs need)."""
+        present = sum(path.stat().st_size for path in run.model.rglob("*") if path.is_file())
+        return present, max(0, self.checkpoints_bytes - present) + SPARE_BYTES_OF_LOGS
 
     @property
     def total_bytes(self) -> int:
@@ -110,8 +120,13 @@ def num_checkpoints(config: RunConfig) -> int:
     # There is one checkpoint at every interval and one at the end.
     written = -(-steps // checkpoint.save_interval_steps)
     newest = min(checkpoint.keep_last, written)
-    for_ever = steps // checkpoint.keep_every_steps if checkpoint.keep_every_steps else 0
-    return min(newest + for_ever + checkpoint.keep_best + 1, written)
+    return min(newest + num_kept_for_ever(config) + checkpoint.keep_best + 1, written)
+
+
+def num_kept_for_ever(config: RunConfig) -> int:
+    """Return the number of checkpoints that checkpoint.keep_every_steps keeps."""
+    every = config.checkpoint.keep_every_steps
+    return config.train_steps // every if every else 0
 
 
 def read_dataset(config: RunConfig, opened: OpenDataset | OpenBlend | None = None) -> DatasetOnDisk:

@@ -7,8 +7,10 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from nbtrain.base.files import nearest_existing
 from nbtrain.base.findings import Cost, Finding
 from nbtrain.base.run_directory.checkpoint_files import local_folder
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display, output_root
 from nbtrain.config.arithmetic.devices import find_device
@@ -17,6 +19,7 @@ from nbtrain.config.findings import finding_of
 from nbtrain.config.rules.environment import replaced_values
 from nbtrain.config.rules.kubernetes import POD_GRACE_SECONDS
 from nbtrain.config.schema import RunConfig
+from nbtrain.planner.budget.disk import num_kept_for_ever
 from nbtrain.planner.lint.run_estimates import RunEstimates
 
 # A machine of eight H100 has two CPUs of 56 cores, each with two threads.
@@ -78,14 +81,16 @@ def checkpoints_fit_the_disk(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that the kept checkpoints fit the free disk space of this machine; report large amounts."""
     config, disk = estimates.config, estimates.disk
     checkpoint, total = config.checkpoint, disk.checkpoints_bytes
-    free = _free_bytes() if config.resources.nodes == 1 else None
-    full = free is not None and total > free
+    folder, free, needed = nearest_existing(output_root()), None, 0
+    if config.resources.nodes == 1 and folder.is_dir():
+        free = shutil.disk_usage(folder).free
+        needed = disk.room_for_checkpoints(RunDir.named(config.name))[1]
+    full = free is not None and needed > free
     many = disk.num_checkpoints > MANY_CHECKPOINTS and total > MANY_BYTES_OF_MANY
     if not (full or many or total > MANY_BYTES):
         return
     there = f"; {display(output_root())} has {amounts.size(free)} free" if full and free is not None else ""
-    for_ever = config.train_steps // checkpoint.keep_every_steps if checkpoint.keep_every_steps else 0
-    if for_ever > checkpoint.keep_last:
+    if num_kept_for_ever(config) > checkpoint.keep_last:
         assert checkpoint.keep_every_steps is not None
         # Multiples of the interval at which checkpoints are written, ten of them for the run.
         unit = checkpoint.save_interval_steps
@@ -122,8 +127,8 @@ def local_checkpoints_are_apart(estimates: RunEstimates) -> Iterator[Finding]:
     # On other machines the path may be another disk's.
     if config.backend.kind != "local" and not folder.is_dir():
         return
-    here, there = _existing(folder), _existing(output_root())
-    if here and there and here.stat().st_dev == there.stat().st_dev:
+    here, there = nearest_existing(folder), nearest_existing(output_root())
+    if here.lstat().st_dev == there.lstat().st_dev:
         yield finding_of(
             config,
             "local_checkpoints_are_apart",
@@ -133,15 +138,6 @@ def local_checkpoints_are_apart(estimates: RunEstimates) -> Iterator[Finding]:
             "Name a folder on each node's own disk, or set local_dir: null.",
             Cost(words="twice the writing"),
         )
-
-
-def _existing(folder: Path) -> Path | None:
-    return next((one for one in (folder, *folder.parents) if one.is_dir()), None)
-
-
-def _free_bytes() -> int | None:
-    folder = _existing(output_root())
-    return shutil.disk_usage(folder).free if folder else None
 
 
 def a_checkpoint_comes_before_the_end(estimates: RunEstimates) -> Iterator[Finding]:

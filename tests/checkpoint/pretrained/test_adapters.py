@@ -18,9 +18,9 @@ from nbtrain.exchange.export_model import export_model
 from nbtrain.inference.loaded import fill, model_of
 from nbtrain.model.gpt import GPT
 from nbtrain.model.gpt_config import GPTConfig
+from nbtrain.pretrained.folder import PEFT_SETTINGS, PEFT_WEIGHTS
 from nbtrain.pretrained.model import open_model
 from nbtrain.pretrained.peft import adapter_problems, notes_of, section_fix, settings_of, shapes_of
-from nbtrain.pretrained.peft_files import SETTINGS, WEIGHTS
 from tests.inference.made import tokenizer_in
 from tests.pretrained import made
 from tests.train import launch
@@ -246,10 +246,10 @@ def test_settings_are_refused_if_peft_s_logits_are_others(changes, base, tmp_pat
     tensors = {
         name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes_of(config).items()
     }
-    save_file(tensors, tmp_path / WEIGHTS)
+    save_file(tensors, tmp_path / PEFT_WEIGHTS)
 
     def logits(settings):
-        (tmp_path / SETTINGS).write_text(json.dumps(settings))
+        (tmp_path / PEFT_SETTINGS).write_text(json.dumps(settings))
         theirs = transformers.AutoModelForCausalLM.from_pretrained(base)
         with torch.no_grad():
             return peft.PeftModel.from_pretrained(theirs, tmp_path).eval()(input_ids=TOKENS).logits

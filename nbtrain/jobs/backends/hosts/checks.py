@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.files import nearest_existing
 from nbtrain.base.findings import Finding
 from nbtrain.base.text.amounts import counted, size
 from nbtrain.base.version import __version__
@@ -137,7 +138,9 @@ def looked_at(
     config: RunConfig, hosts: list[str], seconds: float
 ) -> list[tuple[str, dict[str, Any], list[Finding]]]:
     """Return (host, its probe's output, its problems except GPUs) for all hosts, checked in parallel."""
-    folder = next(parent for parent in (output_root(), *output_root().parents) if parent.is_dir())
+    folder = nearest_existing(output_root())
+    if not folder.is_dir():
+        folder = folder.parent  # preflight reports what is in the way
     token = folder / f".nbtrain-hosts-{secrets.token_hex(8)}"
     secret = secrets.token_hex(16)
     folders = [str(workspace()), str(folder), str(data_home())]

@@ -59,13 +59,14 @@ def gpus():
 
 def local_disk(path):
     """Describe the nearest existing folder for local checkpoints as {folder, writable, free}; None if the
-    setting is unset.
+    setting is unset. A file in its place is not writable.
     """
     if path is None:
         return None
     path = Path(path.replace("{host}", socket.gethostname()))
-    folder = next(parent for parent in (path, *path.parents) if parent.is_dir())
-    writable = os.access(folder, os.W_OK | os.X_OK)
+    # base/files.py's nearest_existing, without nbtrain.
+    folder = next(parent for parent in (path, *path.parents) if parent.exists())
+    writable = folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
     return {"folder": str(folder), "writable": writable, "free": shutil.disk_usage(folder).free}
 
 

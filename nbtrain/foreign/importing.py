@@ -20,14 +20,13 @@ from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.base.findings import Finding
 from nbtrain.base.printing.report import Code, Findings, InNotebook, Report, Result
-from nbtrain.base.text.addresses import text_without_secrets
 from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import typed_path
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.load import Overrides, find, flatten, load, override_layer, to_yaml, validate
 from nbtrain.config.names.architectures import expanded
 from nbtrain.config.rules.check import check_config
-from nbtrain.config.rules.environment import SECRET_NAMES, SECRET_VALUES, why_reserved
+from nbtrain.config.rules.environment import SECRET_VALUES, is_secret, why_reserved
 from nbtrain.config.rules.resume import within
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located, parse_value, spelled
@@ -486,9 +485,9 @@ def _machine(source: Reading) -> None:
             continue
         if words := why_reserved(name):
             source.note(word.place, f"{name}: {words}")
-        elif SECRET_NAMES.fullmatch(name.upper()) or SECRET_VALUES.search(word.text):
+        elif is_secret(name, word.text, addresses=False):
             source.note(word.place, f"{name} looks like a secret: set it in the shell that submits.")
-        elif text_without_secrets(word.text) != word.text:
+        elif is_secret(name, word.text):
             words = "holds a password or a query of an address, which a run YAML never shows"
             source.note(word.place, f"{name}: {words}; set it in the shell that submits.")
         elif word.from_outside:

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.base.findings import Finding
 from nbtrain.base.run_directory.checkpoint_files import PLACEHOLDERS
-from nbtrain.base.text.addresses import redacted
 from nbtrain.config.arithmetic.divisors import nearest_multiples
 from nbtrain.config.arithmetic.splits import split_weights
 from nbtrain.config.batch_schedule import StepSizes
@@ -26,7 +25,7 @@ from nbtrain.config.rules.attention import ATTENTION_RULES
 from nbtrain.config.rules.backends import BACKEND_RULES
 from nbtrain.config.rules.data import DATA_RULES
 from nbtrain.config.rules.dpo import DPO_RULES
-from nbtrain.config.rules.environment import SECRET_VALUES, environment_is_safe
+from nbtrain.config.rules.environment import environment_is_safe, is_secret
 from nbtrain.config.rules.kubernetes import kubernetes_agrees
 from nbtrain.config.rules.layout import LAYOUT_RULES
 from nbtrain.config.rules.limits import no_divisor, no_multiple
@@ -442,7 +441,7 @@ def _command_is_safe(config: RunConfig, key: str, command: list[str], other: str
     if command and not command[0].strip():
         yield hidden(config, key, f"{key}: the first entry, which names the program, is empty.")
     for number, argument in enumerate(command):
-        if SECRET_VALUES.search(argument) or ("://" in argument and redacted(argument) != argument):
+        if is_secret("", argument):
             yield hidden(
                 config,
                 key,

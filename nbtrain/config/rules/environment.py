@@ -5,6 +5,7 @@ secrets.
 import re
 
 from nbtrain.base.hardware.nvml import CUDA_DEVICES
+from nbtrain.base.text.addresses import text_without_secrets
 from nbtrain.config.rules.wording import Problems, hidden
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.debug import debug_variables
@@ -25,8 +26,13 @@ RESERVED = {
     "resources.device decides this. Remove it.": re.compile(r"DS_ACCELERATOR"),
 }
 SECRET_NAMES = re.compile(
-    r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|APIKEY|(API|ACCESS|PRIVATE|SECRET)_KEY)(_ID)?"
+    r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|APIKEY|AUTH|(API|ACCESS|PRIVATE|SECRET)_KEY)(_ID)?"
 )
+# What a record of variables hides besides: nobody has to rename a variable for it, so it may hide too much.
+SECRET_WORDS = re.compile(
+    r"TOKEN(?!IZER)|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH|(API|ACCESS|PRIVATE)_?KEY", re.IGNORECASE
+)
+NUMBERS_OF_TOKENS = re.compile(r"(.*_)?(MAX|MIN|NUM)_(.*_)?TOKENS", re.IGNORECASE)
 SECRET_VALUES = re.compile(
     r"(?<![A-Za-z0-9])(hf_|ghp_|github_pat_|glpat-|sk-|xox[bp]-|AKIA)[A-Za-z0-9_-]{12,}"
 )
@@ -45,6 +51,24 @@ def why_reserved(name: str) -> str:
     return next((words for words, names in RESERVED.items() if names.fullmatch(name)), "")
 
 
+def is_secret(name: str, value: str, addresses: bool = True) -> bool:
+    """Return whether a variable is named like a secret, or its value contains one: a token, or with
+    `addresses` an address with a password or a query. "" is the name of a value that has none.
+    """
+    if SECRET_NAMES.fullmatch(name.upper()) or SECRET_VALUES.search(value):
+        return True
+    return addresses and text_without_secrets(value) != value
+
+
+def may_be_secret(name: str, value: str) -> bool:
+    """Return whether a record hides a variable's value: all that is_secret() finds, except addresses, and
+    names that contain a word such as TOKEN anywhere.
+    """
+    if is_secret(name, value, addresses=False):
+        return True
+    return bool(SECRET_WORDS.search(name)) and not NUMBERS_OF_TOKENS.fullmatch(name)
+
+
 def environment_is_safe(config: RunConfig) -> Problems:
     """Variables have legal names, are not set by nbtrain itself, and hold no secrets: their values are
     written to files.
@@ -61,7 +85,7 @@ def environment_is_safe(config: RunConfig) -> Problems:
             )
         elif words := why_reserved(name):
             yield hidden(config, key, f"{key}: {words}")
-        elif SECRET_NAMES.fullmatch(name.upper()) or SECRET_VALUES.search(value):
+        elif is_secret(name, value, addresses=False):  # the files show an address without its password
             yield hidden(
                 config,
                 key,

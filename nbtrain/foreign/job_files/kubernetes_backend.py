@@ -3,11 +3,11 @@
 Every value of a manifest becomes a field or is listed with its name, so that nothing is dropped silently.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nbtrain.base.text.addresses import text_without_secrets
-from nbtrain.config.rules.environment import SECRET_NAMES, SECRET_VALUES
+from nbtrain.config.rules.environment import is_secret
 from nbtrain.config.rules.kubernetes import NO_PLACE, RESERVED_PATHS
 from nbtrain.config.sections.fields import YEAR_SECONDS
 from nbtrain.config.sections.kubernetes_section import PRIORITY_LABEL, QUEUE_LABEL
@@ -238,7 +238,7 @@ def _labels(reader: PlaceReader, metadata: str) -> None:
             if not str(key).startswith(("nbtrain/", "app.kubernetes.io/managed-by", "kubectl.kubernetes.io/"))
         }
         value = reader.take(f"{metadata}.{name}")
-        for key in [key for key, text in found.items() if _is_secret(key, text)]:
+        for key in [key for key, text in found.items() if _label_is_secret(key, text)]:
             del found[key]
             words = f"{name}.{key} looks like a secret, which the run YAML would show: not imported."
             reader.job.left.append((reader.tree.places[f"{metadata}.{name}.{key}"], words))
@@ -248,11 +248,9 @@ def _labels(reader: PlaceReader, metadata: str) -> None:
             reader.job.settings[key] = Value({**found, **(before.value if before else {})}, value.place)
 
 
-def _is_secret(key: str, text: str) -> bool:
+def _label_is_secret(key: str, text: str) -> bool:
     """Return whether a label or an annotation is named like a secret, or its value holds one."""
-    name = key.rpartition("/")[2].replace("-", "_").replace(".", "_").upper()
-    is_named = bool(SECRET_NAMES.fullmatch(name))
-    return is_named or bool(SECRET_VALUES.search(text)) or text_without_secrets(text) != text
+    return is_secret(re.sub(r"[-.]", "_", key.rpartition("/")[2]), text)
 
 
 def _pod(reader: PlaceReader, pod: str, main: str) -> None:

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 
 from nbtrain.config.rules.backends import OWN_SBATCH_OPTIONS, REFUSED_SBATCH_OPTIONS
-from nbtrain.config.rules.environment import SECRET_NAMES, SECRET_VALUES
+from nbtrain.config.rules.environment import is_secret
 from nbtrain.config.sections.backend_section import ARRAY
 from nbtrain.foreign.bash.builtins import SETUP_FILES
 from nbtrain.foreign.job_files.job import Job
@@ -63,7 +63,7 @@ def _option(job: Job, line: SbatchLine, gpus: Value | None) -> None:
     def leave(why: str) -> None:
         job.left.append((line.place, f"{line.text}: not imported; {why}"))
 
-    if _is_secret(line.text):
+    if _holds_secret(line.text):
         # The run YAML shows its options and its notes.
         words = "not imported; it looks like a secret. Set it in the shell that submits."
         job.left.append((line.place, f"{line.name}: {words}"))
@@ -145,12 +145,12 @@ def _memory(job: Job, lines: Sequence[SbatchLine], gpus: Value | None) -> None:
             job.memory_bytes = Value(size * units, line.place)
 
 
-def _is_secret(text: str) -> bool:
+def _holds_secret(text: str) -> bool:
     """Return whether an option or a command holds a secret: a value that looks like one, or one of a variable
     that is named like one (--export=ALL,HF_TOKEN=...).
     """
-    names = re.findall(r"(?:^|[\s,=])(\w+)=[^\s,]", text)
-    return bool(SECRET_VALUES.search(text)) or any(SECRET_NAMES.fullmatch(name.upper()) for name in names)
+    names = re.findall(r"(?<![^\s,=])(\w+)=(?=[^\s,])", text)
+    return any(is_secret(name, text) for name in ("", *names))
 
 
 def _activates(file: str) -> bool:
@@ -170,7 +170,7 @@ def _setup(job: Job, words: Sequence[Word]) -> Word | None:
             )
         return None
     text = shlex.join(word.text for word in words)
-    if _is_secret(text):
+    if _holds_secret(text):
         job.left.append((words[0].place, f"{head}: not imported; it looks like it holds a secret."))
         return None
     if any(word.from_outside for word in words):

@@ -8,7 +8,6 @@ import contextlib
 import importlib.metadata
 import os
 import platform
-import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +21,7 @@ from nbtrain.base.version import PACKAGE, __version__
 from nbtrain.base.workspace import folder_variables, queue_folder
 from nbtrain.config.code_file import code_sha256
 from nbtrain.config.load.attempt import TAKEN_OVER
+from nbtrain.config.rules.environment import may_be_secret
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.debug import debug_variables
 from nbtrain.jobs.machine.machine import Machine
@@ -40,7 +40,6 @@ RECORDED_VARIABLES = (
     *("GLOO_SOCKET_IFNAME", "LANG", "LC_ALL"),
 )
 RECORDED_PREFIXES = ("OMP_", "KMP_", "MKL_", "NCCL_", "TORCH_", "TORCHINDUCTOR_", "CUBLAS_")
-SECRET_WORDS = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|AUTH", re.IGNORECASE)
 # Variables that a kernel or a server sets for itself; ranks do not need them, and some are secret.
 DROPPED_PREFIXES = ("JPY_", "JUPYTER", "IPYTHON", "NBTRAIN_EXIT", "TORCHELASTIC_")
 # Set by a supervisor for itself and its ranks: the devices from the queue (supervisor/queue_place.py).
@@ -70,7 +69,7 @@ def variables_to_keep() -> dict[str, str]:
     return {
         name: value
         for name, value in sorted(os.environ.items())
-        if _is_kept(name) and name not in DROPPED_VARIABLES and not SECRET_WORDS.search(name)
+        if _is_kept(name) and name not in DROPPED_VARIABLES and not may_be_secret(name, value)
     }
 
 
@@ -161,15 +160,13 @@ def recorded_variables(environment: dict[str, str]) -> dict[str, str]:
         name: value
         for name, value in sorted(environment.items())
         if (name in RECORDED_VARIABLES or name.startswith(RECORDED_PREFIXES))
-        and not SECRET_WORDS.search(name)
+        and not may_be_secret(name, value)
     }
 
 
 def hidden(name: str, value: str) -> str:
-    """Return the value without passwords in addresses; return "(hidden)" if the variable's name suggests a
-    secret.
-    """
-    return "(hidden)" if SECRET_WORDS.search(name) else text_without_secrets(value)
+    """Return the value without passwords in addresses; return "(hidden)" if it may be a secret."""
+    return "(hidden)" if may_be_secret(name, value) else text_without_secrets(value)
 
 
 def package_version(name: str) -> str | None:

@@ -363,6 +363,11 @@ def test_secrets_stay_out_of_the_run_yaml(tmp_path):
     found = import_files([path])
     assert "# - job.sbatch:3: --export: not imported; it looks like a secret." in found.text
     assert secret not in found.text and "plain" not in found.text
+    for option in ("--export=ALL,HTTP_AUTH=plain", "--export=ALL,HTTPS_PROXY=http://me:plain@proxy:3128"):
+        path.write_text(f"#!/bin/bash\n#SBATCH -N 2 {option}\nsrun torchrun --nproc_per_node 4 {FLAGS}\n")
+        found = import_files([path])
+        assert "# - job.sbatch:2: --export: not imported; it looks like a secret." in found.text
+        assert "plain" not in found.text
 
 
 def place_of(found, name: str) -> str:

@@ -7,9 +7,12 @@ import os
 import psutil
 import pytest
 
+from nbtrain.base.errors import ConfigError
 from nbtrain.base.hardware import cgroup
 from nbtrain.base.hardware.cgroup import MemoryGroup
 from nbtrain.base.run_directory.rundir import JobDir, RunDir, new_job_id
+from nbtrain.config.load import load
+from nbtrain.config.rules.environment import is_secret
 from nbtrain.jobs.machine import environment, machine
 from nbtrain.jobs.machine.machine import this_machine
 
@@ -107,9 +110,41 @@ def test_only_listed_variables_are_recorded():
         "HOME": "/root",
     }
     assert environment.recorded_variables(given) == {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2"}
-    assert environment.hidden("MY_API_KEY", "x") == "(hidden)"
-    assert environment.hidden("MY_NUMBER", "x") == "x"
-    assert environment.hidden("HTTPS_PROXY", "http://me:s3cret@proxy:8") == "http://***@proxy:8"
+
+
+ALLOWED_AND_HIDDEN = ("GIT_AUTHOR_NAME", "AUTH_METHOD", "TOKEN_FILE", "MYTOKEN", "TRAIN_TOKENS", "API_KEYS")
+
+
+def test_the_record_shows_what_the_rule_allows():
+    """environment.json shows the variables that backend.env may hold, without passwords in addresses. The
+    exceptions are names that contain a word such as TOKEN.
+    """
+    for name, value in (("TOKENIZERS_PARALLELISM", "false"), ("MAX_TOKENS", "3"), ("MY_NUMBER", "x")):
+        assert not is_secret(name, value) and environment.hidden(name, value) == value
+    proxy = ("HTTPS_PROXY", "http://me:s3cret@proxy:8")
+    assert not is_secret(*proxy, addresses=False) and environment.hidden(*proxy) == "http://***@proxy:8"
+    for name in ALLOWED_AND_HIDDEN:
+        assert not is_secret(name, "x") and environment.hidden(name, "x") == "(hidden)"
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        *(
+            (f"NBTRAIN_{end}", "x")
+            for end in ("HTTP_AUTH", "PRIVATE_KEY", "access_key", "MY_API_KEY", "TOKEN")
+        ),
+        ("NBTRAIN_ANY", "hf_abcdefghijklmnopqrst"),
+    ],
+)
+def test_a_secret_is_refused_hidden_and_not_kept(name, value, monkeypatch):
+    monkeypatch.setenv(name, value)
+    monkeypatch.setenv("NBTRAIN_TRACE", "1")
+    with pytest.raises(ConfigError, match=f"^override backend.env: backend.env.{name} looks like a secret"):
+        load("gpt-tiny", {"backend.env": {name: value}})
+    assert environment.hidden(name, value) == "(hidden)"
+    kept = environment.variables_to_keep()
+    assert kept["NBTRAIN_TRACE"] == "1" and name not in kept
 
 
 def test_the_machine_is_seen():

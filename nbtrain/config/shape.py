@@ -128,11 +128,6 @@ class Shape:
         return self.qk_layernorm * 2 * self.kv_channels * (1 if self.rmsnorm else 2)
 
     @property
-    def norms_of_a_layer(self) -> int:
-        """Number of norms in a layer: of attention's and the MLP's input, and two more with qk_layernorm."""
-        return 4 if self.qk_layernorm else 2
-
-    @property
     def attention_weights(self) -> int:
         """Number of elements in the attention matrices of one layer."""
         return self.hidden_size * (2 * self.query_width + 2 * self.kv_width)

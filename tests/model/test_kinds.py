@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from nbtrain.config.arithmetic.block_parameters import block_parameters
 from nbtrain.config.arithmetic.parameters import count_parameters, tensors_of_a_layer
 from nbtrain.config.load import load
 from nbtrain.model import functions
@@ -84,14 +85,26 @@ def test_loss_and_gradients_are_those_of_the_formula(kind, config_of):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_count_is_the_planners(kind, config_of):
-    """The planner's parameter counts equal the model's: per part, per tensor of a layer, and for weight
-    decay.
+    """The planner's parameter counts equal the model's: in all, each parameter of a layer in its order, and
+    for weight decay.
     """
     config = config_of(KINDS[kind])
     held = dict(build_model(config).named_parameters())
     assert sum(value.numel() for value in held.values()) == count_parameters(config).total
-    of_layer = [name for name in held if name.startswith("layers.1.")]
+    of_layer = {name: value for name, value in held.items() if name.startswith("layers.1.")}
     assert len(of_layer) == tensors_of_a_layer(config.shape)
+    for is_matrix in (True, False):
+        planned = [
+            (one.module, one.elements)
+            for one in block_parameters(config.shape, 1)
+            if one.is_matrix == is_matrix
+            for _ in range(one.copies)
+        ]
+        assert planned == [
+            (name.split(".")[-2], value.numel())
+            for name, value in of_layer.items()
+            if (value.dim() == 2) == is_matrix
+        ]
     stage = stage_of(setup_of(config), 0)
     decayed = [value.numel() for name, value in held.items() if optimizer_group(name) == "decay"]
     assert (stage.decay, stage.tensors) == (sum(decayed), len(held))

@@ -1,12 +1,13 @@
 """Number of parameters of a model, by part, for the whole model or one rank's share.
 
-The formulas are in shape.py. With f = 4 h and biases a layer has 12 h^2 + 13 h parameters, as in
-Megatron-LM (arXiv:2104.04473, section 5.1).
+The formulas are in shape.py, and each parameter of a block is in block_parameters.py. With f = 4 h and biases
+a layer has 12 h^2 + 13 h parameters, as in Megatron-LM (arXiv:2104.04473, section 5.1).
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
 
+from nbtrain.config.arithmetic.block_parameters import block_parameters, nbtrain_parameters
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.own_blocks import shape_of
 from nbtrain.config.schema import RunConfig
@@ -64,26 +65,26 @@ def count_layers(shape: Shape, layers: int, first: bool, last: bool, tensor: int
     """Return the parameters of one rank with `layers` layers; `first` and `last` include the parameters of
     the model's first and last part.
 
-    If stages are cut, the first and the last one each hold a copy of tied word embeddings. Column-parallel
-    biases are cut, row-parallel biases, norms and positions are on every rank (arXiv:1909.08053, section 3).
-    Fewer groups of key and value heads than tensor-parallel ranks are cut too, as in Megatron-LM
-    (parallel/query_groups.py).
+    If stages are cut, the first and the last one each hold a copy of tied word embeddings. Norms and
+    positions are on every rank; what is cut of a block: block_parameters.py.
     """
-    hidden, ffn, bias = shape.hidden_size, shape.ffn_hidden_size, shape.bias
-    attention_weights, mlp_weights = block_matrices(shape, tensor)
-    attention = attention_weights + bias * hidden + shape.qkv_bias * _qkv_columns(shape, tensor)
-    opened = (2 if shape.gated else 1) * ffn
-    mlp = mlp_weights + bias * (opened // tensor + hidden)
-    norms = 2 * shape.norm_parameters + shape.head_norm_parameters
-    if (own := shape.own_block) is not None:
+    sums = {"attention": 0, "mlp": 0, "layernorm": 0, "own": 0}
+    for parameter in block_parameters(shape, tensor):
+        sums[parameter.part] += parameter.total
+    attention, mlp, norms = sums["attention"], sums["mlp"], sums["layernorm"]
+    if shape.own_block is not None:
         # The file says what a block has in all, and not what is attention.
-        mlp = own.on_rank(tensor) - attention - norms
+        ours = nbtrain_parameters(shape, tensor)
+        vectors = sum(one.total for one in ours if one.part == "attention" and not one.is_matrix)
+        attention = block_matrices(shape, tensor)[0] + vectors
+        norms = sum(one.total for one in ours if one.part == "layernorm")
+        mlp = sums["own"] - attention - norms
         if mlp < 0:
-            attention, norms, mlp = 0, 0, own.on_rank(tensor)
+            attention, norms, mlp = 0, 0, sums["own"]
     words = shape.output_weights // tensor
     return Parameters(
         word_embeddings=words if first or (last and shape.tied) else 0,
-        position_embeddings=first * shape.learned_positions * hidden,
+        position_embeddings=first * shape.learned_positions * shape.hidden_size,
         attention=layers * attention,
         mlp=layers * mlp,
         layernorm=layers * norms + last * shape.norm_parameters,
@@ -93,25 +94,18 @@ def count_layers(shape: Shape, layers: int, first: bool, last: bool, tensor: int
 
 def block_matrices(shape: Shape, tensor: int) -> tuple[int, int]:
     """Return the number of elements in one block's matrices on one rank, as (attention, MLP)."""
-    hidden = shape.hidden_size
-    attention = hidden * _qkv_columns(shape, tensor) + shape.query_width * hidden // tensor
-    if (own := shape.own_block) is not None:
-        matrices = own.matrices_on_rank(tensor)
-        attention = min(attention, matrices)
-        return attention, matrices - attention
-    return attention, shape.mlp_weights // tensor
-
-
-def _qkv_columns(shape: Shape, tensor: int) -> int:
-    return (shape.query_width + 2 * shape.kv_width) // tensor
+    matrices = sum(one.total for one in block_parameters(shape, tensor) if one.is_matrix)
+    ours = nbtrain_parameters(shape, tensor)
+    attention = sum(one.total for one in ours if one.part == "attention" and one.is_matrix)
+    attention = min(attention, matrices)
+    return attention, matrices - attention
 
 
 def tensors_of_a_layer(shape: Shape) -> int:
-    """Return the number of parameter tensors of a layer: four matrices and a gate, biases, and norms."""
+    """Return the number of parameter tensors of a layer."""
     if shape.own_block is not None:
         return shape.own_block.tensors
-    biases = shape.qkv_bias + shape.bias * (3 + shape.gated)
-    return 4 + shape.gated + biases + shape.norms_of_a_layer * (1 if shape.rmsnorm else 2)
+    return sum(parameter.copies for parameter in block_parameters(shape, 1))
 
 
 def largest_parameter(config: RunConfig) -> int:
@@ -121,8 +115,8 @@ def largest_parameter(config: RunConfig) -> int:
 
 def largest_of(shape: Shape, tensor: int) -> int:
     """Return the elements of the largest parameter on one of `tensor` tensor-parallel ranks."""
-    hidden, columns = shape.hidden_size, shape.query_width + 2 * shape.kv_width
-    cut = max(shape.output_weights, hidden * columns, hidden * shape.ffn_hidden_size) // tensor
     if (own := shape.own_block) is not None:
-        cut = max(shape.output_weights // tensor, own.largest_sharded // tensor, own.largest_whole)
-    return max(cut, shape.learned_positions * hidden)
+        of_block = max(own.largest_sharded // tensor, own.largest_whole)
+    else:
+        of_block = max(parameter.elements for parameter in block_parameters(shape, tensor))
+    return max(shape.output_weights // tensor, shape.learned_positions * shape.hidden_size, of_block)

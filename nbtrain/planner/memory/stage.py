@@ -10,7 +10,8 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from nbtrain.config.arithmetic.parameters import Parameters, count_layers
+from nbtrain.config.arithmetic.block_parameters import block_parameters
+from nbtrain.config.arithmetic.parameters import Parameters, count_layers, tensors_of_a_layer
 from nbtrain.config.shape import Shape
 from nbtrain.planner.setup.setup import Setup
 
@@ -83,7 +84,9 @@ def _stage(shape: Shape, index: int, layers: int, stages: int, tensor: int) -> S
     no_decay, blocks = (
         sum(size * copies for size, copies, kind in sizes if kind == wanted) for wanted in (VECTOR, MATRIX)
     )
-    tensors = sum(copies for _, copies, _ in sizes)
+    # The number of tensors in a user's block is known; their sizes are assumed (block_parameters.py).
+    listed = sum(one.copies for one in block_parameters(shape, tensor))
+    tensors = sum(copies for _, copies, _ in sizes) + layers * (tensors_of_a_layer(shape) - listed)
     decay = parameters.total - no_decay
     return Stage(index, layers, first, last, parameters, decay, no_decay, blocks, tensors)
 
@@ -91,18 +94,16 @@ def _stage(shape: Shape, index: int, layers: int, stages: int, tensor: int) -> S
 @lru_cache(maxsize=4096)
 def shares(
     shape: Shape, layers: int, first: bool, last: bool, tensor: int, ranks: int, muon: bool = False
-) -> tuple[int, int, int]:
-    """Return the elements of a rank's parts under ZeRO 3 in both groups, and of the largest parameter.
+) -> tuple[int, int]:
+    """Return the elements of a rank's parts under ZeRO 3 in both groups.
 
     Each parameter is padded to a multiple of the ranks (DeepSpeed 0.19.8, partition_parameters.py,
     _aligned_size).
     """
-    found, largest = [0, 0], 0
+    found = [0, 0]
     for size, copies, kind in _sizes(shape, layers, first, last, tensor):
-        part = -(-size // ranks)
-        found[kind != MATRIX if muon else kind == VECTOR] += copies * part
-        largest = max(largest, part)
-    return found[0], found[1], largest
+        found[kind != MATRIX if muon else kind == VECTOR] += copies * -(-size // ranks)
+    return found[0], found[1]
 
 
 @lru_cache(maxsize=4096)
@@ -110,7 +111,7 @@ def touched(shape: Shape, tensor: int, ranks: int, parts: tuple[int, int]) -> tu
     """Return, for each rank, the elements of all parameters that its parts of the flat buffers touch.
 
     Each touched parameter is counted whole. `parts` are a rank's elements in `decay` and in `no_decay`. Only
-    for nbtrain's model without a pipeline.
+    without a pipeline.
     """
     found = [0] * ranks
     for sizes, part in zip(_in_order(shape, tensor), parts):
@@ -130,50 +131,37 @@ def matrices_of(setup: Setup, stage: Stage) -> list[tuple[int, int]]:
 
 
 def _in_order(shape: Shape, tensor: int) -> tuple[list[int], list[int]]:
-    """Return the sizes of nbtrain's parameters in `decay` and `no_decay`, in the order of model/layers.py."""
-    hidden, opened = shape.hidden_size, shape.ffn_hidden_size // tensor
-    query, columns = shape.query_width // tensor, (shape.query_width + 2 * shape.kv_width) // tensor
+    """Return the sizes of a model's parameters in `decay` and `no_decay`, in their order."""
     embeddings = [shape.output_weights // tensor]
     if shape.learned_positions:
-        embeddings.append(shape.learned_positions * hidden)
-    matrices = [
-        hidden * columns,
-        query * hidden,
-        *[hidden * opened] * (1 + shape.gated),
-        opened * hidden,
-    ]
-    of_norm = 1 if shape.rmsnorm else 2
-    norm, of_heads = [hidden] * of_norm, [shape.kv_channels] * 2 * of_norm * shape.qk_layernorm
-    vectors = [*norm, *[columns] * shape.qkv_bias, *of_heads, *[hidden] * shape.bias, *norm]
-    vectors += [*[opened] * (1 + shape.gated), hidden] * shape.bias
+        embeddings.append(shape.learned_positions * shape.hidden_size)
+    matrices, vectors = (
+        [
+            parameter.elements
+            for parameter in block_parameters(shape, tensor)
+            if parameter.is_matrix == wanted
+            for _ in range(parameter.copies)
+        ]
+        for wanted in (True, False)
+    )
+    norm = [shape.hidden_size] * (1 if shape.rmsnorm else 2)
     output = [] if shape.tied else [shape.output_weights // tensor]
     return embeddings + matrices * shape.num_layers + output, vectors * shape.num_layers + norm
 
 
 def _sizes(shape: Shape, layers: int, first: bool, last: bool, tensor: int) -> list[tuple[int, int, str]]:
     """Return (elements, number of such parameters, their kind) of a rank; the sum equals count_layers'."""
-    hidden = shape.hidden_size
-    query = shape.query_width // tensor
-    columns = (shape.query_width + 2 * shape.kv_width) // tensor
-    opened, openings = shape.ffn_hidden_size // tensor, (1 + shape.gated) * layers
     found = [
-        (hidden * columns, layers, MATRIX),
-        (query * hidden, layers, MATRIX),
-        (hidden * opened, openings + layers, MATRIX),
+        (one.elements, one.copies * layers, MATRIX if one.is_matrix else VECTOR)
+        for one in block_parameters(shape, tensor)
     ]
-    if shape.qkv_bias:
-        found.append((columns, layers, VECTOR))
-    if shape.bias:
-        found += [(opened, openings, VECTOR), (hidden, 2 * layers, VECTOR)]
-    of_norm = 1 if shape.rmsnorm else 2
-    found.append((hidden, (2 * layers + last) * of_norm, VECTOR))
-    if shape.qk_layernorm:
-        found.append((shape.kv_channels, 2 * layers * of_norm, VECTOR))
+    if last:
+        found.append((shape.hidden_size, 1 if shape.rmsnorm else 2, VECTOR))
     words = shape.output_weights // tensor
     if first or (last and shape.tied):
         found.append((words, 1, EMBEDDING))
     if last and not shape.tied:
         found.append((words, 1, EMBEDDING))
     if first and shape.learned_positions:
-        found.append((shape.learned_positions * hidden, 1, EMBEDDING))
+        found.append((shape.learned_positions * shape.hidden_size, 1, EMBEDDING))
     return found

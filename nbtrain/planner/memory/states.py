@@ -20,6 +20,7 @@ nccl_start_alignment_factor), ZeRO 3 each parameter to a multiple of the ranks.
 
 from typing import Literal, NamedTuple
 
+from nbtrain.config.arithmetic.block_parameters import block_parameters
 from nbtrain.config.arithmetic.four_bits import BLOCK_ELEMENTS, four_bit_bytes
 from nbtrain.planner.memory.stage import Stage, matrices_of, shares, touched
 from nbtrain.planner.setup.engines import habits_of
@@ -104,8 +105,7 @@ def zero3_share(setup: Setup, stage: Stage, ranks: int) -> int:
 def _zero3_groups(setup: Setup, stage: Stage, ranks: int) -> tuple[int, int]:
     ends = stage.is_first, stage.is_last
     tensor, muon = setup.tensor_parallel_size, setup.muon_steps > 0
-    first, second, _ = shares(setup.shape, stage.layers, *ends, tensor, ranks, muon)
-    return first, second
+    return shares(setup.shape, stage.layers, *ends, tensor, ranks, muon)
 
 
 def _moments(muon: bool, matrices: int, others: int) -> int:
@@ -221,9 +221,8 @@ def dequantized_bytes(setup: Setup) -> int:
     """
     if not setup.load_in_4bit:
         return 0
-    shape = setup.shape
-    widest = max(shape.query_width + 2 * shape.kv_width, shape.ffn_hidden_size)
-    elements = widest * shape.hidden_size // setup.tensor_parallel_size
+    held = block_parameters(setup.shape, setup.tensor_parallel_size)
+    elements = max(parameter.elements for parameter in held if parameter.is_matrix)
     each = weight_element(setup) + (2 if setup.autocast else 0)
     return each * elements + (4 * -(-elements // BLOCK_ELEMENTS) if setup.double_quant else 0)
 

@@ -177,7 +177,7 @@ def open_bytes(path: Path, where: str) -> io.BufferedReader:
         raise
 
 
-def without_mark(stream: io.BufferedReader) -> io.BufferedReader:
+def without_mark(stream: "io.BufferedReader[Any]") -> "io.BufferedReader[Any]":
     """Skip UTF-8's byte order mark, with which programs on Windows begin a file, and return the stream."""
     if stream.peek(len(BOM_UTF8)).startswith(BOM_UTF8):
         stream.read(len(BOM_UTF8))

@@ -45,6 +45,7 @@ from nbtrain.foreign.mapping.deepspeed_keys import (
     two_formats,
 )
 from nbtrain.foreign.mapping.mapping import MAPPED, NEUTRAL, ROWS, without_meaning
+from nbtrain.foreign.mapping.ranks import GPUS, NODES, ranks_of
 from nbtrain.foreign.mapping.rows_layout import stage_for_format
 from nbtrain.foreign.mapping.rows_model import clean_name
 from nbtrain.foreign.syntax.flags import (
@@ -221,24 +222,17 @@ def _onto(source: Reading, layer: Located, onto: str | Path) -> Imported:
 
 def _ranks_of_layout(source: Reading, base: RunConfig) -> None:
     """Set the data-parallel ranks of a run that gets other machines from a layout."""
-    keys = ("resources.nodes", "resources.gpus_per_node")
-    if not any(key in source.values for key in keys):
+    if not any(key in source.values for key in (NODES, GPUS)):
         return
-    nodes = source.said(keys[0], base.resources.nodes)
-    ranks = nodes * source.said(keys[1], base.resources.gpus_per_node)
-    model = 1
-    for name in ("tensor", "pipeline", "ds_sequence", "context"):
-        model *= source.said(
-            f"parallel.{name}_parallel_size", getattr(base.parallel, f"{name}_parallel_size")
-        )
-    place = source.origins.get(keys[1]) or source.origins[keys[0]]
-    if ranks % model:
+    ranks = ranks_of(source, base)
+    place = source.origins.get(GPUS) or source.origins[NODES]
+    if ranks.leave_some_over:
         raise ConfigError(
-            f"{place}: {ranks} ranks are not a multiple of tensor x pipeline x Ulysses x context = {model} "
-            f"ranks of {base.name}. Add resources.nodes=... to the command."
+            f"{place}: {ranks.total} ranks are not a multiple of {ranks.words} = {ranks.model} ranks of "
+            f"{base.name}. Add {NODES}={ranks.fitting_nodes}, or a multiple of it, to the command."
         )
-    comment = f"{ranks} ranks over tensor x pipeline"
-    source.set("parallel.data_parallel_size", ranks // model, comment=comment, place=place)
+    if ranks.replicas:
+        source.set("parallel.data_parallel_size", ranks.replicas, comment=ranks.comment, place=place)
 
 
 def _accumulation_is_the_runs(source: Reading, config: RunConfig) -> None:

@@ -21,9 +21,10 @@ from nbtrain.config.yaml_source import Located
 from nbtrain.foreign.importing import ALONE, nested, read_job, split_variables
 from nbtrain.foreign.job_files.own_files import run_of
 from nbtrain.foreign.job_files.read import read_files
-from nbtrain.foreign.lint_flags import FLAG_RULES, number, ranks_of
+from nbtrain.foreign.lint_flags import FLAG_RULES, number
 from nbtrain.foreign.lint_json import JSON_RULES
 from nbtrain.foreign.mapping.conversion import Reading
+from nbtrain.foreign.mapping.ranks import ranks_of
 from nbtrain.foreign.mapping.rows_model import GPT2_VOCABULARY
 
 RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (*FLAG_RULES, *JSON_RULES)
@@ -121,8 +122,7 @@ def states_fit_the_cluster(source: Reading, given: dict[str, Any]) -> Iterator[F
     hidden, layers = number(source, "hidden_size"), number(source, "num_layers")
     name = given.get("resources.gpu_type", source.values.get("resources.gpu_type"))
     device = find_device(name)
-    nodes, ranks, _, _ = ranks_of(source)
-    gpus = nodes * ranks
+    gpus = ranks_of(source).total
     if device is None or not (hidden and layers and gpus):
         return
     per_parameter = 16 if source.program == "megatron-deepspeed" else 18

@@ -2,7 +2,6 @@
 length.
 """
 
-import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,6 +11,7 @@ from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.divisors import nearest_divisors, nearest_multiples
 from nbtrain.config.rules.wording import join
 from nbtrain.foreign.mapping.conversion import Reading
+from nbtrain.foreign.mapping.ranks import ranks_of
 from nbtrain.foreign.syntax.flags import Setting
 from nbtrain.foreign.syntax.located import Value
 
@@ -166,39 +166,18 @@ def positions_hold_the_sequence(source: Reading) -> Iterator[Finding]:
 
 def ranks_fill_the_machines(source: Reading) -> Iterator[Finding]:
     """Check that tensor x pipeline x context ranks divide nodes x GPUs."""
-    nodes, gpus, model, words = ranks_of(source)
-    if nodes * gpus == 0 or flags_are_open(source) or nodes * gpus % model == 0:
+    ranks = ranks_of(source)
+    if not ranks.leave_some_over or flags_are_open(source):
         return
-    enough = model // math.gcd(model, gpus)
     yield error(
         source,
         "ranks_fill_the_machines",
         "pipeline_model_parallel_size",
-        f"{words} = {model} ranks, but nodes({nodes}) * GPUs({gpus}) = {nodes * gpus}: not a whole number "
-        "of data-parallel replicas.",
-        f"Use {enough} nodes or a multiple of that, or sizes whose product divides {nodes * gpus}.",
+        f"{ranks.words} = {ranks.model} ranks, but nodes({ranks.nodes}) * GPUs({ranks.gpus}) = "
+        f"{ranks.total}: not a whole number of data-parallel replicas.",
+        f"Use {ranks.fitting_nodes} nodes or a multiple of that, or sizes whose product divides "
+        f"{ranks.total}.",
     )
-
-
-def ranks_of(source: Reading) -> tuple[int, int, int, str]:
-    """Return the number of nodes, of GPUs per node and of ranks per model replica, and a text that names the
-    last.
-    """
-    job, given = source.job, source.given
-    nodes = given.get("resources.nodes") or count(job.nodes)
-    gpus = given.get("resources.gpus_per_node") or count(job.gpus_per_node or job.gpus_asked)
-    sizes = {
-        "tensor": number(source, "tensor_model_parallel_size") or 1,
-        "pipeline": number(source, "pipeline_model_parallel_size") or 1,
-        "context": number(source, "context_parallel_size") or 1,
-        "Ulysses": number(source, "ds_sequence_parallel_size") or 1,
-    }
-    model, shown = 1, []
-    for name, size in sizes.items():
-        model *= size
-        if size > 1 or name in ("tensor", "pipeline"):
-            shown.append(f"{name}({size})")
-    return nodes, gpus, model, " * ".join(shown)
 
 
 def count(value: Value | None) -> int:
@@ -208,8 +187,7 @@ def count(value: Value | None) -> int:
 
 def data_parallel_size(source: Reading) -> int:
     """Return the number of replicas; 0 if it is unknown or not an integer."""
-    nodes, gpus, model, _ = ranks_of(source)
-    return 0 if flags_are_open(source) or nodes * gpus % model else nodes * gpus // model
+    return 0 if flags_are_open(source) else ranks_of(source).replicas
 
 
 def flags_are_open(source: Reading) -> bool:

@@ -123,8 +123,8 @@ def test_the_175b_script_needs_what_it_does_not_say(tmp_path):
     assert str(error.value).splitlines() == [
         "train_gpt3_175b.sh:50: no file here says how large the vocabulary is. Add tokenizer.vocab_size=... "
         "to the command; GPT-2's has 50257.",
-        "train_gpt3_175b.sh:45: tensor(8) * pipeline(16) = 128 ranks do not divide nodes(1) * "
-        "gpus_per_node(8) = 8. Add resources.nodes=16 to the command.",
+        "train_gpt3_175b.sh:45: pipeline(16) * tensor(8) = 128 ranks do not divide nodes(1) * "
+        "gpus_per_node(8) = 8. Add resources.nodes=16, or a multiple of it, to the command.",
     ]
 
 

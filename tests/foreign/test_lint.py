@@ -117,7 +117,7 @@ def test_the_175b_script_on_one_node(tmp_path):
     findings = lint([tmp_path / "train_175b.sh"])
     assert lines(findings, "ranks_fill_the_machines") == [
         "error, cannot run: train_175b.sh:46: --pipeline-model-parallel-size",
-        "  tensor(8) * pipeline(16) = 128 ranks, but nodes(1) * GPUs(8) = 8: not a whole number of "
+        "  pipeline(16) * tensor(8) = 128 ranks, but nodes(1) * GPUs(8) = 8: not a whole number of "
         "data-parallel replicas.",
         "  Use 16 nodes or a multiple of that, or sizes whose product divides 8.",
     ]

@@ -14,6 +14,8 @@ PARALLELISM = {
     "context": "context",
 }
 """{kind, the beginning of its field `..._parallel_size`: its name in a layout}."""
+MODEL_KINDS = tuple(kind for kind in PARALLELISM if kind != "data")
+"""Kinds that share one replica of the model among ranks."""
 SIZE_KEYS = tuple(f"{kind}_parallel_size" for kind in PARALLELISM)
 
 

@@ -4,6 +4,7 @@ from collections import Counter
 
 from nbtrain.base.findings import Finding
 from nbtrain.base.text.amounts import counted
+from nbtrain.config.arithmetic.layout_words import MODEL_KINDS
 from nbtrain.config.arithmetic.shared_memory import worker_shared_memory_bytes
 from nbtrain.config.findings import mistake
 from nbtrain.config.rules.wording import Problems
@@ -259,8 +260,7 @@ def autotuner_fits(config: RunConfig, section: KubernetesConfig) -> Problems:
     if section.autotune == "none" or section.workload != "DeepSpeedJob":
         return
     parallel = config.parallel
-    kinds = ("pipeline", "tensor", "ds_sequence", "context")
-    for field in (f"{kind}_parallel_size" for kind in kinds):
+    for field in (f"{kind}_parallel_size" for kind in MODEL_KINDS):
         if (size := getattr(parallel, field)) > 1:
             yield _broken(
                 config,

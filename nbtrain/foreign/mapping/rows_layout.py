@@ -3,6 +3,7 @@
 import math
 
 from nbtrain.foreign.mapping.conversion import Reading, Writing
+from nbtrain.foreign.mapping.ranks import GPUS, NODES, ranks_of
 from nbtrain.foreign.mapping.rows_model import Row
 from nbtrain.foreign.syntax.located import whole_number
 
@@ -327,45 +328,25 @@ def _write_sequence(target: Writing) -> None:
 def _read_pipeline(source: Reading) -> None:
     """Read the layout; the remaining ranks are data-parallel."""
     job, given = source.job, source.given
-    for key, found in (
-        ("resources.nodes", job.nodes),
-        ("resources.gpus_per_node", job.gpus_per_node or job.gpus_asked),
-    ):
+    for key, found in ((NODES, job.nodes), (GPUS, job.gpus_per_node or job.gpus_asked)):
         if found is not None:
             source.set(key, whole_number(found, key), comment=f"{job.kind}", place=found.place)
         elif key not in given and not job.is_asked(key):
             source.fail(
                 key, job.label, f"does not say how many ranks there are: add {key}=... to the command."
             )
-    sizes = [
-        source.said(f"parallel.{kind}_parallel_size", 1)
-        for kind in ("tensor", "pipeline", "ds_sequence", "context")
-    ]
-    nodes = source.said("resources.nodes", 0)
-    gpus = source.values.get("resources.gpus_per_node", 0)
-    # A CPU run has as many ranks as the launch, whatever its GPUs.
-    if not gpus or given.get("resources.device") != "cpu":
-        gpus = given.get("resources.gpus_per_node", gpus)
-    tensor, pipeline, ulysses, context = sizes
-    if not all(isinstance(size, int) and size > 0 for size in (*sizes, nodes, gpus)):
-        return  # an error in one of them is reported for the size itself
-    model = math.prod(sizes)
+    ranks = ranks_of(source)
     place = source.place("tensor_model_parallel_size")
-    if nodes * gpus % model:
-        words = f"tensor({tensor}) * pipeline({pipeline})" + (f" * Ulysses({ulysses})" if ulysses > 1 else "")
-        words += f" * context({context})" if context > 1 else ""
-        fit = -(-model // gpus) if model % gpus == 0 or gpus % model == 0 else 0
-        fix = f" Add resources.nodes={fit} to the command." if fit else ""
+    if ranks.leave_some_over:
         source.fail(
             "parallel.data_parallel_size",
             place,
-            f"{words} = {model} ranks do not divide nodes({nodes}) * gpus_per_node({gpus}) = "
-            f"{nodes * gpus}.{fix}",
+            f"{ranks.words} = {ranks.model} ranks do not divide nodes({ranks.nodes}) * "
+            f"gpus_per_node({ranks.gpus}) = {ranks.total}. Add {NODES}={ranks.fitting_nodes}, or a multiple "
+            "of it, to the command.",
         )
-        return
-    comment = f"{nodes * gpus} ranks over tensor x pipeline" + " x Ulysses" * (ulysses > 1)
-    comment += " x context" * (context > 1)
-    source.set("parallel.data_parallel_size", nodes * gpus // model, comment=comment, place=place)
+    elif ranks.replicas:  # an error in a size is reported for the size itself
+        source.set("parallel.data_parallel_size", ranks.replicas, comment=ranks.comment, place=place)
 
 
 def _write_pipeline(target: Writing) -> None:

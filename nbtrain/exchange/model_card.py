@@ -74,7 +74,7 @@ def model_card(
         "## How it was written\n",
         f"From the checkpoint of step {step:,} of the run {config.name}, on "
         f"{time.strftime('%Y-%m-%d', time.gmtime())}. The logits of these files were compared with the "
-        f"run's logits in fp32; they differ by {difference:.1g} of the largest.\n",
+        f"run's logits in fp32; they differ by at most {difference:.1g} of the largest logit.\n",
     ]
     return "\n".join(parts)
 

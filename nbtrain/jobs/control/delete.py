@@ -151,7 +151,7 @@ def _closed(folder: Path) -> JobError:
     if uid == os.geteuid():
         fix = f"Make it writable: `chmod u+rwx {shlex.quote(str(folder))}`."
     return JobError(
-        f"{display(folder)} belongs to {owner}, and this user may remove nothing from it. "
+        f"{display(folder)} belongs to {owner}, and you are not allowed to remove anything from it. "
         f"Nothing was deleted. {fix}"
     )
 

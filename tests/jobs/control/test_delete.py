@@ -75,10 +75,10 @@ def test_what_lies_elsewhere_is_refused(run, workspace):
 @pytest.mark.parametrize(
     ("closed", "mode", "words"),
     [
-        (".", 0o755, "run belongs to root, and this user may remove nothing from it. Nothing was deleted."),
-        ("model", 0o755, "run/model belongs to root, and this user may remove nothing from it. Nothing was"),
+        (".", 0o755, "run belongs to root, and you are not allowed to remove anything from it. Nothing was "),
+        ("model", 0o755, "run/model belongs to root, and you are not allowed to remove anything from it. "),
         ("jobs", 0o700, "run: the run belongs to root, and this user may not act on it: Permission denied."),
-        ("model", 0o700, "run/model belongs to root, and this user may remove nothing from it. Nothing was"),
+        ("model", 0o700, "run/model belongs to root, and you are not allowed to remove anything from it. "),
         (".", 0o700, "run: the run belongs to root, and this user may not act on it: Permission denied."),
     ],
 )
@@ -101,8 +101,8 @@ def test_an_own_folder_that_is_closed_to_writing_is_named_with_its_fix(open_outp
         delete(run)
     shown = shlex.quote(str(run.checkpoint(8)))
     assert str(refused.value).endswith(
-        f"/run/model/global_step8 belongs to {files.user_name(65534)}, and this user may remove nothing "
-        f"from it. Nothing was deleted. Make it writable: `chmod u+rwx {shown}`."
+        f"/run/model/global_step8 belongs to {files.user_name(65534)}, and you are not allowed to "
+        f"remove anything from it. Nothing was deleted. Make it writable: `chmod u+rwx {shown}`."
     )
     assert run.exists()
 

@@ -1,6 +1,7 @@
 """The models of a server: the model of one run, or of any run in the output directory, one at a time."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Any
 
 from nbtrain.base.errors import CheckpointError, ConfigError, JobError, NbtrainError
 from nbtrain.base.run_directory.checkpoint_files import checkpoint_problem, newest_checkpoint_step
-from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir, run_names
 from nbtrain.base.text.order import natural
 from nbtrain.base.workspace import display, output_root, tokenizer_dir
 from nbtrain.config.load import load_resolved
@@ -68,11 +69,11 @@ class Models:
         if self.is_single:
             return {self.loaded.name: self.loaded.step} if self.loaded is not None else {}
         found = {}
-        for folder in sorted(output_root().glob("*"), key=lambda path: natural(path.name)):
-            if (folder / "run.json").is_file() and (
-                step := newest_checkpoint_step(RunDir(folder))
-            ) is not None:
-                found[folder.name] = step
+        for name in sorted(run_names(), key=natural):
+            # A run whose checkpoints this user may not read cannot be served, and must not hide the others.
+            with contextlib.suppress(PermissionError):
+                if (step := newest_checkpoint_step(RunDir(output_root() / name))) is not None:
+                    found[name] = step
         return found
 
     def checkpoints(self, name: str) -> list[int]:

@@ -18,7 +18,9 @@ import psutil
 import pytest
 
 import nbtrain as nb
+from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.serving import models
 from nbtrain.serving.options import ServeOptions
 from nbtrain.serving.proxy import models_entry
@@ -120,6 +122,22 @@ def test_a_model_is_idle_from_the_end_of_its_last_answer(monkeypatch):
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(run())
     assert unloaded == [105]
+
+
+def test_the_models_are_the_runs_that_can_be_read(open_output, another_user):
+    """A run that is being deleted is not a model, and neither is one that this user may not read."""
+    for name in ("gpt-10", "gpt-9", ".gpt.00ff.deleted", "closed", "half"):
+        run = RunDir(open_output / name)
+        run.checkpoint(4).mkdir(parents=True)
+        files.write_json(run.run_json, {"name": name})
+        files.write_json(run.checkpoint_manifest(4), {"schema_version": 2, "files": {}})
+        for path in (run.run_json, run.checkpoint_manifest(4)):
+            path.chmod(0o644)
+    (open_output / "closed").chmod(0o700)
+    (open_output / "half" / "model").chmod(0o700)
+    several = models.Models(ServeOptions(), SimpleNamespace(), print)
+    with another_user():
+        assert list(several.names().items()) == [("gpt-9", 4), ("gpt-10", 4)]
 
 
 @pytest.fixture

@@ -288,13 +288,23 @@ class JobDir:
 
 def run_names() -> list[str]:
     """Return the names of the runs under the output root."""
-    root = output_root()
+    return sorted(folder.name for folder in run_folders(output_root()) if _is_run(RunDir(folder)))
+
+
+def run_folders(root: Path) -> list[Path]:
+    """Return the entries of an output directory that may be runs, in no order; [] if it cannot be read."""
     try:
-        names = os.listdir(root)
+        return [root / name for name in os.listdir(root) if may_be_run(name)]
     except OSError:
         return []
-    # A name with a leading dot is not a run: a folder that is being deleted has one.
-    return sorted(name for name in names if not name.startswith(".") and _is_run(RunDir(root / name)))
+
+
+def may_be_run(name: str) -> bool:
+    """Return whether an entry of an output directory may be a run, by its name.
+
+    A folder that is being deleted has a name with a leading dot.
+    """
+    return not name.startswith(".")
 
 
 def _is_run(run: RunDir) -> bool:

@@ -30,7 +30,7 @@ from nbtrain.base.run_directory import final_record
 from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.run_directory.jobstate import ACTIVE, SUSPENDED
 from nbtrain.base.run_directory.records import JobRecord
-from nbtrain.base.run_directory.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.rundir import JobDir, RunDir, run_folders
 from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display, output_root, resolve, workspace
 from nbtrain.config.yaml_source import read_yaml
@@ -211,7 +211,8 @@ def _references(run: RunDir) -> Iterator[str]:
     """Yield text such as "output/b/config.yaml: data.sources.0.path = output/a/export/text.jsonl" for each
     reference.
     """
-    others = (path for path in run.path.parent.glob("*/config.yaml") if path.parent != run.path)
+    folders = (folder for folder in run_folders(run.path.parent) if folder != run.path)
+    others = (RunDir(folder).config_yaml for folder in folders)
     training = (workspace() / "examples" / "megatron-gpt" / "training").glob("*.yaml")
     for path in (*sorted(others), *sorted(training)):
         try:

@@ -11,7 +11,7 @@ import time
 
 from nbtrain.base import files
 from nbtrain.base.errors import SubmitError
-from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir, run_folders
 from nbtrain.base.workspace import display, output_root
 from nbtrain.config.load import to_yaml
 from nbtrain.config.schema import RunConfig
@@ -61,7 +61,8 @@ def start_twin(config: RunConfig) -> str:
 
 def _made_since(twin_of: str, began: float) -> str | None:
     """Return the name of the run's twin if its run.json was written after `began`, else None."""
-    for path in output_root().glob("[!.]*/run.json"):
+    for folder in run_folders(output_root()):
+        path = RunDir(folder).run_json
         try:
             if path.stat().st_mtime < began - POLL_SECONDS:
                 continue
@@ -69,5 +70,5 @@ def _made_since(twin_of: str, began: float) -> str | None:
         except (OSError, ValueError):
             continue
         if record.get("twin_of") == twin_of and record.get("created_at", 0.0) >= began:
-            return RunDir(path.parent).name
+            return folder.name
     return None

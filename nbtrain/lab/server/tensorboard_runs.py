@@ -11,6 +11,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from nbtrain.base.run_directory.rundir import run_folders
+
 FIRST_RUNS = 10
 ALL_RUNS = "all"
 """Name with which a page requests every run; a run may have this name too."""
@@ -49,7 +51,7 @@ class RunLinks:
         inside = self.root.resolve()
         started = {
             entry.name: (entry / "tensorboard").stat().st_mtime
-            for entry in self.root.glob("[!.]*")
+            for entry in run_folders(self.root)
             if (entry / "tensorboard").is_dir() and (entry / "tensorboard").resolve().is_relative_to(inside)
         }
         self.number_of_runs = len(started)

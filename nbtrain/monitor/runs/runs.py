@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nbtrain.base.printing.report import Report, Result, Sentence, Table
 from nbtrain.base.run_directory.jobstate import LOST
+from nbtrain.base.run_directory.rundir import may_be_run
 from nbtrain.base.text.amounts import utc
 from nbtrain.base.workspace import output_root
 from nbtrain.monitor.runs.run_filter import EVERY_RUN, RunFilter
@@ -62,8 +63,7 @@ def _found(root: Path, wanted: RunFilter) -> Iterator[RunStatus]:
     if not root.is_dir():
         return
     now = time.time()
-    # A name with a leading dot is not a run: a folder that is being deleted has one.
-    names = (name for name in os.listdir(root) if not name.startswith(".") and wanted.named(name))
+    names = (name for name in os.listdir(root) if may_be_run(name) and wanted.named(name))
     found = (listed_status(root, name, now) for name in names)
     yield from (run for run in found if run is not None and wanted.wants(run, now))
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nbtrain.base.run_directory.jobstate import FINAL
+from nbtrain.base.run_directory.rundir import may_be_run
 from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
 from nbtrain.monitor.metrics.finite_json import encoded
@@ -100,8 +101,7 @@ class WatchedRuns:
         inside = os.path.realpath(self.root) + os.sep
         with entries:
             for entry in entries:
-                # A name with a leading dot is not a run.
-                if entry.name.startswith("."):
+                if not may_be_run(entry.name):
                     continue
                 if not entry.is_symlink() or os.path.realpath(entry.path).startswith(inside):
                     yield entry.name

@@ -4,6 +4,8 @@ import json
 import time
 from pathlib import Path
 
+from nbtrain.base.run_directory.rundir import run_folders
+
 # Seconds until a missing run is searched for again, which reads the run.json of every run.
 AGAIN_SECONDS = 60.0
 
@@ -19,8 +21,8 @@ def name_of(run_id: str, root: Path) -> str | None:
     now = time.monotonic()
     if name is None and at and now - at < AGAIN_SECONDS:
         return None
-    found = next((path for path in root.glob("[!.]*/run.json") if _is(path, run_id)), None)
-    name = found.parent.name if found else None
+    found = next((folder for folder in run_folders(root) if _is(folder / "run.json", run_id)), None)
+    name = found.name if found else None
     _known[root, run_id] = (name, now)
     return name
 

@@ -146,7 +146,9 @@ def test_an_active_run_is_refused(run):
 
 
 def test_a_run_whose_files_others_name_is_refused(run, workspace):
-    """A run is rejected if other runs or their YAMLs refer to it in any field; --force deletes it anyway."""
+    """A run is rejected if other runs or their YAMLs refer to it in any field, unless the other run is being
+    deleted itself; --force deletes it anyway.
+    """
     config = (
         "data: {sources: [{kind: mock}, {kind: jsonl, path: output/run/export/text.jsonl}]}\nname: run-2\n"
     )
@@ -157,6 +159,9 @@ def test_a_run_whose_files_others_name_is_refused(run, workspace):
     training.mkdir(parents=True)
     (training / "mine.yaml").write_text(to_text({"start": {"from": f"{run.path}/model/global_step4"}}))
     (training / "torn.yaml").write_text("run: {")
+    deleted = RunDir(run.path.parent / ".third.00ff.deleted")
+    deleted.path.mkdir()
+    deleted.config_yaml.write_text(config)
     with pytest.raises(JobError) as refused:
         delete(run)
     assert str(refused.value) == (

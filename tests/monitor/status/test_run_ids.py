@@ -22,3 +22,5 @@ def test_a_run_is_found_by_its_id_and_lost_with_its_folder(tmp_path: Path) -> No
     )
     (tmp_path / "first").rename(tmp_path / "renamed")
     assert name_of("a1", tmp_path) == "renamed"
+    (tmp_path / "second").rename(tmp_path / ".second.00ff.deleted")
+    assert name_of("b2", tmp_path) is None

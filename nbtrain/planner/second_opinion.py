@@ -3,12 +3,17 @@
 DeepSpeed 0.19.8 has them in estimate_zero2_model_states_mem_needs (runtime/zero/stage_1_and_2.py) and
 estimate_zero3_model_states_mem_needs (runtime/zero/stage3.py). The formulas are restated here, so that a
 notebook does not need DeepSpeed; tests/train/test_second_opinion.py compares them with the installed
-functions. They count only states, not activations, logits or CUDA, and add 50 % to the host memory.
+functions, and their inputs with what DeepSpeed counts in a model. They count only states, not activations,
+logits or CUDA, and add 50 % to the host memory.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 from nbtrain.base.text import amounts
+from nbtrain.config.arithmetic.block_parameters import block_parameters
+from nbtrain.config.arithmetic.parameters import count_layers, largest_of
+from nbtrain.config.shape import Shape
 from nbtrain.planner.memory.estimate import MemoryEstimate, estimate
 from nbtrain.planner.setup.setup import Setup
 
@@ -68,24 +73,35 @@ def zero3_bytes(
     return int(largest_layer * 4 * gpus_per_node * MARGIN), largest + int(18 * count / gpus)
 
 
+def largest_layer(shape: Shape, tensor: int) -> int:
+    """Return the parameters of the largest module on one of `tensor` tensor-parallel ranks, as DeepSpeed's
+    model_to_params counts them: those of the module itself, without its children's.
+
+    The two matrices that open a gated MLP are in one module. Of the user's own blocks, the modules are not
+    known, and the largest parameter counts.
+    """
+    modules = Counter({"": largest_of(shape, tensor)})
+    if shape.own_block is None:
+        for parameter in block_parameters(shape, tensor):
+            modules[parameter.module] += parameter.total
+    return max(modules.values())
+
+
 def second_opinion(setup: Setup, planned: MemoryEstimate | None = None) -> SecondOpinion | None:
     """Return DeepSpeed's estimate of a setup; None without ZeRO, for which it has no formula."""
     if not setup.zero_stage or not setup.on_gpu:
         return None
     planned = planned or estimate(setup)
     shape, model_ranks = setup.shape, setup.model_size
-    vocabularies = shape.output_weights * (1 if shape.tied else 2)
-    whole = shape.num_layers * (shape.attention_weights + shape.mlp_weights) + vocabularies
+    whole = count_layers(shape, shape.num_layers, first=True, last=True, tensor=1).total
     # The formulas know only data-parallel GPUs, so each model rank is counted as a separate model.
     count = whole // model_ranks
     nodes = max(1, min(setup.nodes, setup.data_axis_size))
     gpus = -(-setup.data_axis_size // nodes)
     optimizer, weights = setup.offload_optimizer != "none", setup.offload_param != "none"
     if setup.zero_stage == 3:
-        largest = max(shape.output_weights, shape.hidden_size * shape.ffn_hidden_size)
-        host, device = zero3_bytes(
-            count, largest // setup.tensor_parallel_size, gpus, nodes, optimizer, weights
-        )
+        largest = largest_layer(shape, setup.tensor_parallel_size)
+        host, device = zero3_bytes(count, largest, gpus, nodes, optimizer, weights)
         source = "runtime/zero/stage3.py"
     else:
         host, device = zero2_bytes(count, gpus, nodes, optimizer)
@@ -118,7 +134,7 @@ def _reasons(setup: Setup, offloaded: bool, planned: MemoryEstimate) -> list[str
     if setup.model_size > 1:
         found.append(
             "It knows neither tensor nor pipeline parallelism: its formula is applied to "
-            f"1 / {setup.model_size} of the matrices; the plan counts embeddings on the stages "
+            f"1 / {setup.model_size} of the parameters; the plan counts embeddings on the stages "
             "that hold them."
         )
     if setup.dtype == "fp32" or setup.autocast:

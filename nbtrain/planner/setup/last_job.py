@@ -93,7 +93,7 @@ def _of_kind(kind: Any, value: Any) -> Any:
         return BY_NAME[value]
     if get_origin(kind) is tuple:
         return tuple(value)
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):
         kinds = {field.name: field.type for field in fields(kind)}
         return kind(**{name: _of_kind(kinds[name], value[name]) for name in value})
     return value

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from nbtrain.api.arguments import misused, number, text, whole_number, whole_or_none
 from nbtrain.api.run import Run, RunLike, open_run
 from nbtrain.base.errors import ConfigError
-from nbtrain.config.generation import Generation
+from nbtrain.config.generation import LOADED_DTYPES, Generation
 
 if TYPE_CHECKING:
     from nbtrain.serving.engine_process import Loading
@@ -103,8 +103,8 @@ def loading_of(run: Run, step: int | None, dtype: str, ranks: int | None) -> "Lo
     """Return the options for loading the model. Raises ConfigError for a value that is not allowed."""
     from nbtrain.serving.engine_process import Loading
 
-    if dtype not in ("auto", "fp32", "bf16", "fp16"):
-        raise ConfigError(f"dtype = {dtype!r} must be auto, fp32, bf16 or fp16.")
+    if dtype not in LOADED_DTYPES:
+        raise ConfigError(f"dtype = {dtype!r} must be one of {', '.join(LOADED_DTYPES)}.")
     ranks = whole_or_none("tensor_parallel_size", ranks, WHAT_SUITS)
     if ranks is not None and ranks < 1:
         raise ConfigError(f"tensor_parallel_size = {ranks} must be at least 1, or None for {WHAT_SUITS}.")

@@ -14,11 +14,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
-
 from nbtrain.base.files import is_read_only, nearest_existing
 from nbtrain.base.findings import Finding, Level
-from nbtrain.base.hardware.cgroup import usable_cores
+from nbtrain.base.hardware.cgroup import available_memory_bytes, usable_cores, usable_memory_bytes
 from nbtrain.base.hardware.nvml import driver_gpus
 from nbtrain.base.printing.report import Report, Table
 from nbtrain.base.text.amounts import counted, size
@@ -117,9 +115,9 @@ def device_finding(gpus: int) -> Finding:
 
 
 def memory_finding() -> Finding:
-    memory = psutil.virtual_memory()
-    text = f"{size(memory.available)} of {size(memory.total)} free"
-    if memory.available < 3 * GIB:
+    available = available_memory_bytes()
+    text = f"{size(available)} of {size(usable_memory_bytes())} free"
+    if available < 3 * GIB:
         return _found("warning", "memory", text, "gpt-tiny and JupyterLab together need about 3 GiB.")
     return _found("ok", "memory", text)
 

@@ -12,7 +12,6 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.cli import completers
 from nbtrain.cli.output import show, show_text
 from nbtrain.cli.verbs import (
-    DTYPES,
     RUN_HELP,
     Parser,
     add_json,
@@ -22,7 +21,7 @@ from nbtrain.cli.verbs import (
     run_of,
     run_verb,
 )
-from nbtrain.config.generation import Generation
+from nbtrain.config.generation import LOADED_DTYPES, Generation
 from nbtrain.serving.options import ServeOptions
 
 
@@ -104,15 +103,19 @@ def add_loading(parser: Parser) -> None:
     """Add the options that choose the checkpoint and how it is loaded."""
     add_step(parser)
     text = "Format of the weights; auto is fp32 on a CPU and the training's format on a GPU."
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help=text)
+    parser.add_argument("--dtype", choices=LOADED_DTYPES, default="auto", help=text)
     text = "Shard the model over this many processes. Default: the fewest GPUs that it fits on."
     parser.add_argument("--tensor-parallel-size", type=int, metavar="RANKS", help=text)
 
 
 def generation_of(options: argparse.Namespace) -> Generation:
     """Return the options of add_sampling. Raises ConfigError for a value out of range."""
-    names = {field.name for field in fields(Generation)} & set(vars(options))
-    return Generation(**{name: getattr(options, name) for name in names} | {"stop": tuple(options.stop)})
+    said = {name: getattr(options, name) for name in _generation_names(options)}
+    return Generation(**said | {"stop": tuple(options.stop)})
+
+
+def _generation_names(options: argparse.Namespace) -> set[str]:
+    return {field.name for field in fields(Generation)} & set(vars(options))
 
 
 def generate(options: argparse.Namespace) -> None:
@@ -126,8 +129,7 @@ def generate(options: argparse.Namespace) -> None:
         raise ConfigError(
             f"no prompt: write it after the run, as in `nbtrain generate {options.run} 'Once upon'`."
         )
-    names = {field.name for field in fields(Generation)} & set(vars(options))
-    how: dict[str, Any] = {name: getattr(options, name) for name in names}
+    how: dict[str, Any] = {name: getattr(options, name) for name in _generation_names(options)}
     how |= {key: getattr(options, key) for key in ("step", "dtype", "tensor_parallel_size")}
     is_plain = options.n == options.num_beams == 1 and not options.json
     if is_plain and len(prompts) == 1 and options.logprobs is None:
@@ -147,7 +149,7 @@ def generate(options: argparse.Namespace) -> None:
             prompt, sample = divmod(number, options.n)
             which = f", text {sample + 1}" if options.n > 1 else ""
             show_text(f"--- prompt {prompt + 1}{which}\n{text}", end="\n")
-    if options.num_beams == 1 and options.temperature > 0:
+    if options.num_beams == 1 and not generation_of(options).is_greedy:
         show(f"(seed {options.seed}; another --seed gives another text)", sys.stderr)
 
 
@@ -214,7 +216,7 @@ def _add_serve(under: Any) -> None:
             "max_new_tokens",
             int,
             "COUNT",
-            "New tokens that one text may request. Default: as many as the model has positions.",
+            "Most new tokens that a request may ask for per text. Default: the model's number of positions.",
         ),
         ("max_body_bytes", int, "BYTES", "Size that a request may have."),
         (

@@ -24,7 +24,6 @@ KEYS_HELP = (
     "Settings to change, for example batch.max_steps=2. `nbtrain check RUN --resolved` prints all keys of a "
     "run with their values; docs/config.md explains each key."
 )
-DTYPES = ("auto", "fp32", "bf16", "fp16")
 
 Completer = Callable[..., Iterable[str]]
 """A function that argcomplete calls with prefix, action, parser and parsed_args for the words that fit."""

@@ -31,6 +31,10 @@ def _problem(name: str, message: str) -> Finding:
     return Finding("error", "generation", name, "", message, cost=FATAL)
 
 
+# Formats in which a model is loaded to generate: auto is fp32 on a CPU, and that of the training on a GPU.
+LOADED_DTYPES = ("auto", "fp32", "bf16", "fp16")
+
+
 @dataclass(frozen=True)
 class Generation(Record):
     """Settings for the continuation of a prompt. Raises ConfigError if a value is out of range."""
@@ -104,7 +108,11 @@ class Generation(Record):
         holds = len(self.logit_bias) <= MOST_BIASES and all(
             0 <= one < TOKEN_IDS for one, _ in self.logit_bias
         )
-        yield "logit_bias", holds, f"of at most {MOST_BIASES:,} token ids, each from 0 to {TOKEN_IDS - 1:,}"
+        yield (
+            "logit_bias",
+            holds,
+            f"a bias of at most {MOST_BIASES:,} token ids, each from 0 to {TOKEN_IDS - 1:,}",
+        )
         yield (
             "num_beams",
             1 <= self.num_beams <= MOST_BEAMS,

@@ -7,10 +7,10 @@ values of all positions. A tenth is reserved for activations and the allocator.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import psutil
 import torch
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.hardware.cgroup import available_memory_bytes
 from nbtrain.base.text.amounts import size
 from nbtrain.model.gpt_config import GPTConfig
 
@@ -87,4 +87,4 @@ def free_memory() -> list[int]:
     """Return the free bytes of each GPU or, without a GPU, of this machine."""
     if torch.cuda.is_available():
         return [torch.cuda.mem_get_info(number)[0] for number in range(torch.cuda.device_count())]
-    return [psutil.virtual_memory().available]
+    return [available_memory_bytes()]

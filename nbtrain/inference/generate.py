@@ -43,6 +43,7 @@ from nbtrain.base.run_directory.checkpoint_files import in_work
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text.amounts import counted
 from nbtrain.checkpoint.files.manifest import whole_step
+from nbtrain.checkpoint.weights.store import DTYPES
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.generation import Generation
 from nbtrain.config.load import load_resolved
@@ -50,7 +51,7 @@ from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.inference.choice import Request
 from nbtrain.inference.engine import Engine
 from nbtrain.inference.fit import MOST_SLOTS_ON_CPU, MOST_SLOTS_ON_GPU, Needed, cuts_of, fit, free_memory
-from nbtrain.inference.loaded import DTYPES, load
+from nbtrain.inference.loaded import load
 from nbtrain.inference.ranks import GlooOrders, Ranks, device_of
 from nbtrain.inference.runner import Runner
 from nbtrain.inference.scored import ScoreRequest

@@ -17,7 +17,7 @@ from nbtrain.checkpoint.files.manifest import whole_step
 from nbtrain.checkpoint.own_layer import recorded_layer
 from nbtrain.checkpoint.weights.merged import MergedWeights
 from nbtrain.checkpoint.weights.opened import open_checkpoint
-from nbtrain.checkpoint.weights.store import CheckpointStore
+from nbtrain.checkpoint.weights.store import DTYPES, CheckpointStore
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.origin import end_ids
@@ -31,8 +31,6 @@ from nbtrain.model.names import OF_VOCABULARY
 from nbtrain.parallel.groups import ALONE, Group
 from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.tensor import partition_dim
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ The speeds are measured by tests/benchmarks/generate_cpu.py. torch has these pro
 import logging
 from collections.abc import Callable
 
-import psutil
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from nbtrain.base.hardware.cgroup import available_memory_bytes
 from nbtrain.model.gpt import GPT
 from nbtrain.parallel.tensor import ColumnParallelLinear, GatedColumnParallelLinear, RowParallelLinear
 
@@ -34,7 +34,7 @@ def pack(model: GPT) -> bool:
     weights = [parameter for parameter in model.parameters() if parameter.dim() == 2]
     is_plain = all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in weights)
     needed = sum(weight.nbytes for weight in weights)
-    if not is_plain or not _can_pack() or needed > MOST_SHARE * psutil.virtual_memory().available:
+    if not is_plain or not _can_pack() or needed > MOST_SHARE * available_memory_bytes():
         return False
     for module in model.modules():
         # Over several ranks, products are sums of parts (parallel/tensor.py).

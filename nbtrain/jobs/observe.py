@@ -7,12 +7,12 @@ summary.json             the mean step time, with the setup that it was measured
 environment.json         the CPUs of the machine
 """
 
-import os
 import statistics
 import time
 from typing import Any
 
 from nbtrain.base import files
+from nbtrain.base.hardware.cgroup import usable_cores
 from nbtrain.base.run_directory import end_kinds
 from nbtrain.base.run_directory.records import ExitRecord
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
@@ -104,7 +104,7 @@ def _share(view: RunView, name: str, step: float | None) -> float | None:
 
 def _cpus(job: JobDir | None) -> int | None:
     record: dict[str, Any] = (files.read_json(job.environment_json) if job else None) or {}
-    return (record.get("cpu") or {}).get("cores") or os.cpu_count()
+    return (record.get("cpu") or {}).get("cores") or usable_cores()
 
 
 def _notes(view: RunView) -> tuple[str, ...]:

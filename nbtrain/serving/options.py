@@ -6,6 +6,7 @@ from typing import Any
 from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.process.ports import LOOPBACK
+from nbtrain.config.generation import LOADED_DTYPES
 
 PORT = 8000
 
@@ -52,7 +53,7 @@ class ServeOptions:
     def __post_init__(self) -> None:
         rules: tuple[tuple[str, Any, bool, str], ...] = (
             ("port", self.port, 0 <= self.port <= 65535, "from 0 (a free one) to 65535"),
-            ("dtype", self.dtype, self.dtype in ("auto", "fp32", "bf16", "fp16"), "auto, fp32, bf16 or fp16"),
+            ("dtype", self.dtype, self.dtype in LOADED_DTYPES, f"one of {', '.join(LOADED_DTYPES)}"),
             *(
                 (name, value, value is None or value >= 1, "at least 1")
                 for name in ("tensor_parallel_size", "threads", "max_batch", "max_new_tokens")

@@ -49,11 +49,11 @@ def token_of(file: str | None) -> tuple[str, str | None]:
                 f"{place}: cannot be read ({reason}): name a file that holds the token."
             ) from None
         if mode & (stat.S_IRGRP | stat.S_IROTH):
-            raise ConfigError(f"{place}: others may read it: `chmod 600 {file}`.")
+            raise ConfigError(f"{place}: other users can read it; run `chmod 600 {file}`.")
     if len(token) < LEAST_CHARS or not token.isascii() or not token.isprintable() or " " in token:
         raise ConfigError(
-            f"{place}: the token has {len(token)} characters: must be at least {LEAST_CHARS}, of visible "
-            "ASCII. `openssl rand -hex 24` makes one."
+            f"{place}: the token must be at least {LEAST_CHARS} characters of visible ASCII without spaces; "
+            f"this one has {len(token)} characters. `openssl rand -hex 24` makes one."
         )
     return token, place
 

@@ -99,7 +99,7 @@ def test_what_is_no_run(value, kind, asked):
         ({"prompt": ["a", 5]}, "prompt = 5 (int) must be text."),
         ({"prompt": []}, "prompt = [] must be text, or a list of at least one text."),
         ({"stop": [""]}, "stop = ('',) must be at most 16 texts of 1 to 1000 characters."),
-        ({"dtype": "int8"}, "dtype = 'int8' must be auto, fp32, bf16 or fp16."),
+        ({"dtype": "int8"}, "dtype = 'int8' must be one of auto, fp32, bf16, fp16."),
         (
             {"tensor_parallel_size": 0},
             "tensor_parallel_size = 0 must be at least 1, or None for what suits the machine.",

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 MOUNT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
+MEMINFO = Path("/proc/meminfo")
 # Version 1 reports "no limit" as a number near 2**63.
 NO_LIMIT = 2**60
 
@@ -84,6 +85,14 @@ def usable_memory_bytes() -> int:
     """Return the memory that this process may use: the machine's, within the limits of its groups."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([machine, *(group.limit_bytes for group in memory_groups())])
+
+
+def available_memory_bytes() -> int:
+    """Return the memory that is free for this process: the machine's, within what is left in its groups."""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", text_of(MEMINFO), flags=re.M)
+    machine = 1024 * int(found[1]) if found else usable_memory_bytes()
+    left = (max(0, group.limit_bytes - (group.in_use_bytes or 0)) for group in memory_groups())
+    return min([machine, *left])
 
 
 def cpu_seconds() -> float | None:

@@ -56,6 +56,13 @@ def line_look(number: int) -> dict[str, str]:
     return {"color": f"c{number % LINE_COLORS}", "dash": dash}
 
 
+def plot_look(number: int) -> dict[str, Any]:
+    """Return the look of a chart's line as arguments of matplotlib's plot()."""
+    dashes = line_look(number)["dash"].split()
+    style = (0.0, tuple(map(float, dashes))) if dashes else "-"
+    return {"color": SERIES[number % LINE_COLORS], "linestyle": style}
+
+
 def progress_bar(fraction: float, color: str = BLUE) -> str:
     """Return a progress bar as HTML, as wide as its container."""
     bar = f"height:{BAR_HEIGHT_PIXELS}px;border-radius:{BAR_HEIGHT_PIXELS // 2}px"

@@ -11,7 +11,9 @@ ended.
 The records are on a shared disk, so that machines need no other connection before the ranks connect.
 """
 
+import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -97,6 +99,12 @@ class LaunchOrder(Record):
     network_interface: str | None = None
     supervisor: ProcessIdentity | None = None
     """Supervisor that gave the order. If job.json names another one, the ranks of this order must end."""
+
+
+def node_of_rank(ranks: Sequence[int], rank: int) -> int | None:
+    """Return the node that starts a rank, from the number of ranks of each node; None if none does."""
+    last = itertools.accumulate(ranks)
+    return next((node for node, end in enumerate(last) if rank < end), None)
 
 
 @dataclass

@@ -21,6 +21,7 @@ from nbtrain.base.run_directory.node_records import (
     NodeRecord,
     SignalOrder,
     SignalOrders,
+    node_of_rank,
 )
 from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, ProcessIdentity
 from nbtrain.base.run_directory.rundir import JobDir
@@ -318,11 +319,9 @@ class RemoteLauncher:
         return None
 
     def _node_of(self, rank: int) -> int:
-        for node, here in enumerate(self._config.ranks_by_node):
-            if rank < here:
-                return node
-            rank -= here
-        raise ValueError("unknown rank")
+        node = node_of_rank(self._config.ranks_by_node, rank)
+        assert node is not None, f"rank {rank} of {self._config.world_size}"
+        return node
 
     def _after_order(self) -> int | None:
         assert self._order is not None

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 
 import psutil
 
-from nbtrain.base.hardware.cgroup import memory_groups, usable_cores, usable_memory_bytes
+from nbtrain.base.hardware.cgroup import (
+    available_memory_bytes,
+    memory_groups,
+    usable_cores,
+    usable_memory_bytes,
+)
 from nbtrain.base.hardware.cpu import cpu_model
 from nbtrain.base.hardware.nvml import Gpu, visible_gpus
 
@@ -31,12 +36,8 @@ class Machine:
 def this_machine() -> Machine:
     """Read the machine's resources. Costs milliseconds."""
     cpu, flags = cpu_model()
-    memory = psutil.virtual_memory()
-    groups = memory_groups()
-    left = [max(0, group.limit_bytes - (group.in_use_bytes or 0)) for group in groups]
-    available = min([memory.available, *left])
-    total, gpus = usable_memory_bytes(), visible_gpus()
-    return Machine(socket.gethostname(), usable_cores(), cpu, flags, total, available, gpus)
+    total, available = usable_memory_bytes(), available_memory_bytes()
+    return Machine(socket.gethostname(), usable_cores(), cpu, flags, total, available, visible_gpus())
 
 
 def lacking_cores(seconds: float = 0.5) -> float:

@@ -286,7 +286,7 @@ def sweep_figure(results: SweepResults) -> "Figure | None":
     """Draw the validation loss of each setting by tokens: the mean over its seeds, and a band from the lowest
     to the highest. Draws the training loss if no run has a validation loss. Returns None without a point.
     """
-    from nbtrain.base.printing.theme import SERIES, themed
+    from nbtrain.base.printing.theme import plot_look, themed
     from nbtrain.jobs.sweep.stop_rule import read_curve
     from nbtrain.monitor.run.pictures import shown_figure
 
@@ -302,19 +302,17 @@ def sweep_figure(results: SweepResults) -> "Figure | None":
         curves = [read[row.name] for row in setting.runs if read[row.name].tokens]
         if not curves:
             continue
-        color, style = SERIES[at % len(SERIES)], ("-", "--", ":")[at // len(SERIES) % 3]
+        look = plot_look(at)
         longest = max(curves, key=lambda curve: curve.tokens[-1]).tokens
         points = [
             [value for curve in curves if (value := curve.at(tokens)) is not None] for tokens in longest
         ]
         tokens = [count for count, values in zip(longest, points) if values]
         kept = [values for values in points if values]
-        axes.plot(
-            tokens, [statistics.fmean(values) for values in kept], style, color=color, label=setting.words
-        )
+        axes.plot(tokens, [statistics.fmean(values) for values in kept], label=setting.words, **look)
         if len(curves) > 1:
             low, high = [min(values) for values in kept], [max(values) for values in kept]
-            axes.fill_between(tokens, low, high, color=color, alpha=0.2, linewidth=0)
+            axes.fill_between(tokens, low, high, color=look["color"], alpha=0.2, linewidth=0)
     axes.set_xlabel("tokens", fontsize=9)
     axes.set_ylabel(metric.replace("_", " "), fontsize=9)
     axes.tick_params(labelsize=8)

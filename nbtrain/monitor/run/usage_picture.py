@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
-from nbtrain.base.printing.theme import GREEN, GREY, LINE_COLORS, RED, SERIES, line_look, themed
+from nbtrain.base.printing.theme import GREEN, GREY, RED, plot_look, themed
 from nbtrain.base.run_directory.usage import FIGURES
 from nbtrain.monitor.job.job_description import JobDescription
 from nbtrain.monitor.job.usage_charts import UsageChart, axis_label, usage_charts
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLORS = SERIES
 # Height of the life's bar, as a fraction of a chart's.
 LIFE_HEIGHT = 0.16
 BOUND_COLORS = {"request": GREEN, "limit": RED, "request = limit": RED}
@@ -67,11 +66,10 @@ def _chart(axes: "Axes", page: JobDescription, chart: UsageChart) -> None:
     seconds, unit = unit_of(last)
     for number, line in enumerate(chart.lines):
         times = [(at - page.created_at) / seconds for at in line.points.times]
-        color, dashes = COLORS[number % LINE_COLORS], line_look(number)["dash"].split()
-        style = (0.0, tuple(map(float, dashes))) if dashes else "-"
-        axes.plot(times, line.points.means, color=color, linestyle=style, linewidth=1.3, label=line.label)
+        look = plot_look(number)
+        axes.plot(times, line.points.means, linewidth=1.3, label=line.label, **look)
         low = line.minima or line.points.means
-        axes.fill_between(times, low, line.points.maxima, color=color, alpha=0.15, linewidth=0)
+        axes.fill_between(times, low, line.points.maxima, color=look["color"], alpha=0.15, linewidth=0)
     for bound in chart.bounds:
         axes.axhline(
             bound.value, color=BOUND_COLORS[bound.word], linewidth=1.0, linestyle="--", label=bound.word

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.printing.report import Block, Picture, Pictures, Report, Sentence, Table
-from nbtrain.base.printing.theme import SERIES, line_look, themed
+from nbtrain.base.printing.theme import plot_look, themed
 from nbtrain.base.run_directory.metrics import BY_NAME
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.monitor.metrics.curves import drawn_points
@@ -53,17 +53,12 @@ def _figure(found: Mapping[str, Mapping[str, Series]], names: Sequence[str], wid
     figure = shown_figure("", FIGURE_HEIGHT + LEGEND_HEIGHT * len(found), width)
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names):
         for at, (run, series) in enumerate(found.items()):
-            look = line_look(at)
-            color, dash = SERIES[int(look["color"][1:])], look["dash"]
-            style: Any = (0, tuple(map(float, dash.split()))) if dash else "-"
             points = series.get(name) or Series()
             shown = drawn_points(points.values)
             steps = [points.steps[index] for index in shown]
             values = [points.values[index] for index in shown]
             marker = "o" if 0 < len(steps) < 20 else None
-            axes.plot(
-                steps, values, color=color, linestyle=style, label=run, linewidth=1.3, marker=marker, ms=3
-            )
+            axes.plot(steps, values, label=run, linewidth=1.3, marker=marker, ms=3, **plot_look(at))
         axes.set_title(f"{name.replace('_', ' ')} ({BY_NAME[name].unit})", fontsize=10, loc="left")
         axes.set_xlabel("step", fontsize=9)
         axes.tick_params(labelsize=8)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from nbtrain.base.hardware import nvml
+from nbtrain.base.hardware.cgroup import available_memory_bytes, usable_cores, usable_memory_bytes
 from nbtrain.base.run_directory.records import ProcessIdentity, boot_id
 
 # Ten minutes at one sample a second; older samples are downsampled.
@@ -121,14 +122,14 @@ class ResourceSampler:
         job = tree([*roots, *ranks.values()])
         if job is not None and job.cpu_cores is not None:
             self.history.append((time.time(), job.cpu_cores, job.memory_bytes))
-        memory = psutil.virtual_memory()
+        memory_bytes = usable_memory_bytes()
         self._last = {
             "job": asdict(job) if job else None,
             "ranks": {str(rank): asdict(use) for rank, use in by_rank.items() if use},
             "machine": {
-                "num_cores": psutil.cpu_count() or 1,
-                "memory_used_bytes": memory.total - memory.available,
-                "memory_total_bytes": memory.total,
+                "num_cores": usable_cores(),
+                "memory_used_bytes": memory_bytes - available_memory_bytes(),
+                "memory_total_bytes": memory_bytes,
                 "load_1_minute": psutil.getloadavg()[0],
             },
             "gpus": [asdict(gpu) for gpu in nvml.gpus()],

@@ -12,7 +12,6 @@ times, and the plan says so. A rate of another machine or device is not used. Pr
 the planned setup is the measured one: otherwise two different runs would be compared.
 """
 
-import os
 import platform
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, is_dataclass
@@ -20,6 +19,7 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 
 from nbtrain.base import files
+from nbtrain.base.hardware.cgroup import usable_cores
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.devices import BY_NAME, Device
@@ -101,7 +101,7 @@ def _of_kind(kind: Any, value: Any) -> Any:
 
 def machine(on_gpu: bool) -> str:
     """Return the machine that a rate holds for: any with the same GPUs, or this one with its cores."""
-    return "any with these devices" if on_gpu else f"{platform.node()}, {os.cpu_count()} cores"
+    return "any with these devices" if on_gpu else f"{platform.node()}, {usable_cores()} cores"
 
 
 def measured_rate(config: RunConfig, wanted: Setup) -> Measured | None:

@@ -16,9 +16,9 @@ several machines 73 % of the wire (the same, chapter on networks). Ramp: 43 % of
 """
 
 import functools
-import os
 from dataclasses import dataclass, replace
 
+from nbtrain.base.hardware.cgroup import usable_cores
 from nbtrain.base.run_directory.checkpoint_files import measured_save_seconds
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.arithmetic.devices import BY_NAME, Device, find_device
@@ -238,7 +238,7 @@ _COUNTED_SCORES = (0.5 + 1.25) / 3
 
 def cores_of(config: RunConfig) -> int:
     """Return the cores of all machines of a CPU run."""
-    return (config.resources.cpus_per_node or os.cpu_count() or 1) * config.resources.nodes
+    return (config.resources.cpus_per_node or usable_cores()) * config.resources.nodes
 
 
 def rates_of_cores(config: RunConfig, matmul_flops_per_core: float | None) -> Rates:

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from nbtrain.checkpoint.weights.store import DTYPES
 from nbtrain.model.attention import causal_attention
 from nbtrain.model.gpt import GPT
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.train.calibration.stopwatch import Stopwatch
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 HEAD_SIZE = 64
 MEMORY_BYTES = 256 << 20
 FP8_MULTIPLE = 16

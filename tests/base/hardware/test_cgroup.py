@@ -7,6 +7,7 @@ import pytest
 from nbtrain.base.hardware import cgroup
 from nbtrain.base.hardware.cgroup import (
     MemoryGroup,
+    available_memory_bytes,
     cgroup_file,
     cpu_seconds,
     memory_groups,
@@ -34,9 +35,10 @@ def groups(tmp_path, monkeypatch):
     return write
 
 
-def test_limits_of_the_groups_above_count(groups):
+def test_limits_of_the_groups_above_count(groups, tmp_path, monkeypatch):
     """The limits of parent groups apply: a Slurm task's limit is "max", but its job and step have limits."""
-    job = "system.slice/slurmstepd.scope/job_7"
+    job, meminfo = "system.slice/slurmstepd.scope/job_7", tmp_path / "meminfo"
+    monkeypatch.setattr(cgroup, "MEMINFO", meminfo)
     groups(
         f"0::/{job}/step_0/task_0\n",
         {
@@ -58,6 +60,10 @@ def test_limits_of_the_groups_above_count(groups):
         MemoryGroup(16 * GIB, 12 * GIB, None),
     ]
     assert (usable_cores(), cpu_seconds()) == (4, 7.5)
+    # 16 GiB less 12 GiB in use is less than 8 GiB less 2 GiB, and than what the machine has free.
+    for free_gib, available_gib in ((100, 4), (3, 3)):
+        meminfo.write_text(f"MemTotal: {1 << 30} kB\nMemAvailable: {free_gib << 20} kB\n")
+        assert available_memory_bytes() == available_gib * GIB
 
 
 @pytest.mark.parametrize("own", ["/docker/0af3", "/", "/../../kubepods/pod7"])

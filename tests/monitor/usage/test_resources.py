@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from nbtrain.base.hardware import nvml
+from nbtrain.base.hardware.cgroup import usable_cores
 from nbtrain.base.run_directory.records import ProcessIdentity
 from nbtrain.monitor.usage.resources import ResourceSampler
 
@@ -52,7 +53,7 @@ def test_a_tree_is_counted_with_its_children_and_others_are_not() -> None:
         assert least <= use["job"]["cpu_cores"] <= most
         assert use["ranks"]["0"]["num_processes"] == 2
         assert 5e6 < use["job"]["memory_bytes"] < 5e8
-        assert use["machine"]["num_cores"] == os.cpu_count()
+        assert use["machine"]["num_cores"] == usable_cores()
         assert use["machine"]["memory_used_bytes"] < use["machine"]["memory_total_bytes"]
         assert use["history"]["cpu_cores"][-1] == round(use["job"]["cpu_cores"], 3)
     finally:

@@ -14,7 +14,7 @@ from typing import Any
 from nbtrain.base.errors import JobError, SubmitError
 from nbtrain.base.findings import Finding
 from nbtrain.base.run_directory.jobstate import ACTIVE, CANCELLED, QUEUED
-from nbtrain.base.run_directory.node_records import Ask, EngineWord
+from nbtrain.base.run_directory.node_records import Ask, EngineWord, LaunchOrder, node_of_rank
 from nbtrain.base.run_directory.rundir import JobDir, new_run_id
 from nbtrain.base.workspace import display
 from nbtrain.config.code_file import carried
@@ -311,7 +311,10 @@ def _node_of(job: JobDir, rank: int | str) -> int:
     """Return the node of a rank or of a node log; the supervisor is on node 0."""
     if isinstance(rank, str):
         return int(named[1]) if (named := NODE.fullmatch(rank)) else 0
-    return rank // load_resolved(job.run.config_yaml).ranks_per_node
+    # A resize gives ranks to other nodes than config.yaml does.
+    order = LaunchOrder.read(job.control_launch)
+    node = node_of_rank(order.ranks, rank) if order is not None else None
+    return rank // load_resolved(job.run.config_yaml).ranks_per_node if node is None else node
 
 
 BACKEND = KubernetesBackend()

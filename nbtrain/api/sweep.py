@@ -51,8 +51,7 @@ def sweep(
     with Progress(f"sweep {read.name}", len(read.runs), "runs") as progress:
 
         def turn_done(turn: "Turn") -> None:
-            ended = len(turn.states) - turn.active - turn.to_start
-            progress.update(ended - progress.done, now=turn.words)
+            progress.update(turn.ended - progress.done, now=turn.words)
 
         drive(read, at_once=at_once, again=again, say=progress.say, prepare=_prepare, turn_done=turn_done)
     results = sweep_results(read.name)

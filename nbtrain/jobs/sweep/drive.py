@@ -45,7 +45,14 @@ from nbtrain.jobs.control.control import cancel
 from nbtrain.jobs.submission.submit import TRAINER, resume, submit
 from nbtrain.jobs.sweep.stop_rule import TokenCurve, read_curve, verdict
 from nbtrain.jobs.sweep.sweep_file import Sweep, SweepRun
-from nbtrain.jobs.sweep.sweep_record import SEED_KEYS, SweepRecord, read_record, sweep_folder
+from nbtrain.jobs.sweep.sweep_record import (
+    SEED_KEYS,
+    SweepRecord,
+    has_ended,
+    is_to_start,
+    read_record,
+    sweep_folder,
+)
 from nbtrain.monitor.status.notes import change_notes, notes_of
 
 POLL_SECONDS = 2.0
@@ -76,18 +83,25 @@ class Turn:
         return sum(self.is_to_start(name) for name in self.states)
 
     @property
+    def ended(self) -> int:
+        """Number of runs that are neither active nor still to be started."""
+        return sum(has_ended(state, self._is_left(name)) for name, state in self.states.items())
+
+    @property
     def words(self) -> str:
         """Numbers of runs by state, e.g. "4 of 6 ended, 2 active"."""
         waiting = self.to_start
-        ended = len(self.states) - self.active - waiting
-        parts = [f"{ended} of {len(self.states)} ended", f"{self.active} active"]
+        parts = [f"{self.ended} of {len(self.states)} ended", f"{self.active} active"]
         parts += [f"{waiting} to start"] if waiting else []
         bad = sum(state == FAILED or name in self.errors for name, state in self.states.items())
         return ", ".join([*parts, f"{bad} failed"] if bad else parts)
 
     def is_to_start(self, name: str) -> bool:
         """Return whether a run is submitted or resumed as soon as fewer than at_once are active."""
-        return self.states[name] in (NO_JOB, LOST) and name not in self.errors and name not in self.stopped
+        return is_to_start(self.states[name], self._is_left(name))
+
+    def _is_left(self, name: str) -> bool:
+        return name in self.errors or name in self.stopped
 
 
 def drive(

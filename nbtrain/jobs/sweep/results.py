@@ -14,11 +14,18 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.base import files
 from nbtrain.base.errors import JobError, JobFailed
 from nbtrain.base.printing.report import Block, Picture, Report, Result, Sentence, Table
-from nbtrain.base.run_directory.jobstate import SUCCEEDED
+from nbtrain.base.run_directory.jobstate import LOST, NO_JOB, SUCCEEDED
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
-from nbtrain.jobs.sweep.sweep_record import SEED_KEYS, known_sweeps, read_record, sweep_folder
+from nbtrain.jobs.sweep.sweep_record import (
+    SEED_KEYS,
+    has_ended,
+    is_to_start,
+    known_sweeps,
+    read_record,
+    sweep_folder,
+)
 from nbtrain.monitor.metrics.finite_json import finite
 from nbtrain.monitor.status.run_status import UNKNOWN, RunStatus
 from nbtrain.monitor.status.spending import Spending, spending_of, total
@@ -187,8 +194,11 @@ class SweepResults(Result):
         return Report(f"Sweep {self.name}", [*blocks, *stopped])
 
     def _summary(self) -> str:
-        ended = sum(row.status is not None and not row.status.active for row in self.rows)
-        words = f"{ended} of {amounts.counted(len(self.rows), 'run')} ended"
+        states = [(row.status.state if row.status else NO_JOB, bool(row.stopped)) for row in self.rows]
+        words = f"{sum(has_ended(*state) for state in states)} of {amounts.counted(len(states), 'run')} ended"
+        # Only the sweep itself resumes these, the next time that it is run.
+        if lost := sum(state == LOST and is_to_start(state, is_left) for state, is_left in states):
+            words += f", {lost} lost"
         spending = self.spending
         used = spending.words()
         paid = [row.spending for row in self.rows if row.spending is not None and row.spending.device_hours]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nbtrain.base.run_directory.jobstate import ACTIVE, LOST, NO_JOB
 from nbtrain.base.run_directory.records import Record
 from nbtrain.base.workspace import workspace
 
@@ -30,6 +31,19 @@ class SweepRecord(Record):
     code: dict[str, str] = field(default_factory=dict)
     """SHA-256 of each file that a run's `code` names, by the path in the runs, at the sweep's first start."""
     schema_version: int = SCHEMA_VERSION
+
+
+def is_to_start(state: str, is_left: bool) -> bool:
+    """Return whether a run in this state is submitted or resumed as soon as there is room.
+
+    `is_left`: the rule has stopped the run, or it could not be submitted.
+    """
+    return state in (NO_JOB, LOST) and not is_left
+
+
+def has_ended(state: str, is_left: bool) -> bool:
+    """Return whether a run in this state is neither active nor still to be started."""
+    return state not in ACTIVE and not is_to_start(state, is_left)
 
 
 def sweep_folder(name: str) -> Path:

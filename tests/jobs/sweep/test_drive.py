@@ -16,7 +16,7 @@ import pytest
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.base.process.locks import flock_folder
-from nbtrain.base.run_directory.jobstate import ACTIVE, LOST, SUCCEEDED
+from nbtrain.base.run_directory.jobstate import ACTIVE, LOST, NO_JOB, RUNNING, SUCCEEDED
 from nbtrain.base.run_directory.records import Heartbeat, JobRecord, TrainingProgress
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.cli.__main__ import main
@@ -146,6 +146,23 @@ def test_a_lost_run_is_resumed_until_it_saves_nothing_more(sweep, monkeypatch):
     turn = drive(read, turn_done=lambda turn: words.append(turn.words))
     assert resumed == [lost, lost] and list(turn.errors) == [lost]
     assert words == ["3 of 4 ended, 0 active, 1 to start"] * 2 + ["4 of 4 ended, 0 active, 1 failed"]
+
+
+@pytest.mark.parametrize(
+    "state, stopped", [(LOST, ""), (NO_JOB, ""), (LOST, "above the bound"), (RUNNING, "")]
+)
+def test_results_count_as_ended_what_the_driver_counts(state, stopped):
+    """A run that the sweep would still start or resume has not ended; a lost one is named."""
+    states = {"one": SUCCEEDED, "other": state}
+    turn = driver.Turn(states, stopped=["other"] if stopped else ())
+    rows = [
+        SweepRow(name, {}, RunStatus(name, found, None, 1, 0.0), None, stopped if name == "other" else "")
+        for name, found in states.items()
+    ]
+    is_lost = state == LOST and not stopped
+    assert turn.ended == (2 if stopped else 1) and turn.words.startswith(f"{turn.ended} of 2 ended")
+    said = f"{turn.ended} of 2 runs ended{', 1 lost' if is_lost else ''}."
+    assert said in str(SweepResults("a", [], rows))
 
 
 def test_a_run_whose_record_is_damaged_is_left(sweep):

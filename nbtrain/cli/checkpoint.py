@@ -110,11 +110,11 @@ def _on_nodes(run: "RunDir") -> str:
     """
     from nbtrain.base.run_directory.checkpoint_files import (
         local_run_folder,
-        newest_checkpoint_step,
         on_nodes_words,
         only_on_nodes,
     )
     from nbtrain.config.load import load_resolved
+    from nbtrain.monitor.status.resume_start import resume_start
 
     save, host = only_on_nodes(run), os.uname().nodename
     if save is None:
@@ -127,12 +127,16 @@ def _on_nodes(run: "RunDir") -> str:
             if config.checkpoint.local_dir is not None
         ]
         if not any((root / f"global_step{save.step}").is_dir() for root in roots):
-            older = newest_checkpoint_step(run)
-            start = "starts from the beginning" if older is None else f"continues from step {older:,}"
+            start = resume_start(run, on_nodes=False)
+            does = (
+                "starts from the beginning" if start.step is None else f"continues from step {start.step:,}"
+            )
+            if start.torn:
+                does = "finds no complete checkpoint to continue from"
             others = "" if len(save.hosts) == 1 else ", unless the other hosts have all of it"
             return (
                 f"Step {save.step:,} was saved only on the disks of {', '.join(save.hosts)} "
-                f"(checkpoint.local_dir), and is no longer on this host, {host}: a resume {start}{others}."
+                f"(checkpoint.local_dir), and is no longer on this host, {host}: a resume {does}{others}."
             )
     words = on_nodes_words(run)
     return f"{words[0].upper()}{words[1:]}."

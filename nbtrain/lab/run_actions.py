@@ -23,6 +23,7 @@ from nbtrain.config.load.resolved_cache import kept_config
 from nbtrain.jobs.attempt.backend import capabilities_of_job
 from nbtrain.jobs.attempt.phases import patience_seconds
 from nbtrain.monitor.run.run_view import RunView
+from nbtrain.monitor.status.resume_start import resume_start
 
 SLOTS = {"pause": ("pause", "resume"), "clone": ("clone",), "delete": ("kill", "delete"), "stop": ("stop",)}
 """Places of the buttons from left to right, with the actions that share a place. Stop is last."""
@@ -54,9 +55,7 @@ def actions(run: RunDir, state: str, asked: str | None = None) -> list[dict[str,
         resume = [] if state in (SUCCEEDED, NO_JOB) else [_resume(run)]
         return [*resume, clone, _delete(run)]
     if state == SUSPENDED:
-        saved = newest_saved_step(run)
-        start = "from its beginning" if saved is None else f"from the checkpoint of step {saved:,}"
-        return [_action("resume", "Resume", f"Continue this job {start}."), clone, _stop(run)]
+        return [_unpause(run), clone, _stop(run)]
     if asked is not None:
         title = "End the job now. Everything trained since the newest checkpoint is lost."
         return [clone, _action("kill", "Kill", title, f"Kill {run.name} without waiting for its checkpoint?")]
@@ -122,11 +121,23 @@ def _pause(run: RunDir, title: str = SAVES) -> list[dict[str, Any]]:
 
 
 def _resume(run: RunDir) -> dict[str, Any]:
-    saved = newest_saved_step(run)
-    start = (
-        "at step 0: no checkpoint was saved" if saved is None else f"from the checkpoint of step {saved:,}"
-    )
-    return _action("resume", "Resume", f"Submit a new job of this run, which continues {start}.")
+    start = resume_start(run)
+    does = "continues at step 0: no checkpoint was saved"
+    if start.torn:
+        does = f"is refused: no checkpoint is complete ({start.torn_names})"
+    elif start.step is not None:
+        does = f"continues from the checkpoint of step {start.step:,}"
+    return _action("resume", "Resume", f"Submit a new job of this run, which {does}.")
+
+
+def _unpause(run: RunDir) -> dict[str, Any]:
+    start = resume_start(run)
+    title = "Continue this job from its beginning."
+    if start.torn:
+        title = f"Continue this job, which will fail: no checkpoint is complete ({start.torn_names})."
+    elif start.step is not None:
+        title = f"Continue this job from the checkpoint of step {start.step:,}."
+    return _action("resume", "Resume", title)
 
 
 def _delete(run: RunDir) -> dict[str, Any]:

@@ -100,6 +100,10 @@ def test_what_is_gone_from_this_host_is_not_promised(run, tmp_path, capsys):
         f"Step 12 was saved only on the disks of {host} (checkpoint.local_dir), and is no longer on this "
         f"host, {host}: a resume starts from the beginning.\n"
     )
+    write(run, 4, None)
+    assert cli.main(["checkpoint", "list", "tiny"]) == 0
+    assert capsys.readouterr().out.endswith("a resume finds no complete checkpoint to continue from.\n")
+    shutil.rmtree(run.checkpoint(4))
     (local / "tiny-a" / "global_step12").mkdir(parents=True)
     assert cli.main(["checkpoint", "list", "tiny"]) == 0
     assert "a resume on these nodes continues from it." in capsys.readouterr().out

@@ -61,7 +61,7 @@ def check_claims(text: str, run: RunDir) -> list[str]:
     claim(rf"before it could save at {STEP}", lambda step: newest is None or newest < step)
     claim(rf"at {STEP}; not saved", lambda step: newest is None or newest < step)
     claim(
-        r"[Nn]o checkpoint was saved|nothing to save(?!; a resume)|starts again at step 0",
+        r"[Nn]o checkpoint (?:is complete|was saved)|nothing to save(?!; a resume)|starts again at step 0",
         lambda _: newest is None,
     )
     claim(r"all steps are trained and saved", lambda _: newest == reached(run))

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from nbtrain.base.files import write_json
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.lab import run_actions
 from nbtrain.lab.run_actions import SLOTS, actions, off, run_shown
 from nbtrain.monitor.run.run_view import RunView
 from tests.lab.widgets.fake_run import FakeJob
@@ -54,9 +54,15 @@ def test_a_job_that_waits_is_taken_out_of_the_queue(job):
     assert actions(job.run, "RUNNING")[0]["title"].startswith("Save a checkpoint and free the devices;")
 
 
-def test_a_paused_job_goes_on_from_what_is_there(job, monkeypatch):
+def save(run: RunDir, step: int) -> None:
+    write_json(run.checkpoint_manifest(step), {"schema_version": 2, "files": {}})
+
+
+def test_a_paused_job_goes_on_from_what_is_there(job):
     assert actions(job.run, "SUSPENDED")[0]["title"] == "Continue this job from its beginning."
-    monkeypatch.setattr(run_actions, "newest_saved_step", lambda run: 1200)
+    job.run.checkpoint(1200).mkdir(parents=True)
+    assert actions(job.run, "SUSPENDED")[0]["title"].endswith("no checkpoint is complete (global_step1200).")
+    save(job.run, 1200)
     assert actions(job.run, "SUSPENDED")[0]["title"].endswith("from the checkpoint of step 1,200.")
 
 
@@ -70,11 +76,19 @@ def test_a_snapshot_with_its_buttons(job):
     assert shown["off"]["delete"]["title"] == "Stop the job before you delete its run."
 
 
-def test_resume_and_delete_name_the_checkpoint(job, monkeypatch):
+def test_resume_and_delete_name_the_checkpoint(job):
     titles = {one["key"]: one for one in actions(job.run, "FAILED")}
     assert titles["resume"]["title"].endswith("which continues at step 0: no checkpoint was saved.")
     assert titles["delete"]["ask"] == "Delete gpt-fake with all its files and logs? This cannot be undone."
-    monkeypatch.setattr(run_actions, "newest_saved_step", lambda run: 1200)
+    job.run.checkpoint(1200).mkdir(parents=True)
+    (resume,) = (one["title"] for one in actions(job.run, "FAILED") if one["key"] == "resume")
+    assert resume.endswith("which is refused: no checkpoint is complete (global_step1200).")
+    text = job.run.config_yaml.read_text()
+    job.run.config_yaml.write_text(text.replace("mode: full", "mode: perf"))
+    (resume,) = (one["title"] for one in actions(job.run, "FAILED") if one["key"] == "resume")
+    assert resume.endswith("which continues at step 0: no checkpoint was saved.")
+    job.run.config_yaml.write_text(text)
+    save(job.run, 1200)
     titles = {one["key"]: one for one in actions(job.run, "FAILED")}
     assert titles["resume"]["title"].endswith("continues from the checkpoint of step 1,200.")
     assert "(the newest is of step 1,200)" in titles["delete"]["ask"]

@@ -74,6 +74,21 @@ class LocalSaves(Record):
 
 
 @dataclass(frozen=True)
+class ResumeStart:
+    """Start of a resume: a checkpoint, or the beginning. With `torn` the resume is refused."""
+
+    step: int | None
+    """The checkpoint's step, provided every node still has its part; None if no checkpoint is complete."""
+    torn: tuple[tuple[int, str], ...]
+    """(step, reason) of the checkpoints, newest first, if there are some and none is complete."""
+
+    @property
+    def torn_names(self) -> str:
+        """Names of the torn checkpoints' folders, e.g. "global_step200, global_step100"."""
+        return ", ".join(f"global_step{step}" for step, _ in self.torn)
+
+
+@dataclass(frozen=True)
 class SavedCheckpoints:
     """The checkpoints of a run, by names and sizes."""
 
@@ -92,6 +107,16 @@ class SavedCheckpoints:
         saved.
         """
         return self.complete_step if self.on_nodes is None else self.on_nodes.step
+
+    def resume_start(self, mode: str, on_nodes: bool = True) -> ResumeStart:
+        """Return where a resume in `mode` continues.
+
+        Torn checkpoints of which none is complete may be the last copy of the training, so that the resume is
+        refused; perf, which saves nothing, starts anyway. With `on_nodes` False, checkpoints that are only on
+        the nodes' disks do not count.
+        """
+        step = self.saved_step if on_nodes else self.complete_step
+        return ResumeStart(step, () if step is not None or mode == "perf" else self.incomplete)
 
 
 def read_checkpoints(run: RunDir) -> SavedCheckpoints:

@@ -210,10 +210,8 @@ def a_checkpoint_is_complete(request: Request) -> Checks:
     """Check that one of the run's checkpoints is complete, judged by names and sizes; a run without
     checkpoints passes.
     """
-    run, checkpoints = request.run, request.existing.checkpoints
-    if request.config.mode == "perf" or checkpoints.saved_step is not None:
-        return
-    torn = [f"{run.checkpoint(step).name}: {reason}" for step, reason in checkpoints.incomplete]
+    run, start = request.run, request.existing.checkpoints.resume_start(request.config.mode)
+    torn = [f"{run.checkpoint(step).name}: {reason}" for step, reason in start.torn]
     if torn:
         yield _about_folder(
             f"{display(run.model)}: no checkpoint is complete: {'; '.join(torn)}.",

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from nbtrain.base import files
 from nbtrain.base.errors import JobError
-from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step, newest_saved_step
+from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.run_directory.jobstate import ACTIVE, FAILED, LOST, QUEUED, SUCCEEDED, SUSPENDED
 from nbtrain.base.run_directory.observed_state import CUT_OFF, ENGINES, at_rest
 from nbtrain.base.run_directory.records import ControlRequest, JobRecord
@@ -24,6 +24,7 @@ from nbtrain.jobs.attempt.phases import stop_patience_seconds
 from nbtrain.jobs.attempt.ranks import Patience
 from nbtrain.jobs.checks.existing_run import more_to_train
 from nbtrain.jobs.machine import processes
+from nbtrain.monitor.status.resume_start import resume_start
 
 POLL_SECONDS = 0.1
 SLOW_POLL_SECONDS = 1.0
@@ -194,13 +195,10 @@ def _cut_off_unwritten(job: JobDir, wait_seconds: float | None) -> bool:
 
 def advice_to_resume(run: RunDir) -> str:
     """Return one sentence that says how `nbtrain resume` continues a run that has stopped."""
-    does = "continues from its newest checkpoint"
-    if newest_saved_step(run) is None:
-        does = (
-            "finds no complete checkpoint to continue from"
-            if run.checkpoint_steps()
-            else "starts from the beginning"
-        )
+    start = resume_start(run)
+    does = "starts from the beginning" if start.step is None else "continues from its newest checkpoint"
+    if start.torn:
+        does = "finds no complete checkpoint to continue from"
     return f"`nbtrain resume {run.name}` {does}."
 
 

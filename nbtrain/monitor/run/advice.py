@@ -10,12 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nbtrain.base.run_directory.bad_steps import EFFECTS
-from nbtrain.base.run_directory.checkpoint_files import newest_saved_step
 from nbtrain.base.run_directory.end_kinds import RECURRING
 from nbtrain.base.run_directory.jobstate import FAILED, FAILURES, LOST, RESTARTING
 from nbtrain.base.run_directory.records import AttemptRecord, JobRecord, Rollback
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text import amounts
+from nbtrain.base.workspace import display
+from nbtrain.monitor.status.resume_start import resume_start
 
 # Most steps with NaN that are marked.
 MOST_BAD_STEPS = 20
@@ -28,13 +29,18 @@ def advice(run: RunDir, state: str, attempt: AttemptRecord | None, step: int | N
     """
     if state not in FAILURES:
         return ""
-    saved = newest_saved_step(run)
-    if saved is None:
+    start = resume_start(run)
+    if start.torn:
+        going_on = (
+            f"No checkpoint is complete ({start.torn_names}), so that Resume is refused. Put a good copy "
+            f"into {display(run.model)}, or remove these folders to start again at step 0."
+        )
+    elif start.step is None:
         going_on = "No checkpoint was saved, so Resume starts again at step 0."
     else:
-        again = max(0, (step or 0) - saved)
+        again = max(0, (step or 0) - start.step)
         lost = f"; {amounts.counted(again, 'step')} since then are trained again" if again else ""
-        going_on = f"A resume continues from the checkpoint of step {saved:,}{lost}."
+        going_on = f"A resume continues from the checkpoint of step {start.step:,}{lost}."
     if state == LOST:
         return going_on
     stays = attempt is not None and (attempt.reason in RECURRING or bool(attempt.given_up))
@@ -52,7 +58,8 @@ _SCALE = "precision.fp16.loss_scale"
 def remedies(run: RunDir, state: str, events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the settings with which a job that ended because of a bad step can continue.
 
-    [{"words" of a button, "title", "overrides" of the resume}], empty after any other end.
+    [{"words" of a button, "title", "overrides" of the resume}], empty after any other end, and if a resume
+    is refused because no checkpoint is complete.
     """
     if state != FAILED:
         return []
@@ -60,8 +67,10 @@ def remedies(run: RunDir, state: str, events: Sequence[Mapping[str, Any]]) -> li
     if not ends or _SCALE in ends[-1]["message"]:
         return []
     key, policy = _CURES[ends[-1]["bad"]]
-    saved, step = newest_saved_step(run), ends[-1]["step"]
-    start = "the start" if saved is None else f"step {saved:,}"
+    saved, step = resume_start(run), ends[-1]["step"]
+    if saved.torn:
+        return []
+    start = "the start" if saved.step is None else f"step {saved.step:,}"
     return [
         {
             "words": f"Resume from {start} and skip step {step:,}",

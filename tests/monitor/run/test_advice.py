@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from nbtrain.base.files import write_json
+from nbtrain.base.run_directory.checkpoint_files import ResumeStart
 from nbtrain.base.run_directory.records import AttemptRecord, ControlRequest, JobRecord, Preemption, Rollback
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.monitor.job.conditions import alerts_part
@@ -62,9 +63,26 @@ from tests.lab.widgets.fake_run import FakeJob
 )
 def test_advice_names_the_checkpoint_that_is_there(state, end, saved, words, monkeypatch):
     """A cause is to be removed first if it comes again with the same settings, or if the job gave up."""
-    monkeypatch.setattr(module, "newest_saved_step", lambda run: saved)
+    monkeypatch.setattr(module, "resume_start", lambda run: ResumeStart(saved, ()))
     attempt = None if end is None else AttemptRecord(0, 1.0, 1, 1, **end)
     assert advice(RunDir("gpt"), state, attempt, 7) == words
+
+
+def test_torn_checkpoints_are_not_called_no_checkpoint(tmp_path: Path) -> None:
+    """A resume is refused while no checkpoint is complete: the advice says so, and no button offers it."""
+    run = RunDir(tmp_path / "gpt")
+    for step in (4, 8):
+        run.checkpoint(step).mkdir(parents=True)
+    said = advice(run, "LOST", None, 8)
+    assert said.startswith(
+        "No checkpoint is complete (global_step8, global_step4), so that Resume is refused."
+    )
+    assert remedies(run, "FAILED", [BAD]) == []
+    write_json(run.checkpoint_manifest(4), {"schema_version": 2, "files": {}})
+    assert advice(run, "LOST", None, 8).startswith(
+        "A resume continues from the checkpoint of step 4; 4 steps"
+    )
+    assert len(remedies(run, "FAILED", [BAD])) == 1
 
 
 def record(job_id: str, *attempts: AttemptRecord) -> JobRecord:
@@ -155,7 +173,7 @@ BAD = event("error", step=121, positions=[7680, 7744], bad="nan", ranks=[3])
 def test_a_bad_step_can_be_skipped_by_a_resume(monkeypatch):
     """The advice differs for a NaN loss, NaN weights and a loss spike; a fixed loss scale gets none."""
     run = RunDir("gpt")
-    monkeypatch.setattr(module, "newest_saved_step", lambda run: 100)
+    monkeypatch.setattr(module, "resume_start", lambda run: ResumeStart(100, ()))
     (cure,) = remedies(run, "FAILED", [BAD])
     assert (cure["words"], cure["overrides"]) == (
         "Resume from step 100 and skip step 121",

@@ -1,0 +1,21 @@
+"""The start of a resume, for the views that name it before one is submitted."""
+
+import contextlib
+
+from nbtrain.base.errors import NbtrainError
+from nbtrain.base.run_directory.checkpoint_files import ResumeStart, read_checkpoints
+from nbtrain.base.run_directory.rundir import RunDir
+
+
+def resume_start(run: RunDir, on_nodes: bool = True) -> ResumeStart:
+    """Return where a resume with the run's own settings continues, as SavedCheckpoints.resume_start."""
+    checkpoints = read_checkpoints(run)
+    start = checkpoints.resume_start("full", on_nodes)
+    if start.torn:
+        # Imported here, because it loads pydantic, and few runs have torn checkpoints.
+        from nbtrain.config.load.resolved_cache import kept_config
+
+        # A resume reads the same file, and says what is wrong with it.
+        with contextlib.suppress(NbtrainError):
+            start = checkpoints.resume_start(kept_config(run.config_yaml).mode, on_nodes)
+    return start

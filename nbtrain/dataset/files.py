@@ -3,7 +3,7 @@
 data/dataset/<name>/
   <key>_document.bin, .idx              indexed.py; a pair for each of data.json_key and data.extra_json_keys
   <key>_sentence.bin, .idx              instead, if data.split_sentences splits documents into sequences
-  <key>_document_loss_mask.bin, .idx    uint8 per token: 1 if it is in the loss; missing if every token is
+  <key>_document_loss_mask.bin, .idx    uint8 per token: 0 if it is not in the loss; missing if every token is
   manifest.json                         manifest.py; written last: without it the dataset does not count
   index-cache/                          samples/index_files.py
   baselines.json                        views/baselines.py
@@ -25,6 +25,8 @@ from nbtrain.dataset.pair_paths import bin_path, idx_path, missing
 
 if TYPE_CHECKING:
     # Imported on use, because a plan of a run without data needs no NumPy.
+    import numpy as np
+
     from nbtrain.dataset.indexed import IndexedDataset
 
 
@@ -169,6 +171,14 @@ class OpenDataset(NamedTuple):
     indexed: "IndexedDataset"
     loss_mask: "IndexedDataset | None"
     """Loss mask, one entry per token; None if every token is in the loss."""
+
+
+def in_loss(mask: "np.ndarray") -> "np.ndarray":
+    """Return whether each token is in the loss, as bool, from the entries of a loss mask.
+
+    Any number but 0 puts a token in the loss, with a weight of 1: a mask of 0 and 255 equals one of 0 and 1.
+    """
+    return mask != 0
 
 
 def manifest_of_files(

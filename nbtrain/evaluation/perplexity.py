@@ -26,7 +26,7 @@ from nbtrain.config.arithmetic.splits import SPLIT_NAMES
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.dataset.blend import open_pair
-from nbtrain.dataset.files import DatasetFiles, OpenDataset
+from nbtrain.dataset.files import DatasetFiles, OpenDataset, in_loss
 from nbtrain.dataset.samples.split_ranges import split_ranges
 from nbtrain.evaluation.estimates import perplexity_of, ratio
 from nbtrain.evaluation.requests import Outcome, Scored, ScoreRequest
@@ -158,7 +158,7 @@ class Perplexity:
         """Return a mask of the tokens from start + 1 to stop that are in the training loss."""
         learnt = np.ones(stop - start, bool)
         if (mask := self._opened.loss_mask) is not None:
-            learnt &= mask.tokens[start + 1 : stop + 1] > 0
+            learnt &= in_loss(mask.tokens[start + 1 : stop + 1])
         if self._masks_eod:
             learnt &= self._opened.indexed.tokens[start:stop] != self._tokenizer.eod_id
         return learnt

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from nbtrain.dataset.files import in_loss
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.samples.gpt_index import Allocate, GPTIndex, build_gpt_index
 from nbtrain.dataset.samples.index_files import cached_arrays, opened_pass, store
@@ -78,8 +79,8 @@ class GPTDataset:
         options: SampleOptions = PLAIN,
         mask: IndexedDataset | None = None,
     ):
-        """Read or build the split's index. `mask` is 1 for each token in the loss; None puts all tokens in
-        the loss.
+        """Read or build the split's index. in_loss() says what the entries of `mask` mean; None puts all
+        tokens in the loss.
         """
         self.indexed = indexed
         self.index_cache = index_cache
@@ -151,7 +152,7 @@ class GPTDataset:
         options, length = self.options, self.seq_length
         loss_mask = position_ids = cu_seqlens = None
         if self.mask is not None:
-            loss_mask = self._gather(self.mask, parts)[1:].astype(np.float32)
+            loss_mask = in_loss(self._gather(self.mask, parts)[1:]).astype(np.float32)
         if options.eod_mask_loss:
             learnt = (tokens != options.eod_id).astype(np.float32)
             loss_mask = learnt if loss_mask is None else loss_mask * learnt

@@ -21,7 +21,7 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.text.terminal import printable
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
-from nbtrain.dataset.files import OpenDataset
+from nbtrain.dataset.files import OpenDataset, in_loss
 from nbtrain.dataset.samples.gpt_index import Allocate
 from nbtrain.dataset.samples.index_files import cached_arrays, opened_pass
 from nbtrain.dataset.samples.packed_index import (
@@ -144,7 +144,7 @@ class PackedDataset:
             read = self.indexed.get(sequence, offset, slots + 1)
             tokens[start:stop], labels[start:stop] = read[:-1], read[1:]
             loss_mask[start:stop] = (
-                1 if self.mask is None else self.mask.get(sequence, offset + 1, slots) != 0
+                1 if self.mask is None else in_loss(self.mask.get(sequence, offset + 1, slots))
             )
             position_ids[start:stop] = np.arange(slots)
             dataset_ids[start:stop] = datasets[place]

@@ -26,7 +26,7 @@ import numpy as np
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
 from nbtrain.config.arithmetic.splits import SPLIT_NAMES, split_bounds
-from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.files import DatasetFiles, in_loss
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.manifest import DatasetManifest
 from nbtrain.dataset.samples.packing import pack_best_fit
@@ -155,7 +155,7 @@ def _learnt(mask: IndexedDataset, first: int, last: int, seq_length: int) -> tup
         begins = ends - lengths
         token = int(mask.pointers[start]) // mask.dtype.itemsize
         sums = np.zeros(int(ends[-1]) + 1, np.int64)
-        np.cumsum(mask.tokens[token : token + int(ends[-1])] != 0, out=sums[1:])
+        np.cumsum(in_loss(mask.tokens[token : token + int(ends[-1])]), out=sums[1:])
         is_text[start - first : stop - first] = sums[ends] - sums[begins] == lengths
         # The first token of an example is never a label.
         labels = begins + np.minimum(lengths, 1)

@@ -17,7 +17,7 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.text.terminal import printable
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
-from nbtrain.dataset.files import OpenDataset
+from nbtrain.dataset.files import OpenDataset, in_loss
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.samples.packed_dataset import PackedDataset
 from nbtrain.dataset.samples.packed_index import COUNTS, MixedSource, Pieces, mixed_sources, of_split, spans
@@ -48,7 +48,7 @@ class PreferenceDataset(PackedDataset):
         start, segment = 0, 0
         for sequence, middle, _ in self.pieces.rows[items].tolist():
             ids = self.indexed.get(sequence)
-            learnt = np.ones(len(ids)) if self.mask is None else self.mask.get(sequence) != 0
+            learnt = np.ones(len(ids)) if self.mask is None else in_loss(self.mask.get(sequence))
             for first, last in ((0, middle), (middle, len(ids))):
                 stop = start + last - first - 1
                 tokens[start:stop], labels[start:stop] = ids[first : last - 1], ids[first + 1 : last]

@@ -22,7 +22,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.folder import CONTENT_FILES, ONE_FILE, byte_level, folder_of
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.corpus.tokenizer.unfinished import decode_finished
-from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.files import DatasetFiles, in_loss
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.manifest import DatasetManifest
 from nbtrain.dataset.of_run import find_dataset
@@ -190,7 +190,7 @@ class Browser:
         source = self._source(first)
         if self.mask is None:
             return Document(number, length, last - first, [(self.decode(ids, cut), True)], cut, False, source)
-        mask = self._read(self.mask, first, last, length)
+        mask = in_loss(self._read(self.mask, first, last, length))
         pieces = self._pieces(ids, mask[: len(ids)], cut)
         end_in_loss = bool(mask[len(ids)]) if has_end else None
         loss_tokens = int(np.count_nonzero(mask))

@@ -37,6 +37,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.folder import folder_of
 from nbtrain.corpus.tokenizer.other_text import other_text_of
 from nbtrain.dataset.blend import BlendFiles
+from nbtrain.dataset.files import in_loss
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.manifest import UNKNOWN_WARNED_FRACTION, DatasetManifest, dropped_sentences
 from nbtrain.dataset.samples.build import GPTDatasets, build_datasets
@@ -298,7 +299,7 @@ def _loss_tokens(browser: Browser, manifest: DatasetManifest | None) -> int | No
         return None
     if manifest is not None and manifest.loss_tokens is not None:
         return manifest.loss_tokens
-    return sum(int(np.count_nonzero(chunk)) for chunk in browser.mask.chunks())
+    return sum(int(np.count_nonzero(in_loss(chunk))) for chunk in browser.mask.chunks())
 
 
 def _histogram(lengths: np.ndarray) -> dict[str, list[int]]:

@@ -16,7 +16,7 @@ from nbtrain.base.printing.progress import Progress
 from nbtrain.base.printing.report import Facts, Findings, Record, Report, Result
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
-from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.files import DatasetFiles, in_loss
 from nbtrain.dataset.indexed import BLOCK, IndexedDataset
 from nbtrain.dataset.manifest import MASK_SUFFIX, DatasetManifest
 from nbtrain.dataset.of_run import find_dataset
@@ -158,13 +158,14 @@ def _verify_pair(
         nonlocal learnt
         digest.update(chunk.data)
         if of_mask:
-            learnt += int(np.count_nonzero(chunk))
+            learnt += int(np.count_nonzero(in_loss(chunk)))
         advance(chunk.nbytes)
 
     largest = indexed.verify(vocab_size, seen)
     digests[pair.bin.name] = digest.hexdigest()
     if of_mask:
-        if largest > 1:
+        # Of another program's mask, any number but 0 puts a token in the loss; prepare writes 0 and 1.
+        if manifest is not None and largest > 1:
             raise DataError(f"{display(pair.bin)}: holds {largest}; a loss mask holds 0 and 1. Encode again.")
         main = pair.pair(pair.stem.removesuffix(MASK_SUFFIX))
         tokens = IndexedDataset(main.prefix)

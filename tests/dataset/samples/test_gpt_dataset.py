@@ -351,13 +351,17 @@ def test_eod_mask_needs_to_know_the_token(make_config, write_dataset):
     )
 
 
-def test_a_loss_mask_beside_the_tokens_is_cut_as_they_are(make_config, write_dataset):
-    """The loss mask is shifted like the labels: a sample's mask says which of its labels are in the loss."""
+@pytest.mark.parametrize("number", [1, 255])
+def test_a_loss_mask_beside_the_tokens_is_cut_as_they_are(make_config, write_dataset, number):
+    """The loss mask is shifted like the labels: a sample's mask says which of its labels are in the loss.
+
+    Any number but 0 puts a token in the loss, with a weight of 1.
+    """
     target = write_dataset()
     indexed = IndexedDataset(target.prefix)
-    with IndexedWriter(target.loss_mask.prefix, 2, None, dtype=np.dtype(np.uint8)) as writer:
+    with IndexedWriter(target.loss_mask.prefix, 256, None, dtype=np.dtype(np.uint8)) as writer:
         for sequence in range(len(indexed)):
-            writer.add_document((indexed[sequence] % 3 > 0).astype(np.uint8))
+            writer.add_document(np.where(indexed[sequence] % 3 > 0, number, 0).astype(np.uint8))
     train = build_datasets(make_config(data={"eod_mask_loss": True})).train
     for position in range(20):
         sample = train.sample(position)

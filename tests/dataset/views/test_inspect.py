@@ -175,10 +175,10 @@ def test_a_mask_of_another_dataset(workspace):
     """A loss mask of other lengths is refused by inspect if the totals differ, and otherwise by verify."""
     prefix = workspace / "x_document"
 
-    def write(name, lengths):
-        with IndexedWriter(workspace / name, 2, None, "uint8" if "mask" in name else "uint16") as writer:
+    def write(name, lengths, number=1):
+        with IndexedWriter(workspace / name, 256, None, "uint8" if "mask" in name else "uint16") as writer:
             for length in lengths:
-                writer.add_document(np.ones(length, int))
+                writer.add_document(np.full(length, number))
 
     write("x_document", [2, 3])
     write("x_document_loss_mask", [3, 3])
@@ -196,6 +196,8 @@ def test_a_mask_of_another_dataset(workspace):
         verify,
         prefix,
     )
+    write("x_document_loss_mask", [2, 3], 255)
+    assert "x_document_loss_mask: 5 of 5 tokens are in the loss" in verify(prefix).checks
 
 
 def test_all_pairs_of_a_folder(make_config, texts):

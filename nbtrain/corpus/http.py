@@ -49,6 +49,8 @@ BUSY = (408, 425, 429, 500, 502, 503, 504)  # statuses after which the same requ
 
 LIST_BYTES = 4 << 20
 
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
+
 
 @dataclass(frozen=True)
 class Downloaded:
@@ -131,7 +133,7 @@ class MirrorClient:
                 f"{where}: mirror = {redacted(mirror)!r} must begin with https:// or http:// and name a host."
             )
         self._parts = parts
-        self._pool = _pool_for(parts.scheme, str(parts.hostname), where)
+        self._pool = pool_for(parts.scheme, str(parts.hostname), where)
         self._headers = {"User-Agent": f"nbtrain/{__version__} (urllib3)", "Accept-Encoding": "identity"}
         if parts.username is not None:
             self._headers["Authorization"] = _basic_auth(parts)
@@ -294,11 +296,15 @@ def _is_untrusted(error: SSLError) -> bool:
     return any(isinstance(one, ssl.SSLCertVerificationError) for one in (*error.args, error.__cause__))
 
 
-def _pool_for(scheme: str, host: str, where: str) -> urllib3.PoolManager:
-    """Return a pool that follows HTTP_PROXY, HTTPS_PROXY, NO_PROXY and SSL_CERT_FILE. Raises DataError."""
+def pool_for(scheme: str, host: str, where: str) -> urllib3.PoolManager:
+    """Return a pool that follows HTTP_PROXY, HTTPS_PROXY, NO_PROXY and SSL_CERT_FILE. Raises DataError.
+
+    This machine's own addresses are never behind a proxy.
+    """
     settings: dict[str, Any] = {"timeout": Timeout(TIMEOUT_SECONDS)}
     settings["ssl_context"] = ssl.create_default_context()
-    proxy = None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme)
+    is_direct = host in LOOPBACK_HOSTS or urllib.request.proxy_bypass(host)
+    proxy = None if is_direct else urllib.request.getproxies().get(scheme)
     if not proxy:
         return urllib3.PoolManager(**settings)
     try:

@@ -20,10 +20,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import orjson
 import urllib3
-from urllib3.util import Retry, Timeout
+from urllib3.util import Timeout
 
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, DataError, refuse
@@ -32,6 +33,7 @@ from nbtrain.base.printing.progress import Progress
 from nbtrain.base.run_directory.evaluation_files import file_name
 from nbtrain.base.text.addresses import redacted
 from nbtrain.base.text.terminal import printable
+from nbtrain.corpus.http import BUSY, Patience, pool_for
 from nbtrain.evaluation.estimates import mean
 from nbtrain.evaluation.formats import RecordLine, lines_of
 from nbtrain.evaluation.requests import Outcome
@@ -42,7 +44,6 @@ JUDGE_TOKENS = 1024
 # Concurrent requests to the judge; many services answer more with 429.
 AT_ONCE = 4
 ATTEMPTS = 5
-BUSY = (408, 409, 425, 429, 500, 502, 503, 504)
 READ_SECONDS = 300.0
 # Number of times that the judge is asked to rate an answer, if its reply has no rating.
 RATINGS_ASKED = 2
@@ -148,11 +149,14 @@ class Judge:
             "temperature": temperature,
             "max_tokens": JUDGE_TOKENS,
         }
-        retry = Retry(
-            ATTEMPTS, allowed_methods=None, status_forcelist=BUSY, backoff_factor=1.0, raise_on_status=False
+        parts = urlsplit(address)
+        pool = pool_for(parts.scheme, str(parts.hostname), where)
+        # Of OpenAI's API, 409 is also an answer to ask again after.
+        retry = Patience.for_address(where).new(
+            total=ATTEMPTS, allowed_methods=None, status_forcelist=(*BUSY, 409), raise_on_status=False
         )
         try:
-            answer = urllib3.request(
+            answer = pool.request(
                 "POST",
                 address,
                 body=orjson.dumps(asked),

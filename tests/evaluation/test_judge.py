@@ -7,12 +7,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
+from urllib3.util import Retry
 
 import nbtrain as nb
 from nbtrain.api.evaluate import _Engine
 from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.cli.__main__ import main
-from nbtrain.evaluation import judge as judging
 from nbtrain.evaluation.judge import Judge, JudgedQuestions
 from nbtrain.serving.chat import AlpacaTemplate, ChatPrompt
 from nbtrain.serving.resident import RESIDENT
@@ -67,7 +67,7 @@ class Endpoint:
 def endpoint(monkeypatch) -> Iterator:
     """Return a function that starts an Endpoint with these replies; retries do not wait."""
     opened = []
-    monkeypatch.setattr(judging.Retry, "sleep", lambda *_: None)
+    monkeypatch.setattr(Retry, "sleep", lambda *_: None)
 
     def make(says):
         opened.append(Endpoint(says))
@@ -136,6 +136,18 @@ def test_a_judge_that_is_busy_or_gives_no_rating_is_asked_again(asked, endpoint)
     outcome = asked.judge(Judge(endpoint(says).url, "judge"))
     assert outcome.counts == {"examples": 3, "unrated": 3}
     assert outcome.metrics["score"].value == 8.0 and "score_turn_2" not in outcome.metrics
+
+
+def test_a_judge_is_reached_through_the_proxy(asked, endpoint, monkeypatch):
+    proxy = endpoint(by_words)
+    monkeypatch.setenv("http_proxy", proxy.url.removesuffix("/v1"))
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    asked.judge(Judge("http://judge.example/v1", "judge-7b"))
+    assert len(proxy.asked) == 4
+    near = endpoint(by_words)
+    asked.judge(Judge(near.url, "judge-7b"))
+    assert (len(proxy.asked), len(near.asked)) == (4, 4)
 
 
 def test_what_goes_wrong_is_said_without_the_token(asked, endpoint, monkeypatch):

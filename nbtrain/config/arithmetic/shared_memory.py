@@ -21,10 +21,13 @@ def worker_shared_memory_bytes(config: RunConfig) -> int:
 
     Tokens and labels are counted. The masks and positions of packed data come on top.
     """
-    workers = config.data.num_workers
+    micro, length = config.batch.micro_batch_size, config.model.seq_length
+    return read_ahead_bytes(config.data.num_workers, micro, length) * config.ranks_per_node
+
+
+def read_ahead_bytes(workers: int, micro_batch_size: int, seq_length: int) -> int:
+    """Return the minimum number of bytes that the data workers of one rank need; 0 without workers."""
     if not workers:
         return 0
-    tensor_bytes = TOKEN_BYTES * config.batch.micro_batch_size * config.model.seq_length
-    batch_pages = 2 * -(-tensor_bytes // PAGE_BYTES)
-    pages = LOADER_SEMAPHORES + workers * (WORKER_SEMAPHORES + PREFETCH_FACTOR * batch_pages)
-    return pages * PAGE_BYTES * config.ranks_per_node
+    batch_pages = 2 * -(-TOKEN_BYTES * micro_batch_size * seq_length // PAGE_BYTES)
+    return PAGE_BYTES * (LOADER_SEMAPHORES + workers * (WORKER_SEMAPHORES + PREFETCH_FACTOR * batch_pages))

@@ -4,9 +4,9 @@ from collections import Counter
 
 from nbtrain.base.findings import Finding
 from nbtrain.base.text.amounts import counted
-from nbtrain.config.arithmetic.layout_words import MODEL_KINDS
-from nbtrain.config.arithmetic.shared_memory import worker_shared_memory_bytes
+from nbtrain.config.arithmetic.layout_words import SIZE_KEYS
 from nbtrain.config.findings import mistake
+from nbtrain.config.rules import limits
 from nbtrain.config.rules.wording import Problems
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.kubernetes_section import KubernetesConfig, MountConfig
@@ -259,17 +259,8 @@ def autotuner_fits(config: RunConfig, section: KubernetesConfig) -> Problems:
     """
     if section.autotune == "none" or section.workload != "DeepSpeedJob":
         return
-    parallel = config.parallel
-    for field in (f"{kind}_parallel_size" for kind in MODEL_KINDS):
-        if (size := getattr(parallel, field)) > 1:
-            yield _broken(
-                config,
-                section,
-                "autotune",
-                f"needs parallel.{field}(1), not {size}: "
-                "DeepSpeed's autotuner counts every rank as a data-parallel one. Set it to none; `nbtrain "
-                "search` tries layouts of all kinds.",
-            )
+    for limit in limits.autotuned_ranks(section, config.parallel.model_dump(include=set(SIZE_KEYS))):
+        yield _broken(config, section, "autotune", limit.rule)
     if section.min_nodes is not None:
         yield _broken(
             config,
@@ -301,16 +292,10 @@ def deadlines_agree(config: RunConfig, section: KubernetesConfig) -> Problems:
 
 def shared_memory_suffices(config: RunConfig, section: KubernetesConfig) -> Problems:
     """shared_memory_bytes is large enough for the batches that the data workers read ahead."""
-    size, needed = section.shared_memory_bytes, worker_shared_memory_bytes(config)
-    if size is not None and size < needed:
-        yield _broken(
-            config,
-            section,
-            "shared_memory_bytes",
-            f"must be at least {needed}: data.num_workers({config.data.num_workers}) for each of "
-            f"{counted(config.ranks_per_node, 'rank')} of a pod read that many bytes ahead. Set "
-            "data.num_workers: 0, raise it, or remove it.",
-        )
+    workers, ranks = config.data.num_workers, config.ranks_per_node
+    micro, length = config.batch.micro_batch_size, config.model.seq_length
+    for limit in limits.read_ahead(section, workers, micro, length, ranks):
+        yield _broken(config, section, "shared_memory_bytes", limit.rule)
 
 
 def names_are_free(config: RunConfig, section: KubernetesConfig) -> Problems:

@@ -6,14 +6,18 @@ that agree. No RunConfig is made: a search checks thousands of layouts.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from nbtrain.base.text.amounts import counted
 from nbtrain.config.arithmetic.divisors import nearest_divisors, nearest_multiples
 from nbtrain.config.arithmetic.four_bits import BLOCK_ELEMENTS
+from nbtrain.config.arithmetic.layout_words import MODEL_KINDS
+from nbtrain.config.arithmetic.shared_memory import read_ahead_bytes
 from nbtrain.config.findings import mistake
 from nbtrain.config.rules.wording import Problems, join, setting_text, value_of
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.sections.kubernetes_section import KubernetesConfig
 from nbtrain.config.sections.lora_section import LoraConfig
 from nbtrain.config.shape import Shape
 
@@ -324,4 +328,38 @@ def prescaled_gradients(zero_stage: int, data_type: str) -> Iterator[Broken]:
             f"is for zero_stage: 0, but zero_stage is {zero_stage}. Set prescale_gradients: false; gradients "
             f"are summed in communication_data_type({data_type}) either way.",
             f"prescale_gradients cannot be combined with ZeRO {zero_stage}",
+        )
+
+
+def autotuned_ranks(section: KubernetesConfig, sizes: Mapping[str, int]) -> Iterator[Broken]:
+    """DeepSpeed's autotuner, which counts every rank as a data-parallel one, has no other ranks; `sizes` are
+    the sizes of parallelism by their fields of the section `parallel`.
+    """
+    if section.autotune == "none" or section.workload != "DeepSpeedJob":
+        return
+    for field in (f"{kind}_parallel_size" for kind in MODEL_KINDS):
+        if (size := sizes[field]) > 1:
+            yield Broken(
+                "backend.kubernetes.autotune",
+                f"needs parallel.{field}(1), not {size}: DeepSpeed's autotuner counts every rank as a "
+                "data-parallel one. Set it to none; `nbtrain search` then tries layouts of all kinds.",
+                f"backend.kubernetes.autotune({section.autotune}) needs {field}(1), not {size}",
+            )
+
+
+def read_ahead(
+    section: KubernetesConfig, workers: int, micro: int, length: int, ranks: int
+) -> Iterator[Broken]:
+    """shared_memory_bytes is large enough for the batches that the data workers of a pod's ranks read ahead;
+    `workers` is the number of each rank.
+    """
+    size, needed = section.shared_memory_bytes, ranks * read_ahead_bytes(workers, micro, length)
+    if size is not None and size < needed:
+        readers = f"data.num_workers({workers}) for each of {counted(ranks, 'rank')} of a pod"
+        yield Broken(
+            "backend.kubernetes.shared_memory_bytes",
+            f"must be at least {needed}: {readers} read that many bytes ahead. Set data.num_workers: 0, "
+            "raise it, or remove it.",
+            f"with micro_batch_size({micro}), {readers} read {needed} bytes ahead, more than "
+            f"backend.kubernetes.shared_memory_bytes({size})",
         )

@@ -360,6 +360,9 @@ def _broken_by_cut(space: Space, cut: Cut) -> Iterator[Broken]:
         yield from limits.flash_parts(context, lengths_problem(space.config))
     if space.config.dpo is not None:
         yield from limits.preference_answers(ulysses, context)
+    if space.config.backend.kind == "kubernetes":
+        sizes = {key.removeprefix("parallel."): size for key, size in cut.settings.items()}
+        yield from limits.autotuned_ranks(space.config.backend.kubernetes, sizes)
     if (lora := space.config.lora) is not None:
         yield from limits.adapter_groups(lora, shape, tensor)
         yield from limits.four_bit_stages(lora, pipeline, 0)
@@ -396,11 +399,19 @@ def micro_batch_problems(space: Space, cut: Cut, micro: int) -> Iterator[str]:
             f"micro_batch_size({micro}) * data_parallel_size({cut.data}) does not divide every batch size "
             f"(greatest common divisor {space.batch_unit})"
         )
+    yield from (broken.clause for broken in broken_by_micro_batch(space, cut, micro))
+
+
+def broken_by_micro_batch(space: Space, cut: Cut, micro: int) -> Iterator[Broken]:
+    """Yield the limits of config/rules/limits.py that a micro-batch size violates with the sizes of a cut."""
     if space.base.fp8:
         chunk = space.base.fpdt_chunk_tokens
         length, name = (chunk, "fpdt_chunk_tokens") if chunk else (space.base.shape.seq_length, "seq_length")
-        broken = limits.fp8_tokens(micro, length, cut.ulysses, cut.context, name)
-        yield from (limit.clause for limit in broken)
+        yield from limits.fp8_tokens(micro, length, cut.ulysses, cut.context, name)
+    if space.config is not None and space.config.backend.kind == "kubernetes":
+        section, workers = space.config.backend.kubernetes, space.config.data.num_workers
+        length, ranks = space.base.shape.seq_length, space.base.devices_per_node
+        yield from limits.read_ahead(section, workers, micro, length, ranks)
 
 
 def problems(space: Space, layout: Layout) -> list[str]:

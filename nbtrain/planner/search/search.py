@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.devices import BY_NAME, find_device, nearest_device_names
+from nbtrain.config.arithmetic.divisors import divisors
 from nbtrain.config.arithmetic.flops import model_flops
 from nbtrain.config.load import Overrides, load
 from nbtrain.config.load.edits import with_overrides
@@ -40,6 +41,7 @@ from nbtrain.planner.search.legal import (
     Options,
     Space,
     batch_limit,
+    broken_by_micro_batch,
     cuts,
     kind_problems,
     legal_options,
@@ -288,6 +290,7 @@ def search_space(space: Space, name: str = "a model") -> SearchResult:
         wide = []
     refused = [RefusedGroup(_some(words), len(words), "rule", reason) for reason, words in illegal.items()]
     refused += _illegal_options(space, inside)
+    refused += _illegal_micro_batches(space, inside)
     refused += _too_large(tried)
     if wide:
         reason = (
@@ -313,6 +316,20 @@ def _illegal_options(space: Space, legal: list[Cut]) -> Iterator[RefusedGroup]:
                 found.setdefault(reason, []).extend([f"ZeRO {zero}{' with hpZ' * hpz}"] * count)
     for reason, words in found.items():
         yield RefusedGroup(", ".join(dict.fromkeys(words)), len(words), "rule", reason)
+
+
+def _illegal_micro_batches(space: Space, legal: list[Cut]) -> Iterator[RefusedGroup]:
+    """Yield the micro-batch sizes that a limit rejects for legal cuts, grouped by limit, with the reason
+    against the smallest size.
+    """
+    found: dict[str, list[tuple[int, str]]] = {}
+    for cut in legal:
+        for micro in divisors(space.batch_unit // cut.data):
+            for broken in itertools.islice(broken_by_micro_batch(space, cut, micro), 1):
+                found.setdefault(broken.key, []).append((micro, broken.clause))
+    for sizes in found.values():
+        words = [f"micro-batch {micro}" for micro in sorted(micro for micro, _ in sizes)]
+        yield RefusedGroup(_some(words), len(sizes), "rule", min(sizes)[1])
 
 
 def _not_estimated(space: Space, legal: list[Cut], tried: int) -> Iterator[RefusedGroup]:

@@ -245,7 +245,7 @@ def test_the_autotuner_takes_data_parallel_runs_alone():
     assert problems("gpt-125m-4xdp", autotune="tune") == []
     assert problems("gpt-13b-4xdp-4xpp-4xtp", autotune="run") == [
         f"backend.kubernetes.autotune = run\n  needs parallel.{field}(1), not 4: DeepSpeed's autotuner "
-        "counts every rank as a data-parallel one. Set it to none; `nbtrain search` tries "
+        "counts every rank as a data-parallel one. Set it to none; `nbtrain search` then tries "
         "layouts of all kinds."
         for field in ("pipeline_parallel_size", "tensor_parallel_size")
     ]

@@ -27,6 +27,12 @@ from nbtrain.planner.search.legal import (
 from nbtrain.planner.setup.setup import setup_of
 
 MACHINES = {"resources.device": "gpu", "resources.nodes": 2, "resources.gpus_per_node": 4}
+KUBERNETES = {
+    "backend.kind": "kubernetes",
+    "resources.image": "registry.example.com/nbtrain:0.1.0",
+    "backend.kubernetes.mounts": [{"claim": "work", "mount_path": "/work"}],
+    "backend.kubernetes.workspace_path": "/work",
+}
 # Runs whose settings forbid some layouts: a ramp-up, odd sizes, FP8, FPDT, ZeRO++, a pair of blocks.
 RUNS = {
     "plain": {"model.num_attention_heads": 8, "model.hidden_size": 128},
@@ -71,6 +77,17 @@ RUNS = {
     "4 bits, double quantization": {
         "init_from": "a-run",
         "lora": {"rank": 4, "load_in_4bit": True, "bnb_4bit_use_double_quant": True},
+    },
+    "autotuned": {
+        **KUBERNETES,
+        "backend.kubernetes.workload": "DeepSpeedJob",
+        "backend.kubernetes.autotune": "tune",
+    },
+    # Micro batches of up to 2 sequences: their 2 x 256 tokens of 8 bytes are one page.
+    "little shared memory": {
+        **KUBERNETES,
+        "data.num_workers": 3,
+        "backend.kubernetes.shared_memory_bytes": 4 * 4096 * (8 + 3 * (3 + 2 * 2 * 1)),
     },
     "ia3": {"init_from": "a-run", "lora": {"kind": "ia3"}},
     "dpo": {

@@ -362,6 +362,32 @@ def test_a_run_that_no_layout_mends_is_refused():
         search("1.3B", 8, None, "A100-40GB", {"lr_schedule.min_lr": 1.0})
 
 
+def test_limits_of_kubernetes_exclude_layouts():
+    """Layouts that the rules of backend.kubernetes refuse are excluded with the reason, instead of the whole
+    search: micro batches that shared memory cannot hold, and model parallelism under DeepSpeed's autotuner.
+    """
+    kubernetes = {
+        "backend.kind": "kubernetes",
+        "resources.image": "registry.example.com/nbtrain:0.1.0",
+        "backend.kubernetes.mounts": [{"claim": "work", "mount_path": "/work"}],
+        "backend.kubernetes.workspace_path": "/work",
+    }
+    memory = {"backend.kubernetes.shared_memory_bytes": 2_000_000, "data.num_workers": 1}
+    found = search("1.3B", 8, gpu_type="A100-80GB", overrides={**kubernetes, **memory})
+    assert {one.layout.micro_batch_size for one in found.ranked} == {1, 2}
+    reason = "data.num_workers(1) for each of 8 ranks of a pod read 2457600 bytes ahead"
+    [group] = [one for one in found.refused if reason in one.reason]
+    assert group.words.startswith("micro-batch 4; micro-batch 8")
+    tuned = {"backend.kubernetes.workload": "DeepSpeedJob", "backend.kubernetes.autotune": "tune"}
+    found = search("13B", 8, gpu_type="A100-40GB", overrides={**kubernetes, **tuned})
+    assert {one.layout.cut for one in found.ranked} == {Cut(1, 1, 1, 8)}
+    assert any("needs tensor_parallel_size(1), not 2" in one.reason for one in found.refused)
+    # Shared memory that holds no micro batch at all is the reason why no layout is legal.
+    memory["backend.kubernetes.shared_memory_bytes"] = 200_000
+    found = search("1.3B", 8, gpu_type="A100-80GB", overrides={**kubernetes, **memory})
+    assert not found.ranked and any("read 884736 bytes ahead" in one.reason for one in found.refused)
+
+
 def test_a_shape_is_searched_without_a_run(tmp_path):
     """A model shape that the trainer does not support yet, here like LLaMA, can be searched without a run; it
     has no YAML to write.

@@ -68,7 +68,7 @@ def export_weights(
     max_shard_bytes: int | None,
 ) -> "ExportedModel":
     """Write a run's weights: export() for the targets that hold weights."""
-    from nbtrain.exchange.export_model import MAX_SHARD_BYTES, default_place, export_model
+    from nbtrain.exchange.export_model import MAX_SHARD_BYTES, export_model
 
     if overrides:
         raise ConfigError("a run's weights are written unchanged: omit the settings (key=value).")
@@ -82,11 +82,10 @@ def export_weights(
         )
     if folders and (not isinstance(folders[0], str | Path) or not str(folders[0]).strip()):
         raise misused("folder", folders[0], "the path of a folder to write")
-    directory = open_run(run).directory
     step = whole_or_none("step", step, "the newest checkpoint")
     return export_model(
-        directory,
-        typed_path(folders[0]).absolute() if folders else default_place(directory, to, step),
+        open_run(run).directory,
+        typed_path(folders[0]).absolute() if folders else None,
         target=to,
         step=step,
         dtype=None if dtype is None else as_text("dtype", dtype),

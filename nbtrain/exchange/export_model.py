@@ -16,15 +16,16 @@ A file or folder under its final name is complete, and its weights were compared
 import contextlib
 import itertools
 import math
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.errors import CheckpointError, ConfigError
+from nbtrain.base.errors import ConfigError
 from nbtrain.base.printing.progress import Progress
 from nbtrain.base.printing.report import Record, Report, Result, Sentence
-from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.run_directory.checkpoint_files import step_to_export
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display, tokenizer_dir
@@ -83,36 +84,33 @@ class ExportedModel(Result, Record):
         return Report("", [Sentence(said), *map(Sentence, self.notes)])
 
 
-def default_place(run: RunDir, target: str, step: int | None) -> Path:
+def default_place(run: RunDir, target: str, step: int) -> Path:
     """Return the default path of an export: export/step<N>-<target> in the run's folder.
 
     A target that is one file goes to export/step<N> with its ending.
-
-    Raises CheckpointError if the run has no checkpoint.
     """
-    if step is None and (step := next(reversed(run.checkpoint_steps()), None)) is None:
-        raise CheckpointError(f"{display(run.model)} has no checkpoint yet: train the run first.")
     return run.export / (f"step{step}{TARGETS[target]}" if TARGETS[target] else f"step{step}-{target}")
 
 
 def export_model(
     run: RunDir,
-    to: Path,
+    to: Path | None = None,
     target: str = "hf",
     step: int | None = None,
     dtype: str | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> ExportedModel:
-    """Write a checkpoint as the folder or file `to`; without `step` the newest, which must be complete.
+    """Write a checkpoint as the folder or file `to`.
 
-    Without `dtype` the weights are in the format that the run computed with; fp32 are the optimizer's master
-    weights. Raises ConfigError for a model that the target cannot represent, CheckpointError if `to` exists
-    or does not fit on its disk, and the errors of an incomplete checkpoint.
+    Without `to` it is default_place(), and without `step` the one of step_to_export(). Without `dtype` the
+    weights are in the format that the run computed with; fp32 are the optimizer's master weights. Raises
+    ConfigError for a model that the target cannot represent, CheckpointError if `to` exists or does not fit
+    on its disk, and the errors of an incomplete checkpoint.
     """
     config, ending = load_resolved(run.config_yaml), TARGETS[target]
     _refuse_own_layer(run, target)
     family = "nbtrain" if target == "consolidated" else family_of(config).title
-    if ending and to.suffix != ending:
+    if to is not None and ending and to.suffix != ending:
         raise ConfigError(
             f"{display(to)}: an export --to {target} writes one file, whose name ends in {ending}."
         )
@@ -123,6 +121,9 @@ def export_model(
     dtype = dtype or ("fp32" if config.precision.autocast else config.precision.dtype)
     if target == "peft" and config.lora is None:
         raise ConfigError(f"{display(run.path)}: has no adapters (lora), but --to peft writes only these.")
+    if step is None:
+        step = step_to_export(run, config.init_from is not None, time.time())
+    to = to or default_place(run, target, step)
     vocab_size = config.tokenizer.vocab_size
     whole = parameter_shapes(Sizes.of(config.model, vocab_size))
     count = sum(map(math.prod, (shapes_of(config) if target == "peft" else whole).values()))
@@ -148,10 +149,10 @@ def export_model(
         end = _ask(request)
         notes = (*notes, *end["notes"])
         exported = ExportedModel(
-            to, family, end["step"], dtype, count, end["bytes"], end["difference"], end["seconds"], notes
+            to, family, step, dtype, count, end["bytes"], end["difference"], end["seconds"], notes
         )
         if target == "hf":
-            card = model_card(run, config, exported.step, family, count, dtype, exported.difference)
+            card = model_card(run, config, step, family, count, dtype, exported.difference)
             files.write_text(made / "README.md", card)
     return exported
 
@@ -169,7 +170,7 @@ def _refuse_own_layer(run: RunDir, target: str) -> None:
 
 
 def _write_tokenizer(
-    run: RunDir, config: RunConfig, made: Path, step: int | None
+    run: RunDir, config: RunConfig, made: Path, step: int
 ) -> tuple[dict[str, int | None], tuple[str, ...]]:
     """Write the tokenizer's files and the chat template; return the ids that surround a text, and notes."""
     directory = tokenizer_dir(config.tokenizer.name)
@@ -180,8 +181,7 @@ def _write_tokenizer(
             "ids)."
         )
         return dict.fromkeys(FRAMES), (note,)
-    wanted = step if step is not None else newest_checkpoint_step(run)
-    saved = files.read_json(run.checkpoint_manifest(wanted)) if wanted else None
+    saved = files.read_json(run.checkpoint_manifest(step))
     tokenizer = Tokenizer.load(directory, manifest=manifest)
     tokenizer.check_trained_with((saved or {}).get("tokenizer_sha256"))
     positions, ends = config.model.resolved_max_position_embeddings, end_ids(run, tokenizer)

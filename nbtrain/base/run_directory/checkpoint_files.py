@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
+from nbtrain.base.errors import CheckpointError
 from nbtrain.base.run_directory.jobstate import ACTIVE
 from nbtrain.base.run_directory.observed_state import read_state
 from nbtrain.base.run_directory.records import Heartbeat, JobRecord, Record, Rollback, TrainingProgress
 from nbtrain.base.run_directory.rundir import MANIFEST, RunDir
+from nbtrain.base.workspace import display
 
 # File that replaces the manifest once the trainer has read the contents and rejected them.
 REJECTED = "rejected.json"
@@ -287,6 +289,39 @@ def newest_whole(
 def newest_checkpoint_step(run: RunDir) -> int | None:
     """Return the newest step whose checkpoint is complete by names and sizes; None if the run has none."""
     return newest_whole(run)[0]
+
+
+def step_to_export(run: RunDir, has_start: bool, now: float) -> int:
+    """Return the step that an export writes if none is named: the newest complete checkpoint's.
+
+    A checkpoint that the run's job is just saving is left to the next export. Without any, a run that starts
+    from other weights (`has_start`) has step 0. Raises CheckpointError if there are no weights, and if the
+    newest checkpoint is torn.
+    """
+    found, passed_over = newest_whole(run)
+    doing = {step: in_work(run, step, now) for step, _ in passed_over}
+    # A save may have ended since they were listed.
+    torn = [
+        (step, reason)
+        for step, reason in passed_over
+        if doing[step] is None and checkpoint_problem(run.checkpoint(step)) is not None
+    ]
+    if torn and found is not None:
+        reasons = "; ".join(f"global_step{step}: {reason}" for step, reason in torn)
+        raise CheckpointError(
+            f"{display(run.model)}: its newest checkpoint is not complete ({reasons}). `--step {found}` "
+            "exports the newest that is."
+        )
+    if found is not None:
+        return found
+    if has_start and not torn:
+        return 0
+    if not passed_over:
+        raise CheckpointError(f"{display(run.model)} has no checkpoint yet: train the run first.")
+    reasons = "".join(f"\n  global_step{step}: {doing[step] or reason}" for step, reason in passed_over)
+    raise CheckpointError(
+        f"{display(run.model)}: holds no complete checkpoint; train the run first.{reasons}"
+    )
 
 
 def best_step(run: RunDir, steps: list[int]) -> int | None:

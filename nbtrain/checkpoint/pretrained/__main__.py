@@ -8,7 +8,7 @@ request   {"target": "hf" | "consolidated" | "gguf" | "peft", "run_dir", "step",
           {"target": "megatron", "tree", "to", "order", "tokens"}
               joins a tree of Megatron into the file `to`; order and tokens may be null
 answers   {"kind": "progress", "stage": "write" | "check", "done", "total"}
-          {"kind": "end", "step", "bytes", "difference", "seconds", "notes"}
+          {"kind": "end", "bytes", "difference", "seconds", "notes"}
           {"kind": "end", "order", "notes"}       of a tree
           {"kind": "error", "error", "message"}   an NbtrainError's class and message
 """
@@ -70,7 +70,8 @@ def _answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     started = time.monotonic()
     run, folder, target = RunDir(request["run_dir"]), Path(request["to"]), request["target"]
     config = load_resolved(run.config_yaml)
-    weights, step = open_weights(run, config, request["step"], request["dtype"])
+    step = request["step"]
+    weights = open_weights(run, config, step, request["dtype"])
     checks: Iterator[float]
     notes: list[str] = []
     adapters = None
@@ -108,7 +109,6 @@ def _answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"kind": "progress", "stage": "check", "done": len(differences), "total": rounds}
     yield {
         "kind": "end",
-        "step": step,
         "bytes": done,
         "difference": differences[-1],
         "seconds": time.monotonic() - started,

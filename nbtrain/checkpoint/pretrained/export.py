@@ -6,14 +6,13 @@ at a time, together with the parameter that it is sliced from.
 
 import json
 import math
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 
 from nbtrain.base.errors import CheckpointError
-from nbtrain.base.run_directory.checkpoint_files import in_work
+from nbtrain.base.run_directory.checkpoint_files import checkpoint_problem
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint.files.manifest import whole_step
@@ -30,28 +29,18 @@ from nbtrain.pretrained.tensors import Sizes, parameter_shapes
 from nbtrain.pretrained.written import family_of, own_description
 
 
-def open_weights(
-    run: RunDir, config: RunConfig, step: int | None, dtype: str | None
-) -> tuple[FullParameters, int]:
-    """Return (the weights of a step, the step); step 0 means the weights of `init_from`, before any training.
+def open_weights(run: RunDir, config: RunConfig, step: int, dtype: str | None) -> FullParameters:
+    """Return the weights of a step. Without a checkpoint of step 0, its weights are those of `init_from`.
 
     Raises CheckpointError if there are no such weights.
     """
     wanted = None if dtype is None else DTYPES[dtype]
-    if step == 0 or (step is None and not run.checkpoint_steps() and config.init_from is not None):
+    if step == 0 and checkpoint_problem(run.checkpoint(0)) is not None:
         if config.init_from is None:
             raise CheckpointError(f"{display(run.path)}: has no weights of step 0: it names no init_from.")
-        return FullParameters(weights_of(open_start(config, run), config), wanted), 0
-    found, passed_over = whole_step(run, step)
-    # A checkpoint that the run's job is just saving belongs to the next export.
-    torn = [(number, reason) for number, reason in passed_over if in_work(run, number, time.time()) is None]
-    if torn and step is None:
-        reasons = "; ".join(f"global_step{number}: {reason}" for number, reason in torn)
-        raise CheckpointError(
-            f"{display(run.model)}: its newest checkpoint is not complete ({reasons}). `--step {found}` "
-            "exports the newest that is."
-        )
-    return FullParameters(open_checkpoint(run, found), wanted), found
+        return FullParameters(weights_of(open_start(config, run), config), wanted)
+    whole_step(run, step)
+    return FullParameters(open_checkpoint(run, step), wanted)
 
 
 def write_folder(

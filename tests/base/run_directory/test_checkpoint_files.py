@@ -1,10 +1,13 @@
 """Checkpoints on the nodes' own disks (model/local.json), as the readers of a run directory see them."""
 
 import os
+import shutil
+import time
 
 import pytest
 
 from nbtrain.base import files
+from nbtrain.base.errors import CheckpointError
 from nbtrain.base.run_directory.checkpoint_files import (
     LISTED_LOCAL_SAVES,
     LocalSave,
@@ -15,8 +18,16 @@ from nbtrain.base.run_directory.checkpoint_files import (
     newest_saved_step,
     on_nodes_words,
     only_on_nodes,
+    step_to_export,
 )
-from nbtrain.base.run_directory.records import Heartbeat, ProcessIdentity, Rollback, TrainingProgress
+from nbtrain.base.run_directory.records import (
+    AttemptRecord,
+    Heartbeat,
+    JobRecord,
+    ProcessIdentity,
+    Rollback,
+    TrainingProgress,
+)
 from nbtrain.base.run_directory.rundir import RunDir
 
 JOB = "20261121-031500-a1b2"
@@ -50,6 +61,38 @@ def test_the_newest_step_that_a_resume_may_find(run, saves, newest):
     LocalSaves(saves).keep(run)
     assert newest_saved_step(run) == newest
     assert (only_on_nodes(run) is None) == (newest == 10)
+
+
+def test_an_export_takes_the_newest_checkpoint_that_is_not_being_saved(run, workspace):
+    """An export passes over a checkpoint that the job is just saving and refuses a torn one; without any, it
+    has the weights that the run started from.
+    """
+
+    def said(has_start: bool = False) -> str:
+        with pytest.raises(CheckpointError) as refused:
+            step_to_export(run, has_start, time.time())
+        return str(refused.value)
+
+    run.checkpoint(12).mkdir()
+    assert said().endswith(
+        "its newest checkpoint is not complete (global_step12: it has no manifest.json: its save was "
+        "interrupted). `--step 10` exports the newest that is."
+    )
+    job, now = run.job(JOB), time.time()
+    attempt = AttemptRecord(attempt=0, started_at=now - 50, world_size=1, data_parallel_size=1)
+    supervisor = ProcessIdentity.of(os.getpid())
+    job.make_folders()
+    record = JobRecord(JOB, "a", "run", "RUNNING", now, 1, supervisor=supervisor, attempts=[attempt])
+    record.write(job.job_json)
+    assert step_to_export(run, False, now) == step_to_export(run, True, now) == 10
+    shutil.rmtree(run.checkpoint(10))
+    assert step_to_export(run, True, now) == 0
+    assert said().endswith("train the run first.\n  global_step12: is being saved by the running job")
+    os.utime(run.checkpoint(12), (now - 99, now - 99))
+    assert "holds no complete checkpoint" in said() and said(True) == said()
+    shutil.rmtree(run.checkpoint(12))
+    assert step_to_export(run, True, now) == 0
+    assert said().endswith("model has no checkpoint yet: train the run first.")
 
 
 def test_a_save_that_is_copied_meanwhile_is_found(run, monkeypatch):

@@ -9,6 +9,7 @@ import torch
 
 from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError
+from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.checkpoint.pretrained import __main__ as gpu_side
@@ -141,7 +142,7 @@ def test_the_folder_says_what_it_is(place, tmp_path):
     assert tokenizer["eos_token"] == "<|endoftext|>" and tokenizer["model_max_length"] == 32
     card = (folder / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n") and "\n# license: choose one" in card
-    for words in ("| tokens | 512 |", "| steps | 2 of 2 |", "| layout | 2 ranks, data 2, ZeRO 3 |"):
+    for words in ("| tokens | 512 |", "| steps | 2 of 2 |", "| layout | 2 ranks: data 2, ZeRO 3 |"):
         assert words in card
     assert str(place.root) not in card
     gpt2 = place.source("t2 p2 z1")
@@ -245,17 +246,9 @@ def test_nothing_is_written_over(place, tmp_path):
 
 
 def test_an_export_that_names_no_place_goes_into_its_run(workspace):
-    """An export without a destination goes to a folder of its run named by step and
-    target, and needs a checkpoint.
-    """
+    """An export without a destination goes to a folder of its run named by step and target."""
     run = RunDir.named("mine")
-    with pytest.raises(
-        CheckpointError, match=r"^output/mine/model has no checkpoint yet: train the run first\.$"
-    ):
-        default_place(run, "hf", None)
-    for step in (9, 10):
-        run.checkpoint(step).mkdir(parents=True)
-    assert default_place(run, "hf", None) == run.export / "step10-hf"
+    assert default_place(run, "hf", 10) == run.export / "step10-hf"
     assert default_place(run, "gguf", 9) == run.export / "step9.gguf"
 
 
@@ -268,7 +261,8 @@ def test_a_disk_that_gets_full_meanwhile(code, kind, place, tmp_path, monkeypatc
 
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     monkeypatch.setattr(gpu_side, "write_consolidated", fails)
-    request = {"target": "consolidated", "run_dir": str(place.source("d2 z3 llama").path), "step": None}
+    run = place.source("d2 z3 llama")
+    request = {"target": "consolidated", "run_dir": str(run.path), "step": newest_checkpoint_step(run)}
     with pytest.raises(kind) as refused:
         list(gpu_side.answers({**request, "dtype": "fp32", "to": str(tmp_path / "disk" / ".x.tmp")}))
     if kind is CheckpointError:
@@ -338,8 +332,9 @@ def test_a_round_trip_changes_nothing(words, place, tmp_path, monkeypatch):
     )
     config = load_resolved(run.config_yaml)
     assert record_initial(run, config, read_initial_weights(config)) == []
-    exported = export_model(run, tmp_path / "before")
-    assert exported.step == 0 and exported.dtype == "bf16"
+    exported = export_model(run)
+    assert exported.step == 0 and exported.dtype == "bf16" and exported.path == run.export / "step0-hf"
+    exported.path.rename(tmp_path / "before")
     # The dataset was made with another tokenizer, which no step reads.
     saved = place.resave(run, ranks, step=0)
     saved.parent.rename(run.model)

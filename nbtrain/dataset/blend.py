@@ -19,6 +19,7 @@ from nbtrain.config.sections.data_section import BlendEntry
 from nbtrain.corpus.tokenizer.folder import folder_of, read_manifest
 from nbtrain.dataset.files import DatasetFiles, OpenDataset, manifest_of_files, stem_of
 from nbtrain.dataset.manifest import DatasetManifest, added_counts
+from nbtrain.dataset.tokenizer_problem import TokenizerProblem, tokenizer_problem
 
 if TYPE_CHECKING:
     from nbtrain.dataset.indexed import IndexedDataset
@@ -117,21 +118,30 @@ class BlendFiles(DatasetFiles):
         return self.open_blend(vocab_size).manifest
 
     def check_tokenizer(self, config: RunConfig, manifest: DatasetManifest | None) -> None:
-        """Raise DataError if the tokenizer of the datasets with this manifest is known and differs from the
-        run's.
+        """Raise DataError if the tokenizer of the datasets with this manifest is known, and is not the run's
+        or ends documents in another token.
         """
         own = tokenizer_dir(config.tokenizer.name)
         if manifest is None or manifest.tokenizer_sha256 is None:
             return
-        theirs, ours = folder_of(manifest.tokenizer_sha256, [own]), read_manifest(own)
-        if theirs == own or (theirs is None and ours is None):
+        theirs = folder_of(manifest.tokenizer_sha256, [own], manifest.eod_id)
+        if ours := read_manifest(own):
+            found = tokenizer_problem(manifest, own, ours)
+        elif theirs:
+            found = TokenizerProblem(
+                "ids", f"encoded with {display(theirs)}, and {display(own)} is not there"
+            )
+        else:
+            found = None
+        if found is None:
             return
-        fix = f"Set tokenizer.name: {theirs.name}." if theirs else "Name the tokenizer that they have."
-        raise DataError(
-            f"{self.where}: the datasets were encoded with {display(theirs) if theirs else 'a tokenizer'} "
-            f"(sha256 {manifest.tokenizer_sha256[:12]}), but tokenizer.name = {config.tokenizer.name} is "
-            f"{'not there' if ours is None else ours['sha256'][:12]}: ids would mean other text. {fix}"
-        )
+        if theirs not in (None, own):
+            fix = f"Set tokenizer.name: {theirs.name}."
+        elif found.of == "ids":
+            fix = "Name the tokenizer that they have."
+        else:
+            fix = "Name a tokenizer with that end, or encode the datasets again with this one."
+        raise DataError(f"{self.where}: {found.what}. {fix}")
 
     def _together(self, manifests: list[DatasetManifest]) -> BlendManifest:
         tokenizers: dict[str, str] = {}

@@ -28,6 +28,7 @@ from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.dataset.blend import open_pair
 from nbtrain.dataset.files import DatasetFiles, OpenDataset, in_loss
 from nbtrain.dataset.samples.split_ranges import split_ranges
+from nbtrain.dataset.tokenizer_problem import tokenizer_problem
 from nbtrain.evaluation.estimates import perplexity_of, ratio
 from nbtrain.evaluation.requests import Outcome, Scored, ScoreRequest
 
@@ -186,10 +187,9 @@ def _source(opened: OpenDataset) -> tuple[str, list[str]]:
 
 
 def _check_tokenizer(opened: OpenDataset, tokenizer: Tokenizer, config: RunConfig) -> None:
-    found = opened.manifest.tokenizer_sha256
-    if found not in (None, tokenizer.sha256):
+    if found := tokenizer_problem(opened.manifest, tokenizer.directory, tokenizer.manifest):
+        also = "; bits per byte compare across tokenizers" if found.of == "ids" else ""
         raise DataError(
-            f"{display(opened.files.manifest_json)}: was encoded by another tokenizer (SHA-256 {found[:12]}) "
-            f"than {config.name}'s {config.tokenizer.name} ({tokenizer.sha256[:12]}). Prepare its text with "
-            f"tokenizer.name={config.tokenizer.name}; bits per byte compare across tokenizers."
+            f"{display(opened.files.manifest_json)}: {found.what}. Prepare its text for {config.name}, with "
+            f"tokenizer.name={config.tokenizer.name}{also}."
         )

@@ -159,13 +159,19 @@ def manifest_of(directory: Path) -> dict[str, Any]:
     )
 
 
-def folder_of(sha256: str, first: Sequence[Path] = ()) -> Path | None:
-    """Return the tokenizer folder in the data directory that has this hash; `first` is checked first."""
+def folder_of(sha256: str, first: Sequence[Path] = (), eod_id: int | None = None) -> Path | None:
+    """Return the tokenizer folder in the data directory that has this hash; `first` is checked first.
+
+    With `eod_id`, a folder whose tokenizer ends documents in that token is preferred.
+    """
+    others: list[Path] = []
     for folder in [*first, *sorted((data_home() / "tokenizer").glob("[!.]*"))]:
         entry = read_manifest(folder)
         if entry and entry["sha256"] == sha256:
-            return folder
-    return None
+            if eod_id in (None, entry["eod_id"]):
+                return folder
+            others.append(folder)
+    return others[0] if others else None
 
 
 def adopt(

@@ -51,6 +51,7 @@ from nbtrain.dataset.manifest import UNKNOWN_WARNED_FRACTION, DatasetManifest, m
 from nbtrain.dataset.pair_paths import bin_path, idx_path, missing
 from nbtrain.dataset.prepare.inputs import check_same_inputs
 from nbtrain.dataset.prepare.workers import ChosenWorkers
+from nbtrain.dataset.tokenizer_problem import tokenizer_problem
 
 logger = logging.getLogger(__name__)
 
@@ -425,16 +426,12 @@ def _adopt(config: RunConfig, dataset: DatasetFiles, loaded: Tokenizer | None) -
 
 
 def _check_tokenizer(manifest: DatasetManifest, loaded: Tokenizer | None, dataset: DatasetFiles) -> None:
-    if loaded and manifest.tokenizer_sha256 and manifest.tokenizer_sha256 != loaded.sha256:
-        raise DataError(
-            f"{display(dataset.directory)}: encoded with another tokenizer than {display(loaded.directory)} "
-            f"(sha256 {manifest.tokenizer_sha256[:12]} there, {loaded.sha256[:12]} here). Name the right "
-            f"tokenizer, give data.name another value, or {FORCE}."
-        )
-    is_known = loaded and manifest.tokenizer_sha256 and manifest.eod_id is not None
-    if is_known and loaded and manifest.eod_id != loaded.eod_id:
-        raise DataError(
-            f"{display(dataset.directory)}: its documents end in the token {manifest.eod_id}, and "
-            f"{display(loaded.directory)} ends them in {loaded.eod_id} ({loaded.eod_token}). Set "
-            f"tokenizer.eod_token to the dataset's token, give data.name another value, or {FORCE}."
-        )
+    found = tokenizer_problem(manifest, loaded.directory, loaded.manifest) if loaded else None
+    if found is None:
+        return
+    fix = (
+        "Name the right tokenizer" if found.of == "ids" else "Set tokenizer.eod_token to the dataset's token"
+    )
+    raise DataError(
+        f"{display(dataset.directory)}: {found.what}. {fix}, give data.name another value, or {FORCE}."
+    )

@@ -203,9 +203,10 @@ def test_another_end_of_document(make_config, workspace, texts, small_parts, mon
     with pytest.raises(DataError) as caught:
         prepare(config)
     assert str(caught.value) == (
-        f"data/dataset/small: its documents end in the token 300, and data/tokenizer/small ends them in "
-        f"{before.eod_id} (<|endoftext|>). Set tokenizer.eod_token to the dataset's token, give data.name "
-        "another value, or make it again with `nbtrain prepare RUN.yaml --force`."
+        f"data/dataset/small: documents end in the token 300, and data/tokenizer/small ends them in "
+        f"{before.eod_id} (<|endoftext|>), which a model would not learn. Set tokenizer.eod_token to the "
+        "dataset's token, give data.name another value, or make it again with `nbtrain prepare RUN.yaml "
+        "--force`."
     )
 
 

@@ -1,11 +1,12 @@
 """The tokenizer of a dataset is its own or the one that the YAML names, whatever was prepared before."""
 
 import json
+import shutil
 
 import pytest
 
 from nbtrain.base.errors import DataError
-from nbtrain.base.workspace import tokenizer_dir
+from nbtrain.base.workspace import dataset_dir, tokenizer_dir
 from nbtrain.config.load import load
 from nbtrain.corpus.tokenizer.folder import read_manifest
 from nbtrain.dataset.of_run import dataset_of
@@ -149,6 +150,26 @@ def test_a_blend_has_the_tokenizer_of_its_datasets(files):
     assert refusal("demo.yaml", *blend).endswith("ids would mean other text. Set tokenizer.name: books.")
     assert load("demo.yaml", blend).data.name == "mixed"
     prepare(load("demo.yaml", [*blend, "tokenizer.name=books"]))
+
+
+def test_a_blend_ends_its_documents_as_its_tokenizer_does(files):
+    """A blend under the same vocabulary with another end-of-document token is refused: a model would not
+    learn to stop. A pair without a manifest, whose end is unknown, is accepted.
+    """
+    prepared("books.yaml")
+    manifest = read_manifest(tokenizer_dir("books"))
+    shutil.copytree(tokenizer_dir("books"), tokenizer_dir("chat"))
+    eod = {"eod_id": 5, "eod_token": "<|im_end|>"}
+    (tokenizer_dir("chat") / "manifest.json").write_text(json.dumps({**manifest, **eod}))
+    blend = ["name=mixed", "data.sources=[]", "data.blend=[{name: books, weight: 1}]", "tokenizer.name=chat"]
+    said = f"end in the token {manifest['eod_id']}, and data/tokenizer/chat ends them in 5 (<|im_end|>)"
+    message = refusal("demo.yaml", *blend)
+    assert said in message and message.endswith("Set tokenizer.name: books.")
+    shutil.rmtree(tokenizer_dir("books"))
+    assert refusal("demo.yaml", *blend).endswith("or encode the datasets again with this one.")
+    (dataset_dir("books") / "manifest.json").unlink()
+    pair = "data.blend=[{prefix: data/dataset/books/text_document, weight: 1}]"
+    prepare(load("demo.yaml", [*blend[:2], pair, blend[3]]))
 
 
 def test_names_of_shipped_runs_are_theirs(files):

@@ -26,7 +26,7 @@ from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.load import Overrides, find, flatten, load, override_layer, to_yaml, validate
 from nbtrain.config.names.architectures import expanded
 from nbtrain.config.rules.check import check_config
-from nbtrain.config.rules.environment import SECRET_VALUES, is_secret, why_reserved
+from nbtrain.config.rules.environment import SECRET_FIX, SECRET_VALUES, is_secret, why_reserved
 from nbtrain.config.rules.resume import within
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located, parse_value, spelled
@@ -476,14 +476,15 @@ def _machine(source: Reading) -> None:
     secret_names = {variable["name"] for variable in secret.value} if secret else set()
     for name, word in job.environment.items():
         if name in secret_names:
-            continue
-        if words := why_reserved(name):
+            if not word.from_outside:
+                source.note(word.place, f"{name}: not imported; another container takes it from a Secret.")
+        elif words := why_reserved(name):
             source.note(word.place, f"{name}: {words}")
         elif is_secret(name, word.text, addresses=False):
-            source.note(word.place, f"{name} looks like a secret: set it in the shell that submits.")
+            source.note(word.place, f"{name} looks like a secret: {SECRET_FIX}.")
         elif is_secret(name, word.text):
             words = "holds a password or a query of an address, which a run YAML never shows"
-            source.note(word.place, f"{name}: {words}; set it in the shell that submits.")
+            source.note(word.place, f"{name}: {words}; {SECRET_FIX}.")
         elif word.from_outside:
             source.note(word.place, f"{name}: its value comes from outside the script; it is omitted.")
         else:

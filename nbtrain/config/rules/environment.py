@@ -1,5 +1,5 @@
-"""Rules of backend.env: variables that are refused, variables that replace a value of nbtrain, and
-secrets.
+"""Rules of a run's variables: names that are refused in backend.env and for Secrets, variables that replace a
+value of nbtrain, and secrets.
 """
 
 import re
@@ -17,12 +17,12 @@ RESERVED = {
         r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
         r"|NBTRAIN_(JOB|AGENT_JOB|NODE|ATTEMPT|RUN_DIR|EXIT_FD|GPUS|CORES)"
     ),
-    "all ranks inherit this from the shell that submits (on Kubernetes: from backend.kubernetes). Remove it, "
-    "and export it there.": re.compile(r"NBTRAIN_(WORKSPACE|OUTPUT|DATA|QUEUE)"),
-    "it would replace the paths by which ranks find their modules, nbtrain among them. Remove it, and "
-    "export it in the shell that submits (on Kubernetes: set it in the image); ranks inherit it.": re.compile(
-        r"PYTHON(PATH|HOME)"
+    "all processes of a job have the same value: that of the shell that submits, or on Kubernetes the one "
+    "that follows from backend.kubernetes.workspace_path. Remove it, and change it there.": re.compile(
+        r"NBTRAIN_(WORKSPACE|OUTPUT|DATA|QUEUE)"
     ),
+    "it would replace the paths by which ranks find their modules, nbtrain among them. Remove it; ranks "
+    "inherit it from the shell that submits, on Kubernetes from the image.": re.compile(r"PYTHON(PATH|HOME)"),
     "resources.device decides this. Remove it.": re.compile(r"DS_ACCELERATOR"),
 }
 SECRET_NAMES = re.compile(
@@ -36,6 +36,10 @@ NUMBERS_OF_TOKENS = re.compile(r"(.*_)?(MAX|MIN|NUM)_(.*_)?TOKENS", re.IGNORECAS
 SECRET_VALUES = re.compile(
     r"(?<![A-Za-z0-9])(hf_|ghp_|github_pat_|glpat-|sk-|xox[bp]-|AKIA)[A-Za-z0-9_-]{12,}"
 )
+SECRET_FIX = (
+    "set it in the shell that submits, from which ranks inherit it; for pods, name its Secret in "
+    "backend.kubernetes.secret_variables"
+)
 # Variables that nbtrain sets if backend.env does not, and how it chooses their values.
 OWN_VALUES = {
     "OMP_NUM_THREADS": "cores over ranks",
@@ -47,7 +51,7 @@ OWN_VALUES = {
 
 
 def why_reserved(name: str) -> str:
-    """Return why a variable may not be set in backend.env, and the fix; "" if it may."""
+    """Return why a run may not set a variable, in backend.env or from a Secret, and the fix; "" if it may."""
     return next((words for words, names in RESERVED.items() if names.fullmatch(name)), "")
 
 
@@ -90,7 +94,7 @@ def environment_is_safe(config: RunConfig) -> Problems:
                 config,
                 key,
                 f"{key} looks like a secret, which config.yaml and environment.json would show.\n"
-                "  Remove it and set it in the shell that submits; ranks inherit its environment.",
+                f"  Remove it and {SECRET_FIX}.",
             )
         elif "\0" in value:
             yield hidden(config, key, f"{key} contains a NUL character, which no variable can contain.")

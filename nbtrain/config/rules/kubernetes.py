@@ -7,6 +7,7 @@ from nbtrain.base.text.amounts import counted
 from nbtrain.config.arithmetic.layout_words import SIZE_KEYS
 from nbtrain.config.findings import mistake
 from nbtrain.config.rules import limits
+from nbtrain.config.rules.environment import why_reserved
 from nbtrain.config.rules.wording import Problems
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.kubernetes_section import KubernetesConfig, MountConfig
@@ -299,7 +300,9 @@ def shared_memory_suffices(config: RunConfig, section: KubernetesConfig) -> Prob
 
 
 def names_are_free(config: RunConfig, section: KubernetesConfig) -> Problems:
-    """Labels and variables do not use nbtrain's own names, and no variable is set twice."""
+    """Labels and variables do not use nbtrain's own names, and no variable is set twice, here or in
+    backend.env.
+    """
     given = {"labels": config.labels}
     given |= {f"backend.kubernetes.{field}": getattr(section, field) for field in ("labels", "annotations")}
     for field, keys in given.items():
@@ -313,7 +316,13 @@ def names_are_free(config: RunConfig, section: KubernetesConfig) -> Problems:
                 )
     names = Counter(one.name for one in section.secret_variables)
     for name, count in names.items():
-        if count > 1 or name.startswith("NBTRAIN_"):
-            why = "is nbtrain's own" if count == 1 else f"is there {count} times"
+        if not (why := why_reserved(name)):
+            if name.startswith("NBTRAIN_"):
+                why = "is nbtrain's own. Remove it."
+            elif count > 1:
+                why = f"is there {count} times. Remove all but one."
+            elif name in config.backend.env:
+                why = "is set in backend.env too. Remove one of the two."
+        if why:
             key = "backend.kubernetes.secret_variables"
-            yield mistake(config, key, f"the variable {name} (secret_variables)\n  {why}.")
+            yield mistake(config, key, f"the variable {name} (secret_variables)\n  {why}")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nbtrain.config.rules.environment import is_secret
+from nbtrain.config.rules.environment import is_secret, why_reserved
 from nbtrain.config.rules.kubernetes import NO_PLACE, RESERVED_PATHS
 from nbtrain.config.sections.fields import YEAR_SECONDS
 from nbtrain.config.sections.kubernetes_section import PRIORITY_LABEL, QUEUE_LABEL
@@ -333,6 +333,8 @@ def _variables(reader: PlaceReader, dotted: str) -> None:
         secret = source.get("secretKeyRef") if isinstance(source, dict) else None
         if isinstance(secret, dict) and "name" in secret and "key" in secret:
             name = str(entry.get("name"))
+            if why_reserved(name):
+                continue  # importing.py says why, as of every variable that is not imported
             variable = {"name": name, "secret": secret["name"], "key": secret["key"]}
             secret_place = place
             if name not in names:

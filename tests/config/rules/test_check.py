@@ -1387,14 +1387,15 @@ BROKEN = {
         "gpt-125m",
         ["backend.env={PYTHONPATH: /mine}"],
         "override backend.env: backend.env.PYTHONPATH: it would replace the paths by which ranks find their "
-        "modules, nbtrain among them. Remove it, and export it in the shell that submits (on Kubernetes: "
-        "set it in the image); ranks inherit it.",
+        "modules, nbtrain among them. Remove it; ranks inherit it from the shell that submits, on Kubernetes "
+        "from the image.",
     ),
     "a folder of the whole job": (
         "gpt-125m",
         ["backend.env={NBTRAIN_OUTPUT: /mine}"],
-        "override backend.env: backend.env.NBTRAIN_OUTPUT: all ranks inherit this from the shell that "
-        "submits (on Kubernetes: from backend.kubernetes). Remove it, and export it there.",
+        "override backend.env: backend.env.NBTRAIN_OUTPUT: all processes of a job have the same value: "
+        "that of the shell that submits, or on Kubernetes the one that follows from "
+        "backend.kubernetes.workspace_path. Remove it, and change it there.",
     ),
     "the accelerator": (
         "gpt-125m",
@@ -1420,7 +1421,8 @@ BROKEN = {
         ["backend.env.HF_TOKEN=abc"],
         "override backend.env.HF_TOKEN: backend.env.HF_TOKEN looks like a secret, which config.yaml and "
         "environment.json would show.\n"
-        "  Remove it and set it in the shell that submits; ranks inherit its environment.",
+        "  Remove it and set it in the shell that submits, from which ranks inherit it; for pods, name its "
+        "Secret in backend.kubernetes.secret_variables.",
     ),
     "a vocabulary of one token": (
         "gpt-125m",

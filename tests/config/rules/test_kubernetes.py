@@ -4,6 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from nbtrain.config.load import load
+from nbtrain.config.rules.environment import why_reserved
 from nbtrain.config.rules.kubernetes import kubernetes_problems
 from nbtrain.config.sections.kubernetes_section import KubernetesConfig
 
@@ -127,10 +128,22 @@ def test_sizes_and_names_go_together(config):
     assert problems(labels={"nbtrain/run": "other"}) == [
         "kubernetes.labels has nbtrain/run\n  keys that begin with nbtrain/ are reserved for nbtrain."
     ]
-    own = [{"name": "NBTRAIN_JOB", "secret": "a", "key": "b"}]
-    assert problems(secret_variables=own) == [
-        "the variable NBTRAIN_JOB (secret_variables)\n  is nbtrain's own."
-    ]
+    # The names that backend.env refuses, more of nbtrain's own, and a name with two values.
+    names = ("NBTRAIN_JOB", "RANK", "PYTHONPATH", "DS_ACCELERATOR", "NBTRAIN_TRACE", "TEAM", "A", "A")
+    given = [{"name": name, "secret": "a", "key": "b"} for name in (*names, "HF_TOKEN")]
+    twice = load(config, {"backend.env": {"TEAM": "nlp"}})
+    found = dict(
+        message.split(" (secret_variables)\n  ") for message in problems(twice, secret_variables=given)
+    )
+    assert found == {
+        "the variable NBTRAIN_JOB": "nbtrain sets this for each rank itself. Remove it.",
+        "the variable RANK": "nbtrain sets this for each rank itself. Remove it.",
+        "the variable PYTHONPATH": why_reserved("PYTHONPATH"),
+        "the variable DS_ACCELERATOR": "resources.device decides this. Remove it.",
+        "the variable NBTRAIN_TRACE": "is nbtrain's own. Remove it.",
+        "the variable TEAM": "is set in backend.env too. Remove one of the two.",
+        "the variable A": "is there 2 times. Remove all but one.",
+    }
     assert problems(load("gpt-125m", {"resources.image": None})) == [
         "neither backend.kubernetes.image nor resources.image is set\n  one of them must name a container "
         "image with nbtrain in it, e.g. registry.example.com/nbtrain:0.1.0."

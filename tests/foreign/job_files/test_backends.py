@@ -381,17 +381,23 @@ def test_secrets_of_all_containers_are_kept(tmp_path):
     (container, _) = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"]
     container["env"] = [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": "other", "key": "key"}}}
-        for name in ("HF_TOKEN", "WANDB_API_KEY")
+        for name in ("HF_TOKEN", "WANDB_API_KEY", "MASTER_ADDR")
     ]
+    container["env"].append({"name": "TEAM", "value": "nlp"})
+    (worker, _) = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    worker["env"].append({**worker["env"][1], "name": "TEAM"})
     found = imported(tmp_path, job)
     variables = found.config.backend.kubernetes.secret_variables
     assert [(entry.name, entry.secret) for entry in variables] == [
         ("WANDB_API_KEY", "wandb"),
+        ("TEAM", "wandb"),
         ("HF_TOKEN", "other"),
     ]
-    assert "env WANDB_API_KEY: not imported; another container takes it from another Secret" in notes_of(
-        found
-    )
+    notes = notes_of(found)
+    assert "env WANDB_API_KEY: not imported; another container takes it from another Secret" in notes
+    assert "TEAM: not imported; another container takes it from a Secret." in notes
+    # A name that nbtrain sets itself is left out, with the reason.
+    assert "MASTER_ADDR: nbtrain sets this for each rank itself. Remove it." in notes
 
 
 def test_a_name_that_is_a_list_is_no_traceback(tmp_path):

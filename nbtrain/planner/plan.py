@@ -27,6 +27,7 @@ from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.adapters import count_adapters
 from nbtrain.config.arithmetic.flops import model_flops_per_token
 from nbtrain.config.arithmetic.parameters import Parameters, count_parameters
+from nbtrain.config.arithmetic.splits import has_test_split
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.schema import ModelConfig, RunConfig
 from nbtrain.dataset.blend import OpenBlend
@@ -218,7 +219,8 @@ class Plan(Result):
         if config.shortened_by:
             steps += f" of {config.scheduled_steps:,} ({config.shortened_by})"
         if config.mode == "eval":
-            steps = f"none (mode: eval), {config.evaluation.eval_iters:,} batches of validation and of test"
+            steps = f"none (mode: eval), {config.evaluation.eval_iters:,} batches of validation"
+            steps += " and of test" if has_test_split(config.data.split) else ""
         layers, heads = amounts.counted(model.num_layers, "layer"), f"{model.num_attention_heads} heads"
         shape = ", ".join([layers, f"hidden {model.hidden_size}", heads, *kinds_of_layers(model)])
         adapters = count_adapters(config)

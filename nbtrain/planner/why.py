@@ -173,12 +173,12 @@ def _run(config: RunConfig, duration: DurationEstimate) -> list[Term]:
     waits = f"{saves:,} checkpoints that the run waits for"
     if duration.saves_in_background:
         waits = f"{saves:,} copies to host memory, and the writing of the last checkpoint"
+    one_pass = f"{evaluation.eval_iters:,} batches forward x {forward}"
+    often = "" if config.mode == "eval" else f"once every {evaluation.eval_interval_steps:,} steps: "
     formulas = {
         "steps": f"{config.train_steps:,} steps x {one:.4g} s as planned",
-        "validation": f"once every {evaluation.eval_interval_steps:,} steps: {evaluation.eval_iters:,} "
-        f"batches forward x {forward}",
-        "test": f"{evaluation.eval_iters:,} batches forward x {forward}",
-        "validation and test": f"2 x {evaluation.eval_iters:,} batches forward x {forward}",
+        "validation": often + one_pass,
+        "test": one_pass,
         "checkpoints": waits,
     }
     terms = []

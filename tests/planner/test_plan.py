@@ -374,5 +374,8 @@ def test_an_evaluation_makes_no_step_and_no_checkpoint():
     )
     training = evaluation.sections()["Training"]
     assert training["steps"] == "none (mode: eval), 10 batches of validation and of test"
+    untested = plan(load("gpt-125m", {"mode": "eval", "data.split": "95,5,0"}))
+    assert untested.sections()["Training"]["steps"] == "none (mode: eval), 10 batches of validation"
+    assert untested.duration.seconds == pytest.approx(evaluation.duration.seconds / 2)
     assert evaluation.disk.num_checkpoints == 0
     assert evaluation.duration.seconds == pytest.approx(20 / 3 * one_step.duration.parts["steps"], rel=0.01)

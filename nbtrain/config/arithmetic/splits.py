@@ -44,3 +44,10 @@ def split_weights(split: str) -> list[float]:
     if not 1 <= len(weights) <= 3 or min(weights) < 0 or not 0 < sum(weights) < float("inf"):
         raise ConfigError(f'data.split = {split!r}: must be one to three relative sizes, e.g. "949,50,1".')
     return weights + [0.0] * (3 - len(weights))
+
+
+def has_test_split(split: str) -> bool:
+    """Return whether a split has a part for the test; the trainer makes none without it. Raises
+    ConfigError.
+    """
+    return split_weights(split)[SPLIT_NAMES.index("test")] > 0

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes, node_checkpoint_bytes
-from nbtrain.config.arithmetic.splits import SPLIT_NAMES, split_weights
+from nbtrain.config.arithmetic.splits import has_test_split
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.memory.estimate import decided
 from nbtrain.planner.setup.engines import ENGINES
@@ -118,19 +118,19 @@ def bubble_fraction(config: RunConfig) -> float:
 
 
 def _parts(config: RunConfig, setup: Setup, rates: Rates, step: StepTime) -> dict[str, float]:
-    """Return the seconds of steps and validation."""
+    """Return the seconds of steps, validation and test."""
     evaluation = config.evaluation
-    forward = forward_seconds(step)
+    one = evaluation.eval_iters * forward_seconds(step)
+    test = {"test": one} if one and has_test_split(config.data.split) else {}
     if config.mode == "eval":
-        return {"validation and test": 2 * evaluation.eval_iters * forward}
+        return {"validation": one, **test}
     steps, seconds, step_of = config.train_steps, 0.0, step_of_size(setup, rates)
     for size, num_steps in config.batch_schedule.sizes(steps):
         seconds += num_steps * (step if size == setup.global_batch_size else step_of(size)).seconds
     if config.mode == "perf" or not evaluation.eval_iters:
         return {"steps": seconds, "validation": 0.0}
-    one, times = evaluation.eval_iters * forward, -(-steps // evaluation.eval_interval_steps)
-    has_test = split_weights(config.data.split)[SPLIT_NAMES.index("test")] > 0
-    return {"steps": seconds, "validation": times * one, **({"test": one} if has_test else {})}
+    times = -(-steps // evaluation.eval_interval_steps)
+    return {"steps": seconds, "validation": times * one, **test}
 
 
 def _checkpoints(

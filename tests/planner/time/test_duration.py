@@ -142,11 +142,13 @@ def test_a_trial_takes_its_steps_only():
         ({"evaluation.eval_iters": 0}, (0, 0)),
         ({"data.split": "95,5,0"}, (10, 0)),
         ({"data.split": "94,5,1"}, (10, 10)),
+        ({"mode": "eval", "data.split": "95,5,0"}, (10, 0)),
+        ({"mode": "eval", "data.split": "94,5,1"}, (10, 10)),
     ],
 )
 def test_the_trainer_reads_as_many_held_out_batches(overrides, batches):
     """The plan counts as many validation and test batches as the trainer reads: none in mode perf, and no
-    test without a test split.
+    test without a test split, whether the run trains or evaluates.
     """
     config = load("gpt-125m", {"batch.max_steps": 100, **overrides})
     step = estimate_step(setup_of(config))
@@ -222,8 +224,8 @@ def test_checkpoints_on_the_nodes_disks():
 
 
 def test_an_evaluation_takes_a_third_of_its_steps():
-    """Evaluation reads 2 * eval_iters batches in validation and test, each in a third of the time of a
-    training step.
+    """Evaluation reads eval_iters batches in validation and as many in the test, each in a third of the time
+    of a training step.
     """
     config = load("gpt-125m", ["mode=eval", "evaluation.eval_iters=6"], check=False)
     step = estimate_step(setup_of(config))

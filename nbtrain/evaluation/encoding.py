@@ -1,9 +1,11 @@
 """Encodes a context and its continuation, split as in lm-evaluation-harness.
 
 Spaces at the end of the context belong to the continuation. The two are encoded together, and the
-continuation is what follows as many tokens as the context alone has. An empty context is replaced by the
+continuation is what follows as many tokens as the context alone has. A text begins with what the tokenizer
+puts before it, such as <s> of Llama 2. An empty context is replaced by the tokenizer's bos_token, or by the
 end-of-document token. If both are longer than the model's context, tokens are dropped from the left
-(`TemplateLM._encode_pair` and `HFLM._loglikelihood_tokens` of lm-evaluation-harness 0.4.13).
+(`TemplateLM._encode_pair`, `TemplateLM.loglikelihood`, `HFLM.tok_encode` and `HFLM._loglikelihood_tokens` of
+lm-evaluation-harness 0.4.13).
 """
 
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
@@ -15,9 +17,30 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[
     if blanks:
         context, continuation = context[:-blanks], context[-blanks:] + continuation
     if not context:
-        return [tokenizer.eod_id], tokenizer.encode(continuation).tolist()
-    before = tokenizer.encode(context).tolist()
-    return before, tokenizer.encode(context + continuation).tolist()[len(before) :]
+        prefix, ids = [prefix_of(tokenizer)], tokens_of(tokenizer, continuation, add_special_tokens=False)
+        return prefix, ids[1:] if ids[:1] == prefix else ids
+    before = tokens_of(tokenizer, context)
+    return before, tokens_of(tokenizer, context + continuation)[len(before) :]
+
+
+def prefix_of(tokenizer: Tokenizer) -> int:
+    """Return the token that HFLM puts before a text without context: bos, or the end-of-document token."""
+    return tokenizer.eod_id if tokenizer.bos_id is None else tokenizer.bos_id
+
+
+def tokens_of(tokenizer: Tokenizer, text: str, add_special_tokens: bool | None = None) -> list[int]:
+    """Encode a text as HFLM.tok_encode does, with the tokenizer's prefix, such as <s> of Llama 2.
+
+    Unless add_special_tokens is true, a text that already begins with the prefix gets no second one. If the
+    tokenizer has no prefix, special tokens in a text are encoded as ordinary text.
+    """
+    before = tokenizer.before_text
+    if not before:
+        return tokenizer.encode(text).tolist()
+    if add_special_tokens is None:
+        add_special_tokens = not text.startswith(tokenizer.decode([prefix_of(tokenizer)]))
+    ids = tokenizer.encode_with_special(text)
+    return [*before, *ids] if add_special_tokens else ids
 
 
 def fitted(context: list[int], continuation: list[int], positions: int) -> tuple[list[int], list[int]]:

@@ -30,7 +30,7 @@ from nbtrain.base.text.nearest import nearest
 from nbtrain.config.generation import Generation
 from nbtrain.corpus.optional import missing
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
-from nbtrain.evaluation.encoding import fitted
+from nbtrain.evaluation.encoding import fitted, prefix_of, tokens_of
 from nbtrain.evaluation.evaluate import Evaluation
 from nbtrain.evaluation.requests import Outcome, Score, ScoreRequest
 
@@ -333,7 +333,7 @@ def harness_model(answers: Answers, chat: ChatText | None = None) -> Any:
         tokenizer_name = str(tokenizer.directory)
 
         def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-            return tokens_of(tokenizer, string, add_special_tokens, chat)
+            return tokens_with(chat, tokenizer, string, add_special_tokens)
 
         def apply_chat_template(
             self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
@@ -375,33 +375,13 @@ def harness_model(answers: Answers, chat: ChatText | None = None) -> Any:
     return Model()
 
 
-def prefix_of(tokenizer: Tokenizer) -> int:
-    """Return the token that HFLM puts before a text without context: bos, or the end-of-document token."""
-    return tokenizer.eod_id if tokenizer.bos_id is None else tokenizer.bos_id
-
-
-def tokens_of(
-    tokenizer: Tokenizer, text: str, add_special_tokens: bool | None = None, chat: ChatText | None = None
+def tokens_with(
+    chat: ChatText | None, tokenizer: Tokenizer, text: str, add_special_tokens: bool | None = None
 ) -> list[int]:
-    """Encode a text as HFLM.tok_encode does, with the tokenizer's prefix, such as <s> of Llama 2.
-
-    Unless add_special_tokens is true, a text that already begins with the prefix gets no second one. If the
-    tokenizer has no prefix, special tokens in a text are encoded as ordinary text. A chat gets no prefix,
-    because its template writes it.
-    """
-    if chat is not None:
-        return (
-            tokenizer.encode_with_special(text)
-            if chat.has_special_tokens
-            else tokenizer.encode(text).tolist()
-        )
-    before = tokenizer.before_text
-    if not before:
-        return tokenizer.encode(text).tolist()
-    if add_special_tokens is None:
-        add_special_tokens = not text.startswith(tokenizer.decode([prefix_of(tokenizer)]))
-    ids = tokenizer.encode_with_special(text)
-    return [*before, *ids] if add_special_tokens else ids
+    """Encode a text as tokens_of() does. A chat gets no prefix, because its template writes it."""
+    if chat is None:
+        return tokens_of(tokenizer, text, add_special_tokens)
+    return tokenizer.encode_with_special(text) if chat.has_special_tokens else tokenizer.encode(text).tolist()
 
 
 def scored_pairs(pairs: list[tuple[list[int], list[int]]], answers: Answers) -> list[tuple[float, bool]]:
@@ -448,7 +428,7 @@ def _generation(
     }
     if how:
         raise ConfigError(f"generation_kwargs: {', '.join(how)}: the model does not know such a setting.")
-    tokens = tokens_of(tokenizer, context, chat=chat) or [tokenizer.eod_id]
+    tokens = tokens_with(chat, tokenizer, context) or [tokenizer.eod_id]
     stops = tuple([until] if isinstance(until, str) else until)
     generation = Generation.of(
         {"max_new_tokens": int(most), "temperature": temperature, "top_k": 0, "stop": stops, **known}

@@ -267,7 +267,7 @@ def test_a_chat_begins_with_what_its_template_writes(tmp_path):
     text = theirs([{"role": "system", "content": "s"}, question])
     assert text == "<s>[user] a text<|endoftext|>[bot]"
     ends = [tokenizer.bos_id, tokenizer.eod_id]
-    ids = harness.tokens_of(tokenizer, text, chat=theirs)
+    ids = harness.tokens_with(theirs, tokenizer, text)
     assert [one for one in ids if one in ends] == ends and ids[0] == tokenizer.bos_id
     chats = pytest.importorskip("transformers.utils.chat_template_utils")
     how = {"add_generation_prompt": False, "continue_final_message": True}
@@ -279,7 +279,7 @@ def test_a_chat_begins_with_what_its_template_writes(tmp_path):
         assert chat([question, prefix], add_generation_prompt=False) == text
     text = own([{"role": "system", "content": "s"}, question])
     assert text == "<|system|>\ns\n<|user|>\na text\n<|assistant|>\n"
-    assert harness.tokens_of(tokenizer, text, chat=own) == tokenizer.encode(text).tolist()
+    assert harness.tokens_with(own, tokenizer, text) == tokenizer.encode(text).tolist()
     assert own([question, prefix], add_generation_prompt=False).endswith("<|assistant|>\n So ")
     with pytest.raises(ConfigError, match="must be one of"):
         own([{"role": "stranger", "content": "a"}])

@@ -8,7 +8,7 @@ from nbtrain.evaluation.encoding import encode_pair, fitted
 from nbtrain.evaluation.questions import Questions
 from nbtrain.evaluation.requests import Scored
 from tests.evaluation import made
-from tests.inference.made import tokenizer_in
+from tests.inference.made import beginning_tokenizer_in, tokenizer_in
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +65,17 @@ def test_a_pair_is_cut_where_the_context_ends(tokenizer):
     assert encode_pair(tokenizer, "", " yes") == ([tokenizer.eod_id], tokenizer.encode(" yes").tolist())
     before, after = encode_pair(tokenizer, "a text ", "here")
     assert tokenizer.decode(before) == "a text" and tokenizer.decode(after) == " here"
+
+
+def test_a_pair_begins_as_a_text_of_its_tokenizer(tmp_path):
+    """A context begins with <s> if the tokenizer puts it before a text, once; an empty context is <s>."""
+    begins = beginning_tokenizer_in(tmp_path / "mine", tmp_path / "theirs")
+    text, here = begins.encode("a text").tolist(), begins.encode(" here").tolist()
+    for context in ("a text", "a text ", "<s>a text"):
+        continuation = "here" if context.endswith(" ") else " here"
+        assert encode_pair(begins, context, continuation) == ([begins.bos_id, *text], here)
+    for continuation in (" here", "<s> here"):
+        assert encode_pair(begins, "", continuation) == ([begins.bos_id], here)
 
 
 def test_what_is_too_long_is_cut_on_the_left(tmp_path, tokenizer):

@@ -34,9 +34,9 @@ from tests.end_to_end.jupyterlab import (
     open_notebook,
     run_cell,
     running_lab,
-    wait_for,
     write_notebook,
 )
+from tests.waiting import wait_until
 
 WORKSPACE = REPOSITORY / "build" / "pictures"
 PICTURES = REPOSITORY / "docs" / "pictures"
@@ -294,7 +294,7 @@ def live_run(lab: Lab) -> Iterator[None]:
         command(lab.environment, "delete", LIVE, "--yes", "--force")
     command(lab.environment, "submit", DEMO, f"name={LIVE}")
     try:
-        wait_for(lambda: step_of(directory) >= LIVE_STEPS.start, lambda: f"step {step_of(directory)}")
+        wait_until(lambda: step_of(directory) >= LIVE_STEPS.start, lambda: f"step {step_of(directory)}")
         yield
         assert step_of(directory) in LIVE_STEPS, "the run was over before its pictures were taken"
     finally:

@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.server_cost import cpu_seconds, server_pid
-from tests.end_to_end.jupyterlab import CHROMIUM_FLAGS, REPOSITORY, Lab, find_chromium, running_lab, wait_for
+from tests.end_to_end.jupyterlab import CHROMIUM_FLAGS, REPOSITORY, Lab, find_chromium, running_lab
 from tests.end_to_end.test_page_cost import browser_seconds
+from tests.waiting import wait_until
 
 SETTLE_MS = 15_000
 Shares = dict[str, float]
@@ -142,7 +143,7 @@ def live(tree: Path, folder: Path, done: int, environment: dict[str, str]) -> It
     command = [sys.executable, "-c", LIVE, str(folder), str(done)]
     job = subprocess.Popen(command, cwd=tree, env=environment)
     try:
-        wait_for(lambda: (folder / "ready").exists() or job.poll() is not None, lambda: "no step was made")
+        wait_until(lambda: (folder / "ready").exists() or job.poll() is not None, "no step was made")
         assert job.poll() is None, "the job has ended"
         yield
     finally:

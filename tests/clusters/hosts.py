@@ -11,15 +11,14 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from nbtrain.jobs.machine import processes
+from tests.waiting import wait_until
 
 NAMES = ("hosta", "hostb")
 PROGRAMS = ("ip", "unshare", "sshd", "ssh", "ssh-keygen", "pdsh")
-READY_SECONDS = 300.0
 OURS = re.compile(r"nbt(\d+)([ab]?)")
 ETC = Path("/etc/netns")
 # sshd refuses to start without this folder.
@@ -153,14 +152,12 @@ class HostPair:
 
     def wait_for(self, name: str) -> None:
         """Wait until a host's sshd answers."""
-        deadline = time.monotonic() + READY_SECONDS
-        while time.monotonic() < deadline:
-            answer = self.call(name, "hostname")
-            if answer.returncode == 0:
-                return
-            time.sleep(0.1)
-        log = (self.folder / f"sshd-{name}.out").read_text()
-        raise RuntimeError(f"{name} does not answer: {answer.stderr}\n{log}")
+
+        def story() -> str:
+            log = (self.folder / f"sshd-{name}.out").read_text()
+            return f"{name} does not answer: {self.call(name, 'hostname').stderr}\n{log}"
+
+        wait_until(lambda: self.call(name, "hostname").returncode == 0, story, pause_seconds=0.1)
 
     def call(self, name: str, *arguments: str) -> subprocess.CompletedProcess:
         """Run a command on a host by ssh."""

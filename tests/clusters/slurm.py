@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 
 from nbtrain.base.process.ports import port_to_listen_on
+from tests.waiting import wait_until
 
 NODES = ("n0", "n1")
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol")
-READY_SECONDS = 300.0
 
 SETTINGS = """\
 ClusterName=nbtrain
@@ -111,14 +111,15 @@ class SlurmCluster:
 
     def wait_idle(self) -> None:
         """Wait until both nodes are idle."""
-        deadline = time.monotonic() + READY_SECONDS
-        while time.monotonic() < deadline:
-            states = self.call("sinfo", "-h", "-N", "-p", "main", "-o", "%N %T").split()
-            if states[1::2] == ["idle", "idle"]:
-                return
-            time.sleep(0.2)
-        logs = "\n".join(path.read_text()[-1500:] for path in self.folder.glob("*.log"))
-        raise RuntimeError(f"the Slurm nodes are not ready: {states}\n{logs}")
+
+        def states() -> list[str]:
+            return self.call("sinfo", "-h", "-N", "-p", "main", "-o", "%N %T").split()
+
+        def story() -> str:
+            logs = "\n".join(path.read_text()[-1500:] for path in self.folder.glob("*.log"))
+            return f"the Slurm nodes are not ready: {states()}\n{logs}"
+
+        wait_until(lambda: states()[1::2] == ["idle", "idle"], story, pause_seconds=0.2)
 
     def call(self, *arguments: str) -> str:
         """Return the output of a command; "" if it fails."""

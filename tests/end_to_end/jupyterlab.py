@@ -3,7 +3,7 @@
 NBTRAIN_CHROMIUM=/usr/bin/chromium   the browser, if it is not found by name
 NBTRAIN_REQUIRE_BROWSER=1            fail instead of skipping if there is no browser
 NBTRAIN_SCREENSHOTS=DIR              keep a picture of each station
-NBTRAIN_PATIENCE_SECONDS=60          maximum seconds for each wait, useful while writing a test
+NBTRAIN_PATIENCE_SECONDS=60          waiting.py: maximum seconds for each wait, useful while writing a test
 NBTRAIN_SLOW_PAGES=1                 slow_pages.py: every answer arrives late; the number seeds the delays
 """
 
@@ -15,10 +15,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,14 +29,13 @@ from nbtrain.base.process.ports import port_to_listen_on
 from nbtrain.cli.kernel_encryption import kernel_encryption
 from tests.conftest import skip_or_fail
 from tests.end_to_end.slow_pages import slow_pages
+from tests.waiting import PATIENCE_SECONDS, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 BUNDLES = REPOSITORY / "nbtrain" / "lab" / "labextension" / "prebuilt"
 FAKE_RUN = REPOSITORY / "tests" / "lab" / "widgets" / "fake_run.py"
 TOKEN = "a-token-of-this-test"
 BUSY_SECONDS = 1800
-# Seconds to wait for one thing on a machine that is busy with other work.
-PATIENCE_SECONDS = float(os.environ.get("NBTRAIN_PATIENCE_SECONDS", "900"))
 # Seconds in which a page has to agree with a Playwright expect(), whose own default is five.
 EXPECT_SECONDS = min(PATIENCE_SECONDS, 180)
 
@@ -143,7 +141,7 @@ def jupyter_server(
             command, env=environment, cwd=root, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
-        wait_for(lambda: _answers(base, server), lambda: log_path.read_text()[-3000:])
+        wait_until(lambda: _answers(base, server), lambda: log_path.read_text()[-3000:])
         yield base, environment
     finally:
         server.send_signal(signal.SIGTERM)
@@ -246,21 +244,11 @@ def fake_job(lab: Lab, name: str, *arguments: str) -> Iterator[subprocess.Popen]
     run = lab.output / name
     job = subprocess.Popen([sys.executable, str(FAKE_RUN), str(run), *arguments], env=lab.environment)
     try:
-        wait_for(lambda: any(run.glob("jobs/*/heartbeat/0.json")), lambda: "no heartbeat")
+        wait_until(lambda: any(run.glob("jobs/*/heartbeat/0.json")), "no heartbeat")
         yield job
     finally:
         job.kill()
         job.wait()
-
-
-def wait_for(condition: Callable[[], Any], story: Callable[[], str]) -> Any:
-    """Poll until `condition` holds; fail with `story` if it never does."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {PATIENCE_SECONDS} s: {story()}")
-        time.sleep(0.2)
-    return value
 
 
 def write_notebook(lab: Lab, name: str, *cells: str) -> None:
@@ -331,7 +319,7 @@ def shown_step(page: Any) -> int:
 
 def assert_step_advances(page: Any) -> None:
     before = shown_step(page)
-    wait_for(lambda: shown_step(page) >= before + 3, lambda: f"step {before} -> {shown_step(page)}")
+    wait_until(lambda: shown_step(page) >= before + 3, lambda: f"step {before} -> {shown_step(page)}")
 
 
 def stop_at_once(panel: Any) -> None:

@@ -19,7 +19,6 @@ from nbtrain.lab.widgets.record import records_in
 from tests.dataset.dataset_maker import make_dataset
 from tests.end_to_end.jupyterlab import (
     BUSY_SECONDS,
-    PATIENCE_SECONDS,
     REPOSITORY,
     Lab,
     assert_step_advances,
@@ -31,10 +30,10 @@ from tests.end_to_end.jupyterlab import (
     saved,
     screenshot,
     shown_step,
-    wait_for,
     wait_for_kernel,
     write_notebook,
 )
+from tests.waiting import PATIENCE_SECONDS, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
@@ -61,13 +60,13 @@ def test_panel_is_live_while_a_cell_runs_and_after_a_reload_and_stops_the_job(la
         assert json.loads(connection.read_text())["curve_publickey"]
 
         run_cell(page, 1)
-        wait_for(lambda: kernel_busy(lab), lambda: "the sleeping cell did not start")
+        wait_until(lambda: kernel_busy(lab), "the sleeping cell did not start")
         assert_step_advances(page)
         assert kernel_busy(lab)
         screenshot(page, "panel-busy")
 
         command(page, "docmanager:save")
-        wait_for(lambda: "nbtrain-rescue" in saved(lab, "panel.ipynb"), lambda: "the notebook was not saved")
+        wait_until(lambda: "nbtrain-rescue" in saved(lab, "panel.ipynb"), "the notebook was not saved")
         page.reload()
         page.wait_for_selector(".nbtrain-panel[data-state=RUNNING] .nbt-step")
         assert_step_advances(page)
@@ -139,12 +138,12 @@ def test_the_launch_notebook_trains_a_run_that_is_watched_and_stopped(lab: Lab, 
     open_notebook(page, lab, "03_launch.ipynb")
     command(page, "notebook:run-all-cells")
     page.locator(".nbtrain-panel[data-state=RUNNING] .nbt-step").first.wait_for()
-    wait_for(lambda: shown_step(page) > 0, lambda: "no step was made")
+    wait_until(lambda: shown_step(page) > 0, "no step was made")
     assert kernel_busy(lab), "the waiting cell should be running"
     assert_step_advances(page)
     screenshot(page, "launch-notebook")
     command(page, "docmanager:save")
-    wait_for(lambda: "nbtrain-rescue" in saved(lab, "03_launch.ipynb"), lambda: "the notebook was not saved")
+    wait_until(lambda: "nbtrain-rescue" in saved(lab, "03_launch.ipynb"), "the notebook was not saved")
     [record] = records_in(nbformat.reads(saved(lab, "03_launch.ipynb"), 4))
     assert (record["run"], record["parameters"]["overrides"]) == ("watched", WATCHED)
     # The path leads out of the kernel's workspace.
@@ -159,7 +158,7 @@ def test_the_launch_notebook_trains_a_run_that_is_watched_and_stopped(lab: Lab, 
     assert kernel_busy(lab)
     page.locator(".nbtrain-panel .nbt-stop").first.click()
     page.locator(".nbtrain-panel[data-state=CANCELLED]").first.wait_for()
-    wait_for(lambda: not kernel_busy(lab), lambda: "the notebook still waits for a job that is stopped")
+    wait_until(lambda: not kernel_busy(lab), "the notebook still waits for a job that is stopped")
     assert list((lab.output / "watched" / "model").glob("global_step*/manifest.json"))
     # TensorBoard reads every run in the output directory: this run's steps would hide the next test's.
     shutil.rmtree(lab.output / "watched")
@@ -201,8 +200,8 @@ def last_step(board: Any) -> int:
 def assert_points_advance(board: Any) -> None:
     """Assert that TensorBoard reloads by itself and shows later points."""
     board.locator("card-view").first.wait_for()
-    step = wait_for(lambda: last_step(board), lambda: "TensorBoard shows no step")
-    wait_for(lambda: last_step(board) > step, lambda: f"stays at step {step}")
+    step = wait_until(lambda: last_step(board), "TensorBoard shows no step")
+    wait_until(lambda: last_step(board) > step, lambda: f"stays at step {step}")
 
 
 CARD = {

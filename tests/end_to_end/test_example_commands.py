@@ -22,6 +22,7 @@ from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.cli.__main__ import parse
 from nbtrain.config.load import load
 from nbtrain.monitor.status.status_records import read_status
+from tests.waiting import wait_until
 
 README = Path(__file__).parents[2] / "examples" / "megatron-gpt" / "README.md"
 WAY = {
@@ -147,9 +148,9 @@ def test_every_command_does_what_it_says(place):
 
 def wait_for_step(step: int) -> None:
     """Wait until gpt-tiny has finished this many steps."""
-    end = time.monotonic() + LIMIT_SECONDS
-    while time.monotonic() < end:
-        if (read_status(RunDir.named("gpt-tiny"), time.time()).step or 0) >= step:
-            return
-        time.sleep(1.0)
-    raise AssertionError(f"gpt-tiny has not made {step} steps")
+    wait_until(
+        lambda: (read_status(RunDir.named("gpt-tiny"), time.time()).step or 0) >= step,
+        f"gpt-tiny has not made {step} steps",
+        LIMIT_SECONDS,
+        pause_seconds=1.0,
+    )

@@ -22,10 +22,10 @@ from tests.end_to_end.jupyterlab import (
     saved,
     screenshot,
     stop_at_once,
-    wait_for,
     wait_for_kernel,
     write_notebook,
 )
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
@@ -142,7 +142,7 @@ def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any)
 
     # While a cell runs, the server checks; the kernel gets all changes before the next cell.
     run_cell(page, 2)
-    wait_for(lambda: kernel_busy(lab), lambda: "the waiting cell did not start")
+    wait_until(lambda: kernel_busy(lab), "the waiting cell did not start")
     for steps in ("75", "76", "77"):
         form.type("batch.max_steps", steps)
         form.shows(".nbf-line", f'"batch.max_steps": {steps}')
@@ -153,7 +153,7 @@ def test_a_form_teaches_and_what_it_holds_is_the_next_cells(lab: Lab, page: Any)
     page.locator(".jp-OutputArea-output pre", has_text="HELD 77 4 full").wait_for()
     form.shows(".nbf-kernel", "The notebook's next cell gets these values")
     command(page, "docmanager:save")
-    wait_for(lambda: "nbtrain-rescue" in saved(lab, "form.ipynb"), lambda: "the notebook was not saved")
+    wait_until(lambda: "nbtrain-rescue" in saved(lab, "form.ipynb"), "the notebook was not saved")
 
     # Another kernel: the server still answers, and the form says that cells do not get its values. A page may
     # miss all messages of a restarted kernel, and then learns of it at the next edit.
@@ -246,7 +246,7 @@ def test_a_form_submits_while_a_cell_runs_and_without_its_kernel(lab: Lab, page:
     form = FormPage(page)
     form.shows(".nbf-verdict", "Can be submitted, with 1 warning")
     run_cell(page, 1)
-    wait_for(lambda: kernel_busy(lab), lambda: "the sleeping cell did not start")
+    wait_until(lambda: kernel_busy(lab), "the sleeping cell did not start")
     form.type("lr_schedule.lr", "0.003")
     form.shows(".nbf-line", '"lr_schedule.lr": 0.003')
     form.button("Submit").click()
@@ -261,7 +261,7 @@ def test_a_form_submits_while_a_cell_runs_and_without_its_kernel(lab: Lab, page:
 
     # Both the kernel and the page have been replaced since it was typed.
     command(page, "docmanager:save")
-    wait_for(lambda: "nbtrain-rescue" in saved(lab, "submit.ipynb"), lambda: "the notebook was not saved")
+    wait_until(lambda: "nbtrain-rescue" in saved(lab, "submit.ipynb"), "the notebook was not saved")
     lab.restart_kernels()
     page.reload()
     form = FormPage(page)

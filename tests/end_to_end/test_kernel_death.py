@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 
 import psutil
 import pytest
@@ -15,6 +14,7 @@ from nbtrain.base.run_directory.events import read_events
 from nbtrain.base.run_directory.records import Heartbeat
 from nbtrain.base.run_directory.rundir import RunDir
 from tests.train import launch
+from tests.waiting import wait_until
 
 STEPS = 60
 SETTINGS = {
@@ -47,14 +47,14 @@ def trace(run: RunDir) -> list[tuple[int, str, str]]:
 
 def stopped_rank(run: RunDir) -> psutil.Process:
     """Wait until the run's only rank is stopped by a signal, and return its process."""
-    deadline = time.monotonic() + 600
-    while True:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-        if (job := run.newest_job()) is not None and (beat := Heartbeat.read(job.heartbeat(0))) is not None:
-            rank = psutil.Process(beat.process.pid)
-            if rank.status() == psutil.STATUS_STOPPED:
-                return rank
+
+    def stopped() -> psutil.Process | None:
+        if (job := run.newest_job()) is None or (beat := Heartbeat.read(job.heartbeat(0))) is None:
+            return None
+        rank = psutil.Process(beat.process.pid)
+        return rank if rank.status() == psutil.STATUS_STOPPED else None
+
+    return wait_until(stopped, "the rank is not stopped")
 
 
 @pytest.mark.slow
@@ -84,8 +84,7 @@ def test_a_killed_kernel_disturbs_nothing(workspace, fork_server):
             os.killpg(os.getpgid(kernel.provisioner.pid), signal.SIGKILL)
             killed_at = len(trace(orphan.directory))
             # The supervisor may not have looked at the rank since it trains.
-            while orphan.state == "STARTING":
-                time.sleep(0.02)
+            wait_until(lambda: orphan.state != "STARTING", "the run still starts")
             assert orphan.state == "RUNNING"
         finally:
             rank.send_signal(signal.SIGCONT)

@@ -16,7 +16,6 @@ from nbtrain.base.run_directory.rundir import RunDir
 from tests.end_to_end.accessible import axe_script, findings
 from tests.end_to_end.jupyterlab import (
     BUSY_SECONDS,
-    PATIENCE_SECONDS,
     TOKEN,
     Lab,
     assert_step_advances,
@@ -27,13 +26,13 @@ from tests.end_to_end.jupyterlab import (
     screenshot,
     shown_step,
     stop_at_once,
-    wait_for,
     write_notebook,
 )
 from tests.end_to_end.stations import choose_theme
 from tests.end_to_end.test_browser import WATCHED
 from tests.inference import saved
 from tests.lab.widgets.fake_run import FakeJob, measure
+from tests.waiting import PATIENCE_SECONDS, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
@@ -48,7 +47,7 @@ def open_lab(page: Any, lab: Lab) -> None:
 
 def wait_for_layout(lab: Lab, name: str) -> None:
     """Wait until JupyterLab has saved its layout, which it does some time after a change."""
-    wait_for(
+    wait_until(
         lambda: name in json.dumps(lab.get("lab/api/workspaces/default")), lambda: "the layout was not saved"
     )
 
@@ -281,11 +280,11 @@ def test_the_whole_life_of_a_run_by_the_keyboard_alone(lab: Lab, page: Any, ende
     page.keyboard.press("Enter")
     run.locator("[data-state=SUSPENDED]").wait_for()
     # The focus stays in its place.
-    wait_for(lambda: focused(page) == "Resume", lambda: focused(page))
+    wait_until(lambda: focused(page) == "Resume", lambda: focused(page))
     page.keyboard.press("Enter")
     run.locator("[data-state=RUNNING]").wait_for()
     assert_step_advances(page)
-    wait_for(lambda: focused(page) == "Pause", lambda: focused(page))
+    wait_until(lambda: focused(page) == "Pause", lambda: focused(page))
     press_until(page, "Tab", "Stop")
     page.keyboard.press("Enter")
     assert focused(page) == "Undo"
@@ -387,7 +386,7 @@ def test_tabs_come_back_and_the_theme_is_followed(lab: Lab, page: Any) -> None:
         write_notebook(lab, "tabs.ipynb", "1 + 1")
         open_notebook(page, lab, "tabs.ipynb")
         page.evaluate("() => window.nbtrainHost.insertCell('x = 1\\ny = 2')")
-        wait_for(lambda: "y = 2" in page.locator(".jp-Notebook").inner_text(), lambda: "no cell was inserted")
+        wait_until(lambda: "y = 2" in page.locator(".jp-Notebook").inner_text(), "no cell was inserted")
         page.evaluate("() => window.nbtrainHost.openForm({yaml: 'gpt-125m-2xdp'})")
         page.locator(".nbtrain-FormView .nbtrain-form").wait_for()
         page.evaluate("() => window.nbtrainHost.openCompare(['gpt-tabs', 'gpt-other'])")
@@ -420,7 +419,7 @@ def test_stop_and_resume_while_a_cell_runs_from_a_second_browser_and_after_a_ker
     write_notebook(lab, "busy.ipynb", f"import time\n\ntime.sleep({BUSY_SECONDS})")
     open_notebook(page, lab, "busy.ipynb")
     run_cell(page, 0)
-    wait_for(lambda: kernel_busy(lab), lambda: "the sleeping cell did not start")
+    wait_until(lambda: kernel_busy(lab), "the sleeping cell did not start")
     second = browser.new_context().new_page()
     second.set_default_timeout(1000 * PATIENCE_SECONDS)
     second.goto(lab.url("lab/workspaces/second?reset"))
@@ -428,7 +427,7 @@ def test_stop_and_resume_while_a_cell_runs_from_a_second_browser_and_after_a_ker
     for one in (page, second):
         one.evaluate("() => void window.nbtrainHost.openRun('watched')")
         one.locator(".nbtrain-RunView [data-state=RUNNING] .nbt-step").wait_for()
-    wait_for(lambda: shown_step(page) > 0, lambda: "no step was made")
+    wait_until(lambda: shown_step(page) > 0, "no step was made")
 
     stop_at_once(page.locator(".nbtrain-RunView"))
     second.locator(".nbtrain-RunView [data-state=CANCELLED]").wait_for()

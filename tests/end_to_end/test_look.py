@@ -17,7 +17,7 @@ from nbconvert import HTMLExporter
 from traitlets.config import Config
 
 from tests.end_to_end.accessible import axe_script, findings
-from tests.end_to_end.jupyterlab import PATIENCE_SECONDS, REPOSITORY, Lab, fake_job, write_notebook
+from tests.end_to_end.jupyterlab import REPOSITORY, Lab, fake_job, write_notebook
 from tests.end_to_end.stations import (
     CELLS,
     LIVE,
@@ -30,6 +30,7 @@ from tests.end_to_end.stations import (
 )
 from tests.lab.test_export import CONFIG
 from tests.lab.ui.test_static_pages import CUT
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.soak]
 

@@ -31,15 +31,14 @@ from nbtrain.jobs.submission.submit import submit
 from nbtrain.monitor.runs.runs import shorter
 from tests.end_to_end.claims import check_claims, newest_whole
 from tests.end_to_end.jupyterlab import (
-    PATIENCE_SECONDS,
     Lab,
     open_notebook,
     run_cell,
     screenshot,
     stop_at_once,
-    wait_for,
     write_notebook,
 )
+from tests.waiting import PATIENCE_SECONDS, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.soak]
 
@@ -133,9 +132,7 @@ class Watched:
         pid = self.rank(rank)
 
         def look() -> None:
-            deadline = time.monotonic() + PATIENCE_SECONDS
-            while not condition() and time.monotonic() < deadline:
-                pass
+            wait_until(condition, "the moment of the signal", pause_seconds=0.0)
             os.kill(pid, number)
 
         thread = threading.Thread(target=look, daemon=True)
@@ -179,7 +176,7 @@ def kill_all(watched: Watched) -> None:
 
 def kill_supervisor(watched: Watched) -> None:
     os.kill(watched.supervisor, signal.SIGKILL)
-    wait_for(lambda: not processes.marked_pids([watched.job.job_id]), lambda: "ranks are left")
+    wait_until(lambda: not processes.marked_pids([watched.job.job_id]), "ranks are left")
 
 
 def fill_disk(watched: Watched) -> None:
@@ -298,12 +295,12 @@ def end_and_compare(watched: Watched, ending: Ending) -> None:
     into_view(watched.panel)
     tab.evaluate("(name) => void window.nbtrainHost.openRun(name)", run.name)
     if ending.from_step is not None:
-        wait_for(
+        wait_until(
             lambda: step_of(job) >= ending.from_step,
             lambda: f"{step_of(job)}: {read_state(job, time.time())}",
         )
     ending.act(watched)
-    state, cause = wait_for(lambda: ended(job), lambda: f"at step {step_of(job)}")
+    state, cause = wait_until(lambda: ended(job), lambda: f"at step {step_of(job)}")
     assert state == ending.state and cause is not None and ending.says in cause, (state, cause)
 
     # The same text in the notebook, in the run's tab and in the list, and none that the disk contradicts.
@@ -330,11 +327,11 @@ def end_and_compare(watched: Watched, ending: Ending) -> None:
     (run.path / "ballast").unlink(missing_ok=True)
     tab.evaluate("(name) => void window.nbtrainHost.openRun(name)", run.name)
     head.locator(".nbt-head .nbt-resume").click()
-    again = wait_for(lambda: other_job(run, job), head.inner_text)
-    first = wait_for(lambda: first_step(again), lambda: str(read_state(again, time.time())))
+    again = wait_until(lambda: other_job(run, job), head.inner_text)
+    first = wait_until(lambda: first_step(again), lambda: str(read_state(again, time.time())))
     assert first == (saved or 0) + 1
     # Its supervisor records it a moment later.
-    record = wait_for(lambda: resumed(again), lambda: again.job_json.read_text())
+    record = wait_until(lambda: resumed(again), lambda: again.job_json.read_text())
     assert (record.resumed_from_step or 0) == (saved or 0)
 
 
@@ -357,7 +354,7 @@ def said_in(view: Any, state: str, cause: str) -> str:
     def text() -> str:
         return " ".join(view.locator(".nbt-top").inner_text().split())
 
-    wait_for(lambda: all(word in text() for word in words), lambda: f"{text()}, not {words}")
+    wait_until(lambda: all(word in text() for word in words), lambda: f"{text()}, not {words}")
     promise = view.locator(".nbt-head .nbt-resume")
     return f"{text()} {promise.get_attribute('title') if promise.count() else ''}"
 

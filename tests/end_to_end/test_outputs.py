@@ -15,7 +15,6 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.monitor.status.notes import change_notes
 from tests.dataset.dataset_maker import make_dataset
 from tests.end_to_end.jupyterlab import (
-    PATIENCE_SECONDS,
     REPOSITORY,
     Lab,
     assert_step_advances,
@@ -27,12 +26,12 @@ from tests.end_to_end.jupyterlab import (
     saved,
     screenshot,
     stop_at_once,
-    wait_for,
     wait_for_kernel,
     write_notebook,
 )
 from tests.end_to_end.test_browser import CARD
 from tests.lab.server.conftest import ended_run
+from tests.waiting import PATIENCE_SECONDS, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.soak]
 
@@ -52,7 +51,7 @@ class List:
 
     def shows(self, *names: str) -> None:
         self.node.scroll_into_view_if_needed()
-        wait_for(lambda: self.names() == sorted(names), lambda: f"{self.names()}, not {names}")
+        wait_until(lambda: self.names() == sorted(names), lambda: f"{self.names()}, not {names}")
 
     def row(self, name: str) -> Any:
         return self.node.locator(f"tr[data-run='{name}']")
@@ -63,7 +62,7 @@ class List:
     def advances(self, name: str) -> None:
         self.node.scroll_into_view_if_needed()
         before = self.step(name)
-        wait_for(lambda: self.step(name) > before + 2, lambda: f"stays at step {before}")
+        wait_until(lambda: self.step(name) > before + 2, lambda: f"stays at step {before}")
 
 
 def test_the_lists_of_runs_are_live(lab: Lab, page: Any) -> None:
@@ -92,7 +91,7 @@ def test_the_lists_of_runs_are_live(lab: Lab, page: Any) -> None:
         wait_for_kernel(page)
 
         run_cell(page, 3)
-        wait_for(lambda: kernel_busy(lab), lambda: "the waiting cell did not start")
+        wait_until(lambda: kernel_busy(lab), "the waiting cell did not start")
         for one in (every, archived, some):
             one.advances("gpt-listed")
         ended_run(lab.output, "gpt-later", 3)
@@ -108,7 +107,7 @@ def test_the_lists_of_runs_are_live(lab: Lab, page: Any) -> None:
         screenshot(page, "outputs-runs")
 
         command(page, "docmanager:save")
-        wait_for(
+        wait_until(
             lambda: saved(lab, "runs.ipynb").count("rescueRuns") == 3, lambda: "the notebook was not saved"
         )
         (lab.root / "notebooks" / "go").touch()
@@ -160,12 +159,12 @@ def test_what_is_saved_is_whole_without_its_kernel_and_without_a_network(
     write_notebook(lab, "whole.ipynb", *SHOWN)
     open_notebook(page, lab, "whole.ipynb")
     command(page, "notebook:run-all-cells")
-    wait_for(lambda: has_run(page), lambda: "the cells have not run")
+    wait_until(lambda: has_run(page), "the cells have not run")
     page.wait_for_timeout(1000)
     wait_for_kernel(page)
     command(page, "docmanager:save")
     path = lab.root / "notebooks" / "whole.ipynb"
-    wait_for(lambda: all_executed(path), lambda: "the notebook was not saved")
+    wait_until(lambda: all_executed(path), "the notebook was not saved")
     content = json.loads(path.read_text())
     for cell, words in zip(content["cells"], SHOWN.values()):
         assert any(words in page_of(output) for output in cell["outputs"]), cell["source"]
@@ -248,7 +247,7 @@ def cell_shows(page: Any, number: int, words: str) -> Any:
 
     # Cells of a notebook that is still loading are replaced a moment later.
     cell = page.locator(f"#cell-{number}")
-    wait_for(lambda: words in shown(), lambda: f"cell {number} shows {shown()[:500]!r}, not {words!r}")
+    wait_until(lambda: words in shown(), lambda: f"cell {number} shows {shown()[:500]!r}, not {words!r}")
     return cell
 
 
@@ -294,7 +293,7 @@ def test_widgets_without_the_server_half(plain_lab: Lab, page: Any) -> None:
         screenshot(page, "outputs-plain")
 
         run_cell(page, 2)
-        wait_for(lambda: kernel_busy(lab), lambda: "the waiting cell did not start")
+        wait_until(lambda: kernel_busy(lab), "the waiting cell did not start")
         assert_step_advances(page)
         runs.advances("gpt-plain")
         # The kernel has answered widgets in a subshell meanwhile, so that the server takes it for idle.

@@ -25,11 +25,11 @@ from tests.end_to_end.jupyterlab import (
     open_notebook,
     run_cell,
     screenshot,
-    wait_for,
     write_notebook,
 )
 from tests.end_to_end.stations import choose_theme
 from tests.end_to_end.test_browser import assert_points_advance
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.soak]
 
@@ -101,7 +101,7 @@ def behind_a_hubs_proxy(lab: Lab) -> Iterator[Lab]:
         return True
 
     try:
-        wait_for(routed, lambda: "the proxy does not answer")
+        wait_until(routed, "the proxy does not answer")
         yield replace(lab, base=f"http://127.0.0.1:{port}{target.path}")
     finally:
         proxy.terminate()

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -95,24 +94,6 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     left = processes.marked_pids(ids)
     processes.end_marked(ids, 0.0)
     assert left == [], "processes were left behind"
-
-
-@pytest.fixture
-def wait_until() -> Callable[..., Any]:
-    """Wait until a condition returns a true value, and return it: wait_until(condition, what).
-
-    Fails after ten minutes, which is long enough even on a very busy machine.
-    """
-
-    def wait(condition: Callable[[], Any], what: str, seconds: float = 600.0) -> Any:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if value := condition():
-                return value
-            time.sleep(0.05)
-        raise AssertionError(f"{what}: not within {seconds:g} s")
-
-    return wait
 
 
 @pytest.fixture

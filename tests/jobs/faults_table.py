@@ -33,12 +33,12 @@ from nbtrain.jobs.control import control
 from nbtrain.jobs.submission.submit import resume, submit
 from tests.parity.sources import FAULTS as EVIDENCE
 from tests.parity.sources import stamp
+from tests.waiting import PATIENCE_SECONDS, wait_until
 
 DOCUMENT = EVIDENCE.page
 BEGIN, END = "<!-- measured: python tests/jobs/faults_table.py -->", "<!-- end -->"
 SEQ_LENGTH, BATCH, STEPS = 16, 8, 20
 HANG_SECONDS = 60
-PATIENCE_SECONDS = 600
 RUN = f"""
 name: tiny
 model:
@@ -125,15 +125,6 @@ def at(step: int, do: str, rank: int | None = None, attempt: int | None = 0, **m
     )
 
 
-def wait_for(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.05)
-    raise AssertionError(f"{what}: not within {PATIENCE_SECONDS} s")
-
-
 def reached(job: JobDir, step: int) -> bool:
     beat = Heartbeat.read(job.heartbeat(0))
     return beat is not None and beat.step >= step
@@ -141,12 +132,12 @@ def reached(job: JobDir, step: int) -> bool:
 
 def kill_supervisor(suffered: Suffered, note: Callable[[], float]) -> None:
     job = suffered.job
-    wait_for(lambda: reached(job, 6), "step 6")
+    wait_until(lambda: reached(job, 6), "step 6")
     supervisor = suffered.record.supervisor
     assert supervisor is not None
     note()
     os.kill(supervisor.pid, signal.SIGKILL)
-    wait_for(lambda: read_state(job, time.time())[0] == "LOST", "LOST")
+    wait_until(lambda: read_state(job, time.time())[0] == "LOST", "LOST")
 
 
 def ask_for_one(suffered: Suffered, note: Callable[[], float]) -> None:
@@ -156,13 +147,13 @@ def ask_for_one(suffered: Suffered, note: Callable[[], float]) -> None:
 def fill_disk(suffered: Suffered, note: Callable[[], float]) -> None:
     """Fill the small disk after step 6, and free space again when the job waits for it."""
     job = suffered.job
-    wait_for(lambda: reached(job, 6), "step 6")
+    wait_until(lambda: reached(job, 6), "step 6")
     ballast = job.run.path.parent / "ballast"
     note()
     with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as stream:
         while True:
             stream.write(bytes(1 << 16))
-    wait_for(
+    wait_until(
         lambda: (
             any("waiting up to" in event["message"] for event in suffered.events)
             or read_state(job, time.time())[0] == "FAILED"
@@ -205,7 +196,7 @@ def little_memory(folder: Path) -> Iterator[dict[str, str]]:
     try:
         yield {"FAULTS_CGROUP": str(group)}
     finally:
-        wait_for(lambda: not (group / "cgroup.procs").read_text().strip(), "an empty cgroup")
+        wait_until(lambda: not (group / "cgroup.procs").read_text().strip(), "an empty cgroup")
         group.rmdir()
 
 

@@ -18,6 +18,7 @@ from nbtrain.base.run_directory.records import Rollback
 from nbtrain.jobs.control import control
 from tests.jobs import faults_table
 from tests.jobs.faults_table import BEGIN, DOCUMENT, END, FAULTS, Fault, at, suffer
+from tests.waiting import wait_until
 
 # A quarter of the table's limit, and still a hundred times longer than a step takes on a busy machine.
 HANG_SECONDS = 15
@@ -25,9 +26,7 @@ HANG_SECONDS = 15
 
 def leave_one_device(suffered, note):
     """Lower the number of devices during attempt 1, so that it applies to the next attempt."""
-    faults_table.wait_for(
-        lambda: suffered.record.attempt == 1 or suffered.record.ended_at, "the second attempt"
-    )
+    wait_until(lambda: suffered.record.attempt == 1 or suffered.record.ended_at, "the second attempt")
     control.ask_devices(suffered.job, 1)
 
 

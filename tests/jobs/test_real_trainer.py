@@ -26,6 +26,7 @@ from nbtrain.jobs.control import control
 from nbtrain.jobs.machine import processes
 from nbtrain.jobs.submission.submit import resume, submit
 from tests.train import launch
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +58,7 @@ def last_step(run: RunDir) -> int:
     return max(trace(run), default=0)
 
 
-def test_the_life_of_a_run(tiny, tiny_data, workspace, fork_server, wait_until):
+def test_the_life_of_a_run(tiny, tiny_data, workspace, fork_server):
     """A run that lost its supervisor and then finished equals an uninterrupted run bit for bit.
 
     Losses, weights and optimizer states are compared. The uninterrupted run had no supervisor, was measured
@@ -131,7 +132,7 @@ def is_asked_to_leave(pid: int) -> bool:
 
 
 @pytest.mark.soak
-def test_interrupted_in_every_way_is_bitwise_the_same(tiny, wait_until):
+def test_interrupted_in_every_way_is_bitwise_the_same(tiny):
     """After a rank was killed, the supervisor was killed or the job was cancelled, curve and weights are
     still bit-exact.
     """

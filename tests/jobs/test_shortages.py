@@ -16,6 +16,7 @@ from nbtrain.base.run_directory.records import ExitRecord, JobRecord
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.jobs.attempt.reserve import RESERVED_BYTES, Reserve
 from nbtrain.jobs.control import control
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.root
 
@@ -83,12 +84,15 @@ def turns_read_only(root, tmp_path):
     def turn():
         for arguments in (["--bind", str(folder)], ["-o", "remount,bind,ro"]):
             command = ["mount", *arguments, str(folder)]
-            deadline = time.monotonic() + 60
-            while (mounted := subprocess.run(command, capture_output=True)).returncode:
+
+            def mounted(command=command):
+                answer = subprocess.run(command, capture_output=True)
                 # A file of the job that is open for writing at this moment keeps the mount busy.
-                if b"busy" not in mounted.stderr or time.monotonic() > deadline:
-                    pytest.skip(f"mount is not allowed here: {mounted.stderr.decode().strip()}")
-                time.sleep(0.01)
+                return None if b"busy" in answer.stderr else answer
+
+            answer = wait_until(mounted, "the folder is busy", pause_seconds=0.01)
+            if answer.returncode:
+                pytest.skip(f"mount is not allowed here: {answer.stderr.decode().strip()}")
             mounts.append(command)
 
     def turn_back():
@@ -101,7 +105,7 @@ def turns_read_only(root, tmp_path):
 
 
 @pytest.mark.slow
-def test_output_turned_read_only_is_reported(fake, start, turns_read_only, wait_until, monkeypatch, tmp_path):
+def test_output_turned_read_only_is_reported(fake, start, turns_read_only, monkeypatch, tmp_path):
     """If the output directory becomes read-only, no rank can leave a record, but the supervisor still names
     the cause.
     """

@@ -3,7 +3,6 @@ left.
 """
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from nbtrain.base.errors import JobError
 from nbtrain.base.run_directory.records import ProcessIdentity
 from nbtrain.proof.fork_client import ForkServer
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -116,9 +116,6 @@ def test_no_rank_outlives_the_server(tmp_path):
         )
         identities = [ProcessIdentity.of(pid) for pid in launch.pids]
         assert None not in identities
-    deadline = time.monotonic() + 600
-    while any(identity.alive() for identity in identities) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not any(identity.alive() for identity in identities)
+    wait_until(lambda: not any(identity.alive() for identity in identities), "ranks are left")
     with ForkServer(modules=["no_such_module"]) as server, pytest.raises(JobError, match="no_such_module"):
         server.start(1, "tests.jobs.forked_rank:sleep", [], sys_path=[REPOSITORY], log=tmp_path / "{rank}")

@@ -32,6 +32,7 @@ from nbtrain.proof.prove import _Proof, cause_of, format_of, layout_of, run_twin
 from nbtrain.proof.shape import make_twin
 from nbtrain.proof.small_sections import STEPS, STOP_STEP, Abilities
 from tests.jobs.conftest import TINY
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -372,9 +373,12 @@ def test_a_twin_that_a_script_starts_in_the_background_can_be_cancelled(workspac
     script = 'trap "" INT QUIT HUP TERM; exec "$0" -m nbtrain twin tiny.yaml'
     command = ["bash", "-c", script, sys.executable]
     with subprocess.Popen(command, cwd=workspace, stderr=subprocess.PIPE, text=True) as twin:
-        while not (server := hearing_child(twin.pid)):
+
+        def fork_server() -> int:
             assert twin.poll() is None
-            time.sleep(0.02)
+            return hearing_child(twin.pid)
+
+        server = wait_until(fork_server, "no fork server")
         os.kill(server, signal.SIGQUIT)
         assert twin.stderr.read().endswith("JobError: the fork server was ended by SIGQUIT.\n")
     assert twin.returncode == JobError.exit_code

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,7 +27,7 @@ from nbtrain.serving.tokens import VARIABLE
 from tests.base.process.test_signals import deafen
 from tests.inference import saved
 from tests.serving.conftest import CHAT
-from tests.serving.test_openai import eventually
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -81,7 +80,10 @@ def test_a_notebook_keeps_its_model(workspace):
         finally:
             kernel.kill()
     # Its stdin has closed.
-    eventually(lambda: not psutil.pid_exists(last[1]) or psutil.Process(last[1]).status() == "zombie")
+    wait_until(
+        lambda: not psutil.pid_exists(last[1]) or psutil.Process(last[1]).status() == "zombie",
+        "the engine's process is left",
+    )
 
 
 def test_errors_of_the_loading_process_are_named(workspace):
@@ -233,11 +235,8 @@ def test_any_run_by_turns_on_a_socket(workspace, tmp_path):
                 assert len(psutil.Process(process.pid).children()) <= 1
                 missing = client.post("/v1/completions", json={"model": "none", "prompt": "a"})
                 assert missing.status_code == 404 and "one, two" in missing.json()["error"]["message"]
-                deadline = time.monotonic() + 600
-                while client.get("/health").json()["loaded"]:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.2)
-                eventually(lambda: psutil.Process(process.pid).children() == [])
+                wait_until(lambda: not client.get("/health").json()["loaded"], "a model is loaded")
+                wait_until(lambda: psutil.Process(process.pid).children() == [], "a process is left")
             process.terminate()
             assert process.wait(600) == 0 and not path.exists()
         finally:

@@ -7,7 +7,6 @@ import contextlib
 import http.client
 import json
 import socket
-import time
 import urllib.error
 import urllib.request
 
@@ -19,6 +18,7 @@ import torch
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.inference.loaded import load
 from tests.inference import made
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -352,16 +352,8 @@ def test_more_than_can_wait_is_refused_at_once(client, served):
             client.completions.create(model="talks", prompt="a")
         assert "12 texts are running or waiting" in str(error.value)
         assert error.value.response.headers["retry-after"] == "1"
-    eventually(lambda: figure(served, "nbtrain_running_texts") == 0)
+    wait_until(lambda: figure(served, "nbtrain_running_texts") == 0, "texts are running")
     assert client.completions.create(model="talks", prompt="a").choices
-
-
-def eventually(holds, seconds: float = 600.0) -> None:
-    """Wait for a condition that may take longer on a busy machine."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 # --- clients that disconnect, stall or fail -----------------------------------------------------------------
@@ -396,7 +388,7 @@ def engine_held(served, body: dict):
         if body.get("stream"):
             connection.getresponse().read(50)
         with contextlib.suppress(AssertionError):
-            eventually(is_running, 5)
+            wait_until(is_running, "no text is running", 5)
         engine.suspend()
         if all(is_running() for _ in range(3)):
             break
@@ -417,9 +409,10 @@ def test_a_client_that_leaves_is_noticed(served, stream):
     with engine_held(served, {**FULL, "stream": stream}) as connection:
         before = figure(served, "nbtrain_dropped_clients_total")
         connection.close()
-        eventually(lambda: figure(served, "nbtrain_dropped_clients_total") == before + 1)
-    eventually(lambda: send(served, "/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200)
-    eventually(lambda: figure(served, "nbtrain_running_texts") == 0)
+        wait_until(lambda: figure(served, "nbtrain_dropped_clients_total") == before + 1, "not noticed")
+    body = {"prompt": "a", "max_tokens": 2}
+    wait_until(lambda: send(served, "/v1/completions", body)[0] == 200, "no other text is answered")
+    wait_until(lambda: figure(served, "nbtrain_running_texts") == 0, "texts are running")
     assert figure(served, "nbtrain_new_tokens_total") - made_before < 2400
 
 
@@ -430,7 +423,7 @@ def test_a_slow_reader_stalls_nobody(served, client, reference):
     slow.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
     answer = client.completions.create(model="talks", prompt="One day", **GREEDY)
     assert answer.choices[0].text == expected(reference, "One day")
-    eventually(lambda: figure(served, "nbtrain_running_texts") == 0)
+    wait_until(lambda: figure(served, "nbtrain_running_texts") == 0, "texts are running")
     # With a buffer this small, the rest would take half a minute.
     slow.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
     # It still gets all of its text, in fewer and larger events, or was dropped after three seconds.

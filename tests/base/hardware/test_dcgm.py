@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shlex
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from nbtrain.base.hardware import dcgm, nvml
 from nbtrain.base.hardware.nvml import GpuUse
 from nbtrain.jobs.node.sampler import NodeMeter
+from tests.waiting import wait_until
 
 HEAD = "#Entity   TENSO\nID\n"
 
@@ -33,16 +33,17 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     return make
 
 
-def gone(said: Path) -> bool:
-    """Return whether the program has ended; on a slow machine it may be killed before it writes anything."""
+def wait_for_end(said: Path) -> None:
+    """Wait until the program has ended; on a slow machine it may be killed before it writes anything."""
     words = said.read_text().split() if said.exists() else []
-    deadline = time.monotonic() + 600
-    with contextlib.suppress(psutil.NoSuchProcess):
-        while words and psutil.Process(int(words[0])).status() != psutil.STATUS_ZOMBIE:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.02)
-    return True
+
+    def ended() -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(int(words[0])).status() == psutil.STATUS_ZOMBIE
+        return True
+
+    if words:
+        wait_until(ended, "the program runs")
 
 
 def test_the_newest_value_of_each_gpu_counts_once(program: Callable[[str], Path], tmp_path: Path) -> None:
@@ -63,13 +64,15 @@ def test_the_newest_value_of_each_gpu_counts_once(program: Callable[[str], Path]
     assert activity.sample() == {}
     go_on.touch()
     found: dict[int, float] = {}
-    deadline = time.monotonic() + 600
-    while found != {0: 0.4, 3: 0.5} and time.monotonic() < deadline:
-        found |= activity.sample()
-        time.sleep(0.02)
-    assert found == {0: 0.4, 3: 0.5}
+
+    def newest() -> bool:
+        found.update(activity.sample())
+        return found == {0: 0.4, 3: 0.5}
+
+    wait_until(newest, lambda: str(found))
     activity.close()
-    assert gone(said) and activity.sample() == {}
+    wait_for_end(said)
+    assert activity.sample() == {}
 
 
 @pytest.mark.parametrize(
@@ -84,7 +87,7 @@ def test_without_engine_or_rights_there_is_no_figure(program: Callable[[str], Pa
     said = program(script)
     activity = dcgm.TensorActivity([0], first_seconds=0.5)
     assert not activity.supported and activity.sample() == {}
-    assert gone(said)
+    wait_for_end(said)
 
 
 def test_without_the_program_nothing_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -106,4 +109,4 @@ def test_a_node_asks_it_for_gpus_that_the_driver_does_not_count(
     assert look.sample()["gpu 0"]["tensor_fraction"] == 0.625
     assert look.sample()["gpu 0"]["tensor_fraction"] is None, "nothing new was said"
     look.close()
-    assert gone(said)
+    wait_for_end(said)

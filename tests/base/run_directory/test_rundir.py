@@ -19,6 +19,7 @@ from nbtrain.base.run_directory import jobstate, observed_state, rundir
 from nbtrain.base.run_directory.events import EventWriter, read_events
 from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity, boot_id, host_name
 from nbtrain.base.run_directory.rundir import RunDir
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -121,10 +122,7 @@ def test_an_identity_outlives_no_process():
     assert identity.alive()
     assert not ProcessIdentity(child.pid, identity.start_ticks + 1, identity.boot_id).alive()
     child.kill()
-    deadline = time.monotonic() + 600
-    while identity.alive() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not identity.alive(), "a zombie is not alive"
+    wait_until(lambda: not identity.alive(), "a zombie is not alive")
     child.wait()
 
 

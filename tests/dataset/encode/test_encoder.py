@@ -47,6 +47,7 @@ from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare import dataset as prepare_dataset
 from nbtrain.dataset.prepare.prepare import prepare
 from tests.corpus import made
+from tests.waiting import wait_until
 
 
 def content(folder):
@@ -577,11 +578,9 @@ def test_workers_die_with_their_parent(tmp_path):
     process = pool(tmp_path, sleep=60)
     import psutil
 
-    deadline = time.monotonic() + 600
-    children = []
-    while len(children) < 3 and time.monotonic() < deadline:
-        children = psutil.Process(process.pid).children(recursive=True)
-        time.sleep(0.1)
+    family = psutil.Process(process.pid)
+    wait_until(lambda: len(family.children(recursive=True)) >= 3, "fewer than three workers")
+    children = family.children(recursive=True)
     time.sleep(1)
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -792,10 +791,11 @@ def test_a_stop_is_orderly(make_config, workspace, small_parts):
     command = f"{patched}{WAIT_AFTER_FIVE}sys.exit(main(['data', 'encode', 'run.yaml']))"
     process = subprocess.Popen([sys.executable, "-c", command], stderr=subprocess.PIPE, text=True)
     work = DatasetFiles.named("small").work
-    deadline = time.monotonic() + 600
-    while not work.is_dir() or len(list(work.glob("[0-9]*.json"))) < 5:
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
+    wait_until(
+        lambda: len(list(work.glob("[0-9]*.json"))) >= 5 or process.poll() is not None,
+        "fewer than five parts",
+    )
+    assert process.poll() is None
     process.terminate()
     _, err = process.communicate(timeout=600)
     assert process.returncode == 128 + signal.SIGTERM

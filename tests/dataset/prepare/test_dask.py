@@ -12,7 +12,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from functools import partial
 from types import SimpleNamespace
 
@@ -29,6 +28,7 @@ from nbtrain.corpus.workers import dask_pool, dask_worker, lease, ordered_map
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.prepare.prepare import prepare
 from tests.conftest import skip_or_fail
+from tests.waiting import wait_until
 
 
 def needs_dask():
@@ -232,13 +232,13 @@ def test_an_error_in_a_part(cluster, workspace):
 
 def written_address(process, file):
     """Wait for the address in the scheduler's file, which Dask creates empty."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
+
+    def address():
         assert process.poll() is None
         with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
             return json.loads(file.read_text())["address"]
-        time.sleep(0.05)
-    raise AssertionError(f"no address in {file} after 120 s")
+
+    return wait_until(address, f"no address in {file}")
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 
 import numpy as np
@@ -33,6 +32,7 @@ from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.dataset.views.prepare_report import PrepareReport
 from tests.corpus.wiki.conftest import dump_xml, page
+from tests.waiting import wait_until
 
 
 def steps(report):
@@ -688,8 +688,7 @@ def test_a_lock_on_a_folder_that_is_gone(workspace, caplog):
     with locked_directory(folder):
         waiting = threading.Thread(target=lambda: order.append(_held(folder)))
         waiting.start()
-        while "waiting for that process" not in caplog.text:
-            time.sleep(0.01)
+        wait_until(lambda: "waiting for that process" in caplog.text, "nobody waits")
         folder.rmdir()
     waiting.join(timeout=600)
     assert order == [True]

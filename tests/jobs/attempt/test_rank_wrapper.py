@@ -15,6 +15,7 @@ import pytest
 from nbtrain.base.run_directory.records import ExitRecord
 from nbtrain.base.run_directory.rundir import JobDir, RunDir, new_job_id
 from nbtrain.jobs.machine import processes
+from tests.waiting import wait_until
 
 # Every test starts real children.
 pytestmark = pytest.mark.slow
@@ -175,14 +176,13 @@ def test_signals_are_passed_on_once(job, wrap, tmp_path):
         "noted.write_text(str(len(count)))\n"
     )
     process = wrap(*python(code))
-    while not log.exists() or log.read_text() != "ready":
-        time.sleep(0.01)
+    wait_until(lambda: log.exists() and log.read_text() == "ready", "the rank is not ready")
     process.send_signal(signal.SIGTERM)
     process.wait(600)
     assert log.read_text() == "1"
 
 
-def test_a_dead_wrapper_takes_its_rank_along(job, wrap, wait_until):
+def test_a_dead_wrapper_takes_its_rank_along(job, wrap):
     """After kill -9 of the wrapper, the kernel kills its rank too; otherwise the end of the rank would not be
     recorded.
     """
@@ -193,7 +193,7 @@ def test_a_dead_wrapper_takes_its_rank_along(job, wrap, wait_until):
     wait_until(lambda: not processes.marked_pids([job.job_id]), "its end")
 
 
-def test_a_dead_parent_ends_the_rank_in_order(job, wait_until):
+def test_a_dead_parent_ends_the_rank_in_order(job):
     """After kill -9 of the launcher, the kernel sends TERM to the wrapper, which passes it on to the rank."""
     environment = {
         **os.environ,

@@ -36,11 +36,11 @@ from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.jobs.attempt.backend import status_of
 from nbtrain.jobs.submission.submit import submit
 from tests.jobs.conftest import FAKE_RANK, TINY
+from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[3]
 EVIDENCE = REPOSITORY / "docs" / "evidence"
 END = "<!-- end -->"
-PATIENCE_SECONDS = 900.0
 STEP_SECONDS = 0.2
 # A rank that is asked to save between two steps saves there; otherwise at most this many steps are repeated.
 SAVE_EVERY = 5
@@ -108,13 +108,12 @@ class Scene:
         """Wait until `condition` returns a true value, and return it. The states of the job are recorded
         meanwhile.
         """
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while time.monotonic() < deadline:
+
+        def look() -> Any:
             self.status()
-            if value := condition():
-                return value
-            time.sleep(0.2)
-        raise AssertionError(f"{what}: not within {PATIENCE_SECONDS:g} s; states {self.seen}")
+            return condition()
+
+        return wait_until(look, lambda: f"{what}; states {self.seen}", pause_seconds=0.2)
 
     def until_step(self, step: int) -> None:
         self.until(lambda: self.step >= step, f"step {step}")

@@ -38,6 +38,7 @@ from tests.clusters.hosts import NAMES, HostPair, missing
 from tests.jobs.backends import fault_tables
 from tests.jobs.backends.fault_tables import Fault, Impossible, Row, Tables, plain_times, trace
 from tests.jobs.conftest import FAKE_RANK
+from tests.waiting import wait_until
 
 # Heartbeat limit for a stopped rank, long enough for the trainer on a busy machine.
 HANG_SECONDS = 40
@@ -186,9 +187,7 @@ def little_memory(scene: Scene) -> Iterator[None]:
     finally:
         scene.pair.kill_host("hostb")
         subprocess.run(["umount", "-l", str(seen)], check=True)
-        deadline = time.monotonic() + 60
-        while (group / "cgroup.procs").read_text().strip() and time.monotonic() < deadline:
-            time.sleep(0.2)
+        wait_until(lambda: not (group / "cgroup.procs").read_text().strip(), "an empty cgroup")
         group.rmdir()
 
 
@@ -377,10 +376,8 @@ def foreign_job(scene: Scene) -> Iterator[Callable[[], list[float]]]:
         return [float(text or 0) for text in texts] if len(texts) == 2 else [0.0]
 
     try:
-        deadline = time.monotonic() + fault_tables.PATIENCE_SECONDS
-        while alive() == [0.0]:
-            assert time.monotonic() < deadline and runner.poll() is None, (folder / "log").read_text()
-            time.sleep(0.2)
+        wait_until(lambda: alive() != [0.0] or runner.poll() is not None, (folder / "log").read_text)
+        assert runner.poll() is None, (folder / "log").read_text()
         yield alive
     finally:
         # Its ranks end with their hosts.

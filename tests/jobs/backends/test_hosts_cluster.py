@@ -26,6 +26,7 @@ from nbtrain.jobs.submission.submit import submit
 from tests.clusters import hosts
 from tests.conftest import skip_or_fail
 from tests.jobs.conftest import FAKE_RANK
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 END_SECONDS = 600.0
@@ -80,7 +81,7 @@ def test_two_hosts_train_to_the_end(on_hosts: Callable[..., JobDir]) -> None:
 
 @pytest.mark.soak
 def test_one_of_two_jobs_is_cancelled_and_the_other_goes_on(
-    on_hosts: Callable[..., JobDir], wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    on_hosts: Callable[..., JobDir], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If one of two jobs is cancelled, the other one continues; DeepSpeed's own launcher would end both.
 
@@ -180,7 +181,7 @@ def test_a_wrong_hostfile_is_refused_before_anything_starts(
 
 @pytest.mark.soak
 def test_checkpoints_of_two_hosts_outlive_a_rank_and_the_loss_of_a_host(
-    pair: hosts.HostPair, tiny: Callable[..., Any], tmp_path: Path, wait_until: Callable[..., Any]
+    pair: hosts.HostPair, tiny: Callable[..., Any], tmp_path: Path
 ) -> None:
     """Checkpoints on the hosts' own disks are used after a rank is killed, but not if one of the hosts is
     lost.

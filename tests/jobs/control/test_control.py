@@ -37,7 +37,7 @@ def job(workspace):
 
 
 @pytest.fixture
-def leftover(job, wait_until):
+def leftover(job):
     """Start a process that has the job's marker and ignores TERM."""
     code = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); "

@@ -9,6 +9,7 @@ import pytest
 
 from nbtrain.jobs.machine import preemption_notice, processes
 from nbtrain.jobs.machine.preemption_notice import PreemptionNotice
+from tests.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -19,11 +20,12 @@ def time_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def answer(notice: PreemptionNotice) -> str:
     """Look until the program has ended or was given up, and return the notice."""
-    notice.poll()
-    deadline = time.monotonic() + 600
-    while notice._process is not None and time.monotonic() < deadline:
+
+    def ended() -> bool:
         notice.poll()
-        time.sleep(0.01)
+        return notice._process is None
+
+    wait_until(ended, "the program has neither ended nor been given up", pause_seconds=0.01)
     return notice._answer
 
 
@@ -79,8 +81,7 @@ def test_a_program_that_hangs_is_killed_with_its_children(
     pid = tmp_path / "pid"
     asked = PreemptionNotice(["sh", "-c", f"sleep 600 & echo $! > {pid}.new; mv {pid}.new {pid}; wait"], 1.0)
     asked.poll()
-    while not pid.exists():
-        time.sleep(0.01)
+    wait_until(pid.exists, "the program has started no child")
     monkeypatch.setattr(preemption_notice, "TIMEOUT_SECONDS", 0.0)
     assert answer(asked) == ""
     assert asked.trouble == "backend.preemption_notice: sh took more than 0 s and was killed"

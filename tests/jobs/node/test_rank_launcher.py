@@ -6,11 +6,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from nbtrain.jobs.machine.processes import process_state
+from tests.waiting import wait_until
 
 # Every test starts processes.
 pytestmark = pytest.mark.slow
@@ -76,7 +76,7 @@ sys.exit(rank_launcher.main([*options, "sleep", "600"]))
 
 
 def test_ranks_may_save_when_the_launcher_is_asked_to_end(
-    launch: Callable[..., subprocess.Popen], tmp_path: Path, wait_until: Callable[..., Any]
+    launch: Callable[..., subprocess.Popen], tmp_path: Path
 ) -> None:
     """TERM is passed on to all ranks, which end by themselves. USR1, a request to save, ends nothing."""
     launcher = launch(

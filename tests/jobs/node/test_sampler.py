@@ -24,6 +24,7 @@ from nbtrain.jobs.node.job_processes import JobProcesses
 from nbtrain.jobs.node.node_counters import rdma_counters
 from nbtrain.jobs.node.sampler import NodeMeter, Sampler
 from nbtrain.monitor.usage.usage import read_usage
+from tests.waiting import wait_until
 
 JOB = "20270101-000000-abcd"
 WORK = """
@@ -154,7 +155,7 @@ def test_a_failure_is_kept_and_ends_nothing(
 
 @pytest.mark.slow
 def test_a_job_leaves_its_resources_in_its_folder(
-    fake: Callable[..., RunConfig], start: Callable[..., JobDir], wait_until: Callable
+    fake: Callable[..., RunConfig], start: Callable[..., JobDir]
 ) -> None:
     """After a job with two ranks and a restart, its folder contains all samples as one history."""
     # Seconds of training in each attempt: on a busy machine a sample, due every half second, comes late.

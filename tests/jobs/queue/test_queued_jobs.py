@@ -22,6 +22,7 @@ from nbtrain.jobs.queue import after_boot
 from nbtrain.jobs.queue.listing import list_queue, move
 from nbtrain.jobs.request import launch
 from nbtrain.jobs.submission.submit import resume
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 GIB = 1 << 30
@@ -33,7 +34,7 @@ def put_machine(**limits):
     queue.devices_json.write_text(json.dumps(limits))
 
 
-def test_queued_paused_resumed_cancelled(fake, start, wait_until, states_of):
+def test_queued_paused_resumed_cancelled(fake, start, states_of):
     """The second job starts when the first is paused. When the first is resumed, it waits in the queue and is
     cancelled there.
     """
@@ -74,7 +75,7 @@ def test_queued_paused_resumed_cancelled(fake, start, wait_until, states_of):
     wait_until(lambda: list_queue() == [], "their tickets are gone")
 
 
-def test_ranks_see_the_gpus_that_their_job_holds(fake, start, wait_until, monkeypatch):
+def test_ranks_see_the_gpus_that_their_job_holds(fake, start, monkeypatch):
     """Two jobs run at the same time, each on its own GPU; a third one with share_devices starts without
     waiting.
     """
@@ -107,7 +108,7 @@ def read(path):
     return path.read_text() if path.exists() else ""
 
 
-def test_after_a_boot_the_jobs_go_on_in_their_order(fake, start, wait_until):
+def test_after_a_boot_the_jobs_go_on_in_their_order(fake, start):
     """After a reboot, running and waiting jobs are restarted in order and keep their priority; cancelled jobs
     are not.
     """

@@ -39,10 +39,11 @@ from nbtrain.jobs.supervisor import queue_place
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.queue_place import place_of
 from nbtrain.jobs.supervisor.signals import SignalRequests
+from tests.waiting import wait_until
 
 
 @pytest.mark.slow
-def test_one_after_the_other_by_priority_and_age(holders, wait_until, cause_of):
+def test_one_after_the_other_by_priority_and_age(holders, cause_of):
     """Jobs start in order of priority, and then of age. A waiting job names the jobs that hold its cores."""
     now = time.time()
     holders.start("first")
@@ -88,7 +89,7 @@ def test_twenty_from_several_processes_never_overlap(holders):
 
 
 @pytest.mark.slow
-def test_a_large_job_is_not_starved(holders, wait_until, cause_of):
+def test_a_large_job_is_not_starved(holders, cause_of):
     """Smaller jobs that come later do not overtake a job that waits for four GPUs; a job for another GPU may
     start.
     """
@@ -112,7 +113,7 @@ def test_a_large_job_is_not_starved(holders, wait_until, cause_of):
 
 
 @pytest.mark.slow
-def test_a_killed_holder_frees_its_devices(holders, wait_until, cause_of):
+def test_a_killed_holder_frees_its_devices(holders, cause_of):
     """After kill -9 of a job's supervisor, its devices are free, unless processes of the job are still
     saving.
     """
@@ -133,7 +134,7 @@ def test_a_killed_holder_frees_its_devices(holders, wait_until, cause_of):
 
 
 @pytest.mark.slow
-def test_a_waiting_job_is_stopped_moved_or_started_at_once(holders, wait_until, cause_of):
+def test_a_waiting_job_is_stopped_moved_or_started_at_once(holders, cause_of):
     """TERM stops a waiting job, a new priority takes effect immediately, and at_once starts a job without
     devices.
     """
@@ -169,7 +170,7 @@ def test_a_waiting_job_is_stopped_moved_or_started_at_once(holders, wait_until, 
 
 
 @pytest.mark.slow
-def test_a_damaged_ticket_is_written_anew(holders, wait_until, cause_of):
+def test_a_damaged_ticket_is_written_anew(holders, cause_of):
     """If the ticket of a waiting job is damaged, it is written again, and the job keeps its place."""
     holders.start("first")
     wait_until(lambda: holders.said() == ["first +"], "it has its cores")
@@ -349,7 +350,7 @@ def test_what_is_asked_for_and_is_not_here_is_said(holders, capsys, monkeypatch)
 
 
 @pytest.mark.slow
-def test_a_job_of_hosts_takes_the_first_gpus_of_this_machine(holders, wait_until, cause_of):
+def test_a_job_of_hosts_takes_the_first_gpus_of_this_machine(holders, cause_of):
     """A job on hosts that include this machine uses its first GPUs, and waits until they are free."""
     hosts = {"backend.kind": "hosts", "resources.nodes": 2, "parallel.data_parallel_size": 4}
     gpu = {"resources.device": "gpu", "backend.env": {"CUDA_VISIBLE_DEVICES": "1,0,2"}}
@@ -371,7 +372,7 @@ def test_a_job_of_hosts_takes_the_first_gpus_of_this_machine(holders, wait_until
     assert "far + 1,0" in holders.said()
 
 
-def test_a_job_of_hosts_goes_on_after_a_boot_of_its_supervisors_machine(holders, wait_until, monkeypatch):
+def test_a_job_of_hosts_goes_on_after_a_boot_of_its_supervisors_machine(holders, monkeypatch):
     """When the supervisor's machine reboots, a job on hosts is LOST, frees the GPU, and is then resumed once
     with the same settings.
     """
@@ -526,7 +527,7 @@ def test_gpus_that_the_machine_does_not_have_are_no_slots(holders, monkeypatch, 
 
 
 @pytest.mark.slow
-def test_the_command_line(holders, wait_until, cause_of, capsys):
+def test_the_command_line(holders, cause_of, capsys):
     """`nbtrain queue` lists jobs as text or JSON, moves a job, and reports missing arguments."""
     assert main(["queue"]) == 0
     assert capsys.readouterr().out == "No job of this machine has devices or waits for them.\n"

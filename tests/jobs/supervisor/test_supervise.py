@@ -23,6 +23,7 @@ from nbtrain.jobs.control import control
 from nbtrain.jobs.machine import processes
 from nbtrain.jobs.submission.submit import resume
 from nbtrain.jobs.supervisor.predecessors import wait_for_predecessors
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +32,7 @@ def temporaries(run):
     return [path for path in run.path.rglob(".*.tmp")]
 
 
-def test_a_job_goes_to_its_end(fake, start, states_of, wait_until, workspace):
+def test_a_job_goes_to_its_end(fake, start, states_of, workspace):
     """A job of two ranks ends as SUCCEEDED, with states and their durations in order, a log per rank, a
     summary, and no process left.
 
@@ -124,7 +125,7 @@ def test_a_dead_rank_is_restarted_from_the_checkpoint(fake, start, states_of):
     assert said and not any("reserve" in line for line in said)
 
 
-def test_a_killed_wrapper_and_a_killed_launcher_are_named_as_such(fake, start, wait_until):
+def test_a_killed_wrapper_and_a_killed_launcher_are_named_as_such(fake, start):
     """If a wrapper is killed with -9, it is named, and the rank is restarted.
 
     If the launcher is killed, that is named too, and its ranks have as much time to save as after a stop.
@@ -179,7 +180,7 @@ def test_a_hanging_rank_is_named_killed_and_restarted(fake, start):
     )
 
 
-def test_cancel_saves_and_leaves_nothing(fake, start, wait_until):
+def test_cancel_saves_and_leaves_nothing(fake, start):
     """Cancel saves and leaves no process, lock or temporary file; a resume continues from that checkpoint."""
     job = start(fake(ranks=2, steps=1000))
     wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step >= 3, "step 3")
@@ -207,7 +208,7 @@ def test_cancel_saves_and_leaves_nothing(fake, start, wait_until):
     assert any("changed on resume: backend.env" in event["message"] for event in read_events(second))
 
 
-def test_ranks_that_do_not_leave_are_killed(fake, start, wait_until):
+def test_ranks_that_do_not_leave_are_killed(fake, start):
     """A rank that ignores the stop and a rank that was stopped by a signal are killed within the time
     limits.
     """
@@ -223,7 +224,7 @@ def test_ranks_that_do_not_leave_are_killed(fake, start, wait_until):
     assert ExitRecord.read(job.exit_record(1, 0)).signal == signal.SIGKILL
 
 
-def test_cancel_now_and_cancel_while_starting(fake, start, wait_until, monkeypatch):
+def test_cancel_now_and_cancel_while_starting(fake, start, monkeypatch):
     """`cancel --now` kills a job without saving, and a job that is starting can be cancelled too.
 
     The first job is submitted by a thread that blocks all signals, in a process that ignores some of them; no
@@ -258,7 +259,7 @@ def test_cancel_now_and_cancel_while_starting(fake, start, wait_until, monkeypat
     assert cause.startswith("stopped on request") and "killed before" not in cause
 
 
-def test_a_dead_supervisor_is_seen_and_its_ranks_leave(fake, start, wait_until):
+def test_a_dead_supervisor_is_seen_and_its_ranks_leave(fake, start):
     """After kill -9 of the supervisor, the job is LOST, with a cause.
 
     Its ranks save and exit, and the next job waits until they have.
@@ -316,7 +317,7 @@ def test_ranks_that_outlive_their_supervisor_are_asked_to_save(workspace, tmp_pa
     ]
 
 
-def test_cancel_of_a_lost_job_ends_what_is_left(fake, start, wait_until):
+def test_cancel_of_a_lost_job_ends_what_is_left(fake, start):
     """Cancelling a lost job finds a rank that ignores TERM by its marker, and kills it."""
     job = start(fake([{"step": 2, "do": "ignore-stop"}], steps=100_000))
     wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step >= 3, "step 3")
@@ -336,7 +337,7 @@ sys.exit(main(sys.argv[1], sys.argv[2]))
 """
 
 
-def test_of_two_supervisors_the_older_one_leaves(fake, start, wait_until):
+def test_of_two_supervisors_the_older_one_leaves(fake, start):
     """If there are two supervisors, on a disk without working locks, the older one kills its ranks and writes
     nothing.
     """
@@ -363,7 +364,7 @@ def test_of_two_supervisors_the_older_one_leaves(fake, start, wait_until):
     assert ExitRecord.read(job.exit_record(0, 1)).outcome == "stopped"
 
 
-def test_a_job_goes_on_after_a_notice_and_after_a_pause(fake, start, states_of, wait_until, workspace):
+def test_a_job_goes_on_after_a_notice_and_after_a_pause(fake, start, states_of, workspace):
     """While the program of preemption_notice gives notice, the job has saved and is QUEUED. A paused job has
     saved and is SUSPENDED. After both it is the same job, and no restart is counted.
     """

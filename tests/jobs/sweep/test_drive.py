@@ -31,6 +31,7 @@ from nbtrain.jobs.sweep.sweep_plan import plan_sweep
 from nbtrain.jobs.sweep.sweep_record import SweepRecord, read_record, sweep_folder
 from nbtrain.monitor.status.run_status import RunStatus
 from tests.jobs.conftest import FAKE_RANK
+from tests.waiting import wait_until
 
 SWEEP = """
 sweep: seeds
@@ -245,7 +246,7 @@ def as_before_a_boot(run: RunDir) -> None:
 
 
 @pytest.mark.slow
-def test_everything_is_killed_and_the_machine_boots(sweep, workspace, wait_until):
+def test_everything_is_killed_and_the_machine_boots(sweep, workspace):
     """Six runs of which two are in the middle when every process is killed and the machine boots: the next
     call resumes these and starts the others, and all end as in a sweep that nothing has disturbed.
     """

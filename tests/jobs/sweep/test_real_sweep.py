@@ -23,6 +23,7 @@ from nbtrain.jobs.sweep.results import sweep_results
 from nbtrain.jobs.sweep.sweep_file import read_sweep
 from tests.jobs.sweep.test_drive import DRIVER, as_before_a_boot, kill_everything
 from tests.jobs.test_real_trainer import optimizer_hashes, trace
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.soak
 
@@ -72,7 +73,7 @@ def outcome(name: str) -> dict[str, Any]:
     return {"trace": trace(run), "optimizer": optimizer_hashes(run, STEPS)}
 
 
-def test_a_sweep_that_was_killed_equals_an_undisturbed_one(tiny, workspace, wait_until):
+def test_a_sweep_that_was_killed_equals_an_undisturbed_one(tiny, workspace):
     """Two of six runs are killed, then every process of the sweep, and the machine boots: the next call ends
     the sweep, and losses, gradient norms and optimizer states of all runs are those of an undisturbed one.
     """

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load_resolved
 from tests.end_to_end.jupyterlab import FAKE_RUN
 from tests.lab.server.conftest import Server, ended_run
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -24,10 +24,7 @@ def running(folder: Path) -> Iterator[subprocess.Popen]:
         [sys.executable, str(FAKE_RUN), str(folder), "--steps", "4000", "--step-seconds", "0.05"]
     )
     try:
-        deadline = time.monotonic() + 600
-        while not list(folder.glob("jobs/*/heartbeat/0.json")):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: any(folder.glob("jobs/*/heartbeat/0.json")), "no heartbeat")
         yield job
     finally:
         job.kill()
@@ -45,11 +42,8 @@ def test_stop_ends_a_running_job(server: Server) -> None:
         assert (answer.status, answer.json["state"]) in ((200, "CANCELLED"), (202, "RUNNING"))
         assert job.wait(300) == 0
         # An answer is cached for a moment, so the first one may be from before the end.
-        deadline = time.monotonic() + 600
-        while (shown := server.get("run/gpt-stopped"))["state"] != "CANCELLED":
-            assert time.monotonic() < deadline, shown
-            time.sleep(0.1)
-        assert shown["cause"].startswith("stopped on request after step ")
+        wait_until(lambda: server.get("run/gpt-stopped")["state"] == "CANCELLED", "the run is not CANCELLED")
+        assert server.get("run/gpt-stopped")["cause"].startswith("stopped on request after step ")
 
 
 def test_what_has_ended_is_left_as_it_is(server: Server, run: RunDir) -> None:

@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.monitor.runs.watched_runs import root_id
 from tests.end_to_end.jupyterlab import FAKE_RUN
 from tests.lab.server.conftest import Server, ended_run
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -185,12 +185,14 @@ def test_a_damaged_run_and_a_folder_that_is_no_run_say_so(server: Server) -> Non
         (server.output / name).mkdir()
         (server.output / name / "run.json").write_text(record)
     (server.output / "no-run").mkdir()
-    deadline, listed = time.monotonic() + 600, {}
-    # The server answers with the last list for a moment.
-    while not {"nameless", "torn"} <= listed.keys():
-        assert time.monotonic() < deadline
+
+    def both() -> dict | None:
         listed = {row["name"]: row for row in server.get("runs")["runs"]}
-        time.sleep(0.05)
+        return listed if {"nameless", "torn"} <= listed.keys() else None
+
+    # The server answers with the last list for a moment.
+    listed = wait_until(both, "the damaged runs are not listed")
+    assert listed is not None
     assert listed["nameless"]["state"] == listed["torn"]["state"] == "DAMAGED" and "no-run" not in listed
     answer = server.ask("run/nameless")
     assert answer.status == 404

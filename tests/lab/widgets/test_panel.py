@@ -15,6 +15,7 @@ from nbtrain.lab.widgets.panel import RunPanel, display_run, finish_pictures, mi
 from nbtrain.monitor.run import run_view
 from nbtrain.monitor.run.run_view import RunView
 from tests.lab.widgets.fake_run import FakeJob, measure
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeJob]:
     # A panel's thread ends with its job: it must not read files while another test runs as another user.
     if job.record.state == "RUNNING":
         job.finish("CANCELLED", "the test is over")
-    until(lambda: not pushing())
+    wait_until(lambda: not pushing(), "the thread has not ended")
     job.tensorboard.close()
 
 
@@ -43,13 +44,6 @@ def pushing() -> bool:
     return any(thread.name == "nbtrain-panel-gpt-fake" for thread in threading.enumerate())
 
 
-def until(condition, seconds: float = 600.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_snapshots_follow_the_job_and_the_thread_ends_with_it(job: FakeJob) -> None:
     """Without a server, the panel's snapshots follow the job. The last one shows its end, and then the thread
     ends.
@@ -57,9 +51,9 @@ def test_snapshots_follow_the_job_and_the_thread_ends_with_it(job: FakeJob) -> N
     shown = RunPanel(RunView(job.run))
     assert shown.snap["progress"]["step"] == 1
     job.one_step()
-    until(lambda: shown.snap["progress"]["step"] == 2)
+    wait_until(lambda: shown.snap["progress"]["step"] == 2, "no snapshot of step 2")
     job.finish("SUCCEEDED", "all tokens are done and saved")
-    until(lambda: not pushing())
+    wait_until(lambda: not pushing(), "the thread has not ended")
     assert (shown.snap["state"], shown.snap["active"]) == ("SUCCEEDED", False)
     shown.close()
 
@@ -78,9 +72,9 @@ def test_a_run_that_may_not_be_read_for_a_moment(
         return real(view)
 
     monkeypatch.setattr(panel, "run_shown", fail_once)
-    until(lambda: failed)
+    wait_until(lambda: failed, "the run was not read")
     job.one_step()
-    until(lambda: shown.snap["progress"]["step"] == 2)
+    wait_until(lambda: shown.snap["progress"]["step"] == 2, "no snapshot of step 2")
     shown.close()
 
 
@@ -89,7 +83,7 @@ def test_closing_ends_the_thread_while_the_job_runs(job: FakeJob) -> None:
     shown = RunPanel(RunView(job.run))
     assert pushing()
     shown.close()
-    until(lambda: not pushing())
+    wait_until(lambda: not pushing(), "the thread has not ended")
 
 
 def test_a_served_panel_sends_nothing(job: FakeJob) -> None:
@@ -102,7 +96,7 @@ def test_a_served_panel_sends_nothing(job: FakeJob) -> None:
     time.sleep(0.2)
     assert shown.snap is before
     job.finish("CANCELLED", "stopped on request after step 2")
-    until(lambda: not pushing())
+    wait_until(lambda: not pushing(), "the thread has not ended")
     shown.close()
 
 
@@ -114,7 +108,7 @@ def test_stop_message_cancels_the_newest_job(job: FakeJob, monkeypatch: pytest.M
     monkeypatch.setattr(control, "cancel", lambda of: stopped.append(of.job_id))
     shown = RunPanel(RunView(job.run))
     shown._handle_custom_msg({"kind": "stop"}, [])
-    until(lambda: stopped == [job.job.job_id])
+    wait_until(lambda: stopped == [job.job.job_id], "the job is not stopped")
     shown._handle_custom_msg({"kind": "something else"}, [])
     shown.close()
     assert stopped == [job.job.job_id]
@@ -136,7 +130,7 @@ def test_a_run_made_anew_under_its_name_is_left_alone(job: FakeJob, monkeypatch:
         shown._handle_custom_msg({"kind": kind}, [])
     words = "The run gpt-fake was deleted, and another run has its name."
     assert [one.get("error") for one in sent] == [words, words] and stopped == []
-    until(lambda: not pushing())
+    wait_until(lambda: not pushing(), "the thread has not ended")
     assert shown.snap["run_id"] == before["run_id"]
     shown.close()
 
@@ -220,7 +214,7 @@ def test_the_output_of_a_panel_keeps_the_picture_of_the_end(
     """
     display_run(RunView(job.run))
     job.finish("SUCCEEDED", "all done")
-    until(lambda: handles[0].shown)
+    wait_until(lambda: handles[0].shown, "nothing is shown")
     (final,) = handles[0].shown
     assert "SUCCEEDED" in final["text/html"] and mime.WIDGET_MIME in final
 

@@ -13,6 +13,7 @@ from nbtrain.base.hardware import nvml
 from nbtrain.base.hardware.cgroup import usable_cores
 from nbtrain.base.run_directory.records import ProcessIdentity
 from nbtrain.monitor.usage.resources import ResourceSampler
+from tests.waiting import wait_until
 
 
 def busy_seconds(process: psutil.Process) -> float:
@@ -30,10 +31,7 @@ def test_a_tree_is_counted_with_its_children_and_others_are_not() -> None:
     try:
         sampler = ResourceSampler()
         identity = ProcessIdentity.of(parent.pid)
-        deadline = time.monotonic() + 120
-        while (first := sampler.sample([identity], {0: identity}))["job"]["num_processes"] < 2:
-            assert time.monotonic() < deadline, first
-            time.sleep(0.05)
+        wait_until(lambda: sampler.sample([identity], {0: identity})["job"]["num_processes"] == 2, "no child")
         [child] = psutil.Process(parent.pid).children()
 
         def sampled() -> tuple[dict[str, Any], list[float], list[float]]:
@@ -43,9 +41,7 @@ def test_a_tree_is_counted_with_its_children_and_others_are_not() -> None:
             return use, [*busy, busy_seconds(child)], [*times, time.monotonic()]
 
         _, busy, times = sampled()
-        while busy_seconds(child) < busy[1] + 0.5:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: busy_seconds(child) >= busy[1] + 0.5, "the child is not busy")
         use, busy_then, times_then = sampled()
         # The kernel counts in ticks of 0.01 s; the parent's own time is close to zero.
         least = (busy_then[0] - busy[1] - 0.05) / (times_then[1] - times[0])

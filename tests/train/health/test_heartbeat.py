@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +14,7 @@ from nbtrain.base.run_directory.records import STACK_SIGNAL, Collective, Heartbe
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.train.health import heartbeat as heartbeat_module
 from nbtrain.train.health.heartbeat import HeartbeatWriter
+from tests.waiting import wait_until
 
 
 class Clock:
@@ -93,11 +93,13 @@ def test_the_thread_renews_the_file_and_counts_no_progress(job, monkeypatch):
     writer.beat(3)
     writer.start()
     seen = []
-    deadline = time.monotonic() + 600
-    while len({beat.time for beat in seen}) < 3:
-        assert time.monotonic() < deadline
+
+    def three_times() -> bool:
         if (beat := Heartbeat.read(job.heartbeat(0))) is not None and beat.step:
             seen.append(beat)
+        return len({beat.time for beat in seen}) >= 3
+
+    wait_until(three_times, "the heartbeat is not renewed", pause_seconds=0.001)
     assert {(beat.step, beat.progress_count) for beat in seen} == {(3, 14)}
     assert seen[-1].collective == here
     assert seen[-1].dumps_stack
@@ -126,10 +128,8 @@ def test_a_failed_write_ends_neither_the_rank_nor_its_heartbeats(job, monkeypatc
     monkeypatch.setattr(heartbeat_module.Heartbeat, "write", fails)
     writer.start()
     try:
-        deadline = time.monotonic() + 600
-        while not writer.path.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert writer.path.exists() and not failures
+        wait_until(writer.path.exists, "no heartbeat is written", pause_seconds=0.01)
+        assert not failures
     finally:
         writer.stop()
 

@@ -24,6 +24,7 @@ from nbtrain.jobs.submission.dry_run import dry_run
 from nbtrain.jobs.submission.submit import AGAIN
 from tests.jobs.backends.kubernetes.conftest import PLAIN
 from tests.jobs.conftest import FAKE_RANK
+from tests.waiting import wait_until
 
 # The agent with the fake rank as its runs' trainer.
 AGENT = (
@@ -104,7 +105,7 @@ def job_of(manifest):
 
 
 @pytest.mark.slow
-def test_kubectl_alone_takes_a_run_to_its_end(manifest, pod, prepare, volume, wait_until):
+def test_kubectl_alone_takes_a_run_to_its_end(manifest, pod, prepare, volume):
     """A run that was started only with kubectl has the same records as a submitted one; the next job checks
     its settings again.
     """

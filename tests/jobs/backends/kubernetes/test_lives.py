@@ -27,6 +27,7 @@ from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, write
 from nbtrain.jobs.control import control
 from nbtrain.monitor.job.job_records import describe_job
 from tests.jobs.backends.kubernetes.conftest import JOB_ID, PLAIN, RUN_ID
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -106,7 +107,7 @@ def supervisor_writes(job, state):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_life_that_ends_with_exit_code_137(kind, life, job, stub, wait_until, capsys):
+def test_a_life_that_ends_with_exit_code_137(kind, life, job, stub, capsys):
     """A job is pending, runs, is paused and resumed, and is finally killed for lack of memory (exit code
     137), which its page and log show.
     """
@@ -405,7 +406,7 @@ def test_what_a_pod_said_is_kept_if_it_ended_before_its_agent_could_write(submit
     assert describe_job(job.run).replicas[0].logs[0].path.endswith("logs/node0.log")
 
 
-def test_the_engine_is_asked_while_somebody_looks(life, job, stub, wait_until, monkeypatch):
+def test_the_engine_is_asked_while_somebody_looks(life, job, stub, monkeypatch):
     """While a page is open, a single thread watches the object; it wakes up at each change and ends with the
     job.
     """

@@ -21,6 +21,7 @@ from nbtrain.jobs.submission.submit import resume
 from nbtrain.planner.calibration.measured_network import place_of
 from nbtrain.planner.plan import plan
 from tests.jobs.backends.kubernetes.conftest import PLAIN
+from tests.waiting import wait_until
 
 OBJECTS = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/research/trainjobs"
 
@@ -47,7 +48,7 @@ def pod():
 @pytest.mark.slow
 @pytest.mark.soak
 def test_a_pause_takes_the_pods_and_a_lost_pod_hands_the_job_over(
-    fake, start, stub, pod, operator, wait_until, states_of, monkeypatch
+    fake, start, stub, pod, operator, states_of, monkeypatch
 ):
     """One job runs in three successive pods: it is paused, resumed, evicted, and then finishes; its progress
     is posted.
@@ -110,7 +111,7 @@ def test_a_pause_takes_the_pods_and_a_lost_pod_hands_the_job_over(
 @pytest.mark.slow
 @pytest.mark.soak
 def test_the_ranks_start_again_once_if_one_pod_of_two_is_evicted(
-    fake, start, stub, pod, wait_until, states_of, monkeypatch
+    fake, start, stub, pod, states_of, monkeypatch
 ):
     """If the pod of node 1 is evicted and replaced, the ranks restart once, and the pod of node 0 keeps
     running.
@@ -139,7 +140,7 @@ def test_the_ranks_start_again_once_if_one_pod_of_two_is_evicted(
 
 @pytest.mark.slow
 @pytest.mark.soak
-def test_the_network_of_two_pods_is_measured(workspace, stub, pod, wait_until, monkeypatch):
+def test_the_network_of_two_pods_is_measured(workspace, stub, pod, monkeypatch):
     """calibrate --network sends one object for two pods, whose ranks measure; plans of this place use it."""
     monkeypatch.setenv("KUBECONFIG", str(stub.kubeconfig))
     settings = {

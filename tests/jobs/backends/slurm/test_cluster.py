@@ -24,6 +24,7 @@ from nbtrain.jobs.submission.dry_run import dry_run
 from nbtrain.jobs.submission.submit import TRAINER, resume
 from tests.clusters import slurm
 from tests.jobs.conftest import FAKE_RANK
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 END_SECONDS = 300.0
@@ -59,7 +60,7 @@ def test_a_killed_rank_is_named_and_the_run_goes_on(on_slurm: Callable[..., Any]
 
 
 def test_a_paused_job_gives_its_nodes_back_and_goes_on(
-    on_slurm: Callable[..., Any], cluster: slurm.SlurmCluster, wait_until: Callable[..., Any]
+    on_slurm: Callable[..., Any], cluster: slurm.SlurmCluster
 ) -> None:
     """A paused job saves, becomes SUSPENDED and leaves Slurm's queue; when it is resumed, it is the same job
     in another allocation.
@@ -90,7 +91,6 @@ def test_sbatch_alone_starts_the_script_of_a_dry_run(
     cluster: slurm.SlurmCluster,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    wait_until: Callable[..., Any],
 ) -> None:
     """The script that a dry run wrote can be started with sbatch alone and then has the records of a
     submission; a second sbatch starts nothing.
@@ -121,9 +121,7 @@ def test_sbatch_alone_starts_the_script_of_a_dry_run(
     assert read_events(job)[0]["message"] == "submitted; trains from the beginning"
 
 
-def test_a_job_that_waits_says_why(
-    on_slurm: Callable[..., Any], cluster: slurm.SlurmCluster, wait_until: Callable[..., Any]
-) -> None:
+def test_a_job_that_waits_says_why(on_slurm: Callable[..., Any], cluster: slurm.SlurmCluster) -> None:
     """A waiting job shows why it waits. A pause holds it and a cancel removes it, both without a
     supervisor.
     """

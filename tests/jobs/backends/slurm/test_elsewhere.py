@@ -32,6 +32,7 @@ from nbtrain.jobs.request.request import active_job
 from nbtrain.jobs.submission.job_files import write_identity
 from nbtrain.monitor.job.job_records import describe_job
 from tests.jobs.conftest import TINY
+from tests.waiting import wait_until
 
 AWAY = "scontrol is not installed on this machine"
 WAITS = "Slurm job 12 waits (Resources): the nodes that it needs are busy"
@@ -175,9 +176,7 @@ def test_a_running_job_is_reached_by_its_folder(
     assert capsys.readouterr().out == "tiny: will save after the current step.\n"
     assert cli.main(["resume", "tiny"]) == 0
     assert capsys.readouterr().out.startswith("tiny: job 20260101-120000-abcd is RUNNING. Watch it")
-    deadline = time.monotonic() + 600
-    while not supervisor and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: supervisor, "the supervisor has read no request")
     assert cli.main(["cancel", "tiny"]) == 0
     assert capsys.readouterr().out.startswith("tiny: CANCELLED. `nbtrain resume tiny` starts from the begin")
     assert supervisor == ["save", "stop"]

@@ -1,8 +1,6 @@
 """`nbtrain calibrate --network` through a real Slurm cluster of two nodes, and a plan that uses it."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,6 +10,7 @@ from nbtrain.config.load import load
 from nbtrain.planner.calibration.measured_network import place_of, read_networks
 from nbtrain.planner.plan import plan
 from tests.clusters import slurm
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
 END_SECONDS = 300.0
@@ -32,7 +31,6 @@ def test_the_network_of_two_slurm_nodes_is_measured_and_plans_use_it(
     workspace: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    wait_until: Callable[..., Any],
 ) -> None:
     """The command submits a job of two nodes, waits for it, prints both collectives and stores the place."""
     for name, value in cluster.environment.items():

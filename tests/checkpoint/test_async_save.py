@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from nbtrain.base.run_directory.events import read_events
 from nbtrain.base.run_directory.records import ResumeCertificate
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.checkpoint.weights.store import CheckpointStore
-from tests.train import launch
+from tests.train import forked, launch
 
 pytestmark = pytest.mark.slow
 
@@ -35,18 +34,8 @@ class Ranks:
         self.server, self.data_home = server, data_home
 
     def start(self, run: RunDir, ranks: int, *arguments):
-        job = run.newest_job()
-        return self.server.start(
-            ranks,
-            "tests.train.slow_disk_rank:main" if arguments else "nbtrain.train.__main__:main",
-            [str(run.path), *arguments],
-            log=job.path / "logs" / "{rank}.0.log",
-            environment={
-                "NBTRAIN_DATA": str(self.data_home), "NBTRAIN_JOB": job.job_id
-            },
-            sys_path=[launch.REPOSITORY],
-            timeout_seconds=900,
-        )  # fmt: skip
+        program = "tests.train.slow_disk_rank:main" if arguments else forked.TRAINER
+        return forked.start(self.server, self.data_home, run, ranks, arguments, program)
 
     def train(self, run: RunDir, ranks: int = 1, *arguments) -> None:
         ended = self.server.wait(self.start(run, ranks, *arguments))
@@ -100,11 +89,9 @@ def test_kill_9_while_it_is_being_written_leaves_the_one_before_in_force(tmp_pat
     ranks.train(straight)
     run = launch.make_run(tmp_path, {**RUN, "checkpoint.async_save": True}, "killed")
     started = ranks.start(run, 1, "hang", 4)
-    deadline = time.monotonic() + 600
     half = run.checkpoint(4) / ".mp_rank_00_model_states.pt.half.tmp"
     # Step 6 saves again and waits for this save: 5 is the last step that is completed.
-    while not (half.exists() and 5 in launch.trace(run)) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    forked.wait_while_alive(lambda: half.exists() and 5 in launch.trace(run), started)
     assert not run.checkpoint_manifest(4).exists()
     os.kill(started.pids[0], signal.SIGKILL)
     assert ranks.server.wait(started).exit_codes == [-signal.SIGKILL]

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from nbtrain.base.run_directory.events import read_events
 from nbtrain.base.run_directory.records import ResumeCertificate
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.checkpoint.files import manifest as manifests
-from tests.train import launch
+from tests.train import forked, launch
 
 pytestmark = pytest.mark.slow
 
@@ -60,15 +59,8 @@ class Nodes:
         return {int(path.parents[1].name.removeprefix("global_step")) for path in records}
 
     def start(self, run: RunDir, *what, ranks: int = 2):
-        job = run.newest_job()
-        return self.server.start(
-            ranks,
-            "tests.train.node_rank:main",
-            [str(run.path), *what],
-            log=job.path / "logs" / "{rank}.0.log",
-            environment={"NBTRAIN_DATA": str(self.data_home), "NBTRAIN_JOB": job.job_id},
-            sys_path=[launch.REPOSITORY],
-            timeout_seconds=900,
+        return forked.start(
+            self.server, self.data_home, run, ranks, what, program="tests.train.node_rank:main"
         )
 
     def train(self, run: RunDir, *what, ranks: int = 2) -> None:
@@ -82,11 +74,11 @@ class Nodes:
         """
         launch.order_faults(run, {"step": max(kept) + 1, "do": "sleep", "rank": 0})
         started = self.start(run, "hang", step)
-        deadline = time.monotonic() + 600
         half = run.checkpoint(step)
-        while any(self.steps(run, node) != kept for node in (0, 1)) or not list(half.glob(".*.half.tmp")):
-            assert time.monotonic() < deadline and Path(f"/proc/{started.pids[0]}/exe").exists()
-            time.sleep(0.05)
+        forked.wait_while_alive(
+            lambda: all(self.steps(run, node) == kept for node in (0, 1)) and any(half.glob(".*.half.tmp")),
+            started,
+        )
         for pid in started.pids:
             # A rank whose peer is dead may end by itself first.
             with contextlib.suppress(ProcessLookupError):

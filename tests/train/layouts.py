@@ -13,7 +13,7 @@ from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.checkpoint.weights.store import CheckpointStore
 from nbtrain.proof.fork_client import ForkServer
 from tests.parity.cases import LLAMA
-from tests.train import launch
+from tests.train import forked, launch
 
 HALF, STEPS = 2, 4
 BASE = {
@@ -96,7 +96,7 @@ class Place:
         return run
 
     def train(self, run: RunDir, ranks: int) -> None:
-        self._run(run, ranks, "tests.train.resaving_rank:train", str(run.path))
+        self._run(run, ranks, "tests.train.resaving_rank:train")
 
     def resave(self, run: RunDir, ranks: int, universal: Path | None = None, step: int = HALF) -> Path:
         """Load a checkpoint in the layout of the run, save it again without training, and return the saved
@@ -107,26 +107,15 @@ class Place:
         """
         to = run.path / "resaved"
         more = [str(universal)] if universal is not None else []
-        self._run(run, ranks, "tests.train.resaving_rank:main", str(run.path), str(to), *more)
+        self._run(run, ranks, "tests.train.resaving_rank:main", str(to), *more)
         return RunDir(to).checkpoint(step)
 
     def _name(self, words: str) -> str:
         return words.replace(" ", "-")
 
     def _run(self, run: RunDir, ranks: int, what: str, *arguments: str) -> None:
-        job = run.newest_job()
-        assert job is not None
-        ended = self.server.run(
-            ranks,
-            what,
-            list(arguments),
-            log=job.path / "logs" / "{rank}.0.log",
-            environment={
-                "NBTRAIN_DATA": str(self.data_home), "NBTRAIN_JOB": job.job_id
-            },
-            sys_path=[launch.REPOSITORY],
-            timeout_seconds=900,
-        )  # fmt: skip
+        started = forked.start(self.server, self.data_home, run, ranks, arguments, program=what)
+        ended = self.server.wait(started)
         assert ended.succeeded, ended.last_output(40)
 
 

@@ -19,7 +19,7 @@ from nbtrain.checkpoint.weights.model_weights import load_model_weights
 from nbtrain.config.load import load_resolved, to_yaml
 from nbtrain.dataset.samples.build import build_datasets
 from nbtrain.model.gpt import build_model
-from tests.train import launch
+from tests.train import forked, launch
 
 pytestmark = pytest.mark.slow
 
@@ -251,18 +251,13 @@ def test_a_save_request_is_carried_out_and_the_run_goes_on(tmp_path, data_home, 
         tmp_path, {**RUN, "batch.train_tokens": 4 * 32 * 20_000, "checkpoint.save_interval_steps": 10**6}
     )
     job = run.newest_job()
-    started = fork_server.start(
-        *(1, "nbtrain.train.__main__:main", [str(run.path)]),
-        log=job.path / "logs" / "{rank}.0.log",
-        environment={"NBTRAIN_DATA": str(data_home), "NBTRAIN_JOB": job.job_id},
-        timeout_seconds=launch.TIMEOUT_SECONDS,
-    )
-    wait_for(lambda: len(launch.trace(run)) > 2, started)
+    started = forked.start(fork_server, data_home, run)
+    forked.wait_while_alive(lambda: len(launch.trace(run)) > 2, started)
     ControlRequest(1, "save", "a test", time.time()).write(job.control_request)
-    wait_for(lambda: files.read_json(job.control_ack) is not None, started)
+    forked.wait_while_alive(lambda: files.read_json(job.control_ack) is not None, started)
     step = files.read_json(job.control_ack)["step"]
     assert run.checkpoint_manifest(step).exists()
-    wait_for(lambda: max(launch.trace(run)) > step, started)
+    forked.wait_while_alive(lambda: max(launch.trace(run)) > step, started)
     ControlRequest(2, "stop", "a test", time.time()).write(job.control_request)
     assert fork_server.wait(started).exit_codes == [0]
     assert max(run.checkpoint_steps()) == max(launch.trace(run))
@@ -275,29 +270,17 @@ def test_a_save_that_was_asked_for_counts_when_it_is_acknowledged(tmp_path, data
     overrides = {"batch.train_tokens": 4 * 32 * 20_000, "checkpoint.save_interval_steps": 10**6}
     run = launch.make_run(tmp_path, {**RUN, **overrides, "checkpoint.async_save": True})
     job = run.newest_job()
-    started = fork_server.start(
-        *(1, "tests.train.slow_disk_rank:main", [str(run.path), "slow", 0]),
-        log=job.path / "logs" / "{rank}.0.log",
-        environment={"NBTRAIN_DATA": str(data_home), "NBTRAIN_JOB": job.job_id},
-        sys_path=[launch.REPOSITORY],
+    started = forked.start(
+        fork_server, data_home, run, 1, ("slow", 0), program="tests.train.slow_disk_rank:main"
     )
-    deadline = time.monotonic() + launch.TIMEOUT_SECONDS
-    while len(launch.trace(run)) < 3 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    forked.wait_while_alive(lambda: len(launch.trace(run)) >= 3, started)
     ControlRequest(1, "save", "a test", time.time()).write(job.control_request)
-    while (found := files.read_json(job.control_ack)) is None and time.monotonic() < deadline:
-        time.sleep(0.005)
+    forked.wait_while_alive(job.control_ack.exists, started, pause_seconds=0.005)
+    found = files.read_json(job.control_ack)
     counts = run.checkpoint_manifest(found["step"]).exists()
     ControlRequest(2, "stop", "a test", time.time()).write(job.control_request)
     assert fork_server.wait(started).exit_codes == [0]
     assert counts and found["step"] > 0
-
-
-def wait_for(condition, started) -> None:
-    deadline = time.monotonic() + launch.TIMEOUT_SECONDS
-    while not condition():
-        assert Path(f"/proc/{started.pids[0]}/exe").exists() and time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_one_batch_is_learned_by_heart(tmp_path, forked):

@@ -3,16 +3,24 @@ checks.
 
 A test file defines functions check_<behavior>(). They run on every rank of one gloo process group, in the
 order of the file; a check fails if it fails on any rank. The ranks are forked from a process that has loaded
-torch and DeepSpeed but has computed nothing (the fixture fork_server).
+torch and DeepSpeed but has computed nothing (the fixture fork_server). CHECKS says which of them run on how
+many ranks:
+
+    CHECKS = {2: ranks.names(globals())}
+
+    @ranks.each(CHECKS)
+    def test_on_ranks(outcome, size, check):
+        assert not outcome(size, check), outcome(size, check)
 """
 
 import importlib
 import os
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 import torch
 
 from nbtrain.proof.fork_client import ForkServer
@@ -25,6 +33,12 @@ TIMEOUT_SECONDS = 600
 def names(module: dict) -> list[str]:
     """Return the names of the check functions in the globals() of a test file."""
     return [name for name in module if name.startswith("check_")]
+
+
+def each(checks: Mapping[int, Sequence[str]]) -> pytest.MarkDecorator:
+    """Return the mark that runs a test with each number of ranks and each of its checks."""
+    cases = [(size, name) for size, names in checks.items() for name in names]
+    return pytest.mark.parametrize(("size", "check"), cases)
 
 
 def launch(

@@ -127,25 +127,14 @@ def check_logits_are_refused():
         GPT(gpt_config(), layout())(text()[0])
 
 
-@pytest.fixture(scope="module")
-def outcomes(fork_server, tmp_path_factory):
-    # On four ranks a chunk is one token.
-    checks = {
-        2: ranks.names(globals()),
-        4: [name for name in ranks.names(globals()) if "one_process" in name or "gathered" in name],
-    }
-    return {
-        size: ranks.launch(fork_server, __file__, size, tmp_path_factory.mktemp("ranks"), names)
-        for size, names in checks.items()
-    }
+CHECKS = {
+    2: ranks.names(globals()),
+    # A chunk is one token.
+    4: [name for name in ranks.names(globals()) if "one_process" in name or "gathered" in name],
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", ranks.names(globals()))
-def test_on_two_ranks(outcomes, check):
-    assert not outcomes[2][check], outcomes[2][check]
-
-
-@pytest.mark.slow
-def test_on_four_ranks(outcomes):
-    assert not any(outcomes[4].values()), outcomes[4]
+@ranks.each(CHECKS)
+def test_on_ranks(outcome, size, check):
+    assert not outcome(size, check), outcome(size, check)

@@ -177,28 +177,10 @@ def test_alone_it_is_the_loss_of_one_process(chunk_tokens):
         assert_close(ours, theirs)
 
 
-def test_small_gradients_do_not_underflow_in_fp16():
-    """Small gradients do not underflow in fp16, because the division by the number of tokens comes after the
-    products.
-    """
-    hidden, weight, labels = inputs(torch.float16)
-    loss = linear_cross_entropy(hidden, weight, labels, 0)
-    (gradient,) = torch.autograd.grad(loss * 2.0**11, hidden)
-    assert torch.isfinite(gradient).all() and (gradient != 0).all()
-
-
-@pytest.fixture(scope="module")
-def outcomes(fork_server, tmp_path_factory):
-    return {
-        size: ranks.launch(
-            fork_server, __file__, size, tmp_path_factory.mktemp("ranks"), ranks.names(globals())
-        )
-        for size in (2, 4)
-    }
+CHECKS = dict.fromkeys((2, 4), ranks.names(globals()))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("check", ranks.names(globals()))
-def test_on_ranks(outcomes, check, size):
-    assert not outcomes[size][check], outcomes[size][check]
+@ranks.each(CHECKS)
+def test_on_ranks(outcome, size, check):
+    assert not outcome(size, check), outcome(size, check)

@@ -153,7 +153,10 @@ def check_cut_layers_take_their_products_in_fp8():
         assert_near(step(parallel, fp8=True, **LLAMA), step(parallel, **LLAMA), matrices=5)
 
 
+CHECKS = {2: ranks.names(globals())}
+
+
 @pytest.mark.slow
-def test_on_two_ranks(fork_server, tmp_path):
-    (outcome,) = ranks.launch(fork_server, __file__, 2, tmp_path, ranks.names(globals())).values()
-    assert not outcome, outcome
+@ranks.each(CHECKS)
+def test_on_ranks(outcome, size, check):
+    assert not outcome(size, check), outcome(size, check)

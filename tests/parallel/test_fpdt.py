@@ -105,7 +105,10 @@ def test_generation_goes_by_its_cache():
     assert model.new_cache(1).layers[0].keys.shape[1] == HEADS
 
 
+CHECKS = {2: ranks.names(globals())}
+
+
 @pytest.mark.slow
-def test_on_two_ranks(fork_server, tmp_path):
-    outcomes = ranks.launch(fork_server, __file__, 2, tmp_path, ranks.names(globals()))
-    assert not any(outcomes.values()), outcomes
+@ranks.each(CHECKS)
+def test_on_ranks(outcome, size, check):
+    assert not outcome(size, check), outcome(size, check)

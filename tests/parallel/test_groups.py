@@ -133,12 +133,10 @@ def check_a_layout_of_another_number_of_ranks_is_refused():
         ParallelGroups.create(Topology(2, 2, 2))
 
 
-@pytest.fixture(scope="module")
-def outcomes(fork_server, tmp_path_factory):
-    return ranks.launch(fork_server, __file__, 4, tmp_path_factory.mktemp("ranks"), ranks.names(globals()))
+CHECKS = {4: ranks.names(globals())}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", ranks.names(globals()))
-def test_on_four_ranks(outcomes, check):
-    assert not outcomes[check], outcomes[check]
+@ranks.each(CHECKS)
+def test_on_ranks(outcome, size, check):
+    assert not outcome(size, check), outcome(size, check)

@@ -122,18 +122,10 @@ def test_alone_parameters_stay_themselves():
     assert mappings.copy_parameters_to_sequence_parallel_region(x, group=ALONE)[0] is x
 
 
-@pytest.fixture(scope="module")
-def outcomes(fork_server, tmp_path_factory):
-    return {
-        size: ranks.launch(
-            fork_server, __file__, size, tmp_path_factory.mktemp("ranks"), ranks.names(globals())
-        )
-        for size in (2, 4)
-    }
+CHECKS = dict.fromkeys((2, 4), ranks.names(globals()))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("check", ranks.names(globals()))
-def test_on_ranks(outcomes, check, size):
-    assert not outcomes[size][check], outcomes[size][check]
+@ranks.each(CHECKS)
+def test_on_ranks(outcome, size, check):
+    assert not outcome(size, check), outcome(size, check)

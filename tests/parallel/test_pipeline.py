@@ -281,12 +281,10 @@ def check_a_stage_holds_its_own_layers_by_their_names():
     assert any(name.startswith("layers.2.") for name in here) == (stage == 2)
 
 
-@pytest.fixture(scope="module")
-def outcomes(fork_server, tmp_path_factory):
-    return ranks.launch(fork_server, __file__, 4, tmp_path_factory.mktemp("ranks"), ranks.names(globals()))
+CHECKS = {4: ranks.names(globals())}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", ranks.names(globals()))
-def test_on_four_ranks(outcomes, check):
-    assert not outcomes[check], outcomes[check]
+@pytest.mark.parametrize("check", CHECKS[4])
+def test_on_four_ranks(outcome, check):
+    assert not outcome(4, check), outcome(4, check)

@@ -273,22 +273,11 @@ def test_alone_the_layers_are_those_of_torch():
     assert torch.equal(layer(tokens), INIT.normal("words.weight", VOCAB, H)[tokens])
 
 
-@pytest.fixture(scope="module")
-def outcomes(fork_server, tmp_path_factory):
-    # On four ranks only checks that could differ from two.
-    checks = {2: ranks.names(globals()), 4: [check_embeddings.__name__]}
-    return {
-        size: ranks.launch(fork_server, __file__, size, tmp_path_factory.mktemp("ranks"), names)
-        for size, names in checks.items()
-    }
+# On four ranks only checks that could differ from two.
+CHECKS = {2: ranks.names(globals()), 4: [check_embeddings.__name__]}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", ranks.names(globals()))
-def test_on_two_ranks(outcomes, check):
-    assert not outcomes[2][check], outcomes[2][check]
-
-
-@pytest.mark.slow
-def test_on_four_ranks(outcomes):
-    assert not outcomes[4]["check_embeddings"], outcomes[4]["check_embeddings"]
+@ranks.each(CHECKS)
+def test_on_ranks(outcome, size, check):
+    assert not outcome(size, check), outcome(size, check)

@@ -127,15 +127,7 @@ CHECKS = {
 }
 
 
-@pytest.fixture(scope="module")
-def outcomes(fork_server, tmp_path_factory):
-    return {
-        size: ranks.launch(fork_server, __file__, size, tmp_path_factory.mktemp("ranks"), names)
-        for size, names in CHECKS.items()
-    }
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "check"), [(size, check) for size in CHECKS for check in CHECKS[size]])
-def test_on_ranks(outcomes, check, size):
-    assert not outcomes[size][check], outcomes[size][check]
+@ranks.each(CHECKS)
+def test_on_ranks(outcome, size, check):
+    assert not outcome(size, check), outcome(size, check)

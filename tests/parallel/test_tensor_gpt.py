@@ -1,7 +1,6 @@
 """The model on tensor-parallel ranks equals one process: losses, gradients, logits and dropout."""
 
 import dataclasses
-import functools
 import shutil
 
 import pytest
@@ -233,35 +232,18 @@ def test_more_padding_changes_no_loss():
         torch.testing.assert_close(torch.stack(losses), losses[0].expand(3), rtol=FORWARD, atol=0)
 
 
-OF_FOUR = [
-    "check_loss_and_gradients_are_those_of_one_process",
-    "check_other_layers_are_those_of_one_process",
-    "check_logits_are_those_of_one_process",
-]
-
-
-@pytest.fixture(scope="module")
-def outcomes(fork_server, tmp_path_factory):
-    """Return a function that runs the checks on a given number of ranks. For each number, ranks are launched
-    once, when the first test needs them.
-    """
-    # On four ranks only checks that could differ from two.
-    checks = {2: ranks.names(globals()), 4: OF_FOUR}
-
-    @functools.cache
-    def of_ranks(size: int) -> dict[str, str]:
-        return ranks.launch(fork_server, __file__, size, tmp_path_factory.mktemp("ranks"), checks[size])
-
-    return of_ranks
+CHECKS = {
+    2: ranks.names(globals()),
+    # Only checks that could differ from two ranks.
+    4: [
+        "check_loss_and_gradients_are_those_of_one_process",
+        "check_other_layers_are_those_of_one_process",
+        "check_logits_are_those_of_one_process",
+    ],
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", ranks.names(globals()))
-def test_on_two_ranks(outcomes, check):
-    assert not outcomes(2)[check], outcomes(2)[check]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("check", OF_FOUR)
-def test_on_four_ranks(outcomes, check):
-    assert not outcomes(4)[check], outcomes(4)[check]
+@ranks.each(CHECKS)
+def test_on_ranks(outcome, size, check):
+    assert not outcome(size, check), outcome(size, check)

@@ -117,18 +117,10 @@ def check_ranks_have_the_gradient_of_one_process():
         assert all(torch.equal(one, of_ranks[0]) for one in of_ranks)
 
 
-@pytest.fixture(scope="module")
-def outcomes(fork_server, tmp_path_factory):
-    return {
-        size: ranks.launch(
-            fork_server, __file__, size, tmp_path_factory.mktemp("ranks"), ranks.names(globals())
-        )
-        for size in (2, 4)
-    }
+CHECKS = dict.fromkeys((2, 4), ranks.names(globals()))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("check", ranks.names(globals()))
-def test_on_ranks(outcomes, check, size):
-    assert outcomes[size][check] == ""
+@ranks.each(CHECKS)
+def test_on_ranks(outcome, size, check):
+    assert not outcome(size, check), outcome(size, check)

@@ -129,29 +129,18 @@ def check_deepspeed_trains_as_one_process():
         )
 
 
-@pytest.fixture(scope="module")
-def outcomes(fork_server, tmp_path_factory):
-    # On four ranks only checks that could differ from two: one head each.
-    checks = {
-        2: ranks.names(globals()),
-        4: [
-            "check_tokens_are_traded_for_heads_and_back",
-            "check_losses_and_gradients_are_those_of_one_process",
-            "check_other_layers_are_those_of_one_process",
-        ],
-    }
-    return {
-        size: ranks.launch(fork_server, __file__, size, tmp_path_factory.mktemp("ranks"), names)
-        for size, names in checks.items()
-    }
+CHECKS = {
+    2: ranks.names(globals()),
+    # Only checks that could differ from two ranks: one head each.
+    4: [
+        "check_tokens_are_traded_for_heads_and_back",
+        "check_losses_and_gradients_are_those_of_one_process",
+        "check_other_layers_are_those_of_one_process",
+    ],
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", ranks.names(globals()))
-def test_on_two_ranks(outcomes, check):
-    assert not outcomes[2][check], outcomes[2][check]
-
-
-@pytest.mark.slow
-def test_on_four_ranks(outcomes):
-    assert not any(outcomes[4].values()), outcomes[4]
+@ranks.each(CHECKS)
+def test_on_ranks(outcome, size, check):
+    assert not outcome(size, check), outcome(size, check)

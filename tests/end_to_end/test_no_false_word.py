@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +28,7 @@ from nbtrain.jobs.control import control
 from nbtrain.jobs.machine import processes
 from nbtrain.jobs.submission.submit import submit
 from nbtrain.monitor.runs.runs import shorter
+from tests.disks import mounted_disk
 from tests.end_to_end.claims import check_claims, newest_whole
 from tests.end_to_end.jupyterlab import (
     Lab,
@@ -238,20 +238,6 @@ ENDINGS = {
 }
 
 
-@contextlib.contextmanager
-def small_disk(run: RunDir) -> Iterator[None]:
-    """Mount a small separate disk for the run; needs root."""
-    run.path.mkdir(parents=True)
-    mount = ["mount", "-t", "tmpfs", "-o", "size=400m", "tmpfs", str(run.path)]
-    mounted = subprocess.run(mount, capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"mount is not allowed here: {mounted.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(run.path)], check=True)
-
-
 @pytest.fixture(scope="module")
 def pages(home: Lab, browser: Any) -> Iterator[tuple[Any, Any]]:
     """Open a notebook with a cell for each run, and JupyterLab in a second browser with its own login."""
@@ -273,7 +259,7 @@ def pages(home: Lab, browser: Any) -> Iterator[tuple[Any, Any]]:
 @pytest.mark.parametrize("name", ENDINGS)
 def test_what_the_browser_says_is_what_is_saved(home: Lab, pages: tuple[Any, Any], name: str) -> None:
     ending, run = ENDINGS[name], RunDir.named(name)
-    with small_disk(run) if name == "disk-full" else contextlib.nullcontext():
+    with mounted_disk(run.path, "400m") if name == "disk-full" else contextlib.nullcontext():
         environment = {
             "NBTRAIN_TRACE": "1",
             "OMP_NUM_THREADS": "1",

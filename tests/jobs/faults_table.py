@@ -31,6 +31,7 @@ from nbtrain.config.load import load, to_yaml
 from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.jobs.control import control
 from nbtrain.jobs.submission.submit import resume, submit
+from tests.disks import mounted_disk
 from tests.parity.sources import FAULTS as EVIDENCE
 from tests.parity.sources import stamp
 from tests.waiting import PATIENCE_SECONDS, wait_until
@@ -166,17 +167,8 @@ def fill_disk(suffered: Suffered, note: Callable[[], float]) -> None:
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[dict[str, str]]:
     """Mount a disk of 100 MiB for the output; a restart needs 80 MiB of free space. Requires root."""
-    disk = folder / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=100m", "tmpfs", str(disk)], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        raise Impossible(f"mount is not allowed here: {mounted.stderr.strip()}")
-    try:
+    with mounted_disk(folder / "disk", "100m", refused=Impossible) as disk:
         yield {"NBTRAIN_OUTPUT": str(disk)}
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from nbtrain.base.run_directory.records import ExitRecord, JobRecord
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.jobs.attempt.reserve import RESERVED_BYTES, Reserve
 from nbtrain.jobs.control import control
+from tests.disks import mounted_disk
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.root
@@ -24,15 +25,8 @@ pytestmark = pytest.mark.root
 @pytest.fixture
 def small_disk(root, tmp_path):
     """Mount a disk of 2 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"mount is not allowed here: {mounted.stderr.decode().strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with mounted_disk(tmp_path / "disk", "2m") as folder:
+        yield folder
 
 
 def test_the_reserve_is_room_for_last_words(small_disk):

@@ -47,6 +47,7 @@ from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare import dataset as prepare_dataset
 from nbtrain.dataset.prepare.prepare import prepare
 from tests.corpus import made
+from tests.disks import mounted_disk
 from tests.waiting import wait_until
 
 
@@ -659,15 +660,8 @@ def test_settings_travel(tmp_path, make_config):
 @pytest.fixture
 def small_disk(root, tmp_path):
     """Mount a disk of 8 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"mount is not allowed here: {mounted.stderr.decode().strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with mounted_disk(tmp_path / "disk", "8m") as folder:
+        yield folder
 
 
 @pytest.mark.slow

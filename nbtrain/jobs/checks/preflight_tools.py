@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nbtrain.base.extras import install_command
-from nbtrain.base.files import file_system_of, is_read_only, nearest_existing
+from nbtrain.base.files import file_system_of, is_read_only
 from nbtrain.base.findings import Finding
-from nbtrain.base.run_directory.checkpoint_files import local_folder, local_run_folder
+from nbtrain.base.run_directory.checkpoint_files import local_folder
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text.amounts import size
 from nbtrain.base.workspace import display, output_root
@@ -23,6 +23,7 @@ from nbtrain.config.rules.wording import value_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
 from nbtrain.jobs.machine.build_tools import has_compiler, nvme_tools, quantization_tools
+from nbtrain.jobs.machine.node_disk import node_disk, unfit_disk
 from nbtrain.jobs.request.launch import Launch
 
 
@@ -99,38 +100,17 @@ def local_dir_is_ready(launch: Launch) -> Iterator[Finding]:
     config, machine = launch.config, launch.machine
     if (local_dir := config.checkpoint.local_dir) is None or config.mode != "full":
         return
-    folder = local_folder(local_dir, 0, machine.host)
     key = "checkpoint.local_dir"
-    found = f"{key} = {local_dir}"
-    if folder.is_relative_to(output_root()):
+    if local_folder(local_dir, 0, machine.host).is_relative_to(output_root()):
         yield mistake(
             config,
             key,
-            f"{found} is in {display(output_root())}, where the checkpoints are copied to.",
+            f"{key} = {local_dir} is in {display(output_root())}, where the checkpoints are copied to.",
             "Name a folder on a local disk of each node.",
         )
-    if config.backend.kind != "local":
-        return
-    there = nearest_existing(folder)
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK) or is_read_only(there):
-        yield mistake(
-            config,
-            key,
-            f"{found} cannot be created: {there} is not writable.",
-            "Name a writable folder on a local disk.",
-        )
-        return
-    # This run's own files there are replaced; the pattern "gpt-*" would match checkpoints of gpt-large, too.
-    own = local_run_folder(local_dir, 0, machine.host, RunDir.named(config.name))
-    taken = sum(path.stat().st_size for path in own.glob("*/*") if path.is_file())
-    needed, free = launch.needs.disk.local_bytes, shutil.disk_usage(there).free
-    if free + taken < needed:
-        yield shortage(
-            config,
-            key,
-            f"{found}: the disk has {size(free)} free, but the checkpoints on it need {size(needed)}.",
-            "Free space, name a folder on a larger disk, or lower checkpoint.local_keep_last.",
-        )
+    if config.backend.kind == "local":
+        disk = node_disk(local_dir, 0, machine.host, RunDir.named(config.name))
+        yield from unfit_disk(config, disk, machine.host, launch.needs.disk.local_bytes)
 
 
 def _on_nvme(config: RunConfig) -> list[str]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from nbtrain.jobs.backends.hosts.launcher import (
 from nbtrain.jobs.backends.hosts.on_host import as_word, job_of
 from nbtrain.jobs.backends.hosts.ssh import RemoteOutput, run_everywhere
 from nbtrain.jobs.machine.hostfile import read_hostfile
+from nbtrain.jobs.machine.node_disk import NodeDisk
 from nbtrain.jobs.submission.dry_run import request_text
 
 JOB_ID = "20261121-031500-a1b2"
@@ -362,11 +364,11 @@ def answer_of(host: str, asked: list[str], /, **changes: Any) -> RemoteOutput:
         ),
         ({"writable": False}, "b may not write to"),
         (
-            {"local_disk": {"folder": "/nvme", "writable": False, "free": 10**12}},
+            {"local_disk": asdict(NodeDisk("/nvme", False, 0, 0))},
             "checkpoint.local_dir = /nvme/x: b may not write to /nvme. Create the folder on a local disk",
         ),
         (
-            {"local_disk": {"folder": "/nvme", "writable": True, "free": 10**4}},
+            {"local_disk": asdict(NodeDisk("/nvme", True, 10**4, 10**5))},
             "b has 9.8 KiB free on /nvme, but its checkpoints need 825.4 KiB. Free space there",
         ),
         ({"shared_memory": 65536}, "and /dev/shm of b has 64.0 KiB free. Set data.num_workers=0"),
@@ -400,6 +402,32 @@ def test_each_problem_of_a_host_is_named(
     assert len(found) == (3 if changes.get("versions") == {} else bool(changes)), found
     assert words in "\n".join(found)
     assert not list(checks.workspace().glob(".nbtrain-hosts-*"))
+
+
+@pytest.mark.slow
+def test_each_host_is_asked_for_the_folder_of_its_own_number(
+    config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The probe fills in {node} and {host} as the ranks do, and looks at no folder if a run writes no
+    checkpoints.
+    """
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nexec sh -c "$3"\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    (tmp_path / "disk0").mkdir()
+    (tmp_path / "disk1").write_text("a file, where node 1 has its folder")
+    local = {"checkpoint.local_dir": f"{tmp_path}/disk{{node}}/{{host}}"}
+
+    def said(**more: Any) -> list[str]:
+        looked = checks.looked_at(config(**local, **more), ["a", "b"], 600.0)
+        return [
+            str(problem) for _, _, problems in looked for problem in problems if "local_dir" in str(problem)
+        ]
+
+    [only] = said()
+    assert f"b may not write to {tmp_path}/disk1." in only
+    assert said(mode="perf") == []
 
 
 @pytest.mark.parametrize("launcher", ["openmpi", "pdsh"])

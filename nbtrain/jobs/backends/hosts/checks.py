@@ -15,6 +15,7 @@ from typing import Any
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.files import nearest_existing
 from nbtrain.base.findings import Finding
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text.amounts import counted, size
 from nbtrain.base.version import __version__
 from nbtrain.base.workspace import data_home, display, output_root, resolve, workspace
@@ -23,6 +24,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.hosts.ssh import RemoteOutput, last_line, python_of, run_everywhere
 from nbtrain.jobs.machine.environment import package_version
 from nbtrain.jobs.machine.hostfile import hostfile_finding, hosts_of
+from nbtrain.jobs.machine.node_disk import NodeDisk, unfit_disk
 from nbtrain.jobs.machine.shared_memory import too_little
 from nbtrain.planner.budget.disk import local_bytes
 
@@ -149,7 +151,9 @@ def looked_at(
         "token": str(token),
         "device": config.resources.device,
         "interface": config.backend.hosts.network_interface,
-        "local_dir": config.checkpoint.local_dir,
+        # Other modes write no checkpoints.
+        "local_dir": config.checkpoint.local_dir if config.mode == "full" else None,
+        "run": str(RunDir.named(config.name).path),
         "daemons": _daemons(config),
     }
     python_path = [f"PYTHONPATH={os.environ['PYTHONPATH']}"] if os.environ.get("PYTHONPATH") else []
@@ -331,25 +335,8 @@ def _shared_memory(config: RunConfig, host: str, found: dict[str, Any]) -> Itera
 
 def _local_disk(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Finding]:
     """Check that checkpoint.local_dir is writable on the host and that its disk has enough space."""
-    if (disk := found.get("local_disk")) is None:
-        return
-    key = "checkpoint.local_dir"
-    where = f"{key} = {config.checkpoint.local_dir}"
-    if not disk["writable"]:
-        yield mistake(
-            config,
-            key,
-            f"{where}: {host} may not write to {disk['folder']}.",
-            "Create the folder on a local disk there and make it writable, or name another one.",
-        )
-    elif disk["free"] < (needed := local_bytes(config)):
-        yield shortage(
-            config,
-            key,
-            f"{where}: {host} has {size(disk['free'])} free on {disk['folder']}, but its checkpoints need "
-            f"{size(needed)}.",
-            "Free space there, name a folder on a larger disk, or lower checkpoint.local_keep_last.",
-        )
+    if (disk := found.get("local_disk")) is not None:
+        yield from unfit_disk(config, NodeDisk(**disk), host, local_bytes(config))
 
 
 def _clock(

@@ -1,6 +1,6 @@
 """Run on a host by `python -`; prints what a run needs to know about the host, as one line of JSON.
 
-    python - '{"paths": {...}, "token": ..., "device": ..., "interface": ...}'
+    NBTRAIN_NODE_RANK=0 python - '{"folders": [...], "token": ..., "device": ..., "interface": ...}'
 
 Written for Python 3.6 and later, so that an old Python can report its version. It leaves no files on the
 host.
@@ -57,17 +57,17 @@ def gpus():
     return [gpu.name for gpu in driver_gpus()]
 
 
-def local_disk(path):
-    """Describe the nearest existing folder for local checkpoints as {folder, writable, free}; None if the
-    setting is unset. A file in its place is not writable.
-    """
-    if path is None:
+def local_disk(local_dir, run):
+    """Describe the disk for this node's local checkpoints, as in NodeDisk; None if the run writes none."""
+    if local_dir is None:
         return None
-    path = Path(path.replace("{host}", socket.gethostname()))
-    # base/files.py's nearest_existing, without nbtrain.
-    folder = next(parent for parent in (path, *path.parents) if parent.exists())
-    writable = folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
-    return {"folder": str(folder), "writable": writable, "free": shutil.disk_usage(folder).free}
+    from dataclasses import asdict
+
+    from nbtrain.base.run_directory.rundir import RunDir
+    from nbtrain.jobs.machine.node_disk import node_disk
+
+    node = int(os.environ["NBTRAIN_NODE_RANK"])
+    return asdict(node_disk(local_dir, node, socket.gethostname(), RunDir(Path(run))))
 
 
 def shared_memory():
@@ -99,7 +99,6 @@ def main(asked):
         "missing": [path for path in asked["folders"] if not Path(path).is_dir()],
         "token": read(asked["token"]),
         "writable": os.access(Path(asked["token"]).parent, os.W_OK | os.X_OK),
-        "local_disk": local_disk(asked.get("local_dir")),
         # False if none of the requested programs is installed: mpirun would start nothing on this host.
         "daemon": any(shutil.which(daemon) for daemon in asked.get("daemons", ())),
         "scratch": tempfile.gettempdir(),
@@ -109,6 +108,7 @@ def main(asked):
         try:
             answer["place"] = place(asked["interface"])
             answer["shared_memory"] = shared_memory()
+            answer["local_disk"] = local_disk(asked["local_dir"], asked["run"])
             answer["gpus"] = gpus() if asked["device"] == "gpu" else None
         except ImportError as error:
             answer["place"] = {"trouble": f"nbtrain cannot be loaded: {error}"}

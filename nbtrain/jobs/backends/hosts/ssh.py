@@ -11,6 +11,7 @@ from pathlib import Path
 
 from nbtrain.base.workspace import resolve
 from nbtrain.config.sections.backend_section import HostsConfig
+from nbtrain.jobs.machine.node_address import NUMBER_VARIABLES
 
 CONNECT_SECONDS = 15
 # Machines that are contacted at once; the others wait for their turn.
@@ -127,12 +128,17 @@ def run_everywhere(
     variables: Iterable[str] = (),
     timeout_seconds: float = 60.0,
 ) -> list[RemoteOutput]:
-    """Run a local Python file on every host, with `variables` (NAME=value) in its environment."""
-    command = ["env", *variables, python_of(section), "-", *arguments]
+    """Run a local Python file on every host, with `variables` (NAME=value) in its environment, and the host's
+    position in `hosts` as NBTRAIN_NODE_RANK.
+    """
+    arguments, variables = list(arguments), list(variables)
     text = program.read_text(encoding="utf-8")
     login = _by_hand(section), section.ssh_port
 
-    def ask(host: str) -> RemoteOutput:
+    def ask(numbered: tuple[int, str]) -> RemoteOutput:
+        number, host = numbered
+        named = [*variables, f"{NUMBER_VARIABLES[0]}={number}"]
+        command = ["env", *named, python_of(section), "-", *arguments]
         # One shell is between ssh and the program.
         call = ["ssh", *ssh_options(section), "--", host, shlex.join(command)]
         try:
@@ -152,4 +158,4 @@ def run_everywhere(
         return RemoteOutput(host, done.returncode, done.stdout, done.stderr, *login)
 
     with ThreadPoolExecutor(min(AT_ONCE, len(hosts)) or 1) as pool:
-        return list(pool.map(ask, hosts))
+        return list(pool.map(ask, enumerate(hosts)))

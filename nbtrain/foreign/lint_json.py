@@ -136,7 +136,7 @@ def json_batch_agrees(source: Reading) -> Iterator[Finding]:
             f"{batch} is not a multiple of train_micro_batch_size_per_gpu({micro}) * data-parallel({data}) "
             f"= {micro * data}."
         )
-        fix = f"Nearest: {max(batch // (micro * data), 1) * micro * data}."
+        fix = f"Nearest: {join(nearest_multiples(batch, micro * data))}."
         yield _error(document, "json_batch_agrees", "train_batch_size", text, fix)
 
 

@@ -31,6 +31,7 @@ from nbtrain.base.workspace import display, resolve, suffixed_name
 from nbtrain.config.code_file import copy_of, defines
 from nbtrain.config.load import Overrides, load, load_resolved
 from nbtrain.config.load.attempt import TAKEN_OVER
+from nbtrain.config.load.derived import NOT_INHERITED
 from nbtrain.config.load.effect import shown_settings
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.manifest import data_hashes
@@ -321,23 +322,16 @@ def _config(
         # Sums depend on the number of threads.
         environment = {"OMP_NUM_THREADS": str(made.device["threads"])} | environment
     own: dict[str, Any] = {
+        **NOT_INHERITED,
         "name": name,
         "mode": "full",
         "code": code,
-        "labels": {},
         "batch.max_steps": last if last < given.scheduled_steps else None,
         "batch.exit_interval_steps": None,
         "batch.exit_duration_minutes": None,
         "backend.env": environment,
         # All checkpoints that the run still has in the window, to compare their tensors.
         "checkpoint.keep_last": max(saves, 1),
-        "checkpoint.local_dir": None,
-        "checkpoint.local_save_interval_steps": None,
-        "checkpoint.local_copy_bytes_per_second": None,
-        "notify.command": [],
-        "notify.url_variable": None,
-        "profile.enabled": False,
-        "profile.memory_snapshot": False,
     }
     if given.code is not None and given.code == made.settings.get("code"):
         # The file may be gone or changed; the ranks have imported the run's copy.

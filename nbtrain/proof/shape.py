@@ -23,6 +23,7 @@ from typing import Any
 from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.base.workspace import display, suffixed_name
 from nbtrain.config.code_file import code_file, defines
+from nbtrain.config.load.derived import NOT_INHERITED
 from nbtrain.config.schema import RunConfig
 from nbtrain.proof.small_sections import (
     EVAL_INTERVAL_STEPS,
@@ -148,8 +149,9 @@ def make_twin(config: RunConfig, abilities: Abilities = WITHOUT, folder: str = "
     }
     values["batch"] = small_batch(config, folded)
     values["checkpoint"] |= {"save_interval_steps": SAVE_INTERVAL_STEPS, "keep_last": KEEP_LAST}
-    for key in ("keep_every_steps", "local_dir", "local_save_interval_steps", "local_copy_bytes_per_second"):
-        values["checkpoint"][key] = None
+    values["checkpoint"]["keep_every_steps"] = None
+    for section, key in (name.split(".") for name in NOT_INHERITED if "." in name):
+        values[section][key] = NOT_INHERITED[f"{section}.{key}"]
     values["logging"] |= {"log_interval_steps": 1}
     values["backend"] |= {
         "kind": "local",

@@ -20,6 +20,7 @@ from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.base.workspace import display, suffixed_name
 from nbtrain.config.arithmetic.networks import gigabits
 from nbtrain.config.load import load, load_resolved
+from nbtrain.config.load.derived import NOT_INHERITED
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.control.control import cancel, wait
 from nbtrain.jobs.submission.submit import submit
@@ -114,6 +115,7 @@ def network_run(config: RunConfig) -> RunConfig:
     return load(
         config,
         {
+            **NOT_INHERITED,
             "name": suffixed_name(config.name, "network"),
             "mode": "perf",
             "init_from": None,
@@ -124,10 +126,9 @@ def network_run(config: RunConfig) -> RunConfig:
             "evaluation.tasks": [],
             "backend.max_restarts": 0,
             "backend.elastic": False,
-            # Policies that need checkpoints, and a profile that needs more steps than mode: perf makes.
+            # Policies that need checkpoints.
             "stability.on_nan": "stop",
             "stability.on_loss_spike": "ignore",
-            "profile.enabled": False,
         },
     )
 

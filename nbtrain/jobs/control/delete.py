@@ -32,7 +32,7 @@ from nbtrain.base.run_directory.jobstate import ACTIVE, SUSPENDED
 from nbtrain.base.run_directory.records import JobRecord
 from nbtrain.base.run_directory.rundir import JobDir, RunDir, run_folders
 from nbtrain.base.text import amounts
-from nbtrain.base.workspace import display, output_root, resolve, workspace
+from nbtrain.base.workspace import bundled, display, example_folders, output_root, resolve, workspace
 from nbtrain.config.yaml_source import read_yaml
 from nbtrain.jobs.attempt.backend import backend_of_job, status_of
 from nbtrain.jobs.control.control import by_its_owner
@@ -213,8 +213,7 @@ def _references(run: RunDir) -> Iterator[str]:
     """
     folders = (folder for folder in run_folders(run.path.parent) if folder != run.path)
     others = (RunDir(folder).config_yaml for folder in folders)
-    training = (workspace() / "examples" / "megatron-gpt" / "training").glob("*.yaml")
-    for path in (*sorted(others), *sorted(training)):
+    for path in (*sorted(others), *_own_yamls()):
         try:
             # Parsing a thousand configurations takes a minute, searching them a moment.
             if run.name not in path.read_text(errors="replace"):
@@ -228,6 +227,18 @@ def _references(run: RunDir) -> Iterator[str]:
                 yield f"{display(path)}: starts from {text}{why}"
             elif not is_start and "/" in text and _lies_in(resolve(text), run.path):
                 yield f"{display(path)}: {key} = {text}"
+
+
+def _own_yamls() -> list[Path]:
+    """Return the run YAMLs of the workspace's example folders, without unchanged copies of shipped ones."""
+    shipped = {path.name: path for path in bundled("examples/megatron-gpt").glob("*/*.yaml")}
+    folders = [folder for folder in example_folders() if folder.is_relative_to(workspace())]
+    found = sorted({path for folder in folders for path in folder.glob("*.yaml")})
+    return [
+        path
+        for path in found
+        if path.name not in shipped or path.read_bytes() != shipped[path.name].read_bytes()
+    ]
 
 
 def _needs_start(path: Path, config: Mapping[str, Any]) -> str | None:

@@ -4,10 +4,13 @@ Metrics come from rank 0's last heartbeat, totals from job.json, the newest chec
 that a short job cannot know (if it failed before its first validation) are kept from the previous summary.
 """
 
+import contextlib
 import math
+import time
 from typing import Any
 
 from nbtrain.base import files
+from nbtrain.base.errors import RecordError
 from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.run_directory.records import Heartbeat, JobRecord, TrainingProgress
 from nbtrain.base.run_directory.rundir import SCHEMA_VERSION, RunDir
@@ -15,7 +18,7 @@ from nbtrain.config.arithmetic.perplexity import perplexity
 from nbtrain.config.schema import RunConfig
 from nbtrain.monitor.status.run_status import RunStatus
 from nbtrain.monitor.status.spending import run_spending
-from nbtrain.monitor.status.status_records import status_of
+from nbtrain.monitor.status.status_records import job_with_end, status_of
 from nbtrain.planner.setup.last_job import record_of
 
 
@@ -111,14 +114,11 @@ def total_seconds(run: RunDir, record: JobRecord) -> float:
     """
     total = record.seconds_between("created_at", "ended_at")
     for job_id in run.job_ids():
-        other = JobRecord.read(run.job(job_id).job_json)
-        if other is None or job_id == record.job_id:
+        if job_id == record.job_id:
             continue
-        if other.ended_at is None:
-            beats = [Heartbeat.read(path) for path in run.job(job_id).heartbeats()]
-            last = max((beat for beat in beats if beat), key=lambda beat: beat.time, default=None)
-            other.ended_at = last.time if last else other.created_at
-            if last and "time" in last.stamps:
-                other.stamps["ended_at"] = last.stamps["time"]
-        total += other.seconds_between("created_at", "ended_at")
+        # A damaged record is not counted, as in the run's cost.
+        with contextlib.suppress(RecordError):
+            other, _, _ = job_with_end(run.job(job_id), time.time())
+            if other is not None and other.ended_at is not None:
+                total += other.seconds_between("created_at", "ended_at")
     return total

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from nbtrain.base.text.order import natural
-from nbtrain.base.workspace import bundled, workspace
+from nbtrain.base.workspace import example_names
 from nbtrain.config.names import architectures, recipes
 from nbtrain.config.names.keys import entry_models, field_keys
 from nbtrain.config.names.own_names import OWN_NAMES
@@ -236,10 +236,7 @@ def default_of(key: str, recipe: Any, architecture: Any) -> str | None:
 
 def run_yamls() -> list[str]:
     """Return the names of nbtrain's and the workspace's run YAMLs: gpt-tiny first, the others by name."""
-    examples = (workspace() / "examples" / "megatron-gpt", bundled("examples/megatron-gpt"))
-    kinds = ("training", "finetuning")
-    names = {path.stem for folder in examples for kind in kinds for path in folder.glob(f"{kind}/*.yaml")}
-    return sorted(names, key=lambda name: (name != "gpt-tiny", natural(name)))
+    return sorted(example_names(), key=lambda name: (name != "gpt-tiny", natural(name)))
 
 
 @functools.cache

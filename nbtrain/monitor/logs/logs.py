@@ -89,8 +89,13 @@ def tail_lines(path: Path, num_lines: int) -> list[str]:
     Fewer lines are returned if they are longer than TAIL_LINE_BYTES on average.
     """
     text = read_log(path, limit_bytes=TAIL_LINE_BYTES * max(1, num_lines)).text
-    lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n") if line.strip()]
+    lines = [line for line in _lines(text) if line.strip()]
     return lines[-num_lines:] if num_lines > 0 else []
+
+
+def _lines(text: str) -> list[str]:
+    """Split a log into lines; a progress bar, which rewrites its line, has its last state."""
+    return [line.rstrip("\r").rpartition("\r")[2] for line in text.removesuffix("\n").split("\n")]
 
 
 def follow(run: RunDir, rank: int | str = 0, from_start: bool = False) -> Iterator[str]:
@@ -110,7 +115,7 @@ def follow(run: RunDir, rank: int | str = 0, from_start: bool = False) -> Iterat
         ended = newest != path
         while content := _added(path, offset, to_the_end=ended or not active):
             offset += len(content)
-            yield from content.decode("utf-8", "replace").splitlines()
+            yield from _lines(content.decode("utf-8", "replace"))
         if ended:
             path, offset = newest, 0
             continue

@@ -11,6 +11,7 @@ from nbtrain.base import files
 from nbtrain.base.errors import JobError
 from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity
 from nbtrain.base.run_directory.rundir import RunDir, new_job_id
+from nbtrain.base.workspace import bundled
 from nbtrain.cli import __main__ as cli
 from nbtrain.config.yaml_source import to_text
 from nbtrain.jobs.control.delete import delete, survey
@@ -159,6 +160,13 @@ def test_a_run_whose_files_others_name_is_refused(run, workspace):
     training.mkdir(parents=True)
     (training / "mine.yaml").write_text(to_text({"start": {"from": f"{run.path}/model/global_step4"}}))
     (training / "torn.yaml").write_text("run: {")
+    # An unchanged copy of a shipped example is not the user's.
+    finetuning = training.with_name("finetuning")
+    finetuning.mkdir()
+    shipped = bundled("examples/megatron-gpt") / "finetuning" / "gpt-tiny-instructions.yaml"
+    copy = finetuning / shipped.name
+    copy.write_bytes(shipped.read_bytes())
+    (finetuning / "own.yaml").write_text(to_text({"name": "own", "init_from": "run"}))
     deleted = RunDir(run.path.parent / ".third.00ff.deleted")
     deleted.path.mkdir()
     deleted.config_yaml.write_text(config)
@@ -167,6 +175,7 @@ def test_a_run_whose_files_others_name_is_refused(run, workspace):
     assert str(refused.value) == (
         "output/run: other configuration files refer to this run:\n"
         "  output/other/config.yaml: data.sources.1.path = output/run/export/text.jsonl\n"
+        "  examples/megatron-gpt/finetuning/own.yaml: starts from run\n"
         f"  examples/megatron-gpt/training/mine.yaml: start.from = {run.path}/model/global_step4\n"
         "Nothing was deleted. Change these files, or delete the run anyway: `nbtrain delete --force run`."
     )

@@ -43,8 +43,9 @@ from nbtrain.jobs.supervisor.recovery import (
     with_the_disk,
 )
 from nbtrain.jobs.supervisor.signals import DEADLINE, PAUSE, REQUEST, SignalRequests
+from nbtrain.jobs.supervisor.summary import total_seconds
 from nbtrain.jobs.supervisor.supervise import Supervision, run_attempts, wait_for_devices
-from nbtrain.monitor.status.status_records import asked_of
+from nbtrain.monitor.status.status_records import asked_of, job_with_end
 
 
 class Told:
@@ -391,16 +392,30 @@ def test_the_final_record_of_a_read_only_disk_is_kept_elsewhere(supervised, tmp_
 
 
 def test_a_damaged_record_of_an_earlier_job_does_not_keep_the_end_from_being_written(supervised):
-    """The end of a job is written even if the record of an earlier job, which summary.json needs, is
-    damaged.
+    """The end of a job is written even if the record of an earlier job is damaged: the summary does not count
+    that job, and the certificate needs its record.
     """
     earlier = supervised.job.run.job("20200101-000000-abcd")
     earlier.make_folders()
     files.write_text(earlier.job_json, "{")
     supervised.journal.end(Verdict("SUCCEEDED", "done"))
     assert JobRecord.read(supervised.job.job_json).state == "SUCCEEDED"
-    for name, warning in zip(("summary", "certificate"), supervised.events("warning"), strict=True):
-        assert warning["message"].startswith(f"{name}.json is not written: {earlier.job_json}:1: not JSON: ")
+    assert files.read_json(supervised.job.run.summary_json)["total_seconds"] >= 0
+    [warning] = supervised.events("warning")
+    assert warning["message"].startswith(f"certificate.json is not written: {earlier.job_json}:1: not JSON: ")
+
+
+def test_a_lost_job_counts_until_its_last_sign_of_life(supervised):
+    run = supervised.job.run
+    lost = run.job("20200101-000000-abcd")
+    lost.make_folders()
+    record = replace(supervised.journal.record, job_id=lost.job_id, created_at=1000.0, stamps={})
+    replace(record, state="RUNNING", ended_at=None).write(lost.job_json)
+    os.utime(lost.job_json, (4600.0, 4600.0))
+    [seconds] = {round(job_with_end(lost, time.time())[0].ended_at - 1000.0)}
+    assert seconds == 3600
+    this = replace(supervised.journal.record, created_at=0.0, ended_at=10.0, stamps={})
+    assert total_seconds(run, this) == pytest.approx(3610.0)
 
 
 def test_a_certificate_that_does_not_fit_on_the_disk_does_not_keep_the_end_from_being_written(

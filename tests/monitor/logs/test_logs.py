@@ -118,10 +118,11 @@ def test_follow_reads_a_log_to_its_end_before_the_next_attempts(
     job.job.log(0, 0).write_text("step 1\n")
     lines = logs.follow(job.run, from_start=True)
     assert next(lines) == "step 1"
-    job.job.log(0, 0).write_text("step 1\nstep 2\ncut off")
+    job.job.log(0, 0).write_text("step 1\n10%\r20%\rstep 2\nline\u2028separator\ncut off")
     job.job.log(0, 1).write_text("step 3\n")
     job.finish("CANCELLED", "stopped on request after step 3")
-    assert list(lines) == ["step 2", "cut off", "step 3"]
+    # A progress bar has its last state, as in tail_lines().
+    assert list(lines) == ["step 2", "line\u2028separator", "cut off", "step 3"]
 
 
 def grown(path: Path, size_bytes: int, end: str) -> None:

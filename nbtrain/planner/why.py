@@ -15,6 +15,7 @@ from nbtrain.base.printing.report import Block, Report, Result, TextForm
 from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.flops import model_flops
 from nbtrain.config.arithmetic.parameters import Parameters
+from nbtrain.config.arithmetic.saves import local_saves, shared_saves
 from nbtrain.config.own_blocks import shape_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.shape import Shape
@@ -169,7 +170,7 @@ def _run(config: RunConfig, duration: DurationEstimate) -> list[Term]:
         return []
     evaluation, one = config.evaluation, duration.step.seconds
     forward = f"{forward_seconds(duration.step):.3g} s"
-    saves = -(-config.train_steps // config.checkpoint.save_interval_steps)
+    saves = shared_saves(config)
     waits = f"{saves:,} checkpoints that the run waits for"
     if duration.saves_in_background:
         waits = f"{saves:,} copies to host memory, and the writing of the last checkpoint"
@@ -180,6 +181,7 @@ def _run(config: RunConfig, duration: DurationEstimate) -> list[Term]:
         "validation": often + one_pass,
         "test": one_pass,
         "checkpoints": waits,
+        "local checkpoints": f"{local_saves(config):,} checkpoints that stay on the nodes' disks",
     }
     terms = []
     for name, seconds in duration.parts.items():

@@ -18,6 +18,10 @@ A spot machine that gives notice (backend.preemption_notice) is left after a sav
 interruption costs one save and a restart and repeats no step. While the run waits for new spot machines
 (resources.spot_wait_minutes), it has none that could be taken away: W seconds of waiting after each
 interruption multiply T by 1 + W / M, and no more.
+
+Each interruption is taken to repeat the steps since the newest checkpoint in the run directory. A run that
+also saves on its nodes' disks (checkpoint.local_save_interval_steps) repeats fewer, unless a node is lost
+with its disk.
 """
 
 import math
@@ -29,6 +33,7 @@ from nbtrain.base.errors import RecordError
 from nbtrain.base.run_directory.records import JobRecord
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text import amounts
+from nbtrain.config.arithmetic.saves import shared_saves
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.budget.cost import CostEstimate, Price
 from nbtrain.planner.budget.disk import DiskEstimate
@@ -143,7 +148,7 @@ class Interruptions:
     save_interval_steps: int
     best_save_interval_steps: int
     step_seconds: float
-    """Seconds of a step, with its share of validation."""
+    """Seconds of a step, with its share of validation and of the saves on local disks."""
     save_seconds: float
     """Seconds for which a save holds the training up."""
     lost_save_seconds: float
@@ -293,7 +298,7 @@ def estimate_interruptions(
     days = duration.seconds / DAY_SECONDS
     if resources.interruptions_per_day is None and not on_spot and per_day * days < FEWEST_WORTH_SAYING:
         return None
-    saves = -(-steps // checkpoint.save_interval_steps)
+    saves = shared_saves(config)
     stall = duration.parts.get("checkpoints", 0.0) / saves
     step_seconds = (duration.seconds - stall * saves) / steps
     if not duration.saves_in_background and checkpoint.local_dir is None:

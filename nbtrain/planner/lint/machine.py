@@ -15,6 +15,7 @@ from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display, output_root
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.parameters import count_parameters
+from nbtrain.config.arithmetic.saves import local_saves
 from nbtrain.config.findings import finding_of
 from nbtrain.config.rules.environment import replaced_values
 from nbtrain.config.rules.kubernetes import POD_GRACE_SECONDS
@@ -142,19 +143,22 @@ def local_checkpoints_are_apart(estimates: RunEstimates) -> Iterator[Finding]:
 
 def a_checkpoint_comes_before_the_end(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that a long run saves a checkpoint before its end; it can only resume from one."""
-    config = estimates.config
+    config, local = estimates.config, local_saves(estimates.config)
     interval, steps = config.checkpoint.save_interval_steps, config.train_steps
     if config.mode != "full" or interval < steps or steps == 1 or estimates.hours < LONG_HOURS:
         return
     every = max(steps // 10, 1)
+    none, failure = "no checkpoint", "a failure before that"
+    if local:
+        none, failure = "none to the run directory", "a failure that takes a node's disk with it"
     yield finding_of(
         config,
         "a_checkpoint_comes_before_the_end",
         "checkpoint.save_interval_steps",
-        f"save_interval_steps({interval:,}) writes no checkpoint before the last of {steps:,} steps: a "
-        f"failure before that loses up to {amounts.duration(3600 * estimates.hours)}.",
+        f"save_interval_steps({interval:,}) writes {none} before the last of {steps:,} steps: {failure} "
+        f"loses up to {amounts.duration(3600 * estimates.hours)}.",
         f"Set checkpoint.save_interval_steps: {every}.",
-        estimates.share(0.5),
+        Cost(words="a run that begins again after the loss of a node") if local else estimates.share(0.5),
     )
 
 

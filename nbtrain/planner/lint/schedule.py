@@ -8,6 +8,7 @@ from nbtrain.base.findings import Cost, Finding
 from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.parameters import count_parameters
+from nbtrain.config.arithmetic.saves import local_saves
 from nbtrain.config.findings import finding_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.schedule_section import given_unit, other_warmups
@@ -408,6 +409,27 @@ def checkpoints_are_few(estimates: RunEstimates) -> Iterator[Finding]:
     )
 
 
+def local_checkpoints_are_few(estimates: RunEstimates) -> Iterator[Finding]:
+    """Check the time that training waits for the checkpoints that stay on the nodes' disks."""
+    config = estimates.config
+    interval, fraction = (
+        config.checkpoint.local_save_interval_steps,
+        _share(estimates, "local checkpoints", 0.0),
+    )
+    if interval is None or fraction <= USUAL_PAUSE_FRACTION:
+        return
+    yield finding_of(
+        config,
+        "local_checkpoints_are_few",
+        "checkpoint.local_save_interval_steps",
+        f"Checkpoints that stay on the nodes' disks take {fraction:.0%} of the time: one is written after "
+        f"every {amounts.counted(interval, 'step')}.",
+        f"Set checkpoint.local_save_interval_steps: {_sparser(interval, fraction)} for "
+        f"{USUAL_PAUSE_FRACTION:.0%}, or null.",
+        estimates.share(fraction),
+    )
+
+
 def saves_fit_interruptions(estimates: RunEstimates) -> Iterator[Finding]:
     """Check the save interval against the interruptions that the run expects."""
     config, expected = estimates.config, estimates.interruptions
@@ -423,7 +445,8 @@ def saves_fit_interruptions(estimates: RunEstimates) -> Iterator[Finding]:
         why = f"each save holds the training up for {amounts.elapsed(expected.save_seconds)}"
         if interval > best:
             repeated = amounts.elapsed(interval * expected.step_seconds / 2)
-            why = f"each of them repeats {repeated} on average"
+            which = "each in which a node loses its disk" if local_saves(config) else "each of them"
+            why = f"{which} repeats {repeated} on average"
         said += (
             f"The run expects about {amounts.amount(expected.expected_sudden)} interruptions before which it "
             f"cannot save ({expected.basis}), and {why}. With {best:,} steps it is expected to end "
@@ -433,7 +456,8 @@ def saves_fit_interruptions(estimates: RunEstimates) -> Iterator[Finding]:
     else:
         said += (
             f"With {amounts.amount(expected.per_day)} interruptions a day ({expected.basis}), the run "
-            "practically never trains that long without one, and does not end."
+            "practically never trains that long without one, and does not end"
+            f"{' if each takes the disk of a node with it' if local_saves(config) else ''}."
         )
         costs = Cost(words="a run that does not end")
     yield finding_of(
@@ -512,6 +536,7 @@ SCHEDULE_RULES = (
     tokenizer_is_of_this_text,
     validations_are_few,
     checkpoints_are_few,
+    local_checkpoints_are_few,
     saves_fit_interruptions,
     preferences_have_no_dropout,
 )

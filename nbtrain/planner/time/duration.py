@@ -19,12 +19,12 @@ for another kind scales it by datasheets and by the shares of them that publishe
 reached (rates.py), and says so.
 """
 
-import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes, node_checkpoint_bytes
+from nbtrain.config.arithmetic.saves import local_saves, shared_saves
 from nbtrain.config.arithmetic.splits import has_test_split
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.memory.estimate import decided
@@ -50,7 +50,7 @@ class DurationEstimate:
     step: StepTime | None = None
     """Planned time of one step at the full batch, by part, even if the rate was measured."""
     parts: dict[str, float] = field(default_factory=dict)
-    """Seconds of the run: steps, validation, checkpoints."""
+    """Seconds of the run: steps, validation, test, checkpoints, local checkpoints."""
     save_seconds: float | None = None
     """Seconds until one checkpoint is on the disk: the longest save of this run, if one was measured."""
     save_basis: str = ""
@@ -136,7 +136,8 @@ def _parts(config: RunConfig, setup: Setup, rates: Rates, step: StepTime) -> dic
 def _checkpoints(
     config: RunConfig, in_background: bool, rates: Rates, whole: int, steps_seconds: float
 ) -> dict[str, float]:
-    """Return the seconds that the run waits for its checkpoints of `whole` bytes.
+    """Return the seconds that the run waits for its checkpoints of `whole` bytes, and for those that stay on
+    the nodes' disks.
 
     A checkpoint that is written in the background costs a copy to host memory. With checkpoint.local_dir, it
     is written to the nodes' own disks first. In both cases the run also waits until the last one is in the
@@ -144,21 +145,20 @@ def _checkpoints(
     """
     if config.mode == "eval":
         return {}
-    checkpoint, steps, nodes = config.checkpoint, config.train_steps, config.resources.nodes
-    saves = -(-steps // checkpoint.save_interval_steps) if config.mode == "full" else 0
+    checkpoint, nodes, saves = config.checkpoint, config.resources.nodes, shared_saves(config)
     shared, is_local = whole / nodes / rates.disk_bytes_per_second, checkpoint.local_dir is not None
     if not saves or not (is_local or in_background):
         return {"checkpoints": saves * shared}
     pause = whole / config.world_size / rates.host_bytes_per_second
     if not in_background:
         pause = node_checkpoint_bytes(config, nodes) / rates.nvme_bytes_per_second
-    stay = 0
-    if (often := checkpoint.local_save_interval_steps) is not None:
-        stay = steps // often - steps // math.lcm(often, checkpoint.save_interval_steps)
     if checkpoint.local_copy_bytes_per_second:
         shared = max(shared, whole / nodes / checkpoint.local_copy_bytes_per_second)
     late = max(0.0, shared - steps_seconds / saves)
-    return {"checkpoints": (saves + stay) * pause + (saves - 1) * late + shared}
+    found = {"checkpoints": saves * pause + (saves - 1) * late + shared}
+    if stay := local_saves(config):
+        found["local checkpoints"] = stay * pause
+    return found
 
 
 def _save(config: RunConfig, rates: Rates, whole: int, measured_seconds: float) -> tuple[float, str]:

@@ -22,6 +22,7 @@ import torch
 
 from nbtrain.checkpoint.weights.store import DTYPES
 from nbtrain.config.arithmetic.flops import hardware_flops_per_token, model_flops_per_token, peak_flops
+from nbtrain.config.arithmetic.saves import local_saves, shared_saves
 from nbtrain.config.schema import RunConfig
 from nbtrain.train.profile.trace import PART_PREFIX
 
@@ -143,12 +144,10 @@ class Pauses:
     """Estimates how long the remaining validations, tasks and checkpoints will pause the training loop."""
 
     def __init__(self, config: RunConfig) -> None:
-        self._steps = config.train_steps
+        self._config, evaluation = config, config.evaluation
         self._intervals = {
-            "validation": config.evaluation.eval_interval_steps,
-            "tasks": config.evaluation.tasks_interval_steps or config.evaluation.eval_interval_steps,
-            "checkpoint": config.checkpoint.save_interval_steps,
-            "local checkpoint": config.checkpoint.local_save_interval_steps or config.train_steps,
+            "validation": evaluation.eval_interval_steps,
+            "tasks": evaluation.tasks_interval_steps or evaluation.eval_interval_steps,
         }
         self._seconds: dict[str, float] = {}
 
@@ -157,15 +156,20 @@ class Pauses:
         self._seconds[kind] = seconds
 
     def left(self, step: int) -> float:
-        """Return the seconds of the pauses after `step`: one per interval and one at the end, for each kind
-        seen so far.
-        """
-        if step >= self._steps:
+        """Return the seconds of the pauses after `step`, for each kind seen so far."""
+        if step >= self._config.train_steps:
             return 0.0
-        return sum(
-            seconds * (-(-self._steps // self._intervals[kind]) - step // self._intervals[kind])
-            for kind, seconds in self._seconds.items()
-        )
+        return sum(seconds * self._number_left(kind, step) for kind, seconds in self._seconds.items())
+
+    def _number_left(self, kind: str, step: int) -> int:
+        match kind:
+            case "checkpoint":
+                return shared_saves(self._config, step)
+            case "local checkpoint":
+                return local_saves(self._config, step)
+            case _:  # one per interval, and one at the end
+                interval = self._intervals[kind]
+                return -(-self._config.train_steps // interval) - step // interval
 
 
 @dataclass(frozen=True)

@@ -489,6 +489,7 @@ def test_every_rule_finds_something_in_a_case():
         "tokenizer_is_of_this_text",  # tests/dataset/prepare/test_own_tokenizer.py
         "decay_ends_with_the_run",
         "local_checkpoints_are_apart",
+        "local_checkpoints_are_few",
         "own_blocks_are_counted",  # tests/jobs/request/test_own_code.py
     }
     assert {rule.__name__ for rule in RULES} <= {case[2] for case in FOUND.values()} | computed
@@ -720,6 +721,26 @@ def test_a_run_without_a_checkpoint_on_its_way():
         f"before that loses up to {amounts.duration(seconds)}."
     )
     assert found.fix == "Set checkpoint.save_interval_steps: 476."
+    # The nodes' own disks hold checkpoints, from which a run resumes unless a disk is lost.
+    local = ["checkpoint.local_dir=/local", "checkpoint.local_save_interval_steps=100"]
+    found = finding("gpt-125m", [*overrides, *local], found.rule)
+    assert "writes none to the run directory before the last of 4,769 steps: a failure that takes a" in (
+        found.message
+    )
+
+
+def test_local_checkpoints_that_hold_the_training_up():
+    """Frequent saves on the nodes' disks have a finding of their own, whose fix is an interval that the
+    rules accept.
+    """
+    key, rule = "checkpoint.local_save_interval_steps", "local_checkpoints_are_few"
+    local = ["checkpoint.local_dir=/local", "checkpoint.async_save=false", f"{key}=1"]
+    local += ["batch.global_batch_size=64"]
+    found = finding("gpt-125m", [*local, "checkpoint.save_interval_steps=1000"], rule)
+    enough = int(re.match(rf"Set {key}: (\d+) for 10%", found.fix)[1])
+    assert enough > 1 and found.cost.hours > 0
+    mended = [*local, "checkpoint.save_interval_steps=1000", f"{key}={enough}"]
+    assert rule not in {one.rule for one in findings("gpt-125m", mended)}
 
 
 def test_a_run_of_one_step_has_no_place_for_a_checkpoint_on_its_way():

@@ -1,0 +1,28 @@
+"""Number of checkpoints that a run saves: in its run directory, and on the nodes' own disks alone.
+
+A step that is due for both, and the last step, is saved in the run directory.
+"""
+
+import math
+
+from nbtrain.config.schema import RunConfig
+
+
+def shared_saves(config: RunConfig, after_step: int = 0) -> int:
+    """Return the number of checkpoints that the run saves in its run directory after a step."""
+    steps, interval = config.train_steps, config.checkpoint.save_interval_steps
+    if config.mode != "full" or after_step >= steps:
+        return 0
+    return -(-steps // interval) - after_step // interval
+
+
+def local_saves(config: RunConfig, after_step: int = 0) -> int:
+    """Return the number of checkpoints after a step that stay on the nodes' own disks
+    (checkpoint.local_save_interval_steps).
+    """
+    checkpoint, last = config.checkpoint, config.train_steps - 1
+    interval = checkpoint.local_save_interval_steps
+    if config.mode != "full" or checkpoint.local_dir is None or interval is None or after_step >= last:
+        return 0
+    both = math.lcm(interval, checkpoint.save_interval_steps)
+    return last // interval - after_step // interval - (last // both - after_step // both)

@@ -19,6 +19,7 @@ from nbtrain.base.findings import Finding
 from nbtrain.base.run_directory.checkpoint_files import PLACEHOLDERS
 from nbtrain.config.arithmetic.divisors import nearest_multiples
 from nbtrain.config.arithmetic.splits import split_weights
+from nbtrain.config.arithmetic.warmup import warmup_tokens
 from nbtrain.config.batch_schedule import StepSizes
 from nbtrain.config.findings import mistake, run_checks
 from nbtrain.config.rules.attention import ATTENTION_RULES
@@ -177,10 +178,11 @@ def warmup_ends_before_decay(config: RunConfig) -> Problems:
     if warmup >= limit:
         explicit = given_unit(schedule, "lr_decay") and not constant
         what = "lr_decay_tokens" if explicit else "train_tokens"
+        enough = warmup_tokens(limit, config.tokens_per_step)
         yield _broken_amount(
             config,
             "lr_warmup",
-            f"must be less than {what}({limit}); usual is 1 % of it: {max(limit // 100, 1)}.",
+            f"must be less than {what}({limit}); usual is {max(enough, 1)}, {enough / limit:.1%} of it.",
         )
 
 
@@ -211,11 +213,12 @@ def decay_style_has_its_amounts(config: RunConfig) -> Problems:
             f"{room}.",
         )
     if style == "inverse-square-root" and not warmup:
+        enough = warmup_tokens(config.lr_decay_tokens, config.tokens_per_step)
         yield broken(
             config,
             "lr_schedule.lr_decay_style",
-            "falls as sqrt(lr_warmup_tokens / tokens), so it needs a warm-up; usual is 1 % of the decay "
-            f"tokens: lr_warmup_tokens: {max(config.lr_decay_tokens // 100, 1)}.",
+            "falls as sqrt(lr_warmup_tokens / tokens), so it needs a warm-up; usual is lr_warmup_tokens: "
+            f"{max(enough, 1)}, {enough / config.lr_decay_tokens:.1%} of the decay tokens.",
         )
 
 

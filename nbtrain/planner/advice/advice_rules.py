@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from nbtrain.config.arithmetic.warmup import usual_warmup_tokens
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.schedule_section import other_warmups
 from nbtrain.planner.advice.observations import Observations
@@ -28,9 +29,8 @@ DATA_FRACTION, BUBBLE_FRACTION = 0.05, 0.10
 FRAGMENTED_FRACTION = 0.05
 # Below this share of the device's memory there is room for other settings.
 ROOMY_FRACTION = 0.90
-# GPT-3 (arXiv:2005.14165, appendix B) clips at 1.0 and warms up over 375M tokens, about 0.1 % of its tokens;
-# short runs need more: 1 % of the tokens at the least.
-CLIP_GRAD, WARMUP_FRACTION = 1.0, 0.01
+# As GPT-3 (arXiv:2005.14165, appendix B).
+CLIP_GRAD = 1.0
 LOADER_WORKERS = 4
 
 
@@ -140,7 +140,7 @@ def _calmer(config: RunConfig, seen: Observations) -> Iterator[Proposal]:
     if config.optimizer.muon_lr is not None:
         halved["optimizer.muon_lr"] = config.optimizer.muon_lr / 2
     yield Proposal("Half the learning rate", halved, why, predictable=False)
-    least = int(WARMUP_FRACTION * config.train_tokens)
+    least = usual_warmup_tokens(config)
     if config.lr_warmup_tokens < least:
         share = f"{config.lr_warmup_tokens / config.train_tokens:.1%}"
         warm = f"{why}; warm-up is {share} of the tokens"

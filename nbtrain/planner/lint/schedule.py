@@ -9,6 +9,7 @@ from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.arithmetic.saves import local_saves
+from nbtrain.config.arithmetic.warmup import LEAST_WARMUP_STEPS, USUAL_WARMUP_FRACTION, usual_warmup_tokens
 from nbtrain.config.findings import finding_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.schedule_section import given_unit, other_warmups
@@ -18,10 +19,6 @@ from nbtrain.planner.lint.training_lengths import is_far, neighbours
 
 # More than four passes over the same text add little: arXiv:2305.16264, section 5.
 USEFUL_EPOCHS = 4
-# Adam's second moment averages over some 1 / (1 - beta2) = 20 to 1,000 steps; a warm-up shorter than this
-# ends before the moments are known. GPT-3 warms up over 375M tokens (arXiv:2005.14165, appendix B).
-LEAST_WARMUP_STEPS = 100
-USUAL_WARMUP_FRACTION = 0.01
 # If the learning rate reaches min_lr within this fraction of the run, the rest of the text teaches little.
 LEAST_DECAY_FRACTION = 1 / 3
 # Tokens per parameter: about 20 are best for a given time (arXiv:2203.15556), and thousands are in use. For
@@ -93,7 +90,7 @@ def warmup_is_long_enough(estimates: RunEstimates) -> Iterator[Finding]:
     if warmup_steps >= LEAST_WARMUP_STEPS or steps < 10 * LEAST_WARMUP_STEPS:
         return
     fraction = warmup / config.train_tokens
-    usual = max(int(USUAL_WARMUP_FRACTION * config.train_tokens), LEAST_WARMUP_STEPS * config.tokens_per_step)
+    usual = usual_warmup_tokens(config)
     message = (
         f"The warm-up takes {amounts.counted(warmup_steps, 'step')} of {steps:,} "
         f"({100 * fraction:.2g} % of the run)"
@@ -127,7 +124,7 @@ def warmup_ends_before_the_run(estimates: RunEstimates) -> Iterator[Finding]:
     config = estimates.config
     if config.lr_warmup_tokens < config.train_tokens:
         return
-    reached = config.train_tokens / config.lr_warmup_tokens
+    reached, usual = config.train_tokens / config.lr_warmup_tokens, usual_warmup_tokens(config)
     yield finding_of(
         config,
         "warmup_ends_before_the_run",
@@ -135,8 +132,8 @@ def warmup_ends_before_the_run(estimates: RunEstimates) -> Iterator[Finding]:
         f"The warm-up of {config.lr_warmup_tokens:,} tokens is longer than the run, "
         f"{config.train_tokens:,}: the learning rate reaches only {reached:.2g} of "
         f"lr({config.lr_schedule.lr:g}).",
-        f"Set lr_schedule.lr_warmup_tokens: {max(int(USUAL_WARMUP_FRACTION * config.train_tokens), 1)}"
-        f"{_instead_of(config)}, 1 % of the run, or train for longer.",
+        f"Set lr_schedule.lr_warmup_tokens: {usual}{_instead_of(config)}, {usual / config.train_tokens:.1%} "
+        "of the run, or train for longer.",
         Cost(words="a run that never reaches its learning rate"),
     )
 

@@ -26,6 +26,7 @@ from nbtrain.config.arithmetic.vocabulary import (
     largest_seen,
     suited_to,
 )
+from nbtrain.config.arithmetic.warmup import warmup_tokens
 from nbtrain.config.load import flatten, load
 from nbtrain.config.names.presets import preset_run, size_of
 from nbtrain.config.schema import RunConfig
@@ -55,7 +56,8 @@ GPT2_TOKEN_BYTES = 4.4
 STEPS = 400
 """Steps that a schedule needs. The batch size is limited so that the run has at least this many."""
 LEAST_STEPS = 20
-WARMUP_STEPS = 100
+WARMUP_FRACTION = 0.05
+"""Share of a small model's run over which its learning rate rises."""
 SPLITS = (("900,70,30", 34), ("8,1,1", LEAST_DOCUMENTS))
 """Splits, each with the number of documents from which all three of its parts have one."""
 TRAIN_SHARE = 0.9
@@ -394,8 +396,7 @@ def _put_schedule(
 ) -> None:
     """Choose warm-up, validations and checkpoints for a run of this many tokens."""
     steps = max(tokens // step, 1)
-    # 5 % of the run, but 100 steps if they are no more than 10 %: planner/lint/schedule.py.
-    warmup = min(max(0.05 * tokens, WARMUP_STEPS * step), 0.1 * tokens)
+    warmup = warmup_tokens(tokens, step, WARMUP_FRACTION)
     found.put("lr_schedule", f"{warmup / tokens:.0%} of train_tokens", lr_warmup_tokens=_whole(warmup, step))
     _put_intervals(found, steps)
     validation = 0.07 * all_tokens / sequence / batch

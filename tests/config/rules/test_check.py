@@ -1076,7 +1076,7 @@ BROKEN = {
         "gpt-125m",
         ["lr_schedule.lr_warmup_fraction=1.0", "lr_schedule.lr_warmup_tokens=null"],
         "@: lr_schedule.lr_warmup_fraction = 1.0 = 2500000000 tokens\n"
-        "  must be less than lr_decay_tokens(2500000000); usual is 1 % of it: 25000000.",
+        "  must be less than lr_decay_tokens(2500000000); usual is 52428800, 2.1% of it.",
     ),
     "a weight decay with a start that nothing leaves": (
         "gpt-125m",
@@ -1145,13 +1145,13 @@ BROKEN = {
         "gpt-125m",
         ["lr_schedule.lr_warmup_tokens=2.5e9"],
         "@: lr_schedule.lr_warmup_tokens = 2500000000\n"
-        "  must be less than lr_decay_tokens(2500000000); usual is 1 % of it: 25000000.",
+        "  must be less than lr_decay_tokens(2500000000); usual is 52428800, 2.1% of it.",
     ),
     "a warm-up longer than the run": (
         "gpt3-tiny",
         ["batch.train_tokens=4096"],
         "@: lr_schedule.lr_warmup_tokens = 61440\n"
-        "  must be less than train_tokens(4096); usual is 1 % of it: 40.",
+        "  must be less than train_tokens(4096); usual is 409, 10.0% of it.",
     ),
     "checkpoints kept that are not written": (
         "gpt-125m",
@@ -1343,7 +1343,7 @@ BROKEN = {
         "gpt-125m",
         ["lr_schedule.lr_warmup_steps=4769", "lr_schedule.lr_warmup_tokens=null"],
         "@: lr_schedule.lr_warmup_steps = 4769 = 2500329472 tokens\n"
-        "  must be less than lr_decay_tokens(2500000000); usual is 1 % of it: 25000000.",
+        "  must be less than lr_decay_tokens(2500000000); usual is 52428800, 2.1% of it.",
     ),
     "an evaluation of nothing": (
         "gpt-125m",
@@ -1375,8 +1375,8 @@ BROKEN = {
         "gpt-125m",
         ["lr_schedule.lr_decay_style=inverse-square-root", "lr_schedule.lr_warmup_tokens=0"],
         "@: lr_schedule.lr_decay_style = inverse-square-root\n"
-        "  falls as sqrt(lr_warmup_tokens / tokens), so it needs a warm-up; usual is 1 % of the decay "
-        "tokens: lr_warmup_tokens: 25000000.",
+        "  falls as sqrt(lr_warmup_tokens / tokens), so it needs a warm-up; usual is "
+        "lr_warmup_tokens: 52428800, 2.1% of the decay tokens.",
     ),
     "a variable of the launcher's": (
         "gpt-125m",

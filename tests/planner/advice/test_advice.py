@@ -146,7 +146,8 @@ def test_an_unstable_run_gets_calmer():
     found = settings(advise(config, seen("FAILED", unstable=True, smallest_loss_scale=True)))
     assert {"precision.dtype": "bf16"} in found and {"optimizer.clip_grad": 1.0} in found
     assert {"lr_schedule.lr": config.lr_schedule.lr / 2} in found
-    assert {"lr_schedule.lr_warmup_tokens": int(0.01 * config.train_tokens)} in found
+    # 100 steps are more than 1 % of this run.
+    assert {"lr_schedule.lr_warmup_tokens": 100 * config.tokens_per_step} in found
     assert {"stability.on_nan": "rollback"} in found
 
 
@@ -157,9 +158,23 @@ def test_a_calmer_run_names_its_warm_up_once():
     changes = {"lr_schedule.lr_warmup_tokens": None, "lr_schedule.lr_warmup_steps": 10}
     config = load("gpt-125m", {**changes, "optimizer.type": "Muon", "optimizer.muon_lr": 0.02})
     found = settings(advise(config, seen("FAILED", unstable=True)))
-    least = int(0.01 * config.train_tokens)
+    least = 100 * config.tokens_per_step
     assert {"lr_schedule.lr_warmup_tokens": least, "lr_schedule.lr_warmup_steps": None} in found
     assert {"lr_schedule.lr": config.lr_schedule.lr / 2, "optimizer.muon_lr": 0.01} in found
+
+
+def test_an_unstable_run_is_not_told_to_warm_up_longer_twice():
+    """A warm-up with which the plan finds no fault is not lengthened: 1 % of a long run, a tenth of a short
+    one.
+    """
+    key = "lr_schedule.lr_warmup_tokens"
+    for steps, enough in ((20_000, 200), (500, 50)):
+        step = load("gpt-125m").tokens_per_step
+        changes = {"batch.train_tokens": steps * step, key: enough * step}
+        found = settings(advise(load("gpt-125m", changes), seen("FAILED", unstable=True)))
+        assert all(key not in change for change in found)
+        shorter = load("gpt-125m", {**changes, key: (enough - 1) * step})
+        assert {key: enough * step} in settings(advise(shorter, seen("FAILED", unstable=True)))
 
 
 def test_state_is_kept_on_the_device_without_settings_of_the_host():

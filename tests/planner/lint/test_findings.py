@@ -163,7 +163,7 @@ FOUND = {
         "lr_schedule.lr_warmup_tokens",
         "The warm-up of 100,000,000 tokens is longer than the run, 25,000,000: the learning rate reaches "
         "only 0.25 of lr(0.0006).",
-        "Set lr_schedule.lr_warmup_tokens: 250000, 1 % of the run, or train for longer.",
+        "Set lr_schedule.lr_warmup_tokens: 2500000, 10.0% of the run, or train for longer.",
         "costs a run that never reaches its learning rate",
     ),
     "tokens a thousand times too few": (

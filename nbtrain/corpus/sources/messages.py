@@ -42,6 +42,14 @@ def messages_of(value: Any, key: str) -> list[Any]:
     return [message for entry in value for message in _of_pair(entry)]
 
 
+def holds_any_message(value: Any) -> bool:
+    """Return whether a value is a conversation in one of these formats, with a message that has a role."""
+    try:
+        return any(map(is_message, messages_of(value, "")))
+    except BrokenExample:
+        return False
+
+
 def is_message(value: Any) -> bool:
     """Return whether a value is an object with a role that is text."""
     return isinstance(value, dict) and any(isinstance(value.get(key), str) for key in ("role", "from"))

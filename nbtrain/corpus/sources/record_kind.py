@@ -1,14 +1,10 @@
 """Chooses the kind of source for some records by their keys and the values of those keys.
 
-messages, conversations, prompt {role, text, replies}, message_id + parent_id    chat
-chosen + rejected                                                                preference
-instruction + output                                                             alpaca
-prompt + completion, question + answer, instruction + response, ...              prompt-completion
-input_ids                                                                        tokens
-text, content, ... or the key with the longest texts                             jsonl, parquet, hf-dataset
+The formats are those of shapes.py, and two more: the message trees of OpenAssistant, and text under any
+other key.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,27 +12,15 @@ from typing import Any
 from nbtrain.corpus.files.file_kinds import COLUMNS, suffix_of
 from nbtrain.corpus.files.json_line import record_of
 from nbtrain.corpus.sources.json_array import open_records
-from nbtrain.corpus.sources.keys import MESSAGES_NAMES
+from nbtrain.corpus.sources.keys import MESSAGES_NAMES, OTHER_PROMPT_NAMES, holds_value
+from nbtrain.corpus.sources.messages import holds_any_message
 from nbtrain.corpus.sources.parquet import OpenParquet
+from nbtrain.corpus.sources.shapes import SHAPES, Shape
 
 LOOKED_AT_RECORDS = 200
 
-# Keys of a question and its answer in public datasets.
-PAIRS = (
-    ("prompt", "completion"),
-    ("prompt", "response"),
-    ("question", "answer"),
-    ("question", "response"),
-    ("query", "response"),
-    ("query", "answer"),
-    ("instruction", "response"),
-    ("instruction", "answer"),
-    ("problem", "solution"),
-    ("input", "output"),
-)
 # Keys whose text belongs to the prompt: a pair with one of them is more than a prompt and a completion.
 FURTHER = ("context", "input", "history", "system", "system_prompt")
-TEXT_KEYS = ("text", "content", "body", "document", "article", "raw_content", "story", "passage", "code")
 # Least share of the records that have a key, and that hold the expected kind of value under it.
 USUAL_SHARE = 0.9
 
@@ -49,30 +33,57 @@ def source_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """
     if not records:
         return None
-    if any(_share(records, key, _is_messages) >= USUAL_SHARE for key in MESSAGES_NAMES):
-        key = next(key for key in MESSAGES_NAMES if _share(records, key, _is_messages) >= USUAL_SHARE)
-        return {"kind": "chat"} | ({"messages_key": key} if key == "conversation" else {})
-    if _share(records, "prompt", _is_tree) >= USUAL_SHARE or _all_have(records, "message_id", "parent_id"):
+    if _share(records, "prompt", _is_tree) >= USUAL_SHARE or _are_messages_of_trees(records):
         return {"kind": "chat"}
-    if _all_have(records, "chosen", "rejected"):
-        return {"kind": "preference"}
-    if _all_have(records, "instruction", "output"):
-        return {"kind": "alpaca"}
-    for prompt, completion in PAIRS:
-        if min(_share(records, key, _is_text) for key in (prompt, completion)) >= USUAL_SHARE:
-            others = [key for key in FURTHER if key not in (prompt, completion)]
-            if any(_share(records, key, _is_filled) for key in others):
-                return None
-            keys = {"prompt_key": prompt, "completion_key": completion}
-            defaults = {"prompt_key": "prompt", "completion_key": "completion"}
-            return {"kind": "prompt-completion"} | {
-                name: key for name, key in keys.items() if key != defaults[name]
-            }
-    if _share(records, "input_ids", _is_ids) >= USUAL_SHARE:
-        labels = {"labels_key": "labels"} if _share(records, "labels", _is_ids) >= USUAL_SHARE else {}
-        return {"kind": "tokens"} | labels
+    for shape in SHAPES:
+        if _fits(records, shape):
+            return None if _has_more(records, shape) else {"kind": shape.kind} | _settings(records, shape)
     found = text_key(records)
-    return None if found is None else {"kind": "jsonl"} | ({} if found == "text" else {"text_key": found})
+    return None if found is None else {"kind": "jsonl", "text_key": found}
+
+
+def _fits(records: Sequence[Mapping[str, Any]], shape: Shape) -> bool:
+    """Return whether most records have the expected kind of value under each key, and some a filled one.
+
+    Keys of a loose shape must hold the longest texts, because other records have such names by chance.
+    """
+    if shape.is_loose:
+        questions = ("prompt", *OTHER_PROMPT_NAMES) if shape.kind == "preference" else ()
+        if text_key(records) not in (None, *shape.keys, *questions):
+            return False
+    return all(
+        _share(records, key, EXPECTED[shape.kind]) >= USUAL_SHARE and _share(records, key, holds_value) > 0
+        for key in shape.keys
+    )
+
+
+def _has_more(records: Sequence[Mapping[str, Any]], shape: Shape) -> bool:
+    """Return whether the records hold more than a prompt and its completion. Such a pair may be one by
+    chance.
+    """
+    if shape.kind != "prompt-completion":
+        return False
+    return any(_share(records, key, _is_filled) for key in FURTHER if key not in shape.keys)
+
+
+def _settings(records: Sequence[Mapping[str, Any]], shape: Shape) -> dict[str, str]:
+    """Return the settings of a source that reads records of a shape."""
+    settings = dict(shape.settings)
+    for name, key in shape.optional.items():
+        if shape.kind == "tokens":
+            applies = _share(records, key, _is_ids) >= USUAL_SHARE
+        else:
+            default = name.removesuffix("_key")
+            applies = _share(records, key, _is_filled) > 0 and not _share(records, default, _is_filled)
+        if applies:
+            settings[name] = key
+    if shape.kind == "chat" and not settings:
+        [own] = shape.keys
+        # A source reads the first of the usual names that holds a value.
+        before = MESSAGES_NAMES[: MESSAGES_NAMES.index(own)]
+        if any(_share(records, name, holds_value) for name in before):
+            settings["messages_key"] = own
+    return settings
 
 
 def first_records(path: Path, where: str = "--text") -> list[dict[str, Any]]:
@@ -93,27 +104,19 @@ def first_records(path: Path, where: str = "--text") -> list[dict[str, Any]]:
 
 
 def text_key(records: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the key that holds the documents: a usual name, otherwise the one with the longest texts."""
+    """Return the key with the longest texts; None if no key holds text in most records."""
     keys = list(dict.fromkeys(key for record in records for key in record))
-    texts = [key for key in keys if _share(records, key, lambda value: isinstance(value, str)) >= USUAL_SHARE]
-    usual = [key for key in TEXT_KEYS if key in texts]
-    if usual or not texts:
-        return usual[0] if usual else None
-    return max(texts, key=lambda key: sum(len(record.get(key) or "") for record in records))
+    texts = [key for key in keys if _share(records, key, _is_text) >= USUAL_SHARE]
+    return max(texts, key=lambda key: sum(len(record.get(key) or "") for record in records), default=None)
 
 
 def _share(records: Sequence[Mapping[str, Any]], key: str, holds: Any) -> float:
     return sum(1 for record in records if key in record and holds(record[key])) / len(records)
 
 
-def _all_have(records: Sequence[Mapping[str, Any]], *keys: str) -> bool:
-    return sum(1 for record in records if all(key in record for key in keys)) >= USUAL_SHARE * len(records)
-
-
-def _is_messages(value: Any) -> bool:
-    return isinstance(value, list) and any(
-        isinstance(message, Mapping) and {"role", "from"} & message.keys() for message in value
-    )
+def _are_messages_of_trees(records: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether each record is a message of OpenAssistant's trees; a tree's first has no parent."""
+    return all(_share(records, key, lambda value: True) >= USUAL_SHARE for key in ("message_id", "parent_id"))
 
 
 def _is_tree(value: Any) -> bool:
@@ -130,3 +133,18 @@ def _is_filled(value: Any) -> bool:
 
 def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and all(type(number) is int for number in value[:16])
+
+
+def _is_answer(value: Any) -> bool:
+    return value is None or isinstance(value, str | list | Mapping)
+
+
+EXPECTED: dict[str, Callable[[Any], bool]] = {
+    "chat": holds_any_message,
+    "preference": _is_answer,
+    "alpaca": lambda value: True,
+    "prompt-completion": _is_text,
+    "tokens": _is_ids,
+    "jsonl": _is_text,
+}
+"""Whether a value under a key of a shape is one that its kind reads, or explains if it does not."""

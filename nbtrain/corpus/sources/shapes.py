@@ -1,9 +1,9 @@
-"""Recognizes records that another kind of source or other settings could read, as advice in error
-messages.
+"""Lists the formats of records that a kind of source reads, by their keys; way_forward() recognizes one, as
+advice in error messages. record_kind.py chooses a source for a file by the same list.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nbtrain.config.sections.sources import TEXT_KINDS
@@ -20,6 +20,8 @@ class Shape:
     """Settings of the source that differ from their defaults."""
     optional: Mapping[str, str] = field(default_factory=dict)
     """Further settings, which apply if the record has the key."""
+    is_loose: bool = False
+    """Whether the keys name other things too, such as where a text is from."""
 
     def fits(self, record: Mapping[str, Any]) -> bool:
         """Return whether a record has a value under each of the keys."""
@@ -37,54 +39,65 @@ class Shape:
 
 
 def _pair(prompt: str, completion: str) -> Shape:
-    settings = {"prompt_key": prompt, "completion_key": completion}
+    keys = {"prompt": prompt, "completion": completion}
+    settings = {f"{name}_key": key for name, key in keys.items() if key != name}
     return Shape("prompt-completion", (prompt, completion), settings)
 
 
+def _preference(chosen: str, rejected: str, is_loose: bool = False, **optional: str) -> Shape:
+    settings = {"chosen_key": chosen, "rejected_key": rejected}
+    return Shape("preference", (chosen, rejected), settings, optional, is_loose)
+
+
+def _alpaca(answer: str) -> Shape:
+    return Shape("alpaca", ("instruction", answer), {"output_key": answer}, {"input_key": "context"})
+
+
+# In the order in which record_kind.py tries them: of records that hold several of them, the first is read.
 SHAPES = (
-    Shape("tokens", ("input_ids",)),
-    *(Shape("tokens", (key,), {"input_ids_key": key}) for key in ("token_ids", "ids")),
     *(Shape("chat", (key,)) for key in MESSAGES_NAMES),
+    Shape("preference", ("chosen", "rejected")),
+    Shape("alpaca", ("instruction", "output")),
+    *(_pair("prompt", answer) for answer in ("completion", "response")),
+    *(_pair("question", answer) for answer in ("answer", "response")),
+    *(_pair("query", answer) for answer in ("response", "answer")),
+    *(_alpaca(answer) for answer in ("response", "answer")),
+    *(_pair(*keys) for keys in (("problem", "solution"), ("input", "output"))),
+    Shape("tokens", ("input_ids",), {}, {"labels_key": "labels"}),
+    _preference("preferred_output", "non_preferred_output", prompt_key="input"),
+    *(
+        _preference(*keys)
+        for keys in (
+            ("chosen_response", "rejected_response"),
+            ("response_chosen", "response_rejected"),
+            ("chosen_answer", "rejected_answer"),
+            ("response_j", "response_k"),
+        )
+    ),
+    _alpaca("completion"),
+    Shape(
+        "alpaca", ("INSTRUCTION", "RESPONSE"), {"instruction_key": "INSTRUCTION", "output_key": "RESPONSE"}
+    ),
+    *(_pair("prompt", answer) for answer in ("answer", "output", "generation")),
+    *(_pair("question", answer) for answer in ("solution", "output")),
+    _pair("query", "output"),
+    *(_pair("problem", answer) for answer in ("answer", "generated_solution")),
+    Shape("jsonl", ("text",)),
+    *(_pair(*keys) for keys in (("article", "summary"), ("document", "summary"))),
+    *(
+        Shape("jsonl", (key,), {"text_key": key})
+        for key in ("content", "body", "document", "article", "raw_content", "story", "passage", "code")
+    ),
     *(
         Shape("chat", (key,), {"messages_key": key})
         for key in ("dialog", "dialogue", "turns", "chat", "items")
     ),
-    Shape("preference", ("chosen", "rejected")),
-    Shape(
-        "preference",
-        ("preferred_output", "non_preferred_output"),
-        {"chosen_key": "preferred_output", "rejected_key": "non_preferred_output"},
-        {"prompt_key": "input"},
-    ),
     *(
-        Shape("preference", (chosen, rejected), {"chosen_key": chosen, "rejected_key": rejected})
-        for chosen, rejected in (
-            ("chosen_response", "rejected_response"),
-            ("response_chosen", "response_rejected"),
-            ("chosen_answer", "rejected_answer"),
-            ("accepted", "rejected"),
-            ("preferred", "dispreferred"),
-            ("winner", "loser"),
-            ("response_j", "response_k"),
-        )
+        _preference(*keys, is_loose=True)
+        for keys in (("accepted", "rejected"), ("preferred", "dispreferred"), ("winner", "loser"))
     ),
-    Shape("alpaca", ("instruction", "output")),
-    *(
-        Shape("alpaca", ("instruction", answer), {"output_key": answer}, {"input_key": "context"})
-        for answer in ("response", "answer", "completion")
-    ),
-    Shape(
-        "alpaca", ("INSTRUCTION", "RESPONSE"), {"instruction_key": "INSTRUCTION", "output_key": "RESPONSE"}
-    ),
-    Shape("prompt-completion", ("prompt", "completion")),
-    *(_pair("prompt", answer) for answer in ("response", "answer", "output", "generation")),
-    *(_pair("question", answer) for answer in ("answer", "response", "solution", "output")),
-    *(_pair("query", answer) for answer in ("response", "answer", "output")),
-    *(_pair("problem", answer) for answer in ("solution", "answer", "generated_solution")),
-    *(_pair(*keys) for keys in (("input", "output"), ("inputs", "targets"), ("source", "target"))),
-    *(_pair(*keys) for keys in (("article", "summary"), ("document", "summary"))),
-    Shape("jsonl", ("text",)),
-    *(Shape("jsonl", (key,), {"text_key": key}) for key in ("content", "document", "body", "raw_content")),
+    *(replace(_pair(*keys), is_loose=True) for keys in (("inputs", "targets"), ("source", "target"))),
+    *(Shape("tokens", (key,), {"input_ids_key": key}, {}, key == "ids") for key in ("token_ids", "ids")),
 )
 # Settings that name the keys of a kind.
 SETTINGS = {

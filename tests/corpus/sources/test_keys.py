@@ -24,6 +24,8 @@ from nbtrain.config.sections.sources import (
 from nbtrain.corpus.records import MOST_KEYS, OTHER_KEYS, Tally
 from nbtrain.corpus.sources.base import open_source
 from nbtrain.corpus.sources.keys import TABLES, holds_value, looks_like_mark
+from nbtrain.corpus.sources.record_kind import source_of
+from nbtrain.corpus.sources.shapes import SHAPES, way_forward
 from tests.fuzzing import num_cases
 
 MODELS = {
@@ -574,6 +576,24 @@ def test_a_missing_key_has_a_way_forward(kind, record, advice):
             setting.split(": ") for setting in advice.removeprefix("add to this source: ").split(", ")
         )
         assert pieces_of(kind, record, **settings)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join((shape.kind, *shape.keys)))
+def test_the_source_of_records_is_the_one_that_is_advised(shape):
+    """For each known format, a source is chosen that reads its records, with the settings of the advice."""
+    values = {"chat": TALK, "tokens": [5, 6], "preference": "a"}
+    record = {key: values.get(shape.kind, f"a {key}") for key in shape.keys}
+    if shape.kind == "preference" and not shape.optional:
+        record |= {"prompt": "q"} | {key: f" {key}" for key in shape.keys}
+    for optional in ({}, {key: values.get(shape.kind, "more") for key in shape.optional.values()}):
+        found = source_of([record | optional] * 3)
+        kind, settings = found.pop("kind"), found
+        assert kind == shape.kind
+        advice = way_forward(record | optional, "mock")
+        said = ", ".join(f"{setting}: {key}" for setting, key in settings.items())
+        assert advice == f"; such records are read by kind: {kind}{f' with {said}' if said else ''}"
+        if kind in MODELS and ("prompt" in record or kind != "preference"):
+            assert pieces_of(kind, record | optional, **settings)
 
 
 def test_messages_that_are_text_of_another_kind():

@@ -141,8 +141,31 @@ def test_amounts_of_much_text_are_estimated(workspace, monkeypatch):
         ),
         ({"prompt": "a", "chosen": "b", "rejected": "c"}, {"kind": "preference"}),
         ({"input_ids": [1, 2], "labels": [1, -100]}, {"kind": "tokens", "labels_key": "labels"}),
-        # Dolly's context belongs in the prompt, and no kind puts it there.
-        ({"instruction": "a", "context": "b", "response": "c"}, None),
+        (
+            {"instruction": "a", "context": "b", "response": "c"},
+            {"kind": "alpaca", "output_key": "response", "input_key": "context"},
+        ),
+        # What is asked about belongs in the prompt, and this kind does not put it there.
+        ({"question": "a", "context": "b", "answer": "c"}, None),
+        ({"messages": json.dumps(TALK["messages"])}, {"kind": "chat"}),
+        (
+            {"messages": "text", "conversation": TALK["messages"]},
+            {"kind": "chat", "messages_key": "conversation"},
+        ),
+        ({"prompt": "a", "output": "b"}, {"kind": "prompt-completion", "completion_key": "output"}),
+        ({"text": "a", "prompt": "b", "response": None}, {"kind": "jsonl"}),
+        # Names that a text has for other reasons.
+        ({"text": "a", "source": "web", "target": "train"}, {"kind": "jsonl"}),
+        ({"body": "a", "winner": "b", "loser": "c"}, {"kind": "jsonl", "text_key": "body"}),
+        ({"text": "a", "items": ["b"], "ids": [3]}, {"kind": "jsonl"}),
+        (
+            {"abstract": "a text", "source": "web", "target": "x", "ids": [3]},
+            {"kind": "jsonl", "text_key": "abstract"},
+        ),
+        (
+            {"prompt": "a long one", "winner": "b", "loser": "c"},
+            {"kind": "preference", "chosen_key": "winner", "rejected_key": "loser"},
+        ),
         ({"numbers": [1]}, None),
     ],
 )
@@ -154,7 +177,7 @@ def test_the_kind_of_records(record, source):
 def test_the_key_of_text_in_most_records():
     """A key that most records have is preferred to a rarer key with longer text."""
     records = [{"content": "short", "markup": "much longer text"}] * 19 + [{"markup": "x"}]
-    assert text_key(records) == "content"
+    assert source_of(records) == {"kind": "jsonl", "text_key": "content"}
     assert text_key([{"markup": "much longer text", "title": "t"}]) == "markup"
 
 

@@ -63,6 +63,11 @@ def end(job, state="SUCCEEDED", step=0):
         )
 
 
+def lacks(refused: pytest.ExceptionInfo, *parts: str) -> list[str]:
+    """Return the parts that a refusal does not have: the place, what was found, and the fix."""
+    return [part for part in parts if part not in str(refused.value)]
+
+
 def test_a_new_run_is_written_down(tiny):
     """For a new run, run.json, config.yaml and plan.json are written, and three JSON files for its job."""
     config = tiny(**{"backend.env": {"HOME_MADE": "1"}})
@@ -252,11 +257,9 @@ def test_a_job_that_is_not_heard_of_is_joined_with_a_warning(tiny, caplog):
     record.write(job.job_json)
     os.utime(job.job_json, (time.time() - 300, time.time() - 300))
     assert resume(job.run).job_id == job.job_id
-    assert (
-        "tiny: its supervisor last gave a sign of life 5 min 0 s ago, on other. If that machine or container "
-        "is gone, `nbtrain cancel --now tiny` ends the job, and `nbtrain resume tiny` continues."
-        in caplog.text
-    )
+    (said,) = [message for message in caplog.messages if message.startswith("tiny: its supervisor ")]
+    parts = ("5 min 0 s ago", "on other.", "`nbtrain cancel --now tiny`", "`nbtrain resume tiny`")
+    assert [part for part in parts if part not in said] == []
 
 
 def test_a_longer_run_stretches_its_decay(tiny):
@@ -327,10 +330,7 @@ def test_less_than_what_is_done_is_refused(tiny):
     files.write_json(job.run.checkpoint_manifest(5), {"schema_version": 2, "files": {}})
     with pytest.raises(SubmitError) as refused:
         resume(job.run, ["batch.max_steps=3"])
-    assert str(refused.value) == (
-        "override batch.max_steps=3: batch.max_steps ends the run after 3 steps, but output/tiny has reached "
-        "step 5. Set a higher limit, or train from scratch under another `name:`."
-    )
+    assert lacks(refused, "override batch.max_steps=3: ", "step 5.", "another `name:`") == []
 
 
 @pytest.mark.parametrize("reached, loss", [(5, 4.5), (7, None)])
@@ -373,11 +373,7 @@ def test_perf_is_not_measured_within_a_training(tiny):
     files.write_json(job.run.checkpoint_manifest(5), {"schema_version": 2, "files": {}})
     with pytest.raises(SubmitError) as refused:
         resume(job.run, ["mode=perf"])
-    assert str(refused.value) == (
-        "override mode=perf: mode = perf measures from the first step and saves nothing, but output/tiny has "
-        "been "
-        "trained to step 5. Measure under another `name:`."
-    )
+    assert lacks(refused, "override mode=perf: ", "step 5.", "another `name:`") == []
 
 
 def trained_then_evaluated(tiny, step):
@@ -484,10 +480,7 @@ def test_a_run_keeps_its_name_on_resume(tiny):
     end(job, "CANCELLED")
     with pytest.raises(ConfigError) as refused:
         resume(job.run, ["name=other", "batch.train_tokens=2560"])
-    assert str(refused.value) == (
-        "override name=other: a run keeps its name on resume, and this one is tiny. `nbtrain clone tiny "
-        "other` makes a new run of it, which trains from the beginning."
-    )
+    assert lacks(refused, "override name=other: ", "is tiny.", "`nbtrain clone tiny other`") == []
     assert job.run.job_ids() == [job.job_id]
     assert resume(job.run, ["name=tiny"]).job_id != job.job_id
 
@@ -504,11 +497,8 @@ def test_after_a_measurement_the_mode_must_be_said(tiny):
     end(job)
     with pytest.raises(SubmitError) as refused:
         resume(job.run)
-    assert str(refused.value) == (
-        "output/tiny: its last job only measured (mode: perf), and left no checkpoint to continue from. "
-        "`nbtrain resume tiny "
-        "mode=full` trains it from the beginning; `nbtrain resume tiny mode=perf` measures again."
-    )
+    commands = ("`nbtrain resume tiny mode=full`", "`nbtrain resume tiny mode=perf`")
+    assert lacks(refused, "output/tiny: ", "(mode: perf)", *commands) == []
     end(resume(job.run, ["mode=perf"]))
     resume(job.run, ["mode=full"])
     assert load_resolved(job.run.config_yaml).mode == "full"
@@ -527,11 +517,7 @@ def test_a_checkpoint_on_the_nodes_alone_is_one_to_evaluate_and_none_to_measure_
 def test_an_evaluation_needs_a_checkpoint(tiny):
     with pytest.raises(SubmitError) as refused:
         submit(tiny(mode="eval"))
-    assert str(refused.value) == (
-        "override mode=eval: mode = eval needs a checkpoint, and output/tiny has none. Train the run first, "
-        "with "
-        "mode: full."
-    )
+    assert lacks(refused, "override mode=eval: ", "output/tiny has none.", "mode: full.") == []
 
 
 def test_data_made_anew_is_refused(tiny):
@@ -753,10 +739,7 @@ def test_a_foreign_folder_is_refused(tiny):
     (run.path / "thesis.tex").write_text("precious")
     with pytest.raises(SubmitError) as refused:
         submit(tiny())
-    assert str(refused.value) == (
-        "output/tiny is not a run directory of nbtrain: it has no run.json but holds thesis.tex. Nothing was "
-        "written. Choose another `name:`, or move that folder away."
-    )
+    assert lacks(refused, "output/tiny ", "holds thesis.tex.", "another `name:`") == []
     assert [path.name for path in run.path.iterdir()] == ["thesis.tex"]
 
 
@@ -846,10 +829,7 @@ def test_a_clone_that_the_disk_does_not_take_leaves_its_name_free(tiny, monkeypa
         patched.setattr(files, "write_text", full)
         with pytest.raises(SubmitError) as refused:
             clone(run, "sibling")
-    assert str(refused.value) == (
-        "output/sibling cannot be written: No space left on device. Nothing was started. Free space or "
-        "change the permissions, or set NBTRAIN_OUTPUT to another folder."
-    )
+    assert lacks(refused, "output/sibling ", "No space left on device.", "NBTRAIN_OUTPUT") == []
     assert clone(run, "sibling").name == "sibling"
 
 

@@ -31,6 +31,8 @@ from nbtrain.planner.time.network_use import gigabytes, network_use, uses_on
 from nbtrain.planner.time.rates import read_speed
 from nbtrain.planner.time.step import estimate_step
 
+pytestmark = pytest.mark.usefixtures("workspace")
+
 PAGE = Path(__file__).parents[2] / "docs" / "plan.md"
 # 39.5B parameters with ZeRO 3 on two machines of eight H200, four micro batches of 8 sequences on a rank.
 FORTY_BILLION = {
@@ -44,11 +46,6 @@ FORTY_BILLION = {
     "batch": {"micro_batch_size": 8, "global_batch_size": 512},
     "resources": {"nodes": 2, "gpus_per_node": 8, "gpu_type": "H200"},
 }
-
-
-@pytest.fixture(autouse=True)
-def an_empty_workspace(workspace):
-    """Use an empty data directory, without measurements."""
 
 
 def forty_billion(**resources):

@@ -22,13 +22,7 @@ from tests.dataset.indexed_writer import IndexedWriter
 
 HOUR, DAY = 3600, 86400
 
-pytestmark = pytest.mark.usefixtures("workspace")
-
-
-@pytest.fixture(autouse=True)
-def _examples(workspace, repository):
-    """Copy the example runs to the empty workspace."""
-    (workspace / "examples").symlink_to(repository / "examples")
+pytestmark = pytest.mark.usefixtures("examples")
 
 
 # --- time -----------------------------------------------------------------------------------------

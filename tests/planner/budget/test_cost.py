@@ -8,13 +8,9 @@ from nbtrain.config.load import load
 from nbtrain.planner.budget.cost import CostEstimate, Price, estimate_cost, read_prices, user_prices
 from nbtrain.planner.plan import plan
 
+pytestmark = pytest.mark.usefixtures("examples")
+
 HOUR = 3600
-
-
-@pytest.fixture(autouse=True)
-def _examples(workspace, repository):
-    """Copy the example runs to the empty workspace."""
-    (workspace / "examples").symlink_to(repository / "examples")
 
 
 def write(text: str) -> None:

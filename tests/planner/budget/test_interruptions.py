@@ -21,11 +21,7 @@ from nbtrain.planner.budget.interruptions import (
 )
 from nbtrain.planner.plan import plan
 
-
-@pytest.fixture(autouse=True)
-def _examples(workspace, repository):
-    """Copy the example runs to the empty workspace."""
-    (workspace / "examples").symlink_to(repository / "examples")
+pytestmark = pytest.mark.usefixtures("examples")
 
 
 @pytest.mark.parametrize(("between_minutes", "best_minutes"), [(24 * 60, 117), (6 * 60, 57), (15, 9.1)])

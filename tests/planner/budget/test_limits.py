@@ -13,12 +13,9 @@ from nbtrain.jobs.checks.limits import refuse_over_limits, refuse_run_over_limit
 from nbtrain.planner.budget.limits import amount_of, limits_of
 from nbtrain.planner.plan import plan
 
+pytestmark = pytest.mark.usefixtures("workspace")
+
 RUN = "gpt-13b-4xdp-4xpp"
-
-
-@pytest.fixture(autouse=True)
-def an_empty_workspace(workspace):
-    """Use a workspace of this test alone."""
 
 
 def team(text):

@@ -11,10 +11,7 @@ from nbtrain.planner.budget.wikipedias import WIKIPEDIAS, estimate_text
 from nbtrain.planner.lint.training_lengths import LENGTHS, is_far
 from nbtrain.planner.plan import plan
 
-
-@pytest.fixture(autouse=True)
-def an_empty_workspace(workspace):
-    """Use an empty data directory: no dataset is prepared."""
+pytestmark = pytest.mark.usefixtures("workspace")
 
 
 def repeated(config):

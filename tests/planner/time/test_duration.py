@@ -17,13 +17,7 @@ from nbtrain.planner.time.step import estimate_step, forward_seconds
 
 HOUR, DAY = 3600, 86400
 
-pytestmark = pytest.mark.usefixtures("workspace")
-
-
-@pytest.fixture(autouse=True)
-def _examples(workspace, repository):
-    """Copy the example runs to the empty workspace."""
-    (workspace / "examples").symlink_to(repository / "examples")
+pytestmark = pytest.mark.usefixtures("examples")
 
 
 def step_seconds(config: RunConfig) -> float:

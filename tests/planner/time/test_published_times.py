@@ -9,6 +9,8 @@ from nbtrain.planner.plan import plan
 from nbtrain.planner.time.published_times import DAY, HOUR, PUBLISHED, published_time
 from tests.config.conftest import UPSTREAM
 
+pytestmark = pytest.mark.usefixtures("workspace")
+
 GOLDEN = {
     "gpt-125m": 8 * HOUR,
     "gpt-125m-2xdp": 4 * HOUR,
@@ -20,11 +22,6 @@ GOLDEN = {
     "gpt-13b-4xdp-8xpp": None,
     "gpt-13b-4xdp-4xpp-4xtp": None,
 }
-
-
-@pytest.fixture(autouse=True)
-def an_empty_workspace(workspace):
-    """Use an empty data directory, without measurements."""
 
 
 def test_each_of_the_nine_runs_has_its_published_time():

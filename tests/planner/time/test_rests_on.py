@@ -13,12 +13,9 @@ from nbtrain.planner.setup.last_job import Measured
 from nbtrain.planner.time.duration import OWN, rests_on
 from nbtrain.planner.time.rates import read_speed
 
+pytestmark = pytest.mark.usefixtures("workspace")
+
 RESULTS = Path(__file__).parents[3] / "docs" / "evidence" / "gpu.json"
-
-
-@pytest.fixture(autouse=True)
-def an_empty_workspace(workspace):
-    """Use an empty data directory, without measurements."""
 
 
 def test_the_measurement_is_the_one_on_the_page():

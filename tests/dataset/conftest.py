@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from nbtrain.base import files
+from nbtrain.base.errors import DataError
 from nbtrain.config.schema import RunConfig
+from nbtrain.corpus.sources import base
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.manifest import DatasetManifest
 from nbtrain.dataset.prepare import workers
@@ -39,6 +41,30 @@ for line in sys.stdin:
         result = {"error": traceback.format_exc()}
     print(json.dumps(result), file=answers, flush=True)
 """
+
+
+def content(folder):
+    """Return {name: bytes} of a dataset's file pairs."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".bin", ".idx")}
+
+
+def refuses(message, call, *arguments, **keywords):
+    """Check that the call raises a DataError with exactly this message."""
+    with pytest.raises(DataError) as caught:
+        call(*arguments, **keywords)
+    assert str(caught.value) == message
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    """Set the size of parts to 2 kB, so that a test's texts span several parts."""
+    monkeypatch.setattr(base, "PART_BYTES", 2_000)
+
+
+@pytest.fixture
+def prefix(workspace):
+    (workspace / "data").mkdir()
+    return workspace / "data" / "text_document"
 
 
 @pytest.fixture(scope="session")

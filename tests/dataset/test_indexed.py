@@ -10,13 +10,8 @@ from nbtrain.base.errors import DataError
 from nbtrain.dataset import indexed, indexed_writer
 from nbtrain.dataset.indexed import DTYPES, HEADER, IndexedDataset, check_vocabulary, optimal_dtype
 from nbtrain.dataset.indexed_writer import write_index
+from tests.dataset.conftest import refuses
 from tests.dataset.indexed_writer import IndexedWriter
-
-
-@pytest.fixture
-def prefix(workspace):
-    (workspace / "data").mkdir()
-    return workspace / "data" / "text_document"
 
 
 def write(prefix, documents, vocab_size=100, eod_id=9, dtype=None):
@@ -116,12 +111,6 @@ def test_failure_leaves_no_file(prefix):
         writer.add_document(np.array([1]))
         raise RuntimeError
     assert list(prefix.parent.iterdir()) == []
-
-
-def refuses(message, call, *arguments, **keywords):
-    with pytest.raises(DataError) as caught:
-        call(*arguments, **keywords)
-    assert str(caught.value) == message
 
 
 def test_id_outside_the_vocabulary(prefix):

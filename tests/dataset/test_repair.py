@@ -13,14 +13,9 @@ from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.indexed_writer import write_index
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.repair import plan_repair
+from tests.dataset.conftest import refuses
 from tests.dataset.dataset_maker import make_dataset
 from tests.dataset.indexed_writer import IndexedWriter
-
-
-@pytest.fixture
-def prefix(workspace):
-    (workspace / "data").mkdir()
-    return workspace / "data" / "text_document"
 
 
 def uncounted(prefix, documents):
@@ -31,12 +26,6 @@ def uncounted(prefix, documents):
     right = prefix.with_suffix(".idx").read_bytes()
     write_index(prefix.with_suffix(".idx"), np.uint16, np.array([len(document) for document in documents]))
     return right
-
-
-def refuses(message, call, *arguments):
-    with pytest.raises(DataError) as caught:
-        call(*arguments)
-    assert str(caught.value) == message
 
 
 def test_detected_and_mended(prefix):

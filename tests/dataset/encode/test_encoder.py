@@ -47,27 +47,15 @@ from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare import dataset as prepare_dataset
 from nbtrain.dataset.prepare.prepare import prepare
 from tests.corpus import made
+from tests.dataset.conftest import content
 from tests.disks import mounted_disk
 from tests.waiting import wait_until
-
-
-def content(folder):
-    """Return {name: bytes} of a dataset's file pairs."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".bin", ".idx")}
 
 
 def assert_hashes_are_right(dataset):
     """Assert that the manifest has the hashes of the files."""
     said = {name: entry["sha256"] for name, entry in dataset.manifest().files.items()}
     assert said == {name: files.sha256_of(dataset.directory / name) for name in said}
-
-
-@pytest.fixture
-def small_parts(monkeypatch):
-    """Set the size of parts to 2 kB, so that a test's texts span several parts."""
-    for module in (base, source_files, jsonl):
-        if hasattr(module, "PART_BYTES"):
-            monkeypatch.setattr(module, "PART_BYTES", 2_000)
 
 
 def write_jsonl(path, records):

@@ -22,12 +22,11 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.extras import install_command
 from nbtrain.base.workspace import dataset_dir
 from nbtrain.config.sections.workers_section import SlurmWorkersConfig, WorkersConfig
-from nbtrain.corpus.sources import base, jsonl
-from nbtrain.corpus.sources import files as source_files
 from nbtrain.corpus.workers import dask_pool, dask_worker, lease, ordered_map
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.prepare.prepare import prepare
 from tests.conftest import skip_or_fail
+from tests.dataset.conftest import content
 from tests.waiting import wait_until
 
 
@@ -35,14 +34,6 @@ def needs_dask():
     for package in ("distributed", "dask_jobqueue", "cryptography"):
         if importlib.util.find_spec(package) is None:
             skip_or_fail("NBTRAIN_REQUIRE_DASK", f"{package} is not installed (pip install 'nbtrain[dask]')")
-
-
-@pytest.fixture
-def small_parts(monkeypatch):
-    """Set the size of parts to 2 kB, so that a test's texts span several parts."""
-    for module in (base, source_files, jsonl):
-        if hasattr(module, "PART_BYTES"):
-            monkeypatch.setattr(module, "PART_BYTES", 2_000)
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +65,6 @@ def cluster(scheduler):
     connected = DaskCluster(WorkersConfig(kind="dask", address=scheduler), "run.yaml:3: data.workers")
     yield connected
     connected.close()
-
-
-def content(folder):
-    """Return {name: bytes} of a dataset's file pairs."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".bin", ".idx")}
 
 
 def work(folder, task):

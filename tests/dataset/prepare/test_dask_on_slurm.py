@@ -13,7 +13,8 @@ from nbtrain.base.workspace import data_home, dataset_dir
 from nbtrain.dataset.prepare.prepare import prepare
 from tests.clusters import slurm
 from tests.conftest import skip_or_fail
-from tests.dataset.prepare.test_dask import needs_dask, small_parts  # noqa: F401  (a fixture)
+from tests.dataset.conftest import content
+from tests.dataset.prepare.test_dask import needs_dask
 
 pytestmark = pytest.mark.soak
 WORKERS = {"kind": "dask", "cluster": "slurm", "num_workers": 2, "memory_bytes": 2_000_000_000}
@@ -42,11 +43,7 @@ def home(workspace, tmp_path, monkeypatch):
 
 
 def made(config):
-    """Prepare the dataset and return its bytes."""
-    folder = dataset_dir(config.data.name)
-    return {
-        path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix in (".bin", ".idx")
-    }
+    return content(dataset_dir(config.data.name))
 
 
 def end_first_job(cluster, ended):

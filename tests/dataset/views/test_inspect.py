@@ -15,14 +15,9 @@ from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.dataset.views import inspect as module
 from nbtrain.dataset.views.inspect import inspect, verify
+from tests.dataset.conftest import refuses
 from tests.dataset.dataset_maker import make_dataset, make_tokenizer
 from tests.dataset.indexed_writer import IndexedWriter
-
-
-def refuses(message, call, *arguments):
-    with pytest.raises(DataError) as caught:
-        call(*arguments)
-    assert str(caught.value) == message
 
 
 def test_inspect_and_verify(make_config, texts):

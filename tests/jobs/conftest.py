@@ -34,6 +34,16 @@ backend: {restart_backoff_seconds: 0.2, shutdown_timeout_seconds: 20}
 """
 
 
+def trace(run: RunDir) -> dict[int, set[tuple[str, str]]]:
+    """Return {step: set of (loss, gradient norm)} with everything that the run's jobs have written."""
+    steps: dict[int, set[tuple[str, str]]] = {}
+    for job_id in run.job_ids():
+        for event in read_events(run.job(job_id)):
+            if event["kind"] == "trace":
+                steps.setdefault(event["step"], set()).add((event["loss"], event["grad_norm"]))
+    return steps
+
+
 @pytest.fixture(scope="session", autouse=True)
 def versions_read_once() -> Iterator[None]:
     """Read the versions of the installed packages once; each submission records eight of them."""

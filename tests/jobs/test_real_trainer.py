@@ -25,6 +25,7 @@ from nbtrain.config.load import load_resolved, to_yaml
 from nbtrain.jobs.control import control
 from nbtrain.jobs.machine import processes
 from nbtrain.jobs.submission.submit import resume, submit
+from tests.jobs.conftest import trace
 from tests.train import launch
 from tests.waiting import wait_until
 
@@ -42,16 +43,6 @@ SETTINGS = {
 # The main test, in which a rank is stopped until the supervisor is dead, however fast its steps are.
 SHORT_STEPS, STOP_AT = 40, 6
 SHORT = {**SETTINGS, "batch.train_tokens": SHORT_STEPS * 8 * 16, "evaluation.eval_interval_steps": 15}
-
-
-def trace(run: RunDir) -> dict[int, set[tuple[str, str]]]:
-    """Return {step: set of (loss, gradient norm)} with everything that the run's jobs have written."""
-    steps: dict[int, set[tuple[str, str]]] = {}
-    for job_id in run.job_ids():
-        for event in read_events(run.job(job_id)):
-            if event["kind"] == "trace":
-                steps.setdefault(event["step"], set()).add((event["loss"], event["grad_norm"]))
-    return steps
 
 
 def last_step(run: RunDir) -> int:

@@ -14,6 +14,7 @@ from nbtrain.pretrained.model import open_model
 from nbtrain.pretrained.tensors import Sizes, own_tensors
 from nbtrain.pretrained.values import check_values
 from nbtrain.pretrained.written import own_description
+from tests.pretrained.made import PickledCode
 from tests.pretrained.small import write_small_folder
 
 WEIGHTS = "model.safetensors"
@@ -270,21 +271,13 @@ def test_a_pickle_is_not_read(folder):
     """A pickle is rejected without executing its code."""
     (folder / WEIGHTS).unlink()
     ran = folder / "ran"
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(_Code(str(ran))))
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(PickledCode(str(ran))))
     assert message(folder) == (
         "m: holds its weights as a pickle (pytorch_model.bin), which can run code when it is loaded and is "
         "therefore not read. Get the safetensors files of the model, or convert it where you trust it: "
         "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) of transformers."
     )
     assert not ran.exists()
-
-
-class _Code:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return open, (self.path, "w")
 
 
 def test_nan_weights_are_caught(folder):

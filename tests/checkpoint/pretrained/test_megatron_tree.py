@@ -27,6 +27,7 @@ from nbtrain.model.gpt import build_model
 from nbtrain.pretrained.megatron import find_tree
 from nbtrain.pretrained.model import open_model
 from tests.dataset.dataset_maker import make_tokenizer
+from tests.pretrained.made import PickledCode
 from tests.train import launch
 
 ROWS = 512
@@ -273,19 +274,11 @@ def test_code_is_not_run_and_enums_are_looked_through(model, tmp_path, monkeypat
         for name in ("megatron", "megatron.model", "megatron.model.enums"):
             patch.delitem(sys.modules, name)
         assert_joined(tmp_path / "tree", weights)
-    args.evil = _Code(str(tmp_path / "ran"))
+    args.evil = PickledCode(str(tmp_path / "ran"))
     write_own(tmp_path / "evil", config, weights, 1, 1, args=args)
     with pytest.raises(CheckpointError, match=r"model_optim_rng\.pt holds code"):
         MegatronWeights(find_tree(tmp_path / "evil"))
     assert not (tmp_path / "ran").exists()
-
-
-class _Code:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return open, (self.path, "w")
 
 
 def test_trees_that_are_not_whole(model, tmp_path, monkeypatch):

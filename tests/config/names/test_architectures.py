@@ -10,16 +10,6 @@ from nbtrain.config.rules.resume import is_bound
 CHILD = "extends: gpt-125m\nname: child\nmodel:\n"
 
 
-@pytest.fixture
-def child(tmp_path):
-    def of(text, name="child"):
-        path = tmp_path / f"{name}.yaml"
-        path.write_text(text)
-        return path
-
-    return of
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_stands_for_its_fields(name, child):
     """A name sets its fields in a file, as an override and in Python, and no rule refuses them."""

@@ -9,16 +9,6 @@ from nbtrain.config.names.recipes import FIELDS, NAMES, fields_of
 from nbtrain.config.rules.resume import WITHOUT_EFFECT, is_bound
 
 
-@pytest.fixture
-def child(tmp_path):
-    def of(text, name="child"):
-        path = tmp_path / f"{name}.yaml"
-        path.write_text(text)
-        return path
-
-    return of
-
-
 def value(config, key):
     section, _, name = key.partition(".")
     return getattr(getattr(config, section), name)

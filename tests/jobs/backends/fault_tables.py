@@ -26,11 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.run_directory.events import read_events
 from nbtrain.base.run_directory.jobstate import ACTIVE, CANCELLED, FAILED, LOST, SUCCEEDED
 from nbtrain.base.run_directory.node_records import NodeExit
 from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, JobRecord
-from nbtrain.base.run_directory.rundir import JobDir, RunDir
+from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.config.load import load
 from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.jobs.attempt.backend import status_of
@@ -174,16 +173,6 @@ class Fault:
 
     title: str
     make: Callable[[Any], Row]
-
-
-def trace(run: RunDir) -> dict[int, set[tuple[str, str]]]:
-    """Return {step: set of (loss, gradient norm)} with everything that the run's jobs have written."""
-    steps: dict[int, set[tuple[str, str]]] = {}
-    for job_id in run.job_ids():
-        for event in read_events(run.job(job_id)):
-            if event["kind"] == "trace":
-                steps.setdefault(event["step"], set()).add((event["loss"], event["grad_norm"]))
-    return steps
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ from nbtrain.jobs.control.control import cancel
 from nbtrain.jobs.submission.submit import resume
 from tests.clusters.hosts import NAMES, HostPair, missing
 from tests.jobs.backends import fault_tables
-from tests.jobs.backends.fault_tables import Fault, Impossible, Row, Tables, plain_times, trace
-from tests.jobs.conftest import FAKE_RANK
+from tests.jobs.backends.fault_tables import Fault, Impossible, Row, Tables, plain_times
+from tests.jobs.conftest import FAKE_RANK, trace
 from tests.waiting import wait_until
 
 # Heartbeat limit for a stopped rank, long enough for the trainer on a busy machine.

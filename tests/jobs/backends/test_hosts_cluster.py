@@ -5,7 +5,6 @@ Faults that take longer are in hosts_faults_table.py, which is a part of `make s
 
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from nbtrain.jobs.backends.hosts import end_job
 from nbtrain.jobs.control.control import cancel, request_save, wait
 from nbtrain.jobs.submission.submit import submit
 from tests.clusters import hosts
-from tests.conftest import skip_or_fail
 from tests.jobs.conftest import FAKE_RANK
 from tests.waiting import wait_until
 
@@ -32,20 +30,6 @@ pytestmark = pytest.mark.slow
 END_SECONDS = 600.0
 # Prefix of a host's problem: where the run names the host.
 NAMED_BY = "  override backend.hosts.hosts=[hosta, hostb]: backend.hosts.hosts"
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[hosts.HostPair]:
-    """Start a pair of hosts for all tests in this file."""
-    if why := hosts.missing():
-        skip_or_fail("NBTRAIN_REQUIRE_HOSTS", why)
-    folder = Path(tempfile.mkdtemp(prefix="hosts-"))
-    running = hosts.HostPair(folder)
-    try:
-        yield running.start()
-    finally:
-        running.stop()
-        shutil.rmtree(folder)
 
 
 @pytest.fixture

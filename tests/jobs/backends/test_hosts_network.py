@@ -4,9 +4,6 @@ follows.
 The hosts are network namespaces, and tc limits what each sends (tests/clusters/hosts.py).
 """
 
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,23 +12,9 @@ from nbtrain.config.load import load
 from nbtrain.jobs.calibration.calibrate_network import calibrate_network
 from nbtrain.planner.plan import plan
 from tests.clusters import hosts
-from tests.conftest import skip_or_fail
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
 SECONDS = 20.0
-
-
-@pytest.fixture
-def pair() -> Iterator[hosts.HostPair]:
-    if why := hosts.missing():
-        skip_or_fail("NBTRAIN_REQUIRE_HOSTS", why)
-    folder = Path(tempfile.mkdtemp(prefix="hosts-"))
-    running = hosts.HostPair(folder)
-    try:
-        yield running.start()
-    finally:
-        running.stop()
-        shutil.rmtree(folder)
 
 
 def test_the_limit_of_a_link_is_measured_and_plans_follow(pair: hosts.HostPair, workspace: Path) -> None:

@@ -34,8 +34,8 @@ from nbtrain.jobs.machine import processes
 from nbtrain.jobs.submission.submit import resume
 from tests.clusters.slurm import SlurmCluster, missing
 from tests.jobs.backends import fault_tables
-from tests.jobs.backends.fault_tables import Fault, Row, Tables, environment, plain_times, trace
-from tests.jobs.conftest import FAKE_RANK
+from tests.jobs.backends.fault_tables import Fault, Row, Tables, environment, plain_times
+from tests.jobs.conftest import FAKE_RANK, trace
 
 
 class Scene(fault_tables.Scene):

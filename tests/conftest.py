@@ -19,6 +19,7 @@ from .durations import Durations
 if TYPE_CHECKING:
     from nbtrain.proof.fork_client import ForkServer
     from tests.train.launch import ForkedRuns
+    from tests.train.layouts import Place
 
 REPOSITORY = Path(__file__).parent.parent
 SHARED = REPOSITORY.parent / "shared"
@@ -235,6 +236,14 @@ def forked(fork_server: "ForkServer", data_home: Path) -> "ForkedRuns":
     from tests.train.launch import ForkedRuns
 
     return ForkedRuns(fork_server, data_home)
+
+
+@pytest.fixture(scope="module")
+def place(fork_server: "ForkServer", data_home: Path, tmp_path_factory: pytest.TempPathFactory) -> "Place":
+    """Return the place of a test file's runs, which trains each layout once on the data in `data_home`."""
+    from tests.train.layouts import Place
+
+    return Place(tmp_path_factory.mktemp("runs"), data_home, fork_server)
 
 
 @pytest.fixture

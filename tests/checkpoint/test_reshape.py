@@ -15,14 +15,9 @@ from nbtrain.checkpoint.weights.store import CheckpointStore
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes
 from nbtrain.config.load import load_resolved
 from tests.train import launch
-from tests.train.layouts import HALF, STEPS, Place, assert_same, layout
+from tests.train.layouts import HALF, STEPS, assert_same, layout
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory, data_home, fork_server) -> Place:
-    return Place(tmp_path_factory.mktemp("reshape"), data_home, fork_server)
 
 
 # tests/parity/test_reshaping.py goes from layout to layout. Here are the kinds of state that it lacks:

@@ -14,14 +14,9 @@ from nbtrain.checkpoint.weights.store import CheckpointStore
 from nbtrain.config.load import load_resolved
 from nbtrain.model.gpt import build_model
 from tests.train import launch
-from tests.train.layouts import HALF, Place, assert_same, layout
+from tests.train.layouts import HALF, assert_same, layout
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory, data_home, fork_server) -> Place:
-    return Place(tmp_path_factory.mktemp("universal"), data_home, fork_server)
 
 
 def written(run, to) -> list[dict]:

@@ -13,16 +13,10 @@ from nbtrain.config.load import load, load_resolved
 from nbtrain.model.gpt import build_model
 from nbtrain.model.names import is_adapter
 from nbtrain.parallel.tensor import partition_dim
-from tests.train.layouts import Place
 
 TESTS = Path(__file__).parents[1]
 PAGE = (TESTS.parent / "docs" / "checkpoint-files.md").read_text(encoding="utf-8")
 (CODE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory, data_home, fork_server) -> Place:
-    return Place(tmp_path_factory.mktemp("checkpoint files"), data_home, fork_server)
 
 
 @pytest.mark.slow

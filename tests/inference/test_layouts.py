@@ -21,11 +21,6 @@ LAYOUTS = ["t2 z1", "p2 z1", "p2 t2 z1", "d2 z3", "s2 z1"]
 TOKENS = torch.randint(launch.VOCAB_SIZE, (2, 32), generator=torch.Generator().manual_seed(3))
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory, data_home, fork_server) -> Place:
-    return Place(tmp_path_factory.mktemp("layouts"), data_home, fork_server)
-
-
 def model_from(place: Place, layout: str):
     run = place.source(layout)
     model = model_of(load_resolved(run.config_yaml)).eval().requires_grad_(False)

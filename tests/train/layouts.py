@@ -6,11 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from nbtrain.base.run_directory.records import ResumeCertificate
 from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.checkpoint.weights.opened import open_checkpoint
 from nbtrain.checkpoint.weights.store import CheckpointStore
+from nbtrain.config.load import load_resolved
+from nbtrain.inference.loaded import fill, model_of
+from nbtrain.model.gpt import GPT
+from nbtrain.model.gpt_config import GPTConfig
+from nbtrain.model.names import is_adapter
 from nbtrain.proof.fork_client import ForkServer
 from tests.parity.cases import LLAMA
 from tests.train import forked, launch
@@ -154,6 +161,32 @@ def beside_weights(
         return base, run
 
     return of
+
+
+def assert_trains_as(alone: RunDir, run: RunDir) -> CheckpointStore:
+    """Assert that a run in another layout has the losses and weights of the run of one process, and return
+    its last checkpoint.
+    """
+    assert launch.losses(run) == pytest.approx(launch.losses(alone), abs=1e-5)
+    expected, found = (CheckpointStore(each.checkpoint(STEPS)) for each in (alone, run))
+    assert set(expected.parameters) == set(found.parameters)
+    for name in expected.parameters:
+        assert expected.full(name).any()
+        torch.testing.assert_close(found.full(name), expected.full(name), rtol=1e-3, atol=1e-4)
+    return found
+
+
+def apart_and_merged(run: RunDir) -> tuple[GPT, GPT]:
+    """Return the model of a run with adapters as it was trained, and the merged model that generates text."""
+    config, store = load_resolved(run.config_yaml), open_checkpoint(run, STEPS)
+    apart, merged = GPT(GPTConfig.of(config)).eval(), model_of(config).eval()
+    fill(merged, store)
+    with torch.no_grad():
+        for name, parameter in apart.named_parameters():
+            source = store.adapters if is_adapter(name) else store.base
+            shape = source.parameters[name].shape
+            parameter[: shape[0]] = source.read(name, "fp32").view(shape)
+    return apart, merged
 
 
 def assert_resumes(place: Place, forked: Any, words: str, make: Callable[[str], RunDir]) -> None:

@@ -9,21 +9,21 @@ import torch
 
 from nbtrain.checkpoint.weights.opened import open_checkpoint
 from nbtrain.checkpoint.weights.store import CheckpointStore
-from nbtrain.config.load import load_resolved
-from nbtrain.inference.loaded import fill, model_of
-from nbtrain.model.gpt import GPT
-from nbtrain.model.gpt_config import GPTConfig
-from nbtrain.model.names import OF_VOCABULARY, adapters_of, is_adapter
+from nbtrain.model.names import OF_VOCABULARY, adapters_of
 from tests.train import launch
-from tests.train.layouts import HALF, STEPS, Place, assert_resumes, assert_same, beside_weights, layout
+from tests.train.layouts import (
+    HALF,
+    STEPS,
+    apart_and_merged,
+    assert_resumes,
+    assert_same,
+    assert_trains_as,
+    beside_weights,
+    layout,
+)
 
 pytestmark = pytest.mark.slow
 LORA = {"lora.rank": 4, "lora.alpha": 16.0, "lr_schedule.lr": 1e-2, "lr_schedule.lr_warmup_tokens": 256}
-
-
-@pytest.fixture(scope="module")
-def place(fork_server, data_home, tmp_path_factory):
-    return Place(tmp_path_factory.mktemp("runs"), data_home, fork_server)
 
 
 def adapted(place, base, words, name="lora", **overrides):
@@ -72,12 +72,7 @@ def test_every_layout_trains_the_adapters_of_one_process(kind, words, place, one
     name = "-".join(["lora", *more]).replace(".", "-").replace("_", "-")
     run = adapted(place, base, f"{words} {kind}".strip(), name=name[:30].strip("-"), **more)
     place.train(run, layout(words)[0])
-    assert launch.losses(run) == pytest.approx(launch.losses(alone), abs=1e-5)
-    expected, found = (CheckpointStore(each.checkpoint(STEPS)) for each in (alone, run))
-    assert set(expected.parameters) == set(found.parameters)
-    for name in expected.parameters:
-        assert expected.full(name).any()
-        torch.testing.assert_close(found.full(name), expected.full(name), rtol=1e-3, atol=1e-4)
+    assert_trains_as(alone, run)
 
 
 def test_nothing_but_adapters_moves_and_is_saved(place, one):
@@ -130,16 +125,8 @@ def test_merged_logits_are_those_of_the_adapters(place, one):
     adapters.
     """
     _, alone = one("llama")
-    config = load_resolved(alone.config_yaml)
-    store, tokens = open_checkpoint(alone, STEPS), torch.arange(60).view(2, 30)
-    apart, merged = GPT(GPTConfig.of(config)).eval(), model_of(config).eval()
-    fill(merged, store)
+    tokens = torch.arange(60).view(2, 30)
     with torch.no_grad():
-        for name, parameter in apart.named_parameters():
-            source = store.adapters if is_adapter(name) else store.base
-            parameter[: source.parameters[name].shape[0]] = source.read(name, "fp32").view(
-                source.parameters[name].shape
-            )
-        logits = [model(tokens)[..., : launch.VOCAB_SIZE] for model in (apart, merged)]
+        logits = [model(tokens)[..., : launch.VOCAB_SIZE] for model in apart_and_merged(alone)]
     assert (logits[0] - logits[1]).abs().max() < 1e-5
     assert not torch.equal(*logits)

@@ -17,15 +17,10 @@ from nbtrain.config.load import load_resolved
 from nbtrain.jobs.request.initial_weights import read_initial_weights, record_initial
 from nbtrain.model.names import OF_VOCABULARY
 from tests.train import launch
-from tests.train.layouts import HALF, Place, layout
+from tests.train.layouts import HALF, layout
 
 pytestmark = pytest.mark.slow
 GROWN = launch.VOCAB_SIZE + 3
-
-
-@pytest.fixture(scope="module")
-def place(fork_server, data_home, tmp_path_factory):
-    return Place(tmp_path_factory.mktemp("runs"), data_home, fork_server)
 
 
 def start(place, base, words, name, **overrides):

@@ -9,13 +9,18 @@ import torch
 
 from nbtrain.checkpoint.weights.opened import RunWeights, open_checkpoint
 from nbtrain.checkpoint.weights.store import CheckpointStore
-from nbtrain.config.load import load_resolved
-from nbtrain.inference.loaded import fill, model_of
-from nbtrain.model.gpt import GPT
-from nbtrain.model.gpt_config import GPTConfig
-from nbtrain.model.names import OF_VOCABULARY, is_adapter, trained_rows_of
+from nbtrain.model.names import OF_VOCABULARY, trained_rows_of
 from tests.train import launch
-from tests.train.layouts import HALF, STEPS, Place, assert_resumes, assert_same, beside_weights, layout
+from tests.train.layouts import (
+    HALF,
+    STEPS,
+    apart_and_merged,
+    assert_resumes,
+    assert_same,
+    assert_trains_as,
+    beside_weights,
+    layout,
+)
 
 pytestmark = pytest.mark.slow
 GROWN = launch.VOCAB_SIZE + 3
@@ -29,11 +34,6 @@ LORA = {
     "tokenizer.vocab_size": GROWN,
     "lora.trainable_token_indices": TOKENS,
 }
-
-
-@pytest.fixture(scope="module")
-def place(fork_server, data_home, tmp_path_factory):
-    return Place(tmp_path_factory.mktemp("runs"), data_home, fork_server)
 
 
 def adapted(place, base, words, name="rows", **overrides):
@@ -75,14 +75,9 @@ def test_every_layout_trains_the_rows_of_one_process(kind, words, place, one):
     name = "-".join(["rows", *more]).replace(".", "-").replace("_", "-")
     run = adapted(place, base, f"{words} {kind}".strip(), name=name[:30].strip("-"), **more)
     place.train(run, layout(words)[0])
-    assert launch.losses(run) == pytest.approx(launch.losses(alone), abs=1e-5)
-    expected, found = (CheckpointStore(each.checkpoint(STEPS)) for each in (alone, run))
-    assert set(expected.parameters) == set(found.parameters)
+    found = assert_trains_as(alone, run)
     matrices = {"word_embeddings", "output_layer"} if kind else {"word_embeddings"}
     assert {f"{name}.trained_rows" for name in matrices} <= set(found.parameters)
-    for name in expected.parameters:
-        assert expected.full(name).any()
-        torch.testing.assert_close(found.full(name), expected.full(name), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["", "llama"])
@@ -149,15 +144,9 @@ def test_a_checkpoint_is_read_by_another_layout(before, after, place, one):
 def test_merged_logits_are_those_of_training(kind, place, one):
     """The merged model, which generates text, has the same logits as the trained model with separate rows."""
     _, alone = one(kind)
-    config = load_resolved(alone.config_yaml)
-    store, tokens = open_checkpoint(alone, STEPS), torch.arange(GROWN - 60, GROWN).view(2, 30)
-    apart, merged = GPT(GPTConfig.of(config)).eval(), model_of(config).eval()
-    fill(merged, store)
+    apart, merged = apart_and_merged(alone)
+    tokens = torch.arange(GROWN - 60, GROWN).view(2, 30)
     with torch.no_grad():
-        for name, parameter in apart.named_parameters():
-            source = store.adapters if is_adapter(name) else store.base
-            whole = source.read(name, "fp32").view(source.parameters[name].shape)
-            parameter[: len(whole)] = whole
         logits = [model(tokens)[..., :GROWN] for model in (apart, merged)]
         losses = [model(tokens, tokens.roll(-1, 1)) for model in (apart, merged)]
     assert (logits[0] - logits[1]).abs().max() < 1e-5
@@ -186,10 +175,7 @@ def test_beside_matrices_in_4_bits(place, one):
     ]
     for run, ranks in zip(runs, (1, 2), strict=True):
         place.train(run, ranks)
-    assert launch.losses(runs[1]) == pytest.approx(launch.losses(runs[0]), abs=1e-5)
-    expected, found = (CheckpointStore(run.checkpoint(STEPS)) for run in runs)
-    for name in expected.parameters:
-        torch.testing.assert_close(found.full(name), expected.full(name), rtol=1e-3, atol=1e-4)
+    assert_trains_as(*runs)
     before, merged = (
         RunWeights(CheckpointStore(base.checkpoint(HALF)), GROWN),
         open_checkpoint(runs[0], STEPS),

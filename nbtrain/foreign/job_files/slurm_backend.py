@@ -13,9 +13,11 @@ from nbtrain.config.sections.backend_section import ARRAY
 from nbtrain.foreign.bash.builtins import SETUP_FILES
 from nbtrain.foreign.job_files.job import Job
 from nbtrain.foreign.job_files.slurm_options import (
+    GPU_OPTIONS,
+    GpuRequest,
     SbatchLine,
     count,
-    gpus_per_node,
+    gpu_request,
     last,
     memory_bytes,
     seconds,
@@ -26,8 +28,8 @@ SECTION = "backend.slurm"
 # Options whose numbers become the machines of the run.
 MACHINES = frozenset(
     {
-        *("--nodes", "--ntasks", "--ntasks-per-node", "--gpus", "--gpus-per-node", "--gpus-per-task"),
-        *("--cpus-per-task", "--cpus-per-gpu", "--mem", "--mem-per-cpu", "--mem-per-gpu", "--gres"),
+        *("--nodes", "--ntasks", "--ntasks-per-node", *GPU_OPTIONS),
+        *("--cpus-per-task", "--cpus-per-gpu", "--mem", "--mem-per-cpu", "--mem-per-gpu"),
     }
 )
 WORDS = {"--partition": "partition", "--account": "account", "--qos": "qos", "--constraint": "constraint"}
@@ -43,10 +45,10 @@ def read_slurm(job: Job, lines: Sequence[SbatchLine], commands: Sequence[Sequenc
     place = lines[0].place
     job.settings["backend.kind"] = Value("slurm", place)
     nodes = job.nodes.value if job.nodes else 1
-    gpus = gpus_per_node(lines, nodes)
+    request = gpu_request(lines, nodes)
     for line in {line.name: line for line in lines}.values():
-        _option(job, line, gpus)
-    _memory(job, lines, gpus)
+        _option(job, line, request)
+    _memory(job, lines, request.per_node if request else None)
     if (name := last(lines, "--job-name")) and name.value and job.name is None:
         job.name = Word(name.value, name.place)
     if setup := [word for words in commands if (word := _setup(job, words)) is not None]:
@@ -54,11 +56,19 @@ def read_slurm(job: Job, lines: Sequence[SbatchLine], commands: Sequence[Sequenc
         job.settings[key] = Value([word.text for word in setup], setup[0].place)
 
 
-def _option(job: Job, line: SbatchLine, gpus: Value | None) -> None:
+def _option(job: Job, line: SbatchLine, request: GpuRequest | None) -> None:
     """Read one option."""
 
     def set_field(field: str, value: object) -> None:
         job.settings[f"{SECTION}.{field}"] = Value(value, line.place)
+
+    def set_option() -> None:
+        key = f"{SECTION}.sbatch_options"
+        before = job.settings.get(key)
+        text = shlex.join([line.text])
+        job.settings[key] = Value(
+            [*(before.value if before else []), text], before.place if before else line.place
+        )
 
     def leave(why: str) -> None:
         job.left.append((line.place, f"{line.text}: not imported; {why}"))
@@ -91,8 +101,15 @@ def _option(job: Job, line: SbatchLine, gpus: Value | None) -> None:
         else:
             leave("the tasks of an array share the run directory, so they run one at a time: FIRST-LAST%1.")
     elif line.name == "--gres":
-        if gpus is None or line.value not in (f"gpu:{gpus.value}", "gpu" if gpus.value == 1 else None):
+        plain = None if request is None else (f"gpu:{request.per_node.value}", "gpu")
+        if plain is None or line.value not in plain[: 2 if plain[0] == "gpu:1" else 1]:
             set_field("gres", line.value)
+    elif request is not None and line.name == request.option and not request.has_more:
+        # nbtrain asks for GPUs of any type unless gres names one.
+        if request.kind and f"{SECTION}.gres" not in job.settings:
+            set_field("gres", request.gres)
+    elif line.name == "--tres-per-node":
+        set_option()
     elif line.name == "--nodes" and "-" in line.value:
         leave("the run takes the smaller number of nodes.")
     elif line.name in MACHINES or line.name == "--job-name":
@@ -102,12 +119,7 @@ def _option(job: Job, line: SbatchLine, gpus: Value | None) -> None:
     elif line.name in OWN_SBATCH_OPTIONS:
         leave("nbtrain writes this option itself.")
     else:
-        key = f"{SECTION}.sbatch_options"
-        before = job.settings.get(key)
-        text = shlex.join([line.text])
-        job.settings[key] = Value(
-            [*(before.value if before else []), text], before.place if before else line.place
-        )
+        set_option()
 
 
 def _signal(job: Job, line: SbatchLine) -> None:

@@ -4,6 +4,7 @@ sbatch reads the lines up to the first command, several options in one line, and
 that is set twice (https://slurm.schedmd.com/sbatch.html).
 """
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -136,20 +137,63 @@ def tasks_per_node(lines: Sequence[SbatchLine], nodes: int) -> Value | None:
     return Value(every.value // nodes, every.place) if every and nodes and every.value % nodes == 0 else None
 
 
+# Options that request GPUs, of which the first one that is there counts.
+GPU_OPTIONS = ("--gpus-per-node", "--gres", "--tres-per-node", "--gpus", "--gpus-per-task")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRequest:
+    """The GPUs that a batch script requests on each node."""
+
+    option: str
+    """Option that requests them: one of GPU_OPTIONS."""
+    per_node: Value
+    kind: str = ""
+    """Their type, as the cluster names it: "a100"; "" for any."""
+    has_more: bool = False
+    """Whether the option requests other resources too: --gres=gpu:4,nvme:1."""
+
+    @property
+    def gres(self) -> str:
+        """The same request as --gres writes it."""
+        return ":".join(part for part in ("gpu", self.kind, str(self.per_node.value)) if part)
+
+
+def gpu_request(lines: Sequence[SbatchLine], nodes: int) -> GpuRequest | None:
+    """Return the request for GPUs; None if there is none, or its number is not the same on every node."""
+    for option in GPU_OPTIONS:
+        if (line := last(lines, option)) is None:
+            continue
+        entries = [entry.strip() for entry in line.value.split(",")]
+        if option in ("--gres", "--tres-per-node"):
+            plain = (re.sub(r"^gres[/:]", "", entry).replace("=", ":") for entry in entries)
+            found = [entry.partition(":")[2] for entry in plain if re.match(r"gpu(:|$)", entry)]
+        else:
+            found = entries
+        if not found:
+            continue
+        kind, _, number = found[0].rpartition(":")
+        if not number.isdigit():
+            kind, number = found[0], "1" if option in ("--gres", "--tres-per-node") else ""
+        total = _on_each_node(option, int(number), lines, nodes) if number else None
+        if total is not None:
+            return GpuRequest(option, Value(total, line.place), kind, len(entries) > 1)
+    return None
+
+
+def _on_each_node(option: str, number: int, lines: Sequence[SbatchLine], nodes: int) -> int | None:
+    if option == "--gpus":
+        return number // nodes if nodes and number % nodes == 0 else None
+    if option == "--gpus-per-task":
+        tasks = tasks_per_node(lines, nodes)
+        return number * (tasks.value if tasks else 1)
+    return number
+
+
 def gpus_per_node(lines: Sequence[SbatchLine], nodes: int) -> Value | None:
-    """Return the GPUs of each node, from the option that requests them; None if none does."""
-    if gpus := count(lines, "--gpus-per-node"):
-        return gpus
-    for line in reversed(lines):
-        if line.name in ("--gres", "--tres-per-node"):
-            for entry in line.value.split(","):
-                kind, *rest = entry.strip().removeprefix("gres/").replace("=", ":").split(":")
-                if kind == "gpu":
-                    return Value(int(rest[-1]) if rest and rest[-1].isdigit() else 1, line.place)
-    if (every := count(lines, "--gpus")) and nodes and every.value % nodes == 0:
-        return Value(every.value // nodes, every.place)
-    each, tasks = count(lines, "--gpus-per-task"), tasks_per_node(lines, nodes)
-    return Value(each.value * (tasks.value if tasks else 1), each.place) if each else None
+    """Return the number of GPUs of each node; None if gpu_request() is None."""
+    found = gpu_request(lines, nodes)
+    return found.per_node if found else None
 
 
 def memory_bytes(text: str) -> int | None:

@@ -9,7 +9,7 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.config.load import load
 from nbtrain.foreign.importing import import_files
 from nbtrain.foreign.job_files.read import read_files
-from nbtrain.foreign.job_files.slurm_options import memory_bytes, sbatch_lines, seconds
+from nbtrain.foreign.job_files.slurm_options import count, gpu_request, memory_bytes, sbatch_lines, seconds
 
 FLAGS = (
     "pretrain_gpt.py --num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 "
@@ -572,6 +572,45 @@ def test_options_of_a_line_are_read_as_sbatch_does(line, name, found):
         option.name: option.value for option in sbatch_lines(f"#!/bin/sh\n#SBATCH {line}\necho\n", "a")
     }
     assert options[name] == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("--gres=gpu:a100:4", ("--gres", 4, "gpu:a100:4")),
+        ("--gres=gpu", ("--gres", 1, "gpu:1")),
+        ("--gpus-per-node=a100:4", ("--gpus-per-node", 4, "gpu:a100:4")),
+        ("-N 2 -G a100:8", ("--gpus", 4, "gpu:a100:4")),
+        ("-N 3 --gpus=8", None),
+        ("--tres-per-node=gres/gpu:a100:4", ("--tres-per-node", 4, "gpu:a100:4")),
+        ("--tres-per-node=gres:gpu=4", ("--tres-per-node", 4, "gpu:4")),
+        ("--ntasks-per-node=4 --gpus-per-task=h100:1", ("--gpus-per-task", 4, "gpu:h100:4")),
+        ("--gres=lscratch:16", None),
+    ],
+)
+def test_gpus_are_read_in_each_of_sbatchs_spellings(line, found):
+    lines = list(sbatch_lines(f"#!/bin/sh\n#SBATCH {line}\necho\n", "a"))
+    nodes = count(lines, "--nodes")
+    request = gpu_request(lines, nodes.value if nodes else 1)
+    assert (request and (request.option, request.per_node.value, request.gres)) == found
+
+
+@pytest.mark.parametrize(
+    ("lines", "gres", "options"),
+    [
+        ("--gpus-per-node=a100:4", "gpu:a100:4", []),
+        ("--gpus-per-node=4", None, []),
+        ("--gres=gpu:4", None, []),
+        ("--tres-per-node=gres/gpu:a100:4", "gpu:a100:4", []),
+        ("--tres-per-node=gres/gpu:4,license/x:1", None, ["--tres-per-node=gres/gpu:4,license/x:1"]),
+    ],
+)
+def test_the_type_of_gpu_stays_requested(tmp_path, lines, gres, options):
+    """A type of GPU is imported as backend.slurm.gres, and no request is written twice."""
+    path = tmp_path / "train.slurm"
+    path.write_text(f"#!/bin/bash\n#SBATCH -N 1 {lines}\nsrun torchrun --nproc_per_node 4 {FLAGS}\n")
+    slurm = import_files([path]).config.backend.slurm
+    assert (slurm.gres, slurm.sbatch_options) == (gres, options)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def measure(ranks: int, processes_per_rank: int) -> str:
         for _ in range(processes_per_rank)
     ]
     try:
-        look = NodeMeter(JOB, range(ranks), gpus=False)
+        look = NodeMeter(JOB, range(ranks))
         time.sleep(YOUNG_SECONDS + 1)
         look.sample()
         with tempfile.TemporaryDirectory() as folder:

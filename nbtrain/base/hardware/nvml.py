@@ -6,7 +6,6 @@ and a machine without the driver needs neither.
 
 import ctypes
 import functools
-import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -65,12 +64,9 @@ def driver_gpus() -> tuple[Gpu, ...]:
     return tuple(Gpu("NVIDIA GPU", None, index=index) for index in range(present))
 
 
-def visible_gpus(chosen: str | None = None) -> tuple[Gpu, ...]:
-    """Return the GPUs that `chosen` makes visible, in its order. The default of `chosen` is
-    CUDA_VISIBLE_DEVICES.
-    """
+def visible_gpus(chosen: str | None) -> tuple[Gpu, ...]:
+    """Return the GPUs that a value of CUDA_VISIBLE_DEVICES makes visible, in its order; all for None."""
     known = driver_gpus()
-    chosen = os.environ.get(CUDA_DEVICES) if chosen is None else chosen
     if chosen is None or not known:
         return known
     visible = []

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator
 from nbtrain.base.errors import JobError
 from nbtrain.base.findings import Finding
 from nbtrain.base.hardware.cgroup import usable_cores
-from nbtrain.base.hardware.nvml import visible_gpus
 from nbtrain.base.process.ports import port_to_listen_on
 from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, ProcessIdentity
 from nbtrain.base.run_directory.rundir import JobDir
@@ -28,8 +27,8 @@ from nbtrain.jobs.attempt.phases import stop_patience_seconds
 from nbtrain.jobs.attempt.ranks import Patience
 from nbtrain.jobs.backends.supervised_here import SupervisedHere
 from nbtrain.jobs.machine import processes
-from nbtrain.jobs.machine.device_needs import too_few, warnings_here
-from nbtrain.jobs.machine.environment import HELD_CORES, HELD_GPUS, rank_variables
+from nbtrain.jobs.machine.device_needs import gpus_of_ranks, too_few, warnings_here
+from nbtrain.jobs.machine.environment import HELD_CORES, rank_variables
 from nbtrain.jobs.machine.host_memory import HostMemory
 from nbtrain.jobs.machine.machine import Machine
 from nbtrain.jobs.machine.node_address import LOOPBACK
@@ -101,10 +100,8 @@ class LocalLauncher:
         return self._ranks.memory()
 
     def devices(self, config: RunConfig) -> list[int] | None:
-        """Return the number of GPUs that the job holds, or of this machine if it holds none; None on CPU,
-        where devices are not counted.
-        """
-        return [len(visible_gpus(os.environ.get(HELD_GPUS)))] if config.resources.device == "gpu" else None
+        """Return the number of GPUs that the ranks see; None on CPU, where devices are not counted."""
+        return [len(gpus_of_ranks(config))] if config.resources.device == "gpu" else None
 
     def trouble(self) -> str:
         """Return "", because the end of a local process is noticed at once."""

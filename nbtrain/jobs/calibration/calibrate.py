@@ -15,7 +15,7 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.base.hardware.cgroup import usable_cores
-from nbtrain.base.hardware.nvml import visible_gpus
+from nbtrain.base.hardware.nvml import CUDA_DEVICES, visible_gpus
 from nbtrain.base.printing.progress import Progress
 from nbtrain.base.printing.report import Report, Result, Sentence
 from nbtrain.base.text import amounts
@@ -105,7 +105,7 @@ def calibrate(seconds: float = DEFAULT_SECONDS, clock: str = "wall") -> Calibrat
             "median of several calls."
         )
     started, figures = time.monotonic(), []
-    gpus = len(visible_gpus())
+    gpus = len(visible_gpus(os.environ.get(CUDA_DEVICES)))
     device = "gpu" if gpus else "cpu"
     cores, lacking = usable_cores(), lacking_cores()
     disk = disk_rates(output_root())

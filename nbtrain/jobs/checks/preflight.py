@@ -37,6 +37,7 @@ from nbtrain.jobs.checks.preflight_tools import (
     nvme_is_ready,
     packages_are_there,
 )
+from nbtrain.jobs.machine.device_needs import chosen_words
 from nbtrain.jobs.machine.shared_memory import too_little_here
 from nbtrain.jobs.request.initial_weights import problems_of_weights
 from nbtrain.jobs.request.launch import Launch
@@ -104,12 +105,11 @@ def devices_suffice(launch: Launch) -> Iterator[Finding]:
     if resources.device == "gpu":
         needed, present = config.world_size, len(machine.gpus)
         if present < needed:
-            hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-            note = f" (CUDA_VISIBLE_DEVICES={hidden})" if hidden is not None else ""
             yield shortage(
                 config,
                 "resources.gpus_per_node",
-                f"the run needs {counted(needed, 'GPU')}; {machine.host} has {present}{note}.",
+                f"the run needs {counted(needed, 'GPU')}; {machine.host} has "
+                f"{present}{chosen_words(config)}.",
                 "Use a machine that has them, a smaller layout, or resources.device=cpu for a trial.",
             )
         return

@@ -3,10 +3,11 @@
 With device: gpu, a run needs a GPU for each rank, among those that CUDA_VISIBLE_DEVICES leaves visible (in
 backend.env, or in the shell or kernel that submits). With device: cpu, it needs a core for each thread of a
 rank. devices.json in the queue's folder limits both. A job of the hosts backend uses this machine's first
-GPUs, if this machine is one of its hosts, and no cores.
+GPUs, or the first ones in backend.env, if this machine is one of its hosts, and no cores.
 """
 
 import os
+from dataclasses import replace
 from typing import Any
 
 from nbtrain.base import files
@@ -14,13 +15,13 @@ from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.base.findings import Finding
 from nbtrain.base.hardware import nvml
 from nbtrain.base.hardware.cgroup import usable_cores
-from nbtrain.base.hardware.nvml import CUDA_DEVICES, Gpu, driver_gpus, named_gpu
+from nbtrain.base.hardware.nvml import CUDA_DEVICES, Gpu, driver_gpus, named_gpu, visible_gpus
 from nbtrain.base.text import amounts
 from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import display
 from nbtrain.config.findings import finding_of
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.machine.environment import threads_per_rank
+from nbtrain.jobs.machine.environment import HELD_GPUS, threads_per_rank
 from nbtrain.jobs.machine.hostfile import hosts_of
 from nbtrain.jobs.machine.machine import Machine, this_machine
 from nbtrain.jobs.machine.node_address import is_this_machine
@@ -47,9 +48,42 @@ def needs_of(config: RunConfig, queue: Queue) -> tuple[list[str], int]:
     return [f"cpu-{number}" for number in numbers], min(len(numbers), config.world_size * max(1, threads))
 
 
+def chosen_gpus(config: RunConfig) -> tuple[str, str | None]:
+    """Return (name of the setting, its value) of the CUDA_VISIBLE_DEVICES that applies to the run's ranks,
+    apart from the queue; None as the value lets them see all GPUs.
+    """
+    if (own := config.backend.env.get(CUDA_DEVICES)) is not None:
+        return f"backend.env.{CUDA_DEVICES}", own
+    # on_host.py removes the variable of a host's shell.
+    return CUDA_DEVICES, None if config.backend.kind == "hosts" else os.environ.get(CUDA_DEVICES)
+
+
+def chosen_words(config: RunConfig) -> str:
+    """Return " (CUDA_VISIBLE_DEVICES=0,1)", with its place, for a message that counts GPUs; "" if it is not
+    set.
+    """
+    name, chosen = chosen_gpus(config)
+    return "" if chosen is None else f" ({name}={shortened(chosen)})"
+
+
+def gpus_of_ranks(config: RunConfig) -> tuple[Gpu, ...]:
+    """Return the GPUs of this machine that the run's ranks see. The machine's first rank uses the first one,
+    and so on.
+
+    In a supervisor or agent they are those that the job holds in the queue, if it holds any.
+    """
+    held = os.environ.get(HELD_GPUS) if config.backend.kind == "local" else None
+    return visible_gpus(held or chosen_gpus(config)[1])
+
+
+def machine_of_run(config: RunConfig) -> Machine:
+    """Describe this machine with the GPUs that the run's ranks see."""
+    return replace(this_machine(), gpus=gpus_of_ranks(config))
+
+
 def gpu_names(config: RunConfig, queue: Queue) -> list[str]:
     """Return the UUIDs of the GPUs that the run may use, or their numbers if the driver reports no UUIDs."""
-    chosen = config.backend.env.get(CUDA_DEVICES, os.environ.get(CUDA_DEVICES))
+    _, chosen = chosen_gpus(config)
     listed = _limits(queue).get("gpus")
     gpus = driver_gpus()
     if listed is None:
@@ -74,7 +108,7 @@ def gpus_of_hosts_job(config: RunConfig) -> list[str]:
             return []
     except ConfigError:
         return []
-    gpus, chosen = driver_gpus(), config.backend.env.get(CUDA_DEVICES)
+    gpus, (_, chosen) = driver_gpus(), chosen_gpus(config)
     everything = [gpu.uuid or str(number) for number, gpu in enumerate(gpus)]
     named = everything if chosen is None else _names(chosen.split(","), gpus)
     return named[: config.ranks_per_node]
@@ -118,14 +152,15 @@ def _limits(queue: Queue) -> dict[str, Any]:
 
 
 def too_few(config: RunConfig, queue: Queue) -> str:
-    """Return why the run could wait forever; "" if enough devices are usable."""
+    """Return why the run could wait forever; "" if the queue's limit leaves enough GPUs.
+
+    jobs/checks/preflight.py reports that too few are visible.
+    """
     slots, count = needs_of(config, queue)
-    limits = [f"backend.env.{CUDA_DEVICES}"] if CUDA_DEVICES in config.backend.env else []
-    limits += [display(queue.devices_json)] if "gpus" in _limits(queue) else []
-    if config.resources.device != "gpu" or count <= len(slots) or not limits:
+    if config.resources.device != "gpu" or count <= len(slots) or "gpus" not in _limits(queue):
         return ""
-    leave = "leaves" if len(limits) == 1 else "leave"
-    return f"the run needs {amounts.counted(count, 'GPU')}, and {' and '.join(limits)} {leave} {len(slots)}."
+    needs, limit = f"the run needs {amounts.counted(count, 'GPU')}", display(queue.devices_json)
+    return f"{needs}, and {limit} leaves {len(slots)}{chosen_words(config)}."
 
 
 def used_by_others(config: RunConfig, queue: Queue) -> list[str]:
@@ -154,7 +189,7 @@ def more_than_is_here(config: RunConfig, machine: Machine | None = None) -> list
     cores, memory = resources.cpus_per_node, resources.memory_per_node_bytes
     if config.backend.kind != "local" or (cores is None and memory is None):
         return []
-    machine, found = machine or this_machine(), []
+    machine, found = machine or machine_of_run(config), []
     if resources.device == "gpu" and len(machine.gpus) < config.world_size:
         return []
     if cores is not None and cores > machine.cores:

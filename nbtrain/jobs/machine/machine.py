@@ -14,7 +14,7 @@ from nbtrain.base.hardware.cgroup import (
     usable_memory_bytes,
 )
 from nbtrain.base.hardware.cpu import cpu_model
-from nbtrain.base.hardware.nvml import Gpu, visible_gpus
+from nbtrain.base.hardware.nvml import CUDA_DEVICES, Gpu, visible_gpus
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,15 @@ class Machine:
     """Host memory, within the container's limit."""
     memory_available_bytes: int
     gpus: tuple[Gpu, ...]
-    """GPUs that CUDA_VISIBLE_DEVICES leaves visible."""
+    """GPUs that CUDA_VISIBLE_DEVICES leaves visible; of machine_of_run(): GPUs that the run's ranks see."""
 
 
 def this_machine() -> Machine:
     """Read the machine's resources. Costs milliseconds."""
     cpu, flags = cpu_model()
     total, available = usable_memory_bytes(), available_memory_bytes()
-    return Machine(socket.gethostname(), usable_cores(), cpu, flags, total, available, visible_gpus())
+    gpus = visible_gpus(os.environ.get(CUDA_DEVICES))
+    return Machine(socket.gethostname(), usable_cores(), cpu, flags, total, available, gpus)
 
 
 def lacking_cores(seconds: float = 0.5) -> float:

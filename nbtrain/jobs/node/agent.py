@@ -34,8 +34,8 @@ from nbtrain.jobs.attempt.backend import network_interface
 from nbtrain.jobs.attempt.rank_wrapper import FORWARDED
 from nbtrain.jobs.attempt.ranks import PAUSE_SECONDS, Patience
 from nbtrain.jobs.machine import processes
+from nbtrain.jobs.machine.device_needs import machine_of_run
 from nbtrain.jobs.machine.environment import DROPPED_VARIABLES
-from nbtrain.jobs.machine.machine import this_machine
 from nbtrain.jobs.machine.node_address import own_address, resolves
 from nbtrain.jobs.machine.preemption_notice import notice_of
 from nbtrain.jobs.node.ranks_here import NodeRanks, RanksHere, send_to
@@ -96,7 +96,7 @@ class Agent:
     def __init__(self, job: JobDir, number: int, config: RunConfig):
         """Create the agent. Raises JobError if the run's network interface does not exist."""
         self._job, self._number, self._config = job, number, config
-        machine = this_machine()
+        machine = machine_of_run(config)
         address, name = own_address(network_interface(config))
         identity = ProcessIdentity.of(os.getpid())
         assert identity is not None

@@ -13,16 +13,16 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nbtrain.base.hardware import dcgm, nvml
-from nbtrain.base.hardware.nvml import CUDA_DEVICES
+from nbtrain.base.hardware.nvml import Gpu
 from nbtrain.base.run_directory.records import host_name
 from nbtrain.base.run_directory.usage import PROCESS_FIGURES, SAMPLE_SECONDS, gpu_subject, rank_subject
 from nbtrain.base.run_directory.usage_files import UsageWriter
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.machine.environment import HELD_GPUS
+from nbtrain.jobs.machine.device_needs import gpus_of_ranks
 from nbtrain.jobs.node.job_processes import Counters, JobProcesses
 from nbtrain.jobs.node.node_counters import node_counters, node_limits
 
@@ -65,18 +65,15 @@ class NodeMeter:
         self,
         job_id: str,
         ranks: Iterable[int],
-        gpus: bool,
-        visible: str | None = None,
+        gpus: Sequence[Gpu] = (),
         node: int | None = None,
     ):
-        """Create the reader. `ranks` are this node's ranks; `visible` is CUDA_VISIBLE_DEVICES of the
-        ranks.
-        """
+        """Create the reader. `ranks` are this node's ranks; `gpus` are those that they use."""
         self._ranks = list(ranks)
         self._processes = JobProcesses(job_id, also=[os.getpid()], node=node)
         self._before: dict[str, dict[str, float]] = {}
         self._looked_at: float | None = None
-        self._gpus = _measured_gpus(visible) if gpus else []
+        self._gpus = _measured_gpus(gpus)
         self._tensor: nvml.TensorActivity | dcgm.TensorActivity = nvml.TensorActivity(self._gpus)
         if self._gpus and not self._tensor.supported:
             self._tensor = dcgm.TensorActivity(self._gpus)
@@ -169,13 +166,14 @@ def _sum(all_counters: Iterable[Counters]) -> Counters:
     return total
 
 
-def _measured_gpus(chosen: str | None) -> list[int]:
-    """Return the driver's numbers of the GPUs that `chosen` leaves visible; all if it names a part of one.
+def _measured_gpus(used: Sequence[Gpu]) -> list[int]:
+    """Return the driver's numbers of the GPUs that are used; of all GPUs if a part of one is used.
 
     Parts of GPUs (MIG) are not measured separately.
     """
-    measured, visible = [gpu.index for gpu in nvml.gpus()], nvml.visible_gpus(chosen)
-    numbers = {gpu.index for gpu in visible}
+    if not used:
+        return []
+    measured, numbers = [gpu.index for gpu in nvml.gpus()], {gpu.index for gpu in used}
     return measured if None in numbers else [index for index in measured if index in numbers]
 
 
@@ -194,9 +192,7 @@ class Sampler:
     def __init__(self, writer: UsageWriter, job_id: str, ranks: Iterable[int], config: RunConfig):
         self._writer, self._job_id, self._ranks = writer, job_id, list(ranks)
         self._requests = requests_of(config)
-        self._gpus = config.resources.device == "gpu"
-        own = config.backend.env.get(CUDA_DEVICES, os.environ.get(CUDA_DEVICES))
-        self._visible = os.environ.get(HELD_GPUS, own)
+        self._config = config
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="usage sampler", daemon=True)
         self.failure: str | None = None
@@ -212,7 +208,9 @@ class Sampler:
 
     def _run(self) -> None:
         try:
-            meter = NodeMeter(self._job_id, self._ranks, self._gpus, self._visible, self._writer.node)
+            on_gpu = self._config.resources.device == "gpu"
+            used = gpus_of_ranks(self._config)[: len(self._ranks)] if on_gpu else ()
+            meter = NodeMeter(self._job_id, self._ranks, used, self._writer.node)
             with contextlib.closing(meter):
                 self._watch(meter)
         except Exception as error:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from nbtrain.config.code_file import CodeFile, code_file
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.of_run import RunData, read_run_data
-from nbtrain.jobs.machine.machine import Machine, this_machine
+from nbtrain.jobs.machine.device_needs import machine_of_run
+from nbtrain.jobs.machine.machine import Machine
 from nbtrain.jobs.request.initial_weights import InitialWeights, read_initial_weights, with_new_tokens
 from nbtrain.planner.plan import Needs, needs_of
 
@@ -28,7 +29,9 @@ class Launch:
     data: RunData
     """The run's tokenizer and dataset, opened."""
     machine: Machine
-    """The machine that submits; with backend `local`, the one that trains."""
+    """The machine that submits, with the GPUs that ranks of the run see on it; with backend `local`, the one
+    that trains.
+    """
     needs: Needs
     """Memory and disk that the run needs."""
     code: CodeFile | None = None
@@ -46,4 +49,4 @@ def read_launch(config: RunConfig, weights: InitialWeights | None = None) -> Lau
         config = with_new_tokens(config, weights)
     data = read_run_data(config)
     needs = needs_of(config, data.dataset)
-    return Launch(config, weights, data, this_machine(), needs, code_file(config))
+    return Launch(config, weights, data, machine_of_run(config), needs, code_file(config))

@@ -105,7 +105,7 @@ def test_a_node_asks_it_for_gpus_that_the_driver_does_not_count(
     gpu = GpuUse(0, "NVIDIA A100-SXM4-80GB", 0.9, 1 << 30, 80 << 30, 61, 300.0, 1410)
     monkeypatch.setattr(nvml, "gpus", lambda: [gpu])
     monkeypatch.setattr(dcgm.TensorActivity.__init__, "__defaults__", (60.0,))
-    look = NodeMeter("20270101-000000-abcd", [0], gpus=True)
+    look = NodeMeter("20270101-000000-abcd", [0], nvml.visible_gpus(None))
     assert look.sample()["gpu 0"]["tensor_fraction"] == 0.625
     assert look.sample()["gpu 0"]["tensor_fraction"] is None, "nothing new was said"
     look.close()

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from nbtrain.base.hardware import nvml
+from nbtrain.base.hardware.nvml import Gpu
 from nbtrain.base.run_directory.node_records import NodeRecord
 from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
@@ -22,7 +24,7 @@ from nbtrain.base.version import __version__
 from nbtrain.config.load import to_yaml
 from nbtrain.config.load.elastic import fitted
 from nbtrain.config.sections.backend_section import HostsConfig
-from nbtrain.jobs.backends.hosts import checks, end_job
+from nbtrain.jobs.backends.hosts import checks, end_job, probe
 from nbtrain.jobs.backends.hosts import launcher as launcher_module
 from nbtrain.jobs.backends.hosts.launcher import (
     AGENT_END_SECONDS,
@@ -404,6 +406,14 @@ def test_each_problem_of_a_host_is_named(
     assert not list(checks.workspace().glob(".nbtrain-hosts-*"))
 
 
+def probe_here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make `ssh` run its command on this machine."""
+    ssh = folder / "ssh"
+    ssh.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nexec sh -c "$3"\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+
+
 @pytest.mark.slow
 def test_each_host_is_asked_for_the_folder_of_its_own_number(
     config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -411,10 +421,7 @@ def test_each_host_is_asked_for_the_folder_of_its_own_number(
     """The probe fills in {node} and {host} as the ranks do, and looks at no folder if a run writes no
     checkpoints.
     """
-    ssh = tmp_path / "ssh"
-    ssh.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nexec sh -c "$3"\n')
-    ssh.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    probe_here(tmp_path, monkeypatch)
     (tmp_path / "disk0").mkdir()
     (tmp_path / "disk1").write_text("a file, where node 1 has its folder")
     local = {"checkpoint.local_dir": f"{tmp_path}/disk{{node}}/{{host}}"}
@@ -428,6 +435,30 @@ def test_each_host_is_asked_for_the_folder_of_its_own_number(
     [only] = said()
     assert f"b may not write to {tmp_path}/disk1." in only
     assert said(mode="perf") == []
+
+
+def test_gpus_of_a_host_are_those_that_its_ranks_see(
+    config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a host's GPUs those count that backend.env leaves to the ranks; the shell's variable does not."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    four = tuple(Gpu("H100", 80 << 30, index=index) for index in range(4))
+    monkeypatch.setattr(nvml, "driver_gpus", lambda: four)
+
+    def answers(
+        section: Any, hosts: list[str], program: Any, asked: list[str], *more: Any
+    ) -> list[RemoteOutput]:
+        chosen = json.loads(asked[0])["gpus"]
+        return [answer_of(host, asked, gpus=probe.gpus(chosen)) for host in hosts]
+
+    monkeypatch.setattr(checks, "run_everywhere", answers)
+    gpu = {"parallel.data_parallel_size": 4, "resources.device": "gpu", "resources.gpus_per_node": 2}
+    assert checks.usable_devices(config(**gpu)) == {"a": 2, "b": 2}
+    hidden = config(**gpu, **{"backend.env": {"CUDA_VISIBLE_DEVICES": "0"}})
+    assert checks.usable_devices(hidden) == {"a": 1, "b": 1}
+    found = [str(problem) for problem in checks.findings(hidden) if "GPU" in str(problem)]
+    assert len(found) == 2
+    assert "needs 2 GPUs on each machine; b has 1 (backend.env.CUDA_VISIBLE_DEVICES=0)." in found[1]
 
 
 @pytest.mark.parametrize("launcher", ["openmpi", "pdsh"])

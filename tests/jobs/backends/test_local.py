@@ -6,6 +6,8 @@ import time
 import pytest
 
 from nbtrain.base.errors import JobError
+from nbtrain.base.hardware import nvml
+from nbtrain.base.hardware.nvml import Gpu
 from nbtrain.base.run_directory.node_records import Ask
 from nbtrain.base.run_directory.observed_state import read_state
 from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
@@ -85,5 +87,13 @@ def test_a_launcher_reads_the_records_of_its_own_attempt(job):
     assert launcher.exit_record(1) is None
 
 
-def test_devices_are_counted_on_gpus_alone(job):
-    assert LocalLauncher(job, []).devices(load("gpt-tiny", {"resources.device": "cpu"})) is None
+def test_devices_are_counted_on_gpus_alone(job, monkeypatch):
+    """GPUs are counted that the ranks see, also if the job holds none of them in the queue."""
+    monkeypatch.setattr(nvml, "driver_gpus", lambda: (Gpu("G", 1, index=0), Gpu("G", 1, index=1)))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    launcher = LocalLauncher(job, [])
+    assert launcher.devices(load("gpt-tiny", {"resources.device": "cpu"})) is None
+    shared = {"resources.device": "gpu", "backend.share_devices": True}
+    assert launcher.devices(load("gpt-tiny", shared)) == [2]
+    shared["backend.env"] = {"CUDA_VISIBLE_DEVICES": "1"}
+    assert launcher.devices(load("gpt-tiny", shared)) == [1]

@@ -39,7 +39,7 @@ def asked(workspace, monkeypatch):
         yield from ANSWERS
 
     monkeypatch.setattr(module, "stream", stream)
-    monkeypatch.setattr(module, "visible_gpus", lambda: ())
+    monkeypatch.setattr(module, "visible_gpus", lambda chosen: ())
     monkeypatch.setattr(module, "usable_cores", lambda: 4)
     monkeypatch.setattr(module, "lacking_cores", lambda: 0.0)
     monkeypatch.setattr(disk_rates, "__defaults__", (8 << 20,))

@@ -12,6 +12,7 @@ import pytest
 
 from nbtrain.base import files
 from nbtrain.base.extras import install_command
+from nbtrain.base.hardware import nvml
 from nbtrain.base.hardware.nvml import Gpu
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load
@@ -85,6 +86,28 @@ def test_hidden_gpus_are_explained(tiny, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     [(_, message)] = found(tiny(**{"resources.device": "gpu"}))
     assert "box has 0 (CUDA_VISIBLE_DEVICES=)." in message
+
+
+def test_gpus_are_those_that_the_ranks_see(tiny, monkeypatch):
+    """backend.env replaces the shell's CUDA_VISIBLE_DEVICES, for the number of GPUs, their kernels and their
+    memory, and a message names the one that applies.
+    """
+    small, large = Gpu("Tesla T4", 16 * GIB), Gpu("NVIDIA A100-SXM4-80GB", 80 * GIB)
+    there = tuple(replace(gpu, index=index) for index, gpu in enumerate((small,) * 2 + (large,) * 2))
+    monkeypatch.setattr(nvml, "driver_gpus", lambda: there)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    gpu = {"resources.device": "gpu", "resources.gpus_per_node": 2, "parallel.data_parallel_size": 2}
+    gpu |= {"precision.dtype": "bf16"}
+
+    def problems(visible):
+        config = tiny(**gpu, **{"backend.env": {"CUDA_VISIBLE_DEVICES": visible}})
+        return [problem.text for problem in preflight(read_launch(config)) if problem.lacks == "resource"]
+
+    assert problems("2,3") == []
+    [kernels] = problems("2,1")
+    assert "bf16 needs a GPU from Ampere on (8.0); Tesla T4 has" in kernels
+    [few] = problems("3")
+    assert "needs 2 GPUs" in few and " has 1 (backend.env.CUDA_VISIBLE_DEVICES=3)." in few
 
 
 def test_a_cut_model_is_trained(tiny):

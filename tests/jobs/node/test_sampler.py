@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -96,7 +97,7 @@ def test_a_look_has_the_same_columns_whatever_is_there() -> None:
     """All samples have the same columns. Rates are available from the second sample on, and a rank that does
     not exist has no values.
     """
-    look = NodeMeter(JOB, [4, 5], gpus=False)
+    look = NodeMeter(JOB, [4, 5])
     first, second = look.sample(), look.sample()
     assert list(first) == ["node", "replica", "rank 4", "rank 5"]
     assert {name: list(figures) for name, figures in first.items()} == {
@@ -106,17 +107,16 @@ def test_a_look_has_the_same_columns_whatever_is_there() -> None:
     assert second["replica"]["cpu_cores"] >= 0
     assert set(second["rank 4"].values()) == {None}
     assert 1e6 < second["replica"]["memory_bytes"] < psutil.virtual_memory().total
-    assert "rank 7" not in NodeMeter(JOB, [7], gpus=False).sample(), "its figures are the replica's"
+    assert "rank 7" not in NodeMeter(JOB, [7]).sample(), "its figures are the replica's"
     about = look.about({"memory_bytes": 1e9})
     assert about["requests"] == {"memory_bytes": 1e9} and about["ranks"] == [4, 5]
     assert 1 <= about["limits"]["cpu_cores"] <= os.cpu_count()
 
 
-def test_gpus_are_those_that_the_ranks_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPUs are those in CUDA_VISIBLE_DEVICES; if a GPU is lost later, its column remains."""
+def test_a_gpu_that_is_lost_later_keeps_its_column(monkeypatch: pytest.MonkeyPatch) -> None:
     there = [GpuUse(index, "H100", 0.5, 1 << 30, 80 << 30, 61, 300.0, 1980) for index in range(4)]
     monkeypatch.setattr(nvml, "gpus", lambda: there)
-    look = NodeMeter(JOB, [0, 1], gpus=True, visible="2,3")
+    look = NodeMeter(JOB, [0, 1], nvml.visible_gpus("2,3"))
     assert [subject for subject in look.sample() if subject.startswith("gpu")] == ["gpu 2", "gpu 3"]
     del there[3]
     assert look.sample()["gpu 3"]["power_watts"] is None
@@ -128,6 +128,45 @@ def test_gpus_are_those_that_the_ranks_see(monkeypatch: pytest.MonkeyPatch) -> N
         "sm_clock_mhz": 1980,
     }
     assert look.about({})["gpus"] == {"gpu 2": {"name": "H100", "memory_bytes": 80 << 30}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "held", "shell", "numbers"),
+    [
+        ({"backend.kind": "hosts", "backend.hosts.hosts": ["a"]}, None, None, [0, 1]),
+        ({"backend.kind": "hosts", "backend.hosts.hosts": ["a"]}, None, "3", [0, 1]),
+        ({"backend.env": {"CUDA_VISIBLE_DEVICES": "3,1,0"}}, None, "0", [1, 3]),
+        ({"backend.env": {"CUDA_VISIBLE_DEVICES": "3,1,0"}}, "0,3", None, [0, 3]),
+        ({}, None, "2,3", [2, 3]),
+        ({"backend.env": {"CUDA_VISIBLE_DEVICES": "MIG-GPU-1/2/3,MIG-GPU-1/2/4"}}, None, None, [0, 1, 2, 3]),
+        ({"resources.device": "cpu"}, None, None, []),
+    ],
+)
+def test_gpus_of_other_jobs_are_not_measured(
+    tmp_path: Path,
+    tiny: Callable[..., RunConfig],
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    held: str | None,
+    shell: str | None,
+    numbers: list[int],
+) -> None:
+    """Two ranks use the first two GPUs that they see: the held ones, else backend.env's, else those of the
+    shell, which does not count on hosts. All GPUs are measured if the ranks use parts of some.
+    """
+    there = [GpuUse(index, "H100", 0.5, 1 << 30, 80 << 30, 61, 300.0, 1980) for index in range(4)]
+    monkeypatch.setattr(nvml, "gpus", lambda: there)
+    for name, value in (("NBTRAIN_GPUS", held), ("CUDA_VISIBLE_DEVICES", shell)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    gpu = {"resources.device": "gpu", "resources.gpus_per_node": 2, "parallel.data_parallel_size": 2}
+    looks: list[NodeMeter] = []
+    monkeypatch.setattr(Sampler, "_watch", lambda self, meter: looks.append(meter))
+    with Sampler(UsageWriter(tmp_path, 0), JOB, [0, 1], tiny(**{**gpu, **settings})) as sampler:
+        sampler._thread.join(600)
+    assert sampler.failure is None
+    assert looks[0]._gpus == numbers
 
 
 def test_ports_of_infiniband_count_words_of_four_bytes(tmp_path: Path) -> None:

@@ -82,7 +82,9 @@ def test_ranks_see_the_gpus_that_their_job_holds(fake, start, monkeypatch):
     put_machine(gpus=["0", "1"])
     machine = this_machine()
     gpus = (Gpu("NVIDIA H200", 141 * GIB),) * 2
-    monkeypatch.setattr(launch, "this_machine", lambda: type(machine)(**{**vars(machine), "gpus": gpus}))
+    monkeypatch.setattr(
+        launch, "machine_of_run", lambda config: type(machine)(**{**vars(machine), "gpus": gpus})
+    )
     monkeypatch.setattr(preflight, "CHECKS", (preflight.devices_suffice, preflight.data_is_whole))
     config = fake(steps=100_000)
     gpu = config.resources.model_copy(update={"device": "gpu"})

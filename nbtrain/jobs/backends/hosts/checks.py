@@ -22,6 +22,7 @@ from nbtrain.base.workspace import data_home, display, output_root, resolve, wor
 from nbtrain.config.findings import mistake, shortage
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.hosts.ssh import RemoteOutput, last_line, python_of, run_everywhere
+from nbtrain.jobs.machine.device_needs import chosen_gpus, chosen_words
 from nbtrain.jobs.machine.environment import package_version
 from nbtrain.jobs.machine.hostfile import hostfile_finding, hosts_of
 from nbtrain.jobs.machine.node_disk import NodeDisk, unfit_disk
@@ -150,6 +151,7 @@ def looked_at(
         "folders": [path for path in folders if Path(path).is_dir()],
         "token": str(token),
         "device": config.resources.device,
+        "gpus": chosen_gpus(config)[1],
         "interface": config.backend.hosts.network_interface,
         # Other modes write no checkpoints.
         "local_dir": config.checkpoint.local_dir if config.mode == "full" else None,
@@ -322,7 +324,8 @@ def _gpus(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Findi
         yield shortage(
             config,
             "resources.gpus_per_node",
-            f"the run needs {counted(config.ranks_per_node, 'GPU')} on each machine; {host} has {len(gpus)}.",
+            f"the run needs {counted(config.ranks_per_node, 'GPU')} on each machine; {host} has "
+            f"{len(gpus)}{chosen_words(config)}.",
             "Use machines that have them, or lower resources.gpus_per_node.",
         )
 

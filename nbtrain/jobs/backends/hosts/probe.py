@@ -51,10 +51,11 @@ def place(interface):
         return {"trouble": str(error)}
 
 
-def gpus():
-    from nbtrain.base.hardware.nvml import driver_gpus
+def gpus(chosen):
+    """Return the names of the GPUs that ranks see with this CUDA_VISIBLE_DEVICES; None lets them see all."""
+    from nbtrain.base.hardware.nvml import visible_gpus
 
-    return [gpu.name for gpu in driver_gpus()]
+    return [gpu.name for gpu in visible_gpus(chosen)]
 
 
 def local_disk(local_dir, run):
@@ -109,7 +110,7 @@ def main(asked):
             answer["place"] = place(asked["interface"])
             answer["shared_memory"] = shared_memory()
             answer["local_disk"] = local_disk(asked["local_dir"], asked["run"])
-            answer["gpus"] = gpus() if asked["device"] == "gpu" else None
+            answer["gpus"] = gpus(asked["gpus"]) if asked["device"] == "gpu" else None
         except ImportError as error:
             answer["place"] = {"trouble": f"nbtrain cannot be loaded: {error}"}
     print(json.dumps(answer))

@@ -1,5 +1,5 @@
-"""The user's layer() as a model calls it: every block that it returns is checked, and blames the file for its
-errors.
+"""The user's layer() as a model calls it: every block that it returns is checked, and errors inside it are
+reported as errors of the user's file.
 
     own_layer(code)                         for training: the file is imported already
     recorded_layer(run, config, manifest)   for readers of a checkpoint: the file recorded with the run

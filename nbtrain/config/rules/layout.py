@@ -207,8 +207,8 @@ def fpdt_has_its_kernels(config: RunConfig) -> Problems:
         yield broken(
             config,
             "parallel.fpdt_chunk_tokens",
-            f"needs flash-attn {FLASH_GENERATION}, which no {device.name} (resources.gpu_type) runs: a "
-            "GPU from Ampere on (compute capability 8.0).",
+            f"needs flash-attn {FLASH_GENERATION}, which runs on GPUs from Ampere on (compute capability "
+            f"8.0), but resources.gpu_type is {device.name}.",
             "Set fpdt_chunk_tokens: 0.",
         )
     if config.model.attention_dropout:
@@ -370,9 +370,7 @@ def _flash_without_mask(config: RunConfig) -> str | None:
     """Return why the flash kernel on a GPU cannot compute a window without a mask; None if it can."""
     model = config.model
     problem = lengths_problem(config) or ("compile: false, but it is true" if model.compile else None)
-    return problem and (
-        f"flash attention takes no mask, and without one window_size({model.window_size}) needs {problem}"
-    )
+    return problem and limits.needs_without_mask(f"window_size({model.window_size})", problem)
 
 
 def fp8_has_its_units(config: RunConfig) -> Problems:

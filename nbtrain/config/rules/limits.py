@@ -180,14 +180,19 @@ def sharded_sequence(shape: Shape, tensor: int, ulysses: int, context: int) -> I
     yield from is_multiple("model.seq_length", shape.seq_length, unit, words)
 
 
+def needs_without_mask(setting: str, problem: str) -> str:
+    """Explain why flash attention cannot serve a setting: `problem` is the requirement of its kernel with
+    lengths, which replace a mask, and the run's value.
+    """
+    return f"flash attention takes no mask; to do without a mask, {setting} needs {problem}"
+
+
 def flash_parts(context: int, problem: str | None) -> Iterator[Broken]:
     """Context-parallel ranks attend from the later part of a sequence, for which the flash kernel on a GPU
     needs lengths; `problem` is why it cannot be called with them (attention_kernels.lengths_problem).
     """
     if context > 1 and problem:
-        reason = (
-            f"flash attention takes no mask, and without one context_parallel_size({context}) needs {problem}"
-        )
+        reason = needs_without_mask(f"context_parallel_size({context})", problem)
         yield Broken(
             "model.attention_backend",
             f"cannot serve this run: {reason}.\n  Set attention_backend: auto.",

@@ -21,14 +21,15 @@ def adapters_have_weights(config: RunConfig) -> Problems:
 
 
 def adapters_are_stepped_by_adamw(config: RunConfig) -> Problems:
-    """Adapters are not trained with Muon, which orthogonalizes complete matrices: the two matrices of an
-    adapter are factors of one.
-    """
+    """Adapters are not trained with Muon, which orthogonalizes whole matrices."""
     if config.lora is not None and config.optimizer.type != "AdamW":
+        parts = "the two matrices of an adapter are only factors of one"
+        if config.lora.kind == "ia3":
+            parts = "the adapters of IA3 are vectors"
         yield broken(
             config,
             "optimizer.type",
-            "updates whole matrices, but with lora only adapters are trained.",
+            f"orthogonalizes whole matrices, but {parts}.",
             "Set optimizer.type: AdamW.",
         )
 

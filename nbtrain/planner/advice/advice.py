@@ -155,16 +155,17 @@ def advise(config: RunConfig, observations: Observations) -> Advice:
     factor = min(max(needed / memory.total_bytes, 1.0), _MOST_FACTOR) if needed else 1.0
     capacity = observations.device_bytes or memory.device_bytes
     planned = estimate_duration(config, use_measured=False).step
-    changes, notes = [], list(observations.notes)
+    changes, notes, dropped = [], list(observations.notes), 0
     for proposal in proposals(config, observations):
         change = _predicted(config, proposal, factor, capacity, planned.seconds if planned else None)
-        if change is not None:
+        if change is None:
+            continue
+        if observations.failed or change.gain is None or change.gain >= LEAST_GAIN:
             changes.append(change)
-    if not observations.failed:
-        kept = [one for one in changes if one.gain is None or one.gain >= LEAST_GAIN]
-        if len(kept) < len(changes) and observations.memory_fraction is not None:
-            notes.append(_optimal(observations, len(changes) - len(kept)))
-        changes = kept
+        else:
+            dropped += proposal.uses_memory
+    if dropped:
+        notes.append(_optimal(observations, dropped))
     if not (observations.steps or observations.failed):
         name = config.name
         notes.append(
@@ -230,8 +231,8 @@ def _optimal(observations: Observations, dropped: int) -> str:
     """Return a note that no use of the free memory would make the run faster."""
     return (
         f"{observations.memory_fraction:.0%} of the memory is used, and that may already be optimal: "
-        f"{amounts.counted(dropped, 'change')} that would use it would save less than "
-        f"{LEAST_GAIN:.0%} of a step. Free memory costs nothing."
+        f"{amounts.counted(dropped, 'change')} that would use the rest would {'each ' * (dropped > 1)}save "
+        f"less than {LEAST_GAIN:.0%} of a step. Free memory costs nothing."
     )
 
 

@@ -12,7 +12,7 @@ memory left             free memory
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nbtrain.config.arithmetic.warmup import usual_warmup_tokens
@@ -43,6 +43,8 @@ class Proposal:
     reason: str
     predictable: bool = True
     """Whether the plan can predict the change's memory and time."""
+    uses_memory: bool = False
+    """Whether the change is only proposed because memory is free."""
 
 
 def proposals(config: RunConfig, seen: Observations) -> Iterator[Proposal]:
@@ -60,7 +62,7 @@ def proposals(config: RunConfig, seen: Observations) -> Iterator[Proposal]:
     if (seen.bubble_fraction or 0.0) > BUBBLE_FRACTION:
         yield from _smaller_bubble(config, seen)
     if not seen.failed:
-        yield from _use_of_memory(config, seen)
+        yield from (replace(one, uses_memory=True) for one in _use_of_memory(config, seen))
 
 
 def _less_device_memory(config: RunConfig, seen: Observations) -> Iterator[Proposal]:

@@ -368,24 +368,24 @@ BROKEN = {
         "gpt-125m",
         ["model.attention_backend=flash", "model.window_size=512"],
         "@: model.attention_backend = flash\n"
-        "  cannot serve this run: flash attention takes no mask, and without one window_size(512) needs "
-        "attention_dropout: 0, but it is 0.1.\n"
+        "  cannot serve this run: flash attention takes no mask; to do without a mask, window_size(512) "
+        "needs attention_dropout: 0, but it is 0.1.\n"
         "  Set attention_backend: auto.",
     ),
     "flash attention of a window in compiled layers": (
         "gpt-125m",
         ["model={attention_backend: flash, window_size: 512, attention_dropout: 0, compile: true}"],
         "@: model.attention_backend = flash\n"
-        "  cannot serve this run: flash attention takes no mask, and without one window_size(512) needs "
-        "compile: false, but it is true.\n"
+        "  cannot serve this run: flash attention takes no mask; to do without a mask, window_size(512) "
+        "needs compile: false, but it is true.\n"
         "  Set attention_backend: auto.",
     ),
     "flash attention of a window with odd heads": (
         "gpt-125m",
         ["model={attention_backend: flash, attention_dropout: 0, kv_channels: 100, window_size: 512}"],
         "@: model.attention_backend = flash\n"
-        "  cannot serve this run: flash attention takes no mask, and without one window_size(512) needs "
-        "heads of a multiple of 8, but this model's heads have 100.\n"
+        "  cannot serve this run: flash attention takes no mask; to do without a mask, window_size(512) "
+        "needs heads of a multiple of 8, but this model's heads have 100.\n"
         "  Set attention_backend: auto.",
     ),
     "FP8 on a GPU without it": (
@@ -513,8 +513,8 @@ BROKEN = {
         "gpt-125m",
         ["parallel.fpdt_chunk_tokens=512", "model.attention_dropout=0.0", "resources.gpu_type=T4"],
         "@: parallel.fpdt_chunk_tokens = 512\n"
-        "  needs flash-attn 2, which no T4 (resources.gpu_type) runs: a GPU from Ampere on (compute "
-        "capability 8.0). Set fpdt_chunk_tokens: 0.",
+        "  needs flash-attn 2, which runs on GPUs from Ampere on (compute capability 8.0), but "
+        "resources.gpu_type is T4. Set fpdt_chunk_tokens: 0.",
     ),
     "quantized weights on a CPU": (
         "gpt-125m",
@@ -676,7 +676,14 @@ BROKEN = {
         "gpt3-tiny",
         ["optimizer.type=Muon", "lora.rank=8", "init_from=a-run"],
         "@: optimizer.type = Muon\n"
-        "  updates whole matrices, but with lora only adapters are trained. Set optimizer.type: AdamW.",
+        "  orthogonalizes whole matrices, but the two matrices of an adapter are only factors of one. Set "
+        "optimizer.type: AdamW.",
+    ),
+    "vectors of IA3 and Muon": (
+        "gpt3-tiny",
+        ["optimizer.type=Muon", "lora.kind=ia3", "init_from=a-run"],
+        "@: optimizer.type = Muon\n"
+        "  orthogonalizes whole matrices, but the adapters of IA3 are vectors. Set optimizer.type: AdamW.",
     ),
     "two adapters of one matrix": (
         "gpt3-tiny",

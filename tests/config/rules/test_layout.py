@@ -180,7 +180,7 @@ def test_what_just_passes(rule, overrides):
         (
             "attention_backend_serves",
             ["model.attention_backend=flash", "parallel.context_parallel_size=2"],
-            "takes no mask, and without one context_parallel_size(2) needs attention_dropout: 0",
+            "takes no mask; to do without a mask, context_parallel_size(2) needs attention_dropout: 0",
         ),
         (
             "sequence_divides",

@@ -26,7 +26,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.server_cost import cpu_seconds, server_pid
+from tests.benchmarks.process_clock import cpu_seconds_of
+from tests.benchmarks.server_cost import server_pid
 from tests.end_to_end.jupyterlab import CHROMIUM_FLAGS, REPOSITORY, Lab, find_chromium, running_lab
 from tests.end_to_end.test_page_cost import browser_seconds
 from tests.waiting import wait_until
@@ -160,7 +161,7 @@ def pages(page: Any, lab: Lab, seconds: float) -> dict[str, Shares]:
         metrics = devtools.send("Performance.getMetrics")["metrics"]
         # The CPU time of its tasks: on a busy machine, their wall time is longer.
         main_thread = next(metric["value"] for metric in metrics if metric["name"] == "ThreadTime")
-        return {"main thread": main_thread, "browser": browser_seconds(), "server": cpu_seconds(pid)}
+        return {"main thread": main_thread, "browser": browser_seconds(), "server": cpu_seconds_of(pid)}
 
     def shares(show: Callable[[], None]) -> Shares:
         page.goto(lab.url("lab?reset"))

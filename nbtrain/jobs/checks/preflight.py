@@ -28,6 +28,7 @@ from nbtrain.config.sections.notify_section import SCHEMES
 from nbtrain.config.yaml_source import show
 from nbtrain.dataset.blend import BlendFiles
 from nbtrain.dataset.of_run import RunData
+from nbtrain.dataset.tokenizer_problem import tokenizer_problem
 from nbtrain.dataset.views.contents import check_contents
 from nbtrain.jobs.attempt.backend import backend_of
 from nbtrain.jobs.checks.preflight_tools import (
@@ -366,13 +367,15 @@ def data_is_whole(launch: Launch) -> Iterator[Finding]:
             data.files.check_tokenizer(config, dataset.manifest)
         except DataError as error:
             yield mistake(config, "", str(error))
-    elif tokenizer and dataset and dataset.manifest.tokenizer_sha256 not in (None, tokenizer.sha256):
+    elif (
+        tokenizer
+        and dataset
+        and (found := tokenizer_problem(dataset.manifest, tokenizer.directory, tokenizer.manifest))
+    ):
         yield mistake(
             config,
             "",
-            f"dataset {config.data.name} was encoded with the tokenizer "
-            f"{dataset.manifest.tokenizer_sha256[:12]}..., but {display(tokenizer.directory)} is "
-            f"{tokenizer.sha256[:12]}...: ids would mean other text.",
+            f"dataset {config.data.name}: {found.what}.",
             f"Name the tokenizer it was made with, or make the data again: `nbtrain prepare "
             f"{shlex.join(config.as_arguments)} --force`.",
         )

@@ -628,14 +628,19 @@ def test_a_vocabulary_larger_than_the_dtype(tiny, own_data):
 
 
 def test_another_tokenizer_than_the_data(tiny, own_data):
-    """Data that was encoded with another tokenizer is rejected, because its ids stand for other text."""
+    """Data that was encoded with another tokenizer is rejected, because its ids stand for other text, and data
+    whose documents end in another token.
+    """
     import json
 
     config = tiny()
     manifest = own_data / "dataset/mock/manifest.json"
     value = json.loads(manifest.read_text())
-    value["tokenizer_sha256"] = "f" * 64
-    manifest.write_text(json.dumps(value))
-    [(kind, message)] = found(config)
-    assert kind == "error"
-    assert message.startswith("dataset mock was encoded with the tokenizer ffffffffffff..., but ")
+    for changes, says in (
+        ({"tokenizer_sha256": "f" * 64}, "encoded with another tokenizer than "),
+        ({"eod_id": value["eod_id"] + 1}, f"documents end in the token {value['eod_id'] + 1}, and "),
+    ):
+        manifest.write_text(json.dumps(value | changes))
+        [(kind, message)] = found(config)
+        assert kind == "error"
+        assert message.startswith(f"dataset mock: {says}")

@@ -628,8 +628,8 @@ def test_a_vocabulary_larger_than_the_dtype(tiny, own_data):
 
 
 def test_another_tokenizer_than_the_data(tiny, own_data):
-    """Data that was encoded with another tokenizer is rejected, because its ids stand for other text, and data
-    whose documents end in another token.
+    """Data is rejected if another tokenizer encoded it, because its ids stand for other text, or if its
+    documents end in another token.
     """
     import json
 

@@ -15,6 +15,7 @@ from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.run_directory.records import Heartbeat, JobRecord, TrainingProgress
 from nbtrain.base.run_directory.rundir import SCHEMA_VERSION, RunDir
 from nbtrain.config.arithmetic.perplexity import perplexity
+from nbtrain.config.load.attempt import attempt_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.monitor.status.run_status import RunStatus
 from nbtrain.monitor.status.spending import run_spending
@@ -25,10 +26,16 @@ from nbtrain.planner.setup.last_job import record_of
 def write_summary(
     run: RunDir, config: RunConfig, record: JobRecord, beat: Heartbeat | None
 ) -> dict[str, Any]:
-    """Write summary.json for a job whose end is in `record`; return its contents."""
+    """Write summary.json for a job whose end is in `record`; return its contents.
+
+    `config` is the run as submitted, and `beat` rank 0's last heartbeat.
+    """
     before = files.read_json(run.summary_json) or {}
     status = status_of(run, run.job(record.job_id), record, record.state, record.cause, beat)
-    summary = summarize(config, record, status, before)
+    # backend.elastic may have resized the attempt whose heartbeat this is.
+    attempt = record.attempt_record(beat.attempt) if beat else None
+    measured = attempt_config(config, attempt) if attempt else config
+    summary = summarize(config, measured, record, status, before)
     summary["checkpoint_step"] = newest_checkpoint_step(run)
     summary["total_seconds"] = round(total_seconds(run, record), 3)
     assert record.ended_at is not None
@@ -38,9 +45,12 @@ def write_summary(
 
 
 def summarize(
-    config: RunConfig, record: JobRecord, status: RunStatus, before: dict[str, Any]
+    config: RunConfig, measured: RunConfig, record: JobRecord, status: RunStatus, before: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the run's results at the end of this job. `before` is the previous job's summary, or {}."""
+    """Return the run's results at the end of this job. `before` is the previous job's summary, or {}.
+
+    The throughput in `status` holds for the configuration `measured`.
+    """
     assert record.ended_at is not None
     progress = status.progress or TrainingProgress(config.train_steps, config.train_tokens)
     # A job without progress keeps the results of the previous job.
@@ -78,7 +88,7 @@ def summarize(
         "samples_per_second": newest("samples_per_second", progress.samples_per_second),
         # The setup that the throughput was measured with; a job without a throughput keeps the previous
         # job's.
-        "measured_with": record_of(config) if progress.samples_per_second else before.get("measured_with"),
+        "measured_with": record_of(measured) if progress.samples_per_second else before.get("measured_with"),
         "tokens_per_second": newest("tokens_per_second", progress.tokens_per_second),
         "memory_bytes": newest("memory_bytes", progress.memory_bytes),
         "pipeline_fraction": newest("pipeline_fraction", progress.pipeline_fraction),

@@ -5,7 +5,13 @@ import os
 import time
 
 from nbtrain.base import files
-from nbtrain.base.run_directory.records import Heartbeat, JobRecord, ProcessIdentity, TrainingProgress
+from nbtrain.base.run_directory.records import (
+    AttemptRecord,
+    Heartbeat,
+    JobRecord,
+    ProcessIdentity,
+    TrainingProgress,
+)
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load
 from nbtrain.jobs.supervisor.summary import write_summary
@@ -65,6 +71,26 @@ def test_a_rate_keeps_what_it_was_measured_with(tmp_path):
             (summary["samples_per_second"], summary["measured_with"]["setup"]["shape"]["num_layers"])
         )
     assert layers == [(50.0, load("gpt-tiny").model.num_layers)] * 2
+
+
+def test_a_rate_of_a_resized_attempt_is_not_that_of_the_full_size(tmp_path):
+    """A throughput holds for the number of replicas of the attempt that measured it, which backend.elastic
+    may have changed, and not for that of a later attempt without a step.
+    """
+    run = RunDir(tmp_path / "run")
+    run.path.mkdir()
+    config, me = (
+        load("gpt-tiny", ["parallel.data_parallel_size=4"], check=False),
+        ProcessIdentity.of(os.getpid()),
+    )
+    record = JobRecord("20261121-031500-a1b2", "id", "run", "FAILED", 0.0, 2, "why", ended_at=1.0)
+    record.attempts = [AttemptRecord(number, 0.0, size, size) for number, size in enumerate((4, 2, 1))]
+    progress, sizes = TrainingProgress(800, 3_276_800, samples_per_second=50.0), []
+    for attempt in (0, 1):
+        beat = Heartbeat(0, attempt, me, time.time(), 41, "train", 0.0, progress)
+        setup = write_summary(run, config, record, beat)["measured_with"]["setup"]
+        sizes.append(setup["data_parallel_size"])
+    assert sizes == [4, 2]
 
 
 def test_peak_memory_and_the_wait_for_other_stages_are_kept(tmp_path):

@@ -1,10 +1,13 @@
 """Checks the arguments of notebooks and scripts before anything starts, and decides whether a call waits."""
 
 import numbers
+import os
 import reprlib
+from pathlib import Path
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.printing.notebook import is_watched
+from nbtrain.base.workspace import resolve, typed_path
 
 
 def misused(name: str, value: object, expected: str) -> ConfigError:
@@ -52,3 +55,8 @@ def wait_wanted(wait: str) -> bool:
     if wait not in ("yes", "no", "auto"):
         raise ConfigError(f'wait = {wait!r} must be "yes", "no" or "auto".')
     return wait == "yes" or (wait == "auto" and not is_watched())
+
+
+def existing_path(path: str | os.PathLike) -> Path:
+    """Return the absolute path of a file that a user names: as typed if it exists, else in the workspace."""
+    return typed.absolute() if (typed := typed_path(path)).exists() else resolve(path)

@@ -70,22 +70,19 @@ def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Che
     """
     from nbtrain.config.findings import findings_of
     from nbtrain.foreign.job_files.file_kinds import is_foreign
-    from nbtrain.jobs.checks.this_machine import findings_here
-    from nbtrain.jobs.request.initial_weights import findings_of_weights, with_new_tokens
-    from nbtrain.jobs.request.own_code import findings_of_code
-    from nbtrain.planner.plan import plan
+    from nbtrain.jobs.checks.run_findings import findings_of_run
 
     if any(isinstance(source, str | Path) and is_foreign(source) for source in runs):
         return _check_files([str(source) for source in runs], overrides, program)
     if len(runs) != 1:
         raise ConfigError(f"{len(runs)} runs are given; nb.check takes one, or files of other programs.")
     if program:
-        raise ConfigError(f"--from names the program of a script or manifest, and {runs[0]} is neither.")
+        raise ConfigError(f"program (--from) is for a script or a manifest, and {runs[0]} is neither.")
+
     run = runs[0].config if isinstance(runs[0], Run) else runs[0]
     try:
         config = load_config(run, overrides)
-        here = [*findings_here(config), *findings_of_weights(config), *findings_of_code(config)]
-        return Checked(config.name, [*here, *plan(with_new_tokens(config)).findings])
+        return Checked(config.name, findings_of_run(config))
     except ConfigError as error:
         return Checked(str(getattr(run, "name", run)), findings_of(error), error)
 

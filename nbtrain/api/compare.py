@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nbtrain.api.arguments import misused
+from nbtrain.api.arguments import existing_path, misused
 from nbtrain.api.run import RunLike, open_run
 from nbtrain.monitor.status.run_status import RunStatus
 
@@ -30,4 +29,4 @@ def compare(
     if isinstance(runs, str | bytes) or not isinstance(runs, Sequence):
         raise misused("runs", runs, 'a list of runs, e.g. ["gpt-a", "gpt-b"] or nb.runs("gpt-*")')
     found = [open_run(run.name if isinstance(run, RunStatus) else run).directory for run in runs]
-    return Comparison(found, None if published is None else Path(published))
+    return Comparison(found, None if published is None else existing_path(published))

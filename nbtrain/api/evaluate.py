@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from nbtrain.api.arguments import misused, text, whole_or_none
+from nbtrain.api.arguments import existing_path, misused, text, whole_or_none
 from nbtrain.api.follow import each_checkpoint
 from nbtrain.api.generate import loading_of
 from nbtrain.api.run import RunLike, open_run
 from nbtrain.base.errors import ConfigError, RecordError
 from nbtrain.base.files import not_allowed
-from nbtrain.base.workspace import resolve, tokenizer_dir, typed_path
+from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.config.schema import RunConfig
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _prepared(
         if data or tasks or not (names or judge_questions)
         else []
     )
-    folder = None if include_path is None else _path(include_path)
+    folder = None if include_path is None else existing_path(include_path)
     chat = None
     if apply_chat_template:
         if not names:
@@ -310,15 +310,10 @@ def _own_data(config: RunConfig) -> "list[DatasetFiles]":
 def _file(path: Any) -> Path:
     if not isinstance(path, str | Path):
         raise misused("a file of tasks", path, "the path of a file of JSON lines")
-    return _path(path)
-
-
-def _path(path: PathLike) -> Path:
-    """Return the path as typed if it exists, otherwise relative to the workspace."""
-    return typed if (typed := typed_path(path)).exists() else resolve(path)
+    return existing_path(path)
 
 
 def _on_path(name: str) -> str:
     """Return NAME unchanged, or NAME=FILE with the absolute path of the file."""
     task, equals, file = name.partition("=")
-    return f"{task}={_path(file)}" if equals else task
+    return f"{task}={existing_path(file)}" if equals else task

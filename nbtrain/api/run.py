@@ -240,12 +240,16 @@ class Run:
         have any size.
         """
         from nbtrain.monitor.logs.log_search import search
+        from nbtrain.monitor.logs.logs import checked_rank
 
         if not text_of("text", text):
             raise ConfigError("the text to search for is empty.")
         ids = [self.directory.existing_job(job_id).job_id] if job_id else reversed(self.directory.job_ids())
         jobs = [self.directory.job(job_id) for job_id in ids]
-        return search(jobs, text, whole_or_none("rank", rank, "all ranks"), bool(ignore_case))
+        rank = whole_or_none("rank", rank, "all ranks")
+        if rank:
+            checked_rank(self.name, rank, self.config.world_size)
+        return search(jobs, text, rank, bool(ignore_case))
 
     def progress_line(self) -> str:
         """Return state, step, loss, throughput and time left in one line."""
@@ -253,13 +257,31 @@ class Run:
 
         return progress_line(self.directory)
 
-    def log(self, lines: int = LOG_TAIL_LINES, rank: int | str = 0, job_id: str | None = None) -> list[str]:
-        """Return the last lines of a log of the newest job: of a rank, or of "supervisor" or "node0"."""
+    def log(
+        self,
+        lines: int = LOG_TAIL_LINES,
+        rank: int | str = 0,
+        job_id: str | None = None,
+        attempt: int | None = None,
+    ) -> list[str]:
+        """Return the last lines of a log of the newest job: of a rank, or of "supervisor" or "node0".
+
+        `attempt` is an earlier attempt of the job, counted from 0, whose log of the rank is read.
+        """
         from nbtrain.jobs.attempt.backend import reader_of_job
+        from nbtrain.monitor.logs.logs import log_of_attempt, tail_lines
 
         lines, rank = whole_number("lines", lines), self._whose(rank)
+        if lines < 0:
+            raise ConfigError(f"lines = {lines} must be at least 0.")
         job = self.directory.existing_job(job_id) if job_id else self.directory.newest_job()
-        return reader_of_job(job).logs(job, rank, lines) if job else []
+        if job is None:
+            return []
+        if attempt is None:
+            return reader_of_job(job).logs(job, rank, lines)
+        if isinstance(rank, str):
+            raise ConfigError(f"attempt = {attempt}: only ranks have a log for each attempt; {rank} has one.")
+        return tail_lines(log_of_attempt(job, rank, whole_number("attempt", attempt)), lines)
 
     def follow(self, rank: int | str = 0) -> Iterator[str]:
         """Yield the lines that are added to a log of the newest job from now on until the job ends."""
@@ -268,10 +290,13 @@ class Run:
         return reader_of_job(self.job).follow(self.job, self._whose(rank))
 
     def _whose(self, rank: int | str) -> int | str:
-        from nbtrain.monitor.logs.logs import NODE, SUPERVISOR
+        from nbtrain.monitor.logs.logs import NODE, SUPERVISOR, checked_rank
 
-        named = isinstance(rank, str) and (rank == SUPERVISOR or NODE.fullmatch(rank))
-        return rank if named else whole_number("rank", rank)
+        if isinstance(rank, str) and (rank == SUPERVISOR or NODE.fullmatch(rank)):
+            return rank
+        number = whole_number("rank", rank)
+        # Every run has rank 0, even one whose config.yaml is damaged.
+        return checked_rank(self.name, number, self.config.world_size) if number else 0
 
     @property
     def events(self) -> list[dict[str, Any]]:

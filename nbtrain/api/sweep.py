@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.api.arguments import misused
+from nbtrain.api.arguments import existing_path, misused
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.printing.progress import Progress
-from nbtrain.base.workspace import resolve
 
 if TYPE_CHECKING:
     from nbtrain.jobs.sweep.drive import Turn
@@ -40,7 +38,7 @@ def sweep(
         raise misused("file", file, 'the path of a sweep\'s YAML, e.g. "sweep.yaml", or its contents')
     if at_once is not None and (isinstance(at_once, bool) or not isinstance(at_once, int) or at_once < 1):
         raise misused("at_once", at_once, "a whole number from 1 on")
-    path = write_sweep(file) if isinstance(file, Mapping) else Path(resolve(str(file)))
+    path = write_sweep(file) if isinstance(file, Mapping) else existing_path(file)
     if not path.is_file():
         raise ConfigError(f"{file}: there is no such file. A sweep is a YAML; docs/sweeps.md shows one.")
     read = read_sweep(path)
@@ -67,7 +65,7 @@ def sweep_status(name: str) -> "SweepResults":
     from nbtrain.jobs.sweep.results import sweep_results
     from nbtrain.jobs.sweep.sweep_file import name_in
 
-    path = Path(resolve(name))
+    path = existing_path(name)
     return sweep_results(name_in(path) if path.is_file() else name)
 
 

@@ -409,11 +409,11 @@ def _data_of(data: "str | RunConfig | Run") -> "str | os.PathLike[str] | RunConf
     if not isinstance(data, str | os.PathLike | RunConfig):
         expected = "a Run, a RunConfig, the name of a run or a dataset, or the prefix of a .bin/.idx"
         raise misused("data", data, expected)
-    if not isinstance(data, str):
+    if isinstance(data, RunConfig):
         return data
     from nbtrain.dataset.of_run import data_named
 
-    return data_named(data)
+    return data_named(os.fspath(data))
 
 
 def baselines(run: RunLike, too_small: str = "refuse") -> "Baselines | NoBaselines":

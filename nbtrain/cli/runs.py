@@ -128,6 +128,8 @@ def add_verbs(under: Any) -> None:
     )
     parser.add_argument("--rank", metavar="RANK", help=text)
     _add_job(parser, "Show logs of this job. Default: the newest job; with --grep, all jobs.")
+    text = "Show the rank's log of this attempt, counted from 0. Default: the newest one; with --grep, all."
+    parser.add_argument("--attempt", type=int, metavar="N", help=text)
     text = "Show the last N lines. Default: 50; with --grep, all lines."
     parser.add_argument("-n", "--lines", type=int, metavar="N", help=text)
     text = "Show only lines that contain TEXT, from all jobs, ranks and attempts."
@@ -159,6 +161,9 @@ def add_verbs(under: Any) -> None:
     parser = run_verb(under, "clone", clone, "", "nbtrain clone gpt-tiny gpt-tiny-hot lr_schedule.lr=4e-3")
     parser.add_argument("name", metavar="NAME", help="The name of the new run.")
     add_overrides(parser)
+    parser.add_argument("--wait", action="store_true", help=WAIT_HELP)
+    parser.add_argument("--no-try", action="store_true", help=NO_TRY_HELP)
+    add_json(parser, JOB_JSON_HELP)
 
     parser = run_verb(
         under, "label", label, "Without changes, they are listed.", "nbtrain label gpt-tiny team=nlp stage-"
@@ -277,10 +282,16 @@ def _started(run: Any, wanted: Any, options: argparse.Namespace) -> int:
 
 def clone(options: argparse.Namespace) -> int:
     """Submit a run's settings under another name."""
-    from nbtrain.api import verbs as api
+    from nbtrain.api.run import Run
+    from nbtrain.jobs.submission.clone import submit_clone
 
-    config = run_of(options).clone(options.name, options.overrides)
-    return _started(api.submit(config), config, argparse.Namespace(wait=False, json=False))
+    job, config = _quietly(
+        options,
+        lambda: submit_clone(
+            run_of(options).directory, options.name, options.overrides, tries_code=not options.no_try
+        ),
+    )
+    return _started(Run(job.run), config, options)
 
 
 def wait(options: argparse.Namespace) -> int:
@@ -379,10 +390,12 @@ def logs(options: argparse.Namespace) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} needs --grep TEXT.")
     if options.follow and options.job:
         raise ConfigError("--follow prints the newest job: omit --job.")
+    if options.follow and options.attempt is not None:
+        raise ConfigError("--follow prints the newest attempt: omit --attempt.")
     lines = 50 if options.lines is None else options.lines
     job = run.directory.existing_job(options.job) if options.job else run.directory.newest_job()
     state = status_of(job)[0] if job else None
-    if rank is None and job and state == FAILED:
+    if rank is None and job and state == FAILED and options.attempt is None:
         rank = failed_rank(job)
         if traceback := run.traceback(rank, job.job_id):
             which = f"job {job.job_id} of {run.name}" if options.job else run.name
@@ -394,7 +407,7 @@ def logs(options: argparse.Namespace) -> None:
     rank = rank or 0
     # Until the rank has a log, the pod's output is followed from its beginning.
     if not (options.follow and job and state in ACTIVE and not log_path(job, rank).exists()):
-        log = run.log(lines, rank, options.job)
+        log = run.log(lines, rank, options.job, options.attempt)
         for line in log:
             print(line)
         if job and not log and lines and not options.follow:
@@ -411,6 +424,8 @@ def _search_logs(options: argparse.Namespace, run: Any, rank: int | str | None) 
     """Print the lines that --grep finds."""
     if options.follow:
         raise ConfigError("--follow prints new lines, --grep searches existing lines: use one of the two.")
+    if options.attempt is not None:
+        raise ConfigError("--grep searches the logs of all attempts: omit --attempt.")
     if isinstance(rank, str):
         raise ConfigError("--grep searches the logs of all ranks, or with --rank N of one rank.")
     hits = 0
@@ -425,16 +440,13 @@ def _rank_of(text: str | None, run: Any) -> int | str | None:
     """Return the rank, `supervisor` or the machine that --rank names. Raises ConfigError for any other
     text.
     """
-    from nbtrain.base.text.amounts import counted
-    from nbtrain.monitor.logs.logs import NODE, SUPERVISOR
+    from nbtrain.monitor.logs.logs import NODE, SUPERVISOR, checked_rank
 
     if text is None or text == SUPERVISOR or NODE.fullmatch(text):
         return text
-    ranks = run.config.world_size
-    if not text.isdecimal() or int(text) >= ranks:
-        has = f"{run.name} has {counted(ranks, 'rank')}: 0{f' to {ranks - 1}' if ranks > 1 else ''}"
-        raise ConfigError(f"--rank {text}: {has}; also `supervisor` and, on several machines, node0.")
-    return int(text)
+    if not text.isdecimal():
+        raise ConfigError(f"--rank {text}: must be a rank, `supervisor` or, on several machines, node0.")
+    return checked_rank(run.name, int(text), run.config.world_size)
 
 
 def cancel(options: argparse.Namespace) -> None:

@@ -148,7 +148,7 @@ def _hardware(gpus: int | None, gpu_type: str | None, gpus_per_node: int | None)
         return Hardware(machine.cores, len(machine.gpus), machine.gpus[0].name, len(machine.gpus))
     if gpus and gpu_type is None:
         if not machine.gpus:
-            raise ConfigError("--gpus needs --gpu-type: which GPUs, such as A100-80GB.")
+            raise ConfigError("gpus needs gpu_type (--gpu-type): which GPUs, such as A100-80GB.")
         gpu_type = machine.gpus[0].name
     return Hardware(machine.cores, gpus or (1 if gpu_type else 0), gpu_type, gpus_per_node)
 

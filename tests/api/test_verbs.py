@@ -209,6 +209,36 @@ def test_a_run_asked_in_the_wrong_way(run):
         run.log(rank="x")
     with pytest.raises(ConfigError, match=r"^timeout_seconds = '5' \(str\) must be a number.$"):
         run.wait("5")
+    with pytest.raises(ConfigError, match=r"^lines = -5 must be at least 0\.$"):
+        run.log(-5)
+    for limit in (2.5, "5", True, -1):
+        with pytest.raises(ConfigError, match=r"^limit = .* must be a whole number of at least 0"):
+            nb.runs(limit=limit)
+    assert [entry.name for entry in nb.runs(state=None, label=None)] == ["mine"]
+
+
+def test_the_log_of_an_earlier_attempt(cancelled, capsys):
+    job = cancelled.job
+    for attempt in (0, 1):
+        job.log(0, attempt).write_text(f"attempt {attempt} ends\n")
+    assert cancelled.log() == ["attempt 1 ends"]
+    assert cancelled.log(attempt=0) == ["attempt 0 ends"]
+    assert cli.main(["logs", "mine", "--attempt", "0"]) == 0
+    assert capsys.readouterr().out == "attempt 0 ends\n"
+    with pytest.raises(ConfigError, match=r"attempt 2: rank 0 .* its logs are of 0, 1\."):
+        cancelled.log(attempt=2)
+    with pytest.raises(ConfigError, match="supervisor has one"):
+        cancelled.log(rank="supervisor", attempt=0)
+
+
+def test_files_next_to_the_notebook_are_found(workspace, monkeypatch):
+    """A sweep's file is read from the current folder first, as run YAMLs are, and else from the workspace."""
+    here = workspace / "notebooks"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    (here / "lr.yaml").write_text("name: [\n")
+    with pytest.raises(ConfigError, match=r"^notebooks/lr\.yaml"):
+        nb.sweep("lr.yaml", dry_run=True)
 
 
 def test_a_run_without_a_job_is_printed(run):
@@ -516,7 +546,7 @@ def test_the_log_of_a_failed_run_begins_with_the_traceback_of_the_rank_that_fail
     assert cli.main(["logs", "mine", "--job", earlier.job_id, "--rank", "node0"]) == 0
     assert capsys.readouterr().out == "the agent ends\n"
     assert cli.main(["logs", "mine", "--rank", "2"]) == 2
-    assert "--rank 2: mine has 2 ranks: 0 to 1; also `supervisor` and" in capsys.readouterr().err
+    assert "rank 2: mine has 2 ranks: 0 to 1; also `supervisor` and" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"the text to search for is empty\."):
         run.search("")
 

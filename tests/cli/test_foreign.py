@@ -57,8 +57,7 @@ def test_check_takes_the_version_of_the_flags(workspace, tmp_path, capsys):
     assert "nemo" in capsys.readouterr().err
     assert cli.main(["check", "gpt-tiny", "--from", "megatron-lm"]) == 2
     assert (
-        "--from names the program of a script or manifest, and gpt-tiny is neither."
-        in capsys.readouterr().err
+        "program (--from) is for a script or a manifest, and gpt-tiny is neither." in capsys.readouterr().err
     )
 
 

@@ -1,17 +1,22 @@
-"""Creates a run directory with another run's configuration: run.json and config.yaml; nothing is started."""
+"""A run with another run's configuration: a run directory with run.json and config.yaml, or a submitted run.
+
+clone(run, name)           a run directory; nothing is started
+submit_clone(run, name)    a job; nothing is written if it is refused
+"""
 
 import contextlib
 import os
 
 from nbtrain.base import files
 from nbtrain.base.errors import SubmitError
-from nbtrain.base.run_directory.rundir import RunDir, runs_like
+from nbtrain.base.run_directory.rundir import JobDir, RunDir, runs_like
 from nbtrain.base.workspace import display
 from nbtrain.config.load import Overrides, load, load_resolved, to_yaml
 from nbtrain.config.load.edits import with_overrides
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.checks.existing_run import HARMLESS_ENTRIES, refuse_foreign
 from nbtrain.jobs.submission.job_files import make_folder, unwritable, write_identity
+from nbtrain.jobs.submission.submit import submit
 from nbtrain.monitor.status.notes import own_labels_of
 
 
@@ -22,16 +27,8 @@ def clone(run: RunDir, name: str, overrides: Overrides = None) -> RunConfig:
     parent. Returns the configuration, to be submitted. Raises SubmitError if the name is taken or the disk
     cannot be written, ConfigError if the overrides break a rule.
     """
-    refuse_foreign(run)
-    if not run.exists():
-        raise SubmitError(f"{display(run.path)}: there is no run to clone. {runs_like(run.name)}")
-    before = load_resolved(run.config_yaml).model_copy(update={"labels": own_labels_of(run)})
-    config = load(load(before, overrides, check=False), {"name": name})
-    if config.mode == "eval":
-        # mode: eval belonged to the last job: a new run has nothing to evaluate yet.
-        config = with_overrides(config, {"mode": "full"})
+    config = _cloned(run, name, overrides)
     target = RunDir.named(name)
-    _refuse_taken(target)
     make_folder(target)
     with target.locked():
         # Another process may have cloned to this name first.
@@ -45,6 +42,30 @@ def clone(run: RunDir, name: str, overrides: Overrides = None) -> RunConfig:
                 with contextlib.suppress(OSError):
                     path.unlink()
             raise unwritable(target, error) from error
+    return config
+
+
+def submit_clone(
+    run: RunDir, name: str, overrides: Overrides = None, *, tries_code: bool = True
+) -> tuple[JobDir, RunConfig]:
+    """Submit `run`'s configuration and `overrides` as a new run `name`; return its job and configuration.
+
+    Nothing is written if the new run is refused. Raises what clone() and submit() raise.
+    """
+    config = _cloned(run, name, overrides)
+    return submit(config, parent=run.run_id, tries_code=tries_code), config
+
+
+def _cloned(run: RunDir, name: str, overrides: Overrides) -> RunConfig:
+    refuse_foreign(run)
+    if not run.exists():
+        raise SubmitError(f"{display(run.path)}: there is no run to clone. {runs_like(run.name)}")
+    before = load_resolved(run.config_yaml).model_copy(update={"labels": own_labels_of(run)})
+    config = load(load(before, overrides, check=False), {"name": name})
+    if config.mode == "eval":
+        # mode: eval belonged to the last job: a new run has nothing to evaluate yet.
+        config = with_overrides(config, {"mode": "full"})
+    _refuse_taken(RunDir.named(name))
     return config
 
 

@@ -92,8 +92,9 @@ class CloneHandler(ActionHandler):
 
 
 def _clone(run: RunDir, name: str, overrides: Any, start: bool) -> str | None:
-    from nbtrain.jobs.submission.clone import clone
-    from nbtrain.jobs.submission.submit import submit
+    from nbtrain.jobs.submission.clone import clone, submit_clone
 
-    config = clone(run, name, overrides)
-    return submit(config).job_id if start else None
+    if start:
+        return submit_clone(run, name, overrides)[0].job_id
+    clone(run, name, overrides)
+    return None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.lab.server.requests import NbtrainHandler
+from nbtrain.lab.server.requests import NbtrainHandler, named_run
 from nbtrain.lab.server.views import changed
 
 # Keys of a request with their types; the form itself checks values of type `object`.
@@ -75,5 +75,5 @@ class SubmitHandler(AboutFormHandler):
     """POST submit: submit the form's run; {"name", "job_id", "notes"}."""
 
     async def post(self) -> None:
-        await self.answer_form("submit", self.body(**KEYS), 201)
+        await self.answer_form("submit", named_run(self.body(**KEYS)), 201)
         changed()

@@ -7,7 +7,7 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.lab.run_pages import config_page, plan_page
-from nbtrain.lab.server.requests import NbtrainHandler
+from nbtrain.lab.server.requests import NbtrainHandler, named_run
 from nbtrain.lab.server.views import confined
 
 
@@ -42,7 +42,7 @@ class CheckHandler(NbtrainHandler):
     """
 
     async def post(self) -> None:
-        value, _ = await self.library(_check, self.body(yaml=str, overrides=object))
+        value, _ = await self.library(_check, named_run(self.body(yaml=str, overrides=object)))
         self.answer(value)
 
 
@@ -50,14 +50,13 @@ def _check(request: dict[str, Any]) -> dict[str, Any]:
     from nbtrain.base.findings import stops
     from nbtrain.config.findings import findings_of
     from nbtrain.config.load import load
-    from nbtrain.jobs.request.initial_weights import with_new_tokens
+    from nbtrain.jobs.checks.run_findings import findings_of_run
     from nbtrain.lab.form.answers import overrides_of, run_of
-    from nbtrain.planner.plan import plan
 
     run = run_of(request, anywhere=False)
     try:
         config = load(run, overrides_of(request))
-        what, findings, refused = config.name, plan(with_new_tokens(config)).findings, False
+        what, findings, refused = config.name, findings_of_run(config), False
     except ConfigError as error:
         what, refused = run, True
         findings = findings_of(error)

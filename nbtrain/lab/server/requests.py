@@ -77,6 +77,13 @@ def status_of_error(error: BaseException) -> int:
 METHODS = ("get", "post", "patch", "delete")
 
 
+def named_run(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a request's body unchanged. Raises 400 if it names no run, which may be a client's mistake."""
+    if not (body.get("yaml") or body.get("clone")):
+        raise RequestError(400, 'yaml is missing: {"yaml": the name or path of a run YAML}.')
+    return body
+
+
 @web.stream_request_body
 class NbtrainHandler(APIHandler):
     """Shared base of the REST handlers.

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from nbtrain.base.errors import ConfigError
 from nbtrain.base.run_directory.jobstate import ACTIVE
 from nbtrain.base.run_directory.observed_state import read_state
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
+from nbtrain.base.text import amounts
 
 SUPERVISOR = "supervisor"
 NODE = re.compile(r"node(\d+)")
@@ -43,6 +45,24 @@ def log_attempts(job: JobDir) -> dict[int, list[int]]:
         if rank.isdigit() and attempt.isdigit():
             found.setdefault(int(rank), []).append(int(attempt))
     return {rank: sorted(found[rank]) for rank in sorted(found)}
+
+
+def checked_rank(run: str, rank: int, world_size: int) -> int:
+    """Return a rank whose log a user wants. Raises ConfigError if the run has no such rank."""
+    if not 0 <= rank < world_size:
+        numbers = f"0 to {world_size - 1}" if world_size > 1 else "0"
+        has = f"{run} has {amounts.counted(world_size, 'rank')}: {numbers}"
+        raise ConfigError(f"rank {rank}: {has}; also `supervisor` and, on several machines, node0.")
+    return rank
+
+
+def log_of_attempt(job: JobDir, rank: int, attempt: int) -> Path:
+    """Return the path of a rank's log of one attempt. Raises ConfigError if there is none."""
+    attempts = log_attempts(job).get(rank, [])
+    if attempt not in attempts:
+        known = f"its logs are of {', '.join(map(str, attempts))}" if attempts else "it has no log"
+        raise ConfigError(f"attempt {attempt}: rank {rank} of job {job.job_id} has none; {known}.")
+    return job.log(rank, attempt)
 
 
 def log_path(job: JobDir, rank: int | str = 0, attempt: int | None = None) -> Path:

@@ -126,8 +126,8 @@ def run_filter(
     """
     if sort not in SORTS:
         raise ConfigError(f"sort = {sort!r} must be one of {', '.join(SORTS)}.{nearest(sort, SORTS)}")
-    if limit is not None and limit < 0:
-        raise ConfigError(f"limit = {limit} must be at least 0.")
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
+        raise ConfigError(f"limit = {limit!r} must be a whole number of at least 0.")
     newer, older = age_seconds("newer_than", newer_than), age_seconds("older_than", older_than)
     rules = label_rules(label)
     return RunFilter(name, _states(states), newer, older, sort, reverse, limit, rules, archived)
@@ -140,7 +140,7 @@ def label_rules(given: str | Mapping[str, str] | Sequence[str]) -> tuple[LabelRu
     """
     if isinstance(given, Mapping):
         return tuple(LabelRule(str(key), str(value), True) for key, value in given.items())
-    words = [given] if isinstance(given, str) else given
+    words = [given] if isinstance(given, str) else given or ()
     found = []
     for word in (part.strip() for text in words for part in RULE_END.split(str(text)) if part.strip()):
         match = re.fullmatch(r"(!?)([^\s=!]+)(?:(!?==?)([^\s=!]*))?", word)
@@ -155,7 +155,7 @@ def label_rules(given: str | Mapping[str, str] | Sequence[str]) -> tuple[LabelRu
 
 
 def _states(given: str | Sequence[str]) -> frozenset[str]:
-    words = given.replace(",", " ").split() if isinstance(given, str) else given
+    words = given.replace(",", " ").split() if isinstance(given, str) else given or ()
     found: set[str] = set()
     for word in words:
         if word.lower() in GROUPS:

@@ -30,7 +30,7 @@ from nbtrain.dataset.of_run import read_run_data
 from nbtrain.jobs.backends.local import LocalBackend
 from nbtrain.jobs.checks.existing_run import refuse_foreign
 from nbtrain.jobs.control.control import ask_pause, ask_priority, asked_pause, asked_priority, cancel
-from nbtrain.jobs.submission.clone import clone
+from nbtrain.jobs.submission.clone import clone, submit_clone
 from nbtrain.jobs.submission.submit import prepare_job, resume, submit
 from nbtrain.jobs.supervisor.summary import write_summary
 from nbtrain.monitor.run.run_view import RunView
@@ -815,6 +815,16 @@ def test_clone_makes_a_run_with_a_parent(tiny):
         clone(job.run, "sibling")
     with pytest.raises(ConfigError, match="name"):
         clone(job.run, "Not A Name")
+
+
+def test_a_clone_that_is_refused_leaves_its_name_free(tiny):
+    run = submit(tiny()).run
+    with pytest.raises(SubmitError, match=r"Nothing was started and nothing written\."):
+        submit_clone(run, "sibling", {"init_from": "/nonexistent/run"})
+    assert not RunDir.named("sibling").path.exists()
+    job, config = submit_clone(run, "sibling", {"lr_schedule.lr": 2e-3})
+    assert (job.run.name, config.lr_schedule.lr) == ("sibling", 0.002)
+    assert job.run.record()["parent"] == run.record()["run_id"]
 
 
 def test_a_clone_that_the_disk_does_not_take_leaves_its_name_free(tiny, monkeypatch):

@@ -54,6 +54,16 @@ def test_check_says_all_that_stands_against_a_run(server: Server) -> None:
     assert (answer.status, answer.json["works"]) == (200, False)
     assert answer.json["findings"][0]["level"] == "error"
     assert "micro_batch_size" in answer.json["findings"][0]["message"]
+    # As nb.check and `nbtrain check`: own code and start weights, too.
+    for overrides, says in (
+        ({"code": "/nonexistent/mine.py"}, "/nonexistent/mine.py"),
+        ({"init_from": "/nonexistent/model"}, "/nonexistent/model"),
+    ):
+        there = server.ask("check", "POST", {"yaml": "gpt-tiny", "overrides": overrides}).json
+        assert any(says in finding["message"] for finding in there["findings"])
+    for verb in ("check", "submit"):
+        for body in ({}, {"yaml": ""}, {"yaml": None}):
+            assert server.ask(verb, "POST", body).status == 400
     answer = server.ask("check", "POST", {"yaml": "/etc/passwd"})
     assert answer.status == 422 and "outside of the workspace" in answer.message
 

@@ -137,7 +137,7 @@ def test_runs_are_found_by_label(workspace, capsys):
         ({"sort": "los"}, r"sort = 'los' must be one of submitted, .* Nearest: loss\."),
         ({"states": "fialed"}, r"state = 'fialed' is none of active, ended, QUEUED.* Nearest: FAILED\."),
         ({"newer_than": "2 days"}, r"newer_than = '2 days' must be a time such as 90s, 30m, 12h, 2d or 1w\."),
-        ({"limit": -1}, r"limit = -1 must be at least 0\."),
+        ({"limit": -1}, r"limit = -1 must be a whole number of at least 0\."),
         (
             {"label": "a=b, team in (a,b)"},
             r"label = 'team in \(a,b\)' must be key=value, .* `in \(a, b\)`, are",

@@ -14,6 +14,7 @@ from nbtrain.base.run_directory.records import ControlRequest, JobRecord
 from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.config.sections.schedule_section import BatchConfig
 from nbtrain.parallel.agreement import LEAVE, NOTHING, SAVE, STOP
+from nbtrain.train.health.attempt import this_attempt_number
 
 ACTIONS = {"save": SAVE, "stop": STOP}
 
@@ -83,6 +84,12 @@ class ExitLimits:
 
 
 def job_age_seconds(job: JobDir) -> float:
-    """Return the seconds since the job began, over all attempts; 0 for a manually started rank."""
+    """Return the seconds since the job began, over all attempts, without those in which it was paused or
+    waited for its devices; 0 for a manually started rank.
+    """
     record = JobRecord.read(job.job_json) if "NBTRAIN_JOB" in os.environ else None
-    return record.seconds_since("started_at") if record and record.started_at else 0.0
+    if record is None or not record.started_at:
+        return 0.0
+    attempt = record.attempt_record(this_attempt_number())
+    paused_seconds = attempt.paused_seconds if attempt else 0.0
+    return max(0.0, record.seconds_since("started_at") - paused_seconds)

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from nbtrain.base.run_directory.records import JobRecord
+from nbtrain.base.run_directory.records import AttemptRecord, JobRecord
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load
 from nbtrain.parallel.agreement import LEAVE, NOTHING
@@ -55,6 +55,23 @@ def test_a_restart_does_not_wind_the_clock_back(tmp_path, monkeypatch):
     record = JobRecord(job.job_id, "run", "run", "RUNNING", 10.0, 1, started_at=20.0)
     record.write(job.job_json)
     monkeypatch.delenv("NBTRAIN_JOB", raising=False)
+    monkeypatch.delenv("NBTRAIN_ATTEMPT", raising=False)
     assert job_age_seconds(job) == 0.0
     monkeypatch.setenv("NBTRAIN_JOB", job.job_id)
     assert job_age_seconds(job) == 4980.0
+
+
+def test_a_pause_is_no_time_of_the_job(tmp_path, monkeypatch):
+    """Each attempt excludes the time that the job was paused or waited for its devices before it."""
+    monkeypatch.setattr(time, "time", lambda: 5000.0)
+    job = RunDir(tmp_path / "run").job("20261121-031500-a1b2")
+    job.make_folders()
+    record = JobRecord(job.job_id, "run", "run", "RUNNING", 10.0, 1, started_at=20.0)
+    record.attempts = [AttemptRecord(0, 20.0, 1, 1), AttemptRecord(1, 4900.0, 1, 1, paused_seconds=3600.0)]
+    record.write(job.job_json)
+    monkeypatch.setenv("NBTRAIN_JOB", job.job_id)
+    ages = []
+    for attempt in ("0", "1"):
+        monkeypatch.setenv("NBTRAIN_ATTEMPT", attempt)
+        ages.append(job_age_seconds(job))
+    assert ages == [4980.0, 1380.0]

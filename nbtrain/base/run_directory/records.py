@@ -213,6 +213,8 @@ class AttemptRecord(Record):
     """Whether its ranks write checkpoints in the background, as decided when it began."""
     saving: str = ""
     """Sentence that says how its ranks write checkpoints, and why; "" if they write none."""
+    paused_seconds: float = 0.0
+    """Seconds that the job had been paused or had waited for its devices before the attempt began."""
 
 
 @dataclass

@@ -24,11 +24,12 @@ def attempt_record(
     first_tokens: int = 0,
     async_save: bool | None = None,
     saving: str = "",
+    paused_seconds: float = 0.0,
 ) -> AttemptRecord:
     """Return the record of a new attempt. `first_step` is the step of the checkpoint to load.
 
     `async_save` is the plan's decision, and `saving` its reason. Without it, checkpoints are written in the
-    background only if the run says so.
+    background only if the run says so. `paused_seconds` do not count in batch.exit_duration_minutes.
 
     Raises ValueError if backend.env orders faults that no rank would understand.
     """
@@ -45,6 +46,7 @@ def attempt_record(
         nodes=config.resources.nodes,
         async_save=bool(config.checkpoint.async_save) if async_save is None else async_save,
         saving=saving,
+        paused_seconds=paused_seconds,
     )
 
 

@@ -231,15 +231,23 @@ class Journal:
             return False
         return True
 
-    def attempt_starts(self, config: RunConfig) -> AttemptRecord:
-        """Set STARTING; ranks read the attempt's number in job.json. Raises OSError if that cannot be
+    def attempt_starts(self, config: RunConfig, paused_seconds: float = 0.0) -> AttemptRecord:
+        """Set STARTING; ranks read the attempt's record in job.json. Raises OSError if that cannot be
         written.
+
+        `paused_seconds` is how long the job has been paused or has waited for its devices.
         """
         self.record.world_size = config.world_size
         found = newest_saved_step(self.job.run)
         tokens, saving = self._tokens_between(0, found or 0), saving_here(config)
         attempt = attempt_record(
-            config, self.record.attempt, found, tokens, saving.in_background, saving.words
+            config,
+            self.record.attempt,
+            found,
+            tokens,
+            saving.in_background,
+            saving.words,
+            paused_seconds,
         )
         self.record.attempts.append(attempt)
         if (preemption := self.record.waiting_preemption) is not None:

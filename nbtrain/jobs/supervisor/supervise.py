@@ -386,7 +386,7 @@ def run_attempt(it: Supervision) -> Verdict:
         return Verdict(CANCELLED, "stopped on request before its ranks were started")
     it.journal.forget_request()
     try:
-        record = it.journal.attempt_starts(it.config)
+        record = it.journal.attempt_starts(it.config, it.paused_seconds)
     except OSError as error:
         if error.errno in FULL:
             return Verdict(FAILED, f"{DISK_IS_FULL}: {error}", retry=True, kind=end_kinds.DISK)

@@ -408,6 +408,9 @@ def test_a_job_goes_on_after_a_notice_and_after_a_pause(fake, start, states_of, 
     record = JobRecord.read(job.job_json)
     assert (record.restarts, record.attempt, len(record.preemptions)) == (0, 2, 1)
     assert record.attempts[1].resumed_from_step == record.attempts[0].reached_step
+    # batch.exit_duration_minutes excludes the wait, and from the third attempt on the pause too.
+    paused = [attempt.paused_seconds for attempt in record.attempts]
+    assert paused[0] < paused[1] <= record.preemptions[0].waited_seconds and paused[1] < paused[2]
     assert [state for state in states_of(job) if state != "STARTING"] == [
         *("QUEUED", "RUNNING", "QUEUED", "RUNNING", "SUSPENDED", "RUNNING", "SUSPENDED", "CANCELLED"),
     ]

@@ -29,7 +29,7 @@ from nbtrain.base import files
 from nbtrain.base.errors import JobError
 from nbtrain.base.files import is_read_only
 from nbtrain.base.run_directory import end_kinds
-from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.run_directory.checkpoint_files import newest_saved_step
 from nbtrain.base.run_directory.jobstate import (
     CANCELLED,
     FAILED,
@@ -460,7 +460,7 @@ def recover(it: Supervision, verdict: Verdict, before: Verdict | None, lost: str
     """Prepare another attempt, or return the job's verdict if there is none."""
     journal, restarts = it.journal, it.journal.record.restarts
     rollbacks = Rollback.read_all(it.job.run.rollbacks_json)
-    vain = saved_nothing(journal.record.attempts, newest_checkpoint_step(it.job.run))
+    vain = saved_nothing(journal.record.attempts, newest_saved_step(it.job.run))
     recovery = recovery_from(verdict, before, restarts, it.config, rollbacks, vain=vain)
     if recovery.give_up:
         return given_up(verdict, recovery.give_up)

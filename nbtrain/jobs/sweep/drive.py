@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from nbtrain.base.errors import ConfigError, JobError, NbtrainError, RecordError
 from nbtrain.base.files import read_json
 from nbtrain.base.process.locks import flock_folder
-from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.run_directory.checkpoint_files import newest_saved_step
 from nbtrain.base.run_directory.events import EventWriter
 from nbtrain.base.run_directory.jobstate import (
     ACTIVE,
@@ -233,7 +233,7 @@ def _refuse_lost_again(name: str, lost_at: dict[str, int | None]) -> None:
     """Raise JobError if a run is LOST again and has saved nothing since it was resumed; `lost_at` has the
     checkpoint steps of the runs that were resumed.
     """
-    saved = newest_checkpoint_step(RunDir.named(name))
+    saved = newest_saved_step(RunDir.named(name))
     if name in lost_at and lost_at[name] == saved:
         raise JobError(
             "its processes ended again, and it has saved no checkpoint since it was resumed. `nbtrain "

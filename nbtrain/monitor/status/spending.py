@@ -19,7 +19,7 @@ from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.errors import RecordError
-from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.run_directory.checkpoint_files import newest_saved_step
 from nbtrain.base.run_directory.events import read_events
 from nbtrain.base.run_directory.jobstate import ACTIVE, SUCCEEDED
 from nbtrain.base.run_directory.records import AttemptRecord, DevicePrice, Heartbeat, JobRecord
@@ -331,7 +331,7 @@ def _faults(run: RunDir, attempts: Sequence[_Attempt], finished: bool) -> list[F
             resumed = following.record.resumed_from_step
             resumed = following.record.first_step if resumed is None else resumed
         else:
-            resumed = newest_checkpoint_step(run)
+            resumed = newest_saved_step(run)
         lost = max(0, attempt.reached - max(first, resumed or 0))
         trained = attempt.of_kinds(frozenset({"training"}))
         repeated = trained * lost / (attempt.reached - first) if lost else 0.0

@@ -614,7 +614,7 @@ def test_a_job_that_its_engine_starts_again_has_not_ended(supervised):
 
 def test_what_lies_on_the_nodes_disks_is_not_lost(supervised):
     """A checkpoint on the nodes' disks does not count as lost, until the resume report of the next attempt
-    says so.
+    says so, and a restart follows at once.
     """
     run, journal, job = supervised.job.run, supervised.journal, supervised.job
     LocalSaves([LocalSave(8, "id", ["a", "b"], job.job_id, 0, 0.0)]).keep(run)
@@ -625,6 +625,7 @@ def test_what_lies_on_the_nodes_disks_is_not_lost(supervised):
     assert (event["checkpoint_step"], event["lost_tokens"]) == (8, 8 * 16)
     said = "1 step (128 tokens) since the checkpoint of step 8 on the nodes' own disks is lost"
     assert event["message"].endswith(said)
+    assert supervised.events("restart")[0]["wait_seconds"] == 0, "the attempt has saved"
     newest = AttemptRecord(1, 0.0, 1, 1, first_step=8)
     journal.record.attempts = [AttemptRecord(0, 0.0, 1, 1, reached_step=9), newest]
     ResumeCertificate("bit-exact", [], 4, None, 0.0, attempt=1, source="the run directory").write(

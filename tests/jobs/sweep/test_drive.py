@@ -16,6 +16,7 @@ import pytest
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.base.process.locks import flock_folder
+from nbtrain.base.run_directory.checkpoint_files import LocalSave, LocalSaves
 from nbtrain.base.run_directory.jobstate import ACTIVE, LOST, NO_JOB, RUNNING, SUCCEEDED
 from nbtrain.base.run_directory.records import Heartbeat, JobRecord, TrainingProgress
 from nbtrain.base.run_directory.rundir import RunDir
@@ -131,15 +132,19 @@ def test_a_rule_stops_a_run_and_its_record_says_so(sweep, monkeypatch):
 
 
 def test_a_lost_run_is_resumed_until_it_saves_nothing_more(sweep, monkeypatch):
-    """A run that is LOST each time is resumed again only after a new checkpoint; one that the rule has
-    stopped is not resumed at all.
+    """A run that is LOST each time is resumed again only after a new checkpoint, which may be on the nodes'
+    disks; one that the rule has stopped is not resumed at all.
     """
-    read, resumed, saved = sweep(seeds=[1, 2]), [], iter([None, 5, 5])
+    read, resumed = sweep(seeds=[1, 2]), []
     lost, stopped, *ended = (run.name for run in read.runs)
     monkeypatch.setattr(driver, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(driver, "state_of", lambda name: SUCCEEDED if name in ended else LOST)
-    monkeypatch.setattr(driver, "newest_checkpoint_step", lambda run: next(saved))
-    monkeypatch.setattr(driver, "resume", lambda run, command: resumed.append(run.name))
+
+    def resume(run, command):
+        resumed.append(run.name)
+        LocalSaves([LocalSave(5, "id", ["a"], "20261121-031500-a1b2", 0, 0.0)]).keep(run)
+
+    monkeypatch.setattr(driver, "resume", resume)
     sweep_folder("seeds").mkdir(parents=True)
     record = SweepRecord("seeds", "", [], [], {stopped: "above the bound"})
     record.write(sweep_folder("seeds") / "sweep.json")

@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from nbtrain.base.run_directory.checkpoint_files import LocalSave, LocalSaves
 from nbtrain.base.run_directory.records import AttemptRecord, DevicePrice, JobRecord
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.monitor.status.spending import (
@@ -161,6 +162,16 @@ def test_a_lost_job_says_so(run):
     written(run, 2, [resumed], [state(2010, "STARTING"), state(2030, "RUNNING")], 2070)
     (fault,) = run_spending(run, now=9999).faults
     assert (fault.cause, fault.lost_steps, fault.down_seconds) == ("its supervisor was gone", 0, 20)
+
+
+def test_a_checkpoint_on_the_nodes_disks_is_kept_work(run):
+    """Only the steps after the newest checkpoint are lost, also if that one is only on the nodes' disks."""
+    failed = AttemptRecord(0, 1010, 1, 1, running_at=1020, ended_at=1120, reached_step=50, cause="killed")
+    events = [state(1010, "STARTING"), state(1020, "RUNNING")]
+    record = written(run, 1, [failed], events, 1120, "FAILED")
+    LocalSaves([LocalSave(40, "id", ["a", "b"], record.job_id, 0, 1100.0)]).keep(run)
+    (fault,) = run_spending(run, now=9999).faults
+    assert (fault.lost_steps, fault.repeated_seconds) == (10, 20.0)
 
 
 def test_a_running_job_is_counted_until_now(run):

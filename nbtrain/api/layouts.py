@@ -84,9 +84,8 @@ def _model(run: Any) -> Any:
 def _machines(
     gpus: int | None, gpus_per_node: int | None, gpu_type: str | None
 ) -> tuple[int | None, int | None, str | None]:
-    usual = "the run's own GPUs"
     return (
-        whole_or_none("gpus", gpus, usual),
-        whole_or_none("gpus_per_node", gpus_per_node, usual),
+        whole_or_none("gpus", gpus, "the run's own GPUs"),
+        whole_or_none("gpus_per_node", gpus_per_node, "as many as a machine of the run has"),
         None if gpu_type is None else text("gpu_type", gpu_type),
     )

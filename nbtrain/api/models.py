@@ -106,7 +106,7 @@ def refuse_weights_options(to: object, folders: list[Any], given: dict[str, Any]
         raise ConfigError(f"to = {to!r} must be one of {', '.join(known)}.")
     if to.partition("@")[0] not in known:
         raise ConfigError(f"{to}: no such target; known: {', '.join(known)}.{nearest(to, known)}")
-    names = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]
+    names = [f"{name} (--{name.replace('_', '-')})" for name, value in given.items() if value is not None]
     if names or folders:
         what = ", ".join([*names, *map(str, folders)])
         raise ConfigError(

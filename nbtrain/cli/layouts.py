@@ -54,7 +54,8 @@ def _add_gpus(parser: Parser) -> None:
     parser.add_argument(
         "--gpus", type=int, metavar="N", help="All GPUs together. Default: the run's own number."
     )
-    parser.add_argument("--gpus-per-node", type=int, metavar="N", help="GPUs of one machine. Default: 8.")
+    text = "GPUs of one machine. Default: as a run on several machines has, or 8."
+    parser.add_argument("--gpus-per-node", type=int, metavar="N", help=text)
     text = "The GPU's name in the device table, for example A100-80GB. Default: the run's own."
     kind = parser.add_argument("--gpu-type", metavar="NAME", help=text)
     complete(kind, completers.gpu_types)

@@ -130,7 +130,7 @@ def form_layouts(request: Request, anywhere: bool = False) -> dict[str, Any]:
     config = draft.unchecked
     if config is None:
         raise ConfigError("Fix the marked fields first; then layouts can be searched.")
-    gpus, gpu_type = request.get("gpus") or None, request.get("gpu_type") or None
+    gpus, gpu_type = request.get("gpus"), request.get("gpu_type") or None
     if gpus is not None and (not isinstance(gpus, int) or isinstance(gpus, bool)):
         raise ConfigError(f"gpus = {gpus!r} must be a whole number.")
     found = FoundLayouts(search(config, gpus, gpu_type=gpu_type), SUGGESTIONS)

@@ -211,6 +211,9 @@ def run_on(
             raise ConfigError(f"{config.name} is a run on CPUs; name a number of GPUs to search layouts.")
         gpus = resources.nodes * resources.gpus_per_node
         gpus_per_node = resources.gpus_per_node if gpus_per_node is None else gpus_per_node
+    elif gpus_per_node is None and resources.nodes > 1 and resources.gpu_type == device.name:
+        # A run on several machines says how many GPUs each has.
+        gpus_per_node = resources.gpus_per_node if gpus % resources.gpus_per_node == 0 else None
     nodes, per_node = _machines(gpus, gpus_per_node)
     changes = {
         "resources.device": "gpu",

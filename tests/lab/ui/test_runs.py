@@ -105,6 +105,10 @@ def test_a_person_works_with_the_list(server: ListServer, browser: Any) -> None:
         words = page.get_by_label("show only runs that contain this text")
         words.fill("out of memory")
         assert names(page) == ["gpt-0002"]
+        # A pattern is one of names, as in `nbtrain runs 'gpt-*'`; an unfinished one is plain text.
+        for pattern, found in (("gpt-000[13]", ["gpt-0001", "gpt-0003"]), ("000*", []), ("gpt-000[", [])):
+            words.fill(pattern)
+            assert names(page) == found
         words.fill("")
         page.get_by_role("button", name="team=vision").first.click()
         assert names(page) == ["gpt-0001", "gpt-0003"]

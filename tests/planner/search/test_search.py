@@ -426,3 +426,19 @@ def test_three_reasons_are_all():
     """At most three different reasons are listed, followed by the number of further ones."""
     assert _some(["a", "b", "c", "a"]) == "a; b; c"
     assert _some(list("abcde")) == "a; b; c; 2 more"
+
+
+def test_machines_have_the_gpus_that_they_have_in_the_run():
+    """A run on several machines keeps their size on another number of GPUs; a preset or a run on one machine
+    has the usual 8.
+    """
+    for run, gpus, machines in (
+        ({"nodes": 2, "gpus_per_node": 4}, 16, (4, 4)),
+        ({"nodes": 2, "gpus_per_node": 4}, 2, (1, 2)),
+        ({"nodes": 1, "gpus_per_node": 4}, 16, (2, 8)),
+    ):
+        resources = {f"resources.{key}": value for key, value in run.items()}
+        found = run_on(load("gpt-125m-4xdp", resources, check=False), gpus).resources
+        assert (found.nodes, found.gpus_per_node) == machines
+    other = run_on(load("gpt-125m-4xdp", {"resources.nodes": 2}, check=False), 16, gpu_type="H100")
+    assert (other.resources.nodes, other.resources.gpus_per_node) == (2, 8)

@@ -28,14 +28,25 @@ function holdsState(run, state) {
   return !state || state === "archived" || run.state === state;
 }
 
-/** The runs that have every word of `text`, the state, and the tag. */
+/** A word of the filter as a pattern of names, as `nbtrain runs` reads it: gpt-*; null for a plain word. */
+function namePattern(word) {
+  if (!/[*?[]/.test(word)) return null;
+  const source = word.replace(/[.+^${}()|\\]/g, "\\$&").replace(/\*/g, ".*").replace(/\?/g, ".").replace(/\[!/g, "[^");
+  try {
+    return new RegExp(`^${source}$`);
+  } catch {
+    return null;
+  }
+}
+
+/** The runs that have every word of `text`, the state, and the tag. A pattern such as gpt-* is one of names. */
 export function filteredRuns(runs, { text, state, tag }) {
-  const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+  const words = text.toLowerCase().split(/\s+/).filter(Boolean), patterns = words.map(namePattern);
   return runs.filter((run) => {
     if (!holdsState(run, state) || (tag && !tagsOf(run).includes(tag))) return false;
     if (!words.length) return true;
     const all = searched(run);
-    return words.every((word) => all.includes(word));
+    return words.every((word, at) => (patterns[at] ? patterns[at].test(run.name) : all.includes(word)));
   });
 }
 

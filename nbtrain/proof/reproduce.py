@@ -30,7 +30,7 @@ from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display, resolve, suffixed_name
 from nbtrain.config.code_file import copy_of, defines
 from nbtrain.config.load import Overrides, load, load_resolved
-from nbtrain.config.load.attempt import TAKEN_OVER
+from nbtrain.config.load.attempt import environment_of_ranks
 from nbtrain.config.load.derived import NOT_INHERITED
 from nbtrain.config.load.effect import shown_settings
 from nbtrain.config.schema import RunConfig
@@ -317,7 +317,7 @@ def _config(
     code = given.code
     if code == before.code and (code := submitted_path(run, before)) != before.code:
         notes.append(f"{before.code} has changed or is gone: these steps are trained with {code}")
-    environment = {key: value for key, value in given.backend.env.items() if key not in TAKEN_OVER}
+    environment = environment_of_ranks(given)
     if "threads" in made.device:
         # Sums depend on the number of threads.
         environment = {"OMP_NUM_THREADS": str(made.device["threads"])} | environment

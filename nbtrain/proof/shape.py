@@ -23,6 +23,7 @@ from typing import Any
 from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.base.workspace import display, suffixed_name
 from nbtrain.config.code_file import code_file, defines
+from nbtrain.config.load.attempt import TRACE, environment_of_ranks
 from nbtrain.config.load.derived import NOT_INHERITED
 from nbtrain.config.schema import RunConfig
 from nbtrain.proof.small_sections import (
@@ -161,7 +162,7 @@ def make_twin(config: RunConfig, abilities: Abilities = WITHOUT, folder: str = "
     }
     # The loss and the norm of each step to the last bit, in the events of rank 0 (train/figures/report.py).
     # One thread, as forked ranks have: products in 16 bits are summed in another order by more.
-    values["backend"]["env"] = config.backend.env | {"NBTRAIN_TRACE": "1", "OMP_NUM_THREADS": "1"}
+    values["backend"]["env"] = environment_of_ranks(config) | {TRACE: "1", "OMP_NUM_THREADS": "1"}
     if (code := code_file(config)) is not None:
         refuse(code.problems, ConfigError)
         # The run's copy, if its file is gone.

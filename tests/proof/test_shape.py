@@ -3,6 +3,7 @@ covered.
 """
 
 import itertools
+import json
 import math
 
 import pytest
@@ -11,6 +12,7 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import valid_name
 from nbtrain.config.arithmetic.layout_words import SIZE_KEYS
 from nbtrain.config.load import load
+from nbtrain.config.load.attempt import attempt_record
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.rules.combinations import BY_NAME, KINDS
 from nbtrain.config.rules.pairing import pairing
@@ -372,6 +374,17 @@ def test_twins_of_runs_with_long_names_have_names():
 def test_the_twin_of_a_clusters_run_is_trained_here():
     """The twin of a run on a cluster is trained on this machine, whatever its backend is."""
     assert make_twin(load("gpt-125m-4xdp", {"backend.kind": "slurm"})).config.backend.kind == "local"
+
+
+def test_a_twin_keeps_the_variables_of_its_run_and_not_the_injected_faults():
+    """A run that tries out a fault has a twin that is trained without it."""
+    orders = json.dumps([{"step": 2, "do": "raise", "message": "injected"}])
+    env = {"NBTRAIN_FAULTS": orders, "MKL_CBWR": "AVX2"}
+    twin = make_twin(load(EXAMPLES / "gpt-tiny.yaml", {"backend.env": env}))
+    for one in (twin.config, twin.exact, twin.reference, twin.resumed):
+        record = attempt_record(one, 0)
+        assert (record.faults, record.trace) == ([], True)
+        assert one.backend.env["MKL_CBWR"] == "AVX2"
 
 
 def test_a_changed_twin_is_the_twin_but_for_the_change():

@@ -17,6 +17,11 @@ TAKEN_OVER = (fault_orders.VARIABLE, TRACE)
 """Variables of backend.env that go into the record of each attempt. Ranks never see them."""
 
 
+def environment_of_ranks(config: RunConfig) -> dict[str, str]:
+    """Return backend.env without the variables that only the record of an attempt has."""
+    return {name: value for name, value in config.backend.env.items() if name not in TAKEN_OVER}
+
+
 def attempt_record(
     config: RunConfig,
     number: int,

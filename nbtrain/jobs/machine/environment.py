@@ -20,7 +20,7 @@ from nbtrain.base.text.addresses import text_without_secrets
 from nbtrain.base.version import PACKAGE, __version__
 from nbtrain.base.workspace import folder_variables, queue_folder
 from nbtrain.config.code_file import code_sha256
-from nbtrain.config.load.attempt import TAKEN_OVER
+from nbtrain.config.load.attempt import environment_of_ranks
 from nbtrain.config.rules.environment import may_be_secret
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.debug import debug_variables
@@ -122,8 +122,7 @@ def common_variables(config: RunConfig, job: JobDir, attempt: int) -> dict[str, 
         # Threads that spin at a barrier delay the last one: on 2 busy cores, steps took 4 times as long.
         variables["OMP_WAIT_POLICY"] = "PASSIVE"
     variables |= debug_variables(config.backend.debug)
-    own = {name: value for name, value in config.backend.env.items() if name not in TAKEN_OVER}
-    return {**variables, **own}
+    return {**variables, **environment_of_ranks(config)}
 
 
 def environment_record(config: RunConfig, job: JobDir, machine: Machine, data: "RunData") -> dict[str, Any]:

@@ -20,15 +20,22 @@ from nbtrain.checkpoint.live.live_run import LiveRun
 from nbtrain.checkpoint.weights.folder_weights import PIECE_ELEMENTS
 from nbtrain.checkpoint.weights.four_bits import load_four_bits
 from nbtrain.checkpoint.weights.masters import MadeWhole, Weights
-from nbtrain.checkpoint.weights.opened import refuse_changed, weights_of
+from nbtrain.checkpoint.weights.opened import weights_of
 from nbtrain.checkpoint.weights.peft_adapters import read_adapters
 from nbtrain.checkpoint.weights.store import MASTER, WHOLE, StoredParameter
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.names import OF_VOCABULARY, trained_rows_of
 from nbtrain.parallel.agreement import gather_objects
-from nbtrain.pretrained.folder import PEFT_WEIGHTS
 from nbtrain.pretrained.peft import notes_of
-from nbtrain.pretrained.start import RunStart, Start, fit, identity_of, open_start
+from nbtrain.pretrained.start import (
+    RunStart,
+    Start,
+    fit,
+    hashes_of,
+    identity_of,
+    open_start,
+    refuse_changed,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -97,12 +104,10 @@ def start_sha256(live: LiveRun) -> str:
     """Return the hash of everything that a run starts from, including adapters: the one that was recorded
     when it was submitted, or else the one of the files as they are now.
     """
-    if (known := files.read_json(live.run.init_from_json)) is not None:
-        return known["sha256"] + known.get("adapters_sha256", "")
-    sha256 = identity_of(open_start(live.config, live.run))
-    if (lora := live.config.lora) is not None and lora.init_from is not None:
-        sha256 += files.sha256_of(resolve(lora.init_from) / PEFT_WEIGHTS)
-    return sha256
+    known = files.read_json(live.run.init_from_json)
+    if known is None:
+        known = hashes_of(open_start(live.config, live.run), live.config)
+    return known["sha256"] + known.get("adapters_sha256", "")
 
 
 def _opened(live: LiveRun) -> tuple[Start, Weights]:

@@ -27,6 +27,7 @@ from nbtrain.config.own_blocks import has_own_layer
 from nbtrain.config.schema import ModelConfig, RunConfig
 from nbtrain.config.sections.markers import Architecture, marked
 from nbtrain.config.yaml_source import show
+from nbtrain.pretrained.folder import PEFT_WEIGHTS
 from nbtrain.pretrained.model import PretrainedModel, model_section, open_model
 from nbtrain.pretrained.tensors import Sizes, parameter_shapes
 
@@ -94,6 +95,30 @@ Start = PretrainedModel | RunStart
 def identity_of(start: Start) -> str:
     """Return the hash that identifies a start's weights."""
     return start.sha256 if isinstance(start, RunStart) else start.folder.sha256
+
+
+def hashes_of(start: Start, config: RunConfig) -> dict[str, str]:
+    """Return the hashes that init_from.json records: sha256 of a start's weights and, with lora.init_from,
+    adapters_sha256.
+    """
+    found = {"sha256": identity_of(start)}
+    if config.lora is not None and config.lora.init_from is not None:
+        found["adapters_sha256"] = files.sha256_of(resolve(config.lora.init_from) / PEFT_WEIGHTS)
+    return found
+
+
+def refuse_changed(start: Start, sha256: str) -> None:
+    """Raise CheckpointError if the initial weights do not have this hash."""
+    if sha256 != identity_of(start):
+        what = (
+            "the checkpoint's files"
+            if isinstance(start, RunStart)
+            else "its config.json or the headers of its files"
+        )
+        raise CheckpointError(
+            f"init_from: {display(start.path)}: has changed since the run was submitted: {what} differ. "
+            "Restore the old files, or train from the new ones in a run with another name."
+        )
 
 
 def model_of_start(start: Start) -> ModelConfig:

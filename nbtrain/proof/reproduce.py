@@ -39,6 +39,7 @@ from nbtrain.dataset.of_run import read_run_data
 from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.jobs.control.control import cancel, wait
 from nbtrain.jobs.gpu_side import stream
+from nbtrain.jobs.request.initial_weights import refuse_other_weights
 from nbtrain.jobs.request.own_code import submitted_path
 from nbtrain.jobs.submission.submit import submit
 from nbtrain.monitor.metrics.finite_json import finite
@@ -208,6 +209,8 @@ def reproduce(
         notes.append(
             f"the checkpoint of step {gone[-1]:,} is not used ({problem}): trained from step {start:,} on"
         )
+    if not start:
+        config = _with_recorded_weights(run, config, part)
     _check_data(config, part)
     with alone(target, "reproduction"):
         renew(target, REPRODUCTION_OF, run.name)
@@ -342,6 +345,29 @@ def _config(
             if file.is_file() and file.read_bytes() != copy.read_bytes():
                 notes.append(f"{display(file)} has changed since then; the run's copy of it is used here")
     return load(given, own), notes
+
+
+def _with_recorded_weights(run: RunDir, config: RunConfig, part: CertifiedPart) -> RunConfig:
+    """Return the configuration that begins with the weights which the run recorded at its submission: the
+    other run may have newer checkpoints by now.
+
+    Weights that overrides name are left as they are. Raises CheckpointError if the recorded ones were
+    changed.
+    """
+    made, recorded = part.provenance.settings, files.read_json(run.init_from_json)
+    chosen = (config.init_from, config.init_step)
+    if (
+        recorded is None
+        or config.init_from is None
+        or chosen != (made.get("init_from"), made.get("init_step"))
+    ):
+        return config
+    if config.lora is None or config.lora.init_from != made.get("lora.init_from"):
+        recorded.pop("adapters_sha256", None)
+    if "step" in recorded:
+        config = load(config, {"init_step": recorded["step"]})
+    refuse_other_weights(config, recorded)
+    return config
 
 
 def _check_data(config: RunConfig, part: CertifiedPart) -> None:

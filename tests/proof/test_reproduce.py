@@ -15,7 +15,8 @@ from nbtrain.base.run_directory.records import Provenance
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import resolve
 from nbtrain.cli.reproduce import window_of
-from nbtrain.config.load import load
+from nbtrain.config.load import load, load_resolved
+from nbtrain.jobs.request.initial_weights import read_initial_weights, record_initial
 from nbtrain.monitor.run.certificate import certificate_problems, make_certificate, write_certificate
 from nbtrain.proof.folder import end_job, new_job
 from nbtrain.proof.reproduce import PICTURE, REPRODUCTION_JSON, _config, reproduce
@@ -156,6 +157,45 @@ def test_another_kind_of_processor_is_reported_and_not_failed(copied, fork_serve
     assert str(difference).startswith("device model: another processor -> ")
     seeded = reproduce(copied, (8, 11), ["model.seed=7"], train=forked(fork_server))
     assert seeded.verdict == "differs"
+
+
+def test_the_beginning_of_a_run_starts_from_the_weights_that_it_recorded(
+    original, copied, workspace, fork_server
+):
+    """The other run may have trained on since then: its newest checkpoint is another one. A recorded one that
+    was changed is refused before anything is trained.
+    """
+    base, child = RunDir.named("base"), RunDir.named("child")
+    shutil.copytree(original.path, base.path)
+    newer = base.checkpoint(12).rename(workspace / "newer")
+    (workspace / "tiny.yaml").write_text(TINY)
+    config = load(
+        workspace / "tiny.yaml", {"name": "child", "init_from": "base", "batch.train_tokens": 4 * 8 * 16}
+    )
+    child.path.mkdir()
+    record_initial(child, config, read_initial_weights(config))
+    forked(fork_server)(config)
+    newer.rename(base.checkpoint(12))
+    made = reproduce(child, (0, 4), train=forked(fork_server))
+    assert (made.verdict, made.tensors_step, made.different_tensors) == ("bit-exact", 4, [])
+    assert made.differences == [] and made.notes == []
+    assert load_resolved(RunDir.named("child-reproduced").config_yaml).init_step == 8
+    # An override still names another checkpoint.
+    other = reproduce(child, (0, 4), ["init_step=12"], train=forked(fork_server))
+    assert other.verdict == "differs"
+    named = {difference.name for difference in other.differences}
+    assert named == {"init_step", "initial_weights_sha256"}
+    path = base.checkpoint_manifest(8)
+    manifest = files.read_json(path)
+    next(iter(manifest["files"].values()))["sha256"] = "0" * 64
+    files.write_json(path, manifest)
+    shutil.rmtree(RunDir.named("child-reproduced").path)
+    with pytest.raises(CheckpointError, match="global_step8: has changed since the run was submitted"):
+        reproduce(child, (0, 4), train=forked(fork_server))
+    shutil.rmtree(base.checkpoint(8))
+    with pytest.raises(CheckpointError, match=r"init_from: .*global_step8: .* Checkpoints there: 12"):
+        reproduce(child, (0, 4), train=forked(fork_server))
+    assert not RunDir.named("child-reproduced").path.exists()
 
 
 @pytest.mark.parametrize("steps", [(0, 13), (5, 5), (7, 3), (-1, 3)])

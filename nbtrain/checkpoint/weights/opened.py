@@ -8,9 +8,7 @@ from pathlib import Path
 
 import torch
 
-from nbtrain.base.errors import CheckpointError
 from nbtrain.base.run_directory.rundir import RunDir
-from nbtrain.base.workspace import display
 from nbtrain.checkpoint.weights.folder_weights import PIECE_ELEMENTS, FolderWeights
 from nbtrain.checkpoint.weights.four_bits import FourBitWeights
 from nbtrain.checkpoint.weights.masters import Weights
@@ -19,7 +17,7 @@ from nbtrain.checkpoint.weights.store import MASTER, WHOLE, CheckpointStore, Sto
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.model.names import OF_VOCABULARY, is_adapter
-from nbtrain.pretrained.start import RunStart, Start, identity_of, open_start
+from nbtrain.pretrained.start import RunStart, Start, open_start, refuse_changed
 
 
 def open_checkpoint(run: RunDir, step: int) -> CheckpointStore | MergedWeights:
@@ -38,20 +36,6 @@ def open_checkpoint(run: RunDir, step: int) -> CheckpointStore | MergedWeights:
     if config.lora is not None and config.lora.load_in_4bit:
         base = FourBitWeights(base, config)
     return MergedWeights(base, store, config)
-
-
-def refuse_changed(start: Start, sha256: str) -> None:
-    """Raise CheckpointError if the initial weights do not have this hash."""
-    if sha256 != identity_of(start):
-        what = (
-            "the checkpoint's files"
-            if isinstance(start, RunStart)
-            else "its config.json or the headers of its files"
-        )
-        raise CheckpointError(
-            f"init_from: {display(start.path)}: has changed since the run was submitted: {what} differ. "
-            "Restore the old files, or train from the new ones in a run with another name."
-        )
 
 
 def weights_of(start: Start, config: RunConfig) -> Weights:

@@ -4,7 +4,7 @@ A run that has a checkpoint continues from it: `init_from` is no longer read, an
 with adapters needs these weights at every start; its first submission recorded which they are.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,16 @@ from nbtrain.corpus.tokenizer.folder import ONE_FILE, read_manifest
 from nbtrain.corpus.tokenizer.origin import recorded_origin
 from nbtrain.pretrained.folder import PEFT_WEIGHTS
 from nbtrain.pretrained.peft import adapter_problems, notes_of, section_fix
-from nbtrain.pretrained.start import RunStart, Start, fit, identity_of, is_there, open_start, vocab_size_of
+from nbtrain.pretrained.start import (
+    RunStart,
+    Start,
+    fit,
+    hashes_of,
+    is_there,
+    open_start,
+    refuse_changed,
+    vocab_size_of,
+)
 
 
 @dataclass(frozen=True)
@@ -193,17 +202,34 @@ def record_initial(run: RunDir, config: RunConfig, weights: InitialWeights) -> l
     return notes
 
 
+def refuse_other_weights(config: RunConfig, recorded: Mapping[str, Any]) -> None:
+    """Raise CheckpointError if the weights or adapters that a run begins with are gone, or are not the ones
+    in `recorded`, the init_from.json of the run that it repeats.
+    """
+    weights = read_initial_weights(config, begins=True)
+    if weights.start is None:
+        raise CheckpointError(f"init_from: {weights.problem}")
+    refuse_changed(weights.start, recorded["sha256"])
+    adapters = recorded.get("adapters_sha256")
+    if config.lora is None or config.lora.init_from is None or adapters is None:
+        return
+    path = resolve(config.lora.init_from) / PEFT_WEIGHTS
+    if not path.is_file() or files.sha256_of(path) != adapters:
+        raise CheckpointError(
+            f"lora.init_from: {display(path)}: is gone or has changed since the run was submitted. Restore "
+            "the old file, or train from the new one in a run with another name."
+        )
+
+
 def _record(start: Start, config: RunConfig) -> dict[str, Any]:
     said: dict[str, Any] = {
         "path": config.init_from,
         "family": start.title,
-        "sha256": identity_of(start),
+        **hashes_of(start, config),
         "parameters": start.count,
         "vocabulary": {"before": vocab_size_of(start), "now": config.tokenizer.vocab_size},
         "dtypes": start.dtypes,
     }
-    if config.lora is not None and config.lora.init_from is not None:
-        said["adapters_sha256"] = files.sha256_of(resolve(config.lora.init_from) / PEFT_WEIGHTS)
     if isinstance(start, RunStart):
         return said | {
             "run": start.run.name,

@@ -37,6 +37,8 @@ from nbtrain.monitor.metrics.series import Series
 SCHEMA_VERSION = 1
 # Entries of the data order that say where a part begins, and not in which order the samples are.
 POSITION = ("consumed_samples", "next_batch_sha256")
+# The entry of the data with the hash of what init_from names.
+INITIAL_WEIGHTS = "initial_weights_sha256"
 # Most files of nbtrain that a sentence names.
 MOST_FILES = 6
 SHOWN_CHECKPOINTS = 12
@@ -271,8 +273,11 @@ def part_differences(
     """Return the settings, files, versions, device and data in which two parts differ."""
     ours, theirs = before.provenance, now.provenance
     settings = _mapping_differences("setting", ours.settings, theirs.settings)
-    # `code` is the path of a file whose contents are compared as a part of the data.
-    found = [difference for difference in settings if difference.name != "code"]
+    # The file that `code` names and the checkpoint that init_step chooses are compared as parts of the data.
+    compared = {"code"}
+    if ours.data.get(INITIAL_WEIGHTS) == theirs.data.get(INITIAL_WEIGHTS):
+        compared.add("init_step")
+    found = [difference for difference in settings if difference.name not in compared]
     found += _file_differences(code_before.get(ours.code_sha256, {}), code_now.get(theirs.code_sha256, {}))
     found += _mapping_differences("library", ours.versions, theirs.versions)
     found += device_differences(ours, theirs)

@@ -20,10 +20,11 @@ from nbtrain.jobs.request.initial_weights import (
     read_initial_weights,
     read_weights_again,
     record_initial,
+    refuse_other_weights,
     with_new_tokens,
 )
 from nbtrain.lab.form.draft import Draft
-from nbtrain.pretrained.start import identity_of, open_start
+from nbtrain.pretrained.start import hashes_of, identity_of, open_start
 
 
 @pytest.fixture
@@ -354,6 +355,24 @@ def test_a_folder_without_adapters_is_refused(tiny, base, workspace):
         "override lora.init_from=adapters: lora.init_from: adapters: peft_type is 'IA3', and only LORA is "
         "read. Set lora.kind: ia3."
     ]
+
+
+def test_adapters_that_changed_are_refused_for_a_repetition(tiny, base, workspace):
+    """A run that repeats another begins with the weights and the adapters that were recorded."""
+    path = workspace / "adapters" / "adapter_model.safetensors"
+    path.parent.mkdir()
+    path.write_bytes(b"first")
+    config = starting(tiny, lora={"rank": 2, "init_from": "adapters"})
+    recorded = hashes_of(open_start(config), config)
+    refuse_other_weights(config, recorded)
+    with pytest.raises(CheckpointError, match="global_step12: has changed since the run was submitted"):
+        refuse_other_weights(config, {**recorded, "sha256": "0" * 64})
+    path.write_bytes(b"second")
+    with pytest.raises(CheckpointError, match=r"adapter_model.safetensors: is gone or has"):
+        refuse_other_weights(config, recorded)
+    path.unlink()
+    with pytest.raises(CheckpointError, match=r"adapter_model.safetensors: is gone or has"):
+        refuse_other_weights(config, recorded)
 
 
 def test_tokens_added_for_a_chat(tiny, base, tiny_data, workspace, monkeypatch):

@@ -24,7 +24,7 @@ from nbtrain.base.printing.progress import Progress
 from nbtrain.base.printing.report import Facts, Items, Picture, Report, Result
 from nbtrain.base.run_directory.checkpoint_files import checkpoint_problem, files_sha256
 from nbtrain.base.run_directory.jobstate import ACTIVE, SUCCEEDED
-from nbtrain.base.run_directory.records import Heartbeat, ResumeCertificate
+from nbtrain.base.run_directory.records import Heartbeat, JobRecord, ResumeCertificate
 from nbtrain.base.run_directory.rundir import MANIFEST, JobDir, RunDir
 from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display, resolve, suffixed_name
@@ -33,6 +33,7 @@ from nbtrain.config.load import Overrides, load, load_resolved
 from nbtrain.config.load.attempt import environment_of_ranks
 from nbtrain.config.load.derived import NOT_INHERITED
 from nbtrain.config.load.effect import shown_settings
+from nbtrain.config.load.elastic import spread
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.manifest import data_hashes
 from nbtrain.dataset.of_run import read_run_data
@@ -316,7 +317,13 @@ def _config(
         )
     interval = before.checkpoint.save_interval_steps
     saves = last // interval - (min(compared) - 1) // interval + 1 if compared else 1
-    given = load(load(before, changed, check=False), overrides, check=False)
+    own_layout = load(before, changed, check=False)
+    if own_layout.world_size != before.world_size:
+        # backend.elastic, or a resume. Machines and GPUs are not among the settings of an attempt.
+        job = JobRecord.read(run.job(made.job_id).job_json)
+        attempt = job.attempt_record(made.attempt) if job else None
+        own_layout = spread(own_layout, attempt.nodes if attempt else None)
+    given = load(own_layout, overrides, check=False)
     code = given.code
     if code == before.code and (code := submitted_path(run, before)) != before.code:
         notes.append(f"{before.code} has changed or is gone: these steps are trained with {code}")

@@ -11,13 +11,21 @@ from nbtrain.base import files
 from nbtrain.base.code_hashes import joint_sha256
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError, SubmitError
 from nbtrain.base.run_directory.metrics import scalar
-from nbtrain.base.run_directory.records import Provenance
+from nbtrain.base.run_directory.records import JobRecord, Provenance
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import resolve
 from nbtrain.cli.reproduce import window_of
-from nbtrain.config.load import load, load_resolved
+from nbtrain.config.load import load, load_resolved, to_yaml
+from nbtrain.config.load.attempt import attempt_record
+from nbtrain.config.load.effect import settings_with_effect
+from nbtrain.config.load.elastic import fitted
 from nbtrain.jobs.request.initial_weights import read_initial_weights, record_initial
-from nbtrain.monitor.run.certificate import certificate_problems, make_certificate, write_certificate
+from nbtrain.monitor.run.certificate import (
+    CertifiedPart,
+    certificate_problems,
+    make_certificate,
+    write_certificate,
+)
 from nbtrain.proof.folder import end_job, new_job
 from nbtrain.proof.reproduce import PICTURE, REPRODUCTION_JSON, _config, reproduce
 from tests.jobs.conftest import TINY
@@ -269,6 +277,49 @@ def test_the_copy_of_the_code_file_is_used(copied, workspace):
     assert resolve(config.code) == copy and "mine.py has changed since then" in notes[0]
     config, notes = _config(copied, part, STEPS, "other", ["code=changed.py"], [])
     assert "changed.py" in config.code and notes == []
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize(
+    "devices, layout",
+    [([4, 0], (4, 1, 4)), ([2, 2], (4, 2, 2)), ([3, 0], (2, 1, 2))],
+)
+def test_steps_of_fewer_gpus_are_trained_again_on_as_many(workspace, devices, layout, recorded):
+    """backend.elastic trained them with fewer replicas than config.yaml has; a record of an older version
+    does not name the machines, and then as few as possible are used.
+    """
+    gpus = {
+        "name": "shrunk",
+        "precision.dtype": "bf16",
+        "parallel": {"data_parallel_size": 8, "zero_stage": 1},
+        "batch": {"micro_batch_size": 1},
+        "resources": {"device": "gpu", "nodes": 2, "gpus_per_node": 4},
+        "backend": {"kind": "hosts", "hosts": {"hosts": ["a", "b"]}, "elastic": True},
+    }
+    (workspace / "tiny.yaml").write_text(TINY)
+    whole, run = load(workspace / "tiny.yaml", gpus), RunDir(workspace / "copies" / "shrunk")
+    run.path.mkdir(parents=True)
+    files.write_text(run.config_yaml, to_yaml(whole))
+    smaller = fitted(whole, devices)
+    attempt = attempt_record(smaller, 0)
+    job = run.job("20260101-000000-a1b2")
+    job.path.mkdir(parents=True)
+    assert attempt.nodes == layout[1]
+    if not recorded:
+        attempt.nodes = None
+        layout = (layout[0], -(-layout[0] // 4), min(layout[0], 4))
+    JobRecord(job.job_id, "1" * 32, run.name, "FAILED", 0.0, 8, attempts=[attempt]).write(job.job_json)
+    settings, data = settings_with_effect(smaller), {"dataset_sha256": "0" * 64}
+    made = Provenance(job.job_id, 0, 4, settings, "0" * 64, {}, {"kind": "gpu", "name": "H200"}, {}, data, {})
+    config, notes = _config(run, CertifiedPart(4, 8, made), 8, "again", None, [])
+    resources = config.resources
+    assert (config.world_size, resources.nodes, resources.gpus_per_node) == layout
+    assert config.batch.global_batch_size == 8 and len(notes) == 1
+    assert "says parallel.data_parallel_size = 8; these steps were trained with" in notes[0]
+    # Overrides come last.
+    local = {"backend.kind": "local", "resources.nodes": 1, "resources.gpus_per_node": layout[0]}
+    config, _ = _config(run, CertifiedPart(4, 8, made), 8, "again", local, [])
+    assert config.resources.gpus_per_node == layout[0]
 
 
 def test_a_reproduction_does_not_replace_itself(copied, workspace):

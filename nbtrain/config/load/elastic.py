@@ -21,10 +21,17 @@ def resized(config: RunConfig, data_parallel_size: int, nodes: int | None = None
     resources, nodes = config.resources, nodes or config.resources.nodes
     if (data_parallel_size, nodes) == (config.parallel.data_parallel_size, resources.nodes):
         return config
-    world = config.world_size // config.parallel.data_parallel_size * data_parallel_size
-    gpus = world // nodes if resources.device == "gpu" else resources.gpus_per_node
-    sizes = {"resources.nodes": nodes, "resources.gpus_per_node": gpus}
-    return with_values(config, {"parallel.data_parallel_size": data_parallel_size, **sizes})
+    return spread(with_values(config, {"parallel.data_parallel_size": data_parallel_size}), nodes)
+
+
+def spread(config: RunConfig, nodes: int | None = None) -> RunConfig:
+    """Return the run with its ranks spread evenly over `nodes` machines (None: as few as can hold them, or as
+    many as before if they cannot).
+    """
+    resources, ranks = config.resources, config.world_size
+    nodes = nodes or _machines(ranks, [config.ranks_per_node] * resources.nodes) or resources.nodes
+    gpus = ranks // nodes if resources.device == "gpu" else resources.gpus_per_node
+    return with_values(config, {"resources.nodes": nodes, "resources.gpus_per_node": gpus})
 
 
 def fitted(config: RunConfig, devices: Sequence[int]) -> RunConfig | None:

@@ -7,11 +7,8 @@ monitor/run/certificate.py makes the certificate of the run from these files, pr
 with the machine on which a part of the run is trained again.
 """
 
-import os
-
 from nbtrain.base import files
-from nbtrain.base.code_hashes import code_hashes, joint_sha256
-from nbtrain.base.hardware.cpu import cpu_model, vector_flags
+from nbtrain.base.code_hashes import code_hashes
 from nbtrain.base.run_directory.records import Provenance
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.checkpoint.live import resume_report
@@ -21,22 +18,16 @@ from nbtrain.dataset.manifest import data_hashes
 from nbtrain.parallel.startup import World
 from nbtrain.train.build import Built
 
-# Environment variables that choose algorithms. The effect of OMP_NUM_THREADS is in the device.
-VARIABLES = ("MKL_", "CUBLAS_", "NCCL_")
-
 
 def write_provenance(
     run: RunDir, job: JobDir, attempt: int, config: RunConfig, built: Built, world: World
 ) -> None:
     """Write the provenance of an attempt that has loaded its checkpoint. Rank 0 only."""
-    hashes, state, live = code_hashes(), built.state, built.saver.live
-    code_sha256 = joint_sha256(hashes)
-    if not (code := run.code(code_sha256)).is_file():
+    state, live = built.state, built.saver.live
+    made = resume_report.conditions(world.device)
+    if not (code := run.code(made["nbtrain_sha256"])).is_file():
         code.parent.mkdir(exist_ok=True)
-        files.write_json(code, hashes)
-    device = resume_report.device(world.device)
-    if world.device.type == "cpu":
-        device |= {"model": cpu_model()[0], "vector_flags": vector_flags()}
+        files.write_json(code, code_hashes())
     data = state.data.to_dict() | {
         "tokenizer_sha256": live.tokenizer_sha256,
         "next_batch_sha256": live.next_batch_sha256(state.data),
@@ -54,10 +45,10 @@ def write_provenance(
         attempt,
         state.step,
         settings_with_effect(config),
-        code_sha256,
-        resume_report.software(),
-        device,
-        {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)},
+        made["nbtrain_sha256"],
+        made["versions"],
+        made["device"],
+        made["variables"],
         data,
         data_hashes(built.datasets.manifest),
     )

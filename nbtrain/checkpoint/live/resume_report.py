@@ -1,13 +1,17 @@
 """Resume report: how exactly a resume continues its run, written after each resume and proven where possible.
 
-    bit-exact    same layout, settings, versions and device: every number is as without the interruption
+    bit-exact    same layout, settings, code and machine: every number is as without the interruption
     data-exact   the next batch is the same, to the token; sums round differently, or dropout is reseeded
     changed      the run continues differently; the reasons say how
 
-The next batch is compared by a hash of its samples' positions in the training order and of their tokens.
+The next batch is compared by a hash of its samples' positions in the training order and of their tokens. The
+code and the machine are what conditions() returns; the certificate of the run compares the same
+(train/provenance.py).
 """
 
+import functools
 import hashlib
+import os
 import platform
 import time
 from collections.abc import Mapping
@@ -17,11 +21,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from nbtrain.base.code_hashes import code_hashes, joint_sha256
 from nbtrain.base.errors import DataError
+from nbtrain.base.hardware.cpu import cpu_model, vector_flags
 from nbtrain.base.run_directory.records import ResumeCertificate
 from nbtrain.base.version import __version__
 from nbtrain.config.arithmetic.layout_words import SIZE_KEYS
 from nbtrain.config.load import flatten
+from nbtrain.config.rules.environment import may_be_secret
 from nbtrain.config.rules.resume import SAME_MATHEMATICS, WITHOUT_EFFECT, within
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.sample import Samples
@@ -40,6 +47,10 @@ LAYOUT_KEYS = {key: f"parallel.{key}" for key in (*SIZES, "sub_group_size")} | {
 }
 # Entries that follow from another one, and are named only if they change alone.
 FOLLOWS = {"stage_layers": "pipeline_parallel_size", "sub_group_size": "zero_stage"}
+
+# Environment variables that choose algorithms. The effect of OMP_NUM_THREADS is in the device.
+VARIABLES = ("MKL_", "CUBLAS_", "NCCL_")
+HASH_CHARACTERS = 12
 
 
 def next_batch_sha256(samples: Samples, data: DataState, batch_size: int) -> str | None:
@@ -72,14 +83,39 @@ def software() -> dict[str, str]:
 
 
 def device(kind: torch.device) -> dict[str, Any]:
-    """Return the device properties that determine which kernels run: the kind of device and its name."""
+    """Return the device properties that determine which kernels run: the kind of device and its name; of a
+    CPU also its threads, its model and its vector instructions.
+    """
     if kind.type == "cuda":
         return {"kind": "gpu", "name": torch.cuda.get_device_name(kind)}
     return {
         "kind": "cpu",
         "name": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
+        **_processor(),
     }
+
+
+def conditions(kind: torch.device) -> dict[str, Any]:
+    """Return what the numbers depend on besides settings and data, as entries of a manifest."""
+    return {"versions": software(), "device": device(kind), **_of_this_process()}
+
+
+@functools.cache
+def _of_this_process() -> dict[str, Any]:
+    """Return the hash of nbtrain's files and the variables that choose algorithms, as they were at the first
+    call: a library may set some later.
+    """
+    chosen = {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
+    return {
+        "nbtrain_sha256": joint_sha256(code_hashes()),
+        "variables": {name: value for name, value in chosen.items() if not may_be_secret(name, value)},
+    }
+
+
+@functools.cache
+def _processor() -> dict[str, Any]:
+    return {"model": cpu_model()[0], "vector_flags": vector_flags()}
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
@@ -106,13 +142,7 @@ def certify(
     if not inexact:
         # Otherwise the settings report it, under the names of the YAML.
         inexact += layout_words(manifest["layout"], layout)
-    for title, before_all, now_all in (
-        ("version of", manifest["versions"], software()),
-        ("device", manifest["device"], device(now_on)),
-    ):
-        for key, before, now in _differences(before_all, now_all):
-            if key != "python":
-                inexact.append(f"{title} {key}: {before} -> {now}")
+    inexact += _condition_words(manifest, conditions(now_on))
     if random_reseeded and (config.model.hidden_dropout or config.model.attention_dropout):
         inexact.append("random numbers (dropout) continue from a new seed, made of model.seed and the step")
     if manifest["next_batch_sha256"] is None:
@@ -121,6 +151,34 @@ def certify(
         changed.append("the next batch is a different one")
     kind = "changed" if changed else "data-exact" if inexact else "bit-exact"
     return ResumeCertificate(kind, changed + inexact, manifest["step"], next_batch, time.time())
+
+
+def _condition_words(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the differences of code and machine. The manifest of an older version, which lacks some of
+    them, differs in none of these.
+    """
+    found = _differences(before["versions"], now["versions"])
+    words = [f"version of {key}: {old} -> {new}" for key, old, new in found if key != "python"]
+    code = before.get("nbtrain_sha256", now["nbtrain_sha256"])
+    if code != now["nbtrain_sha256"] and before["versions"].get("nbtrain") == __version__:
+        old, new = (digest[:HASH_CHARACTERS] for digest in (code, now["nbtrain_sha256"]))
+        words.append(f"files of nbtrain: SHA-256 {old} -> {new}")
+    known = before["device"]
+    for key, old, new in _differences(known, now["device"]):
+        if isinstance(old, list) and isinstance(new, list):
+            # Only the instructions that one of the processors lacks.
+            lost, added = (
+                [one for one in own if one not in other] for own, other in ((old, new), (new, old))
+            )
+            old, new = " ".join(lost) or "none", " ".join(added) or "none"
+        elif key in ("model", "vector_flags") and (key not in known or key not in now["device"]):
+            continue
+        words.append(f"device {key.replace('_', ' ')}: {old} -> {new}")
+    found = _differences(before.get("variables", now["variables"]), now["variables"])
+    return words + [
+        f"environment variable {key}: {'none' if old is None else old} -> {'none' if new is None else new}"
+        for key, old, new in found
+    ]
 
 
 def layout_words(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

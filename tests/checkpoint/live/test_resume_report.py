@@ -1,5 +1,7 @@
 """Resume reports, which state how exactly a resumed run continues."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -34,8 +36,7 @@ def manifest(config, **changes):
         "step": 2,
         "layout": layout(config),
         "settings": resume_report.settings(config),
-        "versions": resume_report.software(),
-        "device": resume_report.device(CPU),
+        **resume_report.conditions(CPU),
         "next_batch_sha256": "a" * 64,
         **changes,
     }
@@ -91,6 +92,51 @@ def test_versions_and_device_keep_the_data():
     assert f"version of torch: 2.0.0 -> {torch.__version__}" in made.reasons
     assert "device kind: gpu -> cpu" in made.reasons
     assert not any("python" in reason for reason in made.reasons)
+
+
+def test_code_processor_and_variables_keep_the_data_as_in_the_certificate():
+    """What the certificate of a run lists as a difference is not called bit-exact by the report."""
+    config, now = load("gpt-tiny"), resume_report.conditions(CPU)
+    flags = [*now["device"]["vector_flags"], "amx_fp8"]
+    saved = manifest(
+        config,
+        nbtrain_sha256="c" * 64,
+        device={**now["device"], "model": "CPU X", "vector_flags": flags},
+        variables={**now["variables"], "MKL_CBWR": "AVX2"},
+    )
+    made = certified(saved, config)
+    assert made.kind == "data-exact"
+    assert made.reasons == [
+        f"files of nbtrain: SHA-256 cccccccccccc -> {now['nbtrain_sha256'][:12]}",
+        f"device model: CPU X -> {now['device']['model']}",
+        "device vector flags: amx_fp8 -> none",
+        "environment variable MKL_CBWR: AVX2 -> none",
+    ]
+
+
+def test_variables_are_those_that_choose_algorithms_without_secrets(monkeypatch):
+    """They are read once in a process."""
+    for name in [name for name in os.environ if name.startswith(resume_report.VARIABLES)]:
+        monkeypatch.delenv(name)
+    given = {"NCCL_ALGO": "Ring", "MKL_CBWR": "AVX2", "NCCL_AUTH_TOKEN": "s3cret", "OMP_PLACES": "cores"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    resume_report._of_this_process.cache_clear()
+    try:
+        assert resume_report.conditions(CPU)["variables"] == {"MKL_CBWR": "AVX2", "NCCL_ALGO": "Ring"}
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        assert len(resume_report.conditions(CPU)["variables"]) == 2
+    finally:
+        resume_report._of_this_process.cache_clear()
+
+
+def test_a_manifest_that_lacks_code_and_processor_differs_in_none_of_them():
+    """Checkpoints of an older version have the versions, and the kind, name and threads of the device."""
+    config = load("gpt-tiny")
+    saved = manifest(config)
+    saved["device"] = {key: saved["device"][key] for key in ("kind", "name", "threads")}
+    del saved["nbtrain_sha256"], saved["variables"]
+    assert certified(saved, config).kind == "bit-exact"
 
 
 def test_another_training_is_changed_and_says_how():

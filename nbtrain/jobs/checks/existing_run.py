@@ -22,7 +22,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.schedule_section import UNITS
 from nbtrain.config.yaml_source import show
 from nbtrain.dataset.of_run import RunData
-from nbtrain.jobs.request.request import Request, read_run
+from nbtrain.jobs.request.request import Request, read_run, submitted_changes
 
 # Papermill may have written its executed notebooks there before anything was submitted.
 HARMLESS_ENTRIES = frozenset({"notebooks", LOCK_FILE})
@@ -249,14 +249,18 @@ def was_trained_with(run: RunDir, config: RunConfig) -> bool:
     earlier jobs too.
     """
     facts = read_run(run)
+
+    def matches(before: RunConfig) -> bool:
+        return before.mode == config.mode and not trained_changes(before, config)
+
     for before in (facts.finished_config, facts.config or load_resolved(run.config_yaml)):
-        if before is not None and not trained_changes(before, config):
+        if before is not None and matches(before):
             return True
     for job_id in run.job_ids():
         # A job that was cut off at its start has no file; a file of an earlier nbtrain may be unreadable.
         with contextlib.suppress(ConfigError):
             path = run.job(job_id).config_yaml
-            if path.is_file() and not trained_changes(load_resolved(path), config):
+            if path.is_file() and matches(load_resolved(path)):
                 return True
     return False
 
@@ -280,7 +284,7 @@ def trained_changes(before: RunConfig, now: RunConfig) -> list[Change]:
     """Return the changed fields that training depends on, and backend.kind if it changed."""
     return [
         change
-        for change in changes_between(before, now)
+        for change in submitted_changes(before, now)
         if change.key == "backend.kind" or not within(change.key, NOT_TRAINED)
     ]
 

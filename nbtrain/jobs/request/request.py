@@ -113,6 +113,18 @@ def _changes(existing: RunFacts, config: RunConfig) -> tuple[Change, ...]:
     return tuple(changes_between(existing.config, config)) if existing.config else ()
 
 
+def submitted_changes(before: RunConfig, config: RunConfig) -> list[Change]:
+    """Return the settings that differ between an earlier submission of a run and `config`, which was not
+    submitted.
+
+    The token rows that the submission filled in (with_new_tokens) do not differ if `config` omits them. Nor
+    does the mode after mode: eval, which belonged to that job only. No weights are read.
+    """
+    if before.mode == "eval":
+        before = with_values(before, {"mode": config.mode})
+    return changes_between(before, with_new_tokens(config, InitialWeights(begins=False), before))
+
+
 def read_request(config: RunConfig, existing: RunFacts | None = None) -> Request:
     """Read the run directory and the initial weights of a configuration. `existing` is the run directory, if
     it has been read already.

@@ -38,10 +38,10 @@ from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import display
 from nbtrain.config.code_file import PASSED, code_sha256
 from nbtrain.config.load import load_resolved
-from nbtrain.config.load.changes import changes_between
 from nbtrain.config.sections.sweep_section import LABEL
 from nbtrain.jobs.attempt.backend import status_of
 from nbtrain.jobs.control.control import cancel
+from nbtrain.jobs.request.request import submitted_changes
 from nbtrain.jobs.submission.submit import TRAINER, resume, submit
 from nbtrain.jobs.sweep.stop_rule import TokenCurve, read_curve, verdict
 from nbtrain.jobs.sweep.sweep_file import Sweep, SweepRun
@@ -264,7 +264,7 @@ def refuse_other_runs(sweep: Sweep) -> None:
         before = load_resolved(directory.config_yaml)
         if before.all_labels.get(LABEL) != sweep.name:
             foreign.append(run.name)
-        elif changes := changes_between(before, run.config):
+        elif changes := submitted_changes(before, run.config):
             raise ConfigError(
                 f"{where}: the run {run.name} was submitted with other settings: "
                 f"{'; '.join(map(str, changes))}. Restore them in the file, or give the sweep another name."

@@ -10,10 +10,12 @@ from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError, JobError, SubmitError
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import tokenizer_dir
-from nbtrain.config.load import load, to_yaml
+from nbtrain.config.load import load, load_resolved, to_yaml
+from nbtrain.config.load.edits import with_overrides
 from nbtrain.corpus.tokenizer.folder import adopt, read_manifest
 from nbtrain.dataset.of_run import open_dataset
 from nbtrain.dataset.prepare.prepare import prepare
+from nbtrain.jobs.checks.existing_run import was_trained_with
 from nbtrain.jobs.control.delete import delete
 from nbtrain.jobs.request.initial_weights import (
     problems_of_weights,
@@ -23,6 +25,7 @@ from nbtrain.jobs.request.initial_weights import (
     refuse_other_weights,
     with_new_tokens,
 )
+from nbtrain.jobs.request.request import submitted_changes
 from nbtrain.lab.form.draft import Draft
 from nbtrain.pretrained.start import hashes_of, identity_of, open_start
 
@@ -301,6 +304,21 @@ def test_new_rows_are_trained_beside_adapters_unless_said_otherwise(tiny, base):
         run.config_yaml, to_yaml(starting(tiny, **{"lora.trainable_token_indices": [9]}, **grown))
     )
     assert ids(**{"lora.rank": 2}, **grown) == [9]
+
+
+def test_new_rows_that_were_filled_in_are_no_difference(tiny, base):
+    """A run that was submitted with its new rows filled in has the settings of its file, which omits them."""
+    rows = base_rows(base)
+    config = starting(tiny, **{"tokenizer.vocab_size": rows + 2, "lora.rank": 2})
+    run = RunDir.named("second")
+    run.path.mkdir()
+    files.write_text(run.config_yaml, to_yaml(with_new_tokens(config)))
+    before = load_resolved(run.config_yaml)
+    assert before.lora.trainable_token_indices == [rows, rows + 1]
+    assert submitted_changes(before, config) == [] and was_trained_with(run, config)
+    other = with_overrides(config, {"lora.trainable_token_indices": [7]})
+    assert [change.key for change in submitted_changes(before, other)] == ["lora.trainable_token_indices"]
+    assert not was_trained_with(run, other)
 
 
 def test_plan_and_form_count_the_new_rows(tiny, base):

@@ -22,7 +22,7 @@ from nbtrain.base.run_directory.records import Heartbeat, JobRecord, TrainingPro
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.cli.__main__ import main
 from nbtrain.config.load import to_yaml
-from nbtrain.config.load.edits import with_values
+from nbtrain.config.load.edits import with_overrides, with_values
 from nbtrain.jobs.sweep import drive as driver
 from nbtrain.jobs.sweep.drive import drive
 from nbtrain.jobs.sweep.results import SweepResults, SweepRow, sweep_results, write_page
@@ -104,6 +104,18 @@ def test_a_run_of_another_owner_is_refused(sweep):
     files.write_text(run.config_yaml, to_yaml(with_values(read.runs[0].config, {"labels": {}})))
     with pytest.raises(ConfigError, match="not of this sweep: seeds-lr-0-001-seed-1"):
         drive(read)
+
+
+def test_a_run_of_a_sweep_may_be_evaluated(sweep):
+    """A run of the sweep that was resumed with mode=eval still has the settings of the sweep's file."""
+    read = sweep()
+    run = RunDir.named(read.runs[0].name)
+    run.path.mkdir(parents=True)
+    files.write_json(run.run_json, {"run_id": "r", "parent": None, "created_at": 1.0})
+    for settings, refused in (({"mode": "eval"}, None), ({"mode": "eval", "model.seed": 9}, "model.seed")):
+        files.write_text(run.config_yaml, to_yaml(with_overrides(read.runs[0].config, settings)))
+        with pytest.raises(ConfigError, match=refused) if refused else contextlib.nullcontext():
+            driver.refuse_other_runs(read)
 
 
 @pytest.mark.slow

@@ -91,20 +91,25 @@ class Run:
 
     @property
     def unfinished(self) -> str | None:
-        """A message on how to continue, if the newest job ended before the run's last step; otherwise
-        None.
+        """A message on how to continue, if the newest job ended before the run's last step, or evaluated it
+        before that step; otherwise None.
         """
         from nbtrain.monitor.status.status_records import read_status
+        from nbtrain.monitor.status.steps_left import has_steps_left
 
         job = self.directory.newest_job()
         state = _status(job)[0] if job else None
-        if state in (None, jobstate.SUCCEEDED, *jobstate.ACTIVE):
+        if state is None or state in jobstate.ACTIVE:
+            return None
+        has_succeeded = state == jobstate.SUCCEEDED
+        if has_succeeded and not has_steps_left(self.directory, state):
             return None
         status = read_status(self.directory, time.time())
         steps = amounts.counted(status.total_steps or self.config.train_steps, "step")
+        ended = "was evaluated" if has_succeeded else f"is {state}"
         made = f"{status.step or 0:,} of {steps}"
         return (
-            f"{self.name} is {state} after {made}: plots and texts are from an unfinished run. "
+            f"{self.name} {ended} after {made}: plots and texts are from an unfinished run. "
             f"`nbtrain resume {self.name}` continues it."
         )
 
@@ -151,7 +156,8 @@ class Run:
             panel.finish_pictures(self.view)
         if self.state in jobstate.FAILURES:
             raise JobFailed(self.failure())
-        self._stopped = self.unfinished or ""
+        # An evaluation before the last step has ended as it should.
+        self._stopped = "" if self.state == jobstate.SUCCEEDED else self.unfinished or ""
         if waited and self._stopped:
             say(self._stopped)
         return self

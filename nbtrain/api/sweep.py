@@ -26,8 +26,9 @@ def sweep(
 
     `file` is a sweep's YAML (docs/sweeps.md), or its contents as a mapping. Calling it again continues: runs
     that have ended stay, and lost ones are resumed. `dry_run` returns the plan of all runs instead and starts
-    nothing. `at_once` replaces the file's number of active runs, and `again` resumes failed and cancelled
-    runs once. Raises ConfigError for mistakes in the file and for limits that the plan exceeds.
+    nothing. `at_once` replaces the file's number of active runs, and `again` resumes each failed or cancelled
+    run once, and each that was evaluated before its last step. Raises ConfigError for mistakes in the file
+    and for limits that the plan exceeds.
     """
     from nbtrain.jobs.sweep.drive import drive
     from nbtrain.jobs.sweep.results import sweep_results, write_page

@@ -235,16 +235,17 @@ def submit(
 ) -> Run | NotLaunched | Path:
     """Start a run as a detached job, join it if it is active, or resume it if it ended early.
 
-    A run that has succeeded is refused. With finished="open" it is opened instead, if it has the settings of
-    one of its jobs, so that a notebook can be run twice. If the machine is too small, SubmitError is raised.
-    With too_small="explain" a NotLaunched is returned instead, unless there is also a mistake to fix. Missing
-    data is refused; with prepared=False it is prepared first. `dry_run` names a file for Slurm's batch
-    script, the Kubernetes manifest or the commands for hosts, and nothing is submitted. The file of `code` is
-    tried with one step of a two-layer model first, if torch is installed here; try_code=False omits that.
+    A run that was trained to its end is refused. With finished="open" it is opened instead, if it has the
+    settings of one of its jobs, so that a notebook can be run twice. If the machine is too small, SubmitError
+    is raised. With too_small="explain" a NotLaunched is returned instead, unless there is also a mistake to
+    fix. Missing data is refused; with prepared=False it is prepared first. `dry_run` names a file for Slurm's
+    batch script, the Kubernetes manifest or the commands for hosts, and nothing is submitted. The file of
+    `code` is tried with one step of a two-layer model first, if torch is installed here; try_code=False omits
+    that.
     """
     from nbtrain.jobs.checks.existing_run import is_not_finished, refuse_submission, was_trained_with
     from nbtrain.jobs.queue.after_boot import start_after_boot
-    from nbtrain.jobs.request.request import read_request
+    from nbtrain.jobs.request.request import read_request, read_run
     from nbtrain.jobs.submission.submit import refuse_hopeless
     from nbtrain.jobs.submission.submit import submit as submit_job
 
@@ -261,7 +262,9 @@ def submit(
     directory = RunDir.named(config.name)
     if directory.exists() and directory.newest_job():
         existing = Run(directory)
-        if finished == "open" and existing.state == jobstate.SUCCEEDED:
+        is_opened = finished == "open" and existing.state == jobstate.SUCCEEDED
+        # After an evaluation before the last step, mode: full trains on.
+        if is_opened and (config.mode != "full" or read_run(directory).finished_config is not None):
             if was_trained_with(directory, config):
                 return _noted(existing)
             refuse_submission(read_request(config), is_not_finished)

@@ -84,10 +84,12 @@ def _kept_on_nodes(run: "RunDir") -> list[dict[str, Any]]:
     from nbtrain.base.run_directory.jobstate import SUCCEEDED
     from nbtrain.base.run_directory.observed_state import read_state
     from nbtrain.config.load import load_resolved
+    from nbtrain.monitor.status.steps_left import has_steps_left
 
     job = run.newest_job()
     # A finished run has no checkpoints there.
-    if not run.config_yaml.is_file() or (job and read_state(job, time.time())[0] == SUCCEEDED):
+    state = read_state(job, time.time())[0] if job else None
+    if not run.config_yaml.is_file() or (state == SUCCEEDED and not has_steps_left(run, state)):
         return []
     saves = kept_on_nodes(run, load_resolved(run.config_yaml).checkpoint.local_keep_last)
     unknown = {"bytes": None, "layout": "", "validation_loss": None}

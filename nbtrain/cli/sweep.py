@@ -26,7 +26,7 @@ def add_verbs(under: Any) -> None:
     parser.add_argument("--status", action="store_true", help=text)
     text = "Keep at most N runs active, instead of the file's at_once."
     parser.add_argument("--at-once", type=int, metavar="N", help=text)
-    text = "Resume each failed or cancelled run once."
+    text = "Resume each failed or cancelled run once, and each that was evaluated before its last step."
     parser.add_argument("--again", action="store_true", help=text)
     add_json(parser, "Print the results as JSON.")
     text = f"Draw the loss of each setting to FILE ({PICTURE_HELP})."

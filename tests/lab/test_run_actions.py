@@ -55,6 +55,7 @@ def test_a_job_that_waits_is_taken_out_of_the_queue(job):
 
 
 def save(run: RunDir, step: int) -> None:
+    run.checkpoint(step).mkdir(parents=True, exist_ok=True)
     write_json(run.checkpoint_manifest(step), {"schema_version": 2, "files": {}})
 
 
@@ -102,3 +103,21 @@ def test_a_mode_that_saves_nothing_says_so(job):
     assert stop["title"] == "End the job. mode: eval saves nothing."
     assert [action["key"] for action in found] == ["clone", "stop"]
     assert off(job.run, found, "RUNNING")["pause"]["title"].startswith("mode: eval saves nothing")
+
+
+def test_a_run_that_was_evaluated_before_its_end_can_be_resumed(job):
+    """After mode: eval, SUCCEEDED is the end of the training only if the last step is saved; after mode: perf
+    it never is.
+    """
+    text = job.run.config_yaml.read_text()
+    job.run.config_yaml.write_text(text.replace("mode: full", "mode: eval"))
+    save(job.run, 20)
+    resume, *_ = found = actions(job.run, "SUCCEEDED")
+    assert resume["key"] == "resume" and "from the checkpoint of step 20" in resume["title"]
+    assert "pause" not in off(job.run, found, "SUCCEEDED")
+    save(job.run, 40)
+    found = actions(job.run, "SUCCEEDED")
+    assert off(job.run, found, "SUCCEEDED")["pause"]["title"] == "The run has trained all its tokens."
+    job.run.config_yaml.write_text(text.replace("mode: full", "mode: perf"))
+    found = actions(job.run, "SUCCEEDED")
+    assert off(job.run, found, "SUCCEEDED")["pause"]["title"].startswith("The last job only measured")

@@ -33,7 +33,7 @@ MEANING = {
     STARTING: "the supervisor runs and has started the ranks",
     RUNNING: "the ranks are training",
     RESTARTING: "a rank failed; waiting before the next attempt",
-    SUCCEEDED: "all tokens are done and saved",
+    SUCCEEDED: "all tokens are trained and saved, or mode: eval or perf has done its work",
     FAILED: "ended by an error, which the cause names",
     CANCELLED: "stopped on request; can be resumed",
     SUSPENDED: "paused, or held by its scheduler, without devices; continues when it is resumed",

@@ -19,6 +19,7 @@ from nbtrain.config.load.edits import with_values
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.backend import status_of
 from nbtrain.jobs.request.initial_weights import InitialWeights, read_initial_weights, with_new_tokens
+from nbtrain.monitor.status.steps_left import evaluates_early
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class RunFacts:
         if self.state != SUCCEEDED:
             return None
         before = self.config or load_resolved(self.run.config_yaml)
-        if before.mode == "eval" and (self.checkpoints.complete_step or 0) >= before.train_steps:
+        if before.mode == "eval" and not evaluates_early(before, self.checkpoints.complete_step):
             # mode: eval belonged to the last job only.
             before = with_values(before, {"mode": "full"})
         return before if before.mode == "full" else None

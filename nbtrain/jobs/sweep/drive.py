@@ -10,9 +10,10 @@ run, by its state:
     LOST: its processes are gone                 resumes it from its newest checkpoint; leaves it if it is
                                                  LOST again without a new one
     FAILED or CANCELLED                          leaves it; resumes it once with `again`
+    SUCCEEDED, but evaluated before its end      the same
     active                                       waits; the stop rule may stop it
     paused by a user                             waits, and counts it as active
-    SUCCEEDED, or stopped by the rule            done
+    SUCCEEDED otherwise, or stopped by the rule  done
     DAMAGED: a record cannot be read             leaves it
 """
 
@@ -54,6 +55,7 @@ from nbtrain.jobs.sweep.sweep_record import (
     sweep_folder,
 )
 from nbtrain.monitor.status.notes import change_notes, notes_of
+from nbtrain.monitor.status.steps_left import has_steps_left
 
 POLL_SECONDS = 2.0
 # Sections of a run that the trial of its `code` reads.
@@ -116,9 +118,9 @@ def drive(
 ) -> Turn:
     """Run a sweep to its end; return the runs' last states.
 
-    `at_once` replaces the file's. With `again`, each failed or cancelled run is resumed once. `prepare` is
-    called before a run's first submission. Raises JobError if another process drives this sweep, and
-    ConfigError if a run of that name exists and is not of this sweep.
+    `at_once` replaces the file's. With `again`, each failed, cancelled or only evaluated run is resumed once.
+    `prepare` is called before a run's first submission. Raises JobError if another process drives this sweep,
+    and ConfigError if a run of that name exists and is not of this sweep.
     """
     refuse_other_runs(sweep)
     folder = sweep_folder(sweep.name)
@@ -161,7 +163,10 @@ def _drive(
 
     def may_retry(turn: Turn, name: str) -> bool:
         is_left = name not in retried and name not in errors and name not in turn.stopped
-        return again and is_left and turn.states[name] in (FAILED, CANCELLED)
+        state = turn.states[name]
+        if not again or not is_left:
+            return False
+        return state in (FAILED, CANCELLED) or has_steps_left(RunDir.named(name), state)
 
     while True:
         turn = Turn({run.name: state_of(run.name) for run in sweep.runs}, errors, record.stopped)

@@ -37,6 +37,7 @@ from nbtrain.monitor.status.spending_tables import (
     purpose_rows,
 )
 from nbtrain.monitor.status.status_records import listed_status
+from nbtrain.monitor.status.steps_left import has_steps_left
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,6 +59,8 @@ class SweepRow:
     """Why the sweep has stopped the run; "" if it has not."""
     metric: str = "validation_loss"
     """Metric that the sweep's runs are compared by: "loss" if none of them has a validation loss."""
+    has_steps_left: bool = False
+    """Whether the newest job has succeeded with an evaluation before the run's last step."""
 
     @property
     def value(self) -> float | None:
@@ -69,8 +72,18 @@ class SweepRow:
     def state(self) -> str:
         if self.status is None:
             return "to start"
-        is_stopped = self.stopped and not self.status.active and self.status.state != SUCCEEDED
-        return "stopped by the rule" if is_stopped else self.status.state
+        if self.stopped and not self.status.active and not self.has_succeeded:
+            return "stopped by the rule"
+        return "evaluated before its end" if self.has_steps_left else self.status.state
+
+    @property
+    def has_succeeded(self) -> bool:
+        return self.status is not None and self.status.state == SUCCEEDED and not self.has_steps_left
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the run was submitted, and has succeeded or was stopped by the rule."""
+        return self.status is not None and (self.has_succeeded or bool(self.stopped))
 
     def to_dict(self) -> dict[str, Any]:
         status = self.status
@@ -141,19 +154,12 @@ class SweepResults(Result):
     @property
     def succeeded(self) -> bool:
         """Whether every run has succeeded or was stopped by the rule."""
-        return all(
-            row.status is not None and (row.status.state == SUCCEEDED or bool(row.stopped))
-            for row in self.rows
-        )
+        return all(row.is_done for row in self.rows)
 
     def must_succeed(self) -> None:
         """Raise JobFailed with the names of the runs that neither succeeded nor were stopped by the rule."""
         if not self.succeeded:
-            names = [
-                f"{row.name} ({row.state})"
-                for row in self.rows
-                if row.status is None or (row.status.state != SUCCEEDED and not row.stopped)
-            ]
+            names = [f"{row.name} ({row.state})" for row in self.rows if not row.is_done]
             raise JobFailed(
                 f"sweep {self.name}: {amounts.counted(len(names), 'run')} did not succeed: "
                 f"{', '.join(names)}. `nbtrain status RUN` says why; the sweep with --again resumes them."
@@ -261,7 +267,9 @@ def sweep_results(name: str) -> SweepResults:
     metric = "validation_loss" if is_validated else "loss"
     for run, status, settings in zip(runs, found, record.settings):
         spending = None if status is None else spending_of(run, status, now)
-        rows.append(SweepRow(run.name, settings, status, spending, record.stopped.get(run.name, ""), metric))
+        stopped = record.stopped.get(run.name, "")
+        is_left = status is not None and has_steps_left(run, status.state)
+        rows.append(SweepRow(run.name, settings, status, spending, stopped, metric, is_left))
     varied = list(dict.fromkeys(key for settings in record.settings for key in settings))
     return SweepResults(name, varied, rows)
 

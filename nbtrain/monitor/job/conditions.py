@@ -35,6 +35,12 @@ REASONS = {
     LOST: "NoSignOfLife",
 }
 """The reason of a state if nothing more is known."""
+SUCCEEDED_REASONS = {
+    "full": REASONS[SUCCEEDED],
+    "eval": "CheckpointEvaluated",
+    "perf": "StepsMeasured",
+}
+"""The reason of a job that has succeeded, by its mode."""
 # Reason in a restart's event -> reason of the condition.
 RESTART_REASONS = {
     end_kinds.HANG: "Hang",

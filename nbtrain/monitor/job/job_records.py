@@ -42,7 +42,7 @@ from nbtrain.base.workspace import display
 from nbtrain.config.load.autotune import found_words
 from nbtrain.config.load.resolved_cache import kept_config
 from nbtrain.config.schema import RunConfig
-from nbtrain.monitor.job.conditions import conditions, failure_reason, job_events
+from nbtrain.monitor.job.conditions import SUCCEEDED_REASONS, conditions, failure_reason, job_events
 from nbtrain.monitor.job.job_description import JobDescription, LogFile, RankEnd, RankRow, Replica, job_status
 from nbtrain.monitor.job.pods import cluster_events, pods_of, reason_of_failure
 from nbtrain.monitor.job.rank_records import read_heartbeats, records_of_rank
@@ -100,6 +100,7 @@ def describe_job(run: RunDir, job_id: str | None = None, now: float | None = Non
     codes = [row.exit_code for replica in replicas for row in replica.ranks if row.phase == ERROR]
     said_by_engine = reason_of_failure(job) or (engine or {}).get("ended_as")
     reason = (state in FAILURES and said_by_engine) or failure_reason(state, cause, codes)
+    reason = SUCCEEDED_REASONS[config.mode] if state == SUCCEEDED else reason
     return JobDescription(
         **vars(job_status(record, active, events, now)),
         name=run.name,

@@ -460,9 +460,17 @@ def test_a_finished_run_that_was_resumed_with_other_settings_is_opened_by_a_note
 
 
 def test_a_run_that_is_evaluated_before_its_end_is_trained_on_by_submit(tiny):
+    """The run still counts as unfinished: a notebook says so, and submitting it again trains on."""
     run = trained_then_evaluated(tiny, 4)
-    submit(tiny())
+    assert nb.open_run("tiny").unfinished == (
+        "tiny was evaluated after 4 of 10 steps: plots and texts are from an unfinished run. `nbtrain resume "
+        "tiny` continues it."
+    )
+    assert nb.open_run("tiny").wait(say=lambda line: None).must_finish() is None
+    nb.submit(tiny(), finished="open")
     assert load_resolved(run.config_yaml).mode == "full"
+    end(run.newest_job(), step=10)
+    assert nb.open_run("tiny").unfinished is None
 
 
 def test_a_dry_run_is_written_where_its_command_says(tiny, tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from nbtrain.base import files
-from nbtrain.base.errors import ConfigError, JobError
+from nbtrain.base.errors import ConfigError, JobError, JobFailed
 from nbtrain.base.process.locks import flock_folder
 from nbtrain.base.run_directory.checkpoint_files import LocalSave, LocalSaves
 from nbtrain.base.run_directory.jobstate import ACTIVE, LOST, NO_JOB, RUNNING, SUCCEEDED
@@ -116,6 +116,30 @@ def test_a_run_of_a_sweep_may_be_evaluated(sweep):
         files.write_text(run.config_yaml, to_yaml(with_overrides(read.runs[0].config, settings)))
         with pytest.raises(ConfigError, match=refused) if refused else contextlib.nullcontext():
             driver.refuse_other_runs(read)
+
+
+def test_a_run_that_was_evaluated_before_its_end_has_not_succeeded(sweep, monkeypatch):
+    """The results name it, and --again trains it on."""
+    read, resumed = sweep(), []
+    for each, mode, step in zip(read.runs, ("eval", "full"), (4, 20)):
+        run = RunDir.named(each.name)
+        job = run.job("20260101-000000-aaaa")
+        job.make_folders()
+        files.write_json(run.run_json, {"run_id": "r", "parent": None, "created_at": 1.0})
+        files.write_text(run.config_yaml, to_yaml(with_overrides(each.config, {"mode": mode})))
+        JobRecord(job.job_id, "r", run.name, SUCCEEDED, 1.0, world_size=1, ended_at=2.0).write(job.job_json)
+        run.checkpoint(step).mkdir(parents=True)
+        files.write_json(run.checkpoint_manifest(step), {"schema_version": 2, "files": {}})
+    evaluated = read.runs[0].name
+    monkeypatch.setattr(driver, "resume", lambda run, command: resumed.append(run.name))
+    drive(read)
+    assert resumed == []
+    drive(read, again=True)
+    assert resumed == [evaluated]
+    results = sweep_results("seeds")
+    assert [row.state for row in results.rows] == ["evaluated before its end", SUCCEEDED]
+    with pytest.raises(JobFailed, match=rf"1 run did not succeed: {evaluated} \(evaluated before"):
+        results.must_succeed()
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nbtrain.base.run_directory.jobstate import RUN_MEANING
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.monitor.runs.watched_runs import root_id
 from tests.end_to_end.jupyterlab import FAKE_RUN
@@ -23,7 +24,7 @@ def test_runs_and_a_run(server: Server, run: RunDir) -> None:
     (row,) = [row for row in listed["runs"] if row["name"] == "gpt-done"]
     assert (row["state"], row["active"], row["step"], row["max_steps"]) == ("SUCCEEDED", False, 20, 20)
     assert (row["backend"], row["labels"], row["notes"], row["archived"]) == ("local", {}, "", False)
-    assert row["meaning"] == "all tokens are done and saved"
+    assert row["meaning"] == RUN_MEANING["SUCCEEDED"]
     assert row["words"]["step"] == "20 / 20"
     assert row["words"]["loss"] == f"{row['loss']:.4f}"
     assert (listed["root"], listed["run_root_id"]) == ("output", root_id(server.output))

@@ -1,5 +1,8 @@
 """README.md of an exported model, written from its run's own records only.
 
+Settings, layout and device are those of the job that saved the checkpoint, from its manifest; a later job may
+have changed them. Step 0 has no manifest, and its card has the settings of the last submission.
+
 The front matter is the Hub's (library, tags). The user chooses the licence: it depends on the licences of the
 data, which are listed.
 """
@@ -16,6 +19,7 @@ from nbtrain.base.text import amounts
 from nbtrain.base.version import __version__
 from nbtrain.config.arithmetic.layout_words import layout_words
 from nbtrain.config.arithmetic.perplexity import perplexity
+from nbtrain.config.load.edits import with_values
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
 from nbtrain.corpus.sources.chat_jinja import talks_of
@@ -30,6 +34,7 @@ tags:
 # license: choose one that the licences of the data below allow, and set it here
 ---
 """
+SECTIONS = ("batch", "lr_schedule", "optimizer", "parallel", "precision", "resources")
 USE = """```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -93,9 +98,9 @@ def _model_rows(config: RunConfig, count: int, dtype: str) -> list[tuple[str, st
 
 
 def _training_rows(run: RunDir, config: RunConfig, step: int, saved: dict[str, Any]) -> list[tuple[str, str]]:
-    schedule, parallel = config.lr_schedule, config.parallel
-    rows = []
-    if (start := files.read_json(run.init_from_json)) is not None:
+    config = _settings_of(saved, config) if saved else config
+    schedule, rows = config.lr_schedule, []
+    if config.init_from is not None and (start := files.read_json(run.init_from_json)) is not None:
         of = "files" if "step" in start else "heads"
         rows.append(("started from", f"{start['family']}, sha256 {start['sha256'][:12]} of its {of}"))
     if saved:
@@ -110,11 +115,24 @@ def _training_rows(run: RunDir, config: RunConfig, step: int, saved: dict[str, A
         ("optimizer", _optimizer(config)),
         ("learning rate", f"{schedule.lr:g}, {schedule.lr_decay_style}"),
         ("number format", config.precision.dtype + (" by autocast" if config.precision.autocast else "")),
-        ("layout", _layout(config, parallel)),
-        ("devices", _devices(run, config)),
+        ("layout", _layout(config)),
+        ("devices", _devices(run, config, saved.get("device"))),
         ("software", ", ".join(f"{name} {version}" for name, version in saved.get("versions", {}).items())),
     ]
     return [(name, text) for name, text in rows if text]
+
+
+def _settings_of(saved: dict[str, Any], config: RunConfig) -> RunConfig:
+    """Return the configuration with the settings in a manifest, in the sections that a resume may change."""
+    sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+    for key, value in saved["settings"].items():
+        *path, last = key.split(".")
+        if path and path[0] in sections:
+            section = sections[path[0]]
+            for name in path[1:]:
+                section = section.setdefault(name, {})
+            section[last] = value
+    return with_values(config, sections)
 
 
 def _loss(config: RunConfig, saved: dict[str, Any]) -> list[str]:
@@ -133,12 +151,16 @@ def _optimizer(config: RunConfig) -> str:
     return ", ".join(f"{name} {show(value)}" for name, value in said.items() if value is not None)
 
 
-def _layout(config: RunConfig, parallel: Any) -> str:
+def _layout(config: RunConfig) -> str:
+    parallel = config.parallel
     ranks = f"{config.world_size} ranks: " if config.world_size > 1 else ""
     return f"{ranks}{layout_words(dict(parallel))}, ZeRO {parallel.zero_stage}"
 
 
-def _devices(run: RunDir, config: RunConfig) -> str:
+def _devices(run: RunDir, config: RunConfig, saved: dict[str, Any] | None) -> str:
+    """Return number and name of the devices; `saved` is a manifest's."""
+    if saved is not None:
+        return f"{config.world_size} x {saved['name']}" if saved["kind"] == "gpu" else f"CPU, {saved['name']}"
     job = run.newest_job()
     known = files.read_json(job.environment_json) if job is not None else None
     if config.resources.device == "gpu":

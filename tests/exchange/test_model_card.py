@@ -1,8 +1,10 @@
 """The model card: README.md of an exported model."""
 
+from nbtrain.base.files import write_json
 from nbtrain.base.printing.report import Table
-from nbtrain.config.load import load
-from nbtrain.exchange.model_card import _loss, _source
+from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.config.load import flatten, load
+from nbtrain.exchange.model_card import _loss, _source, _training_rows
 
 
 def test_a_source_is_one_row():
@@ -27,3 +29,27 @@ def test_a_loss_over_tokens_has_a_perplexity():
     assert _loss(tokens, saved | {"evaluated_step": 10}) == ["2.0000 (perplexity 7.39), measured at step 10"]
     assert _loss(pairs, saved) == ["2.0000"]
     assert _loss(tokens, saved | {"validation_loss": 800.0}) == ["800.0000"]
+
+
+def test_the_settings_are_those_of_the_checkpoint(tmp_path):
+    """A job after the checkpoint may have had another learning rate, layout or device, and more to train."""
+    trained = load("gpt-tiny", {"parallel.tensor_parallel_size": 2}, check=False)
+    now = load("gpt-tiny", {"lr_schedule.lr": 0.5, "optimizer.weight_decay": 0.25, "batch.max_steps": 7})
+    run = RunDir(tmp_path)
+    # The record of a submission before the first step, which started from other weights.
+    write_json(run.init_from_json, {"family": "Llama", "sha256": "0" * 64})
+    saved = {
+        "step": 4,
+        "consumed_tokens": 1024,
+        "validation_loss": None,
+        "settings": dict(flatten(trained.model_dump(mode="json"))),
+        "device": {"kind": "gpu", "name": "NVIDIA H100"},
+    }
+    rows = dict(_training_rows(run, now, 4, saved))
+    assert rows["learning rate"].startswith(f"{trained.lr_schedule.lr:g}, ")
+    assert "0.25" not in rows["optimizer"] and rows["steps"] == f"4 of {trained.train_steps:,}"
+    assert rows["layout"].startswith("2 ranks: tensor 2,")
+    assert rows["devices"] == "2 x NVIDIA H100"
+    assert "started from" not in rows
+    rows = dict(_training_rows(run, now, 0, {}))
+    assert rows["learning rate"].startswith("0.5, ") and rows["devices"] == "CPU" and "steps" not in rows

@@ -190,8 +190,10 @@ def with_new_tokens(
 
 def record_initial(run: RunDir, config: RunConfig, weights: InitialWeights) -> list[str]:
     """Write init_from.json, which ranks compare and an export reads; return text about differences that are
-    allowed.
+    allowed. The file of an earlier submission is removed if the run begins without init_from.
     """
+    if weights.begins and config.init_from is None:
+        run.init_from_json.unlink(missing_ok=True)
     if weights.start is None or not weights.begins:
         return []
     start = weights.start

@@ -18,6 +18,7 @@ from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.jobs.checks.existing_run import was_trained_with
 from nbtrain.jobs.control.delete import delete
 from nbtrain.jobs.request.initial_weights import (
+    InitialWeights,
     problems_of_weights,
     read_initial_weights,
     read_weights_again,
@@ -91,6 +92,11 @@ def test_which_checkpoint_is_meant(wanted, step, tiny, base):
     # A new validation does not change the identity of the weights.
     files.write_json(base.checkpoint_manifest(step), {**start.manifest, "validation_loss": 9.0})
     assert identity_of(open_start(config, run)) == known["sha256"]
+    record_initial(run, tiny(name="second"), InitialWeights(begins=False))
+    assert run.init_from_json.is_file()
+    # Submitted without init_from before the first checkpoint.
+    record_initial(run, tiny(name="second"), InitialWeights(begins=True))
+    assert not run.init_from_json.exists()
 
 
 def test_a_name_that_is_no_run(tiny, base, workspace):

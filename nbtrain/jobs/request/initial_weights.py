@@ -1,7 +1,8 @@
 """Check, before launch, that the weights a run starts from (`init_from`) fit, and record their identity.
 
 A run that has a checkpoint continues from it: `init_from` is no longer read, and its files may be gone. A run
-with adapters needs these weights at every start; its first submission recorded which they are.
+with adapters needs these weights at every start; its first submission recorded which they are. A run with
+`dpo` needs them again if the reference is no longer in the index cache, because it is computed from them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -54,12 +55,45 @@ def read_initial_weights(config: RunConfig, begins: bool | None = None) -> Initi
     run = RunDir.named(config.name)
     if begins is None:
         begins = config.init_from is not None and newest_saved_step(run) is None
-    if config.init_from is None or not (begins or config.lora is not None):
+    if config.init_from is None:
+        return InitialWeights(begins)
+    computes_reference = not begins and config.lora is None and _lacks_reference(run, config)
+    if not (begins or config.lora is not None or computes_reference):
         return InitialWeights(begins)
     try:
         return InitialWeights(begins, open_start(config, None if begins else run))
     except CheckpointError as error:
-        return InitialWeights(begins, problem=str(error))
+        why = (
+            " The run needs them again: the reference of its preferences (dpo) is not in the index cache of "
+            "its dataset, and is computed from these weights."
+        )
+        return InitialWeights(begins, problem=f"{error}{why if computes_reference else ''}")
+
+
+def _lacks_reference(run: RunDir, config: RunConfig) -> bool:
+    """Return whether the next job of a run with `dpo` has to compute the reference of its pairs.
+
+    False if the dataset cannot be opened, which another check reports.
+    """
+    if config.dpo is None:
+        return False
+    # Imported here, because few runs have preferences.
+    from nbtrain.dataset.files import OpenDataset
+    from nbtrain.dataset.of_run import open_dataset
+    from nbtrain.dataset.samples.reference import description_of, known_reference
+
+    try:
+        opened = open_dataset(config)
+    except DataError:
+        return False
+    if not isinstance(opened, OpenDataset):
+        return False
+    known = files.read_json(run.init_from_json)
+    if known is None:
+        # The ranks then hash the weights themselves.
+        return True
+    description = description_of(config, opened.manifest.dataset_sha256, known["sha256"])
+    return known_reference(opened.files.index_cache, description) is None
 
 
 def read_weights_again(config: RunConfig, weights: InitialWeights) -> InitialWeights:

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 
 import nbtrain as nb
@@ -12,9 +13,11 @@ from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.config.load.edits import with_overrides
+from nbtrain.config.sections.dpo_section import DpoConfig
 from nbtrain.corpus.tokenizer.folder import adopt, read_manifest
 from nbtrain.dataset.of_run import open_dataset
 from nbtrain.dataset.prepare.prepare import prepare
+from nbtrain.dataset.samples.reference import description_of, keep_reference
 from nbtrain.jobs.checks.existing_run import was_trained_with
 from nbtrain.jobs.control.delete import delete
 from nbtrain.jobs.request.initial_weights import (
@@ -279,6 +282,28 @@ def test_a_run_with_adapters_needs_the_weights_at_every_start(tiny, base):
         "override init_from=tiny: init_from: output/tiny/model/global_step12: there is no such checkpoint."
     )
     assert said(starting(tiny)) == []
+
+
+def test_preferences_need_their_weights_again_if_the_reference_is_gone(
+    tiny, base, tiny_data, workspace, monkeypatch
+):
+    """A run with dpo and a checkpoint reads its start only if the reference is not in the index cache."""
+    shutil.copytree(tiny_data, workspace / "data")
+    monkeypatch.setenv("NBTRAIN_DATA", str(workspace / "data"))
+    config = starting(tiny).model_copy(update={"dpo": DpoConfig()})
+    run, opened = RunDir.named("second"), open_dataset(config)
+    run.path.mkdir()
+    record_initial(run, config, read_initial_weights(config))
+    shutil.copytree(base.checkpoint(4), run.checkpoint(4))
+    sha256 = files.read_json(run.init_from_json)["sha256"]
+    assert read_initial_weights(config).start.step == 12
+    shutil.rmtree(base.checkpoint(12))
+    (problem,) = said(config)
+    assert "output/tiny/model/global_step12: there is no such checkpoint." in problem
+    assert "the reference of its preferences (dpo) is not in the index cache" in problem
+    description = description_of(config, opened.manifest.dataset_sha256, sha256)
+    keep_reference(opened.files.index_cache, description, np.zeros((2, 2), np.float32))
+    assert said(config) == [] and read_initial_weights(config).start is None
 
 
 def test_new_rows_are_trained_beside_adapters_unless_said_otherwise(tiny, base):

@@ -9,10 +9,11 @@ pause has the cluster end the pods, this supervisor included, and the job passes
 an allocation of Slurm the supervisor leaves by itself, and a resume submits the job again.
 """
 
-import itertools
+import time
 
 from nbtrain.base.run_directory.events import read_events
-from nbtrain.base.run_directory.jobstate import CANCELLED, SUSPENDED
+from nbtrain.base.run_directory.jobstate import CANCELLED, QUEUED, STARTING, SUSPENDED
+from nbtrain.base.run_directory.records import JobRecord
 from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.jobs.attempt.verdict import Verdict
 from nbtrain.jobs.control.control import asked_pause
@@ -43,11 +44,27 @@ def stopped_while_paused(cause: str) -> Verdict:
     return Verdict(CANCELLED, f"stopped on request while the job was paused ({pause})")
 
 
-def paused_before(job: JobDir) -> float:
-    """Return the seconds that the job was paused under earlier supervisors."""
+def paused_before(job: JobDir, record: JobRecord) -> float:
+    """Return the seconds since the job's start in which it was paused, or waited for its devices after a
+    preemption, under earlier supervisors.
+
+    A pause lasts until the ranks start again. If the supervisor left during it, the job was QUEUED since.
+    """
+    now = time.time()
+    start = now if record.started_at is None else record.started_at
+    waits = [(preemption.preempted_at, preemption.resumed_at or now) for preemption in record.preemptions]
     told = [event for event in read_events(job) if event["kind"] == "state" and "state" in event]
-    pauses = [pair for pair in itertools.pairwise(told) if pair[0]["state"] == SUSPENDED]
-    return sum(after["time"] - before["time"] for before, after in pauses)
+    seconds = record.preemption_waited_seconds
+    began: float | None = None
+    for state, at in [*((event["state"], event["time"]) for event in told), (STARTING, now)]:
+        if state == SUSPENDED and began is None:
+            began = at
+        elif began is not None and state not in (QUEUED, SUSPENDED):
+            # A pause during the wait after a preemption is a part of it.
+            if not any(first <= began < last for first, last in waits):
+                seconds += max(0.0, at - max(began, start))
+            began = None
+    return seconds
 
 
 def hold(job: JobDir, journal: Journal, requests: SignalRequests, verdict: Verdict) -> Verdict | None:

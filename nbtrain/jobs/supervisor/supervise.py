@@ -104,7 +104,7 @@ class Supervision:
     usage: UsageWriter | None = None
     """Writer of this machine's resource use; None if no ranks run here."""
     paused_seconds: float = 0.0
-    """Seconds that the job was paused or waited for its devices."""
+    """Seconds since the job's start in which it was paused or waited for its devices."""
     place: QueuePlace | None = None
     """The job's place in this machine's queue; None if it has none."""
     report: ProgressReport | None = None
@@ -185,7 +185,7 @@ def supervise(journal: Journal, requests: SignalRequests) -> int:
                 report = ProgressReport(journal)
                 it = Supervision(job, config, launcher, requests, journal, usage, place=place, report=report)
                 note_lost_allocation(journal, backend)
-                it.paused_seconds = paused_before(job) + journal.record.preemption_waited_seconds
+                it.paused_seconds = paused_before(job, journal.record)
                 it.pause_ends_allocation = backend.capabilities.pause_ends_allocation
                 verdict = run_attempts(it)
                 report.close(journal.last_beat)
@@ -295,8 +295,9 @@ def wait_for_devices(it: Supervision) -> Verdict | None:
     since, record = time.monotonic(), it.journal.record
     ended = it.place.wait(it.requests, it.config)
     if ended is None and not record.attempts:
-        # The job begins here, so the displayed time and batch.exit_duration_minutes exclude the wait.
+        # The job begins here, so its displayed time and its limits exclude the wait, and a pause during it.
         record.mark("started_at")
+        it.paused_seconds = 0.0
     else:
         it.paused_seconds += time.monotonic() - since
     return ended

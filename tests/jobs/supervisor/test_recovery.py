@@ -18,6 +18,7 @@ from nbtrain.base.run_directory.records import (
     ControlRequest,
     Heartbeat,
     JobRecord,
+    Preemption,
     ProcessIdentity,
     ResumeCertificate,
     Rollback,
@@ -35,6 +36,7 @@ from nbtrain.jobs.control import control
 from nbtrain.jobs.supervisor import journal as journal_module
 from nbtrain.jobs.supervisor import supervise
 from nbtrain.jobs.supervisor.journal import Journal
+from nbtrain.jobs.supervisor.pause import paused_before
 from nbtrain.jobs.supervisor.recovery import (
     NO_ROOM_BYTES,
     in_vain,
@@ -674,8 +676,41 @@ def test_the_wait_in_the_queue_is_no_time_of_the_job(supervised, attempts):
     it.journal.record.started_at = 1.0
     it.journal.record.attempts = [AttemptRecord(0, 1.0, 1, 1)] * attempts
     it.place = SimpleNamespace(wait=lambda asked, config: None)
+    # A pause in the queue is no part of a job that begins after it.
+    it.paused_seconds = 0.0 if attempts else 60.0
     assert wait_for_devices(it) is None
     assert (it.journal.record.started_at > 1.0, it.paused_seconds > 0) == (not attempts, bool(attempts))
+
+
+@pytest.mark.parametrize(
+    ("states", "preempted_at", "expected"),
+    [
+        # A supervisor that outlives the pause.
+        ([("RUNNING", 1100), ("SUSPENDED", 1200), ("STARTING", 1500), ("RUNNING", 1510)], None, 300),
+        # It leaves during the pause: the job is QUEUED until another one starts the ranks, or until now.
+        ([("SUSPENDED", 1200), ("QUEUED", 1201), ("STARTING", 1500), ("QUEUED", 1600)], None, 300),
+        ([("STARTING", 1100), ("SUSPENDED", 1200), ("QUEUED", 1201)], None, 800),
+        # Before its start the job had no time.
+        ([("SUSPENDED", 900), ("QUEUED", 950), ("STARTING", 1010)], None, 10),
+        # 60 s without devices after a preemption, for 59 s of which it was paused.
+        ([("QUEUED", 1700), ("SUSPENDED", 1701), ("QUEUED", 1730), ("STARTING", 1760)], 1700.0, 60),
+    ],
+)
+def test_a_later_supervisor_knows_how_long_the_job_had_no_devices(
+    supervised, monkeypatch, states, preempted_at, expected
+):
+    """A pause lasts until the ranks start again, and a pause during the wait after a preemption counts
+    once.
+    """
+    record = supervised.journal.record
+    record.started_at = 1000.0
+    if preempted_at is not None:
+        record.preemptions = [Preemption(0, "notice", preempted_at, 0, 0, resumed_at=1760.0)]
+    for state, at in states:
+        monkeypatch.setattr(time, "time", lambda at=at: float(at))
+        supervised.journal.event("state", state, state=state)
+    monkeypatch.setattr(time, "time", lambda: 2000.0)
+    assert paused_before(supervised.job, record) == expected
 
 
 def test_a_deadline_ends_the_wait_for_a_restart(supervised):

@@ -105,6 +105,9 @@ def test_a_pause_takes_the_pods_and_a_lost_pod_hands_the_job_over(
     assert [state for state in states_of(job) if state not in ("STARTING", "RUNNING")] == [
         *("QUEUED", "SUSPENDED", "QUEUED", "QUEUED", "SUCCEEDED")
     ]
+    # batch.exit_duration_minutes excludes the time without pods, which the supervisor did not see.
+    before, after, _ = JobRecord.read(job.job_json).attempts
+    assert after.paused_seconds > 0.5 * (after.started_at - before.ended_at)
     assert [event["message"] for event in read_events(job) if event["kind"] in ("warning", "error")] == []
 
 

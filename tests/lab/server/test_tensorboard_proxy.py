@@ -83,11 +83,11 @@ def test_routes_are_loaded_without_the_schema_and_the_planner(
     FakeJob(RunDir(tmp_path / "gpt-fake"), steps=40).one_step()
     code = (
         "import sys, jupyter_server.serverapp; before = {*sys.modules}; import nbtrain.lab.server.extension;"
-        "names = ('pydantic', 'numpy', 'nbtrain.config', 'nbtrain.planner', 'google',"
+        "names = ('pydantic', 'numpy', 'nbtrain.config.schema', 'nbtrain.planner', 'google',"
         "'nbtrain.jobs.submission.submit');"
         "print([name for name in names if name in {*sys.modules} - before]);"
         "view, answer = nbtrain.lab.server.runs._look('gpt-fake');"
         "print(b'Pause' in answer, [name for name in names if name in {*sys.modules} - before])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\nTrue ['pydantic', 'nbtrain.config']\n"
+    assert done.stdout == "[]\nTrue ['pydantic', 'nbtrain.config.schema']\n"

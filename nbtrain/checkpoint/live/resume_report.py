@@ -13,6 +13,7 @@ import functools
 import hashlib
 import os
 import platform
+import re
 import time
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -50,6 +51,8 @@ FOLLOWS = {"stage_layers": "pipeline_parallel_size", "sub_group_size": "zero_sta
 
 # Environment variables that choose algorithms. The effect of OMP_NUM_THREADS is in the device.
 VARIABLES = ("MKL_", "CUBLAS_", "NCCL_")
+# Of these, variables that choose what is logged and where the ranks meet, and no algorithm.
+NO_ALGORITHM = re.compile(r"NCCL_(DEBUG\w*|SOCKET_IFNAME|COMM_ID)")
 HASH_CHARACTERS = 12
 
 
@@ -106,7 +109,8 @@ def _of_this_process() -> dict[str, Any]:
     """Return the hash of nbtrain's files and the variables that choose algorithms, as they were at the first
     call: a library may set some later.
     """
-    chosen = {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
+    names = (name for name in sorted(os.environ) if name.startswith(VARIABLES))
+    chosen = {name: os.environ[name] for name in names if not NO_ALGORITHM.fullmatch(name)}
     return {
         "nbtrain_sha256": joint_sha256(code_hashes()),
         "variables": {name: value for name, value in chosen.items() if not may_be_secret(name, value)},

@@ -119,6 +119,7 @@ def test_variables_are_those_that_choose_algorithms_without_secrets(monkeypatch)
     for name in [name for name in os.environ if name.startswith(resume_report.VARIABLES)]:
         monkeypatch.delenv(name)
     given = {"NCCL_ALGO": "Ring", "MKL_CBWR": "AVX2", "NCCL_AUTH_TOKEN": "s3cret", "OMP_PLACES": "cores"}
+    given |= {"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "eth0"}
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     resume_report._of_this_process.cache_clear()

@@ -14,7 +14,7 @@ from nbtrain.base.run_directory.checkpoint_files import SCHEMA_VERSION
 from nbtrain.base.run_directory.rundir import RunDir, new_run_id
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.checkpoint.files import manifest
-from nbtrain.checkpoint.live import describe
+from nbtrain.checkpoint.live import describe, resume_report
 from nbtrain.config.load import load, to_yaml
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.inference.loaded import model_of
@@ -90,7 +90,7 @@ def write_checkpoint(run: RunDir, config: Any, model: torch.nn.Module, tokenizer
         "vocab_size": config.tokenizer.vocab_size,
         "padded_vocab_size": config.padded_vocab_size,
         "tokenizer_sha256": tokenizer_sha256,
-        "settings": None,
+        "settings": resume_report.settings(config),
         "parameters": parameters,
         "files": {str(name): {**entries[str(name)], "rank": [0, 0, 0]}},
     }

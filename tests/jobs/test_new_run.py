@@ -87,7 +87,7 @@ def test_a_preset_on_gpus(place):
     assert "20 are usual" in str(made)
     with pytest.raises(DataError, match="too little text"):
         nb.new("sea-64", "sea.txt", size="13B", gpus=64, gpu_type="A100-80GB")
-    with pytest.raises(ConfigError, match="--gpus needs --gpu-type"):
+    with pytest.raises(ConfigError, match="gpus needs gpu_type"):
         nb.new("sea-x", "sea.txt", gpus=2)
 
 

@@ -58,7 +58,7 @@ def free_name(name: str, word: str = "") -> str:
     first = suffixed_name(name, word) if word else name
     later = (suffixed_name(name, f"{word}-{number}".lstrip("-")) for number in itertools.count(2))
     root = output_root()
-    # A name is also taken by a folder that is no run, and by a link whose target is gone.
+    # Other folders, and links whose target is gone, occupy a name too.
     return next(one for one in itertools.chain([first], later) if not os.path.lexists(root / one))
 
 

@@ -216,7 +216,7 @@ def _add_serve(under: Any) -> None:
             "max_new_tokens",
             int,
             "COUNT",
-            "Most new tokens that a request may ask for per text. Default: the model's number of positions.",
+            "Most new tokens of each text of a request. Default: the model's number of positions.",
         ),
         ("max_body_bytes", int, "BYTES", "Size that a request may have."),
         (

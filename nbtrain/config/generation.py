@@ -31,7 +31,7 @@ def _problem(name: str, message: str) -> Finding:
     return Finding("error", "generation", name, "", message, cost=FATAL)
 
 
-# Formats in which a model is loaded to generate: auto is fp32 on a CPU, and that of the training on a GPU.
+# Formats in which a model is loaded to generate. auto is fp32 on a CPU; on a GPU it is the training format.
 LOADED_DTYPES = ("auto", "fp32", "bf16", "fp16")
 
 

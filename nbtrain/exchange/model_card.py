@@ -1,7 +1,7 @@
 """README.md of an exported model, written from its run's own records only.
 
-Settings, layout and device are those of the job that saved the checkpoint, from its manifest; a later job may
-have changed them. Step 0 has no manifest, and its card has the settings of the last submission.
+Settings, layout and device come from the checkpoint's manifest, because a later job may have changed them.
+Step 0 has no manifest, and its card has the settings of the last submission.
 
 The front matter is the Hub's (library, tags). The user chooses the licence: it depends on the licences of the
 data, which are listed.

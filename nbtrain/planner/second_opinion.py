@@ -75,7 +75,7 @@ def zero3_bytes(
 
 def largest_layer(shape: Shape, tensor: int) -> int:
     """Return the parameters of the largest module on one of `tensor` tensor-parallel ranks, as DeepSpeed's
-    model_to_params counts them: those of the module itself, without its children's.
+    model_to_params counts them: a module's own parameters, without its children's.
 
     The two matrices that open a gated MLP are in one module. Of the user's own blocks, the modules are not
     known, and the largest parameter counts.

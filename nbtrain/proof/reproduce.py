@@ -31,7 +31,8 @@ from nbtrain.base.workspace import display, resolve, suffixed_name
 from nbtrain.config.code_file import copy_of, defines
 from nbtrain.config.load import Overrides, load, load_resolved
 from nbtrain.config.load.attempt import environment_of_ranks
-from nbtrain.config.load.derived import NOT_INHERITED
+from nbtrain.config.load.derived import without_inherited
+from nbtrain.config.load.edits import with_values
 from nbtrain.config.load.effect import shown_settings
 from nbtrain.config.load.elastic import spread
 from nbtrain.config.schema import RunConfig
@@ -332,14 +333,12 @@ def _config(
         # Sums depend on the number of threads.
         environment = {"OMP_NUM_THREADS": str(made.device["threads"])} | environment
     own: dict[str, Any] = {
-        **NOT_INHERITED,
         "name": name,
         "mode": "full",
         "code": code,
         "batch.max_steps": last if last < given.scheduled_steps else None,
         "batch.exit_interval_steps": None,
         "batch.exit_duration_minutes": None,
-        "backend.env": environment,
         # All checkpoints that the run still has in the window, to compare their tensors.
         "checkpoint.keep_last": max(saves, 1),
     }
@@ -351,7 +350,8 @@ def _config(
             own["code"] = display(copy)
             if file.is_file() and file.read_bytes() != copy.read_bytes():
                 notes.append(f"{display(file)} has changed since then; the run's copy of it is used here")
-    return load(given, own), notes
+    # An override would add to the variables, and injected faults would stay.
+    return load(with_values(without_inherited(given), {"backend.env": environment}), own), notes
 
 
 def _with_recorded_weights(run: RunDir, config: RunConfig, part: CertifiedPart) -> RunConfig:

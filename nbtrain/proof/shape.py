@@ -24,7 +24,7 @@ from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.base.workspace import display, suffixed_name
 from nbtrain.config.code_file import code_file, defines
 from nbtrain.config.load.attempt import TRACE, environment_of_ranks
-from nbtrain.config.load.derived import NOT_INHERITED
+from nbtrain.config.load.derived import without_inherited
 from nbtrain.config.schema import RunConfig
 from nbtrain.proof.small_sections import (
     EVAL_INTERVAL_STEPS,
@@ -131,7 +131,7 @@ def make_twin(config: RunConfig, abilities: Abilities = WITHOUT, folder: str = "
     missing: list[NotProven] = []
     sizes = {key: getattr(config.parallel, key) for key in FOLDED_FIRST}
     folded = fold(sizes)
-    values = config.model_dump()
+    values = without_inherited(config).model_dump()
     values |= {
         "name": suffixed_name(config.name, "twin"),
         "mode": "full",
@@ -151,8 +151,6 @@ def make_twin(config: RunConfig, abilities: Abilities = WITHOUT, folder: str = "
     values["batch"] = small_batch(config, folded)
     values["checkpoint"] |= {"save_interval_steps": SAVE_INTERVAL_STEPS, "keep_last": KEEP_LAST}
     values["checkpoint"]["keep_every_steps"] = None
-    for section, key in (name.split(".") for name in NOT_INHERITED if "." in name):
-        values[section][key] = NOT_INHERITED[f"{section}.{key}"]
     values["logging"] |= {"log_interval_steps": 1}
     values["backend"] |= {
         "kind": "local",

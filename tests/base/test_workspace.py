@@ -60,7 +60,7 @@ def test_the_environment_moves_output_and_data(workspace, monkeypatch, tmp_path)
 
 
 def test_a_free_name_is_the_name_of_nothing(workspace):
-    """Any folder and a link to nothing take a name, and a long name is cut for its number."""
+    """A folder or a link to nothing occupies its name, and a long name is cut to make room for the number."""
     root = places.output_root()
     assert places.free_name("gpt") == "gpt" and places.free_name("gpt", "again") == "gpt-again"
     for name in ("gpt", "gpt-2", "gpt-again"):

@@ -51,7 +51,7 @@ def test_the_number_of_nodes_that_is_named_fits(script):
 
 
 def test_a_run_on_cpus_has_the_ranks_of_the_launch(script):
-    """On CPUs resources.gpus_per_node is no number of ranks: the launch's counts for the import and lint."""
+    """On CPUs, import and lint take the number of ranks from the launch, not from resources.gpus_per_node."""
     path, given = script(1, 2, 1), {"resources.device": "cpu", "resources.gpus_per_node": 3}
     assert RULE not in {finding.rule for finding in lint([path], given)}
     on_cpus = {"tokenizer.vocab_size": 50257, "resources.device": "cpu", "resources.gpus_per_node": 0}

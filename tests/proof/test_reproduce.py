@@ -295,6 +295,9 @@ def test_steps_of_fewer_gpus_are_trained_again_on_as_many(workspace, devices, la
         "batch": {"micro_batch_size": 1},
         "resources": {"device": "gpu", "nodes": 2, "gpus_per_node": 4},
         "backend": {"kind": "hosts", "hosts": {"hosts": ["a", "b"]}, "elastic": True},
+        "backend.env": {"NBTRAIN_FAULTS": "[]", "MKL_CBWR": "AVX2"},
+        "labels": {"sweep": "lr"},
+        "notify.command": ["say"],
     }
     (workspace / "tiny.yaml").write_text(TINY)
     whole, run = load(workspace / "tiny.yaml", gpus), RunDir(workspace / "copies" / "shrunk")
@@ -315,6 +318,8 @@ def test_steps_of_fewer_gpus_are_trained_again_on_as_many(workspace, devices, la
     resources = config.resources
     assert (config.world_size, resources.nodes, resources.gpus_per_node) == layout
     assert config.batch.global_batch_size == 8 and len(notes) == 1
+    # Neither the labels of the run's sweep nor a fault that was injected into it belong to this one.
+    assert (config.labels, config.notify.command, dict(config.backend.env)) == ({}, [], {"MKL_CBWR": "AVX2"})
     assert "says parallel.data_parallel_size = 8; these steps were trained with" in notes[0]
     # Overrides come last.
     local = {"backend.kind": "local", "resources.nodes": 1, "resources.gpus_per_node": layout[0]}

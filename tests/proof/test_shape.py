@@ -11,11 +11,13 @@ import pytest
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import valid_name
 from nbtrain.config.arithmetic.layout_words import SIZE_KEYS
-from nbtrain.config.load import load
+from nbtrain.config.load import flatten, load
 from nbtrain.config.load.attempt import attempt_record
+from nbtrain.config.load.derived import NOT_INHERITED
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.rules.combinations import BY_NAME, KINDS
 from nbtrain.config.rules.pairing import pairing
+from nbtrain.jobs.calibration.calibrate_network import network_run
 from nbtrain.proof.shape import FOLDED_FIRST, fold, make_twin
 from nbtrain.proof.small_sections import RAMP_STEPS, STEPS, STOP_STEP, Abilities, NotProven
 from tests.config.conftest import EXAMPLES
@@ -99,6 +101,15 @@ def test_every_example_has_a_twin_with_its_kinds(path):
     assert twin.reference.padded_vocab_size == twin.exact.padded_vocab_size
     assert twin.reference.batch_schedule == twin.exact.batch_schedule == twin.config.batch_schedule
     assert twin.resumed.batch.exit_interval_steps == STOP_STEP < STEPS
+
+
+def test_a_twin_does_not_inherit_what_belongs_to_the_users_run():
+    """Labels, for example, would put the twin into the run's sweep."""
+    changes = {"labels": {"sweep": "lr"}, "notify.command": ["say"], "checkpoint.local_dir": "/disk"}
+    config = load(EXAMPLES / "gpt3-tiny.yaml", changes, check=False)
+    for derived in (make_twin(config).config, network_run(config)):
+        found = dict(flatten(derived.model_dump()))
+        assert {key: found.get(key, {}) for key in NOT_INHERITED} == NOT_INHERITED
 
 
 def test_every_kind_of_parallelism_is_folded():

@@ -295,8 +295,8 @@ def step_to_export(run: RunDir, has_start: bool, now: float) -> int:
     """Return the step that an export writes if none is named: the newest complete checkpoint's.
 
     A checkpoint that the run's job is just saving is left to the next export. Without any, a run that starts
-    from other weights (`has_start`) has step 0. Raises CheckpointError if there are no weights, and if the
-    newest checkpoint is torn.
+    from other weights (`has_start`) has step 0. Raises CheckpointError if the run has no weights to
+    export, or if the newest checkpoint is torn.
     """
     found, passed_over = newest_whole(run)
     doing = {step: in_work(run, step, now) for step, _ in passed_over}

@@ -4,7 +4,7 @@ the attempt's record and the event of a restart hold it as `reason`. An end of n
 
 ROLLBACK = "rollback"
 PREEMPTED = "preempted"
-# The allocation ended while nobody supervised the attempt.
+# The allocation ended while the attempt had no supervisor.
 ALLOCATION = "allocation"
 # A rank made no progress, or the others gave up waiting for one that is known.
 HANG = "hang"

@@ -30,9 +30,9 @@ from nbtrain.pretrained.written import family_of, own_description
 
 
 def open_weights(run: RunDir, config: RunConfig, step: int, dtype: str | None) -> FullParameters:
-    """Return the weights of a step. Without a checkpoint of step 0, its weights are those of `init_from`.
+    """Return the weights of a step; step 0 has the weights of `init_from` if it has no checkpoint.
 
-    Raises CheckpointError if there are no such weights.
+    Raises CheckpointError if the weights of the step cannot be found.
     """
     wanted = None if dtype is None else DTYPES[dtype]
     if step == 0 and checkpoint_problem(run.checkpoint(0)) is not None:

@@ -1,7 +1,7 @@
 """Parameters of one block on one tensor-parallel rank: the list from which all counts of them derive.
 
-nbtrain's block has those of model/layers.py. A block from layer() has those that its trial has counted
-(config/own_blocks.py).
+model/layers.py makes the parameters of nbtrain's block. The parameters of a block from layer() were counted
+in its trial (config/own_blocks.py).
 """
 
 from collections.abc import Iterator

@@ -56,8 +56,8 @@ def peak_flops(config: RunConfig, device: str | None) -> float | None:
     """Return the datasheet peak FLOP/s of a device in the run's number format: the denominator of MFU and
     HFU. None if it is not known.
 
-    `device` is the name of the device that computes, as torch reports it, rather than the one that the
-    configuration asks for: resources.gpu_type is optional, and may name another GPU.
+    `device` is the name of the device that computes, as torch reports it, not resources.gpu_type,
+    which is optional and may name another GPU.
     """
     row = find_device(device)
     return row.peak(config.precision.dtype) if row else None

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from nbtrain.config.load.edits import with_values
+from nbtrain.config.schema import RunConfig
+
 NOT_INHERITED: dict[str, Any] = {
     # It announces nothing, and belongs to no group of the user's runs.
     "labels": {},
@@ -15,3 +18,8 @@ NOT_INHERITED: dict[str, Any] = {
     "checkpoint.local_copy_bytes_per_second": None,
 }
 """{dotted key: value}: of a twin, of a reproduced run, and of one that measures the network."""
+
+
+def without_inherited(config: RunConfig) -> RunConfig:
+    """Return the user's run with NOT_INHERITED. An override would add to labels, not replace them."""
+    return with_values(config, NOT_INHERITED)

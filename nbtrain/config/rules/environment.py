@@ -28,7 +28,7 @@ RESERVED = {
 SECRET_NAMES = re.compile(
     r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|APIKEY|AUTH|(API|ACCESS|PRIVATE|SECRET)_KEY)(_ID)?"
 )
-# What a record of variables hides besides: nobody has to rename a variable for it, so it may hide too much.
+# Further names whose values a record hides. A record may hide too much, because it refuses no variable.
 SECRET_WORDS = re.compile(
     r"TOKEN(?!IZER)|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH|(API|ACCESS|PRIVATE)_?KEY", re.IGNORECASE
 )

@@ -1,7 +1,7 @@
 """Chooses the kind of source for some records by their keys and the values of those keys.
 
-The formats are those of shapes.py, and two more: the message trees of OpenAssistant, and text under any
-other key.
+It knows the formats in shapes.py and two more: the message trees of OpenAssistant, and text under any other
+key.
 """
 
 from collections.abc import Callable, Mapping, Sequence

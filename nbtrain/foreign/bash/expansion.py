@@ -632,9 +632,10 @@ class Expansion:
 
 
 def separator_pattern(separators: str) -> tuple[re.Pattern[str], str]:
-    """Return the pattern of one separator between fields, and the blanks among the characters of $IFS.
+    """Return the pattern of one separator between fields, and the whitespace characters in $IFS.
 
-    Blanks next to each other separate once; each other character separates, along with the blanks around it.
+    Adjacent whitespace is one separator. Each other character is a separator together with the whitespace
+    around it.
     """
     blanks = "".join(letter for letter in separators if letter in " \t\n")
     others = "".join(letter for letter in separators if letter not in " \t\n")

@@ -105,7 +105,7 @@ def _option(job: Job, line: SbatchLine, request: GpuRequest | None) -> None:
         if plain is None or line.value not in plain[: 2 if plain[0] == "gpu:1" else 1]:
             set_field("gres", line.value)
     elif request is not None and line.name == request.option and not request.has_more:
-        # nbtrain asks for GPUs of any type unless gres names one.
+        # Without a type in gres, nbtrain requests GPUs of any type.
         if request.kind and f"{SECTION}.gres" not in job.settings:
             set_field("gres", request.gres)
     elif line.name == "--tres-per-node":

@@ -36,7 +36,7 @@ class Ranks(NamedTuple):
 
     @property
     def leave_some_over(self) -> bool:
-        """Whether the ranks are known, and are no whole number of replicas."""
+        """Whether the number of ranks is known and is not a multiple of the ranks of a replica."""
         return bool(self.total and self.model and not self.replicas)
 
     @property

@@ -54,9 +54,9 @@ LOST_PEER = re.compile(
     r"DistNetworkError|DistBackendError|TCPStore|connectFullMesh|Watchdog caught",
     re.IGNORECASE,
 )
-# Of these messages, those of a rank that waited longer than it may.
+# Messages of LOST_PEER from a rank that waited longer than it may.
 TIMED_OUT = re.compile(r"time-?out|timed out", re.IGNORECASE)
-# Kinds of errors with a class of their own in base/errors.py.
+# Kinds of ends that have a class of errors in base/errors.py.
 KIND_OF_ERROR = {
     "StabilityError": end_kinds.UNSTABLE,
     "LossScaleError": end_kinds.SMALLEST_LOSS_SCALE,

@@ -20,7 +20,7 @@ from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.base.workspace import display, suffixed_name
 from nbtrain.config.arithmetic.networks import gigabits
 from nbtrain.config.load import load, load_resolved
-from nbtrain.config.load.derived import NOT_INHERITED
+from nbtrain.config.load.derived import without_inherited
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.control.control import cancel, wait
 from nbtrain.jobs.submission.submit import submit
@@ -113,9 +113,8 @@ def calibrate_network(config: RunConfig, seconds: float = DEFAULT_SECONDS) -> Ca
 def network_run(config: RunConfig) -> RunConfig:
     """Return the run that measures: the same machines, ranks and backend, without data and checkpoints."""
     return load(
-        config,
+        without_inherited(config),
         {
-            **NOT_INHERITED,
             "name": suffixed_name(config.name, "network"),
             "mode": "perf",
             "init_from": None,

@@ -1,6 +1,6 @@
 """Findings of a run before its submission: of this machine, the start weights, own code and the plan."""
 
-from nbtrain.base.findings import Finding
+from nbtrain.base.findings import Finding, by_cost
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.checks.this_machine import findings_here
 from nbtrain.jobs.request.initial_weights import findings_of_weights, with_new_tokens
@@ -9,6 +9,9 @@ from nbtrain.planner.plan import plan
 
 
 def findings_of_run(config: RunConfig) -> list[Finding]:
-    """Return the findings of a run that breaks no rule. Reads no data; raises ConfigError as plan() does."""
+    """Return the findings of a run that breaks no rule, in the order of by_cost().
+
+    No data is read. Raises ConfigError as plan() does.
+    """
     here = [*findings_here(config), *findings_of_weights(config), *findings_of_code(config)]
-    return [*here, *plan(with_new_tokens(config)).findings]
+    return by_cost([*here, *plan(with_new_tokens(config)).findings])

@@ -13,8 +13,8 @@ class RankRecords(NamedTuple):
 
     attempt: int
     beat: Heartbeat | None
-    """Newest heartbeat, after JobRecord.placed(); None if there is none, or if the current attempt goes on
-    without one.
+    """Newest heartbeat, after JobRecord.placed(); None if there is none, or if the current attempt has
+    none yet.
     """
     end: ExitRecord | None
     """Exit record of `attempt`; None if the rank has not ended in it."""

@@ -143,7 +143,7 @@ def _differences(found: Setup, wanted: Setup) -> tuple[str, ...]:
         # The network is the same whether or not the run names it.
         names = [name for name in names if name != "fabric_bytes_per_second"]
     shape = [
-        # Users know the parameters of their own blocks by the key of the file.
+        # A block from the user's file is known to the user by the setting that names the file.
         "code" if field.name == "own_block" else field.name
         for field in fields(wanted.shape)
         if getattr(found.shape, field.name) != getattr(wanted.shape, field.name)

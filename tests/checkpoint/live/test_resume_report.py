@@ -95,7 +95,7 @@ def test_versions_and_device_keep_the_data():
 
 
 def test_code_processor_and_variables_keep_the_data_as_in_the_certificate():
-    """What the certificate of a run lists as a difference is not called bit-exact by the report."""
+    """The report does not say bit-exact if the run's certificate would list a difference."""
     config, now = load("gpt-tiny"), resume_report.conditions(CPU)
     flags = [*now["device"]["vector_flags"], "amx_fp8"]
     saved = manifest(

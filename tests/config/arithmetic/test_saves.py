@@ -1,4 +1,4 @@
-"""The number of checkpoints that a run saves is that of the trainer's own loop."""
+"""The number of checkpoints that a run saves, compared with a count by the trainer's loop."""
 
 import pytest
 

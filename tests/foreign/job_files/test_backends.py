@@ -396,7 +396,7 @@ def test_secrets_of_all_containers_are_kept(tmp_path):
     notes = notes_of(found)
     assert "env WANDB_API_KEY: not imported; another container takes it from another Secret" in notes
     assert "TEAM: not imported; another container takes it from a Secret." in notes
-    # A name that nbtrain sets itself is left out, with the reason.
+    # A variable that nbtrain sets itself is not imported, and a note says why.
     assert "MASTER_ADDR: nbtrain sets this for each rank itself. Remove it." in notes
 
 

@@ -440,7 +440,7 @@ def test_each_host_is_asked_for_the_folder_of_its_own_number(
 def test_gpus_of_a_host_are_those_that_its_ranks_see(
     config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a host's GPUs those count that backend.env leaves to the ranks; the shell's variable does not."""
+    """A host has the GPUs that backend.env leaves to the ranks, whatever the variable of its shell says."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     four = tuple(Gpu("H100", 80 << 30, index=index) for index in range(4))
     monkeypatch.setattr(nvml, "driver_gpus", lambda: four)

@@ -151,8 +151,10 @@ def test_gpus_of_other_jobs_are_not_measured(
     shell: str | None,
     numbers: list[int],
 ) -> None:
-    """Two ranks use the first two GPUs that they see: the held ones, else backend.env's, else those of the
-    shell, which does not count on hosts. All GPUs are measured if the ranks use parts of some.
+    """Two ranks use the first two GPUs that they see: the GPUs that the job holds, else the ones in
+    backend.env, else in the shell's variable, which is not read on hosts.
+
+    All GPUs are measured if the ranks use parts of some.
     """
     there = [GpuUse(index, "H100", 0.5, 1 << 30, 80 << 30, 61, 300.0, 1980) for index in range(4)]
     monkeypatch.setattr(nvml, "gpus", lambda: there)

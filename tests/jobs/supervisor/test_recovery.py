@@ -676,7 +676,7 @@ def test_the_wait_in_the_queue_is_no_time_of_the_job(supervised, attempts):
     it.journal.record.started_at = 1.0
     it.journal.record.attempts = [AttemptRecord(0, 1.0, 1, 1)] * attempts
     it.place = SimpleNamespace(wait=lambda asked, config: None)
-    # A pause in the queue is no part of a job that begins after it.
+    # A job begins after its wait in the queue, so a pause during that wait is not subtracted.
     it.paused_seconds = 0.0 if attempts else 60.0
     assert wait_for_devices(it) is None
     assert (it.journal.record.started_at > 1.0, it.paused_seconds > 0) == (not attempts, bool(attempts))
@@ -692,7 +692,7 @@ def test_the_wait_in_the_queue_is_no_time_of_the_job(supervised, attempts):
         ([("STARTING", 1100), ("SUSPENDED", 1200), ("QUEUED", 1201)], None, 800),
         # Before its start the job had no time.
         ([("SUSPENDED", 900), ("QUEUED", 950), ("STARTING", 1010)], None, 10),
-        # 60 s without devices after a preemption, for 59 s of which it was paused.
+        # It was without devices for 60 s after a preemption. It was paused for 59 of these seconds.
         ([("QUEUED", 1700), ("SUSPENDED", 1701), ("QUEUED", 1730), ("STARTING", 1760)], 1700.0, 60),
     ],
 )

@@ -74,8 +74,8 @@ def test_a_rate_keeps_what_it_was_measured_with(tmp_path):
 
 
 def test_a_rate_of_a_resized_attempt_is_not_that_of_the_full_size(tmp_path):
-    """A throughput holds for the number of replicas of the attempt that measured it, which backend.elastic
-    may have changed, and not for that of a later attempt without a step.
+    """A throughput is recorded with the number of replicas of the attempt that measured it. backend.elastic
+    may have changed the number, and a later attempt may have made no step.
     """
     run = RunDir(tmp_path / "run")
     run.path.mkdir()

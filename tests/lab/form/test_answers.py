@@ -407,7 +407,7 @@ def test_a_run_of_the_name_that_is_done_stands_against_it(workspace: Path) -> No
     assert assessed(name="mine-2")["taken"]["free"] == "mine-3"
     RunDir.named("other").path.mkdir()
     assert assessed(name="other")["taken"] == {"name": "other", "is_run": False, "free": "other-2"}
-    # A stem that is no name itself is none.
+    # "other-" is not a valid name, so "other--2" is not a numbered copy of it.
     RunDir.named("other--2").path.mkdir()
     assert assessed(name="other--2")["taken"]["free"] == "other--2-2"
     assert assessed(name="third")["may_submit"] and assessed(name="third")["taken"] is None

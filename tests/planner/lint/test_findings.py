@@ -730,8 +730,8 @@ def test_a_run_without_a_checkpoint_on_its_way():
 
 
 def test_local_checkpoints_that_hold_the_training_up():
-    """Frequent saves on the nodes' disks have a finding of their own, whose fix is an interval that the
-    rules accept.
+    """Frequent saves on the nodes' disks are reported, and the fix is an interval that the rules
+    accept.
     """
     key, rule = "checkpoint.local_save_interval_steps", "local_checkpoints_are_few"
     local = ["checkpoint.local_dir=/local", "checkpoint.async_save=false", f"{key}=1"]

@@ -139,7 +139,7 @@ def test_an_attempt_on_this_machine_counts_the_memory_that_is_here(monkeypatch):
     assert not here.in_background and "4.0 GiB of host memory" in here.words
     monkeypatch.setattr(saving, "usable_memory_bytes", lambda: 128 * 2**30)
     assert saving_here(config) == saving_of(config)
-    # A run on this machine's GPUs may leave out the memory, which a plan made elsewhere does not know.
+    # Without the setting, the start of a GPU run reads this machine's memory; a plan does not know it.
     assert not saving_of(with_memory(None)).in_background
     assert saving_here(with_memory(None)) == saving_of(with_memory(128 * 2**30))
 

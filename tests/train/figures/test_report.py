@@ -47,7 +47,7 @@ def config():
 
 @pytest.fixture
 def report(job, config, tmp_path, monkeypatch):
-    # The measurement has a test of its own in test_throughput.py.
+    # test_throughput.py tests the measurement.
     monkeypatch.setattr(throughput, "measure_matmul_flops", lambda device, dtype: 1e12)
     state = TrainState(0, DataState(1, "1,0,0", "megatron-core", "0" * 64, 100_000))
     heartbeat = HeartbeatWriter(job, 0, 0)

@@ -26,7 +26,7 @@ export function age(seconds) {
   return `${Math.max(0, Math.floor(seconds))} s`;
 }
 
-/** What the ranks of a job do when they are told to stop. Modes perf and eval save no checkpoint. */
+/** The effect of a stop on the ranks of a job. Modes perf and eval save no checkpoint. */
 export const STOPPING = "the ranks exit at the next step boundary; in mode full they save a checkpoint first";
 
 const ASKED = {

@@ -39,6 +39,14 @@ REFUSED_SBATCH_OPTIONS = {
     "-W": WAITS,
 }
 """{option: what it would do, and the fix}."""
+SAME_REQUESTS = {
+    **dict.fromkeys(("--gpus", "-G", "--gpus-per-node", "--gpus-per-socket", "--gpus-per-task"), "--gres"),
+    **dict.fromkeys(("--mem-per-cpu", "--mem-per-gpu"), "--mem"),
+    "--cpus-per-gpu": "--cpus-per-task",
+}
+"""{option: the option of nbtrain that requests the same in another unit}. Of such a pair, sbatch refuses both
+or uses one without a message.
+"""
 
 
 def backend_has_its_machines(config: RunConfig) -> Problems:
@@ -107,6 +115,13 @@ def slurm_options_agree(config: RunConfig) -> Problems:
                 yield mistake(config, key, f"{field}: {option} is written by nbtrain. {fix}")
             elif why := REFUSED_SBATCH_OPTIONS.get(option):
                 yield mistake(config, key, f"{field}: {option} {why}")
+            elif (same := SAME_REQUESTS.get(option)) and (setting := _setting_behind(config, same)):
+                yield mistake(
+                    config,
+                    key,
+                    f"{field}: {option} requests again what {setting} requests with {same}.",
+                    f"Remove {option}, or change {OWN_SBATCH_OPTIONS[same]} instead.",
+                )
     limit, before = section.time_limit_seconds, section.signal_before_seconds
     # Slurm's clock of time limits ticks in minutes: a warning may come 60 s early.
     if limit is not None and limit < before + 60:
@@ -125,6 +140,18 @@ def slurm_options_agree(config: RunConfig) -> Problems:
             "continue after the time limit.",
             "Keep one: an array queues all allocations at once, resubmissions one after the other.",
         )
+
+
+def _setting_behind(config: RunConfig, own: str) -> str:
+    """Return the setting because of which nbtrain writes this option, "" if it does not write it."""
+    resources, gres = config.resources, config.backend.slurm.gres
+    gpus = resources.gpus_per_node if resources.device == "gpu" else 0
+    field, value = {
+        "--gres": ("backend.slurm.gres", gres) if gres else ("resources.gpus_per_node", gpus),
+        "--mem": ("resources.memory_per_node_bytes", resources.memory_per_node_bytes),
+        "--cpus-per-task": ("resources.cpus_per_node", resources.cpus_per_node),
+    }[own]
+    return f"{field} = {value}" if value else ""
 
 
 def options_in(words: Iterable[str]) -> Iterator[str]:

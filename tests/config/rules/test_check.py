@@ -1464,6 +1464,23 @@ BROKEN = {
         ["backend.slurm.sbatch_options=[--nodes=4]", "backend.kind=slurm"],
         "@: backend.slurm.sbatch_options: --nodes is written by nbtrain. Set resources.nodes instead.",
     ),
+    "GPUs that the run's nodes request already": (
+        "gpt-125m",
+        ["backend.slurm.sbatch_options=[--gpus-per-node=a100:1]", "backend.kind=slurm"],
+        "@: backend.slurm.sbatch_options: --gpus-per-node requests again what resources.gpus_per_node = 1 "
+        "requests with --gres. Remove --gpus-per-node, or change backend.slurm.gres instead.",
+    ),
+    "memory requested twice": (
+        "gpt-125m",
+        [
+            "backend.slurm.sbatch_options=[--mem-per-cpu=4G]",
+            "backend.kind=slurm",
+            "resources.memory_per_node_bytes=68719476736",
+        ],
+        "@: backend.slurm.sbatch_options: --mem-per-cpu requests again what "
+        "resources.memory_per_node_bytes = 68719476736 requests with --mem. Remove --mem-per-cpu, or change "
+        "resources.memory_per_node_bytes instead.",
+    ),
     "such an option with its value behind it": (
         "gpt-125m",
         ["backend.slurm.sbatch_options=[-N2]", "backend.kind=slurm"],

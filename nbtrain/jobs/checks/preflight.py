@@ -331,7 +331,7 @@ NO_SOURCES = "Copy the dataset there; or name text in data.sources, and `nbtrain
 
 
 def initial_weights_fit(launch: Launch) -> Iterator[Finding]:
-    """Check that init_from's weights are complete, fit the run's model, and have its tokenizer."""
+    """Check that init_from's weights are complete and unchanged, fit the model, and have its tokenizer."""
     yield from problems_of_weights(launch.config, launch.weights)
 
 

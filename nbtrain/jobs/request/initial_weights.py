@@ -46,6 +46,8 @@ class InitialWeights:
     """None if the next job reads no such weights, or if they cannot be opened."""
     problem: str = ""
     """The reason that they cannot be opened."""
+    recorded_sha256: str | None = None
+    """The hash that the run's first submission recorded of them; None if the run begins with them."""
 
 
 def read_initial_weights(config: RunConfig, begins: bool | None = None) -> InitialWeights:
@@ -61,7 +63,10 @@ def read_initial_weights(config: RunConfig, begins: bool | None = None) -> Initi
     if not (begins or config.lora is not None or computes_reference):
         return InitialWeights(begins)
     try:
-        return InitialWeights(begins, open_start(config, None if begins else run))
+        if begins:
+            return InitialWeights(begins, open_start(config))
+        known = (files.read_json(run.init_from_json) or {}).get("sha256")
+        return InitialWeights(begins, open_start(config, run), recorded_sha256=known)
     except CheckpointError as error:
         why = (
             " The run needs them again: the reference of its preferences (dpo) is not in the index cache of "
@@ -111,11 +116,18 @@ def read_weights_again(config: RunConfig, weights: InitialWeights) -> InitialWei
 
 
 def problems_of_weights(config: RunConfig, weights: InitialWeights) -> Iterator[Finding]:
-    """Check that init_from's weights are complete, fit the run's model, and have its tokenizer."""
+    """Check that init_from's weights are complete, those that the run began with, fit its model, and have its
+    tokenizer.
+    """
     if weights.problem:
         yield mistake(config, "init_from", f"init_from: {weights.problem}")
     if (start := weights.start) is None:
         return
+    if weights.recorded_sha256 is not None:
+        try:
+            refuse_changed(start, weights.recorded_sha256)
+        except CheckpointError as error:
+            yield mistake(config, "init_from", str(error))
     try:
         problems = fit(start, config).problems
     except CheckpointError as error:

@@ -265,7 +265,7 @@ def test_extends_takes_the_model_of_the_run(tiny, base, workspace):
 
 def test_a_run_with_adapters_needs_the_weights_at_every_start(tiny, base):
     """A run with adapters reads the checkpoint recorded at its first submission at every start; if it is
-    missing, the message names it.
+    missing or has changed, the message names it.
     """
     config = starting(tiny, **{"lora.rank": 2})
     run = RunDir.named("second")
@@ -277,6 +277,13 @@ def test_a_run_with_adapters_needs_the_weights_at_every_start(tiny, base):
     record = files.read_json(run.init_from_json)
     record_initial(run, config, read_initial_weights(config))
     assert files.read_json(run.init_from_json) == record
+    manifest = files.read_json(base.checkpoint_manifest(12))
+    other = {"weights": {"bytes": 4, "sha256": "f" * 64}}
+    files.write_json(base.checkpoint_manifest(12), {**manifest, "files": other})
+    (problem,) = said(config)
+    assert "init_from: output/tiny/model/global_step12: has changed since the run was submitted" in problem
+    assert "Restore the old files" in problem
+    files.write_json(base.checkpoint_manifest(12), manifest)
     shutil.rmtree(base.checkpoint(12))
     assert said(config)[0].startswith(
         "override init_from=tiny: init_from: output/tiny/model/global_step12: there is no such checkpoint."

@@ -104,7 +104,8 @@ def devices_suffice(launch: Launch) -> Iterator[Finding]:
             "Set backend.kind to hosts, slurm or kubernetes, or resources.nodes=1 and a layout that fits.",
         )
     if resources.device == "gpu":
-        needed, present = config.world_size, len(machine.gpus)
+        # LocalBackend.findings() reports that the queue's limit leaves too few.
+        needed, present = config.world_size, len(machine.gpus) + machine.withheld_gpus
         if present < needed:
             yield shortage(
                 config,
@@ -127,8 +128,8 @@ def devices_suffice(launch: Launch) -> Iterator[Finding]:
         yield shortage(
             config,
             "",
-            f"the run starts {ranks} ranks; {machine.host} has {machine.cores} cores, and more than 4 ranks "
-            "on a core wait for each other.",
+            f"the run starts {ranks} ranks; {machine.host} has {counted(machine.cores, 'core')} for it, and "
+            "more than 4 ranks on a core wait for each other.",
             "Use a machine with more cores, or a smaller parallel.data_parallel_size.",
         )
 
@@ -172,10 +173,13 @@ def memory_suffices(launch: Launch) -> Iterator[Finding]:
             f"{counted(ranks, 'rank')} on {machine.host}",
         )
     else:
-        sizes = [gpu.memory_bytes for gpu in machine.gpus[: config.world_size] if gpu.memory_bytes]
+        sizes = [
+            (gpu.memory_bytes, gpu.name) for gpu in machine.gpus[: config.world_size] if gpu.memory_bytes
+        ]
         if not sizes:
             return
-        present, where = min(sizes), f"a rank on {machine.gpus[0].name}"
+        present, name = min(sizes)
+        where = f"a rank on {name}"
     if needed > ESTIMATE_SLACK * present:
         limit = present // (config.world_size if config.resources.device == "cpu" else 1)
         if remedy := cheapest_remedy(config, SPARE_FRACTION, limit):

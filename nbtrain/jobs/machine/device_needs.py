@@ -77,8 +77,24 @@ def gpus_of_ranks(config: RunConfig) -> tuple[Gpu, ...]:
 
 
 def machine_of_run(config: RunConfig) -> Machine:
-    """Describe this machine with the GPUs that the run's ranks see."""
-    return replace(this_machine(), gpus=gpus_of_ranks(config))
+    """Describe this machine with the GPUs and the cores that the run may get.
+
+    devices.json limits both for a run that takes its devices from the queue. If it is not valid, nothing is
+    limited: LocalBackend.findings() refuses the run.
+    """
+    machine, queue = replace(this_machine(), gpus=gpus_of_ranks(config)), Queue()
+    if config.backend.kind != "local" or config.backend.share_devices:
+        return machine
+    try:
+        if config.resources.device == "cpu":
+            return replace(machine, cores=len(core_numbers(queue)))
+        if "gpus" not in _limits(queue):
+            return machine
+        names = gpu_names(config, queue)
+    except JobError:
+        return machine
+    left = tuple(gpu for gpu in machine.gpus if (gpu.uuid or str(gpu.index)) in names)
+    return replace(machine, gpus=left, withheld_gpus=len(machine.gpus) - len(left))
 
 
 def gpu_names(config: RunConfig, queue: Queue) -> list[str]:

@@ -30,7 +30,9 @@ class Machine:
     """Host memory, within the container's limit."""
     memory_available_bytes: int
     gpus: tuple[Gpu, ...]
-    """GPUs that CUDA_VISIBLE_DEVICES leaves visible; of machine_of_run(): GPUs that the run's ranks see."""
+    """GPUs that CUDA_VISIBLE_DEVICES leaves visible; of machine_of_run(): those that the run may get."""
+    withheld_gpus: int = 0
+    """Number of visible GPUs that devices.json withholds from the run."""
 
 
 def this_machine() -> Machine:

@@ -29,8 +29,8 @@ class Launch:
     data: RunData
     """The run's tokenizer and dataset, opened."""
     machine: Machine
-    """The machine that submits, with the GPUs that ranks of the run see on it; with backend `local`, the one
-    that trains.
+    """The machine that submits, with the GPUs and cores that the run may get on it; with backend `local`, the
+    one that trains.
     """
     needs: Needs
     """Memory and disk that the run needs."""

@@ -19,8 +19,9 @@ from nbtrain.config.load import load
 from nbtrain.jobs.checks import preflight as checks
 from nbtrain.jobs.checks import preflight_tools as tools_checks
 from nbtrain.jobs.checks.preflight import preflight
-from nbtrain.jobs.machine import build_tools
+from nbtrain.jobs.machine import build_tools, device_needs
 from nbtrain.jobs.machine.machine import Machine
+from nbtrain.jobs.machine.queue_folder import Queue
 from nbtrain.jobs.request.launch import read_launch
 from tests.evaluation.made import MMLU, write_lines
 
@@ -108,6 +109,47 @@ def test_gpus_are_those_that_the_ranks_see(tiny, monkeypatch):
     assert "bf16 needs a GPU from Ampere on (8.0); Tesla T4 has" in kernels
     [few] = problems("3")
     assert "needs 2 GPUs" in few and " has 1 (backend.env.CUDA_VISIBLE_DEVICES=3)." in few
+
+
+def test_devices_json_limits_what_is_checked(tiny, monkeypatch):
+    """GPUs and cores that devices.json withholds from the run are not looked at, unless the run shares its
+    devices; a damaged file is reported, and limits nothing.
+    """
+    small, large = Gpu("Tesla T4", 16 * GIB), Gpu("NVIDIA A100-SXM4-80GB", 80 * GIB)
+    there = tuple(replace(gpu, index=index) for index, gpu in enumerate((small,) * 2 + (large,) * 2))
+    for module in (nvml, device_needs):
+        monkeypatch.setattr(module, "driver_gpus", lambda: there)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    gpu = {"resources.device": "gpu", "resources.gpus_per_node": 2, "parallel.data_parallel_size": 2}
+    queue = Queue()
+    queue.make()
+
+    def problems(text, **overrides):
+        queue.devices_json.write_text(text)
+        launch = read_launch(tiny(**{"precision.dtype": "bf16", **overrides}))
+        return [problem.text for problem in preflight(launch)]
+
+    assert problems('{"gpus": ["2", "3"]}', **gpu) == []
+    [kernels] = problems('{"gpus": ["1", "2", "3"]}', **gpu)
+    assert "bf16 needs a GPU from Ampere on (8.0); Tesla T4 has" in kernels
+    [few] = problems('{"gpus": ["3"]}', **gpu)
+    assert "needs 2 GPUs, and queue/devices.json leaves 1" in few
+    shared = {**gpu, "backend.share_devices": True}
+    assert problems('{"gpus": ["2", "3"]}', **shared) == [kernels]
+    assert any("queue/devices.json: must be" in text for text in problems('{"gpus": 2}', **gpu))
+    large_model = {"model.num_layers": 48, "model.hidden_size": 4096, "model.num_attention_heads": 32}
+    large_model |= {"precision.dtype": "fp16", "model.seq_length": 64, "batch.micro_batch_size": 1}
+
+    def memory(text):
+        found = problems(text, **gpu, **large_model)
+        return [problem.partition(" of memory")[0] for problem in found if problem.startswith("a rank on")]
+
+    [on_small], [on_large] = memory('{"gpus": ["2", "1"]}'), memory('{"gpus": ["2", "3"]}')
+    assert "Tesla T4" in on_small and "A100" in on_large
+    cores = {"parallel.data_parallel_size": 8, "batch.global_batch_size": 16}
+    assert problems('{"cores": 2}', **cores) == []
+    [ranks] = problems('{"cores": 1}', **cores)
+    assert "the run starts 8 ranks; " in ranks and " has 1 core for it" in ranks
 
 
 def test_a_cut_model_is_trained(tiny):

@@ -80,7 +80,8 @@ class Journal:
         """Take ownership of the job. Install the signal handlers first, because readers of this identity may
         send signals.
 
-        In a new allocation of the same job, the attempt that the previous allocation lost is ended here.
+        In a new allocation of the same job, the attempt that the previous allocation lost is ended here, with
+        the time of its last sign of life, which is the best that is known of its end.
         """
         before, self._own = self.record.supervisor, ProcessIdentity.of(os.getpid())
         self.record.supervisor = self._own
@@ -92,7 +93,7 @@ class Journal:
         elif self.record.attempts:
             last = self.record.attempts[-1]
             if last.ended_at is None:
-                last.ended_at, last.cause = time.time(), "its allocation was lost"
+                last.ended_at, last.cause = self._last_sign_of_life(last), "its allocation was lost"
                 last.reason = end_kinds.ALLOCATION
                 self.lost_attempt = last
                 self.displaced = before
@@ -336,13 +337,21 @@ class Journal:
         """Record that the previous allocation, which could not record its end, was lost to a preemption."""
         lost = self.lost_attempt
         assert lost is not None
-        beat = Heartbeat.read(self.job.heartbeat(0))
-        here = beat is not None and beat.attempt == lost.attempt
-        lost.reached_step = beat.step if beat is not None and here else lost.first_step or 0
+        beat = self._beat_of(lost)
+        lost.reached_step = beat.step if beat is not None else lost.first_step or 0
         lost.cause, lost.reason = notice, end_kinds.PREEMPTED
-        # Its last sign of life is the best that is known of its end.
-        at = beat.time if beat is not None and here else lost.started_at
-        _, lost.lost_tokens = self.preempted(lost.attempt, notice, lost.reached_step, at)
+        _, lost.lost_tokens = self.preempted(lost.attempt, notice, lost.reached_step, lost.ended_at)
+
+    def _beat_of(self, attempt: AttemptRecord) -> Heartbeat | None:
+        """Return the last heartbeat of rank 0 in an attempt; None without a readable one."""
+        with contextlib.suppress(RecordError):
+            beat = Heartbeat.read(self.job.heartbeat(0))
+            return beat if beat is not None and beat.attempt == attempt.attempt else None
+        return None
+
+    def _last_sign_of_life(self, attempt: AttemptRecord) -> float:
+        beat = self._beat_of(attempt)
+        return attempt.started_at if beat is None else beat.time
 
     def _tell_lost(self, verdict: Verdict) -> tuple[str, int]:
         reached = max(filter(None, (verdict.step, self.reached_step, 0)), default=0)

@@ -11,14 +11,18 @@ an allocation of Slurm the supervisor leaves by itself, and a resume submits the
 
 import time
 
+from nbtrain.base.run_directory.end_kinds import ALLOCATION as ALLOCATION_LOST
 from nbtrain.base.run_directory.events import read_events
-from nbtrain.base.run_directory.jobstate import CANCELLED, QUEUED, STARTING, SUSPENDED
+from nbtrain.base.run_directory.jobstate import CANCELLED, RESTARTING, RUNNING, STARTING, SUSPENDED
 from nbtrain.base.run_directory.records import JobRecord
 from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.jobs.attempt.verdict import Verdict
 from nbtrain.jobs.control.control import asked_pause
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.signals import ALLOCATION, ENGINE, PAUSE, POLL_SECONDS, REQUEST, SignalRequests
+
+# States in which a job has its devices: its ranks run, or wait to be restarted.
+WITH_RANKS = (STARTING, RUNNING, RESTARTING)
 
 
 def is_paused(requests: SignalRequests, verdict: Verdict) -> bool:
@@ -45,26 +49,49 @@ def stopped_while_paused(cause: str) -> Verdict:
 
 
 def paused_before(job: JobDir, record: JobRecord) -> float:
-    """Return the seconds since the job's start in which it was paused, or waited for its devices after a
-    preemption, under earlier supervisors.
+    """Return the seconds since the job's start in which it was paused, or waited for its devices, under
+    earlier supervisors.
 
-    A pause lasts until the ranks start again. If the supervisor left during it, the job was QUEUED since.
+    A job waits for its devices after a preemption, after the end of its allocation, and after the loss of its
+    allocation, until the ranks start again.
     """
     now = time.time()
     start = now if record.started_at is None else record.started_at
-    waits = [(preemption.preempted_at, preemption.resumed_at or now) for preemption in record.preemptions]
-    told = [event for event in read_events(job) if event["kind"] == "state" and "state" in event]
+    preempted = [(preemption.preempted_at, preemption.resumed_at or now) for preemption in record.preemptions]
     seconds = record.preemption_waited_seconds
+    for begin, end in [*_without_ranks(job, now), *_lost_allocations(record, now)]:
+        # A pause during the wait after a preemption is a part of it.
+        if not any(first <= begin < last for first, last in preempted):
+            seconds += max(0.0, end - max(begin, start))
+    return seconds
+
+
+def _without_ranks(job: JobDir, now: float) -> list[tuple[float, float]]:
+    """Return the spans, as (begin, end), from a state without ranks to the next start of ranks, or to
+    now.
+    """
+    told = [event for event in read_events(job) if event["kind"] == "state" and "state" in event]
+    spans = []
     began: float | None = None
     for state, at in [*((event["state"], event["time"]) for event in told), (STARTING, now)]:
-        if state == SUSPENDED and began is None:
-            began = at
-        elif began is not None and state not in (QUEUED, SUSPENDED):
-            # A pause during the wait after a preemption is a part of it.
-            if not any(first <= began < last for first, last in waits):
-                seconds += max(0.0, at - max(began, start))
+        if state not in WITH_RANKS:
+            began = at if began is None else began
+        elif began is not None:
+            spans.append((began, at))
             began = None
-    return seconds
+    return spans
+
+
+def _lost_allocations(record: JobRecord, now: float) -> list[tuple[float, float]]:
+    """Return the spans, as (begin, end), from the last sign of life of an allocation that was lost to the
+    next attempt, or to now.
+    """
+    starts = [*(attempt.started_at for attempt in record.attempts[1:]), now]
+    return [
+        (attempt.ended_at, start)
+        for attempt, start in zip(record.attempts, starts)
+        if attempt.reason == ALLOCATION_LOST and attempt.ended_at is not None
+    ]
 
 
 def hold(job: JobDir, journal: Journal, requests: SignalRequests, verdict: Verdict) -> Verdict | None:

@@ -374,7 +374,7 @@ def _restart(config: RunConfig, duration: DurationEstimate, disk: DiskEstimate) 
 
 def measured_restart_seconds(run: RunDir) -> float:
     """Return the mean time between the end of an attempt and the first step of the next one, over all jobs of
-    a run, in seconds; 0 if none was restarted. Waiting for devices after a preemption is not counted.
+    a run, in seconds; 0 if none was restarted. Pauses and waits for devices are not counted.
     """
     measured = []
     for job_id in run.job_ids():
@@ -384,10 +384,10 @@ def measured_restart_seconds(run: RunDir) -> float:
             continue  # a damaged record; `nbtrain status` reports it
         if record is None:
             continue
-        waited = {preemption.attempt: preemption.waited_seconds for preemption in record.preemptions}
         for before, after in zip(record.attempts, record.attempts[1:]):
             if before.ended_at is not None and after.running_at is not None:
-                measured.append(after.running_at - before.ended_at - waited.get(before.attempt, 0.0))
+                waited = after.paused_seconds - before.paused_seconds
+                measured.append(after.running_at - before.ended_at - waited)
     return max(0.0, fmean(measured)) if measured else 0.0
 
 

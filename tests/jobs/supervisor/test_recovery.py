@@ -688,7 +688,12 @@ def test_the_wait_in_the_queue_is_no_time_of_the_job(supervised, attempts):
         # A supervisor that outlives the pause.
         ([("RUNNING", 1100), ("SUSPENDED", 1200), ("STARTING", 1500), ("RUNNING", 1510)], None, 300),
         # It leaves during the pause: the job is QUEUED until another one starts the ranks, or until now.
-        ([("SUSPENDED", 1200), ("QUEUED", 1201), ("STARTING", 1500), ("QUEUED", 1600)], None, 300),
+        ([("SUSPENDED", 1200), ("QUEUED", 1201), ("STARTING", 1500), ("RUNNING", 1600)], None, 300),
+        # Its allocation ended, by the time limit and by a scheduler that then started the job again.
+        ([("RUNNING", 1100), ("QUEUED", 1200), ("STARTING", 1500), ("QUEUED", 1900)], None, 400),
+        ([("RUNNING", 1100), ("CANCELLED", 1200), ("STARTING", 1500), ("RUNNING", 1510)], None, 300),
+        # A wait before a restart counts.
+        ([("RUNNING", 1100), ("RESTARTING", 1200), ("STARTING", 1500), ("RUNNING", 1510)], None, 0),
         ([("STARTING", 1100), ("SUSPENDED", 1200), ("QUEUED", 1201)], None, 800),
         # Before its start the job had no time.
         ([("SUSPENDED", 900), ("QUEUED", 950), ("STARTING", 1010)], None, 10),
@@ -699,8 +704,8 @@ def test_the_wait_in_the_queue_is_no_time_of_the_job(supervised, attempts):
 def test_a_later_supervisor_knows_how_long_the_job_had_no_devices(
     supervised, monkeypatch, states, preempted_at, expected
 ):
-    """A pause lasts until the ranks start again, and a pause during the wait after a preemption counts
-    once.
+    """A pause, and the wait for another allocation, last until the ranks start again; a pause during the wait
+    after a preemption counts once.
     """
     record = supervised.journal.record
     record.started_at = 1000.0
@@ -711,6 +716,26 @@ def test_a_later_supervisor_knows_how_long_the_job_had_no_devices(
         supervised.journal.event("state", state, state=state)
     monkeypatch.setattr(time, "time", lambda: 2000.0)
     assert paused_before(supervised.job, record) == expected
+
+
+def test_the_wait_for_another_allocation_begins_with_the_loss_of_the_last_one(supervised, monkeypatch):
+    """The limits of a job exclude the time from the last sign of life of a lost allocation until the next
+    attempt; an attempt that has given no sign of life was lost when it began.
+    """
+    job, journal = supervised.job, supervised.journal
+    began = journal.attempt_starts(supervised.it.config).started_at
+    Heartbeat(0, 0, ProcessIdentity(1, 1, "boot", "n0"), began + 100, 9, "train", 1.0).write(job.heartbeat(0))
+    monkeypatch.setattr(time, "time", lambda: began + 700)
+    second = Journal(job)
+    second.record.started_at = began
+    second.take_over()
+    assert (second.record.attempts[0].ended_at, paused_before(job, second.record)) == (began + 100, 600)
+    second.record.attempts.append(AttemptRecord(1, began + 750, 1, 1))
+    second.record.write(job.job_json)
+    monkeypatch.setattr(time, "time", lambda: began + 1000)
+    third = Journal(job)
+    third.take_over()
+    assert paused_before(job, third.record) == 650 + 250
 
 
 def test_a_deadline_ends_the_wait_for_a_restart(supervised):

@@ -7,7 +7,7 @@ import statistics
 import pytest
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.run_directory.records import AttemptRecord, JobRecord, Preemption
+from nbtrain.base.run_directory.records import AttemptRecord, JobRecord
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import data_home
 from nbtrain.config.load import load
@@ -181,7 +181,7 @@ def test_spot_prices_of_the_user(workspace):
 
 def test_a_measured_restart_comes_first(workspace):
     """Restarts are measured from the end of an attempt to the next one's first step, without the time for
-    which a preempted job waited for devices.
+    which the job was paused or waited for devices.
     """
     run = RunDir.named("gpt-13b-4xdp-4xpp")
     assert measured_restart_seconds(run) == 0
@@ -191,9 +191,8 @@ def test_a_measured_restart_comes_first(workspace):
     record.attempts = [
         AttemptRecord(0, 0.0, 1, 1, running_at=5.0, ended_at=100.0),
         AttemptRecord(1, 101.0, 1, 1, running_at=120.0, ended_at=200.0),
-        AttemptRecord(2, 500.0, 1, 1, running_at=540.0),
+        AttemptRecord(2, 500.0, 1, 1, running_at=540.0, paused_seconds=300.0),
     ]
-    record.preemptions = [Preemption(1, "PREEMPTED", 200.0, 0, 0, resumed_at=500.0)]
     run.job(record.job_id).path.mkdir(parents=True)
     record.write(run.job(record.job_id).job_json)
     assert measured_restart_seconds(run) == pytest.approx((20 + 40) / 2)

@@ -14,7 +14,7 @@ from nbtrain.config.findings import finding_of
 from nbtrain.config.load.edits import with_values
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner.lint.remedies import MICRO_BATCH
+from nbtrain.planner.lint.remedies import DATA, MICRO_BATCH, PIPELINE, TENSOR
 from nbtrain.planner.lint.run_estimates import RunEstimates
 from nbtrain.planner.memory import estimate
 from nbtrain.planner.setup.setup import network_of, setup_of
@@ -102,16 +102,41 @@ def tensor_ranks_share_a_machine(estimates: RunEstimates) -> Iterator[Finding]:
             f" {device.name}: {device.link_bytes_per_second / 2e9:,.0f} GB/s inside a machine, "
             f"{network / 1e9:,.1f} GB/s for each GPU between machines, {slower:.0f} times slower."
         )
-    legal = [size for size in divisors(config.model.num_attention_heads) if not gpus % size]
+    fix = "Use more stages or data-parallel ranks in place of tensor-parallel ones."
+    if legal := [str(size) for size in reversed(_tensor_sizes_inside(config))]:
+        sizes = " or ".join(part for part in (", ".join(legal[:-1]), legal[-1]) if part)
+        fix = f"Set parallel.tensor_parallel_size: {sizes}, and more stages or data-parallel ranks."
     yield finding_of(
         config,
         "tensor_ranks_share_a_machine",
         "parallel.tensor_parallel_size",
         f"tensor_parallel_size({tensor}) reaches across nodes of {gpus} GPUs: every layer then waits for the "
         f"network.{speeds}",
-        f"Set parallel.tensor_parallel_size: {legal[-1]} or less, and more stages or data-parallel ranks.",
+        fix,
         estimates.share(_waiting(estimates), "most of the time of every layer"),
     )
+
+
+def _tensor_sizes_inside(config: RunConfig) -> list[int]:
+    """Return the sizes of tensor parallelism that stay inside a machine and with which more data-parallel
+    ranks, or more stages, make a run that the rules allow.
+    """
+    parallel, gpus = config.parallel, config.resources.gpus_per_node
+    tensor, pipeline, data = (
+        parallel.tensor_parallel_size,
+        parallel.pipeline_parallel_size,
+        parallel.data_parallel_size,
+    )
+    found = []
+    for size in divisors(gpus):
+        if size >= tensor or tensor * data % size:
+            continue
+        replicas = {DATA: tensor * data // size}
+        stages = {PIPELINE: tensor * pipeline // size, "parallel.pipeline_stage_layers": None}
+        kinds = [replicas, stages] if tensor * pipeline % size == 0 else [replicas]
+        if any(not find_problems(with_values(config, {TENSOR: size, **more})) for more in kinds):
+            found.append(size)
+    return found
 
 
 def _waiting(estimates: RunEstimates) -> float:

@@ -14,13 +14,18 @@ from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display, output_root
 from nbtrain.config.arithmetic.devices import find_device
+from nbtrain.config.arithmetic.divisors import divisors
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.arithmetic.saves import local_saves
 from nbtrain.config.findings import finding_of
+from nbtrain.config.load.edits import with_values
+from nbtrain.config.rules.check import find_problems
 from nbtrain.config.rules.environment import replaced_values
 from nbtrain.config.rules.kubernetes import POD_GRACE_SECONDS
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.budget.disk import num_kept_for_ever
+from nbtrain.planner.lint.intervals import SAVE_INTERVAL, saves_every
+from nbtrain.planner.lint.remedies import DATA, MICRO_BATCH
 from nbtrain.planner.lint.run_estimates import RunEstimates
 
 # A machine of eight H100 has two CPUs of 56 cores, each with two threads.
@@ -147,7 +152,7 @@ def a_checkpoint_comes_before_the_end(estimates: RunEstimates) -> Iterator[Findi
     interval, steps = config.checkpoint.save_interval_steps, config.train_steps
     if config.mode != "full" or interval < steps or steps == 1 or estimates.hours < LONG_HOURS:
         return
-    every = max(steps // 10, 1)
+    every = saves_every(config, max(steps // 10, 1))
     none, failure = "no checkpoint", "a failure before that"
     if local:
         none, failure = "none to the run directory", "a failure that takes a node's disk with it"
@@ -157,7 +162,7 @@ def a_checkpoint_comes_before_the_end(estimates: RunEstimates) -> Iterator[Findi
         "checkpoint.save_interval_steps",
         f"save_interval_steps({interval:,}) writes {none} before the last of {steps:,} steps: {failure} "
         f"loses up to {amounts.duration(3600 * estimates.hours)}.",
-        f"Set checkpoint.save_interval_steps: {every}.",
+        f"Set {SAVE_INTERVAL}: {every}." if every else "",
         Cost(words="a run that begins again after the loss of a node") if local else estimates.share(0.5),
     )
 
@@ -206,8 +211,10 @@ def no_host_stays_unused(estimates: RunEstimates) -> Iterator[Finding]:
     unused = hosts[nodes:]
     if config.backend.kind != "hosts" or not unused:
         return
-    replicas, rest = divmod(config.parallel.data_parallel_size * len(hosts), nodes)
-    ranks = f" and parallel.data_parallel_size: {replicas}, for as many ranks on each" if not rest else ""
+    fix = "Remove the unused machines."
+    if more := _on_all_hosts(config, len(hosts)):
+        words = " and ".join(f"{key}: {value}" for key, value in more.items())
+        fix = f"Set {words}, for as many ranks on each, or remove the unused machines."
     named = ", ".join(unused[:MOST_NAMED]) + (" ..." if len(unused) > MOST_NAMED else "")
     yield finding_of(
         config,
@@ -215,9 +222,22 @@ def no_host_stays_unused(estimates: RunEstimates) -> Iterator[Finding]:
         "backend.hosts.hosts",
         f"backend.hosts.hosts names {len(hosts)} machines, but resources.nodes = {nodes}: "
         f"{named} will be idle.",
-        f"Set resources.nodes: {len(hosts)}{ranks}, or remove the unused machines.",
+        fix,
         Cost(words="machines that are paid for and idle"),
     )
+
+
+def _on_all_hosts(config: RunConfig, nodes: int) -> dict[str, int]:
+    """Return the changes with which the run has as many ranks on each of `nodes` machines as on each of its
+    own, with smaller micro batches if the batch needs that; {} if the rules allow none.
+    """
+    replicas, rest = divmod(config.parallel.data_parallel_size * nodes, config.resources.nodes)
+    if rest:
+        return {}
+    changes = {"resources.nodes": nodes, DATA: replicas}
+    micro_batches = divisors(config.batch.micro_batch_size)
+    smaller = ({**changes, MICRO_BATCH: size} for size in reversed(micro_batches[:-1]))
+    return next((more for more in (changes, *smaller) if not find_problems(with_values(config, more))), {})
 
 
 def device_trains_here(estimates: RunEstimates) -> Iterator[Finding]:

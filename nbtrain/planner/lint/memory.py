@@ -9,10 +9,19 @@ from nbtrain.config.findings import finding_of
 from nbtrain.config.load.edits import with_values
 from nbtrain.config.own_blocks import has_own_layer, read_own_block
 from nbtrain.planner.lint.allocator import with_expandable_segments
-from nbtrain.planner.lint.remedies import RECOMPUTE, Remedy, cheapest_remedy, host_remedy
+from nbtrain.planner.lint.remedies import (
+    RECOMPUTE,
+    Remedy,
+    cheapest_remedy,
+    host_remedy,
+    may_offload_to_nvme,
+    stages_allowed,
+)
 from nbtrain.planner.lint.run_estimates import RunEstimates
 from nbtrain.planner.memory import AVERAGE_FRAGMENTATION, SPARE_FRACTION, estimate_memory, fragmented_bytes
 
+# What a ZeRO stage divides, in a sentence about weights, gradients and optimizer state.
+STAGE_DIVIDES = {1: "the optimizer state", 2: "gradients and optimizer state", 3: "them"}
 # A host that trains has more memory than this: torch alone takes as much.
 LEAST_HOST_BYTES = 2**28
 # Units that a user may have meant by a plain number: a host's memory in GiB, MiB or KiB.
@@ -40,6 +49,8 @@ def memory_fits(estimates: RunEstimates) -> Iterator[Finding]:
     else:
         key = "parallel.data_parallel_size"
         fix = "No layout fits these GPUs: use a larger GPU, more of them, or a smaller model."
+        if config.resources.device == "cpu":
+            fix = "No layout fits: use a machine with more memory, or a smaller model."
     over = memory.total_bytes - memory.device_bytes
     cost = Cost(words="a run that may end out of memory") if memory.fits else Cost(True, num_bytes=over)
     yield finding_of(
@@ -132,10 +143,8 @@ def host_memory_fits(estimates: RunEstimates) -> Iterator[Finding]:
         fix = f"Set {remedy.words}; {after}."
     else:
         key = "resources.memory_per_node_bytes"
-        fix = (
-            f"Use machines with {amounts.size(needed)}, or more of them; or set device: nvme with "
-            "zero_stage: 3."
-        )
+        nvme = "; or set device: nvme with zero_stage: 3" if may_offload_to_nvme(config) else ""
+        fix = f"Use machines with {amounts.size(needed)}, or more of them{nvme}."
     yield finding_of(
         config,
         "host_memory_fits",
@@ -162,7 +171,7 @@ def model_is_made_in_host_memory(estimates: RunEstimates) -> Iterator[Finding]:
     needed = memory.ranks_per_node * memory.initial_host_bytes
     if config.resources.device == "cpu" or given is None or needed <= given or _is_slip(estimates):
         return
-    if config.parallel.pipeline_parallel_size == 1:
+    if stages_allowed(config)[-1:] == [3]:
         fix = "Set parallel.zero_stage: 3, which shards each parameter as it is created"
     else:
         fix = "Shard the model across more tensor or pipeline ranks"
@@ -223,11 +232,14 @@ def sequence_ranks_hold_all_weights(estimates: RunEstimates) -> Iterator[Finding
     if size == 1 or zero == 3 or memory.fits is not False:
         return
     whole = {0: "weights, gradients and optimizer state", 1: "weights and gradients", 2: "weights"}[zero]
-    fix = (
-        "Set parallel.zero_stage: 3, which divides them among data-parallel ranks and ranks that share "
-        "sequences alike."
-    )
-    if parallel.pipeline_parallel_size > 1:
+    if stages := stages_allowed(config):
+        fix = (
+            f"Set parallel.zero_stage: {stages[-1]}, which divides {STAGE_DIVIDES[stages[-1]]} among "
+            "data-parallel ranks and ranks that share sequences alike."
+        )
+    elif parallel.fpdt_chunk_tokens:
+        fix = ""  # FPDT has neither tensor nor pipeline ranks
+    else:
         fix = (
             "Use more of these ranks for tensor_parallel_size or pipeline_parallel_size, which divide the "
             "weights."

@@ -92,6 +92,23 @@ def host_remedy(config: RunConfig) -> Remedy | None:
     return None
 
 
+def stages_allowed(config: RunConfig) -> list[int]:
+    """Return the ZeRO stages above the run's own that the rules allow, ascending."""
+    above = range(config.parallel.zero_stage + 1, 4)
+    return [stage for stage in above if not find_problems(with_values(config, {ZERO: stage}))]
+
+
+def may_offload_to_nvme(config: RunConfig) -> bool:
+    """Return whether what the run offloads to host memory may be on NVMe instead, with ZeRO 3."""
+    parallel = config.parallel
+    sections = [
+        name for name in ("offload_optimizer", "offload_param") if getattr(parallel, name).device == "cpu"
+    ]
+    places = {f"parallel.{name}.device": "nvme" for name in sections}
+    paths = {f"parallel.{name}.nvme_path": "/nvme" for name in sections}
+    return bool(sections) and not find_problems(with_values(config, {**places, **paths, ZERO: 3}))
+
+
 def on_device(*sections: str) -> dict[str, Any]:
     """Return offload_param or offload_optimizer for the device, without settings of another place."""
     plain = {"device": "none", "nvme_path": None, "pin_memory": False}

@@ -11,11 +11,15 @@ from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.arithmetic.saves import local_saves
 from nbtrain.config.arithmetic.warmup import LEAST_WARMUP_STEPS, USUAL_WARMUP_FRACTION, usual_warmup_tokens
 from nbtrain.config.findings import finding_of
+from nbtrain.config.load.edits import with_values
+from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.schedule_section import given_unit, other_warmups
 from nbtrain.dataset.of_run import other_text_of_tokenizer
+from nbtrain.planner.lint.intervals import SAVE_INTERVAL, rounded_up, saves_every, validations_every
 from nbtrain.planner.lint.run_estimates import RunEstimates
 from nbtrain.planner.lint.training_lengths import is_far, neighbours
+from nbtrain.planner.memory import estimate_memory
 
 # More than four passes over the same text add little: arXiv:2305.16264, section 5.
 USEFUL_EPOCHS = 4
@@ -54,7 +58,8 @@ def learning_rate_suits_size(estimates: RunEstimates) -> Iterator[Finding]:
     """Check the learning rate against the model's size and batch: GPT-3's table, times the square root of the
     batch ratio.
 
-    Adam's best rate grows with the square root of the batch (arXiv:2405.14578), and falls with the size.
+    Adam's best rate grows with the square root of the batch (arXiv:2405.14578), and falls with the size. A
+    fine-tuning may have a far lower rate, such as 1e-6 for preferences (arXiv:2305.18290, appendix B).
     """
     config, rate = estimates.config, estimates.config.lr_schedule.lr
     parameters, tokens = count_parameters(config).total, config.tokens_per_step
@@ -63,7 +68,7 @@ def learning_rate_suits_size(estimates: RunEstimates) -> Iterator[Finding]:
     # Models below GPT-3's smallest have higher rates: the slope of the table, a third power of the size.
     table *= max(GPT3_RATES[0][0] / parameters, 1) ** (1 / 3)
     high = rate > MOST_RATE_FACTOR * table * max(scale, 1) or rate > MOST_SCALED_FACTOR * table * scale
-    if not high and rate >= LEAST_SCALED_FACTOR * table * scale:
+    if not high and (config.init_from is not None or rate >= LEAST_SCALED_FACTOR * table * scale):
         return
     usual = float(f"{table * scale:.1g}")
     ratio = rate / (table * scale)
@@ -75,9 +80,21 @@ def learning_rate_suits_size(estimates: RunEstimates) -> Iterator[Finding]:
         f"lr({rate:g}) is {words} what GPT-3's table gives for {amounts.count(parameters)} parameters and "
         f"{amounts.count(tokens)} tokens a step, {usual:g} (arXiv:2005.14165, table 2.1, times the root of "
         f"the batch); {'a rate this high often diverges' if high else 'a rate this low learns little'}.",
-        f"Set lr_schedule.lr: {usual:g}.",
+        f"Set lr_schedule.lr: {usual:g}{_rates_below(config, usual)}.",
         Cost(words="a run that diverges" if high else "a worse model"),
     )
+
+
+def _rates_below(config: RunConfig, rate: float) -> str:
+    """Return the changes of the rates that must be below lr, for another lr: " and min_lr: 1e-05"."""
+    schedule = config.lr_schedule
+    above = {"min_lr": schedule.min_lr > rate, "lr_warmup_init": schedule.lr_warmup_init >= rate}
+    scaled = (
+        f" and {name}: {float(f'{getattr(schedule, name) * rate / schedule.lr:.1g}'):g}"
+        for name, is_above in above.items()
+        if is_above
+    )
+    return "".join(scaled)
 
 
 def warmup_is_long_enough(estimates: RunEstimates) -> Iterator[Finding]:
@@ -102,7 +119,7 @@ def warmup_is_long_enough(estimates: RunEstimates) -> Iterator[Finding]:
         "warmup_is_long_enough",
         _warmup_field(config),
         f"{message}; fewer than {LEAST_WARMUP_STEPS} steps raise the risk of a loss that does not decrease.",
-        f"Set lr_schedule.lr_warmup_tokens: {float(f'{usual / 1e6:.2g}'):g}e6{_instead_of(config)}, "
+        f"Set lr_schedule.lr_warmup_tokens: {rounded_up(usual) / 1e6:g}e6{_instead_of(config)}, "
         f"{usual / config.train_tokens:.1%} of the run.",
         Cost(words="a run that may diverge"),
         # Most runs warm up for a hundredth of the run, however few steps that is.
@@ -314,14 +331,15 @@ def dataset_is_not_repeated_too_often(estimates: RunEstimates) -> Iterator[Findi
         words, basis = f"{passes:,.3g} to {most:,.3g} times", f" The text: {estimates.text.basis}."
     if passes is None or passes <= USEFUL_EPOCHS:
         return
-    useful = int(config.train_tokens * USEFUL_EPOCHS / passes)
+    unit, amount = config.batch.train_amount
+    useful = int(amount * USEFUL_EPOCHS / passes)
     yield finding_of(
         config,
         "dataset_is_not_repeated_too_often",
-        f"batch.train_{config.batch.train_amount[0]}",
+        f"batch.train_{unit}",
         f"The run reads its training text {words}; more than {USEFUL_EPOCHS} add little "
         f"(arXiv:2305.16264).{basis}",
-        f"Use more text or fewer train_tokens: {useful:,} are {USEFUL_EPOCHS} passes.",
+        f"Use more text or fewer train_{unit}: {useful:,} are {USEFUL_EPOCHS} passes.",
         estimates.share(1 - USEFUL_EPOCHS / passes, "text that adds little"),
     )
 
@@ -370,14 +388,15 @@ def validations_are_few(estimates: RunEstimates) -> Iterator[Finding]:
     fraction = _share(estimates, "validation", evaluation.eval_iters / (evaluation.eval_iters + 3 * interval))
     if fraction <= USUAL_PAUSE_FRACTION:
         return
-    enough = _sparser(interval, fraction)
+    enough = validations_every(config, _sparser(interval, fraction))
     yield finding_of(
         config,
         "validations_are_few",
         "evaluation.eval_interval_steps",
         f"Validations take {fraction:.0%} of the time: {evaluation.eval_iters} batches after every "
         f"{amounts.counted(interval, 'step')}, each a forward pass.",
-        f"Set evaluation.eval_interval_steps: {enough} for {USUAL_PAUSE_FRACTION:.0%}, or fewer eval_iters.",
+        f"Set evaluation.eval_interval_steps: {enough} for {_fewer(fraction, enough / interval)}, or fewer "
+        "eval_iters.",
         estimates.share(fraction, "time that trains nothing"),
     )
 
@@ -391,19 +410,35 @@ def checkpoints_are_few(estimates: RunEstimates) -> Iterator[Finding]:
         return
     if estimates.interruptions is not None and interval >= estimates.interruptions.best_save_interval_steps:
         return  # saving less often would cost more in repeated steps than it saves
-    is_decided = config.checkpoint.async_save is None and config.resources.memory_per_node_bytes is not None
-    waits = not (is_decided or estimates.duration.saves_in_background)
-    background = ", or async_save: true" if waits else ""
+    fixes = []
+    # A run that resumes needs a checkpoint on its way.
+    most = max(config.train_steps // 2, 1)
+    sparser = saves_every(config, min(_sparser(interval, fraction), most), at_least=True)
+    if sparser is not None and sparser > interval:
+        fixes.append(f"{SAVE_INTERVAL}: {sparser} for {_fewer(fraction, sparser / interval)}")
+    if _may_save_in_background(estimates):
+        fixes.append("async_save: true" if fixes else "checkpoint.async_save: true")
     yield finding_of(
         config,
         "checkpoints_are_few",
-        "checkpoint.save_interval_steps",
+        SAVE_INTERVAL,
         f"Checkpoints take {fraction:.0%} of the time: {amounts.size(size)} are written after every "
         f"{amounts.counted(interval, 'step')}.",
-        f"Set checkpoint.save_interval_steps: {_sparser(interval, fraction)} for "
-        f"{USUAL_PAUSE_FRACTION:.0%}{background}.",
+        f"Set {', or '.join(fixes)}." if fixes else "A faster disk makes them shorter.",
         estimates.share(fraction),
     )
+
+
+def _may_save_in_background(estimates: RunEstimates) -> bool:
+    """Return whether checkpoint.async_save: true would change how checkpoints are written, and is allowed and
+    possible as far as the memory of a machine is known.
+    """
+    config = estimates.config
+    is_decided = config.checkpoint.async_save is None and config.resources.memory_per_node_bytes is not None
+    if is_decided or estimates.duration.saves_in_background:
+        return False
+    changed = with_values(config, {"checkpoint.async_save": True})
+    return not find_problems(changed) and estimate_memory(changed).fits_host is not False
 
 
 def local_checkpoints_are_few(estimates: RunEstimates) -> Iterator[Finding]:
@@ -415,14 +450,19 @@ def local_checkpoints_are_few(estimates: RunEstimates) -> Iterator[Finding]:
     )
     if interval is None or fraction <= USUAL_PAUSE_FRACTION:
         return
+    key, sparser = "checkpoint.local_save_interval_steps", _sparser(interval, fraction)
+    saves = config.checkpoint.save_interval_steps
+    if sparser < saves:
+        fix = f"Set {key}: {sparser} for {USUAL_PAUSE_FRACTION:.0%}, or null."
+    else:
+        fix = f"Set {key}: null: one is written there every {saves:,} steps anyway (save_interval_steps)."
     yield finding_of(
         config,
         "local_checkpoints_are_few",
-        "checkpoint.local_save_interval_steps",
+        key,
         f"Checkpoints that stay on the nodes' disks take {fraction:.0%} of the time: one is written after "
         f"every {amounts.counted(interval, 'step')}.",
-        f"Set checkpoint.local_save_interval_steps: {_sparser(interval, fraction)} for "
-        f"{USUAL_PAUSE_FRACTION:.0%}, or null.",
+        fix,
         estimates.share(fraction),
     )
 
@@ -457,14 +497,9 @@ def saves_fit_interruptions(estimates: RunEstimates) -> Iterator[Finding]:
             f"{' if each takes the disk of a node with it' if local_saves(config) else ''}."
         )
         costs = Cost(words="a run that does not end")
-    yield finding_of(
-        config,
-        "saves_fit_interruptions",
-        "checkpoint.save_interval_steps",
-        said,
-        f"Set checkpoint.save_interval_steps: {_round(best)}.",
-        costs,
-    )
+    every_steps = saves_every(config, _round(best))
+    fix = f"Set {SAVE_INTERVAL}: {every_steps}." if every_steps not in (None, interval) else ""
+    yield finding_of(config, "saves_fit_interruptions", SAVE_INTERVAL, said, fix, costs)
 
 
 def _round(steps: int) -> int:
@@ -484,9 +519,13 @@ def _sparser(interval: int, fraction: float) -> int:
     it than is usual.
     """
     ratio = fraction / (1 - fraction) * (1 - USUAL_PAUSE_FRACTION) / USUAL_PAUSE_FRACTION
-    exact = math.ceil(interval * ratio)
-    unit = 10 ** max(len(str(exact)) - 2, 0)
-    return -(-exact // unit) * unit
+    return rounded_up(math.ceil(interval * ratio))
+
+
+def _fewer(fraction: float, times: float) -> str:
+    """Return the share of the time that pauses of `fraction` take if there are `times` fewer of them."""
+    left = fraction / times
+    return f"{left / (1 - fraction + left):.0%}"
 
 
 def preferences_have_no_dropout(estimates: RunEstimates) -> Iterator[Finding]:

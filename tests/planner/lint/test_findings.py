@@ -15,6 +15,7 @@ from nbtrain.config.load import load
 from nbtrain.config.rules.check import find_problems
 from nbtrain.lab.form.fields import run_yamls
 from nbtrain.planner.lint import machine
+from nbtrain.planner.lint.schedule import local_checkpoints_are_few
 from nbtrain.planner.plan import RULES, plan
 from tests.lab.widgets.fake_run import FakeJob
 
@@ -364,8 +365,8 @@ FOUND = {
         "no_host_stays_unused",
         "backend.hosts.hosts",
         "backend.hosts.hosts names 2 machines, but resources.nodes = 1: b will be idle.",
-        "Set resources.nodes: 2 and parallel.data_parallel_size: 2, for as many ranks on each, or remove the "
-        "unused machines.",
+        "Set resources.nodes: 2 and parallel.data_parallel_size: 2 and batch.micro_batch_size: 4, for as "
+        "many ranks on each, or remove the unused machines.",
         "costs machines that are paid for and idle",
     ),
     "threads that nbtrain would count": (
@@ -743,6 +744,109 @@ def test_local_checkpoints_that_hold_the_training_up():
     assert rule not in {one.rule for one in findings("gpt-125m", mended)}
 
 
+OFTEN = ["checkpoint.save_interval_steps=2", "checkpoint.async_save=false"]
+ON_NVME = {"device": "nvme", "nvme_path": "/nvme"}
+
+# {case: (run, overrides, rule, fix)}: advice that the run's other settings limit.
+FOLLOWED = {
+    "a rate below min_lr": (
+        "gpt-tiny",
+        ["lr_schedule.lr=0.5", "lr_schedule.min_lr=0.05"],
+        "learning_rate_suits_size",
+        "Set lr_schedule.lr: 0.0001 and min_lr: 1e-05.",
+    ),
+    "a warm-up of 100 steps that is no round number": (
+        "gpt-1-3b-4xdp",
+        ["lr_schedule.lr_warmup_tokens=1e6", "batch.train_tokens=5e9"],
+        "warmup_is_long_enough",
+        "Set lr_schedule.lr_warmup_tokens: 110e6, 2.1% of the run.",
+    ),
+    "saves next to kept checkpoints": (
+        "gpt-125m",
+        [*OFTEN, "checkpoint.keep_every_steps=400"],
+        "checkpoints_are_few",
+        None,
+    ),
+    "saves next to validations of the best": (
+        "gpt-125m",
+        [*OFTEN, "checkpoint.keep_best=true", "evaluation.eval_interval_steps=2"],
+        "checkpoints_are_few",
+        None,
+    ),
+    "a save on the way of a long run with kept checkpoints": (
+        "gpt-125m",
+        ["checkpoint.save_interval_steps=5000", "checkpoint.keep_every_steps=5000"],
+        "a_checkpoint_comes_before_the_end",
+        "Set checkpoint.save_interval_steps: 500.",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FOLLOWED)
+def test_a_run_that_follows_a_fix_is_legal_and_loses_the_finding(what):
+    """The changes that a fix names pass every rule, and the finding does not come again."""
+    run, overrides, rule, fix = FOLLOWED[what]
+    found = finding(run, overrides, rule)
+    assert fix in (None, found.fix)
+    said = re.match(r"Set ((?:[a-z_.]+: [^ ,:]+(?: and )?)+)", found.fix)[1].rstrip(".")
+    section = said.partition(".")[0]
+    keys = [change.split(": ") for change in said.split(" and ")]
+    changes = [f"{key if '.' in key else f'{section}.{key}'}={value}" for key, value in keys]
+    assert rule not in {one.rule for one in findings(run, [*overrides, *changes])}
+
+
+def test_advice_that_the_rules_refuse_is_not_given():
+    """State on NVMe is not saved in the background, and a fine-tuning's rate is not that of a training."""
+    nvme = {
+        "parallel.zero_stage": 3,
+        "parallel.offload_optimizer": ON_NVME,
+        "checkpoint.save_interval_steps": 2,
+        "resources.memory_per_node_bytes": None,
+    }
+    (found,) = (
+        one
+        for one in plan(load("gpt-125m", nvme), use_measured=False).findings
+        if one.rule == "checkpoints_are_few"
+    )
+    assert "async_save" not in found.fix
+    low = ["init_from=gpt-125m-4xdp", "lr_schedule.lr=1e-6", "lr_schedule.min_lr=0"]
+    assert "learning_rate_suits_size" not in {one.rule for one in findings("gpt-125m", low)}
+
+
+def test_local_saves_are_not_made_rarer_than_the_others():
+    """A slow local disk: the interval for a tenth of the time is longer than save_interval_steps, which the
+    rules refuse.
+    """
+    overrides = ["checkpoint.local_dir=/local", "checkpoint.local_save_interval_steps=10"]
+    config = load("gpt-125m", [*overrides, "checkpoint.save_interval_steps=20"])
+    duration = SimpleNamespace(parts={"local checkpoints": 50.0}, seconds=100.0)
+    estimates = SimpleNamespace(config=config, duration=duration, share=lambda fraction: None)
+    (found,) = local_checkpoints_are_few(estimates)
+    assert found.fix == (
+        "Set checkpoint.local_save_interval_steps: null: one is written there every 20 steps anyway "
+        "(save_interval_steps)."
+    )
+
+
+def test_the_length_without_repetition_is_in_the_unit_of_the_run():
+    overrides = ["batch.train_tokens=null", "batch.train_steps=2e6"]
+    found = finding("gpt-125m", overrides, "dataset_is_not_repeated_too_often")
+    assert found.key == "batch.train_steps"
+    assert (match := re.match(r"Use more text or fewer train_steps: ([\d,]+) are 4 passes", found.fix))
+    assert int(match[1].replace(",", "")) < 2e6
+
+
+def test_tensor_ranks_are_not_told_of_more_ranks_than_they_have():
+    """Four tensor ranks on machines of six GPUs: six ranks divide the 48 heads, and are more than four."""
+    overrides = ["resources.nodes=8", "resources.gpus_per_node=6", "parallel.data_parallel_size=3"]
+    overrides += ["batch.global_batch_size=1536", "model.num_attention_heads=48", "model.hidden_size=6144"]
+    config = load("gpt-13b-4xdp-4xpp-4xtp", overrides)
+    (found,) = (
+        one for one in plan(config, use_measured=False).findings if one.rule == "tensor_ranks_share_a_machine"
+    )
+    assert re.match(r"Set parallel.tensor_parallel_size: 3, 2 or 1, ", found.fix)
+
+
 def test_a_run_of_one_step_has_no_place_for_a_checkpoint_on_its_way():
     overrides = ["model.seq_length=1000000", "resources.gpu_type=null"]
     rules = [one.rule for one in findings("gpt-tiny", overrides)]
@@ -777,9 +881,7 @@ def test_tensor_ranks_on_two_machines_cost_time():
         "tensor_parallel_size(4) reaches across nodes of 2 GPUs: every layer then waits for the network. "
         "A100-80GB: 300 GB/s inside a machine, 25.0 GB/s for each GPU between machines, 12 times slower."
     )
-    assert found.fix == (
-        "Set parallel.tensor_parallel_size: 2 or less, and more stages or data-parallel ranks."
-    )
+    assert found.fix == ("Set parallel.tensor_parallel_size: 2 or 1, and more stages or data-parallel ranks.")
     apart = plan(load("gpt-13b-4xdp-4xpp-4xtp", overrides), use_measured=False).duration
     together = plan(load("gpt-13b-4xdp-4xpp-4xtp"), use_measured=False).duration
     assert 0 < found.cost.hours < apart.seconds / 3600

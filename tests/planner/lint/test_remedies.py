@@ -147,6 +147,22 @@ def test_host_memory_that_no_change_saves():
     )
 
 
+def test_nvme_is_named_only_where_the_rules_allow_it():
+    """Initial weights are not read into state on NVMe, and a pipeline has no ZeRO 3."""
+    overrides = [*ONE_GPU, f"{ZERO}=3", f"{OPTIMIZER}=cpu", f"{WEIGHTS}=cpu"]
+    overrides += ["resources.memory_per_node_bytes=30e9", "init_from=another-run"]
+    config = load("gpt-13b-4xdp-4xpp", overrides)
+    (found,) = (one for one in plan(config, use_measured=False).findings if one.rule == "host_memory_fits")
+    assert found.fix.endswith(", or more of them.")
+
+
+def test_a_cpu_is_not_called_a_gpu():
+    overrides = ["resources.memory_per_node_bytes=300e6", "checkpoint.async_save=false"]
+    config = load("gpt-tiny", [*overrides, "model.hidden_size=4096", "model.num_layers=48"])
+    (found,) = (one for one in plan(config, use_measured=False).findings if one.rule == "memory_fits")
+    assert found.fix == "No layout fits: use a machine with more memory, or a smaller model."
+
+
 def test_sequence_ranks_are_no_shards_of_the_weights():
     overrides = ["parallel.pipeline_parallel_size=1", "parallel.ds_sequence_parallel_size=4"]
     config = load("gpt-13b-4xdp-4xpp", overrides)
@@ -173,6 +189,18 @@ def test_sequence_ranks_are_no_shards_of_the_weights():
         "Use more of these ranks for tensor_parallel_size or pipeline_parallel_size, which divide the "
         "weights."
     )
+
+
+def test_the_stage_that_is_named_goes_with_the_run():
+    """torch.compile does not go with ZeRO 3: the finding names the highest stage that does."""
+    overrides = ["parallel.pipeline_parallel_size=1", "parallel.ds_sequence_parallel_size=4"]
+    compiled = load("gpt-13b-4xdp-4xpp", [*overrides, "model.compile=true"])
+    found = {one.rule: one.fix for one in plan(compiled, use_measured=False).findings}
+    assert found["sequence_ranks_hold_all_weights"] == (
+        "Set parallel.zero_stage: 2, which divides gradients and optimizer state among data-parallel ranks "
+        "and ranks that share sequences alike."
+    )
+    assert found["model_is_made_in_host_memory"].startswith("Shard the model across more tensor or pipeline")
 
 
 def test_selective_is_not_the_smaller_recomputation():

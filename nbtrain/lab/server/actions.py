@@ -8,14 +8,15 @@ from typing import Any
 
 from nbtrain.base.run_directory.jobstate import ACTIVE, LOST
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
-from nbtrain.lab.server.requests import NbtrainHandler, RequestError, act
+from nbtrain.lab.server.requests import ACTIONS, NbtrainHandler, RequestError, act
 from nbtrain.lab.server.views import changed
 from nbtrain.monitor.run.run_view import RunView
 
 
 class ActionHandler(NbtrainHandler):
     """Base of the actions. They answer {"state", "cause", "name"} within two seconds, with status 202 if the
-    action is not done by then.
+    action is not done by then. If it fails later, GET run/<name> and GET runs carry the error until the next
+    action on the run, or until the job's state changes.
     """
 
     def need_job(self, view: RunView, what: str) -> JobDir:
@@ -23,8 +24,10 @@ class ActionHandler(NbtrainHandler):
             raise RequestError(409, f"{view.name} has no job to {what}.")
         return job
 
-    async def until_answered(self, view: RunView, what: str, function: Callable[[], Any]) -> None:
-        ended = await act((what, view.name), function, self.log)
+    async def until_answered(
+        self, view: RunView, job: JobDir, what: str, function: Callable[[], Any]
+    ) -> None:
+        ended = await act(job, what, function, self.log)
         await self.answer_state(view, 200 if ended else 202)
 
     async def answer_state(self, view: RunView, status: int = 200, **more: Any) -> None:
@@ -50,7 +53,7 @@ class StopHandler(ActionHandler):
             await self.answer_state(view)
             return
         # Killing does not wait for a stop in progress.
-        await self.until_answered(view, "kill" if now else "stop", lambda: cancel(job, now=now))
+        await self.until_answered(view, job, "kill" if now else "stop", lambda: cancel(job, now=now))
 
 
 class PauseHandler(ActionHandler):
@@ -61,7 +64,7 @@ class PauseHandler(ActionHandler):
 
         view = await self.view(name)
         job = self.need_job(view, "pause")
-        await self.until_answered(view, "pause", lambda: pause(job))
+        await self.until_answered(view, job, "pause", lambda: pause(job))
 
 
 class ResumeHandler(ActionHandler):
@@ -71,6 +74,7 @@ class ResumeHandler(ActionHandler):
         from nbtrain.jobs.submission.submit import resume
 
         view, overrides = await self.view(name), self.body(overrides=dict).get("overrides")
+        ACTIONS.clear(name)
         job, notes = await self.library(resume, view.run, overrides)
         await self.answer_state(view, job_id=job.job_id, notes=notes)
 

@@ -4,7 +4,8 @@
     read_first()  the list of runs: a separate thread; while it reads, calls of read() that have not begun
                   wait; after the server's start they also wait for a moment until the list is requested
     library()  plan, check, submit: two threads, each may take seconds
-    act()      stop, pause, resume: a separate thread; the answer waits up to two seconds for its end
+    act()      stop, pause: a separate thread; the answer waits up to two seconds for its end, and the
+               descriptions of the run carry an error that comes later
 
 A GET does not count as activity: a forgotten panel must not keep an idle server from being culled. A body
 over MOST_BODY_BYTES is refused before it is read.
@@ -15,9 +16,11 @@ import functools
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from jupyter_server.auth.decorator import authorized
@@ -26,6 +29,8 @@ from tornado import web
 
 from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError, ConfigError, DataError, NbtrainError
+from nbtrain.base.run_directory.observed_state import read_state
+from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
 from nbtrain.lab.server.views import NoRun, OutsideError, catch_up, view_of
@@ -333,17 +338,34 @@ def said_here() -> Iterator[list[str]]:
         logger.removeHandler(listener)
 
 
+@dataclass(frozen=True)
+class FailedAction:
+    """An action that failed after its request was answered."""
+
+    action: str
+    """The key of its button: "stop", "kill" or "pause"."""
+    message: str
+    at: float
+    """Time at which it failed."""
+
+
 class Actions:
-    """The running actions on jobs. Each action has its own thread, and runs only once even if it is requested
-    several times.
+    """The running actions on jobs, and the newest one of each run that failed after its request was answered.
+
+    Each action has its own thread, and runs only once even if it is requested several times.
     """
 
     def __init__(self) -> None:
-        self._running: dict[tuple[str, ...], Future[Any]] = {}
+        self._running: dict[tuple[str, str, str], Future[Any]] = {}
+        # By the run's name: the job, its state at the failure, and the failure.
+        self._failed: dict[str, tuple[str, str, FailedAction]] = {}
         self._lock = threading.Lock()
 
-    def start(self, key: tuple[str, ...], function: Callable[[], Any], log: Any) -> "Future[Any]":
-        """Return the running action with this key, or a new one. Raises 409 if too many are running."""
+    def start(self, job: JobDir, what: str, function: Callable[[], Any], log: Any) -> "Future[Any]":
+        """Return the running action of this kind on the job, or a new one. Raises 409 if too many are
+        running.
+        """
+        key = (what, job.run.name, job.job_id)
         with self._lock:
             if key in self._running:
                 return self._running[key]
@@ -353,6 +375,7 @@ class Actions:
                 )
             future: Future[Any] = Future()
             self._running[key] = future
+            self._failed.pop(job.run.name, None)
 
         def work() -> None:
             try:
@@ -368,7 +391,38 @@ class Actions:
         threading.Thread(target=work, name=f"nbtrain-{key[0]}", daemon=True).start()
         return future
 
-    def _forget(self, key: tuple[str, ...]) -> None:
+    def failed_late(self, job: JobDir, what: str, error: BaseException) -> None:
+        """Keep the error of an action whose request was answered before."""
+        known = isinstance(error, NbtrainError | OSError)
+        message = words_of(error) if known else "it failed for a reason that the server's log has."
+        state, _ = read_state(job, time.time())
+        failed = FailedAction(what, message, time.time())
+        with self._lock:
+            self._failed[job.run.name] = (job.job_id, state, failed)
+
+    def failed(self, name: str, job_id: str | None, state: str) -> dict[str, Any] | None:
+        """Return the JSON of the FailedAction of a run whose newest job is in this state; None if there is
+        none.
+
+        It is out of date if the job has changed its state since, or if the run has a newer job.
+        """
+        with self._lock:
+            *about, failed = self._failed.get(name, (None, None, None))
+        return asdict(failed) if failed and about == [job_id, state] else None
+
+    def all_failed(self, runs: Mapping[str, tuple[str | None, str]]) -> dict[str, dict[str, Any]]:
+        """Return the failed actions by the names of the runs. `runs` has the newest job and the state of each
+        run.
+        """
+        found = {name: self.failed(name, *runs[name]) for name in list(self._failed) if name in runs}
+        return {name: failed for name, failed in found.items() if failed}
+
+    def clear(self, name: str) -> None:
+        """Forget the failed action of a run, because another action began."""
+        with self._lock:
+            self._failed.pop(name, None)
+
+    def _forget(self, key: tuple[str, str, str]) -> None:
         with self._lock:
             del self._running[key]
 
@@ -376,17 +430,24 @@ class Actions:
 ACTIONS = Actions()
 
 
-async def act(key: tuple[str, ...], function: Callable[[], Any], log: Any) -> bool:
-    """Start an action and return whether it ended within ANSWER_SECONDS. Raises RequestError with its error
-    if it failed by then.
+async def act(job: JobDir, what: str, function: Callable[[], Any], log: Any) -> bool:
+    """Start an action on a job and return whether it ended within ANSWER_SECONDS. Raises RequestError with
+    its error if it failed by then. The descriptions of the run carry an error that comes later.
     """
-    future = asyncio.wrap_future(ACTIONS.start(key, function, log))
+    action = ACTIONS.start(job, what, function, log)
+    future = asyncio.wrap_future(action)
     done, _ = await asyncio.wait([future], timeout=ANSWER_SECONDS)
     if not done:
         future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        action.add_done_callback(lambda ended: _keep_failure(job, what, ended.exception()))
         return False
     try:
         future.result()
     except (NbtrainError, OSError) as error:
         raise RequestError(status_of_error(error), words_of(error)) from error
     return True
+
+
+def _keep_failure(job: JobDir, what: str, error: BaseException | None) -> None:
+    if error is not None:
+        ACTIONS.failed_late(job, what, error)

@@ -12,7 +12,7 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.text import amounts
 from nbtrain.base.workspace import output_root
 from nbtrain.lab.server.pace import PACE
-from nbtrain.lab.server.requests import AHEAD, NbtrainHandler, RequestError
+from nbtrain.lab.server.requests import ACTIONS, AHEAD, NbtrainHandler, RequestError
 from nbtrain.lab.server.views import (
     NoRun,
     OutsideError,
@@ -39,7 +39,8 @@ class RunsHandler(NbtrainHandler):
 
     async def get(self) -> None:
         archived = self.switch("archived")
-        self.finish(await self.read_first(lambda: watched(output_root()).answer(archived)))
+        failed = ACTIONS.all_failed
+        self.finish(await self.read_first(lambda: watched(output_root()).answer(archived, failed)))
         AHEAD.submit(_load_the_rest)
         FORM.prepare_later()
 
@@ -164,7 +165,9 @@ def _look(name: str) -> tuple[RunView, bytes]:
     again = PACE.spent(time.thread_time() - began) if shown["active"] else PACE.seconds
     # The rest of long metrics files is read meanwhile: curves are half there, of a run that has ended too.
     half = bool(view.reader.behind_bytes)
-    return view, encoded({**shown, "look_again_seconds": again, "half_read": half})
+    failed = ACTIONS.failed(name, view.job.job_id if view.job else None, shown["state"])
+    more = {"look_again_seconds": again, "half_read": half, "failed_action": failed}
+    return view, encoded({**shown, **more})
 
 
 class RunHandler(NbtrainHandler):
@@ -201,6 +204,7 @@ class RunHandler(NbtrainHandler):
                 f"confirm = {confirmed[:80]!r} must be the run's name, {name}: deleting it cannot be undone.",
             )
         deleted, notes = await self.library(delete, run, force)
+        ACTIONS.clear(name)
         forget()
         changed()
         self.answer({"name": name, "deleted": str(deleted), "notes": notes})

@@ -1,6 +1,7 @@
 """List of runs for repeated requests: files of ended runs are read again only if they have changed.
 
-    WatchedRuns(root).answer(archived)  ->  the JSON of {"runs": [...], "root", "run_root_id"}
+    WatchedRuns(root).answer(archived, failed)
+        ->  the JSON of {"runs": [...], "root", "run_root_id", "failed_actions"}
 
 Records appear by rename, so that the time stamps of three folders (the run, its jobs, its newest job) say
 that nothing has changed. A thousand ended runs cost 3,000 stat calls; a run that is active or LOST is read
@@ -13,7 +14,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +42,7 @@ class Row(NamedTuple):
     """Row as JSON."""
     archived: bool
     active: bool
+    state: str
     created: float
     folder: str
     job: str | None
@@ -54,6 +56,14 @@ class Row(NamedTuple):
         return self.archived == archived or (self.active and not archived)
 
 
+FailedActions = Callable[[Mapping[str, tuple[str | None, str]]], dict[str, Any]]
+"""Returns the failed actions by the runs' names; its argument has each run's newest job and state."""
+
+
+def _none_failed(_: Mapping[str, tuple[str | None, str]]) -> dict[str, Any]:
+    return {}
+
+
 class WatchedRuns:
     """Runs of one output directory. Thread-safe."""
 
@@ -63,17 +73,21 @@ class WatchedRuns:
         self._read_at = -math.inf
         self._lock = threading.Lock()
 
-    def answer(self, archived: bool | None = None) -> str:
+    def answer(self, archived: bool | None = None, failed: FailedActions = _none_failed) -> str:
         """Return the JSON of the list, the newest run first.
 
         `archived` selects archived runs, or the others. An archived run with an active job is in both lists.
+        `failed` returns the JSON of the actions on these runs that failed.
         """
         with self._lock:
             if time.monotonic() - self._read_at >= ANSWER_AGE_SECONDS:
                 self._read()
             rows = [row for row in self._rows.values() if archived is None or row.is_among(archived)]
+            failures = failed({name: (row.job, row.state) for name, row in self._rows.items()})
         rows.sort(key=lambda row: row.created, reverse=True)
-        about = json.dumps({"root": display(self.root), "run_root_id": root_id(self.root)})
+        about = json.dumps(
+            {"root": display(self.root), "run_root_id": root_id(self.root), "failed_actions": failures}
+        )
         return f'{{"runs":[{",".join(row.text for row in rows)}],{about[1:]}'
 
     def names(self) -> list[str]:
@@ -118,7 +132,7 @@ class WatchedRuns:
         if stamps and max(stamps) > 1e9 * (now - SETTLED_SECONDS):
             stamps = None
         text = encoded(value).decode()
-        return Row(text, run.archived, run.active, run.created_at, folder, run.job_id, stamps)
+        return Row(text, run.archived, run.active, run.state, run.created_at, folder, run.job_id, stamps)
 
 
 def folder_stamps(folder: str, job: str | None) -> tuple[int, ...] | None:

@@ -1,11 +1,21 @@
-"""The order in which the server's threads answer requests."""
+"""The order in which the server's threads answer requests, and the errors of actions that take longer."""
 
+import asyncio
+import json
+import logging
 import threading
+from pathlib import Path
 
 import pytest
 
+from nbtrain.base.errors import JobError
+from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.lab.server import requests
-from nbtrain.lab.server.requests import LIST, READERS, NbtrainHandler
+from nbtrain.lab.server.requests import ACTIONS, LIST, READERS, NbtrainHandler, act
+from nbtrain.lab.server.runs import _look
+from nbtrain.lab.server.views import changed, watched
+from tests.lab.widgets.fake_run import FakeJob
+from tests.waiting import wait_until
 
 MOST_SECONDS = 60.0
 
@@ -84,3 +94,40 @@ def test_a_body_is_what_was_sent_without_nulls():
     handler.data_received(b'"labels": {"a": null}, "state": null}')
     found = handler.body(notes=str, archived=bool, labels=dict, state=str)
     assert found == {"notes": "", "archived": False, "labels": {"a": None}}
+
+
+@pytest.mark.parametrize("what", ["stop", "pause"])
+def test_an_action_that_fails_after_its_answer_is_in_the_descriptions_of_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """The error of an action that the answer did not wait for is in the run's description and in the list,
+    until the next action begins or the job's state has changed.
+    """
+    monkeypatch.setenv("NBTRAIN_OUTPUT", str(tmp_path))
+    monkeypatch.setattr(requests, "ANSWER_SECONDS", 0.01)
+    job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=4)
+    job.one_step()
+    answered = threading.Event()
+
+    def fail() -> None:
+        assert answered.wait(MOST_SECONDS)
+        raise JobError("the job was asked 180 s ago and is still RUNNING")
+
+    def shown() -> list[dict | None]:
+        changed()
+        listed = json.loads(watched(tmp_path).answer(None, ACTIONS.all_failed))
+        return [json.loads(_look("gpt-fake")[1])["failed_action"], listed["failed_actions"].get("gpt-fake")]
+
+    def begin() -> None:
+        answered.clear()
+        assert not asyncio.run(act(job.job, what, fail, logging.getLogger("test")))
+        assert shown() == [None, None]
+        answered.set()
+        wait_until(lambda: shown()[0], "the error is not shown")
+
+    begin()
+    message = "the job was asked 180 s ago and is still RUNNING"
+    assert [(one["action"], one["message"]) for one in shown()] == [(what, message)] * 2
+    begin()
+    job.finish("CANCELLED", "stopped on request")
+    wait_until(lambda: shown() == [None, None], "the error is still shown")

@@ -54,6 +54,7 @@ class ListServer:
     def __init__(self, count: int):
         self.rows = [row_of(summary) for summary in summaries(count)]
         self.looks = 0
+        self.failed_actions: dict[str, Any] = {}
         self.routes: dict[str, Answer] = {"runs": self._runs}
         self.routes["columns"] = self._columns
         self.curves_of: list[str] = []
@@ -69,7 +70,8 @@ class ListServer:
 
     def _runs(self, _query: dict[str, str], _: Any) -> Any:
         self.looks += 1
-        return {"runs": self.rows, "root": "output", "run_root_id": "root-of-this-server"}
+        about = {"root": "output", "run_root_id": "root-of-this-server"}
+        return {"runs": self.rows, "failed_actions": self.failed_actions, **about}
 
     def _sparklines(self, query: dict[str, str], _: Any) -> Any:
         """Return the loss of the named runs, with NaN in the middle, as if of these runs only the last one

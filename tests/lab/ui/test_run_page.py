@@ -275,9 +275,11 @@ def test_one_point_is_a_dot(tmp_path: Path, browser: Any) -> None:
 
 def test_stop_shows_as_such_until_the_job_has_ended(job: FakeJob, browser: Any) -> None:
     """After Stop, the Undo button has the focus for five seconds; then the state is shown as Stopping...
-    until the job has ended.
+    until the job has ended, or the stop has failed.
     """
     routes = routes_of(job.run)
+    shown, failed = routes["run/gpt-fake"], {"failed_action": None}
+    routes["run/gpt-fake"] = lambda query, body: shown(query, body) | failed
     routes["run/gpt-fake/stop"] = lambda query, body: {"state": "RUNNING", "cause": None, "name": "gpt-fake"}
     with view_page(browser, routes, MOUNT, still=True) as page:
         page.clock.run_for(100)
@@ -293,6 +295,15 @@ def test_stop_shows_as_such_until_the_job_has_ended(job: FakeJob, browser: Any) 
         page.get_by_text("Stop requested: the ranks exit").wait_for()
         assert page.asked == [("POST", "run/gpt-fake/stop", {})]
         answered(page)
+        message = "the job was asked to stop 180 s ago"
+        failed["failed_action"] = {"action": "stop", "message": message, "at": 1.0}
+        run_until(page, page.locator(".nbt-error", has_text=f"stop: {message}"))
+        expect(page.locator(".nbt-pill", has_text="Stopping...")).to_have_count(0)
+        expect(page.get_by_role("button", name="Stop")).to_be_enabled()
+        page.get_by_role("button", name="Stop").click()
+        page.get_by_role("button", name="Do not wait").click()
+        page.get_by_text("Stop requested: the ranks exit").wait_for()
+        failed["failed_action"] = None
         job.finish("CANCELLED", "stopped on request at step 20; saved")
         run_until(page, page.locator(".nbt-pill", has_text="CANCELLED"))
         assert page.locator("[aria-live=polite]").inner_text() == (

@@ -350,8 +350,8 @@ def test_archived_runs_are_in_a_table_that_was_asked_for_them(server: ListServer
 
 
 def test_stop_shows_as_such_and_the_end_is_read_out(server: ListServer, browser: Any) -> None:
-    """After Stop, polling reuses the elements of the rows, so that the focus stays; the end of the run is
-    announced to screen readers.
+    """After Stop, polling reuses the elements of the rows, so that the focus stays; a stop that fails later
+    and the end of the run are shown, and the end is announced to screen readers.
     """
     with listing(browser, server, compact=True, width=320) as page:
         page.locator("tr[data-run=gpt-0000] .nbt-open").focus()
@@ -373,6 +373,15 @@ def test_stop_shows_as_such_and_the_end_is_read_out(server: ListServer, browser:
         asked = page.get_by_text("gpt-0000: Stop requested: the ranks exit")
         asked.wait_for()
         assert ("POST", "run/gpt-0000/stop", {}) in page.asked
+        message = "the job was asked to stop 180 s ago"
+        server.failed_actions = {"gpt-0000": {"action": "stop", "message": message, "at": 1.0}}
+        page.locator(".nbt-error", has_text=f"gpt-0000: stop: {message}").wait_for()
+        expect(page.locator("tr[data-run=gpt-0000] .nbt-about.nbt-error")).to_have_text(f"stop: {message}")
+        expect(page.locator("tr[data-run=gpt-0000] .nbt-pill")).to_have_text("RUNNING")
+        expect(stop).to_be_enabled()
+        stop.click()
+        asked.wait_for()
+        server.failed_actions = {}
         server.row("gpt-0000").update(ended)
         page.locator("tr[data-run=gpt-0000] .nbt-pill", has_text="CANCELLED").wait_for()
         assert asked.count() == 0

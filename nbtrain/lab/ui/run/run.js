@@ -60,6 +60,7 @@ class Run {
     this.keptState = "";
     this.polled = !server;
     this.soonUntil = 0;
+    this.failedAt = null;
     this.job = "";
     root.dataset.run = name;
     this.view = new View(root, this, place.tab);
@@ -77,7 +78,21 @@ class Run {
   }
 
   say(text, kind) {
+    this.saysFailure = false;
     this.view.head.say(text, kind);
+  }
+
+  /** Say that an action failed after the server had accepted it, once; the server forgets it when it is out of date. */
+  sayFailed(failed) {
+    const at = failed ? failed.at : null;
+    if (at === this.failedAt) return;
+    this.failedAt = at;
+    if (failed) {
+      this.answered = null;
+      this.view.head.busy = "";
+      this.say(`${failed.action}: ${failed.message}`, "error");
+      this.saysFailure = true;
+    } else if (this.saysFailure) this.say("");
   }
 
   redrawHead() {
@@ -205,6 +220,7 @@ class Run {
       this.answered = null;
       this.say("");
     }
+    this.sayFailed(value.failed_action);
     if (value.run_id) {
       newestSnaps.delete(value.run_id);
       newestSnaps.set(value.run_id, value);

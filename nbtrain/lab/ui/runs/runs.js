@@ -54,6 +54,7 @@ class RunsList extends RunsFrame {
     this.sweeps = new Map();
     this.folds = new Map();
     this.busy = new Map();
+    this.failures = {};
     this.extra = null;
     this.page = 0;
     this.only = model && model.get("names").length ? model.get("names") : null;
@@ -142,7 +143,10 @@ class RunsList extends RunsFrame {
       if (this.archived || wanted) return (!wanted || wanted.has(run.name)) && (!this.archived || run.archived);
       return !run.archived || run.active || Boolean(this.model && this.model.get("archived"));
     };
-    this.runs = runs.filter(isMeant).map((run) => (this.more && this.more[run.name] ? { ...run, more: this.more[run.name] } : run));
+    this.runs = runs.filter(isMeant).map((run) => {
+      const more = this.more && this.more[run.name], failed_action = this.failures[run.name];
+      return more || failed_action ? { ...run, more, failed_action } : run;
+    });
     if (this.only) {
       const place = new Map(this.only.map((name, at) => [name, at]));
       this.runs.forEach((run) => (run.given = place.get(run.name)));
@@ -156,11 +160,26 @@ class RunsList extends RunsFrame {
       if (this.answered === run.name) this.say("");
       said.push(`${run.name}: ${run.state}. ${run.cause || run.meaning || ""}`);
     }
+    this.sayFailed(before);
     if (said.length) this.live.textContent = said.slice(0, 3).join(" ");
     choices(this.tag, tagChoices(this.runs));
     const states = [...new Set(this.runs.map((run) => run.state))].sort();
     choices(this.state, [...STATE_GROUPS, ...states.map((state) => [state, state])]);
     this.draw();
+  }
+
+  /** Say which actions have failed since the server accepted them; `before` has the runs as they were shown. */
+  sayFailed(before) {
+    const isNew = ({ name, failed_action }) => {
+      const old = before.get(name);
+      return failed_action && !(old && old.failed_action && old.failed_action.at === failed_action.at);
+    };
+    const found = this.runs.filter(isNew);
+    if (!found.length) return;
+    for (const { name } of found) this.busy.delete(name);
+    this.answered = "";
+    const texts = found.map(({ name, failed_action }) => `${name}: ${failed_action.action}: ${failed_action.message}`);
+    this.say(texts.slice(0, 3).join(" "), "error");
   }
 
   draw() {
@@ -436,6 +455,7 @@ class RunsList extends RunsFrame {
     if (!this.server && this.polled) this.say("");
     this.setServed(true);
     this.given = value.runs;
+    this.failures = value.failed_actions || {};
     this.show(value.runs);
     this.sparklines.plan();
     if (this.columns.asked.length && Date.now() - this.columnsAt > COLUMNS_MS) this.readColumns();

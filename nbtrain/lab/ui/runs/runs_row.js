@@ -96,7 +96,8 @@ export class RunRow {
     this.state.replaceChildren(pill(words, tone, run.cause || run.meaning || ""));
     this.node.classList.toggle("nbt-archived", Boolean(run.archived));
     this.drawTags(run);
-    const bad = tone === "bad", cause = run.cause || "";
+    const failed = run.failed_action, bad = tone === "bad" || Boolean(failed);
+    const cause = failed ? `${failed.action}: ${failed.message}` : run.cause || "";
     // For a waiting job, the reason comes first.
     const told = Boolean(cause) && (bad || tone === "wait");
     const note = run.notes ? run.notes.trim() : "";

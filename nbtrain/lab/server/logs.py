@@ -1,5 +1,8 @@
 """Logs of a run over REST: a part from an offset on, a search, the last traceback, a complete file.
 
+For a rank that has written no log, the routes answer what `nbtrain logs` prints: on Kubernetes, the output of
+its pod.
+
 Text is sent as JSON or as a file to save, never as a page, so that a browser does not run a log's content.
 """
 
@@ -15,6 +18,7 @@ from tornado.iostream import StreamClosedError
 
 from nbtrain.base.run_directory.observed_state import read_state
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
+from nbtrain.jobs.attempt.backend import reader_of_job
 from nbtrain.lab.server.jobs import job_named
 from nbtrain.lab.server.requests import NbtrainHandler, RequestError, in_pool
 from nbtrain.lab.server.views import confined
@@ -30,13 +34,17 @@ PIECE_BYTES = 1 << 20
 SEARCHERS = ThreadPoolExecutor(2, "nbtrain-search")
 # Searches that run or wait. A page has one at a time.
 MOST_SEARCHES = 16
+# Lines of a pod's output; a line of a log has about 120 bytes (READ_LIMIT_BYTES).
+OUTPUT_LINES = 2000
+# A cluster that does not answer must not keep readers of files waiting.
+CLUSTER_READERS = ThreadPoolExecutor(2, "nbtrain-pods")
 
 
 class OneLogHandler(NbtrainHandler):
     """Shared base of routes for one log: ?rank=<number, "supervisor" or "node0">&job=&attempt=."""
 
-    async def log_asked_for(self, name: str) -> tuple[JobDir, Path]:
-        """Return the job and its log, which need not exist."""
+    async def log_asked_for(self, name: str) -> tuple[JobDir, int | str, Path]:
+        """Return the job, the rank or the name of the log, and its file, which need not exist."""
         view = await self.view(name)
         rank = self.get_argument("rank", "0")
         known = rank == logs.SUPERVISOR or logs.NODE.fullmatch(rank)
@@ -44,33 +52,41 @@ class OneLogHandler(NbtrainHandler):
             raise RequestError(400, f'rank = {rank[:80]!r} must be a number, "{logs.SUPERVISOR}" or "node0".')
         attempt = self.number("attempt")
         job = await self.read(job_named, view.run, self.get_argument("job", None))
-        return job, await self.read(lambda: confined(logs.log_path(job, rank, attempt)))
+        path = await self.read(lambda: confined(logs.log_path(job, rank, attempt)))
+        return job, rank if known else int(rank), path
 
 
 class LogHandler(OneLogHandler):
     """GET run/<name>/log?rank=&job=&attempt=&offset=&line=: the text from an offset on, around a line, or at
-    the end.
+    the end. `whole` is true for the output of a pod, which is in no file and is answered anew each time.
     """
 
     async def get(self, name: str) -> None:
         offset, line = self.number("offset"), self.number("line")
-        _, path = await self.log_asked_for(name)
+        job, rank, path = await self.log_asked_for(name)
         # A line of a log of gigabytes is searched for like a text.
         read = self.read if line is None else functools.partial(in_pool, SEARCHERS)
-        self.finish(asdict(await read(LINES.read, path, offset, line)))
+        part = await read(LINES.read, path, offset, line)
+        text = "" if part.size_bytes else await in_pool(CLUSTER_READERS, output_of, job, rank)
+        self.finish({**asdict(part), **({"text": text} if text else {}), "whole": bool(text)})
 
 
 class LogFileHandler(OneLogHandler):
-    """GET run/<name>/log/raw?rank=&job=&attempt=: the complete file as a download, of any size."""
+    """GET run/<name>/log/raw?rank=&job=&attempt=: the complete file as a download, of any size; for a rank
+    that has written no log, the output of its pod.
+    """
 
     async def get(self, name: str) -> None:
-        job, path = await self.log_asked_for(name)
-        if not await self.read(path.exists):
+        job, rank, path = await self.log_asked_for(name)
+        is_written, text = await self.read(path.exists), ""
+        if not is_written and not (text := await in_pool(CLUSTER_READERS, output_of, job, rank)):
             raise RequestError(404, f"{name}: job {job.job_id} has no log {path.name}.")
-        stream = await self.read(path.open, "rb")
         self.set_header("Content-Disposition", f'attachment; filename="{name}-{job.job_id}-{path.name}"')
         self.set_header("Content-Type", "text/plain; charset=utf-8")
-        with stream:
+        if not is_written:
+            self.finish(text, set_content_type="text/plain; charset=utf-8")
+            return
+        with await self.read(path.open, "rb") as stream:
             try:
                 while piece := await self.read(stream.read, PIECE_BYTES):
                     self.write(piece)
@@ -78,6 +94,13 @@ class LogFileHandler(OneLogHandler):
             except StreamClosedError:
                 return
         self.finish(set_content_type="text/plain; charset=utf-8")
+
+
+def output_of(job: JobDir, rank: int | str) -> str:
+    """Return the last lines of what `nbtrain logs` prints for a rank without a log; "" if it has one."""
+    if logs.read_log(logs.log_path(job, rank), limit_bytes=1).size_bytes:
+        return ""
+    return "".join(f"{line}\n" for line in reader_of_job(job).logs(job, rank, OUTPUT_LINES))
 
 
 class LogSearchHandler(NbtrainHandler):

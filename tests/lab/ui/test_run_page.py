@@ -780,6 +780,33 @@ def test_a_copy_button_keeps_the_focus_when_the_basic_info_changes(job: FakeJob,
         assert copy.evaluate("(node) => node === document.activeElement")
 
 
+def test_a_pods_output_is_shown_until_the_rank_has_a_log(job: FakeJob, browser: Any) -> None:
+    """The output of a pod is read anew each time and replaced, until the rank has written its log."""
+    routes, output = routes_of(job.run), ["pulling", "starting"]
+    log = routes["run/gpt-fake/log"]
+
+    def answer(query: dict[str, str], body: Any) -> Any:
+        if not output:
+            return log(query, body) | {"whole": False}
+        assert "offset" not in query
+        text = "".join(f"{line}\n" for line in output)
+        return dict(text=text, start_bytes=0, end_bytes=0, size_bytes=0, first_line=None, whole=True)
+
+    routes["run/gpt-fake/log"] = answer
+    mount = "ui.mount(root, {name: 'gpt-fake', place: {tab: 'logs'}})"
+    with view_page(browser, routes, mount) as page:
+        shown = page.locator("pre[aria-label=log] .nbt-line")
+        expect(shown).to_have_text(["pulling", "starting"])
+        expect(page.locator(".nbt-logs .nbt-empty")).to_have_text(
+            "Rank 0 has written no log yet. This is the output of its pod."
+        )
+        output.append("no module named nbtrain")
+        expect(shown).to_have_text(["pulling", "starting", "no module named nbtrain"])
+        output.clear()
+        expect(shown.first).to_contain_text("step")
+        expect(page.locator(".nbt-logs .nbt-empty")).to_be_hidden()
+
+
 def test_a_rank_without_a_log_says_so(job: FakeJob, browser: Any) -> None:
     job.job.log(1, 0).write_text("")
     with view_page(

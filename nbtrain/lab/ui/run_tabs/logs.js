@@ -17,6 +17,7 @@ const lastDrawn = (line) => plain(line.replace(/\r+$/, "").split("\r").pop());
 
 const logValue = (rank, attempt) => JSON.stringify([rank, attempt]);
 const whoseLog = (rank) => (/^\d+$/.test(rank) ? `rank ${rank}` : rank);
+const whoseWords = (rank) => (/^\d+$/.test(rank) ? `Rank ${rank}` : `The ${rank}`);
 const logWords = ([rank, attempt]) => `${whoseLog(rank)}${attempt === null ? "" : `, attempt ${attempt}`}`;
 
 /** The parts of a line, [[text, whether it is marked], ...]; `hit` is the line's hit of a search, or undefined. */
@@ -150,6 +151,8 @@ export class Logs {
     this.around = this.current = line;
     this.rest = "";
     this.lines = [];
+    /** Whether the lines are the output of a pod, which each answer replaces. */
+    this.isOutput = false;
     /** The number of the first of `lines`; null if it is not known. */
     this.first = null;
     /** Lines that were dropped at the beginning since the first read. */
@@ -236,7 +239,13 @@ export class Logs {
       // After forget(), another read has started, maybe of the same log.
       if (this.reading !== reading) return;
       this.say("");
-      this.add(part, rank);
+      // The rank has written its log meanwhile.
+      if (this.isOutput && !part.whole) {
+        this.forget();
+        this.shown = mine;
+      }
+      if (part.whole) this.showOutput(part, rank);
+      else this.add(part, rank);
     } catch (error) {
       if (this.reading !== reading) return;
       this.say(refused(error, `the log of ${whoseLog(rank)}`));
@@ -245,6 +254,16 @@ export class Logs {
     } finally {
       if (this.reading === reading) this.reading = null;
     }
+  }
+
+  /** Show the output of a pod whose rank has written no log. It is in no file, so that it is read anew each time. */
+  showOutput(part, rank) {
+    this.isOutput = true;
+    this.offset = null;
+    this.lines = part.text.split("\n");
+    this.rest = this.lines.pop();
+    this.say(`${whoseWords(rank)} has written no log yet. This is the output of its pod.`);
+    this.paint();
   }
 
   add(part, rank) {
@@ -274,7 +293,7 @@ export class Logs {
   whyEmpty(rank) {
     const row = this.run.view.snap.ranks.find((each) => String(each.rank) === rank);
     const first = this.choice.options[0].textContent;
-    const who = /^\d+$/.test(rank) ? `Rank ${rank}` : `The ${rank}`, phase = row ? ` (${row.phase}${row.activity ? `, ${row.activity}` : ""})` : "";
+    const who = whoseWords(rank), phase = row ? ` (${row.phase}${row.activity ? `, ${row.activity}` : ""})` : "";
     const others = row && row.rank ? ` It logs only warnings and errors; see ${first} for the steps.` : "";
     return `${who} has logged nothing${phase}.${others}`;
   }

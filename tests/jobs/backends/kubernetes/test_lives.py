@@ -25,6 +25,7 @@ from nbtrain.jobs.backends.kubernetes.connect import connect
 from nbtrain.jobs.backends.kubernetes.handle import KubernetesHandle
 from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, write
 from nbtrain.jobs.control import control
+from nbtrain.lab.server.logs import output_of
 from nbtrain.monitor.job.job_records import describe_job
 from tests.jobs.backends.kubernetes.conftest import JOB_ID, PLAIN, RUN_ID
 from tests.waiting import wait_until
@@ -383,6 +384,10 @@ def test_a_log_comes_from_the_pod_if_the_rank_has_written_none(submitted, job, s
     backend = KubernetesBackend()
     assert backend.logs(job, 3, 10) == ["words of node 0"] and backend.logs(job, 8, 10) == ["words of node 2"]
     assert backend.logs(job, 4, 10) == []
+    # A run's page shows the same.
+    assert [output_of(job, rank) for rank in (3, 4, 8)] == ["words of node 0\n", "", "words of node 2\n"]
+    job.log(8, 0).write_text("its own\n")
+    assert output_of(job, 8) == ""
 
 
 def test_what_a_pod_said_is_kept_if_it_ended_before_its_agent_could_write(submitted, job, stub):

@@ -2,9 +2,9 @@
 
     drive(sweep) -> {name: state}
 
-Each turn reads the runs' records. The driver itself keeps only the reasons of stopped runs (sweep.json), so
-that it can be killed and started again at any moment, on the same or another machine. What it does with a
-run, by its state:
+Each turn reads the runs' records. The driver itself keeps only the reasons of the runs that it stopped or
+could not start (sweep.json), so that it can be killed and started again at any moment, on the same or another
+machine. What it does with a run, by its state:
 
     a run without a job                          submits it, if fewer than at_once are active
     LOST: its processes are gone                 resumes it from its newest checkpoint; leaves it if it is
@@ -71,7 +71,7 @@ class Turn:
 
     states: dict[str, str]
     errors: dict[str, str] = field(default_factory=dict)
-    """Why a run could not be submitted, by its name."""
+    """Why a run could not be submitted or resumed, by its name."""
     stopped: Collection[str] = ()
     """Names of the runs that the stop rule has stopped."""
 
@@ -157,19 +157,18 @@ def _drive(
     record.write(sweep_folder(sweep.name) / "sweep.json")
     retried: set[str] = set()
     tried: dict[str, str] = {}
-    errors: dict[str, str] = {}
     lost_at: dict[str, int | None] = {}
     curves: dict[str, tuple[str, TokenCurve]] = {}
 
     def may_retry(turn: Turn, name: str) -> bool:
-        is_left = name not in retried and name not in errors and name not in turn.stopped
+        is_left = name not in retried and name not in record.errors and name not in turn.stopped
         state = turn.states[name]
         if not again or not is_left:
             return False
         return state in (FAILED, CANCELLED) or has_steps_left(RunDir.named(name), state)
 
     while True:
-        turn = Turn({run.name: state_of(run.name) for run in sweep.runs}, errors, record.stopped)
+        turn = Turn({run.name: state_of(run.name) for run in sweep.runs}, record.errors, record.stopped)
         for run in sweep.runs:
             if turn.active >= at_once:
                 break
@@ -189,7 +188,8 @@ def _drive(
                     _pinned(sweep, record.code)
                     _submit(run, command, tried)
             except NbtrainError as error:
-                errors[name] = str(error)
+                record.errors[name] = str(error)
+                record.write(sweep_folder(sweep.name) / "sweep.json")
                 say(f"{name}: {error}")
                 continue
             turn.states[name] = state_of(name)

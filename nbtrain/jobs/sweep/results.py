@@ -61,6 +61,8 @@ class SweepRow:
     """Metric that the sweep's runs are compared by: "loss" if none of them has a validation loss."""
     has_steps_left: bool = False
     """Whether the newest job has succeeded with an evaluation before the run's last step."""
+    error: str = ""
+    """Why the sweep could not submit or resume the run, when it was last called; "" if it could."""
 
     @property
     def value(self) -> float | None:
@@ -71,7 +73,7 @@ class SweepRow:
     @property
     def state(self) -> str:
         if self.status is None:
-            return "to start"
+            return "could not start" if self.error else "to start"
         if self.stopped and not self.status.active and not self.has_succeeded:
             return "stopped by the rule"
         return "evaluated before its end" if self.has_steps_left else self.status.state
@@ -85,6 +87,18 @@ class SweepRow:
         """Whether the run was submitted, and has succeeded or was stopped by the rule."""
         return self.status is not None and (self.has_succeeded or bool(self.stopped))
 
+    @property
+    def is_left(self) -> bool:
+        """Whether the sweep does not start or resume the run any more, until it is called again."""
+        return bool(self.stopped or self.error)
+
+    @property
+    def trouble(self) -> str:
+        """A sentence on why the run could not be started; "" if it could, or was started by other means."""
+        if not self.error or self.is_done or (self.status is not None and self.status.active):
+            return ""
+        return f"{self.name} could not be {'started' if self.status is None else 'resumed'}: {self.error}"
+
     def to_dict(self) -> dict[str, Any]:
         status = self.status
         return {
@@ -92,6 +106,7 @@ class SweepRow:
             "settings": self.settings,
             "state": status.state if status else None,
             "stopped": self.stopped,
+            "error": self.error if self.trouble else "",
             "step": status.step if status else None,
             "loss": status.loss if status else None,
             "validation_loss": status.validation_loss if status else None,
@@ -160,9 +175,11 @@ class SweepResults(Result):
         """Raise JobFailed with the names of the runs that neither succeeded nor were stopped by the rule."""
         if not self.succeeded:
             names = [f"{row.name} ({row.state})" for row in self.rows if not row.is_done]
+            troubles = "".join(f"\n{row.trouble}" for row in self.rows if row.trouble)
             raise JobFailed(
                 f"sweep {self.name}: {amounts.counted(len(names), 'run')} did not succeed: "
                 f"{', '.join(names)}. `nbtrain status RUN` says why; the sweep with --again resumes them."
+                f"{troubles}"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -197,14 +214,17 @@ class SweepResults(Result):
         if faults := fault_kind_rows(spending):
             blocks.append(Table(FAULT_KIND_HEADS, faults, "Cost of the faults"))
         stopped = [Sentence(f"{row.name} was stopped: {row.stopped}.") for row in self.rows if row.stopped]
-        return Report(f"Sweep {self.name}", [*blocks, *stopped])
+        troubles = [Sentence(row.trouble) for row in self.rows if row.trouble]
+        return Report(f"Sweep {self.name}", [*blocks, *stopped, *troubles])
 
     def _summary(self) -> str:
-        states = [(row.status.state if row.status else NO_JOB, bool(row.stopped)) for row in self.rows]
+        states = [(row.status.state if row.status else NO_JOB, row.is_left) for row in self.rows]
         words = f"{sum(has_ended(*state) for state in states)} of {amounts.counted(len(states), 'run')} ended"
         # Only the sweep itself resumes these, the next time that it is run.
         if lost := sum(state == LOST and is_to_start(state, is_left) for state, is_left in states):
             words += f", {lost} lost"
+        if troubled := sum(bool(row.trouble) for row in self.rows):
+            words += f", {troubled} could not be started"
         spending = self.spending
         used = spending.words()
         paid = [row.spending for row in self.rows if row.spending is not None and row.spending.device_hours]
@@ -269,7 +289,8 @@ def sweep_results(name: str) -> SweepResults:
         spending = None if status is None else spending_of(run, status, now)
         stopped = record.stopped.get(run.name, "")
         is_left = status is not None and has_steps_left(run, status.state)
-        rows.append(SweepRow(run.name, settings, status, spending, stopped, metric, is_left))
+        error = record.errors.get(run.name, "")
+        rows.append(SweepRow(run.name, settings, status, spending, stopped, metric, is_left, error))
     varied = list(dict.fromkeys(key for settings in record.settings for key in settings))
     return SweepResults(name, varied, rows)
 

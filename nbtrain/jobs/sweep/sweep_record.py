@@ -1,6 +1,6 @@
 """The folder of a sweep and its record, sweep.json, which readers need without the sweep's file.
 
-sweeps/NAME/sweep.json     names and settings of the runs, and why the rule has stopped some
+sweeps/NAME/sweep.json     names and settings of the runs, and why some were stopped or could not be started
            /page.html      the results
            /sweep.yaml     the sweep's file, if it was given as a mapping
 """
@@ -20,7 +20,9 @@ SEED_KEYS = frozenset({"model.seed", "data.seed"})
 
 @dataclass
 class SweepRecord(Record):
-    """sweep.json: the runs of a sweep, for readers without its file, and those that the rule has stopped."""
+    """sweep.json: the runs of a sweep, for readers without its file, and those that the rule has stopped or
+    that could not be started.
+    """
 
     name: str
     file: str
@@ -30,13 +32,15 @@ class SweepRecord(Record):
     """Why a run was stopped, by its name."""
     code: dict[str, str] = field(default_factory=dict)
     """SHA-256 of each file that a run's `code` names, by the path in the runs, at the sweep's first start."""
+    errors: dict[str, str] = field(default_factory=dict)
+    """Why a run could not be submitted or resumed, by its name. The next call of the sweep tries it again."""
     schema_version: int = SCHEMA_VERSION
 
 
 def is_to_start(state: str, is_left: bool) -> bool:
     """Return whether a run in this state is submitted or resumed as soon as there is room.
 
-    `is_left`: the rule has stopped the run, or it could not be submitted.
+    `is_left`: the rule has stopped the run, or it could not be submitted or resumed.
     """
     return state in (NO_JOB, LOST) and not is_left
 

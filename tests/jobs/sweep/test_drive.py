@@ -207,6 +207,34 @@ def test_results_count_as_ended_what_the_driver_counts(state, stopped):
     assert said in str(SweepResults("a", [], rows))
 
 
+def test_a_run_that_cannot_be_submitted_is_told_apart_from_one_to_come(sweep, monkeypatch):
+    """The results name a run that the sweep could not submit, with the reason, until the next call."""
+    read = sweep(seeds=[1])
+    bad, good = (run.name for run in read.runs)
+    states = {bad: NO_JOB, good: NO_JOB}
+    monkeypatch.setattr(driver, "state_of", states.get)
+
+    def submit(run, command, tried):
+        if run.name == bad:
+            raise JobError("data/x: there is no such folder.")
+        states[good] = SUCCEEDED
+
+    monkeypatch.setattr(driver, "_submit", submit)
+    drive(read)
+    results = sweep_results("seeds")
+    broken, waiting = results.rows
+    assert (broken.state, waiting.state) == ("could not start", "to start")
+    sentence = f"{bad} could not be started: data/x: there is no such folder."
+    assert sentence in str(results) and sentence in results.as_report().html()
+    assert "1 of 2 runs ended, 1 could not be started." in str(results)
+    assert [run["error"] for run in results.to_dict()["runs"]] == ["data/x: there is no such folder.", ""]
+    with pytest.raises(JobFailed, match="there is no such folder"):
+        results.must_succeed()
+    monkeypatch.setattr(driver, "_submit", lambda run, command, tried: states.update({run.name: SUCCEEDED}))
+    drive(read)
+    assert [row.error for row in sweep_results("seeds").rows] == ["", ""]
+
+
 def test_a_run_whose_record_is_damaged_is_left(sweep):
     """A damaged record does not end the sweep; the results name the run."""
     name = sweep().runs[0].name

@@ -11,7 +11,6 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.errors import RecordError
@@ -141,13 +140,16 @@ class Journal:
         self.check_owner()
         self.record.write(self.job.job_json)
 
-    def hand_over(self, cause: str, state: str = QUEUED) -> None:
-        """Give up the job: QUEUED if another allocation continues it, SUSPENDED if it is paused."""
+    def hand_over(self, cause: str, state: str = QUEUED, paused: bool = False) -> None:
+        """Give up the job: QUEUED if another allocation continues it, SUSPENDED if it is paused.
+
+        `paused` says that the job is QUEUED, because its scheduler keeps it, and still paused.
+        """
         self.check_owner()
         self.forget_request()
         self.record.supervisor = None
         self.record.attempt += 1
-        self.set_state(state, cause)
+        self.set_state(state, cause, **({"paused": True} if paused else {}))
 
     def sign_of_life(self) -> None:
         """Renew job.json's time stamp, which is the only sign of this process on other hosts."""
@@ -157,11 +159,13 @@ class Journal:
             with contextlib.suppress(OSError):
                 os.utime(self.job.job_json)
 
-    def set_state(self, state: str, cause: str | None = None) -> None:
-        """Write the state to job.json, and an event with the seconds spent in the previous state."""
+    def set_state(self, state: str, cause: str | None = None, **data: object) -> None:
+        """Write the state to job.json, and an event with the seconds spent in the previous state, and `data`
+        in addition.
+        """
         self.check_owner()
         previous, self.record.state, self.record.cause = self.record.state, state, cause
-        self._tell_state(previous)
+        self._tell_state(previous, **data)
         self._try_write(self._write_record)
 
     def set_cause(self, cause: str) -> None:
@@ -170,9 +174,9 @@ class Journal:
             self.record.cause = cause
             self._try_write(self._write_record)
 
-    def _tell_state(self, previous: str) -> None:
+    def _tell_state(self, previous: str, **data: object) -> None:
         now, state, cause = time.monotonic(), self.record.state, self.record.cause
-        data: dict[str, Any] = {"seconds": round(now - self._state_since, 3), "attempt": self.record.attempt}
+        data |= {"seconds": round(now - self._state_since, 3), "attempt": self.record.attempt}
         data |= {"cause": cause} if cause else {}
         said = f"{previous} -> {state}" + (f": {cause}" if cause else "")
         self.event("state", said, state=state, previous_state=previous, **data)

@@ -205,7 +205,7 @@ def supervise(journal: Journal, requests: SignalRequests) -> int:
                     else:
                         words = backend.starts_again(job)
                     if words:
-                        journal.hand_over(f"{cause}; {words}")
+                        journal.hand_over(f"{cause}; {words}", paused=asked_pause(job))
                         launcher.close()
                         return 0
                     verdict = replace(verdict, cause=f"{cause}, {RESUME}")

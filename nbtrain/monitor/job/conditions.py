@@ -2,7 +2,7 @@
 
 A condition is a state that the job has been in: whether it is in that state now, since when, and why. States
 come from the events of the submitter and of the supervisor, each in the order in which they were written.
-LOST and SUSPENDED, which only a reader can determine, are added last.
+LOST, and SUSPENDED by a scheduler, which only a reader can determine, are added last.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,6 +22,7 @@ from nbtrain.base.run_directory.jobstate import (
     SUCCEEDED,
     SUSPENDED,
 )
+from nbtrain.monitor.status.life import told_state
 
 REASONS = {
     QUEUED: "Submitted",
@@ -106,7 +107,7 @@ def conditions(
         if event.get("kind") in ("restart", "rollback"):
             kind = event.get("reason") if event["kind"] == "restart" else end_kinds.ROLLBACK
             restart_reason = RESTART_REASONS.get(str(kind))
-        state = event.get("state") if event.get("kind") == "state" else None
+        state = told_state(event)
         if not isinstance(state, str) or state not in MEANING:
             continue
         reason = restart_reason if state == RESTARTING else None

@@ -2,9 +2,9 @@
 
 life(events, created_at, now, phase)  ->  {"begin", "end", "spans": [[kind, begin, end], ...], "totals"}
 
-States come from the supervisor's events, and the phases within a state from the events of rank 0, which are
-written when a phase ends. DeepSpeed's autotuner runs before there is a supervisor: the events of its trials
-say when.
+States come from events (told_state), most of them the supervisor's, and the phases within a state from the
+events of rank 0, which are written when a phase ends. DeepSpeed's autotuner runs before there is a
+supervisor: the events of its trials say when.
 """
 
 from collections.abc import Mapping, Sequence
@@ -102,6 +102,16 @@ def life_spans(
     return _with_phases(_with_trials(_states(events, created_at, now), events), inner)
 
 
+def told_state(event: Mapping[str, Any]) -> str | None:
+    """Return the state that an event reports; None for an event that reports none.
+
+    A paused job that its scheduler keeps is recorded as QUEUED when its supervisor leaves.
+    """
+    if event.get("kind") != "state":
+        return None
+    return SUSPENDED if event.get("paused") else event.get("state")
+
+
 def paused_seconds(events: Sequence[Mapping[str, Any]], created_at: float, now: float) -> float:
     """Return the seconds for which a job was paused until `now`; for a job that has ended, `now` is its
     end.
@@ -118,9 +128,9 @@ def elapsed_words(elapsed_seconds: float, paused: float) -> str:
 def _states(events: Sequence[Mapping[str, Any]], created_at: float, now: float) -> list[Span]:
     changes = [(QUEUED, created_at)]
     changes += [
-        (event["state"], min(max(event["time"], created_at), now))
+        (state, min(max(event["time"], created_at), now))
         for event in events
-        if event.get("kind") == "state" and event.get("state") in _OF_STATES
+        if (state := told_state(event)) in _OF_STATES
     ]
     ends = [time for _, time in changes[1:]] + [now]
     return [

@@ -62,6 +62,8 @@ def test_what_only_a_reader_knows_comes_last() -> None:
     assert (held.type, held.reason) == ("Suspended", "HeldByScheduler")
     paused = conditions([*STORY, state(60, "SUSPENDED", "paused")], 9.0, ("SUSPENDED", "paused", 61.0, None))
     assert (paused[-1].reason, paused[-1].last_change) == ("PausedOnRequest", 60)
+    left = [*STORY, state(60, "SUSPENDED", "paused"), state(61, "QUEUED", "left") | {"paused": True}]
+    assert conditions(left, 9.0, ("SUSPENDED", "paused", 99.0, None))[-1] == paused[-1]
     failed = conditions([*STORY, state(60, "FAILED", "boom")], 9.0, ("FAILED", "boom", 61.0, "ExitCode137"))
     assert (failed[-1].reason, failed[-1].message, failed[-1].last_change) == ("ExitCode137", "boom", 60)
 

@@ -63,6 +63,22 @@ def test_a_long_life_has_few_spans():
     assert all(first[2] == second[1] for first, second in zip(found["spans"], found["spans"][1:]))
 
 
+def test_a_pause_without_a_supervisor_lasts_until_the_job_is_resumed():
+    """A paused job of a cluster is recorded as QUEUED when its supervisor leaves; it is paused until it is
+    resumed, and then waits for its pods.
+    """
+    events = [
+        *EVENTS,
+        state("QUEUED", 71) | {"paused": True},
+        state("QUEUED", 80),
+        state("STARTING", 90),
+    ]
+    assert life(events, 0.0, 100.0)["spans"][-3:] == [
+        *(["paused", 70, 80], ["waiting", 80, 90], ["starting", 90, 100.0])
+    ]
+    assert paused_seconds(events, 0.0, 100.0) == 10.0
+
+
 def test_a_pause_is_named_in_the_elapsed_time():
     """The elapsed time states separately how long the job was paused."""
     assert paused_seconds(EVENTS, 0.0, 100.0) == 30.0

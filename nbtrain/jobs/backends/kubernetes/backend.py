@@ -13,8 +13,10 @@ from typing import Any
 
 from nbtrain.base.errors import JobError, SubmitError
 from nbtrain.base.findings import Finding
-from nbtrain.base.run_directory.jobstate import ACTIVE, CANCELLED, QUEUED
+from nbtrain.base.run_directory.events import EventWriter
+from nbtrain.base.run_directory.jobstate import ACTIVE, CANCELLED, QUEUED, SUSPENDED
 from nbtrain.base.run_directory.node_records import Ask, EngineWord, LaunchOrder, node_of_rank
+from nbtrain.base.run_directory.records import JobRecord
 from nbtrain.base.run_directory.rundir import JobDir, new_run_id
 from nbtrain.base.workspace import display
 from nbtrain.config.code_file import carried
@@ -138,13 +140,15 @@ class KubernetesBackend(RemoteBackend):
 
     def pause(self, job: JobDir) -> None:
         """End the pods and keep the object; a resumed job continues from its newest checkpoint."""
-        handle = _handle(job)
-        self._patch(job, handle, KINDS[handle.kind].pause(True))
+        with _told(job, SUSPENDED, "paused before its supervisor started"):
+            handle = _handle(job)
+            self._patch(job, handle, KINDS[handle.kind].pause(True))
 
     def unpause(self, job: JobDir) -> None:
         """Start the pods of a paused job again."""
-        handle = _handle(job)
-        self._patch(job, handle, KINDS[handle.kind].pause(False))
+        with _told(job, QUEUED, "resumed after a pause; waits for its pods"):
+            handle = _handle(job)
+            self._patch(job, handle, KINDS[handle.kind].pause(False))
 
     def disruption(self, job: JobDir, nodes: list[int]) -> str:
         """Return the cluster's record that it takes away a pod of these nodes; "" without one.
@@ -305,6 +309,15 @@ def _handle(job: JobDir) -> KubernetesHandle:
 
 def _cluster(handle: KubernetesHandle, read_seconds: float = READ_SECONDS) -> Cluster:
     return Cluster(connect(handle.context, handle.namespace), read_seconds=read_seconds)
+
+
+@contextlib.contextmanager
+def _told(job: JobDir, state: str, message: str) -> Iterator[None]:
+    """Write the event of a change of state after it, if the job has no supervisor that writes it."""
+    record = JobRecord.read(job.job_json)
+    yield
+    if record is not None and record.state in ACTIVE and record.supervisor is None:
+        EventWriter(job, "control").write("state", message, state=state, cause=message)
 
 
 def _node_of(job: JobDir, rank: int | str) -> int:

@@ -18,6 +18,7 @@ from nbtrain.jobs.backends import remote_backend
 from nbtrain.jobs.calibration.calibrate_network import calibrate_network
 from nbtrain.jobs.control import control
 from nbtrain.jobs.submission.submit import resume
+from nbtrain.monitor.job.job_records import describe_job
 from nbtrain.planner.calibration.measured_network import place_of
 from nbtrain.planner.plan import plan
 from tests.jobs.backends.kubernetes.conftest import PLAIN
@@ -80,6 +81,8 @@ def test_a_pause_takes_the_pods_and_a_lost_pod_hands_the_job_over(
     assert (record.state, record.supervisor, record.restarts) == ("QUEUED", None, 0)
     says("Suspended")
     assert status_of(job) == ("SUSPENDED", "Suspended")
+    page = describe_job(job.run)
+    assert (page.life["spans"][-1][0], page.conditions[-1].reason) == ("paused", "PausedOnRequest")
 
     # The operator's status changes only below.
     monkeypatch.setattr(control, "SUPERVISOR_SECONDS", 1.0)
@@ -87,6 +90,8 @@ def test_a_pause_takes_the_pods_and_a_lost_pod_hands_the_job_over(
     assert stub.objects[OBJECTS, name]["spec"]["suspend"] is False
     says(None)
     assert status_of(job)[0] == "QUEUED"
+    page = describe_job(job.run)
+    assert (page.life["spans"][-1][0], page.conditions[-1].type) == ("waiting", "Queued")
     second = pod(job)
     wait_until(lambda: steps() >= paused_at + 5, "it trains again")
     second.send_signal(signal.SIGTERM)
@@ -103,7 +108,7 @@ def test_a_pause_takes_the_pods_and_a_lost_pod_hands_the_job_over(
     assert third.wait(600) == 0
     assert operator[1][-1][1]["trainerStatus"]["progressPercentage"] == 100
     assert [state for state in states_of(job) if state not in ("STARTING", "RUNNING")] == [
-        *("QUEUED", "SUSPENDED", "QUEUED", "QUEUED", "SUCCEEDED")
+        *("QUEUED", "SUSPENDED", "QUEUED", "QUEUED", "QUEUED", "SUCCEEDED")
     ]
     # batch.exit_duration_minutes excludes the time without pods, which the supervisor did not see.
     before, after, _ = JobRecord.read(job.job_json).attempts

@@ -31,7 +31,12 @@ WITHOUT_FASTOKENS = ": encoding falls back to tokenizers, same tokens, about 20 
 # (package, first bad, first good again or None, why and what to do)
 KNOWN_BAD = (
     ("deepspeed", "0.0", "0.19.8", "checkpoints are tested with 0.19.8: pip install deepspeed==0.19.8"),
-    ("tensorboard", "0.0", "2.20", "older ones need a protobuf that conflicts with torch 2.11+"),
+    (
+        "tensorboard",
+        "0.0",
+        "2.20",
+        "older ones conflict with torch 2.11's protobuf: pip install -U tensorboard",
+    ),
     ("ipykernel", "7.0", "7.1", "7.0 drops widget messages while a cell runs: pip install -U ipykernel"),
 )
 
@@ -57,8 +62,8 @@ def examine() -> list[Finding]:
         _found("ok", "Python", f"{platform.python_version()} ({sys.executable})"),
         *torch_findings(gpus),
         package_finding("deepspeed", "pip install deepspeed==0.19.8"),
-        *(package_finding(name, f"pip install {name}") for name in FREELY_INSTALLED),
-        package_finding("fastokens", "pip install fastokens", "note", WITHOUT_FASTOKENS),
+        *(package_finding(name, pip_install(name)) for name in FREELY_INSTALLED),
+        package_finding("fastokens", pip_install("fastokens"), "note", WITHOUT_FASTOKENS),
         *known_bad_findings(),
         device_finding(gpus),
         memory_finding(),
@@ -71,10 +76,19 @@ def examine() -> list[Finding]:
     ]
 
 
+def pip_install(name: str) -> str:
+    """Return the pip command that installs a package in a version that nbtrain works with."""
+    requirements = importlib.metadata.requires("nbtrain") or []
+    plain = (line.partition(";")[0].strip() for line in requirements)
+    wanted = next((line for line in plain if re.fullmatch(rf"{name}\b(?!-).*", line)), name)
+    return f"pip install '{wanted}'"
+
+
 def torch_findings(gpus: int) -> list[Finding]:
     version = installed("torch")
     if version is None:
-        return [_found("error", "torch", "not installed", "pip install -c constraints.txt torch")]
+        cpu = "" if gpus else "; for a CPU build, the README's section on torch says how to set pip first"
+        return [_found("error", "torch", "not installed", f"{pip_install('torch')}{cpu}")]
     build = "CUDA" if has_cuda_build() else "CPU"
     findings = [_found("ok", "torch", f"{version}, {build} build")]
     if build == "CUDA" and not gpus:

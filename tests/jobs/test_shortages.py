@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from nbtrain.base.hardware.cgroup import cgroup_file
+from nbtrain.base.run_directory import end_kinds
 from nbtrain.base.run_directory.observed_state import read_state
 from nbtrain.base.run_directory.records import ExitRecord, JobRecord
 from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.jobs.attempt.fixes import fix_of
 from nbtrain.jobs.attempt.reserve import RESERVED_BYTES, Reserve
 from nbtrain.jobs.control import control
 from tests.disks import mounted_disk
@@ -175,7 +177,6 @@ def test_out_of_memory_is_no_plain_kill(fake, memory_group, workspace, tiny_data
     cause = re.sub(r"its log names process \d+", "counted by its cgroup", cause)
     assert cause == (
         "rank 0 was killed: out of host memory: the kernel ended it (SIGKILL, counted by its cgroup; at most "
-        "0.39 of "
-        "0.39 GiB were used). Lower data.num_workers or batch.micro_batch_size, or give the job more memory; "
-        "not tried again: backend.max_restarts = 0 is used up"
+        f"0.39 of 0.39 GiB were used). {fix_of(end_kinds.HOST_MEMORY, config)}; not tried again: "
+        "backend.max_restarts = 0 is used up"
     )

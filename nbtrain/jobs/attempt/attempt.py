@@ -147,6 +147,7 @@ class Attempt:
             self.ranks.records,
             Circumstances(
                 world_size=self._config.world_size,
+                config=self._config,
                 stop_requested=self.stop_asked,
                 killed_at=self.killed_at,
                 killed_after=self._killed_after,

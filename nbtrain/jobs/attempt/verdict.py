@@ -17,6 +17,8 @@ from functools import partial
 from nbtrain.base.run_directory import end_kinds, outcomes
 from nbtrain.base.run_directory.jobstate import CANCELLED, FAILED, SUCCEEDED
 from nbtrain.base.run_directory.records import ExitRecord
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.attempt.fixes import fix_of
 from nbtrain.jobs.machine.host_memory import HostMemory
 from nbtrain.jobs.machine.processes import signal_name
 
@@ -109,8 +111,14 @@ class Circumstances:
     """The last step that any rank has reported, in its exit record or earlier."""
     node_left: str = ""
     """Name of the node that is gone, or that its scheduler told to leave, if that is why ranks stopped."""
+    config: RunConfig | None = None
+    """The configuration that the ranks trained with, which decides what a fix may name."""
     launcher_message: str = ""
     """The launcher's last log lines, for an attempt in which no rank lived long enough to report."""
+
+    def fix(self, kind: str) -> str:
+        """Return the fix of an end of this kind, for the settings of the run."""
+        return fix_of(kind, self.config)
 
 
 @dataclass(frozen=True)
@@ -264,11 +272,11 @@ def _failure(first: ExitRecord, missing: list[int], around: Circumstances, step:
         return _killed(first, where, around, step)
     if SHARED_MEMORY.search(said):
         # Another attempt would find /dev/shm as small, and fail in any of the ranks.
-        full = f"{where}: /dev/shm is full: {_last_line(first)}. {FIX[end_kinds.SHARED_MEMORY]}"
+        full = f"{where}: /dev/shm is full: {_last_line(first)}. {around.fix(end_kinds.SHARED_MEMORY)}"
         return Verdict(FAILED, full, step=step, kind=end_kinds.SHARED_MEMORY)
     if FULL_DISK.search(said):
         # A checkpoint that does not fit is refused with numbers and a fix; an error of the system has no fix.
-        fix = "" if "Free space" in first.message else f". {FIX[end_kinds.DISK]}"
+        fix = "" if "Free space" in first.message else f". {around.fix(end_kinds.DISK)}"
         full = f"{where}: {DISK_IS_FULL}: {first.message.removesuffix('.')}{fix}"
         return Verdict(FAILED, full, True, step=step, kind=end_kinds.DISK)
     if DEVICE_MEMORY.search(said):
@@ -302,7 +310,8 @@ def _killed(record: ExitRecord, where: str, around: Circumstances, step: int | N
         return Verdict(FAILED, said, retry=True, step=step, kind=end_kinds.KILLED)
     how = "exit code 137" if record.signal is None else "SIGKILL"
     if evidence := around.memory.evidence(around.pids.get(record.rank)):
-        said = f"out of host memory: the kernel ended it ({how}, {evidence}). {FIX[end_kinds.HOST_MEMORY]}"
+        fix = around.fix(end_kinds.HOST_MEMORY)
+        said = f"out of host memory: the kernel ended it ({how}, {evidence}). {fix}"
         # A second failure at the very same step means that the run does not fit.
         return Verdict(
             FAILED, f"{where}: {said}", True, (end_kinds.HOST_MEMORY, step), step, end_kinds.HOST_MEMORY
@@ -329,21 +338,6 @@ def _by_whom(around: Circumstances) -> str:
     return f"{by}out of host memory ({around.memory.no_evidence})"
 
 
-FIX = {
-    end_kinds.DEVICE_MEMORY: (
-        "Lower batch.micro_batch_size (the global batch stays), set "
-        "parallel.activation_checkpointing.granularity: "
-        "full, or raise parallel.zero_stage"
-    ),
-    end_kinds.SHARED_MEMORY: (
-        "Set data.num_workers=0, or give the job more: docker run --shm-size, "
-        "backend.kubernetes.shared_memory_bytes"
-    ),
-    end_kinds.DISK: "Free space there, or lower checkpoint.keep_last; then resume the run",
-    end_kinds.HOST_MEMORY: "Lower data.num_workers or batch.micro_batch_size, or give the job more memory",
-}
-
-
 def _out_of_memory(
     record: ExitRecord, where: str, around: Circumstances, step: int | None, kind: str
 ) -> Verdict:
@@ -354,7 +348,7 @@ def _out_of_memory(
     if made >= STEADY_STEPS:
         signature = (kind, record.step)
         return Verdict(FAILED, f"{said} (after {made} good steps)", True, signature, step, kind)
-    return Verdict(FAILED, f"{said.removesuffix('.')}. {FIX[kind]}", step=step, kind=kind)
+    return Verdict(FAILED, f"{said.removesuffix('.')}. {around.fix(kind)}", step=step, kind=kind)
 
 
 def _lost_peers(first: ExitRecord, around: Circumstances, step: int | None) -> Verdict:
@@ -396,7 +390,7 @@ def _without_witness(missing: list[int], around: Circumstances, step: int | None
         said = f"rank {gone[0]}'s wrapper was killed, and rank {gone[0]} with it"
     pids = (around.pids.get(rank) for rank in gone)
     if evidence := next(filter(None, (around.memory.evidence(pid) for pid in pids)), ""):
-        said += f": out of host memory ({evidence}). {FIX[end_kinds.HOST_MEMORY]}"
+        said += f": out of host memory ({evidence}). {around.fix(end_kinds.HOST_MEMORY)}"
         return Verdict(
             FAILED, said, True, (end_kinds.HOST_MEMORY, step), step, end_kinds.HOST_MEMORY, rank=gone[0]
         )

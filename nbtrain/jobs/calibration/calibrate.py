@@ -128,11 +128,12 @@ def calibrate(seconds: float = DEFAULT_SECONDS, clock: str = "wall") -> Calibrat
                     bar.update(1, now=_words(answer))
             is_late = is_late or answer["kind"] == "late"
     if is_late:
+        longer = min(4 * seconds, MOST_SECONDS)
+        more = f", or give more time: `nbtrain calibrate --seconds {longer:g}`" if longer > seconds else ""
         raise JobError(
             f"only {len(figures)} of {counted(total, 'value')} were measured in {seconds:g} s, and nothing "
             f"was written: other programs used {lacking:.1f} of {counted(cores, 'core')} when it began. "
-            "Calibrate while the machine is idle, or give more time: nbtrain calibrate --seconds "
-            f"{min(4 * seconds, MOST_SECONDS):g}."
+            f"Calibrate while the machine is idle{more}."
         )
     taken, is_trial = round(time.monotonic() - started, 1), clock == "cpu"
     doubtful = [] if is_trial else doubts(figures, lacking, cores)

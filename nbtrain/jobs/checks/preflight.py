@@ -20,6 +20,7 @@ from nbtrain.config.arithmetic.attention_kernels import FLASH_GENERATION
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.fault_orders import VARIABLE, read_orders
 from nbtrain.config.findings import missing_data, mistake, run_checks, shortage
+from nbtrain.config.load.edits import with_values
 from nbtrain.config.load.placeholders import placeholders_of
 from nbtrain.config.rules.layout import FP8_CAPABILITY
 from nbtrain.config.rules.wording import value_of
@@ -39,11 +40,12 @@ from nbtrain.jobs.checks.preflight_tools import (
     packages_are_there,
 )
 from nbtrain.jobs.machine.device_needs import chosen_words
+from nbtrain.jobs.machine.machine import Machine
 from nbtrain.jobs.machine.shared_memory import too_little_here
 from nbtrain.jobs.request.initial_weights import problems_of_weights
 from nbtrain.jobs.request.launch import Launch
 from nbtrain.jobs.request.own_code import findings_of_code
-from nbtrain.planner.lint.remedies import cheapest_remedy
+from nbtrain.planner.lint.remedies import cheapest_remedy, host_remedy, may_offload_to_nvme
 from nbtrain.planner.memory import SPARE_FRACTION, least_memory
 
 # The memory estimate is not a measurement: only a run that exceeds memory by more than this factor is
@@ -130,7 +132,7 @@ def devices_suffice(launch: Launch) -> Iterator[Finding]:
             "",
             f"the run starts {ranks} ranks; {machine.host} has {counted(machine.cores, 'core')} for it, and "
             "more than 4 ranks on a core wait for each other.",
-            "Use a machine with more cores, or a smaller parallel.data_parallel_size.",
+            "Use a machine with more cores, or a layout of fewer ranks.",
         )
 
 
@@ -182,7 +184,9 @@ def memory_suffices(launch: Launch) -> Iterator[Finding]:
         where = f"a rank on {name}"
     if needed > ESTIMATE_SLACK * present:
         limit = present // (config.world_size if config.resources.device == "cpu" else 1)
-        if remedy := cheapest_remedy(config, SPARE_FRACTION, limit):
+        # More devices, or more host memory, than this machine has are no remedy.
+        devices = len(machine.gpus) or config.world_size
+        if remedy := cheapest_remedy(_on(machine, config), SPARE_FRACTION, limit, devices):
             fix = f"Set {remedy.words}; a rank then needs about {size(remedy.memory.total_bytes)}."
         else:
             fix = "No layout fits these devices: use a larger machine, more of them, or a smaller model."
@@ -193,6 +197,11 @@ def memory_suffices(launch: Launch) -> Iterator[Finding]:
             + (f" (per rank: {parts})." if parts else "."),
             fix,
         )
+
+
+def _on(machine: Machine, config: RunConfig) -> RunConfig:
+    """Return the run with the host memory of this machine."""
+    return with_values(config, {"resources.memory_per_node_bytes": machine.memory_bytes})
 
 
 def shared_memory_suffices(launch: Launch) -> Iterator[Finding]:
@@ -207,13 +216,17 @@ def host_memory_suffices(launch: Launch) -> Iterator[Finding]:
     needed = estimate.total_host_bytes * min(config.ranks_per_node, config.world_size)
     if needed > machine.memory_bytes:
         parts = ", ".join(f"{name} {size(part)}" for name, part in estimate.host_parts.items() if part)
+        if remedy := host_remedy(_on(machine, config)):
+            fix = f"Set {remedy.words}; a rank then needs {size(remedy.memory.total_host_bytes)} there."
+        else:
+            nvme = ", or set device: nvme with zero_stage: 3" if may_offload_to_nvme(config) else ""
+            fix = f"Use a machine with more memory{nvme}."
         yield shortage(
             config,
             "",
             f"{counted(config.ranks_per_node, 'rank')} on {machine.host} will need about {size(needed)} of "
             f"host memory, but there is {size(machine.memory_bytes)} (per rank: {parts}).",
-            "Offload less (parallel.offload_optimizer, parallel.offload_param), set "
-            "checkpoint.async_save=false, or use device=nvme with zero_stage=3.",
+            fix,
         )
 
 

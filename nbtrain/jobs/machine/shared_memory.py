@@ -14,10 +14,6 @@ from nbtrain.config.findings import shortage
 from nbtrain.config.schema import RunConfig
 
 SHARED_MEMORY = Path("/dev/shm")
-FIX = (
-    "Set data.num_workers=0, which needs none, or give the machine more: "
-    "`mount -o remount,size=1G /dev/shm`, `docker run --shm-size=1g`."
-)
 
 
 def free_shared_memory(path: Path = SHARED_MEMORY) -> int:
@@ -37,12 +33,14 @@ def too_little(config: RunConfig, free_bytes: int, host: str) -> Iterator[Findin
     """Yield a finding if the run's data workers need more shared memory than a machine has free."""
     needed, ranks = worker_shared_memory_bytes(config), config.ranks_per_node
     if free_bytes < needed:
+        gib = needed // 2**30 + 1  # the next whole number, because other programs use some of it
         yield shortage(
             config,
             "data.num_workers",
             f"data.num_workers = {config.data.num_workers} for each of {counted(ranks, 'rank')} of a machine "
             f"needs at least {size(needed)} of shared memory, and {SHARED_MEMORY} of {host} has "
             f"{size(free_bytes)} free.",
-            FIX,
+            "Set data.num_workers=0, which needs none, or give the machine more: "
+            f"`mount -o remount,size={gib}G {SHARED_MEMORY}`, `docker run --shm-size={gib}g`.",
             needed - free_bytes,
         )

@@ -47,14 +47,17 @@ class Remedy:
         return " and ".join(f"{key}: {show(value)}" for key, value in self.changes.items())
 
 
-def cheapest_remedy(config: RunConfig, spare: float, device_bytes: int | None = None) -> Remedy | None:
+def cheapest_remedy(
+    config: RunConfig, spare: float, device_bytes: int | None = None, devices: int = MOST_DEVICES
+) -> Remedy | None:
     """Return the first change that leaves the fraction `spare` of memory free, else the first that fits.
 
-    `device_bytes` is the memory of an existing device; it replaces the run's own. Returns None if no change
-    fits or if the device memory is unknown.
+    `device_bytes` is the memory of an existing device; it replaces the run's own. A change needs at most
+    `devices` devices; less than MOST_DEVICES are those of one machine. Returns None if no change fits or if
+    the device memory is unknown.
     """
     tight = None
-    for changes in _candidates(config):
+    for changes in _candidates(config, devices):
         changed = with_values(config, changes)
         if find_problems(changed):
             continue
@@ -120,7 +123,7 @@ def differing(config: RunConfig, changes: Changes) -> dict[str, Any]:
     return {key: value for key, value in changes.items() if _differs(config, key, value)}
 
 
-def _candidates(config: RunConfig) -> Iterator[Changes]:
+def _candidates(config: RunConfig, devices: int) -> Iterator[Changes]:
     """Yield single changes in the usual order, then several together, then the same on more GPUs."""
     formats, recomputations = list(_formats(config)), list(_recomputations(config))
     micro_batches, stages, cuts = list(_micro_batches(config)), list(_stages(config)), list(_cuts(config))
@@ -141,7 +144,7 @@ def _candidates(config: RunConfig) -> Iterator[Changes]:
     offloads = list(_offloads(config))
     yield from offloads
     yield from ({**least, **offload} for offload in offloads)
-    yield from _more_devices(config, {**least, **(stages[-1] if stages else {})}, cuts, least)
+    yield from _more_devices(config, {**least, **(stages[-1] if stages else {})}, least, devices)
 
 
 def _formats(config: RunConfig) -> Iterator[Changes]:
@@ -213,17 +216,16 @@ def _offloads(config: RunConfig) -> Iterator[Changes]:
             yield {**changes, OPTIMIZER: "cpu", WEIGHTS: "cpu"}
 
 
-def _more_devices(
-    config: RunConfig, sharded: Changes, cuts: list[Changes], least: Changes
-) -> Iterator[Changes]:
+def _more_devices(config: RunConfig, sharded: Changes, least: Changes, devices: int) -> Iterator[Changes]:
     """Yield twice the machines, four times, and so on: more data-parallel ranks with ZeRO, or more stages."""
     parallel, resources = config.parallel, config.resources
     if resources.device == "cpu" or not resources.gpus_per_node:
         return
     factor = 2
-    while config.world_size * factor <= MOST_DEVICES:
+    most_of_machine = 8 if devices == MOST_DEVICES else devices
+    while config.world_size * factor <= devices:
         nodes, gpus = resources.nodes * factor, resources.gpus_per_node
-        if resources.nodes == 1 and gpus * factor <= 8:
+        if resources.nodes == 1 and gpus * factor <= most_of_machine:
             nodes, gpus = 1, gpus * factor
         machines = {"resources.nodes": nodes, "resources.gpus_per_node": gpus}
         machines = {key: value for key, value in machines.items() if _differs(config, key, value)}

@@ -342,7 +342,8 @@ def _of_preset(text: Text, hardware: Hardware, size: str, minutes: float | None)
     result = search(on_hardware)
     if result.best is None:
         raise ConfigError(
-            f"size = {size}: no layout fits {hardware.words}; `nbtrain search {size}` says why."
+            f"size = {size}: no layout fits {hardware.words}; `nbtrain search {size} --gpus {hardware.gpus} "
+            f"--gpu-type {hardware.gpu_type}` says why."
         )
     best = result.space.run(result.best.layout, check=False)
     _put_layout(found, best, base, hardware)

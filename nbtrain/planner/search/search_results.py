@@ -126,7 +126,7 @@ class FoundLayouts(Result):
             blocks: list[Block] = [Table(HEADS, self.rows()), why]
         elif self.result.estimated:
             words = "No layout fits. {} says which model and which sequence would."
-            blocks = [Sentence(words.format("`largest`"), words.format("`nb.largest`"))]
+            blocks = [Sentence(words.format("`nbtrain largest`"), words.format("`nb.largest`"))]
         else:
             limit = self.result.limit or "The rules that they break are listed below."
             blocks = [Sentence(f"No layout is legal. {limit}")]

@@ -467,6 +467,20 @@ def test_out_of_gpu_memory_is_tried_again_only_after_good_steps():
         "full, or raise parallel.zero_stage"
     )
     assert (early.retry, early.kind) == (False, "device memory")
+    # Only what this run can still change is named: stage 2 is the highest of a compiled model.
+    tight = {
+        "batch.micro_batch_size": 1,
+        "parallel.activation_checkpointing.granularity": "full",
+        "model.compile": True,
+    }
+    for changes, fix in (
+        ({"parallel.zero_stage": 1}, "Raise parallel.zero_stage"),
+        ({"parallel.zero_stage": 2}, "Share each copy of the model among more GPUs, or use larger ones"),
+        ({"batch.micro_batch_size": 2, "parallel.zero_stage": 2}, "Lower batch.micro_batch_size (the global"),
+    ):
+        config = load("gpt-125m-4xdp", {**tight, **changes})
+        failed = record(0, "failed", code=1, step=3, message=CUDA, detail=f"{TRACEBACK}torch.{CUDA}")
+        assert f"2.00 GiB. {fix}" in judged(failed, first_step=2, config=config).cause
     late = judged(record(0, "failed", code=1, step=90, message=CUDA, detail=TRACEBACK), first_step=50)
     assert late.cause == (
         "rank 0 failed at step 90: out of GPU memory: CUDA out of memory. Tried to allocate 2.00 GiB. (after "

@@ -406,6 +406,28 @@ def test_each_problem_of_a_host_is_named(
     assert not list(checks.workspace().glob(".nbtrain-hosts-*"))
 
 
+def test_a_fix_names_the_variable_that_decides(
+    config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where NBTRAIN_DATA is set, another workspace would not move the data; and a command to try by hand has
+    the port and the configuration of ssh.
+    """
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("NBTRAIN_DATA", str(tmp_path / "data"))
+    monkeypatch.delenv("NBTRAIN_OUTPUT", raising=False)
+    broken = RemoteOutput("b", 7, "", "hello", by_hand=" -p 2299")
+
+    def fixes(answer: Callable[[list[str]], RemoteOutput]) -> str:
+        monkeypatch.setattr(checks, "run_everywhere", lambda *given: [answer(given[3])])
+        return "\n".join(str(problem) for problem in checks.findings(config()))
+
+    assert "or set NBTRAIN_DATA to a folder" in fixes(
+        lambda asked: answer_of("b", asked, missing=[str(tmp_path / "data")])
+    )
+    assert "or set NBTRAIN_WORKSPACE to a folder" in fixes(lambda asked: answer_of("b", asked, token=None))
+    assert "Try `ssh -p 2299 b " in fixes(lambda asked: broken)
+
+
 def probe_here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make `ssh` run its command on this machine."""
     ssh = folder / "ssh"

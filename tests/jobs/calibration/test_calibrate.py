@@ -92,9 +92,12 @@ def test_time_that_does_not_suffice_is_an_error(asked, monkeypatch):
     with pytest.raises(
         JobError,
         match=r"^only 2 of 2 values were measured in 60 s, and nothing was written: other "
-        r"programs used 4\.0 of 4 cores when it began\. .*nbtrain calibrate --seconds 240\.$",
+        r"programs used 4\.0 of 4 cores when it began\. .*`nbtrain calibrate --seconds 240`\.$",
     ):
         calibrate(60)
+    # More than the most is not proposed.
+    with pytest.raises(JobError, match=r"Calibrate while the machine is idle\.$"):
+        calibrate(module.MOST_SECONDS)
     assert not calibration_path().exists()
 
 

@@ -216,6 +216,19 @@ def test_host_memory_beside_the_gpus(tiny):
     assert "gradients" in message
     assert "optimizer" in message
     assert host_memory(found(config, replace(machine, memory_bytes=512 * GIB))) == []
+    assert "Set parallel.offload_optimizer.device: none; a rank then needs 0 B there." in message
+
+
+def test_a_remedy_for_the_gpus_that_are_there(tiny):
+    """A model that would fit two GPUs is not told to use them on a machine with one."""
+    large = {"model.hidden_size": 2048, "model.num_layers": 24, "model.num_attention_heads": 32}
+    config = tiny(**ON_GPU, **large, **{"precision.dtype": "bf16", "parallel.zero_stage": 1})
+    one = replace(MACHINE, memory_bytes=8 * GIB, gpus=(Gpu("NVIDIA A100-PCIE-40GB", 18 * GIB),))
+    [message] = [text for _, text in found(config, one) if "a rank on NVIDIA" in text]
+    assert "gpus_per_node" not in message and "resources.nodes" not in message
+    two = replace(one, gpus=one.gpus * 2)
+    [message] = [text for _, text in found(config, two) if "a rank on NVIDIA" in text]
+    assert "resources.gpus_per_node: 2" in message and "resources.nodes" not in message
 
 
 def host_memory(problems: list[tuple[str, str]]) -> list[str]:

@@ -31,6 +31,13 @@ def test_check_and_submit_name_it(tiny, monkeypatch):
     assert preflight(read_launch(config)) == [] and findings_here(config) == []
 
 
+def test_the_size_that_is_named_suffices(tiny, monkeypatch):
+    """The commands of the fix give more than the workers need, also if that is more than 1 GiB."""
+    monkeypatch.setattr(shared_memory, "worker_shared_memory_bytes", lambda config: 5 << 29)
+    [finding] = shared_memory.too_little(tiny(**{"data.num_workers": 2}), 1 << 30, "box")
+    assert "size=3G /dev/shm" in finding.fix and "--shm-size=3g" in finding.fix
+
+
 def test_the_room_of_a_folder(tmp_path):
     """The free space of a folder is None if it does not exist or is a file."""
     stat = os.statvfs(tmp_path)

@@ -323,7 +323,7 @@ def test_nothing_fits():
     """
     found = FoundLayouts(search("175B", 8, 8, "A100-40GB"))
     assert len(found) == 0 and found.best is None
-    assert "No layout fits. `largest` says which model and which sequence would." in str(found)
+    assert "No layout fits. `nbtrain largest` says which model and which sequence would." in str(found)
     assert ("host memory is not known: set resources.memory_per_node_bytes") in str(found)
     assert "nb.largest" in found._repr_html_()
     assert found.picture().axes[0].texts[0].get_text() == "no layout fits"

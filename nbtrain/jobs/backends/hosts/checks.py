@@ -18,7 +18,16 @@ from nbtrain.base.findings import Finding
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text.amounts import counted, size
 from nbtrain.base.version import __version__
-from nbtrain.base.workspace import data_home, display, output_root, resolve, workspace
+from nbtrain.base.workspace import (
+    DATA,
+    OUTPUT,
+    WORKSPACE,
+    data_home,
+    display,
+    output_root,
+    resolve,
+    workspace,
+)
 from nbtrain.config.findings import mistake, shortage
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.hosts.ssh import RemoteOutput, last_line, python_of, run_everywhere
@@ -221,7 +230,8 @@ def _read(config: RunConfig, answer: RemoteOutput) -> tuple[dict[str, Any], Find
             config,
             key,
             f"{key}: {answer.host} could not be checked: {said} (exit code {answer.code}).",
-            f"Try `ssh {answer.host} {python} --version` by hand; nothing may be printed at log-in.",
+            f"Try `ssh{answer.by_hand} {answer.host} {python} --version` by hand; nothing may be printed at "
+            "log-in.",
         )
 
 
@@ -268,13 +278,18 @@ def _daemon(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Fin
         )
 
 
+def _another_folder(variable: str) -> str:
+    """Return the fix of a folder that a host does not see, with the variable that decides where it is."""
+    decides = variable if os.environ.get(variable) else WORKSPACE
+    return f"Mount the shared disk there under the same path, or set {decides} to a folder that all see."
+
+
 def _folders(
     config: RunConfig, host: str, found: dict[str, Any], secret: str, folder: Path
 ) -> Iterator[Finding]:
-    fix = (
-        "Mount the shared disk there under the same path, or set NBTRAIN_WORKSPACE to a folder that all see."
-    )
+    variables = {str(data_home()): DATA, str(folder): OUTPUT, str(workspace()): WORKSPACE}
     for path in found["missing"]:
+        fix = _another_folder(variables.get(path, WORKSPACE))
         yield mistake(config, "", f"{host} does not see the folder {path}, which the run uses.", fix)
     if str(folder) in found["missing"]:
         return
@@ -284,7 +299,7 @@ def _folders(
             "",
             f"{host} has a separate folder {folder}: a file written here does not appear there, and the "
             "ranks share their run directory.",
-            fix,
+            _another_folder(OUTPUT),
         )
     elif not found["writable"]:
         yield mistake(

@@ -51,7 +51,10 @@ def _fix(status: int, said: dict[str, Any], message: str) -> str:
     details = said.get("details")
     details = details if isinstance(details, dict) else {}
     if status == 401:
-        return " The credentials of this context are not accepted: renew them (`kubectl auth whoami`)."
+        return (
+            " The credentials of this context are not accepted: renew them; `kubectl auth whoami` says "
+            "whether they are accepted then."
+        )
     # RBAC reports: User "ann" cannot create resource "trainjobs" in API group ...
     if status == 403 and re.search(r'\bUser ".*" cannot ', message):
         return " Ask for the right: `kubectl auth can-i --list` shows what this user may do."

@@ -241,7 +241,8 @@ class SlurmBackend(RemoteBackend):
             # -a: a user's jobs may go to hidden partitions too; sbatch itself refuses closed ones.
             there = read_sinfo(call("sinfo", "-a", "-h", "-N", "-o", SINFO_FORMAT))
         except (JobError, EngineUnseen) as error:
-            fix = "Submit from a machine that reaches the cluster, or set backend.kind=local."
+            alone = ", or set backend.kind=local" if config.resources.nodes == 1 else ""
+            fix = f"Submit from a machine that reaches the cluster{alone}."
             yield shortage(config, "", f"Slurm: {str(error).rstrip('.')}.", fix)
             return
         partition = config.backend.slurm.partition or ""

@@ -564,6 +564,17 @@ def test_what_can_never_start_is_refused_at_submit(
     assert (words in found[0]) if words else found == []
 
 
+def test_one_machine_is_no_way_out_for_several_nodes(
+    slurm: dict[str, Any], config: Callable[..., RunConfig]
+) -> None:
+    """If Slurm does not answer, backend local is named only for a run of one node, which it can start."""
+    slurm["sinfo"] = JobError("sinfo is not installed on this machine")
+    for nodes, is_named in ((1, True), (2, False)):
+        run = config(**{"resources.nodes": nodes, "parallel.data_parallel_size": nodes})
+        (found,) = BACKEND.findings(run)
+        assert ("backend.kind=local" in found.fix) is is_named
+
+
 def test_partitions_are_hidden_or_none_is_the_default(
     slurm: dict[str, Any], config: Callable[..., RunConfig]
 ) -> None:

@@ -182,7 +182,11 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
         said, rank = _stop_out_of_order(records, around, step, saved)
         return cancelled(said, rank=rank)
     if around.hang:
-        return failed(around.hang, retry=True, kind=end_kinds.HANG, rank=around.awaited)
+        rank = around.awaited
+        if rank is None and len(missing) < around.world_size:
+            # Ranks of a node that is gone leave no record; the supervisor's kill of the others left theirs.
+            rank = next(iter(missing), None)
+        return failed(around.hang, retry=True, kind=end_kinds.HANG, rank=rank)
     first = _first_failure(records, around)
     # A rank that lost a peer, or was ended by another process, does not show the cause.
     if first is None or _distance(first, around):

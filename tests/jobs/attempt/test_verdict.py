@@ -591,6 +591,17 @@ def test_a_hang_is_the_cause_whatever_the_kill_left():
     assert (verdict.state, verdict.cause, verdict.retry) == ("FAILED", "no heartbeat for 5 s: rank 0", True)
 
 
+def test_the_first_rank_of_a_node_that_is_gone_has_failed_first():
+    """If ranks are killed because a node is gone, the first rank of that node counts as the one that failed,
+    unless no rank has left a record.
+    """
+    killed = {rank: record(rank, "killed", code=None, signal=9) for rank in (0, 1)}
+    around = Circumstances(6, hang="node b is gone", killed_at=0.0)
+    assert (judge(killed, around).rank, judge({}, around).rank) == (2, None)
+    everyone = {rank: record(rank, "killed", code=None, signal=9) for rank in range(6)}
+    assert judge(everyone, around).rank is None
+
+
 def test_a_launcher_that_never_started_a_rank():
     """If a launcher never started a rank, there is no exit record, so the cause comes from the last lines of
     its log.

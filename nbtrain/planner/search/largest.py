@@ -12,9 +12,12 @@ from typing import Any
 
 from nbtrain.base.printing.report import Report, Result, Sentence, Table
 from nbtrain.base.text import amounts
+from nbtrain.config.load.edits import with_values
+from nbtrain.config.schema import ModelConfig
+from nbtrain.config.sections.markers import Architecture, marked
 from nbtrain.config.shape import Shape
 from nbtrain.planner.memory import estimate
-from nbtrain.planner.search.family import line, parameters
+from nbtrain.planner.search.family import LINE, line, parameters, preset
 from nbtrain.planner.search.legal import (
     Cut,
     Layout,
@@ -24,6 +27,7 @@ from nbtrain.planner.search.legal import (
     cuts,
     legal_options,
     micro_batches,
+    space_of,
 )
 from nbtrain.planner.search.search import ScoredLayout, is_worth, offloads, score, shortage, try_cut
 
@@ -37,6 +41,16 @@ WAYS: dict[str, Way] = {
 SEQUENCE_STEP = 1024
 LONGEST = 2**22
 SCHEMA_VERSION = 1
+# Fields of the section `model` in which the models of the family differ, named as in Shape.
+SIZES = (
+    "num_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "kv_channels",
+    "ffn_hidden_size",
+    "seq_length",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +195,7 @@ def largest_model(space: Space) -> tuple[tuple[str, Shape, ScoredLayout] | None,
     while low < high:
         middle = (low + high) // 2
         name, shape = models[middle]
-        own = _with_shape(space, replace(shape, hidden_dropout=space.base.shape.hidden_dropout))
-        roomy = roomiest(own)
+        roomy = roomiest(with_model(space, shape))
         if roomy is not None and roomy.fits:
             best, low = (name, shape, roomy), middle + 1
         else:
@@ -210,11 +223,7 @@ def longest_sequence(space: Space, way: Way) -> int | None:
     """Return the longest sequence, in tokens, for which a layout of the kind fits; None if none fits."""
 
     def fits(steps: int) -> bool:
-        shape, tokens = space.base.shape, steps * SEQUENCE_STEP
-        positions = tokens if shape.learned_positions else 0
-        one = roomiest(
-            _with_shape(space, replace(shape, seq_length=tokens, learned_positions=positions)), way
-        )
+        one = roomiest(with_length(space, steps * SEQUENCE_STEP), way)
         return one is not None and one.fits
 
     if not fits(1):
@@ -262,9 +271,28 @@ def legal(space: Space) -> list[Cut]:
     ]
 
 
-def _with_shape(space: Space, shape: Shape) -> Space:
-    """Return the space with another model and an empty cache."""
-    return replace(space, base=replace(space.base, shape=shape), config=None, memo={})
+def with_length(space: Space, tokens: int) -> Space:
+    """Return the space of the same run with sequences of another length."""
+    assert space.config is not None, "a space of a run"
+    values = {"model.seq_length": tokens}
+    if space.base.shape.learned_positions:
+        values["model.max_position_embeddings"] = tokens
+    longer = space_of(with_values(space.config, values))
+    # The parameters of the user's own blocks are known for the run's length alone.
+    shape = replace(longer.base.shape, own_block=space.base.shape.own_block)
+    return replace(longer, base=replace(longer.base, shape=shape))
+
+
+def with_model(space: Space, shape: Shape) -> Space:
+    """Return the space of the run with a model of the family: adapters, batch and machines stay the run's."""
+    assert space.config is not None, "a space of a run"
+    family = preset(LINE[0]).model
+    fields = {name: getattr(family, name) for name in marked(ModelConfig, Architecture)}
+    for name in SIZES:
+        fields[name] = getattr(shape, name)
+    fields["max_position_embeddings"] = shape.learned_positions
+    model = space.config.model.model_copy(update=fields)
+    return space_of(space.config.model_copy(update={"model": model}))
 
 
 def _row(way: Compared) -> tuple[str, ...]:

@@ -1,9 +1,20 @@
 """The largest model and the longest sequence that fit, for three kinds of layout."""
 
+from dataclasses import replace
+
 import pytest
 
-from nbtrain.planner.search.family import parameters
-from nbtrain.planner.search.largest import SEQUENCE_STEP, WAYS, Largest, largest, longest_sequence
+from nbtrain.planner.search.family import line, parameters
+from nbtrain.planner.search.largest import (
+    SEQUENCE_STEP,
+    WAYS,
+    Largest,
+    largest,
+    legal,
+    longest_sequence,
+    with_length,
+    with_model,
+)
 from nbtrain.planner.search.legal import space_of
 from nbtrain.planner.search.search import run_on, search
 
@@ -103,3 +114,27 @@ def test_no_way_no_sequence():
     """A kind of layout in which no layout is legal has no longest sequence."""
     space = space_of(run_on("1.3B", 4, None, "A100-40GB"))
     assert longest_sequence(space, lambda layout: False) is None
+
+
+def test_longer_sequences_and_other_models_are_of_the_run():
+    """A space with longer sequences is that of the run with that length, and a space with another model keeps
+    the run's adapters and their rules.
+    """
+    machines = (4, None, "A100-40GB")
+    settings = {"model.window_size": 4096, "lora.rank": 16, "lora.load_in_4bit": True, "init_from": "base"}
+    space = space_of(run_on("13B", *machines, settings))
+    length = {"model.seq_length": 8192, "model.max_position_embeddings": 8192}
+    longer, wanted = with_length(space, 8192), space_of(run_on("13B", *machines, settings | length))
+    assert longer.base == wanted.base and longer.base.shape.window_size == 4096
+    smaller, preset = dict(line(space.vocab_size, 2048))["6.7B"], run_on("6.7B", *machines, settings)
+    other, wanted = with_model(space, smaller), space_of(preset)
+    assert other.adapters(2) == wanted.adapters(2) != space.adapters(2)
+    for one in (longer, other):
+        assert {cut.pipeline for cut in legal(one)} == {1}, "weights in 4 bits have no pipeline"
+    plain = space_of(run_on("13B", *machines))
+    for _, shape in line(plain.vocab_size, 2048):
+        found = with_model(plain, shape).base.shape
+        assert parameters(found) >= parameters(shape) and found.learned_positions == 2048
+        assert replace(shape, padded_vocab_size=0, hidden_dropout=0.1, attention_dropout=0.1) == replace(
+            found, padded_vocab_size=0
+        )

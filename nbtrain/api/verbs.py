@@ -257,7 +257,7 @@ def submit(
     if dry_run is not None:
         from nbtrain.jobs.submission.dry_run import dry_run as write_request
 
-        return write_request(config, Path(resolve(dry_run)))
+        return write_request(config, dry_run)
     start_after_boot(say=print)
     directory = RunDir.named(config.name)
     if directory.exists() and directory.newest_job():

@@ -214,8 +214,7 @@ def submit(options: argparse.Namespace) -> int:
             raise ConfigError("--dry-run submits nothing: omit --json and --wait.")
         if str(options.dry_run) == "-":
             raise ConfigError("--dry-run -: must name a file; nothing was written.")
-        # A path on the command line is relative to the current folder.
-        path = api.submit(config, dry_run=options.dry_run.absolute())
+        path = api.submit(config, dry_run=options.dry_run)
         hosts = config.backend.kind == "hosts"
         what = "what `nbtrain submit` checks on the machines" if hosts else "what the cluster must have first"
         show(f"{path}: written; nothing was submitted. Its first lines list {what}.")

@@ -7,10 +7,12 @@ from pathlib import Path
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, SubmitError
 from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.workspace import typed_path
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.backend import backend_of
 from nbtrain.jobs.checks.limits import refuse_run_over_limits
+from nbtrain.planner.run_file import path_of
 
 logger = logging.getLogger(__name__)
 
@@ -30,12 +32,14 @@ def request_text(config: RunConfig, alone: bool = False) -> str:
     return backend_of(config.backend.kind).request_text(run.job(run.unused_job_id()), config, alone)
 
 
-def dry_run(config: RunConfig, path: Path) -> Path:
+def dry_run(config: RunConfig, path: str | Path) -> Path:
     """Write a file that starts the run by itself; an existing file is replaced only if a dry run wrote it.
 
-    Warns if pods would be killed before they have saved. Raises ConfigError if the backend has no scheduler,
-    SubmitError for a bad path.
+    A relative path starts at the current folder, as for every file to write. Warns if pods would be killed
+    before they have saved. Raises ConfigError if the backend has no scheduler or the path names no file,
+    SubmitError if it cannot be written.
     """
+    path = typed_path(path_of(path)).absolute()
     text = request_text(config, alone=True)
     if not text:
         raise ConfigError(

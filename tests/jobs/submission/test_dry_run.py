@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+import nbtrain as nb
 from nbtrain.api.check import check
+from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, SubmitError
 from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.cli.__main__ import main
 from nbtrain.config.load import load, to_yaml
 from nbtrain.config.load.changes import changes_between
 from nbtrain.config.load.one_line import RUN_YAML
@@ -65,6 +68,23 @@ def test_the_diffs_of_the_page_are_what_the_engines_get(places, workspace, tmp_p
         assert RUN_YAML not in request_text(config), "what `nbtrain submit` sends has its run on the disk"
         assert RUN_YAML in dry_run(config, tmp_path / "alone").read_text()
     assert not (workspace / "output").exists()
+
+
+def test_a_dry_run_is_written_to_the_current_folder(places, workspace, monkeypatch):
+    """A relative path starts at the current folder, in Python and on the command line, and ~ at the home
+    folder.
+    """
+    here = workspace / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("HOME", str(workspace))
+    assert nb.submit(places["Slurm"], dry_run="mine.sbatch") == here / "mine.sbatch"
+    files.write_text(workspace / "my-run.yaml", to_yaml(places["Slurm"]))
+    assert main(["submit", "my-run.yaml", "--dry-run", "mine2.sbatch"]) == 0
+    assert sorted(path.name for path in here.iterdir()) == ["mine.sbatch", "mine2.sbatch"]
+    assert nb.submit(places["Slurm"], dry_run="~/mine.sbatch") == workspace / "mine.sbatch"
+    with pytest.raises(ConfigError, match="must be the path of a file to write"):
+        nb.submit(places["Slurm"], dry_run="")
 
 
 @pytest.mark.parametrize(("where", "name"), [("Slurm", "again.sbatch"), ("Kubernetes", "again.yaml")])

@@ -20,8 +20,8 @@ interruption costs one save and a restart and repeats no step. While the run wai
 interruption multiply T by 1 + W / M, and no more.
 
 Each interruption is taken to repeat the steps since the newest checkpoint in the run directory. A run that
-also saves on its nodes' disks (checkpoint.local_save_interval_steps) repeats fewer, unless a node is lost
-with its disk.
+saves on its nodes' disks (checkpoint.local_dir) repeats fewer, unless a node is lost with its disk. How often
+that happens is not known, so a second time is estimated, for interruptions that leave all of these disks.
 """
 
 import math
@@ -33,7 +33,7 @@ from nbtrain.base.errors import RecordError
 from nbtrain.base.run_directory.records import JobRecord
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text import amounts
-from nbtrain.config.arithmetic.saves import shared_saves
+from nbtrain.config.arithmetic.saves import local_saves, shared_saves
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.budget.cost import CostEstimate, Price
 from nbtrain.planner.budget.disk import DiskEstimate
@@ -164,6 +164,12 @@ class Interruptions:
     high_seconds: float
     best_seconds: float
     """Expected seconds with best_save_interval_steps."""
+    local_interval_steps: int | None = None
+    """Mean number of steps between checkpoints on the nodes' own disks; None without checkpoint.local_dir,
+    and on spot machines, which are taken away with their disks.
+    """
+    local_seconds: float | None = None
+    """Expected seconds if every interruption leaves the nodes' disks."""
     on_demand_money: float | None = None
     """Expected cost on demand, at the usual price and failure rate; None without a price."""
     spot_money: float | None = None
@@ -185,6 +191,8 @@ class Interruptions:
             f"{self._interval(self.best_save_interval_steps)}",
             "expected time": self._time_words(),
         }
+        if self.local_interval_steps is not None:
+            rows["nodes' disks"] = self._local_words()
         if self.gives_notice:
             rows["notice"] = "the run saves before spot machines are taken away, and then repeats no step"
         if self.on_demand_money is not None:
@@ -204,6 +212,13 @@ class Interruptions:
             f"{amounts.duration(self.seconds)} ({amounts.duration(self.low_seconds)} to "
             f"{amounts.duration(self.high_seconds)} in 8 of 10 cases); {undisturbed} without interruptions"
         )
+
+    def _local_words(self) -> str:
+        assert self.local_interval_steps is not None and self.local_seconds is not None
+        known = math.isfinite(self.local_seconds)
+        time = amounts.duration(self.local_seconds) if known else "does not end"
+        interval = self._interval(self.local_interval_steps)
+        return f"{time} if every interruption leaves their checkpoints, which are {interval} apart"
 
     def _spot_words(self) -> str:
         assert self.spot_price is not None
@@ -303,7 +318,9 @@ def estimate_interruptions(
     step_seconds = (duration.seconds - stall * saves) / steps
     if not duration.saves_in_background and checkpoint.local_dir is None:
         stall = duration.save_seconds  # the measured one, if there is one
-    restart_seconds, restart_basis = _restart(config, duration, disk)
+    # The run directory is read as fast as it is written.
+    reading = max(0.0, duration.save_seconds - duration.local_save_seconds)
+    restart_seconds, restart_basis = _restart(config, reading, disk)
     work = _Work(
         steps,
         step_seconds,
@@ -339,8 +356,28 @@ def estimate_interruptions(
         low_seconds=low,
         high_seconds=high,
         best_seconds=work.time(best, sudden, taken).mean,
+        **({} if on_spot else _with_local(config, duration, disk, sudden)),
         **_prices(config, cost, duration, work, per_day, failures, gives_notice),
     )
+
+
+def _with_local(
+    config: RunConfig, duration: DurationEstimate, disk: DiskEstimate, per_second: float
+) -> dict[str, Any]:
+    """Return the fields of Interruptions about checkpoints on the nodes' own disks, which are saved more
+    often and read faster; {} if the run has none.
+    """
+    if config.checkpoint.local_dir is None:
+        return {}
+    assert duration.seconds is not None
+    saves = shared_saves(config) + local_saves(config)
+    stall = sum(duration.parts.get(part, 0.0) for part in ("checkpoints", "local checkpoints")) / saves
+    seconds = duration.local_save_seconds
+    restart, _ = _restart(config, seconds, disk)
+    step_seconds = (duration.seconds - stall * saves) / config.train_steps
+    work = _Work(config.train_steps, step_seconds, stall, max(0.0, seconds - stall), restart, 0.0)
+    interval = max(1, round(config.train_steps / saves))
+    return {"local_interval_steps": interval, "local_seconds": work.time(interval, per_second).mean}
 
 
 def _failures_per_day(cost: CostEstimate, duration: DurationEstimate) -> float:
@@ -362,12 +399,13 @@ def _per_day(config: RunConfig, cost: CostEstimate) -> tuple[float, str]:
     return config.paid_gpus * 24 / GPU_HOURS_PER_FAILURE, basis
 
 
-def _restart(config: RunConfig, duration: DurationEstimate, disk: DiskEstimate) -> tuple[float, str]:
-    """Return the seconds from an interruption to the next step, and their source."""
+def _restart(config: RunConfig, reading: float, disk: DiskEstimate) -> tuple[float, str]:
+    """Return the seconds from an interruption to the next step, and their source; `reading` are the planned
+    seconds for reading a checkpoint.
+    """
     if measured := measured_restart_seconds(RunDir.named(config.name)):
         return measured, "measured in this run's restarts"
     start = ASSUMED_RESTART_SECONDS[config.resources.device]
-    reading = duration.save_seconds or 0.0
     size = amounts.size(disk.checkpoint_bytes)
     return start + reading, f"assumed: {start:g} s, and {size} read as fast as they are written"
 

@@ -52,11 +52,15 @@ class DurationEstimate:
     parts: dict[str, float] = field(default_factory=dict)
     """Seconds of the run: steps, validation, test, checkpoints, local checkpoints."""
     save_seconds: float | None = None
-    """Seconds until one checkpoint is on the disk: the longest save of this run, if one was measured."""
+    """Seconds until one checkpoint is in the run directory: the longest save of this run, if one was
+    measured.
+    """
     save_basis: str = ""
     """Source of save_seconds, in a few words."""
     saves_in_background: bool = False
     """Whether training continues while a checkpoint is written."""
+    local_save_seconds: float = 0.0
+    """Planned seconds until a checkpoint is on the nodes' own disks; 0 without checkpoint.local_dir."""
 
 
 def estimate_duration(
@@ -97,7 +101,15 @@ def duration_at(config: RunConfig, speed: Speed) -> DurationEstimate:
     rate = setup.tokens_per_step / step.seconds / factor
     save = _save(config, rates, whole, speed.save_seconds)
     return DurationEstimate(
-        sum(parts.values()), rate, step.bubble_fraction, basis, step, parts, *save, in_background
+        sum(parts.values()),
+        rate,
+        step.bubble_fraction,
+        basis,
+        step,
+        parts,
+        *save,
+        in_background,
+        _local_save_seconds(config, rates),
     )
 
 
@@ -146,14 +158,12 @@ def _checkpoints(
     if config.mode == "eval":
         return {}
     checkpoint, nodes, saves = config.checkpoint, config.resources.nodes, shared_saves(config)
-    shared, is_local = whole / nodes / rates.disk_bytes_per_second, checkpoint.local_dir is not None
+    shared, is_local = whole / nodes / _shared_rate(config, rates), checkpoint.local_dir is not None
     if not saves or not (is_local or in_background):
         return {"checkpoints": saves * shared}
     pause = whole / config.world_size / rates.host_bytes_per_second
     if not in_background:
-        pause = node_checkpoint_bytes(config, nodes) / rates.nvme_bytes_per_second
-    if checkpoint.local_copy_bytes_per_second:
-        shared = max(shared, whole / nodes / checkpoint.local_copy_bytes_per_second)
+        pause = _local_save_seconds(config, rates)
     late = max(0.0, shared - steps_seconds / saves)
     found = {"checkpoints": saves * pause + (saves - 1) * late + shared}
     if stay := local_saves(config):
@@ -162,14 +172,28 @@ def _checkpoints(
 
 
 def _save(config: RunConfig, rates: Rates, whole: int, measured_seconds: float) -> tuple[float, str]:
-    """Return (seconds until a checkpoint of `whole` bytes is on the disk, source of the estimate)."""
+    """Return (seconds until a checkpoint of `whole` bytes is in the run directory, source of the
+    estimate).
+    """
     if measured_seconds:
         return measured_seconds, "the longest that this run has measured"
-    nodes, rate = config.resources.nodes, rates.disk_bytes_per_second
-    num_bytes = whole / nodes
-    if config.checkpoint.local_dir is not None:
-        num_bytes, rate = node_checkpoint_bytes(config, nodes), rates.nvme_bytes_per_second
-    return num_bytes / rate, f"planned: {amounts.size(num_bytes)} of each node at {amounts.size(rate)}/s"
+    num_bytes, rate = whole / config.resources.nodes, _shared_rate(config, rates)
+    seconds, words = num_bytes / rate, f"{amounts.size(num_bytes)} of each node at {amounts.size(rate)}/s"
+    if local_seconds := _local_save_seconds(config, rates):
+        words = f"{amounts.elapsed(local_seconds)} to the node's own disk, and from there {words}"
+    return local_seconds + seconds, f"planned: {words}"
+
+
+def _shared_rate(config: RunConfig, rates: Rates) -> float:
+    """Return the bytes per second that each node writes into the run directory."""
+    limit = config.checkpoint.local_copy_bytes_per_second
+    return min(rates.disk_bytes_per_second, limit) if limit else rates.disk_bytes_per_second
+
+
+def _local_save_seconds(config: RunConfig, rates: Rates) -> float:
+    if config.mode != "full" or config.checkpoint.local_dir is None:
+        return 0.0
+    return node_checkpoint_bytes(config, config.resources.nodes) / rates.nvme_bytes_per_second
 
 
 def _basis(setup: Setup, step: StepTime, rates: Rates) -> str:

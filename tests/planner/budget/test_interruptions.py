@@ -126,6 +126,29 @@ def test_failures_are_assumed_by_gpu_hours_and_few_are_not_mentioned():
     assert plan(load("gpt-125m-4xdp")).interruptions is None
 
 
+def test_checkpoints_on_the_nodes_disks_repeat_fewer_steps():
+    """If interruptions leave the nodes' disks, the time is Daly's for the interval there, with a restart that
+    reads them; spot machines are taken away with their disks.
+    """
+    disks = ["checkpoint.local_dir=/nvme", "checkpoint.local_save_interval_steps=100"]
+    run = ["resources.interruptions_per_day=2", "checkpoint.async_save=false", *disks]
+    found = plan(load("gpt-13b-4xdp-4xpp", run))
+    expected, read = found.interruptions, found.duration.local_save_seconds
+    assert expected is not None and expected.local_seconds is not None
+    assert expected.local_interval_steps == 100 and found.duration.save_seconds > 10 * read
+    segments = found.config.train_steps / 100
+    daly = segments * segment_time(found.duration.seconds / segments, 300 + read, 86_400 / 2).mean
+    assert expected.local_seconds == pytest.approx(daly, rel=0.01)
+    assert expected.undisturbed_seconds < expected.local_seconds < 0.5 * expected.seconds
+    assert "100 steps" in expected.rows()["nodes' disks"]
+    # An interruption repeats a copy that is not in the run directory yet.
+    assert expected.lost_save_seconds > 0.8 * found.duration.save_seconds
+    spot = plan(load("gpt-13b-4xdp-4xpp", [*run, "resources.capacity=spot"])).interruptions
+    assert spot is not None and spot.local_seconds is None and "nodes' disks" not in spot.rows()
+    shared = plan(load("gpt-13b-4xdp-4xpp", run[:2])).interruptions
+    assert shared is not None and shared.local_seconds is None
+
+
 def test_notice_repeats_no_step():
     """With a notice before machines are taken away the run loses less, and only failures repeat steps."""
     spot = ["resources.gpu_type=H100", "resources.capacity=spot", "resources.interruptions_per_day=4"]

@@ -207,9 +207,11 @@ def test_checkpoints_on_the_nodes_disks():
         "checkpoint.async_save=false",
     ]
     config = load("gpt-125m", local, check=False)
-    parts = estimate_duration(config).parts
-    size = checkpoint_bytes(config)
+    found = estimate_duration(config)
+    parts, size = found.parts, checkpoint_bytes(config)
     assert parts["checkpoints"] == pytest.approx(48 * size / 3e9 + size / 0.18e9)
+    assert found.local_save_seconds == pytest.approx(size / 3e9)
+    assert found.save_seconds == pytest.approx(size / 3e9 + size / 0.18e9), "in the run directory"
     assert parts["local checkpoints"] == pytest.approx((476 - 47) * size / 3e9)
     slow = load("gpt-125m", [*local, "checkpoint.local_copy_bytes_per_second=1000000"], check=False)
     late = size / 1e6 - parts["steps"] / 48

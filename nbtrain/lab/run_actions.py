@@ -10,7 +10,6 @@ something worse than the first. "off" has the button of every place whose action
 title says why.
 """
 
-import contextlib
 import math
 import time
 import weakref
@@ -24,7 +23,7 @@ from nbtrain.config.load.resolved_cache import kept_config
 from nbtrain.jobs.attempt.backend import capabilities_of_job
 from nbtrain.jobs.attempt.phases import patience_seconds
 from nbtrain.monitor.run.run_view import RunView
-from nbtrain.monitor.status.resume_start import resume_start
+from nbtrain.monitor.status.resume_start import only_measured, resume_start
 from nbtrain.monitor.status.steps_left import has_steps_left
 
 SLOTS = {"pause": ("pause", "resume"), "clone": ("clone",), "delete": ("kill", "delete"), "stop": ("stop",)}
@@ -55,7 +54,7 @@ def actions(run: RunDir, state: str, asked: str | None = None) -> list[dict[str,
     clone = _action("clone", "Clone", "Open the form with this run's settings under a new name.")
     if state not in ACTIVE:
         is_done = state == NO_JOB or (state == SUCCEEDED and not has_steps_left(run, state))
-        resume = [] if is_done else [_resume(run)]
+        resume = [] if is_done or only_measured(run) else [_resume(run)]
         return [*resume, clone, _delete(run)]
     if state == SUSPENDED:
         return [_unpause(run), clone, _stop(run)]
@@ -75,7 +74,7 @@ def off(
     active, there = state in ACTIVE, {action["key"] for action in possible}
     asked_words = {"stop": "The job is already stopping.", "pause": "The job is already pausing."}
     nothing = "No job was submitted." if state == NO_JOB else "The job has ended."
-    ended = _why_no_resume(run) if state == SUCCEEDED else nothing
+    ended = nothing if state == NO_JOB else _why_no_resume(run)
     buttons = {
         "pause": _action(*(("pause", "Pause") if active else ("resume", "Resume")), ended),
         "delete": _action("delete", "Delete", "Stop the job before you delete its run."),
@@ -98,9 +97,8 @@ def _why_no_pause(run: RunDir) -> str:
 
 
 def _why_no_resume(run: RunDir) -> str:
-    with contextlib.suppress(NbtrainError):
-        if kept_config(run.config_yaml).mode == "perf":
-            return "The last job only measured (mode: perf), and left no checkpoint to continue from."
+    if only_measured(run):
+        return "The last job only measured (mode: perf), and left no checkpoint to continue from."
     return "The run has trained all its tokens."
 
 

@@ -86,8 +86,10 @@ def test_resume_and_delete_name_the_checkpoint(job):
     assert resume.endswith("which is refused: no checkpoint is complete (global_step1200).")
     text = job.run.config_yaml.read_text()
     job.run.config_yaml.write_text(text.replace("mode: full", "mode: perf"))
-    (resume,) = (one["title"] for one in actions(job.run, "FAILED") if one["key"] == "resume")
-    assert resume.endswith("which continues at step 0: no checkpoint was saved.")
+    # A resume after mode: perf is refused, however the job ended.
+    found = actions(job.run, "FAILED")
+    assert [one["key"] for one in found] == ["clone", "delete"]
+    assert off(job.run, found, "FAILED")["pause"]["title"].startswith("The last job only measured")
     job.run.config_yaml.write_text(text)
     save(job.run, 1200)
     titles = {one["key"]: one for one in actions(job.run, "FAILED")}

@@ -24,7 +24,7 @@ from nbtrain.jobs.attempt.phases import stop_patience_seconds
 from nbtrain.jobs.attempt.ranks import Patience
 from nbtrain.jobs.checks.existing_run import more_to_train
 from nbtrain.jobs.machine import processes
-from nbtrain.monitor.status.resume_start import resume_start
+from nbtrain.monitor.status.resume_start import measure_again, only_measured, resume_start
 
 POLL_SECONDS = 0.1
 SLOW_POLL_SECONDS = 1.0
@@ -195,6 +195,8 @@ def _cut_off_unwritten(job: JobDir, wait_seconds: float | None) -> bool:
 
 def advice_to_resume(run: RunDir) -> str:
     """Return one sentence that says how `nbtrain resume` continues a run that has stopped."""
+    if only_measured(run):
+        return f"{measure_again(run.name)}."
     start = resume_start(run)
     does = "starts from the beginning" if start.step is None else "continues from its newest checkpoint"
     if start.torn:

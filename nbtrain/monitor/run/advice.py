@@ -16,7 +16,7 @@ from nbtrain.base.run_directory.records import AttemptRecord, JobRecord, Rollbac
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
-from nbtrain.monitor.status.resume_start import resume_start
+from nbtrain.monitor.status.resume_start import measure_again, only_measured, resume_start
 
 # Most steps with NaN that are marked.
 MOST_BAD_STEPS = 20
@@ -30,7 +30,9 @@ def advice(run: RunDir, state: str, attempt: AttemptRecord | None, step: int | N
     if state not in FAILURES:
         return ""
     start = resume_start(run)
-    if start.torn:
+    if only_measured(run):
+        going_on = f"It only measured and left nothing to continue from: {measure_again(run.name)}."
+    elif start.torn:
         going_on = (
             f"No checkpoint is complete ({start.torn_names}), so that Resume is refused. Put a good copy "
             f"into {display(run.model)}, or remove these folders to start again at step 0."
@@ -64,7 +66,7 @@ def remedies(run: RunDir, state: str, events: Sequence[Mapping[str, Any]]) -> li
     if state != FAILED:
         return []
     ends = [event for event in events if event.get("kind") == "error" and event.get("bad") in _CURES]
-    if not ends or _SCALE in ends[-1]["message"]:
+    if not ends or _SCALE in ends[-1]["message"] or only_measured(run):
         return []
     key, policy = _CURES[ends[-1]["bad"]]
     saved, step = resume_start(run), ends[-1]["step"]

@@ -19,3 +19,19 @@ def resume_start(run: RunDir, on_nodes: bool = True) -> ResumeStart:
         with contextlib.suppress(NbtrainError):
             start = checkpoints.resume_start(kept_config(run.config_yaml).mode, on_nodes)
     return start
+
+
+def only_measured(run: RunDir) -> bool:
+    """Return whether the run is of mode: perf, which leaves nothing to continue from: a resume of it is
+    refused unless it names the mode.
+    """
+    from nbtrain.config.load.resolved_cache import kept_config
+
+    with contextlib.suppress(NbtrainError):
+        return kept_config(run.config_yaml).mode == "perf"
+    return False
+
+
+def measure_again(name: str) -> str:
+    """Return the words for a run that only measured: the command that does it again."""
+    return f"`nbtrain resume {name} mode=perf` measures again"

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from nbtrain.base import files
-from nbtrain.base.errors import JobError
+from nbtrain.base.errors import JobError, SubmitError
 from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity
 from nbtrain.base.run_directory.rundir import JobDir, RunDir, new_job_id
 from nbtrain.cli import __main__ as cli
@@ -18,7 +18,10 @@ from nbtrain.jobs.attempt import leftovers
 from nbtrain.jobs.backends.supervised_here import SupervisedHere
 from nbtrain.jobs.control import control
 from nbtrain.jobs.machine import processes
+from nbtrain.jobs.submission.submit import resume
 from nbtrain.jobs.supervisor.journal import Displaced, Journal
+from nbtrain.monitor.run.advice import advice
+from nbtrain.monitor.status.status_records import lost_words
 
 
 @pytest.fixture
@@ -198,6 +201,14 @@ def test_the_advice_to_resume_says_where_the_run_goes_on(job, capsys):
     assert said() == "`nbtrain resume run` finds no complete checkpoint to continue from."
     files.write_json(run.checkpoint_manifest(8), {"schema_version": 2, "files": {}})
     assert said() == "`nbtrain resume run` continues from its newest checkpoint."
+    # Nothing to continue from, and a resume without the mode is refused.
+    files.write_text(run.config_yaml, to_yaml(load("gpt-tiny", {"name": "run", "mode": "perf"})))
+    with pytest.raises(SubmitError, match="its last job only measured"):
+        resume(run)
+    assert control.advice_to_resume(run) == "`nbtrain resume run mode=perf` measures again."
+    assert lost_words(job, time.time()) == "`nbtrain resume run mode=perf` measures again"
+    said = advice(run, "FAILED", None, None)
+    assert said.endswith("nothing to continue from: `nbtrain resume run mode=perf` measures again.")
 
 
 def test_a_mode_that_saves_nothing_cannot_be_asked_to(job):

@@ -217,8 +217,10 @@ def _fine_tuning(name: str, found: Survey, init_from: str | None) -> Choices:
         "checkpoint", "five checkpoints, the best one stays", save_interval_steps=interval, keep_best=True
     )
     if not is_there:
+        # A YAML of another folder is found by its path only.
+        named = start if init_from is None or valid_name(init_from) else shlex.quote(init_from)
         choices.notes.append(
-            f"{start} has no checkpoint here yet: `nbtrain submit {start} --wait` trains it first."
+            f"{start} has no checkpoint here yet: `nbtrain submit {named} --wait` trains it first."
         )
     if longest > sequence:
         choices.notes.append(

@@ -418,13 +418,15 @@ def checkpoints_are_few(estimates: RunEstimates) -> Iterator[Finding]:
         fixes.append(f"{SAVE_INTERVAL}: {sparser} for {_fewer(fraction, sparser / interval)}")
     if _may_save_in_background(estimates):
         fixes.append("async_save: true" if fixes else "checkpoint.async_save: true")
+    if not fixes:
+        return  # the run is too short for fewer checkpoints
     yield finding_of(
         config,
         "checkpoints_are_few",
         SAVE_INTERVAL,
         f"Checkpoints take {fraction:.0%} of the time: {amounts.size(size)} are written after every "
         f"{amounts.counted(interval, 'step')}.",
-        f"Set {', or '.join(fixes)}." if fixes else "A faster disk makes them shorter.",
+        f"Set {', or '.join(fixes)}.",
         estimates.share(fraction),
     )
 

@@ -809,6 +809,10 @@ def test_advice_that_the_rules_refuse_is_not_given():
         if one.rule == "checkpoints_are_few"
     )
     assert "async_save" not in found.fix
+    # A run of two steps has no place for fewer checkpoints.
+    short = ["batch.train_tokens=null", "batch.train_steps=2", "checkpoint.save_interval_steps=1"]
+    rules = {one.rule for one in findings("gpt-125m", [*short, "checkpoint.async_save=true"])}
+    assert "checkpoints_are_few" not in rules
     low = ["init_from=gpt-125m-4xdp", "lr_schedule.lr=1e-6", "lr_schedule.min_lr=0"]
     assert "learning_rate_suits_size" not in {one.rule for one in findings("gpt-125m", low)}
 

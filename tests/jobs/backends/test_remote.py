@@ -23,6 +23,7 @@ from nbtrain.jobs.attempt.verdict import Circumstances, judge
 from nbtrain.jobs.backends import remote
 from nbtrain.jobs.backends.remote import RemoteLauncher
 from tests.jobs.conftest import TINY
+from tests.messages import lacks
 
 NODES = 2
 
@@ -159,10 +160,8 @@ def test_agents_that_do_not_come_are_named(cluster: Cluster) -> None:
     cluster.launcher.poll()
     cluster.launcher.starts[0].code = 3
     assert cluster.launcher.poll() == 3
-    assert cluster.launcher.end_message == (
-        "the agents of nodes 1 (of 2) did not report: the process that starts the agents ended with code 3; "
-        "logs/node<k>.log and logs/supervisor.log say more"
-    )
+    logs = ("logs/node<k>.log", "logs/supervisor.log")
+    assert lacks(cluster.launcher.end_message, "nodes 1 (of 2) ", "ended with code 3;", *logs) == []
     cluster.launcher.launch(cluster.config, 1)
     cluster.pass_seconds(700)
     assert cluster.launcher.poll() == 1
@@ -189,19 +188,15 @@ def test_a_lost_node_is_named_with_its_silence(cluster: Cluster) -> None:
     cluster.pass_seconds(30, 0)
     assert cluster.launcher.trouble() == ""
     cluster.pass_seconds(1, 0)
-    assert cluster.launcher.trouble() == (
-        "node node1 is gone: nothing was heard of its agent for 31 s (backend.node_timeout_seconds = 30)"
-    )
+    parts = ("node node1 is gone: ", " for 31 s (backend.node_timeout_seconds = 30)")
+    assert lacks(cluster.launcher.trouble(), *parts) == []
     assert cluster.launcher.poll() is None
     cluster.ended(0, 1)
     assert cluster.launcher.poll() == 1
     # With the real trainer the peers fail first, because their connections to it are closed.
     ends = {rank: ExitRecord(rank, 0, 10.0, 1, None, "failed", 6, "connection reset") for rank in (0, 1)}
     verdict = judge(ends, Circumstances(world_size=4, node_left=cluster.launcher.end_message))
-    assert verdict.retry and verdict.cause == (
-        "node node1 is gone: nothing was heard of its agent for 31 s (backend.node_timeout_seconds = 30); no "
-        "record from ranks 2, 3"
-    )
+    assert verdict.retry and lacks(verdict.cause, *parts, "; no record from ranks 2, 3") == []
 
 
 def test_a_suspended_job_has_lost_no_node(cluster: Cluster) -> None:
@@ -372,10 +367,9 @@ def test_out_of_memory_on_another_node_is_its_ranks(cluster: Cluster) -> None:
     around = Circumstances(world_size=4, memory=memory, pids={rank: 500 + rank % 2 for rank in range(4)})
     verdict = judge(ends, around)
     assert verdict.kind == "host memory"
-    assert verdict.cause.startswith(
-        "rank 2 was killed at step 6: out of host memory: the kernel ended it (SIGKILL, its log names "
-        "process 500; at most 1.00 of 1.00 GiB were used). Lower data.num_workers or"
-    )
+    assert verdict.cause.startswith("rank 2 was killed at step 6: out of host memory: ")
+    evidence = ("(SIGKILL, its log names process 500; ", "1.00 of 1.00 GiB")
+    assert lacks(verdict.cause, *evidence, "Lower data.num_workers ") == []
 
 
 def test_a_rank_that_is_gone_with_its_wrapper_is_named(cluster: Cluster) -> None:
@@ -429,10 +423,8 @@ def test_a_node_whose_launcher_fails_before_any_rank_ends_the_wait_of_the_others
     cluster.pass_seconds(int(remote.RANKS_WORD_SECONDS), 1)
     assert cluster.launcher.trouble() == ""
     cluster.pass_seconds(1, 1)
-    assert cluster.launcher.trouble() == (
-        "the launcher of node node0 ended with code 1, and the other nodes wait for it; logs/node0.log says "
-        "why"
-    )
+    parts = ("node node0 ended with code 1", "the other nodes wait", "logs/node0.log")
+    assert lacks(cluster.launcher.trouble(), *parts) == []
     # The next attempt starts from scratch.
     cluster.life = 1
     cluster.launch(1)

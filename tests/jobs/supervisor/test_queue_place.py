@@ -39,6 +39,7 @@ from nbtrain.jobs.supervisor import queue_place
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.queue_place import place_of
 from nbtrain.jobs.supervisor.signals import SignalRequests
+from tests.messages import lacks
 from tests.waiting import wait_until
 
 
@@ -102,9 +103,8 @@ def test_a_large_job_is_not_starved(holders, cause_of):
     assert cause_of(large) == "waits for 4 GPUs; 3 are free; before it: small (RUNNING, 1 GPU)"
     later = holders.start("later", **gpu)
     wait_until(lambda: cause_of(later), "the later one waits too")
-    assert cause_of(later) == (
-        "waits for 1 GPU; 3 are free; before it: small (RUNNING, 1 GPU), large (QUEUED); place 2 in the queue"
-    )
+    parts = ("waits for 1 GPU; 3 are free", "small (RUNNING, 1 GPU), large (QUEUED)", "place 2 in the queue")
+    assert lacks(cause_of(later), *parts) == []
     holders.start("aside", **{"resources.device": "gpu", "backend.env": {"CUDA_VISIBLE_DEVICES": "9"}})
     wait_until(lambda: "aside + 9" in holders.said(), "no job before it may have GPU 9")
     holders.signal("small")
@@ -160,10 +160,7 @@ def test_a_waiting_job_is_stopped_moved_or_started_at_once(holders, cause_of):
     assert "first -" not in holders.said()
     with pytest.raises(JobError) as refused:
         move(first, priority=1)
-    assert str(refused.value) == (
-        f"output/first: job {first.job_id} is RUNNING and does not wait in the queue of this machine. "
-        "`nbtrain queue` lists the jobs that do."
-    )
+    assert lacks(refused, f"output/first: job {first.job_id} is RUNNING ", "`nbtrain queue` lists") == []
     with pytest.raises(ConfigError, match=r"^priority 2000: must be a whole number from -1000 to 1000\.$"):
         move(first, priority=2000)
     assert read_state(first, time.time())[0] == "RUNNING"
@@ -317,10 +314,10 @@ def test_threads_of_the_shell_that_are_not_used_are_named(holders, monkeypatch):
     assert warnings_here(config, holders.queue, this_machine()) == []
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     mark = "s" if cores > 1 else ""
-    assert warnings_here(config, holders.queue, this_machine()) == [
-        f"each rank has 1 thread (resources.cpus_per_node: {cores} core{mark} over {cores} rank{mark}), and "
-        "OMP_NUM_THREADS=3 of this shell is not used. To use it, set backend.env.OMP_NUM_THREADS=3"
-    ]
+    (said,) = warnings_here(config, holders.queue, this_machine())
+    numbers = f"(resources.cpus_per_node: {cores} core{mark} over {cores} rank{mark})"
+    parts = ("each rank has 1 thread ", numbers, " OMP_NUM_THREADS=3 of this shell is not used")
+    assert lacks(said, *parts, "set backend.env.OMP_NUM_THREADS=3") == []
     theirs = holders.config("one", **asked, **{"backend.env": {"OMP_NUM_THREADS": "3"}})
     assert warnings_here(theirs, holders.queue, this_machine()) == []
     assert warnings_here(holders.config("one"), holders.queue, this_machine()) == []
@@ -488,10 +485,8 @@ def test_a_folder_that_cannot_be_made(workspace, monkeypatch):
     monkeypatch.setenv("NBTRAIN_QUEUE", "file/queue")
     with pytest.raises(SubmitError) as refused:
         Queue().make()
-    assert str(refused.value) == (
-        "file/queue: this machine's queue cannot be kept there: Not a directory. Set NBTRAIN_QUEUE to a "
-        "folder of yours on a local disk, or backend.share_devices=true to start without a queue."
-    )
+    fixes = ("Set NBTRAIN_QUEUE to a folder of yours", "backend.share_devices=true")
+    assert lacks(refused, "file/queue: ", ": Not a directory.", *fixes) == []
 
 
 def test_devices_json_that_is_none(holders):
@@ -499,10 +494,8 @@ def test_devices_json_that_is_none(holders):
     holders.machine(cores=0)
     with pytest.raises(JobError) as refused:
         needs_of(holders.config("one"), holders.queue)
-    assert str(refused.value) == (
-        'queue/devices.json: must be {"gpus": ["0", "1"], "cores": 6}, with either key or both: GPUs by '
-        "number or UUID as texts, cores from 1 on. Correct it or remove it."
-    )
+    example = '{"gpus": ["0", "1"], "cores": 6}'
+    assert lacks(refused, "queue/devices.json: ", example, "cores from 1 on", "remove it.") == []
 
 
 @pytest.mark.parametrize(
@@ -547,10 +540,9 @@ def test_the_command_line(holders, cause_of, capsys):
         open_run("second").queue(priority="x")
     assert main(["queue", "second"]) == 2
     assert main(["queue", "--now"]) == 2
-    assert capsys.readouterr().err == (
-        "ConfigError: say what to change: --priority N or --now. `nbtrain queue` alone lists all jobs.\n"
-        "ConfigError: --priority and --now need a RUN: `nbtrain queue RUN --priority 5`.\n"
-    )
+    without_change, without_run = capsys.readouterr().err.splitlines()
+    assert lacks(without_change, "ConfigError: ", "--priority N or --now", "`nbtrain queue`") == []
+    assert lacks(without_run, "ConfigError: ", "need a RUN: `nbtrain queue RUN --priority 5`") == []
 
 
 def test_a_cause_that_the_table_cuts_stands_below_it():
@@ -596,6 +588,5 @@ def test_a_queue_that_cannot_be_looked_at_is_said(holders):
     assert said == [], "no job has ever queued"
     (holders.queue.path / "tickets").touch()
     after_boot.start_after_boot(said.append)
-    assert said == [
-        "queue: this machine's queue cannot be read, so none of its jobs is started again: Not a directory"
-    ]
+    (warning,) = said
+    assert lacks(warning, "queue: ", "cannot be read", "none of its jobs", ": Not a directory") == []

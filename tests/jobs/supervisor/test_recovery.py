@@ -48,6 +48,7 @@ from nbtrain.jobs.supervisor.signals import DEADLINE, PAUSE, REQUEST, SignalRequ
 from nbtrain.jobs.supervisor.summary import total_seconds
 from nbtrain.jobs.supervisor.supervise import Supervision, run_attempts, wait_for_devices
 from nbtrain.monitor.status.status_records import asked_of, job_with_end
+from tests.messages import lacks
 
 
 class Told:
@@ -237,11 +238,9 @@ def test_a_rollback_restarts_at_once_and_is_no_restart(supervised):
     # The checkpoint is at position 40: 32 samples were trained and 8 skipped before.
     assert (entry.step, entry.checkpoint_step, entry.first, entry.last) == (6, 4, 40, 56)
     (reported,) = supervised.events("rollback")
-    assert reported["message"] == (
-        "step 6: the loss is nan; returns to step 4 and skips samples 40 to 55; 2 steps (256 tokens) "
-        "since the "
-        "checkpoint of step 4 are lost"
-    )
+    lost = "2 steps (256 tokens) since the checkpoint of step 4"
+    parts = ("step 6: the loss is nan; ", "returns to step 4 and skips samples 40 to 55", lost)
+    assert lacks(reported["message"], *parts) == []
 
 
 def test_a_rollback_without_a_checkpoint_goes_to_the_start(supervised):
@@ -261,10 +260,8 @@ def test_rollbacks_have_a_limit_of_their_own(supervised):
     supervised.verdicts = [bad_step(step, 8 * step, 8 * step + 8) for step in (21, 30, 31, 33, 34)]
     verdict = supervised.run()
     assert verdict.state == "FAILED"
-    assert verdict.cause == (
-        "step 33: the loss is nan; not tried again: 3 rollbacks within 10 steps are more than "
-        "stability.max_skipped_steps = 2 allows; lower lr_schedule.lr or look at the data"
-    )
+    limit = ("3 rollbacks within 10 steps", "stability.max_skipped_steps = 2")
+    assert lacks(verdict.cause, "step 33: the loss is nan; ", *limit, "lower lr_schedule.lr") == []
     assert len(supervised.verdicts) == 1
 
 
@@ -273,11 +270,8 @@ def test_a_rollback_in_vain_is_not_made_over_and_over(supervised):
     checkpoint(supervised.job.run, 4, 32)
     supervised.verdicts = [bad_step(step, 8 * step, 8 * step + 8) for step in (6, 8, 8, 7, 8)]
     verdict = supervised.run()
-    assert verdict.cause == (
-        "step 7: the loss is nan; not tried again: 3 attempts from step 4 made no progress, although each "
-        "skipped other samples, so the data is not the cause; lower lr_schedule.lr, or remove that "
-        "checkpoint to continue from an older one"
-    )
+    fixes = ("lower lr_schedule.lr", "remove that checkpoint")
+    assert lacks(verdict.cause, "step 7: the loss is nan; ", "3 attempts from step 4 ", *fixes) == []
     assert len(supervised.verdicts) == 1
 
 
@@ -333,9 +327,8 @@ def test_it_waits_for_room(supervised, monkeypatch):
     supervised.verdicts = [full_disk(), Verdict("SUCCEEDED", "done")]
     assert supervised.run().cause == "done"
     (warning,) = supervised.events("warning")
-    assert warning["message"] == (
-        "waiting up to 600 s for space on the disk: 0.08 GiB are needed, but only 0.00 GiB are free"
-    )
+    parts = ("up to 600 s for space on the disk", "0.08 GiB are needed", "0.00 GiB are free")
+    assert lacks(warning["message"], *parts) == []
 
 
 def test_a_rank_without_a_word_beside_a_full_disk_could_not_write_it():
@@ -439,11 +432,8 @@ def test_it_does_not_wait_for_ever(supervised, monkeypatch):
     supervised.change("backend", disk_wait_seconds=0.0)
     monkeypatch.setattr(supervise, "shutil", Disk(0))
     supervised.verdicts = [full_disk()]
-    assert supervised.run().cause == (
-        "rank 0 failed: the disk is full; not tried again: no space became free within "
-        "backend.disk_wait_seconds = 0 "
-        "(0.08 GiB are needed, but only 0.00 GiB are free)"
-    )
+    parts = ("rank 0 failed: the disk is full", "backend.disk_wait_seconds = 0 (0.08 GiB are needed")
+    assert lacks(supervised.run().cause, *parts) == []
     assert supervised.journal.record.restarts == 0, "it was given up before one was made"
 
 
@@ -473,10 +463,9 @@ def test_a_restart_takes_as_many_devices_as_there_are(elastic):
 
     assert run_attempts(elastic.it, run).cause == "done"
     assert sizes == [(4, 4), (2, 2), (4, 4)]
-    assert [event["message"] for event in elastic.events("warning")] == [
-        "3 devices are usable: data_parallel_size 4 -> 2, 2 ranks; the global batch of 8 stays",
-        "4 devices are usable: data_parallel_size 2 -> 4, 4 ranks; the global batch of 8 stays",
-    ]
+    fewer, more = [event["message"] for event in elastic.events("warning")]
+    assert lacks(fewer, "3 devices ", "data_parallel_size 4 -> 2, 2 ranks", "batch of 8 stays") == []
+    assert lacks(more, "4 devices ", "data_parallel_size 2 -> 4, 4 ranks", "batch of 8 stays") == []
 
 
 def test_devices_are_counted_again_after_a_pause(elastic, monkeypatch):
@@ -496,11 +485,9 @@ def test_devices_are_counted_again_after_a_pause(elastic, monkeypatch):
     assert (elastic.it.config.parallel.data_parallel_size, elastic.journal.record.restarts) == (2, 0)
     control.ask_pause(elastic.job, True)
     verdict = run_attempts(elastic.it, left)
-    assert (verdict.state, verdict.cause) == (
-        "FAILED",
-        "stopped on request at step 4; saved; not tried again: 0 devices are left, and one copy of the model "
-        "needs 1",
-    )
+    assert verdict.state == "FAILED"
+    parts = ("stopped on request at step 4; saved; ", "0 devices are left", "one copy of the model needs 1")
+    assert lacks(verdict.cause, *parts) == []
 
 
 def test_machines_are_counted_on_hosts(elastic, monkeypatch):
@@ -519,18 +506,15 @@ def test_machines_are_counted_on_hosts(elastic, monkeypatch):
 
     assert run_attempts(elastic.it, run).cause == "done"
     assert seen == [(4, 2), (2, 1), (4, 2)]
-    assert elastic.events("warning")[0]["message"] == (
-        "2 devices are usable: data_parallel_size 4 -> 2, 2 ranks on 1 of 2 machines; the global batch of 8 "
-        "stays"
-    )
+    parts = ("2 devices ", "data_parallel_size 4 -> 2, 2 ranks on 1 of 2 machines", "batch of 8 stays")
+    assert lacks(elastic.events("warning")[0]["message"], *parts) == []
 
 
 def test_no_device_is_no_run(elastic):
     control.ask_devices(elastic.job, 0)
     elastic.verdicts = [failure()]
-    assert elastic.run().cause == (
-        "rank 0 failed; not tried again: 0 devices are left, and one copy of the model needs 1"
-    )
+    parts = ("rank 0 failed; ", "0 devices are left", "one copy of the model needs 1")
+    assert lacks(elastic.run().cause, *parts) == []
 
 
 def test_nobody_asked_on_a_cpu(elastic):
@@ -636,10 +620,8 @@ def test_what_lies_on_the_nodes_disks_is_not_lost(supervised):
     journal.attempt_trains(None)
     assert (newest.resumed_from_step, journal.record.attempts[0].lost_tokens) == (4, 5 * 8 * 16)
     journal.end(Verdict("CANCELLED", "stopped"))
-    assert JobRecord.read(job.job_json).cause == (
-        "stopped; step 8 is on the disks of a, b only (checkpoint.local_dir): a resume on these nodes "
-        "continues from it"
-    )
+    parts = ("stopped; step 8 is on the disks of a, b only (checkpoint.local_dir)", "on these nodes")
+    assert lacks(JobRecord.read(job.job_json).cause, *parts) == []
 
 
 def left(it, cause="stopped on request at step 4; saved"):
@@ -746,10 +728,9 @@ def test_a_deadline_ends_the_wait_for_a_restart(supervised):
     supervised.journal.record.mark("started_at")
     supervised.journal.record.stamps["started_at"].seconds -= 70
     supervised.verdicts = [failure()]
-    assert supervised.run().cause == (
-        "deadline: backend.deadline_seconds = 60 have passed; stopped while it waited to restart after a "
-        "failure: rank 0 failed"
-    )
+    cause = supervised.run().cause
+    assert cause.startswith("deadline: backend.deadline_seconds = 60 ")
+    assert cause.endswith("after a failure: rank 0 failed")
 
 
 def test_a_paused_job_waits_and_goes_on_or_is_stopped(supervised, monkeypatch):
@@ -777,10 +758,8 @@ def test_a_paused_job_waits_and_goes_on_or_is_stopped(supervised, monkeypatch):
     assert [event["message"] for event in supervised.events("state")][-1] == "resumed after a pause"
     control.ask_pause(supervised.job, True)
     verdict = run_attempts(supervised.it, left)
-    assert (verdict.state, verdict.cause) == (
-        "CANCELLED",
-        "stopped on request while the job was paused (paused on request at step 4; saved)",
-    )
+    assert verdict.state == "CANCELLED"
+    assert lacks(verdict.cause, "stopped on request while ", "(paused on request at step 4; saved)") == []
     assert supervised.it.requests.why != PAUSE
 
 
@@ -802,10 +781,8 @@ def test_a_stop_while_a_pause_gives_its_devices_back_is_heeded(supervised, monke
     it.place = SimpleNamespace(wait=lambda asked, config: None, give_up=give_up, queue_again=lambda: None)
     control.ask_pause(supervised.job, True)
     verdict = run_attempts(it, left)
-    assert (verdict.state, verdict.cause) == (
-        "CANCELLED",
-        "stopped on request while the job was paused (paused on request at step 4; saved)",
-    )
+    assert verdict.state == "CANCELLED"
+    assert lacks(verdict.cause, "stopped on request while ", "(paused on request at step 4; saved)") == []
 
 
 def test_a_rollback_changes_nothing_but_the_samples(supervised):

@@ -26,7 +26,13 @@ from nbtrain.monitor.run.run_view import RunView
 from nbtrain.monitor.status.resume_start import only_measured, resume_start
 from nbtrain.monitor.status.steps_left import has_steps_left
 
-SLOTS = {"pause": ("pause", "resume"), "clone": ("clone",), "delete": ("kill", "delete"), "stop": ("stop",)}
+SLOTS = {
+    "save": ("save",),
+    "pause": ("pause", "resume"),
+    "clone": ("clone",),
+    "delete": ("kill", "delete"),
+    "stop": ("stop",),
+}
 """Places of the buttons from left to right, with the actions that share a place. Stop is last."""
 
 
@@ -64,7 +70,7 @@ def actions(run: RunDir, state: str, asked: str | None = None) -> list[dict[str,
     if state == QUEUED:
         waits = "Stay without devices until Resume puts it back into the queue."
         return [*_pause(run, waits), clone, _action("stop", "Stop", "Remove it from the queue.")]
-    return [*_pause(run), clone, _stop(run)]
+    return [*_save(run), *_pause(run), clone, _stop(run)]
 
 
 def off(
@@ -76,12 +82,15 @@ def off(
     nothing = "No job was submitted." if state == NO_JOB else "The job has ended."
     ended = nothing if state == NO_JOB else _why_no_resume(run)
     buttons = {
+        "save": _action("save", "Save", asked_words[asked] if asked and active else nothing),
         "pause": _action(*(("pause", "Pause") if active else ("resume", "Resume")), ended),
         "delete": _action("delete", "Delete", "Stop the job before you delete its run."),
         "stop": _action("stop", "Stop", asked_words[asked] if asked and active else nothing),
     }
     if active:
         buttons["pause"]["title"] = asked_words[asked] if asked else _why_no_pause(run)
+    if active and not asked:
+        buttons["save"]["title"] = _why_no_save(run, state)
     return {slot: button for slot, button in buttons.items() if not there.intersection(SLOTS[slot])}
 
 
@@ -94,6 +103,15 @@ def _why_no_pause(run: RunDir) -> str:
     if mode != "full":
         return f"mode: {mode} saves nothing, so the job cannot continue after a pause."
     return "This job's backend cannot pause a job."
+
+
+def _why_no_save(run: RunDir, state: str) -> str:
+    if state == SUSPENDED:
+        return "The job is paused; it has saved already."
+    if state == QUEUED:
+        return "The job waits, and none of its ranks runs."
+    mode = kept_config(run.config_yaml).mode
+    return f"mode: {mode} saves nothing." if mode != "full" else "This job's backend cannot ask it to save."
 
 
 def _why_no_resume(run: RunDir) -> str:
@@ -115,17 +133,27 @@ def _stop(run: RunDir) -> dict[str, Any]:
     return _action("stop", "Stop", title)
 
 
+def _save(run: RunDir) -> list[dict[str, Any]]:
+    if not _can(run, "save"):
+        return []
+    return [_action("save", "Save", "Save a checkpoint at the next step; the job continues.")]
+
+
+def _can(run: RunDir, what: str) -> bool:
+    """Return whether the backend of the newest job has a capability, and the job's mode saves checkpoints."""
+    job = run.newest_job()
+    try:
+        saves = job is not None and kept_config(run.config_yaml).mode == "full"
+        return job is not None and saves and getattr(capabilities_of_job(job), what)
+    except NbtrainError:
+        return False
+
+
 SAVES = "Save a checkpoint and free the devices; Resume continues this job."
 
 
 def _pause(run: RunDir, title: str = SAVES) -> list[dict[str, Any]]:
-    job = run.newest_job()
-    try:
-        if job is None or not capabilities_of_job(job).pause or kept_config(run.config_yaml).mode != "full":
-            return []
-    except NbtrainError:
-        return []
-    return [_action("pause", "Pause", title)]
+    return [_action("pause", "Pause", title)] if _can(run, "pause") else []
 
 
 def _resume(run: RunDir) -> dict[str, Any]:

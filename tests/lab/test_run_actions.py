@@ -21,7 +21,8 @@ def job(tmp_path: Path) -> FakeJob:
 @pytest.mark.parametrize(
     ("state", "asked", "keys"),
     [
-        ("RUNNING", None, ["pause", "clone", "stop"]),
+        ("RUNNING", None, ["save", "pause", "clone", "stop"]),
+        ("QUEUED", None, ["pause", "clone", "stop"]),
         ("RUNNING", "stop", ["clone", "kill"]),
         ("SUSPENDED", "pause", ["resume", "clone", "stop"]),
         ("FAILED", None, ["resume", "clone", "delete"]),
@@ -51,7 +52,7 @@ def test_a_job_that_waits_is_taken_out_of_the_queue(job):
     pause, _, stop = (action["title"] for action in actions(job.run, "QUEUED"))
     assert stop == "Remove it from the queue."
     assert pause == "Stay without devices until Resume puts it back into the queue."
-    assert actions(job.run, "RUNNING")[0]["title"].startswith("Save a checkpoint and free the devices;")
+    assert actions(job.run, "RUNNING")[1]["title"].startswith("Save a checkpoint and free the devices;")
 
 
 def save(run: RunDir, step: int) -> None:
@@ -71,9 +72,9 @@ def test_a_snapshot_with_its_buttons(job):
     shown = run_shown(RunView(job.run))
     assert (shown["state"], [one["key"] for one in shown["actions"]]) == (
         "RUNNING",
-        ["pause", "clone", "stop"],
+        ["save", "pause", "clone", "stop"],
     )
-    assert "after 60 s" in shown["actions"][2]["title"]
+    assert "after 60 s" in shown["actions"][3]["title"]
     assert shown["off"]["delete"]["title"] == "Stop the job before you delete its run."
 
 
@@ -104,7 +105,9 @@ def test_a_mode_that_saves_nothing_says_so(job):
     stop = found[-1]
     assert stop["title"] == "End the job. mode: eval saves nothing."
     assert [action["key"] for action in found] == ["clone", "stop"]
-    assert off(job.run, found, "RUNNING")["pause"]["title"].startswith("mode: eval saves nothing")
+    buttons = off(job.run, found, "RUNNING")
+    assert buttons["pause"]["title"].startswith("mode: eval saves nothing")
+    assert buttons["save"]["title"] == "mode: eval saves nothing."
 
 
 def test_a_run_that_was_evaluated_before_its_end_can_be_resumed(job):

@@ -7,7 +7,8 @@ submit         submits the form's run; in mode twin, starts its twin (lab/form/t
 
 A request is {yaml, overrides, typed, name, mode, clone}: `overrides` are the ones that the form was opened
 with (as in nb.submit, or a JSON object as text), `typed` is {key: text} of the fields that the user changed.
-`clone` names a run whose configuration is used instead of the YAML; the new run becomes its child.
+`clone` names a run whose configuration is used instead of the YAML; the new run becomes its child. `try_code`
+false submits it without the trial of the file of `code`.
 """
 
 import json
@@ -176,7 +177,7 @@ def form_submitted(request: Request, anywhere: bool = False) -> dict[str, Any]:
         parent = RunDir.named(draft.clone_of).run_id
         refuse_taken(RunDir.named(config.name))
     before = active_job(RunDir.named(config.name))
-    job = submit(config, parent=parent)
+    job = submit(config, parent=parent, tries_code=request.get("try_code", True))
     found: dict[str, Any] = {"name": job.run.name, "job_id": job.job_id}
     changes = [str(change) for change in not_applied(job.run, config)]
     # Another process may have submitted the run meanwhile; then the changes show it.

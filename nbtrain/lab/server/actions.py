@@ -1,4 +1,4 @@
-"""Actions on a run over REST: stop, cancel, pause, resume, clone.
+"""Actions on a run over REST: save, stop, cancel, pause, resume, clone.
 
 They need no kernel, so they work while a cell runs, after a kernel restart and from a second browser.
 """
@@ -56,6 +56,17 @@ class StopHandler(ActionHandler):
         await self.until_answered(view, job, "kill" if now else "stop", lambda: cancel(job, now=now))
 
 
+class SaveHandler(ActionHandler):
+    """POST run/<name>/save: the ranks save a checkpoint at the next step, and the job continues."""
+
+    async def post(self, name: str) -> None:
+        from nbtrain.jobs.control.control import request_save
+
+        view = await self.view(name)
+        job = self.need_job(view, "save")
+        await self.until_answered(view, job, "save", lambda: request_save(job))
+
+
 class PauseHandler(ActionHandler):
     """POST run/<name>/pause: the job saves and releases its devices; resume continues it."""
 
@@ -68,37 +79,44 @@ class PauseHandler(ActionHandler):
 
 
 class ResumeHandler(ActionHandler):
-    """POST run/<name>/resume {"overrides"?}: a new job from the newest checkpoint, or the paused one."""
+    """POST run/<name>/resume {"overrides"?, "try_code"?}: a new job from the newest checkpoint, or the paused
+    one. With `try_code` false, the file of `code` is not tried first.
+    """
 
     async def post(self, name: str) -> None:
-        from nbtrain.jobs.submission.submit import resume
-
-        view, overrides = await self.view(name), self.body(overrides=dict).get("overrides")
+        view, asked = await self.view(name), self.body(overrides=dict, try_code=bool)
         ACTIONS.clear(name)
-        job, notes = await self.library(resume, view.run, overrides)
+        job, notes = await self.library(_resume, view.run, asked)
         await self.answer_state(view, job_id=job.job_id, notes=notes)
 
 
 class CloneHandler(ActionHandler):
-    """POST run/<name>/clone {"name", "overrides"?, "submit"?}: a new run with these settings.
+    """POST run/<name>/clone {"name", "overrides"?, "submit"?, "try_code"?}: a new run with these settings.
 
-    Nothing is started unless `submit` is true.
+    Nothing is started unless `submit` is true. With `try_code` false, the file of `code` is not tried first.
     """
 
     async def post(self, name: str) -> None:
-        view, asked = await self.view(name), self.body(name=str, overrides=dict, submit=bool)
+        view = await self.view(name)
+        asked = self.body(name=str, overrides=dict, submit=bool, try_code=bool)
         if "name" not in asked:
             raise RequestError(400, 'name is missing: {"name": the name of the new run}.')
-        start = asked.get("submit", False)
-        job_id, notes = await self.library(_clone, view.run, asked["name"], asked.get("overrides"), start)
+        job_id, notes = await self.library(_clone, view.run, asked)
         made = await self.view(asked["name"])
         await self.answer_state(made, 201, job_id=job_id, notes=notes)
 
 
-def _clone(run: RunDir, name: str, overrides: Any, start: bool) -> str | None:
+def _resume(run: RunDir, asked: dict[str, Any]) -> JobDir:
+    from nbtrain.jobs.submission.submit import resume
+
+    return resume(run, asked.get("overrides"), tries_code=asked.get("try_code", True))
+
+
+def _clone(run: RunDir, asked: dict[str, Any]) -> str | None:
     from nbtrain.jobs.submission.clone import clone, submit_clone
 
-    if start:
-        return submit_clone(run, name, overrides)[0].job_id
+    name, overrides = asked["name"], asked.get("overrides")
+    if asked.get("submit"):
+        return submit_clone(run, name, overrides, tries_code=asked.get("try_code", True))[0].job_id
     clone(run, name, overrides)
     return None

@@ -28,6 +28,7 @@ ROUTES = {
     f"run/{NAME}/log/search": logs.LogSearchHandler,
     f"run/{NAME}/log/traceback": logs.TracebackHandler,
     f"run/{NAME}/(?:stop|cancel)": actions.StopHandler,
+    f"run/{NAME}/save": actions.SaveHandler,
     f"run/{NAME}/pause": actions.PauseHandler,
     f"run/{NAME}/resume": actions.ResumeHandler,
     f"run/{NAME}/clone": actions.CloneHandler,

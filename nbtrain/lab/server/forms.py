@@ -21,6 +21,7 @@ KEYS: dict[str, type] = {
     "clone": str,
     "gpus": int,
     "gpu_type": str,
+    "try_code": bool,
 }
 
 
@@ -72,7 +73,9 @@ class FormTextHandler(NbtrainHandler):
 
 
 class SubmitHandler(AboutFormHandler):
-    """POST submit: submit the form's run; {"name", "job_id", "notes"}."""
+    """POST submit: submit the form's run; {"name", "job_id", "notes"}. With `try_code` false, the file of
+    `code` is not tried first.
+    """
 
     async def post(self) -> None:
         await self.answer_form("submit", named_run(self.body(**KEYS)), 201)

@@ -4,7 +4,7 @@
     read_first()  the list of runs: a separate thread; while it reads, calls of read() that have not begun
                   wait; after the server's start they also wait for a moment until the list is requested
     library()  plan, check, submit: two threads, each may take seconds
-    act()      stop, pause: a separate thread; the answer waits up to two seconds for its end, and the
+    act()      save, stop, pause: a separate thread; the answer waits up to two seconds for its end, and the
                descriptions of the run carry an error that comes later
 
 A GET does not count as activity: a forgotten panel must not keep an idle server from being culled. A body
@@ -343,7 +343,7 @@ class FailedAction:
     """An action that failed after its request was answered."""
 
     action: str
-    """The key of its button: "stop", "kill" or "pause"."""
+    """The key of its button: "save", "stop", "kill" or "pause"."""
     message: str
     at: float
     """Time at which it failed."""
@@ -371,7 +371,7 @@ class Actions:
                 return self._running[key]
             if len(self._running) >= MOST_ACTIONS:
                 raise RequestError(
-                    409, f"{MOST_ACTIONS} jobs are being stopped or paused already; try again later."
+                    409, f"{MOST_ACTIONS} jobs are being saved, stopped or paused already; try again later."
                 )
             future: Future[Any] = Future()
             self._running[key] = future
@@ -393,8 +393,10 @@ class Actions:
 
     def failed_late(self, job: JobDir, what: str, error: BaseException) -> None:
         """Keep the error of an action whose request was answered before."""
-        known = isinstance(error, NbtrainError | OSError)
-        message = words_of(error) if known else "it failed for a reason that the server's log has."
+        if isinstance(error, NbtrainError | OSError):
+            message = words_of(error)
+        else:
+            message = "it failed for a reason that the server's log has."
         state, _ = read_state(job, time.time())
         failed = FailedAction(what, message, time.time())
         with self._lock:

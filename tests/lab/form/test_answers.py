@@ -281,9 +281,9 @@ def test_submit_gives_the_draft_to_jobs(workspace: Path, monkeypatch: pytest.Mon
     """
     given = []
 
-    def submit(config: Any, parent: str | None) -> Any:
+    def submit(config: Any, parent: str | None, tries_code: bool) -> Any:
         assert parent is None
-        given.append(config)
+        given.append((config, tries_code))
         job = FakeJob(RunDir.named(config.name), steps=10)
         job.finish("CANCELLED", "only a test")
         return job.job
@@ -292,12 +292,14 @@ def test_submit_gives_the_draft_to_jobs(workspace: Path, monkeypatch: pytest.Mon
     request = {"yaml": "gpt-tiny", "overrides": {"batch.max_steps": 3}, "name": "mine"}
     found = answer("submit", request)
     assert found["name"] == "mine" and found["job_id"]
-    assert [(config.name, config.batch.max_steps) for config in given] == [("mine", 3)]
+    answer("submit", {**request, "name": "other", "try_code": False})
+    found = [(config.name, config.batch.max_steps, tries) for config, tries in given]
+    assert found == [("mine", 3, True), ("other", 3, False)]
     with pytest.raises(ConfigError, match=r"model\.num_layers = four: must be a whole number"):
         answer("submit", {**request, "typed": {"model.num_layers": "four", "batch.max_steps": "[5"}})
-    assert len(given) == 1
+    assert len(given) == 2
 
-    def refuse(config: Any, parent: str | None) -> None:
+    def refuse(config: Any, parent: str | None, tries_code: bool) -> None:
         raise SubmitError("output/mine has succeeded.")
 
     monkeypatch.setattr(nbtrain.jobs.submission.submit, "submit", refuse)
@@ -312,7 +314,7 @@ def test_a_clone_has_a_free_name_and_a_parent(workspace: Path, monkeypatch: pyte
     """
     given: list[Any] = []
 
-    def submit(config: Any, parent: str | None = None) -> Any:
+    def submit(config: Any, parent: str | None = None, tries_code: bool = True) -> Any:
         given.append((config.name, config.batch.max_steps, parent))
         return FakeJob(RunDir.named(config.name), steps=10).job
 

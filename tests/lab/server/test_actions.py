@@ -1,4 +1,4 @@
-"""Stopping, pausing, resuming and cloning runs over REST, as any client can."""
+"""Saving, stopping, pausing, resuming and cloning runs over REST, as any client can."""
 
 import subprocess
 import sys
@@ -46,13 +46,28 @@ def test_stop_ends_a_running_job(server: Server) -> None:
         assert server.get("run/gpt-stopped")["cause"].startswith("stopped on request after step ")
 
 
+def refusal(server: Server, name: str, action: str) -> str:
+    """Return the error of an action: the answer's, or if that came before the error, the run's."""
+    answer = server.ask(f"run/{name}/{action}", "POST")
+    if answer.status == 409:
+        return answer.message
+    assert answer.status == 202
+    wait_until(lambda: server.get(f"run/{name}")["failed_action"], f"the {action} has not failed")
+    failed = server.get(f"run/{name}")["failed_action"]
+    assert server.get("runs")["failed_actions"][name] == failed
+    assert failed["action"] == action
+    return failed["message"]
+
+
 def test_what_has_ended_is_left_as_it_is(server: Server, run: RunDir) -> None:
-    """For a finished run, stop returns how it ended, and pause returns that there is nothing to pause."""
+    """For a finished run, stop returns how it ended; pause and save return that there is nothing to pause or
+    save.
+    """
     for action in ("stop", "cancel"):
         answer = server.ask(f"run/gpt-done/{action}", "POST", {"now": True})
         assert (answer.status, answer.json["state"]) == (200, "SUCCEEDED")
-    answer = server.ask("run/gpt-done/pause", "POST")
-    assert answer.status == 409 and "so it can no longer be paused. To continue training" in answer.message
+    assert "so it can no longer be paused. To continue training" in refusal(server, "gpt-done", "pause")
+    assert "so it can no longer save. To continue training" in refusal(server, "gpt-done", "save")
 
 
 def test_resume_says_what_the_library_says(server: Server, run: RunDir) -> None:
@@ -63,6 +78,8 @@ def test_resume_says_what_the_library_says(server: Server, run: RunDir) -> None:
     assert answer.status == 409 and "all 20 steps are done" in answer.message
     answer = server.ask("run/gpt-done/resume", "POST", {"overrides": {"batch.micro_batch_size": 3}})
     assert answer.status == 422 and "micro_batch_size" in answer.message
+    answer = server.ask("run/gpt-done/resume", "POST", {"try_code": "no"})
+    assert answer.message == 'try_code = "no" must be true or false.'
     assert server.ask("run/gpt-done/resume", "POST", {"overrides": "x"}).message == (
         'overrides = "x" must be a JSON object.'
     )

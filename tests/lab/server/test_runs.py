@@ -139,7 +139,7 @@ def test_name_that_is_no_run_is_not_found(server: Server, run: RunDir, name: str
     parts = ("", "/log", "/log/raw", "/log/search?q=x", "/log/traceback", "/job", "/events")
     for part in parts:
         assert server.ask(f"run/{name}{part}").status == 404
-    for action in ("stop", "cancel", "pause", "resume", "clone"):
+    for action in ("save", "stop", "cancel", "pause", "resume", "clone"):
         assert server.ask(f"run/{name}/{action}", "POST").status == 404
     assert server.ask("run/none").message == "there is no run 'none' under output."
 

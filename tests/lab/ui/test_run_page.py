@@ -311,6 +311,29 @@ def test_stop_shows_as_such_until_the_job_has_ended(job: FakeJob, browser: Any) 
         )
 
 
+def test_save_says_when_the_checkpoint_is_there(job: FakeJob, browser: Any) -> None:
+    """Save asks for a checkpoint, and the page says at which step it was saved; the buttons stay on."""
+    routes, saved = routes_of(job.run), {"checkpoint_step": None}
+    shown = routes["run/gpt-fake"]
+
+    def answer(query: dict[str, str], body: Any) -> Any:
+        value = shown(query, body)
+        return {**value, "progress": {**value["progress"], **saved}}
+
+    routes["run/gpt-fake"] = answer
+    routes["run/gpt-fake/save"] = lambda query, body: {"state": "RUNNING", "cause": None, "name": "gpt-fake"}
+    with view_page(browser, routes, MOUNT, still=True) as page:
+        page.clock.run_for(100)
+        answered(page)
+        page.get_by_role("button", name="Save", exact=True).click()
+        page.get_by_text("Save requested: the ranks save a checkpoint").wait_for()
+        assert page.asked == [("POST", "run/gpt-fake/save", {})]
+        answered(page)
+        saved["checkpoint_step"] = 1200
+        run_until(page, page.get_by_text("Saved at step 1,200."))
+        expect(page.get_by_role("button", name="Save", exact=True)).to_be_enabled()
+
+
 STATES = (
     *(("RUNNING", None), ("RUNNING", "pause"), ("SUSPENDED", None), ("RUNNING", "stop"), ("QUEUED", None)),
     *(("CANCELLED", None), ("FAILED", None), ("SUCCEEDED", None)),
@@ -349,10 +372,10 @@ def test_a_button_has_its_place_in_every_state(job: FakeJob, browser: Any, width
             found[state] = page.evaluate(read)
         places = {state: [(slot, place) for slot, place, *_ in each] for state, each in found.items()}
         assert len(set(map(tuple, places.values()))) == 1, places
-        assert [slot for slot, _ in places[STATES[0]]] == ["pause", "tensorboard", "delete", "stop"]
+        assert [slot for slot, _ in places[STATES[0]]] == ["save", "pause", "tensorboard", "delete", "stop"]
         words = {state: [text for *_, text, is_off in each if not is_off] for state, each in found.items()}
         assert words == {
-            ("RUNNING", None): ["Pause", "TensorBoard", "Stop"],
+            ("RUNNING", None): ["Save", "Pause", "TensorBoard", "Stop"],
             ("RUNNING", "pause"): ["TensorBoard", "Kill"],
             ("SUSPENDED", None): ["Resume", "TensorBoard", "Stop"],
             ("RUNNING", "stop"): ["TensorBoard", "Kill"],

@@ -32,6 +32,7 @@ export const STOPPING = "the ranks exit at the next step boundary; in mode full 
 const ASKED = {
   kill: "Kill requested: the job is killed immediately.",
   stop: `Stop requested: ${STOPPING}.`,
+  save: "Save requested: the ranks save a checkpoint at the next step boundary, and the job continues.",
   pause: "Pause requested: the ranks save a checkpoint at the next step boundary and release their devices.",
   resume: "Resume requested.",
 };

@@ -21,7 +21,7 @@ const SOON_MS = 15000;
 // Shown until the server answers: a resumed run is checked first, and deleting a large folder takes time.
 const BEGUN = { resume: "Resuming...", pause: "Pausing...", kill: "Killing...", delete: "Deleting..." };
 // The route that each button posts to.
-const POSTED = { stop: "stop", kill: "stop", pause: "pause", resume: "resume" };
+const POSTED = { save: "save", stop: "stop", kill: "stop", pause: "pause", resume: "resume" };
 
 // A notebook redraws a widget with its first snapshot when its cell is scrolled into view. The view therefore
 // starts with the newest snapshot of its run that this page has received. At most this many runs are kept.
@@ -88,7 +88,7 @@ class Run {
     if (at === this.failedAt) return;
     this.failedAt = at;
     if (failed) {
-      this.answered = null;
+      this.answered = this.savedBefore = null;
       this.view.head.busy = "";
       this.say(`${failed.action}: ${failed.message}`, "error");
       this.saysFailure = true;
@@ -151,6 +151,7 @@ class Run {
       const ended = this.view.snap && this.view.snap.state !== before;
       this.say(ended ? "" : this.served ? askedWords(key, queued) : asked);
       this.answered = askedWords(key, queued) && !ended ? before : null;
+      this.savedBefore = key === "save" ? { step: this.savedStep } : null;
       // A stop is shown as pending until the snapshot shows it.
       if (key === "stop") setTimeout(() => this.busy(""), STOP_MS);
       this.soonUntil = Date.now() + SOON_MS;
@@ -221,6 +222,11 @@ class Run {
       this.say("");
     }
     this.sayFailed(value.failed_action);
+    this.savedStep = value.progress ? value.progress.checkpoint_step : null;
+    if (this.savedBefore && known(this.savedStep) && this.savedStep !== this.savedBefore.step) {
+      this.savedBefore = null;
+      this.say(`Saved at step ${this.savedStep.toLocaleString("en")}.`);
+    }
     if (value.run_id) {
       newestSnaps.delete(value.run_id);
       newestSnaps.set(value.run_id, value);

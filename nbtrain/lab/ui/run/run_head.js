@@ -6,6 +6,7 @@ import { button, copyButton, drawEach, element, known } from "../elements/dom.js
 // The places of the buttons, from left to right, with the actions that share a place (lab/run_actions.py). A
 // button never moves when the state changes, so that a second click does not hit another action.
 const SLOTS = {
+  save: ["save"],
   pause: ["pause", "resume"],
   clone: ["clone"],
   tensorboard: ["tensorboard"],

@@ -372,7 +372,8 @@ class RunsList extends RunsFrame {
   async request(name, key, body = {}) {
     const path = `run/${encodeURIComponent(name)}`;
     if (key === "tag") return this.server.call(path, "PATCH", body);
-    this.pending(name, key);
+    // A save changes no state.
+    if (key !== "save") this.pending(name, key);
     try {
       if (key === "delete") return await this.server.call(`${path}?confirm=${encodeURIComponent(name)}`, "DELETE");
       if (key === "kill") return await this.server.call(`${path}/stop`, "POST", { now: true });

@@ -171,9 +171,9 @@ class BackendConfig(ConfigModel):
     wherever `priority` is read.
     """
     deadline_seconds: PositiveSeconds | None = None
-    """Seconds that the job may run, including restarts but excluding pauses and waits in this machine's
-    queue or after a preemption. After that the ranks save and exit, and the job is FAILED with the cause
-    "deadline". null sets no limit. batch.exit_duration_minutes ends a job without a failure.
+    """Seconds that the job may run, including restarts but excluding pauses and waits in a queue or after a
+    preemption. After that the ranks save and exit, and the job is FAILED with the cause "deadline". null sets
+    no limit. batch.exit_duration_minutes ends a job without a failure.
     """
     preemption_notice: list[PathText] = []
     """Program and arguments that announce that this machine is about to be taken away, run without a shell on

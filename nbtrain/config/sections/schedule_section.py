@@ -85,8 +85,8 @@ class BatchConfig(ConfigModel):
     exit_duration_minutes: Annotated[
         Annotated[float, Field(gt=0, le=10 * 365 * 1440)] | None, WithoutEffect()
     ] = None
-    """Minutes, including restarts but excluding pauses and waits in this machine's queue or after a
-    preemption, after which the job saves and stops at the end of a step; `resume` continues it.
+    """Minutes, including restarts but excluding pauses and waits in a queue or after a preemption, after
+    which the job saves and stops at the end of a step; `resume` continues it.
     """
 
     @property

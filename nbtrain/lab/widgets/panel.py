@@ -23,6 +23,7 @@ import traitlets
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.printing.notebook import is_watched
 from nbtrain.base.run_directory.jobstate import ACTIVE, NO_JOB
+from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.lab.run_actions import run_shown
 from nbtrain.lab.run_pages import run_pages
 from nbtrain.lab.ui.script import panel_script
@@ -119,12 +120,18 @@ class RunPanel(anywidget.AnyWidget):
                 self.send({"kind": "job", "value": job_tables(self.view.run, content.get("job"))})
             except NbtrainError as error:
                 self.send({"kind": "job", "error": str(error)})
-        elif content.get("kind") == "stop":
-            from nbtrain.jobs.control.control import cancel
+        elif content.get("kind") == "stop" and (job := self.view.job) is not None:
+            # A thread, because the function waits for the end of the job and the kernel must not.
+            threading.Thread(target=self._stop, args=[job], daemon=True).start()
 
-            if (job := self.view.job) is not None:
-                # A thread, because the function waits for the end of the job and the kernel must not.
-                threading.Thread(target=cancel, args=[job], daemon=True).start()
+    def _stop(self, job: JobDir) -> None:
+        from nbtrain.jobs.control.control import cancel
+
+        try:
+            cancel(job)
+        except NbtrainError as error:
+            # The page shows it like any other error.
+            self.send({"kind": "job", "error": f"stop: {error}"})
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         return bundle(self, report_html(self.view), run_text(self.view.describe().status)), {}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.base.errors import RecordError
+from nbtrain.base.errors import JobError, RecordError
 from nbtrain.base.files import write_json
-from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.lab.widgets import mime, panel
 from nbtrain.lab.widgets.panel import RunPanel, display_run, finish_pictures, mimebundle
 from nbtrain.monitor.run import run_view
@@ -101,7 +101,9 @@ def test_a_served_panel_sends_nothing(job: FakeJob) -> None:
 
 
 def test_stop_message_cancels_the_newest_job(job: FakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the server extension, the message of the Stop button is passed to jobs.control."""
+    """Without the server extension, the message of the Stop button is passed to jobs.control, and its error
+    is sent to the page.
+    """
     from nbtrain.jobs.control import control
 
     stopped = []
@@ -110,8 +112,18 @@ def test_stop_message_cancels_the_newest_job(job: FakeJob, monkeypatch: pytest.M
     shown._handle_custom_msg({"kind": "stop"}, [])
     wait_until(lambda: stopped == [job.job.job_id], "the job is not stopped")
     shown._handle_custom_msg({"kind": "something else"}, [])
-    shown.close()
     assert stopped == [job.job.job_id]
+    sent: list[dict] = []
+
+    def refuse(of: JobDir) -> None:
+        raise JobError("the job was asked to stop 180 s ago")
+
+    monkeypatch.setattr(control, "cancel", refuse)
+    monkeypatch.setattr(shown, "send", sent.append)
+    shown._handle_custom_msg({"kind": "stop"}, [])
+    wait_until(lambda: sent, "the error is not sent")
+    assert sent == [{"kind": "job", "error": "stop: the job was asked to stop 180 s ago"}]
+    shown.close()
 
 
 def test_a_run_made_anew_under_its_name_is_left_alone(job: FakeJob, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -390,6 +390,17 @@ def test_a_log_comes_from_the_pod_if_the_rank_has_written_none(submitted, job, s
     assert output_of(job, 8) == ""
 
 
+def test_a_pause_before_the_supervisor_has_started_is_in_the_jobs_life(submitted, job):
+    """A job without a supervisor is shown as paused until it is resumed, and then as waiting."""
+    submitted()
+    backend = KubernetesBackend()
+    backend.pause(job)
+    page = describe_job(job.run)
+    assert (page.life["spans"][-1][0], page.conditions[-1].reason) == ("paused", "PausedOnRequest")
+    backend.unpause(job)
+    assert describe_job(job.run).life["spans"][-1][0] == "waiting"
+
+
 def test_what_a_pod_said_is_kept_if_it_ended_before_its_agent_could_write(submitted, job, stub):
     """If a pod ended before its agent could write anything, its log is saved before the cluster deletes
     it.

@@ -257,7 +257,9 @@ def verify(options: argparse.Namespace) -> None:
         steps = [step for step in steps if step == options.step]
     if not steps:
         which = "no checkpoint" if options.step is None else f"no checkpoint of step {options.step:,}"
-        raise CheckpointError(f"{display(run.model)} has {which}. `nbtrain checkpoint list` lists them.")
+        raise CheckpointError(
+            f"{display(run.model)} has {which}. `nbtrain checkpoint list {run.name}` lists them."
+        )
     problems: dict[int, str | None] = {}
     described: dict[int, dict[str, Any]] = {}
     for step in steps:

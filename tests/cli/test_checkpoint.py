@@ -252,7 +252,8 @@ def test_verify_reads_everything(run, capsys):
     )
     assert cli.main(["checkpoint", "verify", "tiny", "--step", "10"]) == 0
     assert cli.main(["checkpoint", "verify", "tiny", "--step", "11"]) == 4
-    assert "has no checkpoint of step 11" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "has no checkpoint of step 11" in said and "`nbtrain checkpoint list " in said
 
 
 def test_universal_asks_the_gpu_side(run, capsys, monkeypatch):

@@ -129,7 +129,7 @@ def _harder(job: JobDir, state: str, now: bool) -> str:
     if not now:
         return f"its supervisor does not answer. Try `nbtrain cancel --now {name}`."
     if record is None or record.supervisor is None:
-        return "its supervisor has not started. `nbtrain status` says what it waits for."
+        return f"its supervisor has not started. `nbtrain status {name}` says what it waits for."
     pid, host = record.supervisor.pid, record.supervisor.host
     return (
         f"its supervisor does not answer. `kill -9 {pid}` on {host} ends it; "

@@ -45,6 +45,7 @@ from nbtrain.base.run_directory.observed_state import at_rest, preempted_words
 from nbtrain.base.run_directory.records import Rollback
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.base.run_directory.usage_files import UsageWriter
+from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_room_bytes
 from nbtrain.config.load import load_resolved
 from nbtrain.config.load.elastic import fitted
@@ -516,7 +517,7 @@ def wait_for_room(it: Supervision, verdict: Verdict) -> Verdict | None:
     deadline = time.monotonic() + seconds
     announced = False
     while (free := shutil.disk_usage(it.job.run.path).free) < needed:
-        words = f"{needed / 2**30:.2f} GiB are needed, but only {free / 2**30:.2f} GiB are free"
+        words = f"{amounts.size(needed)} are needed, but only {amounts.size(free)} are free"
         if time.monotonic() >= deadline:
             waited = f"no space became free within backend.disk_wait_seconds = {seconds:g}"
             return given_up(verdict, f"{waited} ({words})")

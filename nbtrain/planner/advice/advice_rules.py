@@ -98,7 +98,7 @@ def _less_device_memory(config: RunConfig, seen: Observations) -> Iterator[Propo
     if config.model.cross_entropy_chunk_tokens > 1024:
         yield Proposal("Smaller pieces of the logits", {"model.cross_entropy_chunk_tokens": 1024}, why)
     if parallel.offload_optimizer.device == "none":
-        stage = max(parallel.zero_stage, 2)
+        stage = max(parallel.zero_stage, 1 if parallel.pipeline_parallel_size > 1 else 2)
         offload = {"parallel.offload_optimizer.device": "cpu", "parallel.zero_stage": stage}
         yield Proposal("Keep optimizer state in host memory", offload, why)
 

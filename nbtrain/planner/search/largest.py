@@ -101,7 +101,8 @@ class Largest(Result):
                 f"multiple of {self.space.batch_unit:,})."
             )
             return [
-                f"No layout of {self.name} on {world} is legal. {why} `nbtrain search` lists every reason."
+                f"No layout of {self.name} on {world} is legal. {why} `nbtrain search RUN --refused` lists "
+                "every reason."
             ]
         if self.model is None:
             found.append(f"No model of the family fits {world} at {base.shape.seq_length:,} tokens.")

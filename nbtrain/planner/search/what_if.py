@@ -298,7 +298,7 @@ def what_if(
     found = wanted if not problems(space, wanted) else nearest(space, wanted)
     if found is None:
         number = amounts.counted(space.world_size, "GPU")
-        limit = batch_limit(space) or "`nbtrain search` says why each layout is refused."
+        limit = batch_limit(space) or "`nbtrain search RUN --refused` says why."
         raise ConfigError(f"{config.name}: no layout on {number} is legal for its batch and heads. {limit}")
     return WhatIf(space, found)
 

@@ -300,7 +300,11 @@ def test_nvme_that_cannot_be_written(tiny, tools, nvme, monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        ("tmpfs", "is in host memory (tmpfs), which offloading should save."),
+        (
+            "tmpfs",
+            "is in host memory (tmpfs), which offloading should save. Name a folder on a local NVMe disk, or "
+            "set device=cpu and nvme_path=null.",
+        ),
         ("nfs4", "is on a file system of another machine (nfs4): every step would wait for it."),
         (
             "fuse.sshfs",

@@ -327,7 +327,7 @@ def test_it_waits_for_room(supervised, monkeypatch):
     supervised.verdicts = [full_disk(), Verdict("SUCCEEDED", "done")]
     assert supervised.run().cause == "done"
     (warning,) = supervised.events("warning")
-    parts = ("up to 600 s for space on the disk", "0.08 GiB are needed", "0.00 GiB are free")
+    parts = ("up to 600 s for space on the disk", "80.6 MiB are needed", "but only 0 B are free")
     assert lacks(warning["message"], *parts) == []
 
 
@@ -432,7 +432,7 @@ def test_it_does_not_wait_for_ever(supervised, monkeypatch):
     supervised.change("backend", disk_wait_seconds=0.0)
     monkeypatch.setattr(supervise, "shutil", Disk(0))
     supervised.verdicts = [full_disk()]
-    parts = ("rank 0 failed: the disk is full", "backend.disk_wait_seconds = 0 (0.08 GiB are needed")
+    parts = ("rank 0 failed: the disk is full", "backend.disk_wait_seconds = 0 (80.6 MiB are needed")
     assert lacks(supervised.run().cause, *parts) == []
     assert supervised.journal.record.restarts == 0, "it was given up before one was made"
 

@@ -198,6 +198,13 @@ def test_a_hang_and_a_lack_of_host_memory():
     assert {"data.num_workers": 4} in host and {"checkpoint.async_save": False} in host
 
 
+def test_a_pipeline_may_offload_with_the_stage_that_it_allows():
+    """A pipeline has no ZeRO 2: its optimizer state goes to the host with ZeRO 1."""
+    config = load("gpt-13b-4xdp-4xpp")
+    found = settings(advise(config, seen("FAILED", out_of_memory=out_of_memory_of(MESSAGE))))
+    assert {"parallel.offload_optimizer.device": "cpu", "parallel.zero_stage": 1} in found
+
+
 def test_nothing_seen_is_no_advice():
     advice = advise(load("gpt-125m"), seen())
     assert str(advice) == "Advice for gpt-125m: SUCCEEDED after 1,000 steps"

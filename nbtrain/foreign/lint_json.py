@@ -160,7 +160,8 @@ def zero_stage_agrees(source: Reading) -> Iterator[Finding]:
         flag.place,
         f"{flag.value}, but {STAGE} is {_stage(document)} ({document.place(STAGE)}): the JSON's stage is the "
         "one that runs.",
-        f"Set both to {flag.value if piped else _stage(document)}.",
+        # A pipeline has ZeRO 1 at most, and stage 0 trains 16-bit weights wrongly.
+        f"Set both to {1 if piped else _stage(document)}.",
         Cost(words="a run of another ZeRO stage than the flag says"),
     )
 

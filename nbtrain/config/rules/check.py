@@ -182,7 +182,8 @@ def warmup_ends_before_decay(config: RunConfig) -> Problems:
         yield _broken_amount(
             config,
             "lr_warmup",
-            f"must be less than {what}({limit}); usual is {max(enough, 1)}, {enough / limit:.1%} of it.",
+            f"must be less than {what}({limit}); usual is {max(enough, 1)} tokens, "
+            f"{enough / limit:.1%} of it.",
         )
 
 
@@ -210,7 +211,7 @@ def decay_style_has_its_amounts(config: RunConfig) -> Problems:
             config,
             "lr_wsd_decay",
             f"must be at most lr_decay_tokens({config.lr_decay_tokens}) - lr_warmup_tokens({warmup}) = "
-            f"{room}.",
+            f"{room} tokens.",
         )
     if style == "inverse-square-root" and not warmup:
         enough = warmup_tokens(config.lr_decay_tokens, config.tokens_per_step)
@@ -336,7 +337,7 @@ def local_checkpoints_have_a_place(config: RunConfig) -> Problems:
                 key,
                 f"cannot be combined with parallel.{name}.device = nvme: DeepSpeed copies its swap files "
                 "into the checkpoint as they are.",
-                "Set local_dir: null, or device: cpu.",
+                "Set local_dir: null, or device: cpu and nvme_path: null.",
             )
     interval, local = checkpoint.save_interval_steps, checkpoint.local_save_interval_steps
     if local is not None and local >= interval:
@@ -345,7 +346,7 @@ def local_checkpoints_have_a_place(config: RunConfig) -> Problems:
             "checkpoint.local_save_interval_steps",
             f"must be less than save_interval_steps({interval}), at which a checkpoint is written to the "
             "nodes' disks anyway.",
-            f"Set {max(interval // 10, 1)} for example, or null.",
+            f"Set {interval // 10 or 1} for example, or null." if interval > 1 else "Set it to null.",
         )
 
 

@@ -218,16 +218,17 @@ fpdt | context | each context-parallel rank attends to the keys of all tokens, w
 fpdt | tensor pipeline zero3 | such a run has not been compared with one without FPDT yet | Set
     fpdt_chunk_tokens: 0, or use FPDT with Ulysses and ZeRO 1 or 2.
 muon | offload_optimizer_cpu offload_optimizer_nvme | each step orthogonalizes whole matrices, which takes
-    minutes on a host's cores | Set offload_optimizer.device: none, or optimizer.type: AdamW.
+    minutes on a host's cores | Set offload_optimizer.device: none and nvme_path: null, or optimizer.type:
+    AdamW.
 muon | offload_param_nvme | such a run has not been compared with one process yet | Set
-    offload_param.device: cpu, or optimizer.type: AdamW.
+    offload_param.device: cpu and nvme_path: null, or optimizer.type: AdamW.
 muon | qwz qgz | such a run has not been compared with one process yet | Set zero_quantized_weights: false and
     zero_quantized_gradients: false, or optimizer.type: AdamW.
 fp8 | cpu | only GPUs from Hopper on have FP8 units | Set fp8: false.
 compile | zero3 | torch's compiler cannot follow parameters that are sharded and gathered again between
     their uses | Set compile: false, or zero_stage: 2.
 async_save | offload_optimizer_nvme offload_param_nvme | state on NVMe passes through host memory in pieces
-    and is never there as a whole to be copied | Set async_save: false, or device: cpu.
+    and is never there as a whole to be copied | Set async_save: false, or device: cpu and nvme_path: null.
 """
 CLASHES = tuple(
     Clash(kind, tuple(others.split()), reason, fix) for kind, others, reason, fix in rows(_CLASHES)

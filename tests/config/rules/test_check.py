@@ -812,7 +812,7 @@ BROKEN = {
         "  cannot be combined with offload_param.device(nvme): state on NVMe passes through host memory in "
         "pieces "
         "and is never there as a whole to be copied.\n"
-        "  Set async_save: false, or device: cpu.",
+        "  Set async_save: false, or device: cpu and nvme_path: null.",
     ),
     "a local folder that is not absolute": (
         "gpt-125m",
@@ -837,7 +837,7 @@ BROKEN = {
         "@: checkpoint.local_dir = /local\n"
         "  cannot be combined with parallel.offload_optimizer.device = nvme: DeepSpeed copies its swap "
         "files into "
-        "the checkpoint as they are. Set local_dir: null, or device: cpu.",
+        "the checkpoint as they are. Set local_dir: null, or device: cpu and nvme_path: null.",
     ),
     "local checkpoints without a place": (
         "gpt-125m",
@@ -852,6 +852,17 @@ BROKEN = {
         "@: checkpoint.local_save_interval_steps = 1000\n"
         "  must be less than save_interval_steps(100), at which a checkpoint is written to the nodes' disks "
         "anyway. Set 10 for example, or null.",
+    ),
+    "saves on the nodes' disks of a run that saves after every step": (
+        "gpt-125m",
+        [
+            "checkpoint.local_dir=/local",
+            "checkpoint.local_save_interval_steps=1",
+            "checkpoint.save_interval_steps=1",
+        ],
+        "@: checkpoint.local_save_interval_steps = 1\n"
+        "  must be less than save_interval_steps(1), at which a checkpoint is written to the nodes' disks "
+        "anyway. Set it to null.",
     ),
     "Ulysses ranks that do not divide a tensor rank's heads": (
         "gpt-13b-4xdp-4xpp-4xtp",
@@ -1083,7 +1094,7 @@ BROKEN = {
         "gpt-125m",
         ["lr_schedule.lr_warmup_fraction=1.0", "lr_schedule.lr_warmup_tokens=null"],
         "@: lr_schedule.lr_warmup_fraction = 1.0 = 2500000000 tokens\n"
-        "  must be less than lr_decay_tokens(2500000000); usual is 52428800, 2.1% of it.",
+        "  must be less than lr_decay_tokens(2500000000); usual is 52428800 tokens, 2.1% of it.",
     ),
     "a weight decay with a start that nothing leaves": (
         "gpt-125m",
@@ -1152,13 +1163,13 @@ BROKEN = {
         "gpt-125m",
         ["lr_schedule.lr_warmup_tokens=2.5e9"],
         "@: lr_schedule.lr_warmup_tokens = 2500000000\n"
-        "  must be less than lr_decay_tokens(2500000000); usual is 52428800, 2.1% of it.",
+        "  must be less than lr_decay_tokens(2500000000); usual is 52428800 tokens, 2.1% of it.",
     ),
     "a warm-up longer than the run": (
         "gpt3-tiny",
         ["batch.train_tokens=4096"],
         "@: lr_schedule.lr_warmup_tokens = 61440\n"
-        "  must be less than train_tokens(4096); usual is 409, 10.0% of it.",
+        "  must be less than train_tokens(4096); usual is 409 tokens, 10.0% of it.",
     ),
     "checkpoints kept that are not written": (
         "gpt-125m",
@@ -1350,7 +1361,7 @@ BROKEN = {
         "gpt-125m",
         ["lr_schedule.lr_warmup_steps=4769", "lr_schedule.lr_warmup_tokens=null"],
         "@: lr_schedule.lr_warmup_steps = 4769 = 2500329472 tokens\n"
-        "  must be less than lr_decay_tokens(2500000000); usual is 52428800, 2.1% of it.",
+        "  must be less than lr_decay_tokens(2500000000); usual is 52428800 tokens, 2.1% of it.",
     ),
     "an evaluation of nothing": (
         "gpt-125m",
@@ -1369,7 +1380,7 @@ BROKEN = {
         "gpt-125m",
         ["lr_schedule.lr_wsd_decay_tokens=2475000001", "lr_schedule.lr_decay_style=WSD"],
         "@: lr_schedule.lr_wsd_decay_tokens = 2475000001\n"
-        "  must be at most lr_decay_tokens(2500000000) - lr_warmup_tokens(25000000) = 2475000000.",
+        "  must be at most lr_decay_tokens(2500000000) - lr_warmup_tokens(25000000) = 2475000000 tokens.",
     ),
     "WSD's last part with another style": (
         "gpt-125m",

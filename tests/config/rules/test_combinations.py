@@ -104,4 +104,7 @@ def test_a_fix_names_what_is_refused_alone():
     assert fixes[("qwz", "qgz")] == (
         "Set zero_quantized_weights: false and zero_quantized_gradients: false, or optimizer.type: AdamW."
     )
-    assert fixes[("offload_param_nvme",)] == "Set offload_param.device: cpu, or optimizer.type: AdamW."
+    assert (
+        fixes[("offload_param_nvme",)]
+        == "Set offload_param.device: cpu and nvme_path: null, or optimizer.type: AdamW."
+    )

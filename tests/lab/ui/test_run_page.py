@@ -1074,7 +1074,7 @@ def test_a_server_that_has_gone_takes_its_buttons_along(
         page.route("**/nbtrain/run/gpt-fake?*", lambda route: route.abort() if gone else route.fallback())
         buttons = page.locator(".nbt-head .nbt-actions button")
         # Before the server's first answer a kernel's panel has the buttons that need no server.
-        expect(buttons).to_have_text(["Pause", "TensorBoard", "Delete", "Stop"])
+        expect(buttons).to_have_text(["Save", "Pause", "TensorBoard", "Delete", "Stop"])
         gone.append(True)
         page.get_by_text("The Jupyter server does not answer (Failed to fetch)").wait_for()
         expect(buttons).to_have_text(["TensorBoard", *left])

@@ -12,6 +12,7 @@ import random
 import signal
 from dataclasses import dataclass
 
+from nbtrain.base.run_directory.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.run_directory.events import read_events
 from nbtrain.base.run_directory.records import ResumeCertificate
 from nbtrain.base.run_directory.rundir import RunDir
@@ -77,7 +78,8 @@ def resumed(runner: Runner, case: Case) -> Job[Resumed]:
     interruptions.append(f"kill -9 of rank {rank} after step {step}")
     _assert_certified(cut, newest)
 
-    newest = max(cut.checkpoint_steps())
+    # The kill may have torn a save in the background.
+    newest = newest_checkpoint_step(cut) or 0
     torn = next(step for step in range(newest + 1, STEPS + 1) if step % INTERVAL == 0 or step == STEPS)
     # Under ZeRO every rank writes at least one file, otherwise only rank 0. Rank 0 writes the model, under
     # ZeRO its part of the optimizer, and the manifest.

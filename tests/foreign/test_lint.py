@@ -59,7 +59,7 @@ def test_zero_2_with_a_pipeline(tmp_path):
 def test_stages_of_a_pipeline_agree_on_one_that_it_has(tmp_path):
     """A flag of stage 2 next to a JSON of stage 1: a pipeline refuses 2, so both are set to 1."""
     manifest = write(tmp_path, "gpt-1-3b-4xdp-4xpp")
-    manifest.write_text(manifest.read_text().replace("--zero-stage 0", "--zero-stage 2"))
+    manifest.write_text(manifest.read_text().replace("--zero-stage=1", "--zero-stage=2"))
     (tmp_path / "ds_config_1-3b.json").write_text('{"zero_optimization": {"stage": 1}}')
     assert lines(lint([manifest]), "zero_stage_agrees")[-1] == "  Set both to 1."
 

@@ -29,7 +29,7 @@ def test_runs_and_a_run(server: Server, run: RunDir) -> None:
     assert row["words"]["loss"] == f"{row['loss']:.4f}"
     assert (listed["root"], listed["run_root_id"]) == ("output", root_id(server.output))
     snapshot = server.get("run/gpt-done?no_track_activity=1")
-    assert list(snapshot)[-5:] == ["shown", "actions", "off", "look_again_seconds", "half_read"]
+    assert list(snapshot)[-4:] == ["off", "look_again_seconds", "half_read", "failed_action"]
     assert snapshot["half_read"] is False
     assert snapshot["run_id"] == run.record()["run_id"]
     assert snapshot["curves"]["loss"]["num_points"] == 20

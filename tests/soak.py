@@ -4,7 +4,7 @@
 
 A part whose last run passed with the current code that it depends on is not run again, so a soak that was
 interrupted continues with the remaining parts. Each part is one command; its log is build/soak/<part>.log.
-Exits with 1 if a part failed.
+Exits with 1 if a part failed; a part whose tests were all skipped counts as failed.
 """
 
 import argparse
@@ -804,7 +804,9 @@ def run(part: Part) -> Result:
     lines = path.read_text(errors="replace").strip().splitlines() or ["said nothing"]
     # The duration has a separate column.
     last = re.sub(r" in [\d.]+s.*$", "", lines[-1]).strip("= ").replace("|", "/")
-    return Result(code == 0, last if code == 0 else f"FAILED: {last}", minutes, key)
+    # A part of which pytest skipped every test has shown nothing.
+    passed = code == 0 and re.match(r"\d+ skipped", last) is None
+    return Result(passed, last if passed else f"FAILED: {last}", minutes, key)
 
 
 def main() -> int:

@@ -68,3 +68,12 @@ def test_a_command_that_fails_is_a_failed_part(tmp_path, monkeypatch):
     found = soak.run(broken)
     assert (found.passed, found.words) == (False, "FAILED: half / done")
     assert (tmp_path / "demo.log").read_text().startswith("half")
+
+
+def test_a_part_whose_tests_were_all_skipped_is_a_failed_part(tmp_path, monkeypatch):
+    monkeypatch.setattr(soak, "LOGS", tmp_path)
+    monkeypatch.setattr(soak, "key_of", lambda part: "a key")
+    ends = {"= 10 skipped in 3.2s =": False, "= 3 passed, 4 skipped in 3.2s =": True}
+    for line, passes in ends.items():
+        part = dataclasses.replace(DEMO, arguments=("-c", f"print('{line}')"))
+        assert soak.run(part).passed is passes

@@ -53,16 +53,15 @@ def paused_before(job: JobDir, record: JobRecord) -> float:
     earlier supervisors.
 
     A job waits for its devices after a preemption, after the end of its allocation, and after the loss of its
-    allocation, until the ranks start again.
+    allocation, until the ranks start again. A pause during such a wait counts once.
     """
     now = time.time()
-    start = now if record.started_at is None else record.started_at
     preempted = [(preemption.preempted_at, preemption.resumed_at or now) for preemption in record.preemptions]
-    seconds = record.preemption_waited_seconds
-    for begin, end in [*_without_ranks(job, now), *_lost_allocations(record, now)]:
-        # A pause during the wait after a preemption is a part of it.
-        if not any(first <= begin < last for first, last in preempted):
-            seconds += max(0.0, end - max(begin, start))
+    spans = [*preempted, *_without_ranks(job, now), *_lost_allocations(record, now)]
+    seconds, counted_until = 0.0, now if record.started_at is None else record.started_at
+    for begin, end in sorted(spans):
+        seconds += max(0.0, end - max(begin, counted_until))
+        counted_until = max(counted_until, end)
     return seconds
 
 

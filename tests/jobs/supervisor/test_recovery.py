@@ -718,6 +718,12 @@ def test_the_wait_for_another_allocation_begins_with_the_loss_of_the_last_one(su
     third = Journal(job)
     third.take_over()
     assert paused_before(job, third.record) == 650 + 250
+    # A pause during the wait is a part of it.
+    for state, at in (("SUSPENDED", began + 200), ("STARTING", began + 700)):
+        monkeypatch.setattr(time, "time", lambda at=at: at)
+        third.event("state", state, state=state)
+    monkeypatch.setattr(time, "time", lambda: began + 1000)
+    assert paused_before(job, third.record) == 650 + 250
 
 
 def test_a_deadline_ends_the_wait_for_a_restart(supervised):

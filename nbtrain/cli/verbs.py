@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.text import terminal
+from nbtrain.base.text.alternatives import alternatives
 from nbtrain.cli import completers
 from nbtrain.cli.output import show
 from nbtrain.cli.verb_table import VERBS
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from nbtrain.api.run import Run
 
 PICTURE_ENDINGS = (".png", ".svg", ".pdf", ".jpg")
-PICTURE_HELP = f"{', '.join(PICTURE_ENDINGS[:-1])} or {PICTURE_ENDINGS[-1]}"
+PICTURE_HELP = alternatives(PICTURE_ENDINGS)
 CONFIG_HELP = "A run YAML, an example's name such as gpt-tiny, a preset such as 13B, or a run's name."
 RUN_HELP = "The name, folder or YAML of a run that was submitted."
 KEYS_HELP = (

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.git_lfs import pointer_problem
+from nbtrain.base.text.alternatives import alternatives
 from nbtrain.base.workspace import display
 from nbtrain.corpus.optional import optional
 
@@ -25,7 +26,7 @@ SUFFIXES = tuple(CHECKS)
 PACKINGS = {**{suffix: suffix for suffix in SUFFIXES}, ".gzip": ".gz", ".zstd": ".zst", ".bzip2": ".bz2"}
 """{suffix of a compressed file: the compression}."""
 PACKED_SUFFIXES = tuple(PACKINGS)
-READABLE = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+READABLE = alternatives(SUFFIXES)
 # Text in UTF-8 cannot begin like .gz, .zst or .xz; it may begin with BZh, but a block of bzip2 must follow.
 MAGIC = {
     ".gz": re.compile(rb"\x1f\x8b"),

@@ -76,6 +76,8 @@ class Circumstances:
     """Circumstances that the supervisor knows and the ranks do not."""
 
     world_size: int
+    config: RunConfig
+    """The configuration that the ranks trained with, which decides what a fix may name."""
     stop_requested: bool = False
     hang: str | None = None
     """Description of the ranks that hung, if ranks were killed for that: which ones, and since when."""
@@ -111,8 +113,6 @@ class Circumstances:
     """The last step that any rank has reported, in its exit record or earlier."""
     node_left: str = ""
     """Name of the node that is gone, or that its scheduler told to leave, if that is why ranks stopped."""
-    config: RunConfig | None = None
-    """The configuration that the ranks trained with, which decides what a fix may name."""
     launcher_message: str = ""
     """The launcher's last log lines, for an attempt in which no rank lived long enough to report."""
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from nbtrain.base.findings import Cost, Finding
 from nbtrain.base.text import amounts
+from nbtrain.base.text.alternatives import alternatives
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.divisors import divisors
 from nbtrain.config.arithmetic.stages import stage_layers
@@ -102,9 +103,9 @@ def tensor_ranks_share_a_machine(estimates: RunEstimates) -> Iterator[Finding]:
             f" {device.name}: {device.link_bytes_per_second / 2e9:,.0f} GB/s inside a machine, "
             f"{network / 1e9:,.1f} GB/s for each GPU between machines, {slower:.0f} times slower."
         )
-    fix = "Use more stages or data-parallel ranks in place of tensor-parallel ones."
+    fix = "Use more stages or data-parallel ranks instead of tensor-parallel ones."
     if legal := [str(size) for size in reversed(_tensor_sizes_inside(config))]:
-        sizes = " or ".join(part for part in (", ".join(legal[:-1]), legal[-1]) if part)
+        sizes = alternatives(legal)
         fix = f"Set parallel.tensor_parallel_size: {sizes}, and more stages or data-parallel ranks."
     yield finding_of(
         config,

@@ -11,6 +11,8 @@ from nbtrain.jobs.attempt.verdict import Circumstances, judge, lost_a_peer, user
 from nbtrain.jobs.machine.host_memory import HostMemory
 from nbtrain.jobs.supervisor.recovery import overdue
 
+# Its settings leave room for every fix of memory and disk.
+ROOMY = load("gpt-tiny", ["batch.micro_batch_size=2", "data.num_workers=1"])
 DEADLINE_OF_5 = load("gpt-tiny", ["backend.deadline_seconds=5"])
 TRACEBACK = 'Traceback (most recent call last):\n  File "x.py", line 1\n'
 
@@ -21,7 +23,7 @@ def record(rank, outcome, time=0.0, code=0, signal=None, step=7, message="words"
 
 def judged(*records, **circumstances):
     # A checkpoint of the step that the ranks report, unless a test sets another.
-    around = Circumstances(**{"world_size": len(records), "saved_step": 7, **circumstances})
+    around = Circumstances(**{"world_size": len(records), "config": ROOMY, "saved_step": 7, **circumstances})
     return judge({entry.rank: entry for entry in records}, around)
 
 
@@ -458,8 +460,11 @@ def test_out_of_gpu_memory_is_tried_again_only_after_good_steps():
 
     After that, it may be caused by fragmentation, and the attempt is repeated.
     """
+    roomy = load("gpt-125m-4xdp", ["batch.micro_batch_size=2"])
     early = judged(
-        record(0, "failed", code=1, step=3, message=CUDA, detail=f"{TRACEBACK}torch.{CUDA}"), first_step=2
+        record(0, "failed", code=1, step=3, message=CUDA, detail=f"{TRACEBACK}torch.{CUDA}"),
+        first_step=2,
+        config=roomy,
     )
     assert early.cause == (
         "rank 0 failed at step 3: out of GPU memory: CUDA out of memory. Tried to allocate 2.00 GiB. Lower "
@@ -596,7 +601,7 @@ def test_the_first_rank_of_a_node_that_is_gone_has_failed_first():
     unless no rank has left a record.
     """
     killed = {rank: record(rank, "killed", code=None, signal=9) for rank in (0, 1)}
-    around = Circumstances(6, hang="node b is gone", killed_at=0.0)
+    around = Circumstances(6, ROOMY, hang="node b is gone", killed_at=0.0)
     assert (judge(killed, around).rank, judge({}, around).rank) == (2, None)
     everyone = {rank: record(rank, "killed", code=None, signal=9) for rank in range(6)}
     assert judge(everyone, around).rank is None
@@ -606,7 +611,7 @@ def test_a_launcher_that_never_started_a_rank():
     """If a launcher never started a rank, there is no exit record, so the cause comes from the last lines of
     its log.
     """
-    verdict = judge({}, Circumstances(2, launcher_message="exit code 1; see logs/supervisor.log"))
+    verdict = judge({}, Circumstances(2, ROOMY, launcher_message="exit code 1; see logs/supervisor.log"))
     assert verdict.cause == (
         "the launcher ended before any rank wrote an exit record: exit code 1; see logs/supervisor.log"
     )

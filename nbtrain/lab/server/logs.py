@@ -58,7 +58,8 @@ class OneLogHandler(NbtrainHandler):
 
 class LogHandler(OneLogHandler):
     """GET run/<name>/log?rank=&job=&attempt=&offset=&line=: the text from an offset on, around a line, or at
-    the end. `whole` is true for the output of a pod, which is in no file and is answered anew each time.
+    the end. `whole` is true for the output of a pod, which is in no file and is answered as a whole each
+    time.
     """
 
     async def get(self, name: str) -> None:

@@ -186,7 +186,9 @@ const CSS = `
 .nbtrain-panel .nbt-titles{display:flex;align-items:center;gap:10px;min-width:0;white-space:nowrap}
 .nbtrain-panel .nbt-name{font-weight:600;font-size:15px;overflow:hidden;text-overflow:ellipsis;flex:0 1 auto}
 .nbtrain-panel .nbt-sub{color:var(--nbt-dim);font-size:12px;flex:1 100 0;min-width:0;overflow:hidden;
- text-overflow:ellipsis;white-space:nowrap}
+ text-overflow:ellipsis;white-space:nowrap;container:nbt-sub/inline-size}
+/* A few letters of it would say nothing. */
+@container nbt-sub (max-width:64px){.nbtrain-panel .nbt-sub span{display:none}}
 .nbtrain-panel .nbt-actions{display:flex;flex-wrap:wrap;gap:6px;justify-content:flex-end}
 .nbtrain-panel .nbt-head [data-slot]{min-height:26px}
 .nbtrain-panel .nbt-head [data-slot=pause]{min-width:76px}

@@ -39,6 +39,8 @@ export class RunHead {
     this.state = element("span", "nbt-state");
     this.name = element("span", "nbt-name");
     this.sub = element("span", "nbt-sub");
+    this.about = element("span");
+    this.sub.append(this.about);
     this.actions = element("span", "nbt-actions");
     const titles = element("span", "nbt-titles");
     titles.append(this.state, this.name, this.sub);
@@ -137,7 +139,7 @@ export class RunHead {
   draw(snap) {
     const shown = snap.shown;
     this.name.textContent = snap.name;
-    this.sub.textContent = this.sub.title = shown.about;
+    this.about.textContent = this.sub.title = shown.about;
     this.drawState(snap);
     this.drawActions(snap);
     this.drawNote(snap);

@@ -256,7 +256,7 @@ export class Logs {
     }
   }
 
-  /** Show the output of a pod whose rank has written no log. It is in no file, so that it is read anew each time. */
+  /** Show the output of a pod whose rank has written no log. It is in no file, so each answer has all of it. */
   showOutput(part, rank) {
     this.isOutput = true;
     this.offset = null;

@@ -52,7 +52,7 @@ LARGEST = {
 
 @pytest.mark.parametrize("overrides", [*MODELS.values(), *LARGEST.values()], ids=[*MODELS, *LARGEST])
 def test_zero_3_is_estimated_with_the_numbers_of_the_model(overrides, tmp_path):
-    """The estimate equals that of estimate_zero3_model_states_mem_needs_all_live, which reads the model."""
+    """The estimate equals estimate_zero3_model_states_mem_needs_all_live, which reads the model."""
     from deepspeed.runtime.zero.stage3 import model_to_params
 
     path = tmp_path / "tiny.yaml"

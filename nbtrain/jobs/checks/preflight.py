@@ -184,7 +184,7 @@ def memory_suffices(launch: Launch) -> Iterator[Finding]:
         where = f"a rank on {name}"
     if needed > ESTIMATE_SLACK * present:
         limit = present // (config.world_size if config.resources.device == "cpu" else 1)
-        # More devices, or more host memory, than this machine has are no remedy.
+        # A remedy may use only the devices and the host memory of this machine.
         devices = len(machine.gpus) or config.world_size
         if remedy := cheapest_remedy(_on(machine, config), SPARE_FRACTION, limit, devices):
             fix = f"Set {remedy.words}; a rank then needs about {size(remedy.memory.total_bytes)}."

@@ -53,8 +53,8 @@ def cheapest_remedy(
     """Return the first change that leaves the fraction `spare` of memory free, else the first that fits.
 
     `device_bytes` is the memory of an existing device; it replaces the run's own. A change needs at most
-    `devices` devices; less than MOST_DEVICES are those of one machine. Returns None if no change fits or if
-    the device memory is unknown.
+    `devices` devices; a number below MOST_DEVICES is taken for the devices of one machine. Returns None if no
+    change fits or if the device memory is unknown.
     """
     tight = None
     for changes in _candidates(config, devices):

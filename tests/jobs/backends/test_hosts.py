@@ -409,8 +409,8 @@ def test_each_problem_of_a_host_is_named(
 def test_a_fix_names_the_variable_that_decides(
     config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Where NBTRAIN_DATA is set, another workspace would not move the data; and a command to try by hand has
-    the port and the configuration of ssh.
+    """With NBTRAIN_DATA, the fix names this variable, because another workspace would not move the data. A
+    command to try by hand has the port and the configuration of ssh.
     """
     (tmp_path / "data").mkdir()
     monkeypatch.setenv("NBTRAIN_DATA", str(tmp_path / "data"))

@@ -312,7 +312,7 @@ def test_stop_shows_as_such_until_the_job_has_ended(job: FakeJob, browser: Any) 
 
 
 def test_save_says_when_the_checkpoint_is_there(job: FakeJob, browser: Any) -> None:
-    """Save asks for a checkpoint, and the page says at which step it was saved; the buttons stay on."""
+    """Save requests a checkpoint, and the page says at which step it was saved; the buttons stay on."""
     routes, saved = routes_of(job.run), {"checkpoint_step": None}
     shown = routes["run/gpt-fake"]
 
@@ -804,7 +804,7 @@ def test_a_copy_button_keeps_the_focus_when_the_basic_info_changes(job: FakeJob,
 
 
 def test_a_pods_output_is_shown_until_the_rank_has_a_log(job: FakeJob, browser: Any) -> None:
-    """The output of a pod is read anew each time and replaced, until the rank has written its log."""
+    """Each read replaces the output of a pod, until the rank has written its log."""
     routes, output = routes_of(job.run), ["pulling", "starting"]
     log = routes["run/gpt-fake/log"]
 

@@ -755,7 +755,7 @@ FOLLOWED = {
         "learning_rate_suits_size",
         "Set lr_schedule.lr: 0.0001 and min_lr: 1e-05.",
     ),
-    "a warm-up of 100 steps that is no round number": (
+    "a warm-up of 100 steps, rounded up": (
         "gpt-1-3b-4xdp",
         ["lr_schedule.lr_warmup_tokens=1e6", "batch.train_tokens=5e9"],
         "warmup_is_long_enough",
@@ -796,7 +796,7 @@ def test_a_run_that_follows_a_fix_is_legal_and_loses_the_finding(what):
 
 
 def test_advice_that_the_rules_refuse_is_not_given():
-    """State on NVMe is not saved in the background, and a fine-tuning's rate is not that of a training."""
+    """State on NVMe is not saved in the background, and a fine-tuning may have a lower learning rate."""
     nvme = {
         "parallel.zero_stage": 3,
         "parallel.offload_optimizer": ON_NVME,

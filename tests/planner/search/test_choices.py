@@ -147,7 +147,7 @@ def test_what_is_refused():
     ):
         with pytest.raises(ConfigError, match=words):
             choose(books(3e6), Hardware(2), **options)
-    # The search of the message is on the GPUs that were named, not on those of the preset.
+    # The search of the message is on the GPUs that were named, not on the GPUs of the preset.
     with pytest.raises(ConfigError, match="`nbtrain search 175B --gpus 4 --gpu-type A100-80GB` says why"):
         choose(books(3e12), A100, size="175B")
     with pytest.raises(ConfigError, match=r"no such GPU in the table\. Nearest: A100"):

@@ -117,8 +117,8 @@ def test_no_way_no_sequence():
 
 
 def test_longer_sequences_and_other_models_are_of_the_run():
-    """A space with longer sequences is that of the run with that length, and a space with another model keeps
-    the run's adapters and their rules.
+    """A space with longer sequences equals the space of the run with this length, and a space with another
+    model keeps the run's adapters and their rules.
     """
     machines = (4, None, "A100-40GB")
     settings = {"model.window_size": 4096, "lora.rank": 16, "lora.load_in_4bit": True, "init_from": "base"}

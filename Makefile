@@ -85,7 +85,7 @@ soak: $(VENV)/.installed-test
 gpu:
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tests.gpu $(GPU_ARGS)
 
-# Each fault suffered by a real run: docs/evidence/faults-local.md. Some need root.
+# Each fault suffered by a real run: docs/evidence/faults-local.md, quoted on docs/errors.md. Some need root.
 faults: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.jobs.faults_table $(FAULTS_ARGS)
 

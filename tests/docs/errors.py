@@ -29,10 +29,10 @@ FILES = {
     "  sources:\n    - {kind: jsonl, path: mine.jsonl}\n",
     "mine.jsonl": '{"body": "The sea was calm."}\n',
 }
-# A command, or the name of a fault, and the message below it.
-MESSAGE = re.compile(
-    r"^(?:```sh\n([^\n]+)\n```\n\n|<!-- measured: ([^\n]+) -->\n)```text\n(.*?)```$", re.MULTILINE | re.DOTALL
-)
+# A command and its output.
+COMMAND = re.compile(r"^(```sh\n([^\n]+)\n```\n\n)```text\n.*?```$", re.MULTILINE | re.DOTALL)
+# The beginning of a fault's name, and the message that a run reported after it.
+REPORT = re.compile(r"^(<!-- measured: ([^\n]+) -->\n)```text\n.*?```$", re.MULTILINE | re.DOTALL)
 # The page's names for the workspace and the machine.
 SHOWN_WORKSPACE = "/home/me/work"
 
@@ -49,15 +49,18 @@ def page_with_messages(page: str, folder: Path, server: ForkServer) -> str:
     end(run.newest_job())
     for name, text in FILES.items():
         (workspace / name).write_text(text)
+    with_outputs = COMMAND.sub(lambda match: _with_text(match[1], printed(match[2], workspace)), page)
+    return page_with_reports(with_outputs)
+
+
+def page_with_reports(page: str) -> str:
+    """Return the page with the messages of docs/evidence/faults-local.md."""
     reports = measured_reports()
+    return REPORT.sub(lambda match: _with_text(match[1], reported(match[2], reports)), page)
 
-    def fresh(match: re.Match) -> str:
-        command, fault, _ = match.groups()
-        shown = printed(command, workspace) if command else reported(fault, reports)
-        head = f"```sh\n{command}\n```\n\n" if command else f"<!-- measured: {fault} -->\n"
-        return f"{head}```text\n{shown.rstrip()}\n```"
 
-    return MESSAGE.sub(fresh, page)
+def _with_text(head: str, text: str) -> str:
+    return f"{head}```text\n{text.rstrip()}\n```"
 
 
 def end(job: JobDir) -> None:

@@ -3,7 +3,8 @@
     python -m tests.jobs.faults_table [NAME ...]       run only these faults; keep the other rows
 
 The table shows the message that the user reads, how long the run takes to train again, and how many tokens
-are lost. tests/jobs/test_faults.py causes some of these faults and tests their messages.
+are lost. docs/errors.md quotes some of its messages and is updated too. tests/jobs/test_faults.py causes some
+of these faults and tests their messages.
 """
 
 import contextlib
@@ -32,6 +33,7 @@ from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.jobs.control import control
 from nbtrain.jobs.submission.submit import resume, submit
 from tests.disks import mounted_disk
+from tests.docs import errors
 from tests.parity.sources import FAULTS as EVIDENCE
 from tests.parity.sources import stamp
 from tests.waiting import PATIENCE_SECONDS, wait_until
@@ -401,6 +403,7 @@ def main(names: list[str]) -> None:
                 rows[name] = row(name, None, str(error))
             print(rows[name], flush=True)
             write_table(rows)
+    errors.PAGE.write_text(errors.page_with_reports(errors.PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

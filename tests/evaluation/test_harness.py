@@ -384,7 +384,7 @@ def test_what_is_refused(place, tmp_path):
             ConfigError,
             "this run has no chat template: its data.sources hold no conversations",
         ),
-        ({"apply_chat_template": True}, ConfigError, "none is named (harness)"),
+        ({"apply_chat_template": True}, ConfigError, "(harness)"),
     ):
         with pytest.raises(kind) as refused:
             nb.evaluate(run.path, **asked)

@@ -23,13 +23,18 @@ from nbtrain.base.text import amounts
 from nbtrain.config.sections.backend_section import without_slurm_conf
 from nbtrain.jobs.backends.remote_backend import EngineAway, EngineUnseen
 from nbtrain.jobs.backends.slurm.states import STATES, reason_words
+from nbtrain.jobs.machine.processes import signal_name
 
 COMMAND_SECONDS = 30.0
+# Calls of a command that only reads, if a signal ends it.
+READ_TRIES = 3
 # sbatch prints the first form with --parsable, which a wrapper may drop.
 SUBMITTED = re.compile(
     r"(?P<number>\d+)(?:;(?P<cluster>\S+))?|Submitted batch job (?P<named>\d+)(?: on cluster (?P<on>\S+))?"
 )
 NO_ESTIMATE_SECONDS = 360 * 86_400.0
+# A fixed format of times, and messages in English.
+COMMAND_VARIABLES = {"SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
 
 
 @dataclass(frozen=True)
@@ -62,29 +67,34 @@ class SlurmJob:
 def call(*arguments: str, folder: Path | None = None, environment: Mapping[str, str] | None = None) -> str:
     """Return the output of a command run in `folder`, with this process's environment by default.
 
+    A command that only reads is called again if a signal ends it: Slurm signals every process of a job,
+    including the command that asks why the job is signalled.
+
     Raises EngineUnseen if Slurm does not answer, EngineAway if it is not installed or not configured here,
     and JobError if it refuses.
     """
     program = shutil.which(arguments[0])
     if program is None:
         raise EngineAway(f"{arguments[0]} is not installed on this machine")
-    try:
-        answer = subprocess.run(
-            [program, *arguments[1:]],
-            cwd=folder,
-            capture_output=True,
-            # Comments of jobs may hold any bytes.
-            encoding="utf-8",
-            errors="replace",
-            timeout=COMMAND_SECONDS,
-            env={
-                **(os.environ if environment is None else environment),
-                "SLURM_TIME_FORMAT": "standard",
-                "LC_ALL": "C",
-            },
-        )
-    except subprocess.TimeoutExpired:
-        raise EngineUnseen(f"{arguments[0]} gave no answer within {COMMAND_SECONDS:g} s") from None
+    variables = {**(os.environ if environment is None else environment), **COMMAND_VARIABLES}
+    for _ in range(READ_TRIES if _only_reads(arguments) else 1):
+        try:
+            answer = subprocess.run(
+                [program, *arguments[1:]],
+                cwd=folder,
+                capture_output=True,
+                # Comments of jobs may hold any bytes.
+                encoding="utf-8",
+                errors="replace",
+                timeout=COMMAND_SECONDS,
+                env=variables,
+            )
+        except subprocess.TimeoutExpired:
+            raise EngineUnseen(f"{arguments[0]} gave no answer within {COMMAND_SECONDS:g} s") from None
+        if answer.returncode >= 0:
+            break
+    if answer.returncode < 0:
+        raise EngineUnseen(f"{arguments[0]} was ended by {signal_name(-answer.returncode)}")
     if answer.returncode == 0:
         return answer.stdout
     said = " ".join((answer.stderr or answer.stdout).split())
@@ -94,6 +104,11 @@ def call(*arguments: str, folder: Path | None = None, environment: Mapping[str, 
         raise EngineUnseen(said)
     said = said.removeprefix(f"{arguments[0]}: ")
     raise JobError(f"{arguments[0]}: {said or f'exit code {answer.returncode}'}")
+
+
+def _only_reads(arguments: tuple[str, ...]) -> bool:
+    """Return whether a command changes nothing, so that it may be called again."""
+    return arguments[0] in ("squeue", "sinfo", "sacct") or arguments[:2] == ("scontrol", "show")
 
 
 SINFO_FORMAT = "%P|%N|%c|%m|%G"

@@ -1,12 +1,13 @@
 """Parsing of Slurm's output, recorded with version 22.05 and rewritten in the format of other versions."""
 
+import os
 import time
 from pathlib import Path
 
 import pytest
 
 from nbtrain.base.run_directory.jobstate import CANCELLED, FAILED, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
-from nbtrain.jobs.backends.remote_backend import EngineAway
+from nbtrain.jobs.backends.remote_backend import EngineAway, EngineUnseen
 from nbtrain.jobs.backends.slurm import engine
 from nbtrain.jobs.backends.slurm.engine import (
     cancelled_for,
@@ -300,3 +301,38 @@ def test_slurmstepd_says_why_it_ends_the_batch_step(
     assert cancelled_for(log, "12", 1_795_939_256.0 + since) == why
     assert cancelled_for(tmp_path / "none", "12", 0.0) is None
     assert cancelled_step(log, "12", 1_795_939_256.0 + since) == ("0" if added in ("", OTHER_JOB) else "")
+
+
+@pytest.fixture
+def slurm_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Provide scontrol and sbatch that TERM ends as often as the file `ends` says; return the folder."""
+    text = """#!/bin/sh
+echo "$0" >> {folder}/calls
+if [ "$(wc -l < {folder}/calls)" -le "$(cat {folder}/ends)" ]; then kill -TERM $$; fi
+echo answer
+"""
+    for name in ("scontrol", "sbatch"):
+        (tmp_path / name).write_text(text.format(folder=tmp_path))
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    return tmp_path
+
+
+def test_a_command_that_only_reads_is_called_again_after_a_signal(slurm_command: Path) -> None:
+    """Slurm signals every process of a preempted job, and so also the scontrol that asks about it."""
+    (slurm_command / "ends").write_text("2")
+    assert engine.call("scontrol", "show", "job", "-o", "12") == "answer\n"
+    assert len((slurm_command / "calls").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "calls"), [(("scontrol", "show", "config"), engine.READ_TRIES), (("sbatch", "a"), 1)]
+)
+def test_a_command_that_a_signal_ends_gave_no_answer(
+    slurm_command: Path, arguments: tuple[str, ...], calls: int
+) -> None:
+    """A command that changes something is called once: a second sbatch would be a second job."""
+    (slurm_command / "ends").write_text("9")
+    with pytest.raises(EngineUnseen, match=f"{arguments[0]} was ended by SIGTERM"):
+        engine.call(*arguments)
+    assert len((slurm_command / "calls").read_text().splitlines()) == calls

@@ -127,11 +127,13 @@ def main(run_path: str) -> int:
     beat("build")
     while step < plan["steps"]:
         # Rank 0 goes first, so that no rank is past the step that rank 0 saves when it reads a stop.
+        # A peer that has left in order was told to stop, and the ranks agree on that (parallel/agreement.py).
+        agreed = False
         if rank and not deaf and not wait_for([0]):
-            step = max(step - 1, first)
+            step, agreed = max(step - 1, first), True
         beat("train")
         if not deaf:
-            wait_for(range(1, world))
+            agreed = not wait_for(range(1, world)) or agreed
         if step > saved and step % plan["save"] == 0:
             save()
         for fault in faults:
@@ -171,7 +173,7 @@ def main(run_path: str) -> int:
                 os.kill(os.getpid(), signal.SIGKILL)
         request = ControlRequest.read(job.control_request)
         wanted = request.action if request and request.request_id > done_request else None
-        if not deaf and (stops or wanted == "stop"):
+        if not deaf and (stops or agreed or wanted == "stop"):
             for peer in range(world):
                 ended(peer)
             save()

@@ -412,7 +412,7 @@ def wrong_hostfile(scene: Scene) -> Row:
     """Submit with a line in the hostfile that does not name a machine."""
     (Path(os.environ["NBTRAIN_WORKSPACE"]) / "machines").write_text("hosta slots=2\nhostb slot=2\n")
     words = scene.fails(**{"backend.hosts.hosts": [], "backend.hosts.hostfile": "machines"})
-    return refused(words, "machines:2: 'hostb slot=2' is no machine")
+    return refused(words, "machines:2: 'hostb slot=2'")
 
 
 def unknown_name(scene: Scene) -> Row:
@@ -452,7 +452,7 @@ def other_version(scene: Scene) -> Row:
     scene.pair.kill_host("hostb")
     scene.pair.start_host("hostb", over={str(metadata): str(other)})
     scene.pair.wait_for("hostb")
-    return refused(scene.fails(), f"hostb has torch 1.0.0, and this machine has torch {torch.__version__}")
+    return refused(scene.fails(), "hostb has torch 1.0.0")
 
 
 def noticed(scene: Scene) -> Row:

@@ -8,6 +8,7 @@ import pytest
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.foreign.bash.bash_script import read_script
+from nbtrain.foreign.bash.patterns import MOST_CHARACTERS
 from tests.foreign.bash.bash_programs import Programs
 from tests.fuzzing import num_cases
 
@@ -36,7 +37,8 @@ def test_decided_values_are_those_that_bash_prints():
     for seed in range(num_cases(PROGRAMS)):
         program = Programs(seed).program()
         expected = printed(program)
-        if expected is None:
+        # Nested loops can make a value of any length, to which no pattern is applied.
+        if expected is None or max(map(len, expected), default=0) > MOST_CHARACTERS:
             continue
         try:
             words = read_script(program, "a.sh").commands[-1].words[1:]

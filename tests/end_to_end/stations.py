@@ -52,7 +52,8 @@ def record_runs(lab: Lab) -> None:
             job.job.log(1, 0).write_text("rank 1 is ready\n")
         job.job.supervisor_log.write_text("the supervisor's words\n")
         job.events.write("alert", "host memory 91 % is over max_host_memory_fraction = 90 %")
-        job.finish(end, cause)
+        # The tab Logs opens on the rank that failed first.
+        job.finish(end, cause, failed_rank=1 if end == "FAILED" else None)
     change_notes(RunDir(lab.output / "gpt-done"), labels={"team": "nlp", "stage": "trial"})
     change_notes(
         RunDir(lab.output / LONG_NAME),

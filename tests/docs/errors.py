@@ -59,6 +59,11 @@ def page_with_reports(page: str) -> str:
     return REPORT.sub(lambda match: _with_text(match[1], reported(match[2], reports)), page)
 
 
+def renew_reports() -> None:
+    """Write the page with the messages of docs/evidence/faults-local.md."""
+    PAGE.write_text(page_with_reports(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
 def _with_text(head: str, text: str) -> str:
     return f"{head}```text\n{text.rstrip()}\n```"
 

@@ -403,7 +403,7 @@ def main(names: list[str]) -> None:
                 rows[name] = row(name, None, str(error))
             print(rows[name], flush=True)
             write_table(rows)
-    errors.PAGE.write_text(errors.page_with_reports(errors.PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    errors.renew_reports()
 
 
 if __name__ == "__main__":

@@ -60,8 +60,11 @@ def page_with_reports(page: str) -> str:
 
 
 def renew_reports() -> None:
-    """Write the page with the messages of docs/evidence/faults-local.md."""
-    PAGE.write_text(page_with_reports(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    """Write the page with the messages of docs/evidence/faults-local.md, if more than numbers differ."""
+    page = PAGE.read_text(encoding="utf-8")
+    renewed = page_with_reports(page)
+    if without_numbers(renewed) != without_numbers(page):
+        PAGE.write_text(renewed, encoding="utf-8")
 
 
 def _with_text(head: str, text: str) -> str:

@@ -93,14 +93,21 @@ def main(run_path: str) -> int:
     def wait_for(peers: Iterable[int]) -> bool:
         """Wait until every peer has reached this step, like a collective; return False if one has exited."""
         for peer in peers:
-            while True:
-                other = Heartbeat.read(job.heartbeat(peer))
-                if other and other.attempt == attempt and other.step >= step:
-                    break
-                if ended(peer) or stops:
+            while not reached(peer):
+                if stops:
                     return False
+                if ended(peer):
+                    # It may have come to this step, and to the end of the run, since its heartbeat was read.
+                    if not reached(peer):
+                        return False
+                    break
                 time.sleep(0.002)
         return True
+
+    def reached(peer: int) -> bool:
+        """Return whether a peer has reported this step or a later one."""
+        other = Heartbeat.read(job.heartbeat(peer))
+        return bool(other and other.attempt == attempt and other.step >= step)
 
     def ended(peer: int) -> bool:
         """Return whether a peer has exited in an orderly way. Raises ConnectionError if it failed or was

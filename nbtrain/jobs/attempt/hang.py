@@ -58,13 +58,18 @@ def culprits(ranks: Iterable[Standstill]) -> list[Standstill]:
     longest = max((rank.still_seconds for rank in ranks), default=0.0)
     # A rank that still made progress when others had long stopped is not to blame.
     still = [rank for rank in ranks if 2 * rank.still_seconds >= longest]
+    awaited, doubtful = _awaited(ranks), [_behind(ranks), still]
+    if _waiting_hosts(ranks):
+        # A network that is down leaves ranks in different calls: some have ended a collective that others
+        # have not. So neither a rank in a collective of several hosts is to blame, nor one that is behind.
+        awaited = [rank for rank in awaited if len(_hosts(_members(rank, ranks))) < 2]
+        doubtful = []
     for found in (
         [rank for rank in ranks if rank.stopped],
         [rank for rank in ranks if rank.beat is None],
-        _awaited(ranks),
+        awaited,
         [rank for rank in ranks if rank.frozen],
-        _behind(ranks),
-        still,
+        *doubtful,
     ):
         guilty = [rank for rank in found if rank in still]
         if guilty and len(guilty) < len(ranks):
@@ -96,6 +101,23 @@ def _awaited(ranks: list[Standstill]) -> list[Standstill]:
         }
     awaited = set().union(*waits_for.values())
     return [rank for rank in ranks if rank.rank in awaited and not waits_for[rank.rank]]
+
+
+def _waiting_hosts(ranks: list[Standstill]) -> list[str]:
+    """Return the hosts of the ranks if every rank waits in a collective and there are several hosts; [] if
+    not.
+    """
+    hosts = _hosts(ranks)
+    return hosts if len(hosts) > 1 and all(rank.collective for rank in ranks) else []
+
+
+def _hosts(ranks: Iterable[Standstill]) -> list[str]:
+    return sorted({rank.beat.host for rank in ranks if rank.beat and rank.beat.host})
+
+
+def _members(one: Standstill, ranks: list[Standstill]) -> list[Standstill]:
+    """Return the ranks of the collective in which a rank waits."""
+    return [rank for rank in ranks if one.collective and rank.rank in one.collective.ranks]
 
 
 def _together(one: Collective, other: Collective | None) -> bool:
@@ -182,8 +204,8 @@ def _gone_host(ranks: list[Standstill], guilty: list[Standstill]) -> str:
 
 
 def _all_in_one_place(ranks: list[Standstill]) -> str:
-    """Return text if the ranks of several machines all wait in the same place; "" if a rank waits
-    elsewhere.
+    """Return text if no rank has reported, or if every rank waits in a collective and there are several
+    hosts; "" otherwise.
     """
     first, seconds = ranks[0], max((rank.still_seconds for rank in ranks), default=0.0)
     if all(rank.beat is None for rank in ranks) and len(ranks) > 1:
@@ -191,9 +213,8 @@ def _all_in_one_place(ranks: list[Standstill]) -> str:
             f"no rank has reported within {seconds:.0f} s: none was started, or their machines do not reach "
             "each other; see logs/"
         )
-    hosts = sorted({rank.beat.host for rank in ranks if rank.beat and rank.beat.host})
-    here = first.collective
-    if here is None or len(hosts) < 2 or any(rank.beat is None or rank.collective is None for rank in ranks):
+    here, hosts = first.collective, _waiting_hosts(ranks)
+    if here is None or not hosts:
         return ""
     network = f"the network between {', '.join(hosts)} may be down"
     if all(rank.collective and _together(here, rank.collective) for rank in ranks):

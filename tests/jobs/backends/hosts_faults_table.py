@@ -206,7 +206,8 @@ def host_killed(scene: Scene) -> Row:
     assert "agents of nodes 0, 1 (of 2) did not report: hostb is reachable, but nothing listens" in causes[1]
     assert not scene.bad_states and scene.record.attempts[-1].resumed_from_step
     waits = causes[1].partition("did not report: ")[2].partition(";")[0]
-    return Row(causes[0], scene.seconds(), f"each restart asks for it ({waits}) until it is back")
+    after = f"the job is restarted until the host is back; an attempt before that ends with: {waits}"
+    return Row(causes[0], scene.seconds(), after)
 
 
 def host_lost(scene: Scene) -> Row:

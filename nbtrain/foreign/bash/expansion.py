@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nbtrain.foreign.bash.arithmetic import Arithmetic, NotArithmetic
-from nbtrain.foreign.bash.patterns import MOST_CHARACTERS, Undecided, pattern_of
+from nbtrain.foreign.bash.patterns import Undecided, check_length, pattern_of
 from nbtrain.foreign.bash.syntax_tree import (
     EXPANSIONS,
     BashSyntaxError,
@@ -321,9 +321,9 @@ class Expansion:
         operator = re.match(r":?[-=+?]", rest)
         joins = quoted and "*" in (name, subscript) and bool(rest) and not operator
         values = self._elements(name, subscript, place, quoted and not joins)
-        named = Unknown(literal_unknown(name), name, place, f"{text} is not evaluated")
+        not_evaluated = f"{text} is not evaluated"
         if values is None:
-            return [(unknown_run(named),)]
+            return [(unknown_run(Unknown(literal_unknown(name), name, place, not_evaluated)),)]
         if not rest:
             return ([] if subscript else self._unbound(name, place)) or values
         start = offset + len(inner[:end].encode())
@@ -336,8 +336,10 @@ class Expansion:
         try:
             changed = self._changed(name, subscript, values, rest, start, node, place)
             return self._several(changed, True, place) if joins else changed
-        except (Undecided, NotArithmetic):
-            return [(unknown_run(named),)]
+        except (Undecided, NotArithmetic) as error:
+            limit = error.reason if isinstance(error, Undecided) else ""
+            reason = f"{not_evaluated}: {limit}" if limit else not_evaluated
+            return [(unknown_run(Unknown(literal_unknown(name), name, place, reason)),)]
 
     def _length(self, inner: str, match: re.Match[str], place: str, unknown: list[Runs]) -> list[Runs]:
         name, end = match.group(1), match.end()
@@ -727,8 +729,7 @@ def _colon(text: str) -> tuple[str, str, str]:
 def _trimmed(runs: Runs, operator: str, pattern: Runs) -> Runs:
     """Remove the shortest or longest prefix (#) or suffix (%) that matches a pattern."""
     text = text_of(runs)
-    if len(text) > MOST_CHARACTERS:
-        raise Undecided()
+    check_length(text)
     regex = re.compile(pattern_of(pattern), re.DOTALL)
     lengths = range(len(text) + 1)
     order = lengths if len(operator) == 1 else reversed(lengths)
@@ -742,8 +743,7 @@ def _trimmed(runs: Runs, operator: str, pattern: Runs) -> Runs:
 
 def _replaced(runs: Runs, operator: str, pattern: Runs, replacement: str) -> Runs:
     text = text_of(runs)
-    if len(text) > MOST_CHARACTERS:
-        raise Undecided()
+    check_length(text)
     regex = pattern_of(pattern)
     place = runs[0].place if runs else ""
     if not regex:

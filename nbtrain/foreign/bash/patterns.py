@@ -27,11 +27,24 @@ MOST_STARS = 4
 
 
 class Undecided(Exception):
-    """A needed value is one that only the running shell knows."""
+    """A needed value is one that only the running shell knows.
 
-    def __init__(self, *unknowns: Unknown):
+    `unknowns` are the values that would decide it. `reason` is a clause that names the limit of nbtrain which
+    the value exceeds; "" if it exceeds none.
+    """
+
+    def __init__(self, *unknowns: Unknown, reason: str = ""):
         super().__init__(*unknowns)
-        self.unknowns = unknowns
+        self.unknowns, self.reason = unknowns, reason
+
+
+def check_length(text: str) -> None:
+    """Raise Undecided if a text is too long to be compared with a pattern."""
+    if len(text) > MOST_CHARACTERS:
+        raise Undecided(
+            reason=f"its value has {len(text):,} characters, and nbtrain compares at most "
+            f"{MOST_CHARACTERS:,} with a pattern"
+        )
 
 
 def pattern_of(runs: Runs, greedy: bool = True) -> str:
@@ -43,15 +56,19 @@ def pattern_of(runs: Runs, greedy: bool = True) -> str:
         raise Undecided(*unknowns)
     characters = [(letter, run.quoted) for run in runs for letter in run.text]
     if len(characters) > MOST_CHARACTERS:
-        raise Undecided()
+        raise Undecided(
+            reason=f"its pattern has {len(characters):,} characters, and nbtrain reads at most "
+            f"{MOST_CHARACTERS:,}"
+        )
     # Several * in a row are one; otherwise the search would take too long.
     kept = [
         pair
         for at, pair in enumerate(characters)
         if pair != ("*", False) or characters[at - 1 : at] != [pair]
     ]
-    if sum(pair == ("*", False) for pair in kept) > MOST_STARS:
-        raise Undecided()
+    stars = sum(pair == ("*", False) for pair in kept)
+    if stars > MOST_STARS:
+        raise Undecided(reason=f"its pattern has {stars} asterisks, and nbtrain reads at most {MOST_STARS}")
     return _regex(kept, greedy)
 
 
@@ -137,8 +154,7 @@ def matches(runs: Runs, pattern: Runs) -> bool:
         if text_of(pattern) == "*" and not pattern[0].quoted:
             return True
         raise Undecided(*unknowns)
-    if len(text_of(runs)) > MOST_CHARACTERS:
-        raise Undecided()
+    check_length(text_of(runs))
     return re.fullmatch(regex, text_of(runs), re.DOTALL) is not None
 
 

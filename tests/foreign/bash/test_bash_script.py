@@ -432,6 +432,33 @@ def test_variables_that_double_without_end_are_refused():
         read_script(text, "a.sh")
 
 
+@pytest.mark.parametrize(
+    "form", ["${A##*/}", "${A#*/}", "${A%%8}", "${A%8}", "${A/x/}", "${A//a}", "${A/#a}"]
+)
+def test_a_value_that_is_too_long_for_a_pattern_is_reported_with_the_limit(form):
+    """A value of 2,000 characters is compared with a pattern; of a longer one, the reason names both."""
+    longest = "a" * 1998 + "/8"
+    assert read_script(f"A={longest}\nrun {form}", "a.sh").commands[0].words[1].unknowns == ()
+    [unknown] = read_script(f"A={longest}8\nrun {form}", "a.sh").commands[0].words[1].unknowns
+    assert (unknown.name, unknown.place) == ("A", "a.sh:2")
+    assert unknown.reason == (
+        f"{form} is not evaluated: its value has 2,001 characters, and nbtrain compares at most 2,000 with a "
+        "pattern"
+    )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "limit"),
+    [
+        ("b" * 2001, "its pattern has 2,001 characters, and nbtrain reads at most 2,000"),
+        ("*b*b*b*b*", "its pattern has 5 asterisks, and nbtrain reads at most 4"),
+    ],
+)
+def test_a_pattern_that_is_too_long_is_reported_with_the_limit(pattern, limit):
+    [unknown] = read_script(f"A=b\nrun ${{A#{pattern}}}", "a.sh").commands[0].words[1].unknowns
+    assert unknown.reason == f"${{A#{pattern}}} is not evaluated: {limit}"
+
+
 @pytest.mark.slow
 def test_the_parser_is_loaded_when_a_script_is_read():
     """Importing the package costs nothing of tree-sitter; only a script loads it."""

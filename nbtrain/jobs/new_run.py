@@ -26,9 +26,10 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.survey.survey import Survey, survey
 from nbtrain.corpus.tokenizer.sizes import fits_of
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
-from nbtrain.jobs.machine.machine import this_machine
+from nbtrain.jobs.machine.device_needs import machine_of_run
+from nbtrain.jobs.machine.machine import Machine
 from nbtrain.planner.run_file import commented_text, target_of, write_text
-from nbtrain.planner.search.choices import Choices, Hardware, Text, choose
+from nbtrain.planner.search.choices import SMALL_BASE, Choices, Hardware, Text, choose
 from nbtrain.planner.time.duration import estimate_duration
 
 FINE_TUNING_EPOCHS = 3
@@ -89,9 +90,10 @@ def new_run(
 ) -> NewRun:
     """Survey a text and choose a run for it; nothing is written.
 
-    `texts` are files, folders and patterns. Without `gpus`, the run is for this machine: its GPUs, or its
-    cores and at most `minutes`, by default 4. `init_from` is the run that a fine-tuning starts from. Raises
-    DataError for text that cannot be read or is too short, ConfigError for settings that break a rule.
+    `texts` are files, folders and patterns. Without `gpus`, the run is for this machine: the GPUs that a job
+    of its queue may get, or such cores and at most `minutes`, by default 4. `init_from` is the run that a
+    fine-tuning starts from. Raises DataError for text that cannot be read or is too short, ConfigError for
+    settings that break a rule.
     """
     check_name(name, "name")
     found = survey(texts)
@@ -143,14 +145,19 @@ def name_for(path: Path) -> str:
 
 
 def _hardware(gpus: int | None, gpu_type: str | None, gpus_per_node: int | None) -> Hardware:
-    machine = this_machine()
-    if gpus is None and gpu_type is None and machine.gpus:
-        return Hardware(machine.cores, len(machine.gpus), machine.gpus[0].name, len(machine.gpus))
+    here, cores = _machine("gpu").gpus, _machine("cpu").cores
+    if gpus is None and gpu_type is None and here:
+        return Hardware(cores, len(here), here[0].name, len(here))
     if gpus and gpu_type is None:
-        if not machine.gpus:
+        if not here:
             raise ConfigError("gpus needs gpu_type (--gpu-type): which GPUs, such as A100-80GB.")
-        gpu_type = machine.gpus[0].name
-    return Hardware(machine.cores, gpus or (1 if gpu_type else 0), gpu_type, gpus_per_node)
+        gpu_type = here[0].name
+    return Hardware(cores, gpus or (1 if gpu_type else 0), gpu_type, gpus_per_node)
+
+
+def _machine(device: str) -> Machine:
+    """Describe this machine with the devices that a run of this machine's queue may get."""
+    return machine_of_run(load(SMALL_BASE, {"resources.device": device}, check=False))
 
 
 def _changed(choices: Choices) -> dict[str, Any]:

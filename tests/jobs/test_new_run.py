@@ -8,11 +8,15 @@ import pytest
 
 import nbtrain as nb
 from nbtrain.base.errors import ConfigError, DataError
+from nbtrain.base.hardware import nvml
+from nbtrain.base.hardware.nvml import Gpu
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.cli.__main__ import main
 from nbtrain.config.load import load, to_yaml
+from nbtrain.jobs.machine import device_needs
 from nbtrain.jobs.machine.machine import Machine
+from nbtrain.jobs.machine.queue_folder import Queue
 from nbtrain.jobs.new_run import name_for
 from nbtrain.planner.plan import plan
 from nbtrain.planner.time import rates
@@ -25,7 +29,7 @@ WORDS = ["whale", "captain", "harpoon", "ocean", "ship", "crew", "storm", "sail"
 def place(workspace, monkeypatch):
     """Create an empty workspace with sea.txt of 300 kB, on a machine with two fast cores."""
     monkeypatch.chdir(workspace)
-    monkeypatch.setattr("nbtrain.jobs.new_run.this_machine", lambda: MACHINE)
+    monkeypatch.setattr("nbtrain.jobs.new_run.machine_of_run", lambda config: MACHINE)
     monkeypatch.setattr(rates, "matmul_flops_per_core", lambda: 154e9)
     sentences = [" ".join(WORDS[(n * k + n // 8) % 8] for k in range(1, 12)) + f" {n}." for n in range(4000)]
     (workspace / "sea.txt").write_text("\n\n".join(sentences))
@@ -89,6 +93,29 @@ def test_a_preset_on_gpus(place):
         nb.new("sea-64", "sea.txt", size="13B", gpus=64, gpu_type="A100-80GB")
     with pytest.raises(ConfigError, match="gpus needs gpu_type"):
         nb.new("sea-x", "sea.txt", gpus=2)
+
+
+@pytest.mark.slow
+def test_devices_json_limits_what_the_run_is_made_for(place, monkeypatch):
+    """The run is made for the GPUs and cores that devices.json leaves to jobs, as submit counts them."""
+    monkeypatch.setattr("nbtrain.jobs.new_run.machine_of_run", device_needs.machine_of_run)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    there = tuple(Gpu("NVIDIA A100-SXM4-80GB", 80 << 30, index=index) for index in range(4))
+    queue = Queue()
+    queue.make()
+
+    def made_with(limits):
+        queue.devices_json.write_text(json.dumps(limits))
+        return nb.new("sea", "sea.txt", size="3M", overwrite=True).config
+
+    for module in (nvml, device_needs):
+        monkeypatch.setattr(module, "driver_gpus", lambda: there)
+    config = made_with({"gpus": ["1", "3"]})
+    assert (config.resources.device, config.world_size) == ("gpu", 2)
+    assert device_needs.too_few(config, queue) == ""
+    config = made_with({"gpus": [], "cores": 1})
+    assert (config.resources.device, config.resources.cpus_per_node) == ("cpu", 1)
+    assert device_needs.more_than_is_here(config) == []
 
 
 @pytest.mark.slow

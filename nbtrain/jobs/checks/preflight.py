@@ -45,7 +45,13 @@ from nbtrain.jobs.machine.shared_memory import too_little_here
 from nbtrain.jobs.request.initial_weights import problems_of_weights
 from nbtrain.jobs.request.launch import Launch
 from nbtrain.jobs.request.own_code import findings_of_code
-from nbtrain.planner.lint.remedies import cheapest_remedy, host_remedy, may_offload_to_nvme
+from nbtrain.planner.lint.remedies import (
+    cheapest_remedy,
+    disk_remedy,
+    host_remedy,
+    may_offload_to_nvme,
+    words_of,
+)
 from nbtrain.planner.memory import SPARE_FRACTION, least_memory
 
 # The memory estimate is not a measurement: only a run that exceeds memory by more than this factor is
@@ -332,13 +338,14 @@ def disk_holds_checkpoints(launch: Launch) -> Iterator[Finding]:
     free = shutil.disk_usage(folder).free
     if free < needed:
         there = f", {size(present)} of them there already" if present else ""
+        fewer = words_of(disk_remedy(config, estimate, present, free) or {})
         yield shortage(
             config,
             "",
-            f"{display(output_root())}: the disk has {size(free)} free, but {estimate.num_checkpoints} "
-            f"checkpoints of {size(estimate.checkpoint_bytes)} (keep_last and the one being written{there}) "
-            f"and logs need {size(needed)}.",
-            "Free space, lower checkpoint.keep_last, or set NBTRAIN_OUTPUT to a larger disk.",
+            f"{display(output_root())}: the disk has {size(free)} free, but "
+            f"{counted(estimate.num_checkpoints, 'checkpoint')} of {size(estimate.checkpoint_bytes)} (those "
+            f"that are kept, and the one being written{there}) and logs need {size(needed)}.",
+            f"Free space, {f'set {fewer}, ' if fewer else ''}or set NBTRAIN_OUTPUT to a larger disk.",
         )
 
 

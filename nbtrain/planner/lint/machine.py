@@ -25,7 +25,7 @@ from nbtrain.config.rules.kubernetes import POD_GRACE_SECONDS
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.budget.disk import num_kept_for_ever
 from nbtrain.planner.lint.intervals import SAVE_INTERVAL, saves_every
-from nbtrain.planner.lint.remedies import DATA, MICRO_BATCH
+from nbtrain.planner.lint.remedies import DATA, KEEP_EVERY, KEEP_LAST, MICRO_BATCH, disk_remedy, words_of
 from nbtrain.planner.lint.run_estimates import RunEstimates
 
 # A machine of eight H100 has two CPUs of 56 cores, each with two threads.
@@ -87,10 +87,10 @@ def checkpoints_fit_the_disk(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that the kept checkpoints fit the free disk space of this machine; report large amounts."""
     config, disk = estimates.config, estimates.disk
     checkpoint, total = config.checkpoint, disk.checkpoints_bytes
-    folder, free, needed = nearest_existing(output_root()), None, 0
+    folder, free, present, needed = nearest_existing(output_root()), None, 0, 0
     if config.resources.nodes == 1 and folder.is_dir():
         free = shutil.disk_usage(folder).free
-        needed = disk.room_for_checkpoints(RunDir.named(config.name))[1]
+        present, needed = disk.room_for_checkpoints(RunDir.named(config.name))
     full = free is not None and needed > free
     many = disk.num_checkpoints > MANY_CHECKPOINTS and total > MANY_BYTES_OF_MANY
     if not (full or many or total > MANY_BYTES):
@@ -98,28 +98,36 @@ def checkpoints_fit_the_disk(estimates: RunEstimates) -> Iterator[Finding]:
     there = f"; {display(output_root())} has {amounts.size(free)} free" if full and free is not None else ""
     if num_kept_for_ever(config) > checkpoint.keep_last:
         assert checkpoint.keep_every_steps is not None
-        # Multiples of the interval at which checkpoints are written, ten of them for the run.
-        unit = checkpoint.save_interval_steps
-        sparse = max(math.ceil(config.train_steps / 10 / unit), 1) * unit
         kept = f"keep_every_steps({checkpoint.keep_every_steps:,}) of {config.train_steps:,} steps keeps "
-        key = "checkpoint.keep_every_steps"
-        fix = (
-            f"Set checkpoint.keep_every_steps: {sparse} for {config.train_steps // sparse} of them, or null."
-        )
+        key, fewer = KEEP_EVERY, _sparser(config, checkpoint.keep_every_steps)
     else:
-        kept, key = f"keep_last({checkpoint.keep_last}) keeps ", "checkpoint.keep_last"
-        fewer = f"Set checkpoint.keep_last: {max(checkpoint.keep_last // 2, 1)}, or t"
-        fix = f"{fewer if checkpoint.keep_last > 1 else 'T'}ake a disk with {amounts.size(total)} free."
+        kept, key = f"keep_last({checkpoint.keep_last}) keeps ", KEEP_LAST
+        fewer = f"{KEEP_LAST}: {checkpoint.keep_last // 2}" if checkpoint.keep_last > 1 else ""
+    if full and free is not None:
+        fewer = words_of(disk_remedy(config, disk, present, free) or {})
+    larger = f"ake a disk with {amounts.size(total)} free."
+    fix = f"Set {fewer}, or t{larger}" if fewer else f"T{larger}"
     yield finding_of(
         config,
         "checkpoints_fit_the_disk",
         key,
-        f"{kept}up to {disk.num_checkpoints} checkpoints of {amounts.size(disk.checkpoint_bytes)}, the one "
+        f"{kept}up to {amounts.counted(disk.num_checkpoints, 'checkpoint')} of "
+        f"{amounts.size(disk.checkpoint_bytes)}, the one "
         f"being written included: {amounts.size(total)}{there}.",
         fix,
         Cost(num_bytes=total),
         "warning" if full or many else "note",
     )
+
+
+def _sparser(config: RunConfig, every: int) -> str:
+    """Return the change with which about ten checkpoints are kept for good: none, if as few are kept now."""
+    # Multiples of the interval at which checkpoints are written.
+    unit = config.checkpoint.save_interval_steps
+    sparse = max(math.ceil(config.train_steps / 10 / unit), 1) * unit
+    if sparse <= every:
+        return f"{KEEP_EVERY}: null"
+    return f"{KEEP_EVERY}: {sparse} for {config.train_steps // sparse} of them"
 
 
 def local_checkpoints_are_apart(estimates: RunEstimates) -> Iterator[Finding]:

@@ -20,12 +20,14 @@ from nbtrain.config.load.edits import with_values
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
+from nbtrain.planner.budget.disk import SPARE_BYTES_OF_LOGS, DiskEstimate, num_kept_for_ever
 from nbtrain.planner.memory import MemoryEstimate, least_memory
 
 RECOMPUTE = "parallel.activation_checkpointing.granularity"
 MICRO_BATCH, ZERO = "batch.micro_batch_size", "parallel.zero_stage"
 TENSOR, PIPELINE, DATA = (f"parallel.{axis}_parallel_size" for axis in ("tensor", "pipeline", "data"))
 OPTIMIZER, WEIGHTS = (f"parallel.offload_{what}.device" for what in ("optimizer", "param"))
+KEEP_LAST, KEEP_EVERY = "checkpoint.keep_last", "checkpoint.keep_every_steps"
 # A remedy that needs more GPUs than this is not proposed.
 MOST_DEVICES = 4096
 
@@ -44,7 +46,12 @@ class Remedy:
     @property
     def words(self) -> str:
         """ "parallel.zero_stage: 2 and batch.micro_batch_size: 1"."""
-        return " and ".join(f"{key}: {show(value)}" for key, value in self.changes.items())
+        return words_of(self.changes)
+
+
+def words_of(changes: Changes) -> str:
+    """Return changes as text: "parallel.zero_stage: 2 and batch.micro_batch_size: 1"."""
+    return " and ".join(f"{key}: {show(value)}" for key, value in changes.items())
 
 
 def cheapest_remedy(
@@ -92,6 +99,22 @@ def host_remedy(config: RunConfig) -> Remedy | None:
         memory = least_memory(changed)
         if memory.fits_host and memory.fits is not False:
             return Remedy(changes, memory)
+    return None
+
+
+def disk_remedy(config: RunConfig, disk: DiskEstimate, present: int, free: int) -> Changes | None:
+    """Return the changes with which the run keeps as many checkpoints as its disk holds; None if it cannot
+    hold even the newest, the best and the one being written.
+
+    `present` are the bytes of the run's checkpoints that are there already, `free` those that are free.
+    """
+    checkpoint = config.checkpoint
+    held = (free + present - SPARE_BYTES_OF_LOGS) // disk.checkpoint_bytes - checkpoint.keep_best - 1
+    kept = num_kept_for_ever(config)
+    fewer = [({}, kept)] if not kept else [({}, kept), ({KEEP_EVERY: None}, 0)]
+    for changes, for_ever in fewer:
+        if (last := min(held - for_ever, checkpoint.keep_last)) >= 1:
+            return changes if last == checkpoint.keep_last else {KEEP_LAST: last, **changes}
     return None
 
 

@@ -514,7 +514,12 @@ def test_a_disk_too_small_for_the_checkpoints(tiny, monkeypatch):
     assert kind == "resource"
     numbers = ("2.9 MiB free", "3 checkpoints of 638.1 KiB", "need 65.9 MiB")
     assert message.startswith("output: ")
-    assert lacks(message, *numbers, "lower checkpoint.keep_last", "set NBTRAIN_OUTPUT") == []
+    assert lacks(message, *numbers, "Free space, or set NBTRAIN_OUTPUT") == []
+    # Two checkpoints and 64 MiB of logs.
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: usage._replace(free=69_000_000))
+    [(_, message)] = found(tiny(**{"checkpoint.keep_last": 3}))
+    assert lacks(message, "Free space, set checkpoint.keep_last: 1, or set NBTRAIN_OUTPUT") == []
+    assert found(tiny(**{"checkpoint.keep_last": 1})) == []
 
 
 def test_an_output_without_permission(tiny, monkeypatch):

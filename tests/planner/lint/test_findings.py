@@ -323,7 +323,7 @@ FOUND = {
         "checkpoint.keep_every_steps",
         "keep_every_steps(1,000) of 123,978 steps keeps up to 124 checkpoints of 170.7 GiB, the one being "
         "written included: 20.7 TiB.",
-        "Set checkpoint.keep_every_steps: 13000 for 9 of them, or null.",
+        "Set checkpoint.keep_every_steps: 13000 for 9 of them, or take a disk with 20.7 TiB free.",
         "costs 20.7 TiB",
     ),
     "twenty checkpoints": (
@@ -904,6 +904,41 @@ def test_a_full_disk_is_named(monkeypatch):
     )
     assert found.level == "warning"
     assert "checkpoints_fit_the_disk" not in {one.rule for one in findings("gpt-13b-4xdp-4xpp")}
+
+
+@pytest.mark.parametrize(
+    ("kept", "changes"),
+    [
+        (["checkpoint.keep_last=9"], "checkpoint.keep_last: 5"),
+        (["checkpoint.keep_last=9", "checkpoint.keep_best=true"], "checkpoint.keep_last: 4"),
+        (["checkpoint.keep_last=9", "checkpoint.keep_every_steps=2500"], "checkpoint.keep_last: 4"),
+        (["checkpoint.keep_every_steps=500"], "checkpoint.keep_every_steps: null"),
+        (
+            ["checkpoint.keep_last=9", "checkpoint.keep_every_steps=500"],
+            "checkpoint.keep_last: 5 and checkpoint.keep_every_steps: null",
+        ),
+    ],
+)
+def test_the_checkpoints_that_a_full_disk_holds(kept, changes, monkeypatch):
+    """The fix keeps as many checkpoints of 1.7 GiB as 11 GiB hold, and the finding is gone with it."""
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: SimpleNamespace(free=11 * 2**30))
+    rule, kept = "checkpoints_fit_the_disk", ["checkpoint.save_interval_steps=100", *kept]
+    found = finding("gpt-125m", kept, rule)
+    assert found.fix.startswith(f"Set {changes}, or take a disk with ")
+    fixed = [change.replace(": ", "=") for change in changes.split(" and ")]
+    assert rule not in {one.rule for one in findings("gpt-125m", [*kept, *fixed])}
+
+
+def test_a_disk_that_holds_no_two_checkpoints(monkeypatch):
+    """Fewer checkpoints than the newest one and the one being written cannot be kept."""
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: SimpleNamespace(free=2 * 2**30))
+    assert finding("gpt-125m", [], "checkpoints_fit_the_disk").fix == "Take a disk with 5.0 GiB free."
+
+
+def test_permanent_checkpoints_that_are_few_already():
+    """Every 500 steps, nine of 4,769 are kept: a sparser interval would be the run's own."""
+    found = finding("gpt-125m-zh", ["checkpoint.keep_every_steps=500"], "checkpoints_fit_the_disk")
+    assert found.fix.startswith("Set checkpoint.keep_every_steps: null, or ")
 
 
 # --- the list ---

@@ -56,11 +56,14 @@ class NewRun(Result):
     path: Path | None = None
     """Path of the written YAML; None if it was not written."""
     notes: tuple[str, ...] = field(default=())
+    before: tuple[str, ...] = ()
+    """Commands that train the run that a fine-tuning starts from; () if it is trained."""
 
     @property
     def next_commands(self) -> list[str]:
         name = shlex.quote(self.name)
-        return [f"nbtrain prepare {name}", f"nbtrain plan {name}", f"nbtrain submit {name}"]
+        own = [f"nbtrain prepare {name}", f"nbtrain plan {name}", f"nbtrain submit {name}"]
+        return [*self.before, *own]
 
     def as_report(self) -> Report:
         """Return each property of the text and each choice, the notes, and in a notebook the YAML."""
@@ -97,6 +100,7 @@ def new_run(
     """
     check_name(name, "name")
     found = survey(texts)
+    before: tuple[str, ...] = ()
     hardware = _hardware(gpus, gpu_type, gpus_per_node)
     if found.is_fine_tuning:
         if size is not None:
@@ -104,7 +108,7 @@ def new_run(
                 "--size chooses a model to train from scratch, but these are fine-tuning examples: name the "
                 "run to start from with --init-from."
             )
-        choices = _fine_tuning(name, found, init_from)
+        choices, before = _fine_tuning(name, found, init_from)
     else:
         if init_from is not None:
             raise ConfigError(
@@ -117,9 +121,8 @@ def new_run(
     head = f"Made by `nbtrain new {name}`; docs/choosing.md says how each number was chosen."
     settings = _changed(choices)
     written = commented_text(name, choices.extends, settings, choices.reasons, head)
-    return NewRun(
-        name, found.words(), choices, settings, config, written, None, (*found.notes, *choices.notes)
-    )
+    notes = (*found.notes, *choices.notes)
+    return NewRun(name, found.words(), choices, settings, config, written, None, notes, before)
 
 
 def write_new_run(
@@ -174,8 +177,10 @@ def _changed(choices: Choices) -> dict[str, Any]:
 # --- fine-tuning ------------------------------------------------------------------------------------
 
 
-def _fine_tuning(name: str, found: Survey, init_from: str | None) -> Choices:
-    """Return the settings of a fine-tuning of an existing run, or of the demo."""
+def _fine_tuning(name: str, found: Survey, init_from: str | None) -> tuple[Choices, tuple[str, ...]]:
+    """Return the settings of a fine-tuning of an existing run, or of the demo, and the commands that train
+    that run first.
+    """
     if "preference" in found.kinds:
         raise DataError(
             f"{found.sources[0]['path']}: pairs of answers, for DPO: it starts from a fine-tuned run and has "
@@ -223,17 +228,19 @@ def _fine_tuning(name: str, found: Survey, init_from: str | None) -> Choices:
     choices.put(
         "checkpoint", "five checkpoints, the best one stays", save_interval_steps=interval, keep_best=True
     )
+    before: tuple[str, ...] = ()
     if not is_there:
         # A YAML of another folder is found by its path only.
         named = start if init_from is None or valid_name(init_from) else shlex.quote(init_from)
-        choices.notes.append(
-            f"{start} has no checkpoint here yet: `nbtrain submit {named} --wait` trains it first."
-        )
+        # Its data may not be prepared either; `prepare` keeps what is there.
+        before = (f"nbtrain prepare {named}", f"nbtrain submit {named} --wait")
+        commands = " and ".join(f"`{command}`" for command in before)
+        choices.notes.append(f"{start} has no checkpoint here yet: {commands} train it first.")
     if longest > sequence:
         choices.notes.append(
             f"examples of up to {longest:,} tokens, and sequences of {sequence:,}: longer ones are truncated."
         )
-    return choices
+    return choices, before
 
 
 def _start(init_from: str | None) -> tuple[str, str, RunConfig, bool]:

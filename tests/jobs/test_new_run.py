@@ -133,12 +133,14 @@ def test_conversations_become_a_fine_tuning(place, capsys):
     )
     assert (config.data.packing, config.data.sources[0].kind) == ("best_fit", "chat")
     assert len(made.text.splitlines()) <= 20
-    assert any("`nbtrain submit gpt-tiny --wait` trains it first" in note for note in made.notes)
+    commands = ["nbtrain prepare gpt-tiny", "nbtrain submit gpt-tiny --wait"]
+    assert made.next_commands[:3] == [*commands, "nbtrain prepare talk"]
+    assert any("`nbtrain submit gpt-tiny --wait` train it first" in note for note in made.notes)
     # A run YAML of another folder is found by its path, and not by its name.
     (place / "bases").mkdir()
     (place / "bases" / "mine.yaml").write_text("name: mine\nextends: gpt-tiny\n")
     of_path = nb.new("talk-of-mine", "talks.jsonl", init_from="bases/mine.yaml")
-    assert any("`nbtrain submit bases/mine.yaml --wait` trains it" in note for note in of_path.notes)
+    assert any("`nbtrain submit bases/mine.yaml --wait` train it" in note for note in of_path.notes)
     nb.new("sea", "sea.txt")
     run = RunDir.named("sea")
     run.path.mkdir(parents=True)

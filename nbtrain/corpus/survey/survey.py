@@ -367,10 +367,11 @@ def _read(found: Survey, readers: Sequence[Any]) -> None:
     kept_fraction = min(1.0, 1.5 * SAMPLE_BYTES / max(1, min(total, READ_BYTES)))
     generator, seen, repeated, sampled = random.Random(0), set[bytes](), 0, 0
     documents = num_bytes = 0.0
-    # Text is counted, and the text of compressed files is larger than the files.
-    packed = (*compression.PACKED_SUFFIXES, *COLUMNS)
-    is_packed = any(file.suffix.lower() in packed for reader in readers for file in reader.files())
-    with Progress("reading the text", None if is_packed else min(total, READ_BYTES), "B") as progress:
+    # Text is counted: that of compressed files, and of examples in their template, is larger than the files.
+    is_file = all(reader.config.kind == "text" for reader in readers) and not any(
+        file.suffix.lower() in compression.PACKED_SUFFIXES for reader in readers for file in reader.files()
+    )
+    with Progress("reading the text", min(total, READ_BYTES) if is_file else None, "B") as progress:
         for reader, size in zip(readers, sizes, strict=True):
             enough = READ_BYTES * size // max(total, 1)
             own_documents = own_bytes = consumed = 0

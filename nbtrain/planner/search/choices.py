@@ -11,6 +11,7 @@ docs/choosing.md explains the formulas.
 """
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -222,7 +223,8 @@ class _Candidate:
         _put_text(found, self.text, self.vocab_size)
         sections = _sections(self.hardware, self.layers, self.width, self.vocab_size)
         size = f"{amounts.count(self.parameters)} parameters"
-        why = f"{size}: the lowest predicted loss in {minutes:g} minutes" if minutes else size
+        time = f"{minutes:g} {'minute' if minutes == 1 else 'minutes'}" if minutes else ""
+        why = f"{size}: the lowest predicted loss in {time}" if time else size
         found.put("model", why, **sections["model"])
         sequence = sections["model"]["seq_length"]
         step = _batch_tokens(self.parameters, self.tokens)
@@ -230,7 +232,7 @@ class _Candidate:
         tokens = _whole(self.tokens, sequences * sequence)
         epochs = tokens / self.unique_tokens
         passes = f"{epochs:.1f} passes over the text"
-        limit = f"{passes}, as many as {minutes:g} minutes allow" if self.is_timed and minutes else passes
+        limit = f"{passes}, as many as fit into {time}" if self.is_timed and time else passes
         ranks = max(self.hardware.gpus, 1)
         micro = max(sequences // ranks, 1)
         found.put(
@@ -341,10 +343,11 @@ def _of_preset(text: Text, hardware: Hardware, size: str, minutes: float | None)
     on_hardware = run_on(base, hardware.gpus, hardware.gpus_per_node, hardware.gpu_type, overrides)
     result = search(on_hardware)
     if result.best is None:
-        raise ConfigError(
-            f"size = {size}: no layout fits {hardware.words}; `nbtrain search {size} --gpus {hardware.gpus} "
-            f"--gpu-type {hardware.gpu_type}` says why."
-        )
+        named = ["--gpus", str(hardware.gpus), "--gpu-type", str(hardware.gpu_type)]
+        if hardware.gpus_per_node:
+            named += ["--gpus-per-node", str(hardware.gpus_per_node)]
+        command = shlex.join(["nbtrain", "search", size, *named])
+        raise ConfigError(f"size = {size}: no layout fits {hardware.words}; `{command}` says why.")
     best = result.space.run(result.best.layout, check=False)
     _put_layout(found, best, base, hardware)
     if tokens < parameters:

@@ -38,6 +38,17 @@ def corpus(workspace):
     return folder
 
 
+def test_the_progress_is_not_beyond_its_end(workspace, capsys):
+    """Examples in their template are more text than their file has bytes: the bar has no total then."""
+    lines(workspace / "sums.jsonl", [{"instruction": f"{n} + 1", "output": f"{n + 1}"} for n in range(400)])
+    found = survey(["sums.jsonl"])
+    assert found.num_bytes > (workspace / "sums.jsonl").stat().st_size
+    assert "/" not in capsys.readouterr().err.split(",")[0]
+    (workspace / "notes.txt").write_text(ENGLISH)
+    survey(["notes.txt"])
+    assert capsys.readouterr().err.startswith("reading the text: 97/97B")
+
+
 def refusal(*paths):
     with pytest.raises(DataError) as caught:
         survey(paths)

@@ -148,10 +148,21 @@ def test_what_is_refused():
         with pytest.raises(ConfigError, match=words):
             choose(books(3e6), Hardware(2), **options)
     # The search of the message is on the GPUs that were named, not on the GPUs of the preset.
-    with pytest.raises(ConfigError, match="`nbtrain search 175B --gpus 4 --gpu-type A100-80GB` says why"):
+    with pytest.raises(
+        ConfigError, match="`nbtrain search 175B --gpus 4 --gpu-type A100-80GB --gpus-per-node 4` says why"
+    ):
         choose(books(3e12), A100, size="175B")
+    # A shell reads the name that nvidia-smi has as one word.
+    with pytest.raises(ConfigError, match="--gpus 4 --gpu-type 'NVIDIA L4' --gpus-per-node 2` says why"):
+        choose(books(3e12), Hardware(2, 4, "NVIDIA L4", 2), size="175B")
     with pytest.raises(ConfigError, match=r"no such GPU in the table\. Nearest: A100"):
         choose(books(3e6), Hardware(2, 4, "A100-90GB"))
+
+
+def test_one_minute_is_no_minutes():
+    choices, _ = chosen(books(2.93e6), minutes=1)
+    assert choices.reasons["model"].endswith("the lowest predicted loss in 1 minute")
+    assert choices.reasons["batch"].endswith("as many as fit into 1 minute")
 
 
 def test_small_models_are_in_order():

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from nbtrain.base.printing.report import Report, Result, Sentence, Table
 from nbtrain.base.run_directory.jobstate import LOST
-from nbtrain.base.run_directory.rundir import may_be_run
+from nbtrain.base.run_directory.rundir import RunDir, may_be_run
 from nbtrain.base.text.amounts import utc
 from nbtrain.base.workspace import output_root
 from nbtrain.monitor.runs.run_filter import EVERY_RUN, RunFilter
-from nbtrain.monitor.status.run_status import RunStatus, resume_words
+from nbtrain.monitor.status.resume_start import resume_words
+from nbtrain.monitor.status.run_status import RunStatus
 from nbtrain.monitor.status.status_records import listed_status
 
 # One or two sentences of a cause; the job page has all of it.
@@ -41,7 +42,7 @@ def _row(entry: RunStatus, labelled: bool) -> list[str]:
     losses = ("-" if loss is None else f"{loss:.4f}" for loss in (entry.loss, entry.validation_loss))
     cause = shorter(entry.cause or "")
     if entry.state == LOST:
-        cause += f"; {resume_words(entry.name)}"
+        cause += f"; {resume_words(RunDir.named(entry.name))}"
     return [
         entry.name,
         entry.state,

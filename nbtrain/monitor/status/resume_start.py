@@ -35,3 +35,8 @@ def only_measured(run: RunDir) -> bool:
 def measure_again(name: str) -> str:
     """Return the words for a run that only measured: the command that does it again."""
     return f"`nbtrain resume {name} mode=perf` measures again"
+
+
+def resume_words(run: RunDir) -> str:
+    """Return the end of a sentence that says how to continue a LOST run, or how to measure again."""
+    return measure_again(run.name) if only_measured(run) else f"`nbtrain resume {run.name}` continues it"

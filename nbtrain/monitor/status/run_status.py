@@ -158,8 +158,3 @@ class RunStatus:
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in values.items()
         }
-
-
-def resume_words(name: str) -> str:
-    """Return the end of a sentence that says how to continue a LOST job."""
-    return f"`nbtrain resume {name}` continues it"

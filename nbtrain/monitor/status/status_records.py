@@ -29,8 +29,8 @@ from nbtrain.base.run_directory.records import (
 from nbtrain.base.run_directory.rundir import JOB_ID_PATTERN, JobDir, RunDir
 from nbtrain.base.workspace import display
 from nbtrain.monitor.status.notes import RunNotes, notes_of
-from nbtrain.monitor.status.resume_start import measure_again, only_measured
-from nbtrain.monitor.status.run_status import RunStatus, resume_words
+from nbtrain.monitor.status.resume_start import resume_words
+from nbtrain.monitor.status.run_status import RunStatus
 
 # A record has a few KB; a longer one is read by read_status. For a buffer of 128 KiB or more, malloc would
 # map new memory for each file.
@@ -225,7 +225,7 @@ def lost_words(job: JobDir, now: float) -> str:
     the supervisor.
     """
     name, record = job.run.name, JobRecord.read(job.job_json)
-    resume = measure_again(name) if only_measured(job.run) else resume_words(name)
+    resume = resume_words(job.run)
     if record is None or record.backend in ENGINES:
         return resume
     steps = []

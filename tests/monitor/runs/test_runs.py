@@ -18,6 +18,7 @@ from nbtrain.base.run_directory.records import (
 )
 from nbtrain.base.run_directory.rundir import RunDir, new_job_id
 from nbtrain.cli import __main__ as cli
+from nbtrain.config.load import load, to_yaml
 from nbtrain.monitor.runs.run_filter import run_filter
 from nbtrain.monitor.runs.runs import RunList, list_runs, shorter
 from nbtrain.monitor.status import status_records
@@ -186,6 +187,10 @@ def test_a_lost_run_says_how_it_goes_on(workspace, monkeypatch):
     record.write(job.job_json)
     line = str(list_runs()).splitlines()[1]
     assert line.endswith(", or the machine was restarted); `nbtrain resume gpt` continues it")
+    # A resume of a run that only measured is refused without the mode.
+    run.config_yaml.write_text(to_yaml(load("gpt-tiny", {"name": "gpt", "mode": "perf"}, check=False)))
+    line = str(list_runs()).splitlines()[1]
+    assert line.endswith(", or the machine was restarted); `nbtrain resume gpt mode=perf` measures again")
 
 
 def test_a_folder_that_is_being_deleted_is_no_run(workspace):

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nbtrain.base.printing.report import Report, Result, Sentence, Table
-from nbtrain.base.run_directory.jobstate import LOST
+from nbtrain.base.run_directory.jobstate import LOST, QUEUED
+from nbtrain.base.run_directory.observed_state import ENGINES
 from nbtrain.base.run_directory.rundir import RunDir, may_be_run
 from nbtrain.base.text.amounts import utc
 from nbtrain.base.workspace import output_root
@@ -43,6 +44,9 @@ def _row(entry: RunStatus, labelled: bool) -> list[str]:
     cause = shorter(entry.cause or "")
     if entry.state == LOST:
         cause += f"; {resume_words(RunDir.named(entry.name))}"
+    elif entry.state == QUEUED and entry.asked == "pause" and entry.backend in ENGINES:
+        # The list asks no scheduler, which may have confirmed the pause since.
+        cause = "; ".join(filter(None, (cause, f"`nbtrain status {entry.name}` shows whether it is paused")))
     return [
         entry.name,
         entry.state,

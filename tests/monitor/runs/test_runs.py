@@ -178,6 +178,24 @@ def test_a_long_cause_keeps_its_first_sentence(cause, shown):
     assert shorter(cause) == shown
 
 
+def test_a_pause_that_a_scheduler_has_not_confirmed_names_the_command_that_asks_it(workspace):
+    """A job that was asked to pause and waits in a cluster's queue is listed with the command that shows
+    whether it is paused, because a list asks no scheduler.
+    """
+    job = made("gpt", "RUNNING", 1.0).newest_job()
+    record = JobRecord.read(job.job_json)
+    record.state, record.backend, record.supervisor, record.cause = "QUEUED", "kubernetes", None, "saved"
+    record.write(job.job_json)
+    assert str(list_runs()).splitlines()[1].endswith("  saved")
+    files.write_json(job.control_pause, {"pause": True, "time": time.time()})
+    asks = "saved; `nbtrain status gpt` shows whether it is paused"
+    assert str(list_runs()).splitlines()[1].endswith(f"  {asks}")
+    # A queue of this machine reports the pause itself.
+    record.backend, record.supervisor = "local", ProcessIdentity.of(os.getpid())
+    record.write(job.job_json)
+    assert str(list_runs()).splitlines()[1].endswith("  saved")
+
+
 def test_a_lost_run_says_how_it_goes_on(workspace, monkeypatch):
     """A lost run shows how to resume it, even if its cause is long."""
     run = made("gpt", "RUNNING", 1.0)

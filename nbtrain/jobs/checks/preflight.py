@@ -49,7 +49,7 @@ from nbtrain.planner.lint.remedies import (
     cheapest_remedy,
     disk_remedy,
     host_remedy,
-    may_offload_to_nvme,
+    nvme_words,
     words_of,
 )
 from nbtrain.planner.memory import SPARE_FRACTION, least_memory
@@ -225,8 +225,8 @@ def host_memory_suffices(launch: Launch) -> Iterator[Finding]:
         if remedy := host_remedy(_on(machine, config)):
             fix = f"Set {remedy.words}; a rank then needs {size(remedy.memory.total_host_bytes)} there."
         else:
-            nvme = ", or set device: nvme with zero_stage: 3" if may_offload_to_nvme(config) else ""
-            fix = f"Use a machine with more memory{nvme}."
+            nvme = nvme_words(_on(machine, config))
+            fix = f"Use a machine with more memory{f', or set {nvme}' if nvme else ''}."
         yield shortage(
             config,
             "",

@@ -70,7 +70,8 @@ def nvme_is_ready(launch: Launch) -> Iterator[Finding]:
                 config,
                 key,
                 f"{found} is in host memory ({kind}), which offloading should save.",
-                "Name a folder on a local NVMe disk, or set device=cpu and nvme_path=null.",
+                f"Name a folder on a local NVMe disk, or set {key}=null and "
+                f"{key.replace('nvme_path', 'device')}=cpu.",
             )
         elif kind and REMOTE.fullmatch(kind):
             yield mistake(

@@ -11,7 +11,9 @@ from nbtrain.base.run_directory.checkpoint_files import local_folder, local_run_
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text.amounts import size
 from nbtrain.config.findings import mistake, shortage
+from nbtrain.config.load.edits import with_values
 from nbtrain.config.schema import RunConfig
+from nbtrain.planner.budget.disk import local_bytes
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,19 @@ def unfit_disk(config: RunConfig, disk: NodeDisk, host: str, needed_bytes: int) 
             f"{where}: {host} may not write to {disk.folder}.",
             "Create the folder on a local disk there and make it writable, or name another one.",
         )
-    elif disk.free_bytes + disk.own_bytes < needed_bytes:
+    elif (room := disk.free_bytes + disk.own_bytes) < needed_bytes:
+        held = _most_kept(config, room)
+        fewer = f"set checkpoint.local_keep_last: {held}, " if held else ""
         yield shortage(
             config,
             key,
             f"{where}: {host} has {size(disk.free_bytes)} free on {disk.folder}, but its checkpoints need "
             f"{size(needed_bytes)}.",
-            "Free space there, name a folder on a larger disk, or lower checkpoint.local_keep_last.",
+            f"Free space there, {fewer}or name a folder on a larger disk.",
         )
+
+
+def _most_kept(config: RunConfig, room: int) -> int:
+    """Return the largest checkpoint.local_keep_last for which `room` bytes suffice; 0 if there is none."""
+    one, two = (local_bytes(with_values(config, {"checkpoint.local_keep_last": most})) for most in (1, 2))
+    return max(1 + (room - one) // (two - one), 0)

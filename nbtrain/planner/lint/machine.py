@@ -25,7 +25,15 @@ from nbtrain.config.rules.kubernetes import POD_GRACE_SECONDS
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.budget.disk import num_kept_for_ever
 from nbtrain.planner.lint.intervals import SAVE_INTERVAL, saves_every
-from nbtrain.planner.lint.remedies import DATA, KEEP_EVERY, KEEP_LAST, MICRO_BATCH, disk_remedy, words_of
+from nbtrain.planner.lint.remedies import (
+    DATA,
+    KEEP_EVERY,
+    KEEP_LAST,
+    MICRO_BATCH,
+    differing,
+    disk_remedy,
+    words_of,
+)
 from nbtrain.planner.lint.run_estimates import RunEstimates
 
 # A machine of eight H100 has two CPUs of 56 cores, each with two threads.
@@ -143,13 +151,15 @@ def local_checkpoints_are_apart(estimates: RunEstimates) -> Iterator[Finding]:
         return
     here, there = nearest_existing(folder), nearest_existing(output_root())
     if here.lstat().st_dev == there.lstat().st_dev:
+        names = ("local_dir", "local_save_interval_steps", "local_copy_bytes_per_second")
+        none: dict[str, None] = {f"checkpoint.{name}": None for name in names}
         yield finding_of(
             config,
             "local_checkpoints_are_apart",
             "checkpoint.local_dir",
             f"checkpoint.local_dir = {local_dir} is on the same file system as {display(output_root())}: "
             "every checkpoint is written there twice.",
-            "Name a folder on each node's own disk, or set local_dir: null.",
+            f"Name a folder on each node's own disk, or set {words_of(differing(config, none))}.",
             Cost(words="twice the writing"),
         )
 

@@ -11,10 +11,11 @@ from nbtrain.config.own_blocks import has_own_layer, read_own_block
 from nbtrain.planner.lint.allocator import with_expandable_segments
 from nbtrain.planner.lint.remedies import (
     RECOMPUTE,
+    ZERO,
     Remedy,
     cheapest_remedy,
     host_remedy,
-    may_offload_to_nvme,
+    nvme_words,
     stages_allowed,
 )
 from nbtrain.planner.lint.run_estimates import RunEstimates
@@ -143,16 +144,17 @@ def host_memory_fits(estimates: RunEstimates) -> Iterator[Finding]:
         fix = f"Set {remedy.words}; {after}."
     else:
         key = "resources.memory_per_node_bytes"
-        nvme = "; or set device: nvme with zero_stage: 3" if may_offload_to_nvme(config) else ""
-        fix = f"Use machines with {amounts.size(needed)}, or more of them{nvme}."
+        nvme = nvme_words(config)
+        more = f"Use machines with {amounts.size(needed)}, or more of them"
+        fix = f"{more}; or set {nvme}." if nvme else f"{more}."
     yield finding_of(
         config,
         "host_memory_fits",
         key,
         f"Not enough host memory: one rank needs {amounts.size(memory.total_host_bytes)} of it, and "
         f"its share of resources.memory_per_node_bytes is {amounts.size(memory.host_bytes)} (of a machine's "
-        f"{ranks} ranks: {amounts.size(needed)} against {amounts.size(present)}). The largest part is "
-        f"{largest.replace('_', ' ')}.",
+        f"{amounts.counted(ranks, 'rank')}: {amounts.size(needed)} against {amounts.size(present)}). The "
+        f"largest part is {largest.replace('_', ' ')}.",
         fix,
         Cost(True, num_bytes=needed - present),
         "error",
@@ -171,18 +173,28 @@ def model_is_made_in_host_memory(estimates: RunEstimates) -> Iterator[Finding]:
     needed = memory.ranks_per_node * memory.initial_host_bytes
     if config.resources.device == "cpu" or given is None or needed <= given or _is_slip(estimates):
         return
+    larger = f"or use machines with {amounts.size(needed)}."
     if stages_allowed(config)[-1:] == [3]:
-        fix = "Set parallel.zero_stage: 3, which shards each parameter as it is created"
+        fix = f"Set {ZERO}: 3, which shards each parameter as it is created, {larger}"
+        sharded = estimate_memory(with_values(config, {ZERO: 3}))
+        if (least := sharded.ranks_per_node * sharded.initial_host_bytes) > given:
+            fix = (
+                f"Set {ZERO}: 3, which shards each parameter as it is created, and use machines with "
+                f"{amounts.size(least)}."
+            )
     else:
-        fix = "Shard the model across more tensor or pipeline ranks"
+        fix = f"Shard the model across more tensor or pipeline ranks, {larger}"
+    ranks, part = memory.ranks_per_node, amounts.size(memory.initial_host_bytes)
+    each = f"{ranks} ranks of a machine need {part} each, {amounts.size(needed)} in all"
+    if ranks == 1:
+        each = f"the rank of a machine needs {part}"
     yield finding_of(
         config,
         "model_is_made_in_host_memory",
         "resources.memory_per_node_bytes",
-        f"Each rank makes its part of the model in host memory first: {memory.ranks_per_node} ranks of a "
-        f"machine need {amounts.size(memory.initial_host_bytes)} each, {amounts.size(needed)} in all, but "
+        f"Each rank makes its part of the model in host memory first: {each}, but "
         f"resources.memory_per_node_bytes is {amounts.size(given)}.",
-        f"{fix}, or use machines with {amounts.size(needed)}.",
+        fix,
         Cost(True, num_bytes=needed - given),
         "error",
     )

@@ -124,15 +124,19 @@ def stages_allowed(config: RunConfig) -> list[int]:
     return [stage for stage in above if not find_problems(with_values(config, {ZERO: stage}))]
 
 
-def may_offload_to_nvme(config: RunConfig) -> bool:
-    """Return whether what the run offloads to host memory may be on NVMe instead, with ZeRO 3."""
-    parallel = config.parallel
-    sections = [
-        name for name in ("offload_optimizer", "offload_param") if getattr(parallel, name).device == "cpu"
-    ]
-    places = {f"parallel.{name}.device": "nvme" for name in sections}
-    paths = {f"parallel.{name}.nvme_path": "/nvme" for name in sections}
-    return bool(sections) and not find_problems(with_values(config, {**places, **paths, ZERO: 3}))
+def nvme_words(config: RunConfig) -> str:
+    """Return the changes that move what the run offloads to host memory to NVMe, with ZeRO 3, as text; "" if
+    the rules allow none, or if the rest does not fit host memory either.
+    """
+    places: dict[str, Any] = {ZERO: 3}
+    for section in ("offload_optimizer", "offload_param"):
+        if getattr(config.parallel, section).device == "cpu":
+            places |= {f"parallel.{section}.device": "nvme", f"parallel.{section}.nvme_path": "/nvme"}
+    changed = with_values(config, places)
+    if len(places) == 1 or find_problems(changed) or least_memory(changed).fits_host is False:
+        return ""
+    words = words_of(differing(config, places))
+    return f"{words}, where /nvme stands for a folder on a local NVMe disk"
 
 
 def on_device(*sections: str) -> dict[str, Any]:

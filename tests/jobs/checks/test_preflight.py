@@ -303,7 +303,7 @@ def test_nvme_that_cannot_be_written(tiny, tools, nvme, monkeypatch):
         (
             "tmpfs",
             "is in host memory (tmpfs), which offloading should save. Name a folder on a local NVMe disk, or "
-            "set device=cpu and nvme_path=null.",
+            "set parallel.offload_optimizer.nvme_path=null and parallel.offload_optimizer.device=cpu.",
         ),
         ("nfs4", "is on a file system of another machine (nfs4): every step would wait for it."),
         (
@@ -334,13 +334,23 @@ def test_a_local_dir_that_cannot_serve(tiny, tmp_path, monkeypatch):
     assert f"box may not write to {tmp_path}/file. Create the folder on a local disk" in message
     usage, small = shutil.disk_usage("/"), str(tmp_path)
 
+    room = 1000
+
     def with_free(path):
-        return usage._replace(free=1000 if str(path) == small else 10**12)
+        return usage._replace(free=room if str(path) == small else 10**12)
 
     monkeypatch.setattr(tools_checks.shutil, "disk_usage", with_free)
     [(kind, message)] = found(tiny(**{"checkpoint.local_dir": f"{tmp_path}/n"}))
     assert kind == "resource"
     assert f"box has 1000 B free on {tmp_path}, but its checkpoints need 1." in message
+    assert message.endswith("Free space there, or name a folder on a larger disk.")
+    room = 2_000_000
+    several = {"checkpoint.local_dir": f"{tmp_path}/n", "checkpoint.local_keep_last": 4}
+    [(_, message)] = found(tiny(**several))
+    assert message.endswith(
+        "Free space there, set checkpoint.local_keep_last: 2, or name a folder on a larger disk."
+    )
+    assert found(tiny(**several | {"checkpoint.local_keep_last": 2})) == []
 
 
 def test_checkpoints_of_this_run_make_room_for_its_new_ones(tiny, tmp_path, monkeypatch):

@@ -593,8 +593,12 @@ def test_local_checkpoints_on_the_disk_of_the_others(workspace):
         "warning",
         f"checkpoint.local_dir = {folder} is on the same file system as output: every checkpoint is "
         "written there twice.",
-        "Name a folder on each node's own disk, or set local_dir: null.",
+        "Name a folder on each node's own disk, or set checkpoint.local_dir: null.",
     )
+    # The interval goes with the folder: a rule refuses it alone.
+    interval = "checkpoint.local_save_interval_steps"
+    more = finding("gpt-tiny", [f"checkpoint.local_dir={folder}", f"{interval}=3"], rule)
+    assert more.fix.endswith(f" or set checkpoint.local_dir: null and {interval}: null.")
     overrides = [f"checkpoint.local_dir={folder}", "backend.kind=slurm"]
     assert rule not in {one.rule for one in findings("gpt-tiny", overrides)}
 
@@ -890,6 +894,11 @@ def test_tensor_ranks_on_two_machines_cost_time():
     together = plan(load("gpt-13b-4xdp-4xpp-4xtp"), use_measured=False).duration
     assert 0 < found.cost.hours < apart.seconds / 3600
     assert apart.seconds > together.seconds
+
+
+def test_one_batch_is_no_batches():
+    often = ["evaluation.eval_iters=1", "evaluation.eval_interval_steps=1"]
+    assert ": 1 batch after every 1 step, " in finding("gpt-tiny", often, "validations_are_few").message
 
 
 def test_a_full_disk_is_named(monkeypatch):

@@ -2,6 +2,8 @@
 changes come first.
 """
 
+import re
+
 import pytest
 
 from nbtrain.base.text import amounts
@@ -136,21 +138,38 @@ def test_pinned_state_may_go_back_to_the_device():
 
 
 def test_host_memory_that_no_change_saves():
-    """If the model fits on its GPU only by offloading, no change can reduce the host memory."""
+    """If the model fits on its GPU only by offloading, no change but NVMe can reduce the host memory, and
+    NVMe is named with all that the rules ask for, if the rest fits then.
+    """
+
+    def fix_of(config):
+        (found,) = (one for one in plan(config).findings if one.rule == "host_memory_fits")
+        return found.fix
+
     overrides = [*ONE_GPU, f"{ZERO}=3", f"{OPTIMIZER}=cpu", f"{WEIGHTS}=cpu"]
-    config = load("gpt-13b-4xdp-4xpp", [*overrides, "resources.memory_per_node_bytes=30e9"])
+    config = load("gpt-13b-4xdp-4xpp", [*overrides, "resources.memory_per_node_bytes=100e9"])
     assert host_remedy(config) is None
-    (found,) = (one for one in plan(config, use_measured=False).findings if one.rule == "host_memory_fits")
     needed = amounts.size(least_memory(config).total_host_bytes)
-    assert found.fix == (
-        f"Use machines with {needed}, or more of them; or set device: nvme with zero_stage: 3."
+    nvme = {
+        f"parallel.offload_{what}.{key}": value
+        for what in ("optimizer", "param")
+        for key, value in (("device", "nvme"), ("nvme_path", "/nvme"))
+    }
+    words = " and ".join(f"{key}: {value}" for key, value in nvme.items())
+    assert fix_of(config) == (
+        f"Use machines with {needed}, or more of them; or set {words}, where /nvme stands for a folder on a "
+        "local NVMe disk."
     )
+    assert not [one for one in plan(load(config, nvme)).findings if one.rule == "host_memory_fits"]
+    small = load(config, {"resources.memory_per_node_bytes": 30e9})
+    assert fix_of(small) == f"Use machines with {needed}, or more of them."
+    assert [one for one in plan(load(small, nvme)).findings if one.rule == "host_memory_fits"]
 
 
 def test_nvme_is_named_only_where_the_rules_allow_it():
     """Initial weights are not read into state on NVMe, and a pipeline has no ZeRO 3."""
     overrides = [*ONE_GPU, f"{ZERO}=3", f"{OPTIMIZER}=cpu", f"{WEIGHTS}=cpu"]
-    overrides += ["resources.memory_per_node_bytes=30e9", "init_from=another-run"]
+    overrides += ["resources.memory_per_node_bytes=100e9", "init_from=another-run"]
     config = load("gpt-13b-4xdp-4xpp", overrides)
     (found,) = (one for one in plan(config, use_measured=False).findings if one.rule == "host_memory_fits")
     assert found.fix.endswith(", or more of them.")
@@ -239,6 +258,22 @@ def test_the_model_is_made_in_host_memory_first():
     better = plan(load(config, {ZERO: 3}), use_measured=False).findings
     assert "model_is_made_in_host_memory" not in {one.rule for one in better}
     assert found.cost.num_bytes == 8 * each - 2**38 > 0
+
+
+def test_the_stage_may_not_suffice_where_the_model_is_made():
+    """The fix names the host memory that the shards need if ZeRO 3 alone does not fit; one rank is no
+    ranks.
+    """
+    config = load("gpt-13b-4xdp-4xpp", [*ONE_COPY, f"{ZERO}=2", "resources.memory_per_node_bytes=8e9"])
+    rule = "model_is_made_in_host_memory"
+    (found,) = (one for one in plan(config, use_measured=False).findings if one.rule == rule)
+    (after,) = (one for one in plan(load(config, {ZERO: 3})).findings if one.rule == rule)
+    words = re.search(r"use machines with ([\d.]+ GiB)\.$", found.fix)[1]
+    assert found.fix.startswith("Set parallel.zero_stage: 3, ") and " and use machines with " in found.fix
+    assert after.fix.endswith(f"or use machines with {words}.")
+    alone = load("gpt-13b-4xdp-4xpp", [*ONE_GPU, "resources.memory_per_node_bytes=16e9"])
+    (found,) = (one for one in plan(alone, use_measured=False).findings if one.rule == rule)
+    assert "the rank of a machine needs " in found.message
 
 
 def test_a_device_that_is_there_counts_in_place_of_the_runs_own():

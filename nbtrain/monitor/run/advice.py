@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from nbtrain.base.errors import ConfigError, NbtrainError
 from nbtrain.base.run_directory.bad_steps import EFFECTS
 from nbtrain.base.run_directory.end_kinds import RECURRING
 from nbtrain.base.run_directory.jobstate import FAILED, FAILURES, LOST, RESTARTING
@@ -61,7 +62,7 @@ def remedies(run: RunDir, state: str, events: Sequence[Mapping[str, Any]]) -> li
     """Return the settings with which a job that ended because of a bad step can continue.
 
     [{"words" of a button, "title", "overrides" of the resume}], empty after any other end, and if a resume
-    is refused because no checkpoint is complete.
+    is refused, because no checkpoint is complete or because a rule forbids the policy.
     """
     if state != FAILED:
         return []
@@ -70,16 +71,34 @@ def remedies(run: RunDir, state: str, events: Sequence[Mapping[str, Any]]) -> li
         return []
     key, policy = _CURES[ends[-1]["bad"]]
     saved, step = resume_start(run), ends[-1]["step"]
-    if saved.torn:
+    overrides = {f"stability.{key}": policy}
+    if saved.torn or not _is_allowed(run, overrides):
         return []
     start = "the start" if saved.step is None else f"step {saved.step:,}"
     return [
         {
             "words": f"Resume from {start} and skip step {step:,}",
             "title": f"Resume with stability.{key} = {policy}: {EFFECTS[policy]}.",
-            "overrides": {f"stability.{key}": policy},
+            "overrides": overrides,
         }
     ]
+
+
+def _is_allowed(run: RunDir, overrides: Mapping[str, Any]) -> bool:
+    """Return whether the rules allow a resume with these settings: a rollback needs a checkpoint."""
+    # Imported here, because it loads pydantic, and few runs end because of a bad step.
+    from nbtrain.config.load.edits import with_overrides
+    from nbtrain.config.load.resolved_cache import kept_config
+
+    try:
+        config = kept_config(run.config_yaml)
+    except NbtrainError:
+        return True  # a resume reads the same file, and says what is wrong with it
+    try:
+        with_overrides(config, overrides)
+    except ConfigError:
+        return False
+    return True
 
 
 def nan_words(curve: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str:

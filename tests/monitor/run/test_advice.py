@@ -12,6 +12,7 @@ from nbtrain.base.files import write_json
 from nbtrain.base.run_directory.checkpoint_files import ResumeStart
 from nbtrain.base.run_directory.records import AttemptRecord, ControlRequest, JobRecord, Preemption, Rollback
 from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.config.load import load, to_yaml
 from nbtrain.monitor.job.conditions import alerts_part
 from nbtrain.monitor.run import advice as module
 from nbtrain.monitor.run.advice import advice, marks, nan_words, remedies, waiting
@@ -83,6 +84,18 @@ def test_torn_checkpoints_are_not_called_no_checkpoint(tmp_path: Path) -> None:
         "A resume continues from the checkpoint of step 4; 4 steps"
     )
     assert len(remedies(run, "FAILED", [BAD])) == 1
+
+
+def test_a_policy_that_a_rule_refuses_has_no_button(tmp_path: Path) -> None:
+    """NaN weights need a rollback, and a run whose only checkpoint is its last step has none to return to."""
+    run = RunDir(tmp_path / "gpt")
+    run.path.mkdir()
+    weights = {**BAD, "bad": "weights"}
+    for interval, buttons in ((50, 1), (100, 0)):
+        config = load("gpt-tiny", {"batch.max_steps": 100, "checkpoint.save_interval_steps": interval})
+        run.config_yaml.write_text(to_yaml(config))
+        assert len(remedies(run, "FAILED", [weights])) == buttons
+        assert len(remedies(run, "FAILED", [BAD])) == 1
 
 
 def record(job_id: str, *attempts: AttemptRecord) -> JobRecord:

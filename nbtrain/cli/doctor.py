@@ -123,7 +123,7 @@ def device_finding(gpus: int) -> Finding:
     cores = usable_cores()
     if gpus:
         return _found("ok", "devices", f"{counted(gpus, 'NVIDIA GPU')}, {counted(cores, 'core')}")
-    text = f"no GPU, {cores} cores{', bf16 in hardware' if cpu_has_bf16() else ''}"
+    text = f"no GPU, {counted(cores, 'core')}{', bf16 in hardware' if cpu_has_bf16() else ''}"
     advice = "gpt-tiny trains here; the larger runs plan and check here and train elsewhere."
     return _found("note", "devices", text, advice)
 

@@ -120,7 +120,7 @@ def test_one_device_takes_over_the_whole_batch(suffered):
     """
     (fewer,) = [event for event in suffered.events if event.get("data_parallel_size") == 1]
     assert fewer["message"] == (
-        "1 devices are usable: data_parallel_size 2 -> 1, 1 ranks; the global batch of 8 stays"
+        "1 device is usable: data_parallel_size 2 -> 1, 1 rank; the global batch of 8 stays"
     )
     losses: dict[int, list[float]] = {}
     for event in read_events(suffered.job):

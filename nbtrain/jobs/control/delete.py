@@ -63,7 +63,7 @@ class Deletion(Result):
         what += f", {amounts.counted(self.exports, 'exported model')}" if self.exports else ""
         links = [f"{link}: only the link is removed" for link in self.links[:SHOWN_LINKS]]
         if (more := len(self.links) - SHOWN_LINKS) > 0:
-            links.append(f"and {more} more links")
+            links.append(f"and {amounts.counted(more, 'more link')}")
         return Report(f"{display(self.run.path)}: {what}, {amounts.size(self.size_bytes)}", [Items(links)])
 
 

@@ -46,7 +46,8 @@ def wait_for_predecessors(journal: Journal, seconds: float) -> None:
     job = journal.job
     others = [job_id for job_id in job.run.job_ids() if job_id != job.job_id]
     if left := processes.marked_pids(others):
-        said = f"{len(left)} processes of a lost job are asked to save and exit; waiting up to {seconds:g} s"
+        many = f"{len(left)} processes of a lost job are" if len(left) > 1 else "1 process of a lost job is"
+        said = f"{many} asked to save and exit; waiting up to {seconds:g} s"
         journal.event("warning", said)
         # With backend local the kernel has signalled them; an agent ends its ranks once its supervisor is
         # silent.
@@ -54,7 +55,10 @@ def wait_for_predecessors(journal: Journal, seconds: float) -> None:
         beats = (job.run.job(other).heartbeats() for other in others)
         patience = Patience(itertools.chain.from_iterable(beats), seconds)
         killed = processes.end_marked(others, patience.over)
-        journal.event("warning", f"they are gone, {len(killed)} of them killed")
+        gone = f"they are gone, {len(killed)} of them killed"
+        if len(left) == 1:
+            gone = "it was killed" if killed else "it has ended by itself"
+        journal.event("warning", gone)
     sweep(journal, "an earlier job", None)
     for job_id in others:
         if record := JobRecord.read(job.run.job(job_id).job_json):

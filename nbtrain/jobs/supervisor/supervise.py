@@ -545,13 +545,15 @@ def fit_devices(it: Supervision, verdict: Verdict) -> Verdict | None:
     fits = fitted(it.config, counted)
     if fits is None:
         copy = it.config.world_size // known
-        return given_up(verdict, f"{devices} devices are left, and one copy of the model needs {copy}")
+        left = f"{amounts.counted(devices, 'device')} {'is' if devices == 1 else 'are'} left"
+        return given_up(verdict, f"{left}, and one copy of the model needs {copy}")
     size = fits.parallel.data_parallel_size
     if size != known:
         machines = f" on {fits.resources.nodes} of {nodes} machines" if nodes > 1 else ""
+        usable = f"{amounts.counted(devices, 'device')} {'is' if devices == 1 else 'are'} usable"
         said = (
-            f"{devices} devices are usable: data_parallel_size {known} -> {size}, {fits.world_size} "
-            f"ranks{machines}; the global batch of {fits.batch.global_batch_size} stays"
+            f"{usable}: data_parallel_size {known} -> {size}, {amounts.counted(fits.world_size, 'rank')}"
+            f"{machines}; the global batch of {fits.batch.global_batch_size} stays"
         )
         it.journal.event("warning", said, devices=devices, data_parallel_size=size)
     it.config = fits

@@ -295,7 +295,11 @@ def _use(run: RunDescription) -> list[tuple[str, str, str]]:
         return [("memory, rank 0", *_size(memory[-1]))] if memory else []
     machine = resources["machine"]
     found = [
-        (f"CPU, of {machine['num_cores']} cores", _figure(job["cpu_cores"], ".2f"), "cores"),
+        (
+            f"CPU, of {amounts.counted(machine['num_cores'], 'core')}",
+            _figure(job["cpu_cores"], ".2f"),
+            "cores",
+        ),
         (f"memory, of {amounts.size(machine['memory_total_bytes'])}", *_size(job["memory_bytes"])),
     ]
     for gpu in resources["gpus"][:MOST_GPUS]:

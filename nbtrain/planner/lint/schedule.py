@@ -393,7 +393,8 @@ def validations_are_few(estimates: RunEstimates) -> Iterator[Finding]:
         config,
         "validations_are_few",
         "evaluation.eval_interval_steps",
-        f"Validations take {fraction:.0%} of the time: {evaluation.eval_iters} batches after every "
+        f"Validations take {fraction:.0%} of the time: {evaluation.eval_iters:,} "
+        f"{'batch' if evaluation.eval_iters == 1 else 'batches'} after every "
         f"{amounts.counted(interval, 'step')}, each a forward pass.",
         f"Set evaluation.eval_interval_steps: {enough} for {_fewer(fraction, enough / interval)}, or fewer "
         "eval_iters.",

@@ -312,8 +312,8 @@ def test_ranks_that_outlive_their_supervisor_are_asked_to_save(workspace, tmp_pa
         assert rank.wait() == 0
     assert (tmp_path / "saved").read_text() == "saved"
     assert said == [
-        "1 processes of a lost job are asked to save and exit; waiting up to 300 s",
-        "they are gone, 0 of them killed",
+        "1 process of a lost job is asked to save and exit; waiting up to 300 s",
+        "it has ended by itself",
     ]
 
 

@@ -275,9 +275,9 @@ class SlurmBackend(RemoteBackend):
             and (config.backend.slurm.gres or place.gpus >= gpus)
         }
         if len(fit) < resources.nodes:
-            asked = [f"{resources.cpus_per_node} cores"] if resources.cpus_per_node else []
+            asked = [amounts.counted(cores, "core")] if (cores := resources.cpus_per_node) else []
             asked += [amounts.size(memory)] if (memory := resources.memory_per_node_bytes) else []
-            asked += [f"{gpus} GPUs"] if gpus else []
+            asked += [amounts.counted(gpus, "GPU")] if gpus else []
             each = f" with {', '.join(asked)} each" if asked else ""
             names = ", ".join(sorted({place.name for place in places}))
             yield shortage(

@@ -85,7 +85,8 @@ class KubernetesBackend(RemoteBackend):
             raise SubmitError(
                 f"{config.where('backend.kubernetes.autotune')}: backend.kubernetes.autotune = "
                 f"{section.autotune}: the tuner starts a script that `nbtrain submit` writes into the job's "
-                "folder, so that kubectl alone cannot start it. Submit the run, or set autotune=none."
+                "folder, so that kubectl alone cannot start it. Submit the run, or set "
+                "backend.kubernetes.autotune=none."
             )
         work = work_of(config, section, job.run.run_id or new_run_id(), job)
         if alone:

@@ -80,7 +80,7 @@ def _refusals(config: RunConfig, cluster: Cluster) -> Iterator[Finding]:
                 f"Ask for the Role in {WORKSPACE}/notebook.yaml; `kubectl auth can-i --list -n "
                 f"{cluster.namespace}` shows what this user may do.",
             )
-    for field, plural, word, name, fix in _named(config):
+    for field, plural, word, name, fix in _named(config, cluster.namespace):
         if cluster.has(plural, name) is False:
             key = f"backend.kubernetes.{field}"
             yield mistake(
@@ -92,19 +92,19 @@ def _refusals(config: RunConfig, cluster: Cluster) -> Iterator[Finding]:
             )
 
 
-def _named(config: RunConfig) -> Iterator[tuple[str, str, str, str, str]]:
+def _named(config: RunConfig, namespace: str) -> Iterator[tuple[str, str, str, str, str]]:
     """Yield (field, plural, word, name, how to create it) once for each object that the pods need."""
-    section = config.backend.kubernetes
+    section, create = config.backend.kubernetes, f"Create it (`kubectl create -n {namespace}"
     claim = ("persistentvolumeclaims", "PersistentVolumeClaim")
     for name in dict.fromkeys(mount.claim for mount in section.mounts):
         yield "mounts", *claim, name, f"Create it ({WORKSPACE}/workspace-pvc.yaml is one)"
     secrets = {secret.secret: "secret_files" for secret in section.secret_files}
     secrets |= {secret.secret: "secret_variables" for secret in section.secret_variables}
     for name, field in secrets.items():
-        yield field, "secrets", "Secret", name, f"Create it (`kubectl create secret generic {name} ...`)"
+        yield field, "secrets", "Secret", name, f"{create} secret generic {name} ...`)"
     for name in dict.fromkeys(section.image_pull_secrets):
-        made = f"Create it (`kubectl create secret docker-registry {name} ...`)"
+        made = f"{create} secret docker-registry {name} ...`)"
         yield "image_pull_secrets", "secrets", "Secret", name, made
     if account := section.service_account:
-        made = f"Create it (`kubectl create serviceaccount {account}`)"
+        made = f"{create} serviceaccount {account}`)"
         yield "service_account", "serviceaccounts", "ServiceAccount", account, made

@@ -27,6 +27,10 @@ def test_a_file_for_kubectl(workspace, tmp_path):
         *("python3", "-m", "nbtrain.jobs.node", "/workspace/output/gpt-13b-4xdp-4xpp")
     ]
     assert "#   start:   kubectl create -f THIS_FILE\n" in path.read_text()
+    name = f"trainjobs.trainer.kubeflow.org {manifest['metadata']['name']} -n research"
+    assert (
+        f"#   watch:   kubectl get {name} --watch\n#   delete:  kubectl delete {name}\n" in path.read_text()
+    )
     assert "# /workspace/output/gpt-13b-4xdp-4xpp; the other pods wait for it.\n" in path.read_text()
     assert not (workspace / "output" / config.name).exists()
 

@@ -225,7 +225,7 @@ def test_a_run_that_no_manifest_may_hold_is_refused(manifest, monkeypatch):
     assert str(refused.value) == (
         "override backend.kubernetes.autotune=tune: backend.kubernetes.autotune = tune: the tuner starts a "
         "script that `nbtrain submit` writes into the job's folder, so that kubectl alone cannot start it. "
-        "Submit the run, or set autotune=none."
+        "Submit the run, or set backend.kubernetes.autotune=none."
     )
     monkeypatch.setattr(one_line, "MOST_CHARS", 100)
     with pytest.raises(

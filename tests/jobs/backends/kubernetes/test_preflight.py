@@ -70,7 +70,7 @@ def test_what_is_not_there_is_named_with_the_command_that_makes_it(refusals, stu
         ("Secret s3", "Secret hub", "Secret registry", "ServiceAccount trainer"), found[1:]
     ):
         assert f"names the {words}, but {stub.address} has none" in one
-        assert "Create it (`kubectl create " in one
+        assert "Create it (`kubectl create -n research " in one
     assert len(found) == 5
     stub.forbidden |= {("get", "secrets"), ("get", "serviceaccounts"), ("get", "persistentvolumeclaims")}
     assert refusals(**NAMED) == [], "what this user may not see, its pods may have"

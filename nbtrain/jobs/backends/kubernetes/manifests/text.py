@@ -11,7 +11,10 @@ def manifest_text(work: PodWork, manifest: Manifest) -> str:
     """Return YAML with a heading that says what must exist before `kubectl create`, or that kubectl alone
     starts the run.
     """
-    kind, name = KINDS[manifest["kind"]], manifest["metadata"]["name"]
+    kind, metadata = KINDS[manifest["kind"]], manifest["metadata"]
+    # Without one in the manifest, kubectl uses its current namespace for all three commands.
+    there = f" -n {metadata['namespace']}" if "namespace" in metadata else ""
+    name = f"{kind.plural}.{kind.group} {metadata['name']}{there}"
     body = yaml.safe_dump(manifest, sort_keys=False, width=100)
     if not work.run_text:
         return (
@@ -26,6 +29,6 @@ def manifest_text(work: PodWork, manifest: Manifest) -> str:
         f"# Tokenizer and dataset must be in {work.section.workspace_path}/data by then, on the claims\n"
         "# below: `nbtrain prepare` makes them where these are mounted.\n"
         "#   start:   kubectl create -f THIS_FILE\n"
-        f"#   watch:   kubectl get {kind.plural}.{kind.group} {name} --watch\n"
-        f"#   delete:  kubectl delete {kind.plural}.{kind.group} {name}\n" + body
+        f"#   watch:   kubectl get {name} --watch\n"
+        f"#   delete:  kubectl delete {name}\n" + body
     )

@@ -41,6 +41,9 @@ class SweepPlan(Result):
             "energy_kwh": [plan.cost.energy_kwh for plan in self.plans],
             "disk_bytes": [float(plan.disk.checkpoints_bytes) for plan in self.plans],
         }
+        # Runs that train on one dataset share its files.
+        datasets = {plan.config.data.name: plan.disk.dataset_bytes or 0 for plan in self.plans}
+        known["disk_bytes"] += map(float, datasets.values())
         return {
             key: sum(value for value in values if value is not None)
             for key, values in known.items()

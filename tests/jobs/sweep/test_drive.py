@@ -280,6 +280,15 @@ def test_limits_hold_for_the_sum(sweep, workspace):
     assert "RUN" in str(planned) and read.runs[0].name in str(planned)
 
 
+def test_the_disk_of_a_sweep_holds_its_dataset_once(sweep):
+    """Limits count checkpoints and dataset, and the runs of a sweep share one dataset."""
+    planned = plan_sweep(sweep())
+    checkpoints = sum(one.disk.checkpoints_bytes for one in planned.plans)
+    plans = [replace(one, disk=replace(one.disk, dataset_bytes=1000)) for one in planned.plans]
+    assert len(plans) == 2
+    assert replace(planned, plans=plans).totals["disk_bytes"] == checkpoints + 1000
+
+
 DRIVER = (
     "import sys; from pathlib import Path; from nbtrain.jobs.sweep.drive import drive; "
     "from nbtrain.jobs.sweep.sweep_file import read_sweep; "

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from nbtrain.base.run_directory.jobstate import FAILURES
 from nbtrain.base.text import amounts
 
+# A smaller share of a step would be shown as 0%.
+LEAST_SHOWN_FRACTION = 0.005
 _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "bytes": 1}
 # Message of torch's OutOfMemoryError (c10/cuda/CUDACachingAllocator.cpp).
 _FIGURE = r"([\d.]+) (GiB|MiB|KiB|bytes)"
@@ -79,9 +81,9 @@ class Observations:
                 f", planned {amounts.step(self.planned_step_seconds)}" if self.planned_step_seconds else ""
             )
             found.append(f"{amounts.step(self.step_seconds)} a step{planned}")
-        if self.data_fraction:
+        if self.data_fraction and self.data_fraction >= LEAST_SHOWN_FRACTION:
             found.append(f"{self.data_fraction:.0%} of it waits for data")
-        if self.bubble_fraction:
+        if self.bubble_fraction and self.bubble_fraction >= LEAST_SHOWN_FRACTION:
             found.append(f"{self.bubble_fraction:.0%} for other stages")
         if self.memory_fraction:
             found.append(f"{self.memory_fraction:.0%} of the device's memory used")

@@ -489,8 +489,8 @@ def saves_fit_interruptions(estimates: RunEstimates) -> Iterator[Finding]:
             why = f"{which} repeats {repeated} on average"
         said += (
             f"The run expects about {amounts.amount(expected.expected_sudden)} interruptions before which it "
-            f"cannot save ({expected.basis}), and {why}. With {best:,} steps it is expected to end "
-            f"{amounts.elapsed(lost)} earlier (Daly 2006)."
+            f"cannot save ({expected.basis}), and {why}. With {amounts.counted(best, 'step')} it is expected "
+            f"to end {amounts.elapsed(lost)} earlier (Daly 2006)."
         )
         costs = estimates.share(lost / expected.undisturbed_seconds)
     else:

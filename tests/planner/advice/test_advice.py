@@ -237,6 +237,11 @@ def test_the_table_names_settings_reason_and_effect():
     ]
 
 
+def test_a_wait_of_no_length_is_not_in_the_summary():
+    advice = advise(load("gpt-125m"), seen(data_fraction=0.001, bubble_fraction=0.001, step_seconds=6.0))
+    assert advice.title == "Advice for gpt-125m: SUCCEEDED after 1,000 steps; 6 s a step"
+
+
 def test_a_notebook_shows_a_table_and_the_lines_of_a_diff(workspace):
     """A notebook shows each change with its reason and effect, and the diff of a change as plain lines."""
     advice = advise(load("gpt-125m"), seen(data_fraction=0.2, cpus=16))

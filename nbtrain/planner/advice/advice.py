@@ -102,8 +102,8 @@ class Advice(Result):
         ]
         notes = Findings([Finding("note", "advice", "", "", note) for note in self.notes])
         use = Sentence(
-            f"`nbtrain advise {self.config.name} --use 1 -o NEW.yaml` writes the changed run.",
-            '`.use(1, "NEW.yaml")` writes the changed run and shows the diff.',
+            f"`nbtrain advise {self.config.name} --use 1 -o new.yaml` writes the changed run.",
+            '`.use(1, "new.yaml")` writes the changed run and shows the diff.',
         )
         return Report(self.title, [*changes, notes, *([use] if self.changes else [])])
 

@@ -2,6 +2,8 @@
 applies one.
 """
 
+import re
+
 import pytest
 
 from nbtrain.base.errors import ConfigError
@@ -233,7 +235,7 @@ def test_the_table_names_settings_reason_and_effect():
         "  why   20% of a step waits for data; 16 CPUs for each rank",
         "  then  not part of the plan",
         "",
-        "`nbtrain advise gpt-125m --use 1 -o NEW.yaml` writes the changed run.",
+        "`nbtrain advise gpt-125m --use 1 -o new.yaml` writes the changed run.",
     ]
 
 
@@ -242,12 +244,21 @@ def test_a_wait_of_no_length_is_not_in_the_summary():
     assert advice.title == "Advice for gpt-125m: SUCCEEDED after 1,000 steps; 6 s a step"
 
 
+def test_the_command_of_the_advice_works_as_it_is(workspace, capsys):
+    """A run takes its name from the file, and a name has no capitals: the command's own file is valid."""
+    advice = advise(load("gpt-125m"), seen(data_fraction=0.2, cpus=16))
+    named = re.search(r"-o (\S+)` writes", str(advice))[1]
+    assert f'.use(1, "{named}")' in advice._repr_html_().replace("&quot;", '"')
+    advice.use(1, workspace / named)
+    assert load(workspace / named).data.num_workers == 4
+
+
 def test_a_notebook_shows_a_table_and_the_lines_of_a_diff(workspace):
     """A notebook shows each change with its reason and effect, and the diff of a change as plain lines."""
     advice = advise(load("gpt-125m"), seen(data_fraction=0.2, cpus=16))
     page = advice._repr_html_()
     assert (
-        page.count("<tr ") == 3 and "data.num_workers=4" in page and ".use(1, &quot;NEW.yaml&quot;)" in page
+        page.count("<tr ") == 3 and "data.num_workers=4" in page and ".use(1, &quot;new.yaml&quot;)" in page
     )
     assert repr(advice.diff(1)).splitlines()[:2] == ["--- gpt-125m", "+++ changed"]
 

@@ -195,6 +195,12 @@ WIDE = {
 }
 # Shapes that no example has. The last two are published layouts: 32 ranks, and 128 whose twin has 16.
 OWN = {
+    "2-tensor-2-pipeline": {
+        "parallel.tensor_parallel_size": 2,
+        "parallel.sequence_parallel": True,
+        "parallel.pipeline_parallel_size": 2,
+        "parallel.zero_stage": 1,
+    },
     "ulysses": {
         "parallel.ds_sequence_parallel_size": 2,
         "parallel.data_parallel_size": 2,
@@ -234,9 +240,9 @@ OWN = {
         "precision.dtype": "bf16",
     },
 }  # fmt: skip
-# One process with packed examples of prompts and completions, and three kinds of parallelism; `make soak`
-# runs the rest, and a run on one rank is a twin of tests/end_to_end/test_twin_notebook.py.
-HERE = ("gpt-tiny-instructions.yaml", "8-tensor-2-pipeline-2-ulysses")
+# One process with packed examples of prompts and completions; and tensor and sequence parallelism in a
+# pipeline. `make soak` runs the rest; tests/end_to_end/test_twin_notebook.py has the twin of an ordinary run.
+HERE = ("gpt-tiny-instructions.yaml", "2-tensor-2-pipeline")
 
 
 def shape(config):

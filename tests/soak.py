@@ -130,6 +130,7 @@ FINE_TUNING = (
     "tests/exchange/test_further_training.py",
     "tests/train/test_data_options.py",
 )
+LAYOUT_TESTS = ("tests/checkpoint/test_reshape.py",)
 IN_A_BROWSER = (
     "tests/end_to_end/test_browser.py",
     "tests/end_to_end/test_first_visit.py",
@@ -647,6 +648,16 @@ PARTS = (
         _evidence(
             (*ENGINE, "nbtrain.planner.memory.states"),
             ("tests/planner/memory/test_states_allocated.py", "tests/planner/memory/state_rank.py"),
+            OUTSIDE_ENGINE,
+        ),
+    ),
+    Part(
+        "layouts",
+        "checkpoints into more pairs of layouts, in fp32 and bf16",
+        _pytest("--soak", *LAYOUT_TESTS),
+        _evidence(
+            ("nbtrain.train.__main__", "nbtrain.checkpoint.weights.store"),
+            (*LAYOUT_TESTS, "tests/train/layouts.py", "tests/train/launch.py"),
             OUTSIDE_ENGINE,
         ),
     ),

@@ -282,9 +282,8 @@ def test_stop_shows_as_such_until_the_job_has_ended(job: FakeJob, browser: Any) 
     routes["run/gpt-fake"] = lambda query, body: shown(query, body) | failed
     routes["run/gpt-fake/stop"] = lambda query, body: {"state": "RUNNING", "cause": None, "name": "gpt-fake"}
     with view_page(browser, routes, MOUNT, still=True) as page:
-        page.clock.run_for(100)
-        answered(page)
         stop = page.get_by_role("button", name="Stop")
+        run_until(page, stop)
         assert "60 s and are no longer saving are killed" in stop.get_attribute("title")
         stop.click()
         page.keyboard.press("Enter")
@@ -323,15 +322,15 @@ def test_save_says_when_the_checkpoint_is_there(job: FakeJob, browser: Any) -> N
     routes["run/gpt-fake"] = answer
     routes["run/gpt-fake/save"] = lambda query, body: {"state": "RUNNING", "cause": None, "name": "gpt-fake"}
     with view_page(browser, routes, MOUNT, still=True) as page:
-        page.clock.run_for(100)
-        answered(page)
-        page.get_by_role("button", name="Save", exact=True).click()
+        save = page.get_by_role("button", name="Save", exact=True)
+        run_until(page, save)
+        save.click()
         page.get_by_text("Save requested: the ranks save a checkpoint").wait_for()
         assert page.asked == [("POST", "run/gpt-fake/save", {})]
         answered(page)
         saved["checkpoint_step"] = 1200
         run_until(page, page.get_by_text("Saved at step 1,200."))
-        expect(page.get_by_role("button", name="Save", exact=True)).to_be_enabled()
+        expect(save).to_be_enabled()
 
 
 STATES = (
@@ -498,9 +497,9 @@ def test_a_job_that_waits_leaves_the_queue(job: FakeJob, browser: Any) -> None:
     routes = routes_of(job.run)
     routes["run/gpt-fake/stop"] = lambda query, body: {"state": "QUEUED", "cause": None, "name": "gpt-fake"}
     with view_page(browser, routes, MOUNT, still=True) as page:
-        page.clock.run_for(100)
-        answered(page)
-        page.get_by_role("button", name="Stop").click()
+        stop = page.get_by_role("button", name="Stop")
+        run_until(page, stop)
+        stop.click()
         page.get_by_role("group", name="gpt-fake leaves the queue in 5 s.").wait_for()
         page.get_by_role("button", name="Do not wait").click()
         asked = page.get_by_role("status").get_by_text("Removal from the queue requested.")

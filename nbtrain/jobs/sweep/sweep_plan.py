@@ -3,6 +3,7 @@
 The limits of the workspace hold for each run and for all of them together.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.findings import stops
 from nbtrain.base.printing.report import Facts, Report, Result, Sentence, Table
 from nbtrain.base.text import amounts
+from nbtrain.jobs.machine.device_needs import needs_of
+from nbtrain.jobs.machine.queue_folder import Queue
 from nbtrain.jobs.request.initial_weights import with_new_tokens
 from nbtrain.jobs.sweep.sweep_file import Sweep, SweepRun
 from nbtrain.planner.budget.limits import amount_of, workspace_limits
@@ -113,7 +116,7 @@ class SweepPlan(Result):
 
     def _sums(self) -> dict[str, str]:
         seconds = [run.duration.seconds for run in self.plans if run.duration.seconds is not None]
-        at_once = min(self.at_once, len(self.plans))
+        at_once = min(self.at_once, len(self.plans), *map(_most_here, self.plans))
         rows = {}
         if len(seconds) == len(self.plans):
             # The sweep does not end before its longest run.
@@ -124,6 +127,18 @@ class SweepPlan(Result):
         if "money" in words:
             words["money"] = f"{words['money']} {currency}"
         return rows | {key.replace("_", " ").removesuffix(" bytes"): text for key, text in words.items()}
+
+
+def _most_here(plan: Plan) -> int:
+    """Return how many runs with the devices of this one run at once, if this machine runs them: the others
+    wait in its queue, although they are active.
+    """
+    config = plan.config
+    if config.backend.kind != "local" or config.backend.share_devices:
+        return sys.maxsize
+    slots, needed = needs_of(config, Queue())
+    # A machine without these devices only plans the sweep.
+    return len(slots) // needed if 0 < needed <= len(slots) else sys.maxsize
 
 
 def plan_sweep(sweep: Sweep, at_once: int | None = None) -> SweepPlan:

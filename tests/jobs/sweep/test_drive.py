@@ -20,10 +20,12 @@ from nbtrain.base.run_directory.checkpoint_files import LocalSave, LocalSaves
 from nbtrain.base.run_directory.jobstate import ACTIVE, LOST, NO_JOB, RUNNING, SUCCEEDED
 from nbtrain.base.run_directory.records import Heartbeat, JobRecord, TrainingProgress
 from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.text import amounts
 from nbtrain.cli.__main__ import main
 from nbtrain.config.load import to_yaml
 from nbtrain.config.load.edits import with_overrides, with_values
 from nbtrain.jobs.sweep import drive as driver
+from nbtrain.jobs.sweep import sweep_plan
 from nbtrain.jobs.sweep.drive import drive
 from nbtrain.jobs.sweep.results import SweepResults, SweepRow, sweep_results, write_page
 from nbtrain.jobs.sweep.stop_rule import TokenCurve
@@ -278,6 +280,18 @@ def test_limits_hold_for_the_sum(sweep, workspace):
     with pytest.raises(ConfigError, match="all runs together"):
         planned.refuse()
     assert "RUN" in str(planned) and read.runs[0].name in str(planned)
+
+
+def test_runs_that_wait_for_each_others_devices_are_not_at_once(sweep, monkeypatch):
+    """Two runs of which each needs both cores run one after the other; with four cores, they run at once."""
+    path = sweep().path
+    path.write_text(path.read_text().replace("share_devices: true", "share_devices: false"))
+    planned = plan_sweep(read_sweep(path))
+    seconds = sum(one.duration.seconds for one in planned.plans)
+    for cores, at_once in ((2, 1), (4, 2)):
+        slots = [f"cpu-{number}" for number in range(cores)]
+        monkeypatch.setattr(sweep_plan, "needs_of", lambda config, queue, slots=slots: (slots, 2))
+        assert f"about {amounts.duration(seconds / at_once)} with {at_once} at once" in str(planned)
 
 
 def test_the_disk_of_a_sweep_holds_its_dataset_once(sweep):

@@ -24,6 +24,7 @@ from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.hardware.cgroup import cgroup_file
+from nbtrain.base.run_directory.checkpoint_files import read_checkpoints
 from nbtrain.base.run_directory.events import read_events
 from nbtrain.base.run_directory.observed_state import read_state
 from nbtrain.base.run_directory.records import Heartbeat, JobRecord
@@ -136,6 +137,8 @@ def reached(job: JobDir, step: int) -> bool:
 def kill_supervisor(suffered: Suffered, note: Callable[[], float]) -> None:
     job = suffered.job
     wait_until(lambda: reached(job, 6), "step 6")
+    # A run without a complete checkpoint cannot be resumed.
+    wait_until(lambda: read_checkpoints(job.run).complete_step is not None, "a checkpoint")
     supervisor = suffered.record.supervisor
     assert supervisor is not None
     note()

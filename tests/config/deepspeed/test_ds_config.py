@@ -1,9 +1,6 @@
 """DeepSpeed's configuration as derived from a run."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
@@ -85,14 +82,9 @@ print("read", *sorted(Noting.read))
 
 
 @pytest.mark.slow
-def test_the_known_keys_are_those_that_deepspeed_reads():
+def test_the_known_keys_are_those_that_deepspeed_reads(ask_deepspeed):
     """The known keys equal those that DeepSpeed reads, as recorded by a mapping that it is given."""
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", KEYS_READ], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    [keys] = [line for line in done.stdout.splitlines() if line.startswith("read ")]
+    [keys] = [line for line in ask_deepspeed(KEYS_READ) if line.startswith("read ")]
     assert keys.split()[1:] == sorted(KNOWN_KEYS)
 
 
@@ -216,7 +208,7 @@ def test_each_field_becomes_its_key(case):
 
 
 @pytest.mark.slow
-def test_deepspeed_knows_every_key():
+def test_deepspeed_knows_every_key(ask_deepspeed):
     """DeepSpeed's own classes accept the derived configuration; its ZeRO section
     would reject unknown keys.
     """
@@ -224,16 +216,7 @@ def test_deepspeed_knows_every_key():
         case: deepspeed_config(load("gpt-125m-2xdp", overrides, check=False))
         for case, (overrides, _) in DERIVED.items()
     }
-    # In a separate process: the notebook side's tests load neither torch nor DeepSpeed.
-    asked = subprocess.run(
-        [sys.executable, "-c", ASK_DEEPSPEED],
-        input=json.dumps(list(configurations.values())),
-        capture_output=True,
-        text=True,
-        env={**os.environ, "DS_ACCELERATOR": "cpu"},
-    )
-    assert asked.returncode == 0, asked.stderr
-    answers = json.loads(asked.stdout.splitlines()[-1])
+    answers = json.loads(ask_deepspeed(ASK_DEEPSPEED, json.dumps(list(configurations.values())))[-1])
     for derived, answer in zip(configurations.values(), answers, strict=True):
         assert answer["stage"] == derived["zero_optimization"]["stage"]
         assert answer["reduce_bucket_size"] == derived["zero_optimization"]["reduce_bucket_size"]

@@ -1,7 +1,6 @@
 """DeepSpeed's universal format: independent of the source's layout, and loadable by DeepSpeed."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -49,14 +48,29 @@ def test_deepspeed_reads_what_is_written_of_any_layout(place, source, target):
     assert_same(saved.checkpoint(HALF), place.resave(run, ranks, to), launch.VOCAB_SIZE)
 
 
+def convert(*arguments: str) -> None:
+    """Run DeepSpeed's converter as its command line does, in a process that has DeepSpeed loaded."""
+    from deepspeed.checkpoint import ds_to_universal
+
+    sys.argv = ["ds_to_universal", *arguments]
+    ds_to_universal.main(ds_to_universal.parse_arguments())
+
+
 @pytest.mark.parametrize("source", ["t2 z1 llama", "p2 t2 z1"])
 def test_deepspeeds_own_converter_writes_the_same(place, source):
     """ds_to_universal accepts a checkpoint and writes the same masters and moments, bit for bit."""
     saved, to, theirs = place.source(source), place.root / f"{source} own", place.root / f"{source} theirs"
-    program = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"]
     workers = ["--num_extract_workers", "1", "--num_merge_workers", "1"]
     folders = ["--input_folder", str(saved.checkpoint(HALF)), "--output_folder", str(theirs)]
-    subprocess.run([*program, *folders, *workers], check=True)
+    ended = place.server.run(
+        1,
+        "tests.checkpoint.test_universal:convert",
+        [*folders, *workers],
+        log=place.root / f"{source} {{rank}}.log",
+        sys_path=[launch.REPOSITORY],
+        timeout_seconds=launch.TIMEOUT_SECONDS,
+    )
+    assert ended.succeeded, ended.last_output(40)
     written(saved, to)
     tensors = [path for path in theirs.glob("zero/*/*.pt") if path.stem in ("fp32", "exp_avg", "exp_avg_sq")]
     assert len(tensors) == 3 * len(CheckpointStore(saved.checkpoint(HALF)).parameters)

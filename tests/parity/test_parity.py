@@ -43,7 +43,7 @@ CASES = {
         Case(dp=4, zero=3, hpz=2),
         Case(dp=2, precision="fp16"),
         Case(tp=2, us=2, model="grouped"),
-        Case(tp=2, sp=True, cp=2, zero=3, data="packed", model="all"),
+        Case(cp=2, zero=3, data="packed", model="all"),
         Case(pp=2, cp=2, data="documents", precision="bf16"),
     )
 }

@@ -31,7 +31,12 @@ STYLES = [
 TOKENS = [*range(0, 100_000, 97), 999, 1000, 1001, 69_998, 69_999, 70_000, 77_777, 77_778, 90_000, 90_001]
 
 ORACLE = r"""
-import json, sys
+import importlib.util, json, sys, types
+# The package itself imports all its layers, which load torch's compiler.
+package = types.ModuleType("megatron.core")
+package.__path__ = importlib.util.find_spec("megatron.core").submodule_search_locations
+sys.modules["megatron.core"] = package
+import megatron.core.parallel_state  # first, because it and megatron.core.utils import each other
 from megatron.core.num_microbatches_calculator import RampupBatchsizeNumMicroBatchesCalculator
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 

@@ -63,6 +63,16 @@ LONGEST = (
     "config/rules/test_engine_agrees.py",
     "api/test_verbs.py",
 )
+# What ranks import at their first steps: with ZeRO 3 or a pipeline, torch's compiler; DeepSpeed's Muon, which
+# loads more of it; and, to compare tensors, torch's distributed ones. To import them once for all ranks saves
+# more time than the steps of small models take. Real jobs leave the compiler out, as
+# tests/parallel/test_compiler.py shows.
+IMPORTED_BY_RANKS = (
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "torch.distributed.tensor",
+    "torch.testing",
+    "pytest",
+)
 
 # Several ranks and several tests share few cores; OpenMP teams that wait for each other would crawl.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -223,7 +233,7 @@ def fork_server() -> Iterator["ForkServer"]:
     """
     from nbtrain.proof.fork_client import ForkServer
 
-    with ForkServer() as server:
+    with ForkServer(IMPORTED_BY_RANKS) as server:
         yield server
 
 

@@ -130,7 +130,7 @@ FINE_TUNING = (
     "tests/exchange/test_further_training.py",
     "tests/train/test_data_options.py",
 )
-LAYOUT_TESTS = ("tests/checkpoint/test_reshape.py",)
+RESHAPE_TEST = "tests/checkpoint/test_reshape.py"
 IN_A_BROWSER = (
     "tests/end_to_end/test_browser.py",
     "tests/end_to_end/test_first_visit.py",
@@ -654,10 +654,10 @@ PARTS = (
     Part(
         "layouts",
         "checkpoints into more pairs of layouts, in fp32 and bf16",
-        _pytest("--soak", *LAYOUT_TESTS),
+        _pytest("--soak", RESHAPE_TEST),
         _evidence(
             ("nbtrain.train.__main__", "nbtrain.checkpoint.weights.store"),
-            (*LAYOUT_TESTS, "tests/train/layouts.py", "tests/train/launch.py"),
+            (RESHAPE_TEST, "tests/train/layouts.py", "tests/train/launch.py"),
             OUTSIDE_ENGINE,
         ),
     ),

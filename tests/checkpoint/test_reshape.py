@@ -35,7 +35,7 @@ SOAK_HALF_PAIRS = [("z1 bf16", "d2 z3 bf16"), ("p2 z1 bf16", "d2 z2 bf16 offload
 
 
 def with_marks(here, in_soak):
-    """Return the pairs as test parameters, those of the second list marked `soak`."""
+    """Return the pairs of both lists as test parameters. The pairs of the second list are marked `soak`."""
     marked = [(pair, []) for pair in here] + [(pair, pytest.mark.soak) for pair in in_soak]
     return [pytest.param(*pair, id=" - ".join(pair), marks=marks) for pair, marks in marked]
 

@@ -39,8 +39,9 @@ BUSY_SECONDS = 1800
 # Seconds in which a page has to agree with a Playwright expect(), whose own default is five.
 EXPECT_SECONDS = min(PATIENCE_SECONDS, 180)
 
-# Parts of Chromium's own window, which nobody sees: with each new window it starts a process for the address
-# bar, and one for the next site. Without them, opening a page takes less than half of the processor time.
+# Features of Chromium's window that a test without a screen does not need. For each new window, Chromium
+# starts a process for its address bar, and a spare one for the next site. Without these two, opening a page
+# takes less than half of the processor time.
 UNSEEN = (
     "SpareRendererForSitePerProcess",
     "WebUIOmniboxAimPopup",
@@ -48,7 +49,8 @@ UNSEEN = (
     "WebUIOmniboxPopup",
     "WebUIOmniboxSimplification",
 )
-# What Playwright turns off itself; of two lists, Chromium takes the last one.
+# Features that Playwright disables by default. Chromium obeys only the last --disable-features, so they are
+# repeated here (chromiumSwitches in Playwright's driver).
 OFF_IN_PLAYWRIGHT = (
     "AvoidCorsURLLoaderRestartOnRedirect",
     "AvoidUnnecessaryBeforeUnloadCheckSync",

@@ -97,7 +97,7 @@ def main(run_path: str) -> int:
                 if stops:
                     return False
                 if ended(peer):
-                    # It may have come to this step, and to the end of the run, since its heartbeat was read.
+                    # Since its heartbeat was read, it may have reached this step and finished the run.
                     if not reached(peer):
                         return False
                     break

@@ -6,8 +6,9 @@ import pytest
 
 from tests.parity.reshaping import chained, reshape_cases, reshape_cases_muon, turns
 
-# Every second layout of a list, then the others backwards: neighbors differ in more than one kind. Layouts of
-# 8 ranks, which join three kinds that the others have, are left out, and one of two with context parallelism.
+# Every second layout of a list, then the others backwards: neighbors differ in more than one kind. The chain
+# omits layouts of 8 ranks, whose three kinds of parallelism other layouts have, and one of the two layouts
+# with context parallelism.
 # `make parity` has every pair of all layouts, also in bf16, with Muon and for the model with every other
 # field; tests/checkpoint/test_reshape.py has some pairs in bf16.
 CHAINS = {

@@ -367,7 +367,8 @@ def _read(found: Survey, readers: Sequence[Any]) -> None:
     kept_fraction = min(1.0, 1.5 * SAMPLE_BYTES / max(1, min(total, READ_BYTES)))
     generator, seen, repeated, sampled = random.Random(0), set[bytes](), 0, 0
     documents = num_bytes = 0.0
-    # Text is counted: that of compressed files, and of examples in their template, is larger than the files.
+    # Progress counts bytes of text. Compressed files, and examples without their template, are smaller than
+    # their text.
     is_file = all(reader.config.kind == "text" for reader in readers) and not any(
         file.suffix.lower() in compression.PACKED_SUFFIXES for reader in readers for file in reader.files()
     )

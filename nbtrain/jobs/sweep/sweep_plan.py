@@ -130,8 +130,8 @@ class SweepPlan(Result):
 
 
 def _most_here(plan: Plan) -> int:
-    """Return how many runs with the devices of this one run at once, if this machine runs them: the others
-    wait in its queue, although they are active.
+    """Return how many runs of this size this machine trains at once; the others wait in its queue. A run that
+    trains elsewhere, or shares devices, has no such limit.
     """
     config = plan.config
     if config.backend.kind != "local" or config.backend.share_devices:

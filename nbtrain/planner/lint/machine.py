@@ -129,7 +129,9 @@ def checkpoints_fit_the_disk(estimates: RunEstimates) -> Iterator[Finding]:
 
 
 def _sparser(config: RunConfig, every: int) -> str:
-    """Return the change with which about ten checkpoints are kept for good: none, if as few are kept now."""
+    """Return, as text, the keep_every_steps with which about ten checkpoints are kept for good; null if the
+    run already keeps no more than that.
+    """
     # Multiples of the interval at which checkpoints are written.
     unit = config.checkpoint.save_interval_steps
     sparse = max(math.ceil(config.train_steps / 10 / unit), 1) * unit

@@ -106,7 +106,7 @@ def disk_remedy(config: RunConfig, disk: DiskEstimate, present: int, free: int) 
     """Return the changes with which the run keeps as many checkpoints as its disk holds; None if it cannot
     hold even the newest, the best and the one being written.
 
-    `present` are the bytes of the run's checkpoints that are there already, `free` those that are free.
+    `present` counts the bytes of the run's existing checkpoints, and `free` the free bytes of the disk.
     """
     checkpoint = config.checkpoint
     held = (free + present - SPARE_BYTES_OF_LOGS) // disk.checkpoint_bytes - checkpoint.keep_best - 1

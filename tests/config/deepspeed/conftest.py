@@ -1,4 +1,4 @@
-"""A fixture that asks the installed DeepSpeed, in a process of its own."""
+"""A fixture that runs code of the installed DeepSpeed in a separate process."""
 
 import io
 import sys

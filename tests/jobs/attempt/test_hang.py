@@ -150,7 +150,7 @@ def test_a_link_that_was_cut_while_a_host_waits_for_its_own_rank():
     # A rank outside any collective is late.
     late = rank(0, inside([0, 2], 7, waiting=False), host="host0")
     assert [culprit.rank for culprit in culprits([late, *everyone[1:]])] == [0]
-    # Ranks that wait in a collective of their own host do not need the network.
+    # A collective within one host does not need the network.
     here = rank(0, inside([0, 1], 20, kind="tensor_model_parallel"), host="host0")
     assert [culprit.rank for culprit in culprits([here, *everyone[1:]])] == [0, 1]
 

@@ -283,7 +283,7 @@ def test_limits_hold_for_the_sum(sweep, workspace):
 
 
 def test_runs_that_wait_for_each_others_devices_are_not_at_once(sweep, monkeypatch):
-    """Two runs of which each needs both cores run one after the other; with four cores, they run at once."""
+    """Two runs that need two cores each run one after the other on two cores, and at once on four."""
     path = sweep().path
     path.write_text(path.read_text().replace("share_devices: true", "share_devices: false"))
     planned = plan_sweep(read_sweep(path))

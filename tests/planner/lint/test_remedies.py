@@ -138,8 +138,8 @@ def test_pinned_state_may_go_back_to_the_device():
 
 
 def test_host_memory_that_no_change_saves():
-    """If the model fits on its GPU only by offloading, no change but NVMe can reduce the host memory, and
-    NVMe is named with all that the rules ask for, if the rest fits then.
+    """If the model fits on its GPU only by offloading, only NVMe can reduce the host memory. If the rest then
+    fits, the fix names every setting that NVMe requires.
     """
 
     def fix_of(config):

@@ -36,7 +36,18 @@ MOST_RANKS, MOST_RANKS_HERE, MOST_OF_A_KIND_HERE = 8, 4, 2
 MOST_IN_LAUNCH = 4
 ADAPTERS = {"lora.rank": 3, "init_from": "a-run"}
 ROWS = {**ADAPTERS, "lora.trainable_token_indices": [3, 4, 499]}
-# More than CHOICES has. BESIDE_HERE has each kind of state once; `--soak` measures both lists.
+
+
+def offloaded(**cases: tuple[tuple[int, str], ...]) -> list[Case]:
+    """Return cases of two replicas for (ZeRO stage, what is offloaded), by precision."""
+    return [
+        Case(dp=2, zero=zero, offload=offload, precision=precision)
+        for precision, choices in cases.items()
+        for zero, offload in choices
+    ]
+
+
+# Choices that CHOICES lacks. BESIDE_HERE has each kind of state once; `--soak` measures both lists.
 BESIDE_HERE = [
     # Four ranks of a kind.
     Case(dp=4, zero=3),
@@ -46,17 +57,8 @@ BESIDE_HERE = [
     Case(dp=2, cp=2, zero=3),
     # hpZ's second copy exists only inside a step.
     Case(dp=4, zero=3, hpz=2, precision="bf16"),
-    *(
-        Case(dp=2, zero=zero, offload=offload, precision=precision)
-        for zero, offload, precision in (
-            (1, "optimizer", "bf16"),
-            (2, "optimizer", "fp32"),
-            (2, "optimizer", "bf16"),
-            (3, "optimizer", "fp32"),
-            (3, "both", "bf16"),
-            (3, "param", "fp32"),
-        )
-    ),
+    *offloaded(fp32=((2, "optimizer"), (3, "optimizer"), (3, "param"))),
+    *offloaded(bf16=((1, "optimizer"), (2, "optimizer"), (3, "both"))),
     # Offloaded fp32 sums are stored per parameter: they depend on where the ranks' parts begin, and on the
     # parameters' bounds.
     Case(dp=2, tp=2, zero=2, offload="optimizer"),
@@ -75,15 +77,8 @@ BESIDE_HERE = [
 BESIDE = [
     Case(tp=4),
     Case(tp=2, cp=2, precision="bf16"),
-    *(
-        Case(dp=2, zero=zero, offload=offload, precision=precision)
-        for zero, offload, precision in (
-            (1, "optimizer", "fp32"),
-            (3, "optimizer", "bf16"),
-            (3, "both", "fp32"),
-            (3, "param", "bf16"),
-        )
-    ),
+    *offloaded(fp32=((1, "optimizer"), (3, "both"))),
+    *offloaded(bf16=((3, "optimizer"), (3, "param"))),
     Case(dp=4, zero=2, offload="optimizer"),
     Case(dp=2, zero=2, offload="optimizer", precision="autocast"),
     Case(dp=2, tp=2, zero=1, offload="optimizer"),

@@ -7,6 +7,7 @@
 """
 
 import contextlib
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -367,12 +368,11 @@ def _read(found: Survey, readers: Sequence[Any]) -> None:
     kept_fraction = min(1.0, 1.5 * SAMPLE_BYTES / max(1, min(total, READ_BYTES)))
     generator, seen, repeated, sampled = random.Random(0), set[bytes](), 0, 0
     documents = num_bytes = 0.0
-    # Progress counts bytes of text. Compressed files, and examples without their template, are smaller than
-    # their text.
-    is_file = all(reader.config.kind == "text" for reader in readers) and not any(
-        file.suffix.lower() in compression.PACKED_SUFFIXES for reader in readers for file in reader.files()
-    )
-    with Progress("reading the text", min(total, READ_BYTES) if is_file else None, "B") as progress:
+    # The text of compressed files is larger than the files.
+    packed = (*compression.PACKED_SUFFIXES, *COLUMNS)
+    is_packed = any(file.suffix.lower() in packed for reader in readers for file in reader.files())
+    expected = None if is_packed else min(total, READ_BYTES) or None
+    with Progress("reading the text", expected, "B") as progress:
         for reader, size in zip(readers, sizes, strict=True):
             enough = READ_BYTES * size // max(total, 1)
             own_documents = own_bytes = consumed = 0
@@ -381,6 +381,9 @@ def _read(found: Survey, readers: Sequence[Any]) -> None:
                 if own_bytes >= enough and consumed:
                     found.is_exact = False
                     break
+                # Progress in a file that is not compressed is in bytes of the file: its text is smaller or,
+                # in a template, larger.
+                left = math.inf if is_packed else part.size_bytes
                 for record in cleaned(reader.read(part, tally), cleaner, tally, reader.gives_unicode):
                     text = text_of(record)
                     if text is None:
@@ -395,11 +398,14 @@ def _read(found: Survey, readers: Sequence[Any]) -> None:
                     seen.add(identity)
                     own_documents += 1
                     own_bytes += len(encoded)
-                    progress.update(len(encoded))
+                    step = min(len(encoded), left)
+                    progress.update(step)
+                    left -= step
                     if sampled < SAMPLE_BYTES and generator.random() < kept_fraction:
                         found.sample.append(text)
                         sampled += len(encoded)
                 consumed += part.size_bytes
+                progress.update(0 if is_packed else left)
             _check_broken(reader, tally)
             scale = size / consumed if consumed and consumed < size else 1.0
             documents += own_documents * scale

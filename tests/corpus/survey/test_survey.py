@@ -10,6 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from nbtrain.base.errors import DataError
+from nbtrain.base.text import amounts
 from nbtrain.corpus.sources.record_kind import source_of, text_key
 from nbtrain.corpus.survey import survey as module
 from nbtrain.corpus.survey.language import language_of
@@ -38,15 +39,20 @@ def corpus(workspace):
     return folder
 
 
-def test_the_progress_is_not_beyond_its_end(workspace, capsys):
-    """Examples in their template are more text than their file has bytes: the bar has no total then."""
-    lines(workspace / "sums.jsonl", [{"instruction": f"{n} + 1", "output": f"{n + 1}"} for n in range(400)])
-    found = survey(["sums.jsonl"])
-    assert found.num_bytes > (workspace / "sums.jsonl").stat().st_size
-    assert "/" not in capsys.readouterr().err.split(",")[0]
-    (workspace / "notes.txt").write_text(ENGLISH)
-    survey(["notes.txt"])
-    assert capsys.readouterr().err.startswith("reading the text: 97/97B")
+def test_progress_ends_at_the_size_of_the_files(workspace, capsys):
+    """Examples are more text in their template, and records less, than their file has bytes; a compressed
+    file has no total.
+    """
+    examples, records, packed = (workspace / name for name in ("sums.jsonl", "text.jsonl", "text.jsonl.gz"))
+    lines(examples, [{"instruction": f"{n} + 1", "output": f"{n + 1}"} for n in range(400)])
+    lines(records, [{"id": n, "text": f"{n}"} for n in range(400)])
+    packed.write_bytes(gzip.compress(records.read_bytes()))
+    for path, is_known in ((examples, True), (records, True), (packed, False)):
+        found = survey([path.name])
+        size = path.stat().st_size
+        assert (found.num_bytes > size) is (path == examples)
+        amount = amounts.count_of(size, size) if is_known else amounts.count(found.num_bytes)
+        assert capsys.readouterr().err.startswith(f"reading the text: {amount}B, ")
 
 
 def refusal(*paths):

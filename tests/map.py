@@ -1,13 +1,16 @@
 """Print each module of a folder with the first sentence of its docstring: python -m tests.map [FOLDER].
 
-For a JavaScript file, the first comment is printed.
+For a JavaScript or TypeScript file, the first comment is printed.
 """
 
 import ast
 import itertools
 import re
+import signal
 import sys
 from pathlib import Path
+
+SCRIPTS = (".js", ".ts")
 
 
 def first_sentence(path: Path) -> str:
@@ -15,7 +18,7 @@ def first_sentence(path: Path) -> str:
     none.
     """
     text = path.read_text(encoding="utf-8")
-    if path.suffix == ".js":
+    if path.suffix in SCRIPTS:
         comment = itertools.takewhile(lambda line: line.startswith("//"), text.splitlines())
         text = "\n".join(line[3:] for line in comment)
     else:
@@ -27,7 +30,7 @@ def first_sentence(path: Path) -> str:
 
 def main(folder: Path) -> None:
     """Print the modules of a folder and its subfolders, each folder under a separate heading."""
-    modules = [path for path in folder.rglob("*.*") if path.suffix in (".py", ".js")]
+    modules = [path for path in folder.rglob("*.*") if path.suffix in (".py", *SCRIPTS)]
     modules = [path for path in modules if not {"_bundled", "prebuilt", "node_modules"} & set(path.parts)]
     for directory in sorted({path.parent for path in modules}):
         print(f"{directory}/")
@@ -37,4 +40,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    # `| head` ends the output, not with an error.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     main(Path(sys.argv[1] if len(sys.argv) > 1 else "nbtrain"))

@@ -173,6 +173,22 @@ def _before_its_supervisor(
     return QUEUED, "; ".join(filter(None, (record.cause, reason if reported == QUEUED else "")))
 
 
+def _left_for_pause(job: JobDir, record: JobRecord) -> bool:
+    """Return whether the supervisor of a Kubernetes job has left because the job is paused.
+
+    The pause ended its pods, which the cluster reports later, and only to a process that asks. The request is
+    older than job.json, which the supervisor wrote last; a request that is newer may have come too late.
+    """
+    if record.backend != "kubernetes" or record.state != QUEUED:
+        return False
+    asked = files.read_json(job.control_pause)
+    return (
+        asked is not None
+        and asked["pause"]
+        and job.control_pause.stat().st_mtime <= job.job_json.stat().st_mtime
+    )
+
+
 def _given_up(job: JobDir, supervisor: ProcessIdentity) -> str:
     """Return why a supervisor on another host counts as dead before its time-out; "" if it does not.
 
@@ -209,7 +225,10 @@ def read_job(job: JobDir, now: float) -> tuple[JobRecord | None, str, str | None
 
         word, written_at = EngineWord.read(job.engine_json), job.job_json.stat().st_mtime
         asked = job.engine_json.stat().st_mtime - written_at if word else None
-        return record, *state_with_engine(record, word, now - written_at, asked)
+        state, cause = state_with_engine(record, word, now - written_at, asked)
+        if state == QUEUED and _left_for_pause(job, record):
+            return record, SUSPENDED, record.cause
+        return record, state, cause
     state, cause = observed_state(record, now, job.job_json.stat().st_mtime)
     if state in ACTIVE and record.supervisor and (why := _given_up(job, record.supervisor)):
         return record, LOST, f"{why}, while the job was {state}"

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from nbtrain.base import files
 from nbtrain.base.run_directory.jobstate import (
     ACTIVE,
     CANCELLED,
@@ -232,3 +233,23 @@ def test_a_job_that_is_being_submitted_is_not_lost(tmp_path):
     assert read_state(job, time.time()) == (QUEUED, "it is being submitted")
     cut_off = (LOST, "the submission was interrupted before job.json was written")
     assert read_state(job, time.time() + QUEUED_GRACE_SECONDS + 1) == cut_off
+
+
+def test_a_job_whose_pods_ended_for_a_pause_is_suspended_before_the_cluster_says_so(tmp_path):
+    """The supervisor of a paused job on Kubernetes leaves with its pods; the pause counts until it is
+    withdrawn.
+    """
+    job = RunDir(tmp_path / "tiny").job("20260101-120000-abcd")
+    job.make_folders()
+    for asked in (False, True):
+        files.write_json(job.control_pause, {"pause": asked, "time": 0.0})
+        replace(record_of(QUEUED, "saved; paused"), backend="kubernetes").write(job.job_json)
+        word_of(RUNNING).write(job.engine_json)
+        assert read_state(job, time.time()) == (SUSPENDED if asked else QUEUED, "saved; paused")
+    record_of(QUEUED, "Slurm has it").write(job.job_json)
+    assert read_state(job, time.time())[0] == QUEUED
+    # The pause was asked after the supervisor had left: only the cluster knows whether pods follow.
+    replace(record_of(QUEUED, "evicted"), backend="kubernetes").write(job.job_json)
+    later = job.job_json.stat().st_mtime + 1
+    os.utime(job.control_pause, (later, later))
+    assert read_state(job, time.time()) == (QUEUED, "evicted")

@@ -101,8 +101,8 @@ class RowsOfTokens(MadeWhole):
 
 
 def start_sha256(live: LiveRun) -> str:
-    """Return the hash of everything that a run starts from, including adapters: the one that was recorded
-    when it was submitted, or else the one of the files as they are now.
+    """Return the hash of everything that a run starts from, including adapters. It is the hash recorded at
+    submission or, without one, the hash of the files as they are now.
     """
     known = files.read_json(live.run.init_from_json)
     if known is None:

@@ -51,7 +51,9 @@ def choose(run: RunDir, world: World, events: EventWriter | None) -> dict[str, A
 
     newest, torn = newest_whole(run, problem, steps)
     for step, reason in torn:
-        message = f"checkpoint {run.checkpoint(step).name} {NOT_USED}: {reason}; trying the one before it"
+        message = (
+            f"checkpoint {run.checkpoint(step).name} {NOT_USED}: {reason}; trying the previous checkpoint"
+        )
         if events is not None:
             logger.warning("%s", message)
             events.write("warning", message, step=step)
@@ -61,7 +63,7 @@ def choose(run: RunDir, world: World, events: EventWriter | None) -> dict[str, A
         reasons = "; ".join(f"{run.checkpoint(step).name}: {reason}" for step, reason in torn)
         raise CheckpointError(
             f"{run.model}: no checkpoint is complete: {reasons}. Remove the folder to train from the start, "
-            "or put a good copy there."
+            "or restore a valid copy there."
         )
     return None
 

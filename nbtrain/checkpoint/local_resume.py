@@ -87,7 +87,7 @@ class Candidate:
         if not lost:
             return ""
         named = ", ".join(map(str, lost[:8])) + (" and more" if len(lost) > 8 else "")
-        return f"what {'rank' if len(lost) == 1 else 'ranks'} {named} wrote is on none of the nodes"
+        return f"what {'rank' if len(lost) == 1 else 'ranks'} {named} wrote is not on any node"
 
     def chosen(self) -> dict[int, Part]:
         """Return the parts that make up the checkpoint, by rank: a single part that is complete, or all
@@ -121,7 +121,7 @@ def choose_start(
         if wanted is not None and step < wanted.step and events is not None:
             lost = amounts.counted(wanted.step - step, "step")
             goes_on = (
-                f"the run continues from step {step}, {lost} lost" if trains else f"step {step} is taken"
+                f"the run continues from step {step}, {lost} lost" if trains else f"step {step} is evaluated"
             )
             words = (
                 f"step {wanted.step} was saved on the disks of {', '.join(wanted.hosts)} alone and cannot be "
@@ -259,7 +259,7 @@ def _check_contents(disk: LocalDisk, candidate: Candidate) -> str:
             sound = False
         if not sound:
             damaged.append(
-                (rank, lead, f"{disk.host}: {folder / name} does not have the SHA-256 of its record")
+                (rank, lead, f"{disk.host}: {folder / name} does not have the SHA-256 in its record")
             )
     words = ""
     for rank, holder, said in (one for share in gather_objects(damaged) for one in share):

@@ -69,7 +69,8 @@ class OwnLayer:
                 )
             if not parameter.requires_grad:
                 raise self._error(
-                    f"the parameter {name} of block {index} is frozen", "Train it, or make it a buffer"
+                    f"the parameter {name} of block {index} is frozen",
+                    "Make it trainable, or make it a buffer",
                 )
             if is_adapter(name):
                 raise self._error(
@@ -122,7 +123,7 @@ def recorded_layer(run: RunDir, config: RunConfig, manifest: Mapping[str, Any]) 
     assert code is not None
     if manifest["code_sha256"] != code.sha256:
         raise CheckpointError(
-            f"{display(code.path)}: has the SHA-256 {code.sha256[:12]}..., and the checkpoint was trained "
+            f"{display(code.path)}: has the SHA-256 {code.sha256[:12]}..., but the checkpoint was trained "
             f"with the layer() of a file {str(manifest['code_sha256'])[:12]}...: restore that file."
         )
     return OwnLayer(code)

@@ -144,8 +144,9 @@ def load_into(engine: Any, store: CheckpointStore, tensor: tuple[int, int], padd
 def keep_loss_scaler(optimizer: Any, own: Any, saved: Any) -> None:
     """Give an optimizer the run's `own` loss scaler, starting from the scale of the `saved` one.
 
-    precision.fp16 may change on a resume. A fixed scale comes from the run, and a dynamic scale that was
-    fixed before starts from its initial value.
+    precision.fp16 may differ between the saved and the resumed run. The saved scale is used only if both runs
+    scale dynamically. A fixed scale is the one of the resumed run, and a scale that becomes dynamic starts
+    from its initial value.
     """
     optimizer.loss_scaler, optimizer.dynamic_loss_scale = own, own.dynamic
     if own.dynamic and saved.dynamic:

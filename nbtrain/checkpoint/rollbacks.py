@@ -28,8 +28,8 @@ def pass_bad_samples(run: RunDir, data: DataState, events: EventWriter | None = 
 
 
 def skipped_samples(run: RunDir, manifest: dict[str, Any] | None) -> int:
-    """Return the most samples that the run skips, now or by the state in `manifest` of one of its
-    checkpoints.
+    """Return the largest number of samples that the run skips, now or according to the data state in a
+    checkpoint's `manifest`.
     """
     ranges = [(entry.first, entry.last) for entry in Rollback.read_all(run.rollbacks_json)]
     if manifest is not None:

@@ -223,7 +223,11 @@ class Saver:
             before = newest_saved_step(self.live.run)
             raise CheckpointError(
                 f"{saving.folder}: the checkpoint could not be written: {errors[0]}. "
-                + ("The one before it still counts." if before else "It would have been the first.")
+                + (
+                    "The previous checkpoint is still valid."
+                    if before
+                    else "It would have been the first checkpoint."
+                )
             )
         self._announce()
 
@@ -260,8 +264,8 @@ def make_room(run: RunDir, config: RunConfig, folder: Path) -> str | None:
     if free >= needed:
         return None
     return (
-        f"{run.model}: a checkpoint needs {needed / 1e9:,.2f} GB, but only {free / 1e9:,.2f} GB are free. "
-        "Free space, or lower checkpoint.keep_last; then resume the run."
+        f"{run.model}: a checkpoint needs {needed / 1e9:,.2f} GB, but only {free / 1e9:,.2f} GB is free. "
+        "Free up space, or lower checkpoint.keep_last; then resume the run."
     )
 
 
@@ -357,5 +361,5 @@ def add_validation(live: LiveRun, state: TrainState) -> None:
     manifests.add_validation(live.run, step, state.validation_loss)
     if options.keep_best:
         removed = manifests.prune(live.run, step, options.keep_last, options.keep_every_steps, True)
-    message = f"the checkpoint of step {step} has its validation loss now"
+    message = f"the validation loss was added to the checkpoint of step {step}"
     live.tell("checkpoint", message, step=step, removed_steps=removed)

@@ -5,7 +5,7 @@
                                                                     {fp32,momentum_buffer,step}.pt
     <to>/zero/<a pipeline's name> -> <canonical name>               links, so that a pipeline of these layers
                                                                     loads it too
-    <to>/zero/optimizer_state.pt, <to>/mp_rank_00_model_states.pt   further files that the loader reads
+    <to>/zero/optimizer_state.pt, <to>/mp_rank_00_model_states.pt   other files that the loader reads
     <to>/../latest_universal                                        the folder's name
 
 DeepSpeed's converter (ds_to_universal) joins the files of each layout by different rules. This converter
@@ -80,15 +80,17 @@ def write_universal(store: CheckpointStore, to: Path) -> Iterator[tuple[int, int
     One tensor is in memory at a time. Raises CheckpointError if `to` exists or does not fit on its disk.
     """
     if to.exists():
-        raise CheckpointError(f"{display(to)} already exists. Remove it, or name another folder with --to.")
+        raise CheckpointError(
+            f"{display(to)} already exists. Remove the folder, or name another one with --to."
+        )
     to.parent.mkdir(parents=True, exist_ok=True)
     total = sum(parameter.count for parameter in store.parameters.values())
     held = sum(4 * len(parameter.states) * parameter.count for parameter in store.parameters.values())
     needed, free = held + SPARE_BYTES, shutil.disk_usage(to.parent).free
     if free < needed:
         raise CheckpointError(
-            f"{display(to)}: needs {amounts.size(needed)}, but only {amounts.size(free)} are free. Free "
-            "space, or name a folder on another disk with --to."
+            f"{display(to)}: needs {amounts.size(needed)}, but only {amounts.size(free)} is free. Free "
+            "up space, or choose a folder on another disk with --to."
         )
     temporary = to.with_name(f".{to.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)

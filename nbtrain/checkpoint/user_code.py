@@ -143,6 +143,8 @@ def checked(path: Path) -> CodeFile:
 
 
 def needs_trial(run: RunDir) -> bool:
-    """Return whether the ranks must try the file: the submission has not, and the user has not omitted it."""
+    """Return whether the ranks must try the file: the submission did not try it, and the user did not skip
+    the trial.
+    """
     record = files.read_json(run.own_code_json)
     return record is None or record["tried"] not in (PASSED, OMITTED)

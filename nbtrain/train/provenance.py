@@ -1,4 +1,4 @@
-"""Provenance of an attempt: everything that its numbers depend on, written by rank 0 before the first step.
+"""Provenance of an attempt: everything that its results depend on, written by rank 0 before the first step.
 
     output/<run>/jobs/<job>/provenance/<attempt>.json      settings, versions, device, data
     output/<run>/code/<sha256>.json                        SHA-256 of each file of nbtrain
@@ -36,7 +36,7 @@ def write_provenance(
         # The user's file, with `code`.
         data["own_code_sha256"] = live.code_sha256
     if config.init_from is not None and (state.step == 0 or run.init_from_json.is_file()):
-        # Only then: it loads the readers of other programs' weights.
+        # Imported only if needed, because it loads the readers of other programs' weights.
         from nbtrain.checkpoint.initial import start_sha256
 
         data["initial_weights_sha256"] = start_sha256(live)

@@ -77,10 +77,10 @@ class ExitLimits:
         return self._interval_steps is not None and step % self._interval_steps == 0
 
     def cause(self, step: int) -> str:
-        """Return the limit that ends the job after `step`; "" if none does."""
+        """Return a message that names the limit that ends the job after `step`; "" if no limit does."""
         if self.ends_at(step):
             return f"batch.exit_interval_steps = {self._interval_steps} is reached"
-        return f"batch.exit_duration_minutes = {self._minutes:g} are over" if self.wish() == LEAVE else ""
+        return f"batch.exit_duration_minutes = {self._minutes:g} is reached" if self.wish() == LEAVE else ""
 
 
 def job_age_seconds(job: JobDir) -> float:

@@ -107,8 +107,8 @@ class Tasks:
         return engine.over_data_axis(sums)[: len(rows)].cpu()
 
     def _length(self, rows: list[tuple[list[int], list[int]]]) -> int:
-        """Return the length of the rows: as needed if the layout accepts any length, otherwise the
-        model's.
+        """Return the length of the rows: that of the longest row if the layout accepts any length, otherwise
+        the model's sequence length.
         """
         config, parallel = self.config, self.config.parallel
         whole = config.model.seq_length
@@ -133,8 +133,8 @@ class Tasks:
             if theirs != everyones[0]:
                 names = ", ".join(name for (name, _), _ in zip(theirs, own) if (name, _) not in everyones[0])
                 raise DataError(
-                    f"{self.config.where('evaluation.tasks')}: rank {rank} reads other files than rank 0 "
-                    f"({names}). Give every machine the same ones."
+                    f"{self.config.where('evaluation.tasks')}: rank {rank} reads different files than rank 0 "
+                    f"({names}). Put the same files on every machine."
                 )
 
 

@@ -73,7 +73,7 @@ def train_run(
 
 
 def refuse_bad_weights(run: RunDir, built: Built, world: World) -> None:
-    """Raise CheckpointError if the loaded weights are NaN or Inf, because every step would fail with them."""
+    """Raise CheckpointError if loaded weights are NaN or Inf, because every step would fail."""
     step = built.state.step
     if not step or not (names := bad_weights(built.engine.deepspeed.module, world)):
         return

@@ -1,4 +1,6 @@
-"""One optimizer step: its batch size, learning rate, micro batches, engine call, and result."""
+"""One optimizer step: its batch size, learning rate, micro batches, engine call, and result, and the error at
+the smallest fp16 loss scale.
+"""
 
 import contextlib
 import time
@@ -144,6 +146,6 @@ def smallest_scale_explained(config: RunConfig, step: int) -> Iterator[None]:
         raise LossScaleError(
             f"step {step:,}: the gradient overflowed in fp16 at the smallest loss scale; "
             f"{config.where('precision.fp16.min_loss_scale')}: precision.fp16.min_loss_scale = {smallest:,}. "
-            "No loss scale holds gradients this large. Lower lr_schedule.lr: `nbtrain resume` continues from "
-            "the newest checkpoint. Or train another run in precision.dtype = bf16."
+            "No loss scale fits gradients this large. Lower lr_schedule.lr and run `nbtrain resume`, which "
+            "continues from the newest checkpoint, or train another run with precision.dtype = bf16."
         ) from error

@@ -333,7 +333,9 @@ def test_wait_prints_what_a_resume_kept_and_passed_over(run, capsys):
     job.make_folders()
     JobRecord(job.job_id, "id", "mine", "SUCCEEDED", 0.0, world_size=1).write(job.job_json)
     EventWriter(job, "rank0").write(
-        "warning", f"checkpoint global_step8 {NOT_USED}: a; b is missing; trying the one before it", step=8
+        "warning",
+        f"checkpoint global_step8 {NOT_USED}: a; b is missing; trying the previous checkpoint",
+        step=8,
     )
     ResumeCertificate("bit-exact", [], 4, None, 0.0).write(job.resume_json)
     run.wait()

@@ -100,7 +100,7 @@ def test_kill_9_while_it_is_being_written_leaves_the_one_before_in_force(tmp_pat
     warnings = [event["message"] for event in events(run, "warning")]
     assert warnings == [
         "checkpoint global_step4 is not used: it has no manifest.json: its save was interrupted; trying the "
-        "one before it"
+        "previous checkpoint"
     ]
     assert launch.trace(run) == launch.trace(straight)
     made = ResumeCertificate.read(run.newest_job().resume_json)
@@ -118,7 +118,7 @@ def test_a_full_disk_fails_the_run_with_its_cause_and_keeps_what_was_saved(tmp_p
     assert ended.exit_codes == [4, 4]
     words = "the checkpoint could not be written: "
     assert words in ended.last_output(40) and "File too large" in ended.last_output(40)
-    assert "The one before it still counts." in ended.last_output(40)
+    assert "The previous checkpoint is still valid." in ended.last_output(40)
     assert run.checkpoint_steps() == [2]
     assert run.checkpoint_manifest(2).exists()
 

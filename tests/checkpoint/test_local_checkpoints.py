@@ -194,7 +194,7 @@ def test_an_evaluation_of_an_older_step_keeps_what_the_nodes_may_have(nodes, kil
     )
     nodes.train(killed)
     assert resumed(killed).step == 3 and LocalSaves.of(killed).saves == listed
-    assert events(killed, "warning")[-1].endswith(" alone and cannot be used: step 3 is taken")
+    assert events(killed, "warning")[-1].endswith(" alone and cannot be used: step 3 is evaluated")
 
 
 def test_a_lost_node_sends_the_resume_to_the_run_directory(interrupted, nodes, killed):
@@ -205,11 +205,11 @@ def test_a_lost_node_sends_the_resume_to_the_run_directory(interrupted, nodes, k
     nodes.train(killed)
     straight, _ = interrupted
     assert launch.trace(killed) == straight
-    reason = "is not used: what rank 1 wrote is on none of the nodes"
+    reason = "is not used: what rank 1 wrote is not on any node"
     assert events(killed, "warning") == [
         *(f"step {step} of the nodes' own disks {reason}" for step in (6, 5)),
         "checkpoint global_step6 is not used: it has no manifest.json: its save was interrupted; trying the "
-        "one before it",
+        "previous checkpoint",
         f"step 6 was saved on the disks of {socket.gethostname()} alone and cannot be used: the run "
         "continues from step 3, 3 steps lost",
     ]
@@ -233,7 +233,7 @@ def test_parts_count_on_whichever_node_they_lie(interrupted, nodes, killed):
     said, lost = events(killed, "warning")
     assert lost.endswith(" alone and cannot be used: the run continues from step 5, 1 step lost")
     assert "step 6 of the nodes' own disks is not used" in said
-    assert said.endswith("zero_pp_rank_1_mp_rank_00_optim_states.pt does not have the SHA-256 of its record")
+    assert said.endswith("zero_pp_rank_1_mp_rank_00_optim_states.pt does not have the SHA-256 in its record")
     assert resumed(killed).step == 5
 
 

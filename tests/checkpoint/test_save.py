@@ -27,7 +27,7 @@ def test_a_disk_that_is_too_small_is_reported_before_anything_is_written(run, mo
     config = load("gpt-tiny")
     needed = checkpoint_room_bytes(config)
     assert make_room(run, config, run.checkpoint(10)) == (
-        f"{run.model}: a checkpoint needs {needed / 1e9:.2f} GB, but only 0.01 GB are free. Free space, or "
+        f"{run.model}: a checkpoint needs {needed / 1e9:.2f} GB, but only 0.01 GB is free. Free up space, or "
         f"lower "
         "checkpoint.keep_last; then resume the run."
     )

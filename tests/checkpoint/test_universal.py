@@ -129,7 +129,7 @@ def test_a_folder_that_is_there_and_a_disk_that_is_full_are_refused(place, monke
     with pytest.raises(CheckpointError, match="there already exists"):
         written(saved, to)
     monkeypatch.setattr(universal.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
-    with pytest.raises(CheckpointError, match=r"needs 16\.5 MiB, but only 1000 B are free\. .*--to"):
+    with pytest.raises(CheckpointError, match=r"needs 16\.5 MiB, but only 1000 B is free\. .*--to"):
         written(saved, place.root / "new")
     assert not (place.root / "new").exists()
 

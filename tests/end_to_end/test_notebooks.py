@@ -477,7 +477,7 @@ def test_a_few_steps_are_profiled(trial, tmp_path):
         execute("09_profile", tmp_path / "out.ipynb", run="gpt-tiny", overrides=f"{SMALL} name=seen")
     )
     assert "seen-profile: 6 steps, ranks: 1" in shown
-    for text in ("A step takes ", "The phases of the steps", "Memory, peak", "By the host&#x27;s clock"):
+    for text in ("A step takes ", "The phases of the steps", "Memory, peak", "On the host&#x27;s clock"):
         assert text in shown
     assert not RunDir.named("seen").exists()
 

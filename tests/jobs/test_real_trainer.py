@@ -178,10 +178,10 @@ def test_a_job_ends_itself_by_its_limits(tiny):
     second = resume(first.run, ["batch.exit_interval_steps=null", "batch.exit_duration_minutes=1e-3"])
     assert control.wait(second, 800) == (
         "CANCELLED",
-        "batch.exit_duration_minutes = 0.001 are over at step 4; saved, `nbtrain resume` continues it",
+        "batch.exit_duration_minutes = 0.001 is reached at step 4; saved, `nbtrain resume` continues it",
     )
     assert first.run.checkpoint_steps() == [3, 4]
-    assert "stops: batch.exit_duration_minutes = 0.001 are over" in second.log(0, 0).read_text()
+    assert "stops: batch.exit_duration_minutes = 0.001 is reached" in second.log(0, 0).read_text()
     third = resume(first.run, ["batch.exit_duration_minutes=null"])
     assert control.wait(third, 800)[0] == "SUCCEEDED"
 

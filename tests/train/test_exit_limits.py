@@ -30,7 +30,7 @@ def test_minutes_count_from_the_jobs_start(clock):
     clock(1000.0 + 29.9)
     assert (limit.wish(), limit.cause(7)) == (NOTHING, "")
     clock(1000.0 + 30.0)
-    assert (limit.wish(), limit.cause(7)) == (LEAVE, "batch.exit_duration_minutes = 1.5 are over")
+    assert (limit.wish(), limit.cause(7)) == (LEAVE, "batch.exit_duration_minutes = 1.5 is reached")
 
 
 def test_steps_that_the_interval_divides():

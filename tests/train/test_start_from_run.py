@@ -129,9 +129,7 @@ def test_changed_and_damaged_checkpoints_are_refused(place, forked):
     victim.write_bytes(content)
     ended = forked.end(run)
     assert not ended.succeeded
-    assert "does not have the SHA-256 that its manifest says. Name another checkpoint" in ended.last_output(
-        40
-    )
+    assert "does not have the SHA-256 in its manifest. Name another checkpoint" in ended.last_output(40)
     manifest = files.read_json(copy / "model" / f"global_step{HALF}" / "manifest.json")
     manifest["files"][victim.name]["sha256"] = "0" * 64
     files.write_json(copy / "model" / f"global_step{HALF}" / "manifest.json", manifest)

@@ -205,9 +205,9 @@ def test_torn_checkpoints_are_passed_over_and_that_is_said(copy, forked):
     said = [event["message"] for event in events(copy, "warning")]
     assert said == [
         "checkpoint global_step24 is not used: mp_rank_00_model_states.pt holds code "
-        f"({os.mkdir.__module__}.mkdir); not loaded; trying the one before it",
-        "checkpoint global_step20 is not used: mp_rank_00_model_states.pt does not have the SHA-256 that its "
-        "manifest says; trying the one before it",
+        f"({os.mkdir.__module__}.mkdir); not loaded; trying the previous checkpoint",
+        "checkpoint global_step20 is not used: mp_rank_00_model_states.pt does not have the SHA-256 in its "
+        "manifest; trying the previous checkpoint",
     ]
     assert all(message in log for message in said)
     assert "weights_only" not in log and not (copy.path / "made").exists()

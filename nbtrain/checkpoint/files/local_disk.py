@@ -112,7 +112,7 @@ class LocalDisk:
             return ""
         return (
             f"{self.host}: {self.root}: a node's part of a checkpoint needs {amounts.size(needed)}, but "
-            f"only {amounts.size(free)} are free"
+            f"only {amounts.size(free)} is free"
         )
 
     def write_part(self, part: Part) -> None:

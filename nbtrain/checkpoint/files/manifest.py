@@ -72,7 +72,7 @@ def content_problem(folder: Path, part: int = 0, parts: int = 1) -> str | None:
     assert manifest is not None
     for name in sorted(manifest["files"])[part::parts]:
         if files.sha256_of(folder / name) != manifest["files"][name]["sha256"]:
-            return f"{name} does not have the SHA-256 that its manifest says"
+            return f"{name} does not have the SHA-256 in its manifest"
         if name.endswith(SUFFIX) and (refused := code_problem(folder / name)):
             return f"{name} {refused}"
     return None

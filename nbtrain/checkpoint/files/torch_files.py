@@ -93,7 +93,7 @@ def load_file(path: Path, mmap: bool = False) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except FileNotFoundError:
         raise CheckpointError(
-            f"{display(path)}: does not exist; a run that continues training removes older checkpoints. Take "
+            f"{display(path)}: does not exist; a run that is training removes older checkpoints. Choose "
             "another step, or raise checkpoint.keep_last."
         ) from None
     except DAMAGED as error:
@@ -115,7 +115,7 @@ def _why_refused(error: Exception) -> str:
     if named := REFUSED.search(str(error)):
         return f"holds code ({named[1]}); not loaded"
     if isinstance(error, pickle.UnpicklingError):
-        return "holds code or other objects than tensors and plain values; not loaded"
+        return "holds code, or objects other than tensors and plain values; not loaded"
     return "is damaged, or was not written by torch.save; not loaded"
 
 
@@ -132,7 +132,7 @@ class _StandIn:
 
 
 def _deepspeed_types() -> list[Any]:
-    """Return the classes of DEEPSPEED_TYPES with their full names, as torch's reader takes them.
+    """Return the classes of DEEPSPEED_TYPES with their full names, in the form that torch's reader requires.
 
     A process that has not loaded DeepSpeed gets stand-ins, because loading it takes 0.4 s.
     """
@@ -151,7 +151,7 @@ def start_writeback(file: IO[bytes], start: int, count: int) -> None:
 
 
 def _addresses(state: Any) -> set[int]:
-    """Return where the tensors of nested dicts and sequences that are in host memory begin."""
+    """Return the start addresses of the tensors in host memory, from nested dicts and sequences."""
     found, left, seen = set(), [state], set()
     while left:
         value = left.pop()

@@ -47,7 +47,9 @@ class CheckpointWriter:
         self.described: Described = {}
         """Descriptions of the files written since create()."""
         self.refused = ""
-        """Reason why the node's disk did not take this checkpoint; "" if it did, or if none is used."""
+        """Reason why this checkpoint could not be written to the node's own disk; "" if it could, or if no
+        such disk is used.
+        """
         self.direct: set[str] = set()
         """Names of files that were written to `_instead`, because the node's own disk refused them."""
         self._is_local = False

@@ -72,7 +72,7 @@ def manifest_of(live: LiveRun, state: TrainState, parameters: dict[str, Any]) ->
         "optimizer": config.optimizer.type,
         "settings": resume_report.settings(config),
         "parameters": parameters,
-        # With adapters: the weights that they belong to.
+        # With adapters, the base weights that they were trained on.
         "init_from": files.read_json(live.run.init_from_json) if config.lora is not None else None,
     }
 

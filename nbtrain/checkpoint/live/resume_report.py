@@ -51,7 +51,7 @@ FOLLOWS = {"stage_layers": "pipeline_parallel_size", "sub_group_size": "zero_sta
 
 # Environment variables that choose algorithms. The effect of OMP_NUM_THREADS is in the device.
 VARIABLES = ("MKL_", "CUBLAS_", "NCCL_")
-# Of these, variables that choose what is logged and where the ranks meet, and no algorithm.
+# Variables among these that choose only what is logged and where the ranks meet, not an algorithm.
 NO_ALGORITHM = re.compile(r"NCCL_(DEBUG\w*|SOCKET_IFNAME|COMM_ID)")
 HASH_CHARACTERS = 12
 
@@ -72,7 +72,7 @@ def next_batch_sha256(samples: Samples, data: DataState, batch_size: int) -> str
 
 
 def software() -> dict[str, str]:
-    """Return the versions of Python and of the libraries that affect the numbers."""
+    """Return the versions of Python and of the libraries that affect the results."""
     found = {
         "nbtrain": __version__,
         "torch": torch.__version__,
@@ -100,7 +100,7 @@ def device(kind: torch.device) -> dict[str, Any]:
 
 
 def conditions(kind: torch.device) -> dict[str, Any]:
-    """Return what the numbers depend on besides settings and data, as entries of a manifest."""
+    """Return everything besides settings and data that the results depend on, as entries of a manifest."""
     return {"versions": software(), "device": device(kind), **_of_this_process()}
 
 
@@ -148,9 +148,9 @@ def certify(
         inexact += layout_words(manifest["layout"], layout)
     inexact += _condition_words(manifest, conditions(now_on))
     if random_reseeded and (config.model.hidden_dropout or config.model.attention_dropout):
-        inexact.append("random numbers (dropout) continue from a new seed, made of model.seed and the step")
+        inexact.append("random numbers (dropout) start from a new seed, derived from model.seed and the step")
     if manifest["next_batch_sha256"] is None:
-        inexact.append("the checkpoint does not say which batch came next")
+        inexact.append("the checkpoint does not record which batch came next")
     elif manifest["next_batch_sha256"] != next_batch:
         changed.append("the next batch is a different one")
     kind = "changed" if changed else "data-exact" if inexact else "bit-exact"

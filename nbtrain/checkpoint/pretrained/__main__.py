@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield all answers to a request."""
+    """Yield every response to a request."""
     try:
         yield from _answers(request)
     except OSError as error:
@@ -57,7 +57,7 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
             raise
         raise CheckpointError(
             f"{display(Path(request['to']).parent)}: {error.strerror}, after the export had begun. Free "
-            "space, or name a place on another disk."
+            "up space, or choose a folder on another disk."
         ) from None
 
 

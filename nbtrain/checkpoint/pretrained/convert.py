@@ -66,7 +66,7 @@ def _refuse_a_full_disk(weights: MegatronWeights, to: Path) -> None:
         # `to` is in a temporary folder next to its final place.
         raise CheckpointError(
             f"{display(to.parent.parent)}: the weights need {amounts.size(needed)}, but only "
-            f"{amounts.size(free)} are free. Free space, or set NBTRAIN_DATA to a folder on another disk."
+            f"{amounts.size(free)} is free. Free up space, or set NBTRAIN_DATA to a folder on another disk."
         )
 
 
@@ -94,7 +94,7 @@ def _choose(tree: MegatronTree, config: RunConfig, tokens: list[int] | None) -> 
             "loss is used."
         )
     if len(tokens) < 2:
-        raise CheckpointError(f"{where}: the text has one token; at least 2 are needed. Give a longer text.")
+        raise CheckpointError(f"{where}: the text has one token; at least 2 are needed. Use a longer text.")
     if (highest := max(tokens)) >= config.tokenizer.vocab_size:
         raise CheckpointError(
             f"{where}: the text has the token id {highest:,}, but the model has "
@@ -108,7 +108,7 @@ def _choose(tree: MegatronTree, config: RunConfig, tokens: list[int] | None) -> 
     if not losses[worse] - losses[better] >= LEAST_DIFFERENCE:
         raise CheckpointError(
             f"{where}: both orders of query, key and value give the same loss on the text ({words}), so the "
-            "right order remains unknown. Give another text, or set --qkv-order groups or thirds."
+            "right order remains unknown. Use another text, or set --qkv-order groups or thirds."
         )
     return better, f"query, key and value are read in the order {better}: mean loss of the text is {words}."
 

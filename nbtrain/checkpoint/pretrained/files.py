@@ -31,7 +31,8 @@ def write_sharded(
     tensor_of: Callable[[str], torch.Tensor],
     most_bytes: int,
 ) -> Iterator[int]:
-    """Write tensors into a folder, in files of at most `most_bytes`, and yield the bytes of each tensor.
+    """Write tensors into a folder, in files of at most `most_bytes`, and yield the size of each tensor in
+    bytes.
 
     A tensor larger than that gets its own file. `tensor_of` returns a tensor by its name.
     """
@@ -61,7 +62,7 @@ def write_file(
     tensor_of: Callable[[str], torch.Tensor],
     metadata: Mapping[str, str],
 ) -> Iterator[int]:
-    """Write one file atomically and yield the bytes of each tensor."""
+    """Write one file atomically and yield the size of each tensor in bytes."""
     with files.atomic_writer(path) as stream:
         stream.write(_head(shapes, dtype, metadata))
         for name in sorted(shapes):

@@ -203,7 +203,8 @@ def unsupported(config: RunConfig, model_type: str) -> Iterator[Finding]:
             "model.window_size",
             f"model.window_size = {min(windows)} is smaller than "
             f"max_position_embeddings({model.resolved_max_position_embeddings}), and llama.cpp has no "
-            "sliding window for this architecture: later tokens would see more than in training.",
+            "sliding window for this architecture: later tokens would attend to more tokens than in "
+            "training.",
             instead,
         )
     if model_type == "smollm3":
@@ -272,7 +273,7 @@ def read_tokenizer(folder: Path, vocab_size: int) -> dict[str, Any] | None:
     changing = [kind for kind in normalizers_of(document) if kind not in UNICODE_FORMS]
     if pre is not None and changing:
         raise ConfigError(
-            f"--to gguf: the tokenizer changes a text before it splits words ({', '.join(changing)}), and "
+            f"--to gguf: the tokenizer normalizes a text before it splits words ({', '.join(changing)}), and "
             "llama.cpp does not: nearly every text would get different tokens there. Export the run with "
             "--to hf."
         )

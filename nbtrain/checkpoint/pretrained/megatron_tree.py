@@ -4,7 +4,7 @@
     row-parallel (dense, dense_4h_to_h)                columns of rank 0, then of rank 1, ...
     SwiGLU                                             each rank has the gate's rows, then the rows of up
 
-The order of the rows of query, key and value has changed over time, and the files do not always record it.
+The row order of query, key and value has changed over time, and the files do not always record it.
 For checkpoint_version 0 it is [3, heads, d], for 1 [heads, d, 3], and from 2 on by group, which is also our
 order. However, since December 2024 (676a482c) Megatron-DeepSpeed's forward pass expects all queries of a
 rank, then all keys, then all values, and it still writes 3.0. For such a tree the user must state the order,

@@ -1,4 +1,4 @@
-"""Master weights that are read by canonical name, chunk by chunk, from a disk or after being computed."""
+"""Master weights, read by canonical name and chunk by chunk from a disk, or computed first."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield all answers to a request, within the seconds that it allows."""
+    """Yield every response to a request, within the time that the request allows."""
     started, device, cores = time.monotonic(), request["device"], request["cores"]
     starts = plan_of(device, cores)
     yield {"kind": "plan", "figures": sum(figures for *_, figures in starts)}

@@ -34,7 +34,7 @@ Figure = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """The sizes to measure: few and small ones on a CPU, sizes of large models on a GPU."""
+    """The sizes to measure: a few small sizes on a CPU, the sizes of large models on a GPU."""
 
     products: tuple[tuple[int, int, int], ...]
     """(m, n, k) of each product."""

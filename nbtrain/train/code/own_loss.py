@@ -29,7 +29,9 @@ RETURNS = "return (sum, number of tokens, {}), for example ((losses * mask).sum(
 
 
 class OwnLoss:
-    """A LossFunction (model/custom_loss.py) that calls the user's, and keeps what a step's calls return."""
+    """A LossFunction (model/custom_loss.py) that calls the user's loss() and keeps the values returned during
+    a step.
+    """
 
     def __init__(self, code: UserCode, dataset_names: tuple[str, ...] = ()):
         self._code = code
@@ -95,7 +97,9 @@ class OwnLoss:
         return tensor.reshape(()).to(device, torch.float64, non_blocking=True)
 
     def begin_step(self) -> None:
-        """Forget what an earlier step, or a pass whose results are not used, has returned."""
+        """Discard the values that loss() returned in an earlier step, or in a pass whose results are not
+        used.
+        """
         self._rows.clear()
 
     def end_step(self, engine: TrainEngine, tokens: torch.Tensor | None) -> dict[str, float]:
@@ -134,7 +138,9 @@ class OwnLoss:
             )
 
     def _agreed(self, engine: TrainEngine) -> tuple[tuple[str, ...], tuple[bool, ...]]:
-        """Return the names of the scalars, on ranks without a loss too, which learn them after one step."""
+        """Return the names of the scalars on every rank. Ranks without a loss receive them after the first
+        step.
+        """
         if self._agreement is None:
             own = (self._names or (), self._pairs) if engine.has_loss else None
             known = [entry for entry in gather_objects(own) if entry is not None]
@@ -153,7 +159,7 @@ class OwnLoss:
 
 
 def check_names(code: UserCode, function: str, names: Any) -> None:
-    """Raise CodeError unless all names of scalars are text in the form of SCALAR_NAME."""
+    """Raise CodeError unless every scalar name is a string that matches SCALAR_NAME."""
     for name in names:
         if not isinstance(name, str) or not SCALAR_NAME.fullmatch(name):
             raise code.error(function, f"{function} returned a scalar named {name!r}", f"{NAME_RULE}.")

@@ -120,12 +120,12 @@ def _try_step(config: RunConfig, code: UserCode, model: GPT, names: tuple[str, .
         try:
             loss.backward()
         except RuntimeError as error:
-            # autograd says which tensor, but has no line of the file.
+            # autograd names the tensor, but no line of the file.
             raise code.error(
                 blamed,
                 f"the backward pass fails: {str(error).partition('. Hint')[0].partition(': [')[0]}",
-                "An operation in place, such as x += y, changes what the backward pass needs: write "
-                "x = x + y.",
+                "An in-place operation, such as x += y, overwrites a value that the backward pass needs: "
+                "write x = x + y.",
             ) from error
     if code.defines("layer"):
         check_gradients(code, model)

@@ -32,7 +32,7 @@ from nbtrain.parallel.random import get_state
 from nbtrain.parallel.tensor import partition_dim
 
 TOKENS = 8
-# The two passes multiply in other orders. Logits of a token that sees another context differ by more.
+# The two passes multiply in different orders. The logits of a token with another context differ by more.
 TOLERANCE = 1e-3
 
 
@@ -55,7 +55,7 @@ class _Sizes(Initializer):
 
 
 class _Noted(Initializer):
-    """An Initializer that keeps a copy of what it has made."""
+    """An Initializer that keeps a copy of every tensor that it creates."""
 
     def __init__(self, config: GPTConfig):
         super().__init__(config.seed, config.init_method_std, config.num_layers)
@@ -118,8 +118,8 @@ def _counted(block: torch.nn.Module, size: int) -> OwnBlock:
 
 
 def _check_groups(code: UserCode, index: int, block: torch.nn.Module) -> None:
-    """Raise CodeError unless a block has parameters that decay and such that do not: each stage of a pipeline
-    needs both.
+    """Raise CodeError unless a block has parameters with weight decay and parameters without it: the
+    optimizer of each pipeline stage needs both.
     """
     groups = {
         optimizer_group(f"layers.{index}.{name}", dimensions=parameter.dim())
@@ -137,7 +137,7 @@ def _check_groups(code: UserCode, index: int, block: torch.nn.Module) -> None:
 
 
 def try_layer(settings: GPTConfig, code: UserCode, is_bf16: bool) -> GPT:
-    """Return the two-layer model, whose blocks are as they have to be. Raises CodeError if they are not."""
+    """Build the two-layer trial model and check its blocks. Raises CodeError for the first problem."""
     layer = OwnLayer(code)
     init = _Noted(settings)
     with _narrow(settings):
@@ -172,7 +172,9 @@ def _tokens(settings: GPTConfig) -> torch.Tensor:
 
 
 def _try_training_pass(code: UserCode, settings: GPTConfig, model: GPT) -> None:
-    """Find what a training pass leaves behind: changed tensors, and random numbers that are not torch's."""
+    """Check that a training pass changes no tensors other than parameters, and draws random numbers only with
+    torch.
+    """
     tokens, before = _tokens(settings), _state_of(model)
     drawn = get_state()
     with torch.no_grad(), _narrow(settings):
@@ -205,15 +207,15 @@ def _state_of(model: GPT) -> dict[str, torch.Tensor]:
 
 
 def _try_tokens(code: UserCode, settings: GPTConfig, model: GPT) -> None:
-    """Compare passes that must agree: all tokens at once, and in two pieces that share a cache, as in
-    generation; a document alone, and packed behind another one; two sequences together, and one by one; the
+    """Compare passes that must agree: all tokens at once, and in two chunks that share a KV cache, as in
+    generation; a document alone, and packed after another one; two sequences together, and one at a time; the
     same pass twice.
     """
     model.eval()
     tokens = _tokens(settings)
     half = TOKENS // 2
     with torch.no_grad(), _narrow(settings):
-        # Larger matrices, so that tokens tell apart what they attend to.
+        # Larger matrices, so that attending to other tokens changes the result measurably.
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(10.0)
@@ -231,19 +233,19 @@ def _try_tokens(code: UserCode, settings: GPTConfig, model: GPT) -> None:
     for one, other, where, fix in (
         (whole, second, "at each call, without training", "Draw random numbers only if self.training."),
         (whole, torch.cat(single), "if other sequences are in the micro batch", apart),
-        (whole, torch.cat(pieces, 1), "if a sequence comes in two pieces, as in generation", context),
+        (whole, torch.cat(pieces, 1), "if a sequence is processed in two chunks, as in generation", context),
         (alone, packed, "if another document is before it in the sequence, as in packed samples", context),
     ):
         one, other = one[..., : settings.vocab_size].float(), other[..., : settings.vocab_size].float()
         difference = (one - other).abs().max() / one.abs().max().clamp(min=1e-6)
         # A loss that is not finite is reported by the step.
         if one.isfinite().all() and not float(difference) <= TOLERANCE:
-            raise code.error("layer", f"a block gives other results {where}", fix)
+            raise code.error("layer", f"a block returns different results {where}", fix)
 
 
 @contextlib.contextmanager
 def _narrow(settings: GPTConfig) -> Iterator[None]:
-    """Add the sizes of the two-layer model to an error of the user's block."""
+    """Add the sizes of the two-layer model to an error raised by the user's block."""
     try:
         yield
     except CodeError as error:
@@ -262,5 +264,5 @@ def check_gradients(code: UserCode, model: GPT) -> None:
             raise code.error(
                 "layer",
                 f"no gradient reaches layers.{name}",
-                "Use it in forward(), without .detach() or torch.no_grad(), or do not make it.",
+                "Use it in forward(), without .detach() or torch.no_grad(), or do not create it.",
             )

@@ -49,8 +49,8 @@ class Batch(NamedTuple):
     dataset_ids: torch.Tensor | None = None
     """int64 [b, seq_length]: the dataset that each label belongs to, if `named`."""
     answers: torch.Tensor | None = None
-    """int64 [b, seq_length]: the answer of each position. 2 p is the chosen, 2 p + 1 the rejected one of the
-    p-th pair.
+    """int64 [b, seq_length]: the answer that each position belongs to, 2 p for the chosen and 2 p + 1 for the
+    rejected answer of pair p.
     """
     pairs: torch.Tensor | None = None
     """int64 [P]: number of each pair's sequence in the dataset."""
@@ -207,7 +207,7 @@ class _NotedLosses(NamedTuple):
 
 
 class _Readable(Dataset):
-    """A view of a dataset without a length, which the loader would otherwise use."""
+    """A view of a dataset that hides its length, because the loader would otherwise use it."""
 
     def __init__(self, dataset: Samples):
         self._dataset = dataset
@@ -217,9 +217,8 @@ class _Readable(Dataset):
 
 
 def _without_worker(error: NbtrainError) -> NbtrainError:
-    """Return an error of a worker process without torch's text around it, "Caught ... in DataLoader worker".
-
-    The first line of a rank's error is the cause of its job's end.
+    """Return a worker process's error without torch's text around it ("Caught ... in DataLoader worker"). The
+    first line of a rank's error is shown as the reason why the job ended.
     """
     kind = type(error)
     if not str(error).startswith(f"Caught {kind.__name__} in DataLoader worker"):
@@ -264,8 +263,8 @@ def _stack(samples: list[Sample], masked: bool, named: bool) -> Batch:
     if samples[0].pairs is not None:
         batch = _with_pairs(batch, samples)
     if get_worker_info() is not None:
-        # Here an error reaches the rank. The thread that sends the batch would only print it, and the rank
-        # wait for the batch.
+        # An error raised here reaches the rank. The thread that sends the batch would only print it, and
+        # the rank would wait for the batch forever.
         for part in batch:
             if isinstance(part, torch.Tensor):
                 part.share_memory_()

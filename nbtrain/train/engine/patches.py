@@ -55,7 +55,7 @@ PATCHES = (
     ),
     Patch(
         "DeepSpeedEngine._take_model_step",
-        "it offers no place between the last backward pass and the optimizer, "
+        "it has no hook between the last backward pass and the optimizer, "
         "where a bad step can still be skipped",
         "tests/train/health/test_stability.py::test_skip_acts_before_the_weights_move",
         "nbtrain/train/health/stability.py",
@@ -69,14 +69,14 @@ PATCHES = (
     ),
     Patch(
         "DeepSpeedZeroOptimizer.step, BF16_Optimizer.step",
-        "they wait for the device in every step, to look at a norm that StepGuard looks at later",
+        "they wait for the device in every step to check a norm that StepGuard checks later",
         "tests/train/engine/test_run_ahead.py::test_a_step_takes_no_number_from_the_device",
         "nbtrain/train/engine/run_ahead.py",
         _run_ahead,
     ),
     Patch(
         "PipelineEngine._INSTRUCTION_MAP",
-        "its own timers wait for the device; replaced while a step is being made",
+        "its own timers wait for the device; replaced during a step",
         "tests/train/engine/test_pipeline_engine.py::test_the_bubble_is_distinguished_from_the_work",
         "nbtrain/train/engine/pipeline_engine.py",
     ),

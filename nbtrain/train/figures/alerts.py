@@ -54,7 +54,10 @@ class Alerts:
                 # "max_rank_slowdown of rank 1" names a setting; an alert of the loss does not.
                 key = name.partition(" ")[0]
                 what = f"logging.alerts.{key}" if hasattr(self._limits, key) else key
-                over = f"step {step}: clear for {CLEAR_INTERVALS} checks ({what})"
+                over = (
+                    f"step {step}: the alert has ended: {CLEAR_INTERVALS} checks in a row were within the "
+                    f"limit ({what})"
+                )
                 self._events.write("alert_over", over, alert=name, step=step)
 
     def check_all(self, step: int, **figures: float | None) -> None:

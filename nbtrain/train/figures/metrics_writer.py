@@ -6,9 +6,10 @@ An event file has more than one curve of some scalars:
     <tag> vs tokens     by the count of tokens
     <tag> vs samples    by the count of samples
 
-A resumed run writes some steps again. TensorBoard's data server then drops, tag by tag, the older points from
-the newer one's step on. torch's purge_step is not written: TensorBoard without its data server (no wheel for
-ARM) compares it with the counts of tokens too, and would drop these curves whole at each restart.
+A resumed run writes some steps again. For each tag, TensorBoard's data server then drops the older points
+from the first rewritten step on. torch's purge_step is not written: TensorBoard without its data server (no
+wheel for ARM) compares it with the counts of tokens too, and would drop these curves entirely at each
+restart.
 
 Nothing here imports torch, so that tests write a run's files without it.
 """

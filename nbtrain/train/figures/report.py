@@ -218,7 +218,9 @@ class Report:
         )
 
     def add_checkpoint(self, state: TrainState, seconds: float, locally: bool = False) -> None:
-        """Report a checkpoint that paused training for `seconds`; `locally`: only on the nodes' disks."""
+        """Report a checkpoint that paused training for `seconds`. With `locally`, it is only on the nodes'
+        own disks.
+        """
         self.flush()
         self._time_split.add(checkpoint=seconds)
         self._pauses.add("local checkpoint" if locally else "checkpoint", seconds)
@@ -229,7 +231,9 @@ class Report:
         logger.info("step %6s | checkpoint taken | training waited %.2f s", f"{state.step:,}", seconds)
 
     def add_checkpoint_written(self, state: TrainState, step: int, seconds: float, num_bytes: int) -> None:
-        """Report that the checkpoint of `step` is published, `seconds` after its start, at `state`."""
+        """Report that the checkpoint of `step` was published `seconds` after its save began. Training is at
+        `state` now.
+        """
         self._note_save(seconds)
         self._write_scalars(state, checkpoint_write_seconds=seconds)
         text = f"saved, {amounts.size(num_bytes)} written in {seconds:.2f} s"
@@ -240,7 +244,9 @@ class Report:
         self.progress.save_seconds = max(self.progress.save_seconds or 0.0, round(seconds, 3))
 
     def add_spread(self, step: int, spread: Spread | None, state: TrainState) -> None:
-        """Report the ranks' own seconds of a logged step; None if there is only one rank."""
+        """Report the computing time of each rank in a logged step. `spread` is None if there is only one
+        rank.
+        """
         if spread is None:
             return
         self._write_scalars(
@@ -268,7 +274,7 @@ class Report:
                 self.alerts.check(name, times > 0, message, step)
 
     def close(self) -> None:
-        """Write pending results, and the parts of the job's time."""
+        """Write pending results, and how the job's time was spent."""
         self.flush()
         if self._time_split.steps:
             text = f"time of {amounts.counted(self._time_split.steps, 'step')}: {self._time_split}"
@@ -355,8 +361,9 @@ class Report:
         count = sum(self._overflows)
         message = (
             f"step {result.step}: {count} of the last {len(self._overflows)} steps overflowed in fp16 and "
-            f"updated no weight (loss scale now {_power(result.loss_scale)}): at the start of a run lower "
-            "precision.fp16.initial_scale_power, else lower lr_schedule.lr or use precision.dtype = bf16"
+            f"did not update the weights (loss scale now {_power(result.loss_scale)}). At the start of a "
+            "run, lower precision.fp16.initial_scale_power; later, lower lr_schedule.lr or use "
+            "precision.dtype = bf16"
         )
         self.alerts.check("overflow_steps", count > OVERFLOW_WINDOW_STEPS // 2, message, result.step)
 

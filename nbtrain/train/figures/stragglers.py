@@ -2,8 +2,8 @@
 
 All ranks wait for the slowest one, and their clocks count the wait as communication. The ranks are therefore
 compared by their own work: forward and backward pass without the collectives inside
-(StepTimer.compute_seconds). The comparison is among the ranks of one pipeline stage, which do the same work,
-because the work of stages may differ.
+(StepTimer.compute_seconds). Only ranks of the same pipeline stage are compared, because stages may have
+different amounts of work.
 
 The times are collected by one small gather over gloo, so that NCCL's streams are not involved.
 """

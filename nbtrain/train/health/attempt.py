@@ -20,7 +20,7 @@ def find_job(run: RunDir) -> JobDir:
         return run.job(job_id)
     job = run.newest_job()
     if job is None:
-        raise JobError(f"{run.path}: holds no job; `nbtrain submit RUN.yaml` makes one and starts it.")
+        raise JobError(f"{run.path}: contains no job: `nbtrain submit RUN.yaml` creates and starts one.")
     return job
 
 

@@ -44,7 +44,8 @@ GROUPED = (*TIMED, "barrier", "monitored_barrier")
 """All functions of torch.distributed that the ranks of a group call together, of several versions of torch;
 DeepSpeed's backends have methods of the same names.
 """
-# Calls between two ranks: the other rank is the second argument, or the argument of this name.
+# Calls between two ranks. The other rank is the second positional argument, or the keyword argument of this
+# name.
 PAIRED = {"send": "dst", "recv": "src", "isend": "dst", "irecv": "src"}
 
 

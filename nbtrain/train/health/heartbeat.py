@@ -28,7 +28,7 @@ from nbtrain.base.run_directory.records import (
 from nbtrain.base.run_directory.rundir import JobDir
 
 if TYPE_CHECKING:
-    # It imports torch, which takes seconds: the first heartbeat is written before that.
+    # Importing it loads torch, which takes seconds: the first heartbeat is written before that.
     from nbtrain.train.health.collectives import CollectiveWatch
 
 BEAT_SECONDS = 1.0

@@ -92,7 +92,7 @@ class _Step:
 
 
 class StepHistory:
-    """The losses of earlier steps, and the rules by which a step counts as bad compared with them."""
+    """The losses of earlier steps, and the rules by which a step counts as bad in comparison."""
 
     def __init__(self, stability: StabilityConfig, rollbacks: int):
         self.counts = {
@@ -396,7 +396,9 @@ def _describe(
 
 
 def _scale_advice(config: RunConfig, loss: float | None) -> str:
-    """Return the fix for an fp16 overflow with a fixed loss scale; "" if the scale is not the cause."""
+    """Return a sentence with the fix for an fp16 overflow at a fixed loss scale; "" if the scale is not the
+    cause.
+    """
     precision = config.precision
     # A scale of 1 or less does not make the gradient of a good loss infinite.
     is_scale = precision.dtype == "fp16" and precision.fp16.loss_scale > 1

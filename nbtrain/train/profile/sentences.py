@@ -51,7 +51,7 @@ def _parts(summary: dict[str, Any], whole: float) -> str:
     ordered = sorted(summary["parts"].items(), key=lambda one: -one[1])
     shares = [f"{name} {own / whole:.0%}" for name, own in ordered]
     rest = max(0.0, 1 - sum(own for _, own in ordered) / whole)
-    return f"By the host's clock the phases are {', '.join(shares)}; {rest:.0%} is in none of them."
+    return f"On the host's clock, the phases take {', '.join(shares)}; {rest:.0%} is outside of all phases."
 
 
 def _communication(summary: dict[str, Any], whole: float) -> list[str]:

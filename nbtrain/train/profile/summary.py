@@ -57,7 +57,7 @@ class Operator:
 
 @dataclass(repr=False)
 class ProfileSummary(Result, Record):
-    """One cycle of the profiler on one rank."""
+    """Summary of one profiler cycle on one rank."""
 
     title: str
     device: str
@@ -76,7 +76,9 @@ class ProfileSummary(Result, Record):
     flops: float
     """FLOPs of all matrix products, computed from their shapes."""
     memory: list[tuple[float, int]]
-    """(seconds from the first step's start, bytes allocated); on CPU since the profile began."""
+    """(seconds since the start of the first step, bytes allocated). On a CPU, only memory allocated since the
+    profile began is counted.
+    """
     peak_memory_bytes: int
     peak_memory_seconds: float
     timeline: dict[str, list[tuple[float, float]]] = field(default_factory=dict)

@@ -31,9 +31,13 @@ OF_A_RANK = ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="nbtrain.train.tuning", description=__doc__.partition("\n")[0])
     parser.add_argument("run_path")
-    parser.add_argument("--deepspeed_config", required=True, help="path of a JSON, or base64 of one")
-    parser.add_argument("--local_rank", help="DeepSpeed's launcher gives it; LOCAL_RANK says the same")
-    parser.add_argument("--then", nargs=argparse.REMAINDER, default=[], help="what a node starts afterwards")
+    parser.add_argument(
+        "--deepspeed_config", required=True, help="path of a JSON file, or its contents in base64"
+    )
+    parser.add_argument("--local_rank", help="set by DeepSpeed's launcher; the same number as LOCAL_RANK")
+    parser.add_argument(
+        "--then", nargs=argparse.REMAINDER, default=[], help="command that each node starts afterwards"
+    )
     options = parser.parse_args(arguments)
     run = RunDir(options.run_path)
     verdict = _only_verdicts_on_stderr()
@@ -56,7 +60,9 @@ def main(arguments: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def recorded(run: RunDir) -> Iterator[None]:
-    """Record on rank 0 when a trial begins and ends: the devices are paid, and there is no supervisor yet."""
+    """Record on rank 0 when a trial begins and ends: the devices are paid for, and no supervisor records it
+    yet.
+    """
     job = run.newest_job()
     if job is None or os.environ.get("RANK") != "0":
         yield

@@ -76,7 +76,7 @@ def test_a_disk_that_takes_nothing_is_said_in_words(disk, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
     said = disk.make_room(4)
     assert said.startswith(f"{disk.host}: {disk.root}: a node's part of a checkpoint needs ")
-    assert said.endswith(", but only 976.6 KiB are free")
+    assert said.endswith(", but only 976.6 KiB is free")
     shutil.rmtree(disk.root)
     disk.root.write_text("a file")
     assert disk.make_room(4) == f"{disk.host}: {disk.root}: File exists"
@@ -91,7 +91,7 @@ def test_whole_over_all_nodes():
     assert Candidate(8, "id", parts, holders).missing() == ""
     holders[3] = []
     candidate = Candidate(8, "id", parts, holders)
-    assert candidate.missing() == "what rank 3 wrote is on none of the nodes"
+    assert candidate.missing() == "what rank 3 wrote is not on any node"
     parts[2].is_whole = True
     assert candidate.missing() == "" and candidate.chosen() == {2: parts[2]}
 

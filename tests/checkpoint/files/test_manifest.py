@@ -58,7 +58,7 @@ def test_a_written_checkpoint_is_whole(run):
         ),
         (
             lambda folder: (folder / "offloaded_tensors.swp").write_bytes(b"weighty"),
-            "offloaded_tensors.swp does not have the SHA-256 that its manifest says",
+            "offloaded_tensors.swp does not have the SHA-256 in its manifest",
         ),
     ],
 )

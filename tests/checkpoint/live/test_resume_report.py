@@ -166,7 +166,7 @@ def test_a_next_batch_that_no_hash_stands_for_is_not_claimed():
     config = load("gpt-tiny")
     made = certified(manifest(config, next_batch_sha256=None), config)
     assert made.kind == "data-exact"
-    assert "the checkpoint does not say which batch came next" in made.reasons
+    assert "the checkpoint does not record which batch came next" in made.reasons
 
 
 def test_a_layout_is_named_in_the_words_of_the_yaml():

@@ -229,7 +229,7 @@ def test_a_tokenizer_that_normalizes_says_so(workspace, monkeypatch):
         assert gguf_file.read_tokenizer(folder, 320)["normalizers"] == kinds
     for kinds in (["NFC", "Lowercase"], ["Prepend"]):
         normalizing(*kinds)
-        with pytest.raises(ConfigError, match=rf"changes a text before it splits words \({kinds[-1]}\)"):
+        with pytest.raises(ConfigError, match=rf"normalizes a text before it splits words \({kinds[-1]}\)"):
             gguf_file.read_tokenizer(folder, 320)
     normalizing("NFC")
     adopt(folder, "<|endoftext|>", tokenizer_dir("small"))

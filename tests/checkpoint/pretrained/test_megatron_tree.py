@@ -526,7 +526,7 @@ def test_room_is_asked_for_the_weights_alone(in_this_process, model, monkeypatch
     with pytest.raises(CheckpointError) as refused:
         import_model("tree", "mine")
     assert str(refused.value) == (
-        "data/model: the weights need 16.3 MiB, but only 16.3 MiB are free. Free space, or set "
+        "data/model: the weights need 16.3 MiB, but only 16.3 MiB is free. Free up space, or set "
         "NBTRAIN_DATA to a "
         "folder on another disk."
     )

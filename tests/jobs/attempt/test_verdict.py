@@ -95,12 +95,15 @@ def test_a_limit_of_the_run_is_the_cause():
 
     A user's request takes precedence.
     """
-    records = (record(0, "stopped", detail="batch.exit_duration_minutes = 5 are over"), record(1, "stopped"))
+    records = (
+        record(0, "stopped", detail="batch.exit_duration_minutes = 5 is reached"),
+        record(1, "stopped"),
+    )
     verdict = judged(*records)
     assert (verdict.state, verdict.retry) == ("CANCELLED", False)
     assert (
         verdict.cause
-        == "batch.exit_duration_minutes = 5 are over at step 7; saved, `nbtrain resume` continues it"
+        == "batch.exit_duration_minutes = 5 is reached at step 7; saved, `nbtrain resume` continues it"
     )
     assert judged(*records, stop_requested=True).cause == "stopped on request at step 7; saved"
 

@@ -199,12 +199,12 @@ WRONG = {
     ),
     "attention without its context": (
         of_layer().replace("(x), **context)", "(x))"),
-        "my_code.py:10: a block gives other results if a sequence comes in two pieces, as in generation. "
-        "Call self.attention(x, **context) with all of the context",
+        "my_code.py:10: a block returns different results if a sequence is processed in two chunks, as in "
+        "generation. Call self.attention(x, **context) with all of the context",
     ),
     "attention without documents": (
         of_layer().replace("(x), **context)", "(x), cache=context.get('cache'))"),
-        "a block gives other results if another document is before it in the sequence",
+        "a block returns different results if another document is before it in the sequence",
     ),
     "a forward that takes no context": (
         of_layer().replace("(self, x, **context)", "(self, x)"),
@@ -218,7 +218,7 @@ WRONG = {
     "an operation in place": (
         of_layer(run="x += self.norm(x); return x"),
         "my_code.py:10: the backward pass fails: one of the variables needed for gradient computation has "
-        "been modified by an inplace operation. An operation in place, such as x += y",
+        "been modified by an inplace operation. An in-place operation, such as x += y",
     ),
     "a state that changes": (
         of_layer(
@@ -228,11 +228,11 @@ WRONG = {
     ),
     "sequences that see each other": (
         of_layer(run="return x + x.mean(0)"),
-        "my_code.py:10: a block gives other results if other sequences are in the micro batch",
+        "my_code.py:10: a block returns different results if other sequences are in the micro batch",
     ),
     "random numbers without training": (
         of_layer(run="return x + torch.rand_like(x)"),
-        "my_code.py:10: a block gives other results at each call, without training",
+        "my_code.py:10: a block returns different results at each call, without training",
     ),
     "random numbers that are not torch's": (
         of_layer(run="import random; return x + random.random() * self.training"),

@@ -134,11 +134,15 @@ def test_most_steps_overflowing_is_reported_once(report, job):
     for step in range(1, 61):
         overflow(report, step, 2.0 if step % 3 else None, 1.0, step)
     alerts = [event["message"] for event in read_events(job) if event["kind"] == "alert"]
-    assert alerts == [
-        "step 16: 11 of the last 16 steps overflowed in fp16 and updated no weight (loss scale now 2^0): at "
-        "the start of a run lower precision.fp16.initial_scale_power, else lower lr_schedule.lr or use "
-        "precision.dtype = bf16"
-    ]
+    assert len(alerts) == 1
+    for part in (
+        "step 16: 11 of the last 16 steps",
+        "(loss scale now 2^0)",
+        "precision.fp16.initial_scale_power",
+        "lr_schedule.lr",
+        "bf16",
+    ):
+        assert part in alerts[0]
 
 
 def test_on_a_gpu_a_logged_step_is_written_after_the_next_ones_launch(report, config, caplog, monkeypatch):
@@ -243,7 +247,8 @@ def test_an_alert_is_raised_when_crossed_and_again_only_after_it_was_kept_for_a_
         alerts.check_all(step, host_memory_fraction=fraction)
     assert [event["message"] for event in read_events(job)] == [
         "step 2: host memory 95.0% is above 90% (logging.alerts.max_host_memory_fraction)",
-        "step 60: clear for 10 checks (logging.alerts.max_host_memory_fraction)",
+        "step 60: the alert has ended: 10 checks in a row were within the limit "
+        "(logging.alerts.max_host_memory_fraction)",
         "step 61: host memory 91.0% is above 90% (logging.alerts.max_host_memory_fraction)",
     ]
 
@@ -259,7 +264,9 @@ def test_an_alert_that_is_over_names_a_setting_if_there_is_one(job, config, name
     alerts = Alerts(config, EventWriter(job, "rank0"))
     for step in range(11):
         alerts.check(name, step == 0, "crossed", step)
-    assert [event["message"] for event in read_events(job)][1] == f"step 10: clear for 10 checks ({what})"
+    assert [event["message"] for event in read_events(job)][1] == (
+        f"step 10: the alert has ended: 10 checks in a row were within the limit ({what})"
+    )
 
 
 def test_a_threshold_below_and_one_turned_off(job):

@@ -171,7 +171,8 @@ def test_the_words():
     """The text says what makes a step slow and when memory peaks, and omits what is not in the trace."""
     assert profile_sentences(dataclasses.asdict(summarize(on_cpu()))) == [
         "A step takes 1 ms. The largest shares are idle 36%, communication 20%, optimizer 15%.",
-        "By the host's clock the phases are optimizer 40%, forward 35%, data 5%; 20% is in none of them.",
+        "On the host's clock, the phases take optimizer 40%, forward 35%, data 5%; 20% is outside of all "
+        "phases.",
         "For 36% of the time no operator runs: Python works between the operators. Larger micro-batches make "
         "this share smaller.",
         "Communication holds the steps up for 20% of the time, and 20% of all communication is hidden by "

@@ -1,9 +1,10 @@
 """The schema of a run: frozen pydantic models, one per section, a docstring per field.
 
 A run YAML holds what differs from the file that it `extends:`; the resolved config.yaml in the run directory
-holds every field. A default exists once, here. Derived values are properties, never fields. A rule about one
-field is part of its type; a rule that joins two fields is a function in rules/check.py. Amounts of training
-are counted in tokens, even if they are given in samples or steps; periods end in `_interval_steps`.
+holds every field. Every default is defined here and nowhere else. Derived values are properties, never
+fields. A rule about one field is part of its type; a rule that involves several fields is a function in
+rules/check.py. Training length is counted in tokens, whichever unit the YAML uses. Names of fields that set a
+period end in `_interval_steps`.
 """
 
 import functools
@@ -59,31 +60,40 @@ from nbtrain.config.yaml_source import NotWritten, OverridePlace
 SCHEMA_VERSION = 1
 
 
-# Steps of mode: perf if max_steps is not set; the first quarter warms up (train/figures/throughput.py).
+# Number of steps in mode: perf if batch.max_steps is not set. The first quarter is not timed
+# (train/figures/throughput.py).
 PERF_STEPS = 20
 
 
 class RopeScalingConfig(ConfigModel):
-    """Scaling of rotary positions: smaller angles, for longer sequences than in an earlier training."""
+    """RoPE scaling: smaller rotation angles, so that a pretrained model can be trained on longer sequences
+    than before.
+    """
 
     kind: Literal["linear", "llama3", "yarn"]
-    """Which angles are divided: linear divides all of them (arXiv:2306.15595); llama3 and yarn divide only
-    the angles of slowly rotating pairs (Llama 3.1; arXiv:2309.00071).
+    """Scaling method. linear divides all rotation angles by `factor` (arXiv:2306.15595). llama3 and yarn
+    divide only the angles of slowly rotating dimension pairs (Llama 3.1; arXiv:2309.00071).
     """
     factor: Annotated[float, Field(ge=1, le=1e6)]
-    """Ratio of this training's sequence length to the earlier training's."""
+    """Scaling factor: this run's sequence length divided by the sequence length of the earlier training."""
     original_max_position_embeddings: SequenceTokens | None = None
-    """Sequence length of the earlier training, in tokens; required by llama3 and yarn."""
+    """Sequence length of the earlier training, in tokens. Required with llama3 and yarn."""
     low_freq_factor: PositiveRatio = 1.0
-    """llama3: number of rotations over the original length below which the angle of a pair is divided by the
-    full factor.
+    """llama3: dimension pairs that make fewer rotations than this over the original sequence length have
+    their angle divided by the full factor.
     """
     high_freq_factor: PositiveRatio = 4.0
-    """llama3: number of rotations over the original length above which the angle of a pair is not changed."""
+    """llama3: dimension pairs that make more rotations than this over the original sequence length keep their
+    angle.
+    """
     beta_fast: PositiveRatio = 32.0
-    """yarn: like high_freq_factor."""
+    """yarn: dimension pairs that make more rotations than this over the original sequence length keep their
+    angle.
+    """
     beta_slow: PositiveRatio = 1.0
-    """yarn: like low_freq_factor."""
+    """yarn: dimension pairs that make fewer rotations than this over the original sequence length have their
+    angle divided by the full factor.
+    """
 
 
 _ROTATION = Architecture("positions rotate heads by different angles than in the earlier training")
@@ -93,109 +103,136 @@ _QKV_BIAS = Architecture(counts=lambda weights: not weights.add_bias_linear)
 
 
 class ModelConfig(ConfigModel):
-    """Decoder-only architecture, by default GPT-3's: learned positions, LayerNorm, GELU, biases, tied
-    embeddings (arXiv:2005.14165, section 2.1)."""
+    """Decoder-only transformer. The defaults are GPT-3's: learned positions, LayerNorm, GELU, biases and tied
+    embeddings (arXiv:2005.14165, section 2.1).
+    """
 
     architecture: Annotated[
         Literal["gpt3", "llama", "mistral", "qwen2", "qwen3", "smollm3"], SameMathematics()
     ] = "gpt3"
-    """Name of a model family. It sets the fields of `model` that select the family's formulas, such as norm,
-    positions and activation. A field that a YAML or an override sets keeps its value.
+    """Model family, such as llama. It sets the fields of `model` in which families differ: norm, activation,
+    positions, biases and so on. Fields set together with it, or in a YAML or override applied later, keep
+    their values.
     """
     num_layers: Annotated[Layers, Architecture()]
     """Number of transformer blocks."""
     hidden_size: Annotated[Width, Architecture()]
     """Width of the residual stream."""
     num_attention_heads: Annotated[Width, Architecture()]
-    """Number of attention heads; hidden_size must be a multiple of it, unless kv_channels is set."""
+    """Number of attention heads. Unless kv_channels is set, hidden_size must be a multiple of this number."""
     num_query_groups: Annotated[Width | None, Architecture()] = None
-    """Number of heads of key and value, each shared by the same number of consecutive query heads (grouped
-    queries, arXiv:2305.13245; 1: multi-query); null means num_attention_heads."""
+    """Number of key and value heads (grouped-query attention, arXiv:2305.13245). Each is shared by the same
+    number of consecutive query heads; 1 is multi-query attention. null means num_attention_heads: no sharing.
+    """
     kv_channels: Annotated[Width | None, Architecture()] = None
-    """Size of one head; null means hidden_size / num_attention_heads."""
+    """Size of one attention head. null means hidden_size / num_attention_heads."""
     qk_layernorm: Annotated[bool, Architecture()] = False
-    """Whether each head's queries and keys are normalized before the rotary positions, as in Qwen3, with the
-    norm of `normalization`. The heads of a layer share its weights.
+    """Whether each head's queries and keys are normalized before the rotary positions are applied, as in
+    Qwen3, with the type of norm that `normalization` selects. All heads of a layer share the weights of this
+    norm.
     """
     window_size: Annotated[SequenceTokens | None, _WINDOWS] = None
-    """Sliding window: the number of tokens that a query attends to, including its own (arXiv:2004.05150);
-    null means all tokens before it. Megatron's --window-size does not count the query: it is window_size - 1.
+    """Sliding-window size: the number of tokens that a query attends to, including its own
+    (arXiv:2004.05150). null means no window: a query attends to all earlier tokens. Megatron's --window-size
+    does not count the query's own token, so it is window_size - 1.
     """
     window_attn_skip_freq: Annotated[LayerPattern | None, _WINDOWS] = None
-    """Layers with the sliding window. A number N excludes layers N, 2 N, 3 N and so on, counted from 1. A
-    list has a 1 for each layer with the window and a 0 for each without. null means all layers."""
+    """Layers that use the sliding window. With a number N, every N-th layer (N, 2 N, 3 N and so on, counted
+    from 1) has no window. A list has one entry per layer: 1 with the window, 0 without it. null means that
+    all layers use the window.
+    """
     attn_logit_softcapping: Annotated[PositiveRatio | None, Architecture()] = None
-    """Cap of the attention scores: they become cap * tanh(score / cap), as in Gemma 2 (arXiv:2408.00118);
-    null means no cap."""
+    """Soft cap on the attention scores: each score becomes cap * tanh(score / cap), as in Gemma 2
+    (arXiv:2408.00118). null means no cap.
+    """
     final_logit_softcapping: Annotated[PositiveRatio | None, Architecture()] = None
-    """Cap of the logits: they become cap * tanh(logit / cap), as in Gemma 2; null means no cap."""
+    """Soft cap on the logits: each logit becomes cap * tanh(logit / cap), as in Gemma 2. null means no
+    cap.
+    """
     ffn_hidden_size: Annotated[Width | None, Architecture()] = None
-    """Width of the MLP; null means 4 x hidden_size, with swiglu 8/3 x hidden_size rounded down to a multiple
-    of 64 (at least 64), as in Megatron."""
+    """Width of the MLP. null means 4 x hidden_size or, with swiglu, 8/3 x hidden_size rounded down to a
+    multiple of 64 (at least 64), as in Megatron.
+    """
     activation: Annotated[Literal["gelu", "swiglu", "squared_relu"], Architecture()] = "gelu"
-    """Activation of the MLP: gelu (in its tanh form); swiglu, which is silu(gate) * up with two matrices into
-    the MLP, as in Llama (arXiv:2002.05202); squared_relu, which is relu(x)^2 (arXiv:2109.08668)."""
+    """Activation function of the MLP. gelu is the tanh approximation of GELU. swiglu is silu(gate) * up, with
+    two input matrices, as in Llama (arXiv:2002.05202). squared_relu is relu(x)^2 (arXiv:2109.08668).
+    """
     add_bias_linear: Annotated[bool, Architecture()] = True
-    """Whether all linear layers of the blocks have a bias."""
+    """Whether all linear layers of the transformer blocks have biases."""
     add_qkv_bias: Annotated[bool, _QKV_BIAS] = False
-    """Whether query, key and value have a bias even if add_bias_linear is false, as in Qwen2."""
+    """Whether the query, key and value projections have biases even if add_bias_linear is false, as in
+    Qwen2.
+    """
     seq_length: Annotated[SequenceTokens, Architecture("ignored")] = 2048
-    """Tokens in one training sequence."""
+    """Sequence length: the number of tokens in one training sequence."""
     max_position_embeddings: Annotated[SequenceTokens | None, _POSITIONS] = None
-    """Number of learned positions; null means seq_length. With rope, the longest text that generation can
-    attend to.
+    """Number of learned positions. With rope, the length in tokens of the longest text that generation can
+    attend to. null means seq_length.
     """
     position_embedding_type: Annotated[Literal["learned_absolute", "rope"], Architecture()] = (
         "learned_absolute"
     )
-    """Kind of positions: learned_absolute adds a learned vector per position; rope rotates queries and keys
-    (rotary positions, arXiv:2104.09864), as in Llama."""
+    """Type of position embedding. learned_absolute adds a learned vector for each position; rope rotates
+    queries and keys (rotary positions, arXiv:2104.09864), as in Llama.
+    """
     rotary_base: Annotated[float, Field(gt=1, le=1e12), _ROTATION] = 10000.0
-    """rope: base of the angles. The slowest pair of numbers rotates about this many times slower than the
-    fastest."""
+    """rope: base of the rotation angles (theta). The slowest dimension pair rotates about this many times
+    slower than the fastest one.
+    """
     rotary_percent: Annotated[float, Field(gt=0, le=1), Architecture()] = 1.0
-    """rope: share of each head that is rotated, from 0 to 1."""
+    """rope: fraction of each head that is rotated, above 0 and at most 1."""
     rope_scaling: Annotated[RopeScalingConfig | None, _ROTATION] = None
-    """rope: smaller angles, for longer sequences; null leaves the angles unchanged."""
+    """rope: scaling of the rotation angles for sequences that are longer than in an earlier training. null
+    means no scaling.
+    """
     no_rope_freq: Annotated[LayerPattern | None, Architecture(compared="layers_without_rope")] = None
-    """rope: layers without positions (arXiv:2501.18795). A number N means layers N, 2 N, 3 N and so on,
-    counted from 1. A list has a 1 for each layer without rope and a 0 for each with it. null means none."""
+    """rope: layers without rotary positions (arXiv:2501.18795). With a number N, every N-th layer (N, 2 N, 3
+    N and so on, counted from 1) has none. A list has one entry per layer: 1 without rotary positions, 0 with
+    them. null means that all layers have rotary positions.
+    """
     untie_embeddings_and_output_weights: Annotated[bool, Architecture()] = False
-    """Whether the output layer has its own matrix, as in Llama. Otherwise it uses the word embedding."""
+    """Whether the output layer has its own matrix, as in Llama, instead of sharing the word embedding's
+    matrix.
+    """
     make_vocab_size_divisible_by: Annotated[PositiveSmallCount, OfRun()] = 128
-    """Multiple for padding: the vocabulary is padded to a multiple of this number times
+    """Padding of the vocabulary: its size is rounded up to a multiple of this number times
     tensor_parallel_size.
     """
     hidden_dropout: FractionBelowOne = 0.1
-    """Dropout after the embedding, after the attention output and after the MLP."""
+    """Dropout probability after the embedding, after the attention output and after the MLP."""
     attention_dropout: FractionBelowOne = 0.1
-    """Dropout on the attention weights."""
+    """Dropout probability of the attention weights."""
     init_method_std: PositiveRate = 0.02
-    """Standard deviation of the initial weights; for the projections into the residual stream it is divided
-    by sqrt(2 num_layers)."""
+    """Standard deviation of the initial weights. For the projections into the residual stream, it is divided
+    by sqrt(2 num_layers).
+    """
     normalization: Annotated[Literal["LayerNorm", "RMSNorm"], Architecture()] = "LayerNorm"
-    """Norm before attention and MLP and after the last layer. RMSNorm (arXiv:1910.07467) subtracts no mean
-    and has no bias, as in Llama."""
+    """Type of norm before attention, before the MLP and after the last layer. RMSNorm (arXiv:1910.07467) does
+    not subtract the mean and has no bias, as in Llama.
+    """
     norm_epsilon: Annotated[PositiveRate, Architecture()] = 1e-5
-    """Epsilon that each norm adds to the variance (RMSNorm: to the mean square) before the square root."""
+    """Epsilon that each norm adds to the variance (RMSNorm: to the mean square) before taking the square
+    root.
+    """
     attention_backend: Annotated[
         Literal["auto", "flash", "efficient", "math"], SameMathematics(), OfRun()
     ] = "auto"
-    """Kernel of scaled_dot_product_attention; auto lets PyTorch choose."""
+    """Attention kernel of PyTorch's scaled_dot_product_attention. auto lets PyTorch choose."""
     cross_entropy_chunk_tokens: Annotated[ChunkTokens, SameMathematics(), OfRun()] = 1024
-    """Number of tokens whose logits the fused linear + cross entropy holds at one time; 0 means all
-    tokens."""
+    """Number of tokens whose logits the fused linear and cross-entropy layer keeps in memory at one time. 0
+    means all tokens.
+    """
     compile: Annotated[bool, SameMathematics(), OfRun()] = False
-    """Whether the model is compiled with torch.compile, which needs a C++ compiler on a CPU."""
+    """Whether to compile the model with torch.compile. On a CPU, this requires a C++ compiler."""
     seed: Annotated[WideSeed, OfRun()] = 1234
-    """Seed of the initial weights and of dropout."""
+    """Random seed for the initial weights and for dropout."""
 
     def resolved(self, name: str) -> Any:
-        """Return the value of a field; if it is null, the value that null stands for."""
+        """Return the value of a field. If the field is null, return the value that null stands for."""
         return getattr(self, f"resolved_{name}", getattr(self, name))
 
     def recorded(self, name: str) -> Any:
-        """Return resolved() in the form that JSON stores: a section becomes a dict."""
+        """Return resolved() as a JSON value: a section becomes a dict."""
         value = self.resolved(name)
         return value.model_dump() if isinstance(value, ConfigModel) else value
 
@@ -209,7 +246,7 @@ class ModelConfig(ConfigModel):
 
     @property
     def windows(self) -> list[int | None]:
-        """The window of each layer; None for a layer that attends to all tokens before the query."""
+        """Sliding-window size of each layer, in tokens; None for a layer without a window."""
         skips = self.window_attn_skip_freq
         with_window = (
             [bool(one) for one in skips]
@@ -220,8 +257,9 @@ class ModelConfig(ConfigModel):
 
     @property
     def layers_without_rope(self) -> list[int]:
-        """Indices of the layers without rotary positions, counted from 0; all layers if the model has
-        none.
+        """Indices of the layers without rotary positions, counted from 0.
+
+        If the model does not use rope, these are all layers.
         """
         skips, layers = self.no_rope_freq, range(self.num_layers)
         if self.position_embedding_type != "rope":
@@ -232,7 +270,7 @@ class ModelConfig(ConfigModel):
 
     @property
     def rotary_size(self) -> int:
-        """Number of elements of each head that rope rotates, rounded down, as in Megatron."""
+        """Number of elements of each head that rope rotates. Fractions are rounded down, as in Megatron."""
         return int(self.resolved_kv_channels * self.rotary_percent)
 
     @property
@@ -248,80 +286,88 @@ class ModelConfig(ConfigModel):
 
 
 class RunConfig(ConfigModel):
-    """Settings of one run: what is trained, on which data, how and where."""
+    """Settings of one run: what it trains, on which data, how and where."""
 
     schema_version: Annotated[Literal[1], WithoutEffect()] = 1
-    """Version of this schema."""
+    """Version of the configuration schema."""
     name: Annotated[Name, WithoutEffect()]
-    """Name of the run and of its folder in the output directory."""
+    """Name of the run, and of its folder in the output directory."""
     mode: Annotated[Literal["full", "perf", "eval"], WithoutEffect()] = "full"
-    """Task of a job. full trains. perf measures throughput over max_steps or 20 steps, without evaluation
-    and checkpoints. eval measures the validation and test loss of the newest checkpoint; the next resume
-    trains again."""
+    """Task of the run's next job. full trains the model. perf measures throughput over max_steps steps (20 if
+    max_steps is null), without evaluation or checkpoints. eval measures the validation and test loss of the
+    newest checkpoint; a resume after it trains again.
+    """
     recipe: Annotated[Literal["gpt3", "modern"], WithoutEffect()] = "gpt3"
-    """Name of a set of fields of `model`, `optimizer` and `lr_schedule` that work well together. A field that
-    a YAML or an override sets keeps its value."""
+    """Named set of values for fields of `model`, `optimizer` and `lr_schedule` that work well together.
+    Fields set together with it, or in a YAML or override applied later, keep their values.
+    """
     imported_from: Annotated[list[ImportedFile], WithoutEffect()] = []
-    """Files of other programs from which `nbtrain import` made this run."""
+    """Files of other training programs that `nbtrain import` converted into this run YAML."""
     labels: Annotated[dict[LabelKey, LabelValue], WithoutEffect()] = {}
-    """Labels to find the run by, e.g. {team: nlp}. They are shown on its page and in `nbtrain runs --label
-    team=nlp`, and are set on its Kubernetes objects and in the comment of its Slurm job. They have the format
-    of Kubernetes labels.
+    """Labels for finding the run, e.g. {team: nlp}, in the format of Kubernetes labels. The run's page shows
+    them, and `nbtrain runs --label team=nlp` filters by them. nbtrain also sets them on the run's Kubernetes
+    objects and in the comment of its Slurm job.
     """
     init_from: Annotated[PathText | None, Binds()] = None
-    """Source of the initial weights: another run, by its name or its directory; a folder with config.json and
-    safetensors files, as Hugging Face writes it; or a file of `nbtrain export --to consolidated`. null draws
-    them at random. The source is read at the first start; `nbtrain import-model` writes a run YAML with it.
+    """Source of the initial weights: another run, by name or directory; a Hugging Face folder with
+    config.json and safetensors files; or a file written by `nbtrain export --to consolidated`. The weights
+    are read at the first start. `nbtrain import-model` writes a run YAML with this field set. null
+    initializes the weights at random.
     """
     init_step: Annotated[CheckpointStep, Binds()] = "newest"
-    """Checkpoint to use of the run that init_from names: the newest, the best (with the lowest validation
-    loss, among those saved at a step with a validation), or the checkpoint of the given step.
+    """Checkpoint to start from if init_from names a run: newest, best or the number of a step. best is the
+    checkpoint with the lowest validation loss among those saved at a step with a validation.
     """
     lora: Annotated[LoraConfig | None, Binds()] = None
-    """Adapters that are trained next to the frozen weights of init_from; null trains all weights."""
+    """Adapters (LoRA or IA3) that are trained next to the frozen weights of init_from. null trains all
+    weights.
+    """
     dpo: Annotated[DpoConfig | None, Binds()] = None
-    """Training on pairs of a chosen and a rejected answer (sources of kind: preference); null trains on
-    predicting the next token.
+    """Direct preference optimization: training on pairs of a chosen and a rejected answer (sources of kind:
+    preference). null trains the model to predict the next token.
     """
     code: Annotated[PathText | None, Binds("code_sha256")] = None
-    """Python file with functions of your own, such as loss() and scalars(), which the ranks call
-    (docs/code.md); null uses nbtrain's own functions. The path is relative to the folder of the YAML, or else
-    to the workspace. The run directory keeps a copy, and a resume refuses a file that has changed.
+    """Python file with functions of your own, such as loss() and scalars(), that the ranks call
+    (docs/code.md). The path is relative to the folder of the YAML or, if the file is not there, to the
+    workspace. The run directory keeps a copy, and a resume is refused if the file has changed. null uses
+    nbtrain's own functions.
     """
     model: Annotated[ModelConfig, Binds()]
     """Architecture of the model."""
     tokenizer: TokenizerConfig
-    """Vocabulary and tokenizer."""
+    """Tokenizer and vocabulary."""
     data: DataConfig
-    """Dataset, and the order of its samples."""
+    """Dataset and the order of its samples."""
     batch: BatchConfig
-    """Batch size and length of training."""
+    """Batch size and training length."""
     optimizer: OptimizerConfig = OptimizerConfig.model_construct()
     """Optimizer and its settings."""
     lr_schedule: LrScheduleConfig
     """Learning-rate schedule."""
     precision: PrecisionConfig = PrecisionConfig.model_construct()
-    """Number format of weights and activations."""
+    """Number formats of weights and activations."""
     parallel: Annotated[ParallelConfig, SameMathematics()] = ParallelConfig.model_construct()
     """Sharding of the model and the batch across the ranks."""
     checkpoint: Annotated[CheckpointConfig, WithoutEffect()] = CheckpointConfig.model_construct()
-    """When and where checkpoints are saved."""
+    """Schedule, location and retention of checkpoints."""
     evaluation: Annotated[EvaluationConfig, WithoutEffect()] = EvaluationConfig.model_construct()
-    """When validation and test run."""
+    """Schedule of validation and tasks, and size of validation and test."""
     stability: StabilityConfig = StabilityConfig.model_construct()
-    """Policies for a step that goes wrong."""
+    """Policies for steps with NaN, Inf or a loss spike."""
     logging: Annotated[LoggingConfig, WithoutEffect()] = LoggingConfig.model_construct()
     """Log lines and alerts."""
     profile: Annotated[ProfileConfig, WithoutEffect()] = ProfileConfig.model_construct()
     """Profiling with torch.profiler."""
     notify: Annotated[NotifyConfig, WithoutEffect()] = NotifyConfig.model_construct()
-    """Command to run or address to call when a job has ended."""
+    """Command to run or URL to call when a job has ended."""
     limits: Annotated[LimitsConfig, WithoutEffect()] = LimitsConfig.model_construct()
-    """Limits of GPU hours, money, energy, days, epochs and disk that the plan must stay within."""
+    """Limits on GPU hours, money, energy, days, epochs and disk space. A run whose plan exceeds one of them
+    is not submitted.
+    """
     resources: Annotated[ResourcesConfig, WithoutEffect()] = ResourcesConfig.model_construct()
-    """Machines and devices."""
+    """Machines and devices of the run."""
     backend: Annotated[BackendConfig, WithoutEffect()] = BackendConfig.model_construct()
-    """Where the ranks run, and how the job restarts after failures."""
+    """Backend that runs the ranks, and restarts after failures."""
 
     # Where each dotted key was written ("file.yaml:12" or "override a.b=c"); set by load/.
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
@@ -372,7 +418,7 @@ class RunConfig(ConfigModel):
 
     @property
     def all_labels(self) -> dict[str, str]:
-        """`labels`, together with the labels in the backend's section."""
+        """All labels of the run: `labels` and, on Kubernetes, backend.kubernetes.labels."""
         return {
             **self.labels,
             **(self.backend.kubernetes.labels if self.backend.kind == "kubernetes" else {}),
@@ -380,7 +426,7 @@ class RunConfig(ConfigModel):
 
     @property
     def image(self) -> str | None:
-        """The container image of the pods; None if the backend starts no containers."""
+        """Container image of the pods. None if the backend starts no containers."""
         if self.backend.kind != "kubernetes":
             return None
         return self.backend.kubernetes.image or self.resources.image
@@ -404,12 +450,17 @@ class RunConfig(ConfigModel):
 
     @property
     def has_perplexity(self) -> bool:
-        """Whether the losses are over tokens; a loss over preference pairs (dpo) has no perplexity."""
+        """Whether the run's losses have a perplexity.
+
+        Losses over tokens do; a loss over preference pairs (dpo) does not.
+        """
         return self.dpo is None
 
     @property
     def paid_gpus(self) -> int:
-        """Number of GPUs that are paid for: all of its machines, also those without a rank; 0 on CPUs."""
+        """Number of GPUs that are paid for: all GPUs of the run's machines, with or without a rank. 0 on
+        CPUs.
+        """
         if self.resources.device == "cpu":
             return 0
         return max(self.world_size, self.resources.nodes * self.resources.gpus_per_node)
@@ -423,18 +474,23 @@ class RunConfig(ConfigModel):
 
     @property
     def ranks_by_node(self) -> list[int]:
-        """Number of ranks on each machine. If they cannot be equal, the first machines have one more."""
+        """Number of ranks on each machine.
+
+        If the ranks do not divide evenly, the first machines have one more.
+        """
         nodes = self.resources.nodes
         return [self.world_size // nodes + (node < self.world_size % nodes) for node in range(nodes)]
 
     @property
     def zero_hpz_partition_size(self) -> int:
-        """Ranks that share ZeRO++'s second copy of the parameters; read if parallel.zero_hpz is on."""
+        """Number of ranks that share ZeRO++'s secondary copy of the parameters, with parallel.zero_hpz."""
         return self.parallel.zero_hpz_partition_size or self.ranks_per_node
 
     @property
     def padded_vocab_size(self) -> int:
-        """tokenizer.vocab_size rounded up to a multiple of make_vocab_size_divisible_by x
+        """Size of the padded vocabulary.
+
+        tokenizer.vocab_size is rounded up to a multiple of make_vocab_size_divisible_by x
         tensor_parallel_size.
         """
         multiple = self.model.make_vocab_size_divisible_by * self.parallel.tensor_parallel_size
@@ -442,7 +498,7 @@ class RunConfig(ConfigModel):
 
     @functools.cached_property
     def shape(self) -> Shape:
-        """The model's sizes, from which parameters, FLOPs and bytes are counted; built once."""
+        """Sizes of the model, from which parameters, FLOPs and bytes are counted. The result is cached."""
         model = self.model
         # A window as long as the sequence hides no token.
         has_window = [window is not None and window < model.seq_length for window in model.windows]
@@ -473,15 +529,16 @@ class RunConfig(ConfigModel):
         )
 
     def __copy__(self) -> "RunConfig":
-        # A copy may be given other fields, and its shape follows them.
+        # A copy may get other values, and its shape must be computed from them.
         copied = super().__copy__()
         copied.__dict__.pop("shape", None)
         return copied
 
     @property
     def accumulation_steps(self) -> int:
-        """Number of micro batches per rank and step, at the full batch size; exact once rules/check.py has
-        passed.
+        """Number of micro-batches per rank and step, at the full batch size.
+
+        It is exact only for a configuration that has passed rules/check.py.
         """
         return self.batch.global_batch_size // (
             self.batch.micro_batch_size * self.parallel.data_parallel_size
@@ -500,7 +557,7 @@ class RunConfig(ConfigModel):
 
     @property
     def ramp(self) -> Rampup | StepSizes | None:
-        """Schedule by which the batch grows; None if it does not grow."""
+        """Ramp-up of the batch size. None if the batch size is constant."""
         if self.batch.step_batch_size_schedule is not None:
             return StepSizes.parse(self.batch.step_batch_size_schedule, self.model.seq_length)
         return Rampup(**self.batch.rampup.model_dump()) if self.batch.rampup else None
@@ -518,39 +575,45 @@ class RunConfig(ConfigModel):
 
     @property
     def train_tokens(self) -> int:
-        """Length of training in tokens, from batch.train_tokens, train_samples or train_steps. Raises
-        ConfigError if none is set.
+        """Length of training in tokens, from batch.train_tokens, train_samples or train_steps.
+
+        Raises ConfigError if none of the three is set.
         """
         return self.in_tokens(*self.batch.train_amount)
 
     @property
     def scheduled_steps(self) -> int:
-        """Number of steps that reach train_tokens, rounded up, including the ramp-up."""
+        """Number of steps needed to reach train_tokens, rounded up, including the ramp-up."""
         return self.batch_schedule.total_steps
 
     @property
     def train_samples(self) -> int:
-        """Number of sequences in scheduled_steps, for which the training order is computed."""
+        """Number of sequences in scheduled_steps. The training order is computed for this many."""
         return self.batch_schedule.total_samples
 
     @property
     def train_steps(self) -> int:
-        """Number of steps of this run: the smallest of scheduled_steps, max_steps and, in mode: perf,
-        PERF_STEPS.
+        """Number of steps of this run.
+
+        It is the smallest of scheduled_steps, max_steps and, in mode: perf without max_steps, PERF_STEPS.
         """
         limit = self.batch.max_steps or (PERF_STEPS if self.mode == "perf" else self.scheduled_steps)
         return min(self.scheduled_steps, limit)
 
     @property
     def target_tokens(self) -> int:
-        """Number of tokens that have been trained after train_steps: the end of the training, or of a trial
-        (batch.max_steps), as views show it.
+        """Number of tokens that are trained after train_steps: the goal that views show.
+
+        In a trial (batch.max_steps), it is less than train_tokens.
         """
         return min(self.batch_schedule.tokens_after(self.train_steps), self.train_tokens)
 
     @property
     def shortened_by(self) -> str:
-        """Setting that makes train_steps less than scheduled_steps: "batch.max_steps", "mode: perf" or ""."""
+        """Setting that makes train_steps less than scheduled_steps.
+
+        "batch.max_steps", "mode: perf" or, if the run is not shortened, "".
+        """
         if self.train_steps == self.scheduled_steps:
             return ""
         return "batch.max_steps" if self.batch.max_steps else "mode: perf"
@@ -564,13 +627,14 @@ class RunConfig(ConfigModel):
 
     @property
     def lr_decay_tokens(self) -> int:
-        """Number of tokens at which the decay ends: the length of the run unless the YAML sets it."""
+        """Number of tokens at which the decay ends. It is the length of the run unless the YAML sets it."""
         return self._given_in_tokens(self.lr_schedule, "lr_decay") or self.train_tokens
 
     @property
     def lr_wsd_decay_tokens(self) -> int | None:
-        """Length of WSD's last part in tokens. If it is set in steps, these are the last ones of the
-        training, at the full batch size.
+        """Length of WSD's decay phase in tokens. None if it is not set.
+
+        A length in steps is converted at the full batch size.
         """
         schedule = self.lr_schedule
         if (fraction := schedule.lr_wsd_decay_fraction) is not None:

@@ -1,4 +1,4 @@
-"""backend.debug: the switches, and the environment variables that they set in every rank."""
+"""The field backend.debug: its switches, and the environment variables that they set in every rank."""
 
 from typing import Annotated, Any, Literal
 
@@ -11,11 +11,11 @@ VARIABLES = {
     "cuda_launch_blocking": {"CUDA_LAUNCH_BLOCKING": "1"},
     "cpp_stacks": {"TORCH_SHOW_CPP_STACKTRACES": "1"},
 }
-"""Environment variables of each switch; anomaly has none: train/__main__.py sets it."""
+"""{switch: environment variables that it sets}. anomaly has none, because train/__main__.py turns it on."""
 
 
 def _as_list(value: Any) -> Any:
-    # On the command line debug=nccl,distributed is one word.
+    # On the command line, debug=nccl,distributed is a single string.
     return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
 
 

@@ -1,7 +1,8 @@
-"""The base class of every section of the schema, and the types of single fields.
+"""Base class of every section of the schema, and the types of single fields.
 
-The docstring below a field is its description, in forms, pages and the JSON Schema. It is read from the
-source on demand: reading all docstrings takes longer than building the models, and a run needs none of them.
+The docstring below a field is its description in forms, pages and the JSON Schema. Docstrings are read from
+the source on demand, because reading all of them takes longer than building the models, and a run needs none
+of them.
 """
 
 import ast
@@ -33,7 +34,7 @@ class ConfigModel(BaseModel):
 
 
 def described(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Return the fields of a model with their descriptions."""
+    """Return the fields of a model, with the docstrings of the fields as their descriptions."""
     for owner in model.__mro__:
         if not issubclass(owner, ConfigModel) or owner is ConfigModel:
             continue
@@ -46,7 +47,7 @@ def described(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 @functools.cache
 def _docstrings(path: str) -> dict[str, dict[str, str]]:
-    """Return {class: {field: docstring}} of a module's source; empty if the source cannot be read."""
+    """Return {class: {field: docstring}} of the module in a file. {} if the file cannot be read."""
     try:
         tree = ast.parse(Path(path).read_text(encoding="utf-8"))
     except OSError:
@@ -66,19 +67,20 @@ def _docstrings(path: str) -> dict[str, dict[str, str]]:
 
 
 def _whole(value: Any) -> Any:
-    # 2.5e9 is how people write token counts; YAML makes it a float.
+    # People write token counts as 2.5e9, which YAML reads as a float.
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _number(least: int, most: int) -> Any:
-    # The bound comes first, or the JSON Schema would not hold it.
+    # The Field comes before the validator; otherwise, the JSON Schema would omit its bounds.
     return Annotated[int, Field(ge=least, le=most), BeforeValidator(_whole)]
 
 
-# Every number and text has bounds: a slip of the pen (a key held down, a pasted file) is refused where it was
-# written, with the bound, and never reaches an allocation. The bounds are far beyond any run.
+# Every number and text has bounds, so that a typing error (a key held down, a pasted file) is refused with
+# the bound and the line of the YAML, and never reaches an allocation. The bounds are far beyond any real run.
 
-# More text than there is, many times over. Elements of DeepSpeed's buffers too: 1e14 is in use for "all".
+# Many times more tokens than all text that exists. It also limits the elements of DeepSpeed's buffers, where
+# 1e14 is in use for "all".
 MOST_TOKENS = 10**15
 MOST_STEPS = 10**12
 YEAR_SECONDS = 365 * 86_400
@@ -96,7 +98,8 @@ ChunkTokens = _number(0, MOST_SEQUENCE_TOKENS)
 # A thousand layers train (arXiv:2203.00555); GPT-3 has 96, of width 12,288.
 MOST_LAYERS = 100_000
 Layers = _number(1, MOST_LAYERS)
-# Every N-th layer, or a word for each layer; Megatron's --window-attn-skip-freq and --no-rope-freq.
+# A number N for every N-th layer, or a list with 0 or 1 for each layer, as in Megatron's
+# --window-attn-skip-freq and --no-rope-freq.
 EVERY, EACH = "<every N-th layer>", "<each layer>"
 _ZeroOrOne: Any = _number(0, 1)
 _PatternList: Any = Annotated[list[_ZeroOrOne], Field(min_length=1, max_length=100_000), Tag(EACH)]
@@ -123,13 +126,13 @@ PositiveBytes = _number(1, 10**18)
 # Elements of a tensor or a communication bucket.
 Elements = _number(0, MOST_TOKENS)
 PositiveElements = _number(1, MOST_TOKENS)
-# numpy's RandomState takes no more.
+# The largest seed that numpy's RandomState accepts.
 Seed = _number(0, 2**32 - 1)
 # Seeds that are hashed or reduced before they reach numpy or torch.
 WideSeed = _number(0, 2**63 - 1)
 # Sequences: a thousand times GPT-3's batch.
 BatchSize = _number(1, 1_000_000)
-# Sequences of a ramp-up, as whole numbers of floating point.
+# Sequences of a ramp-up: few enough that floating point represents them exactly.
 RampSamples = _number(1, 10**12)
 # Processes of a rank's data loader, or of a machine.
 WorkerCount = _number(0, 1024)
@@ -154,5 +157,5 @@ PathText = Annotated[str, Field(max_length=4096)]
 # A licence, a template of a message.
 MOST_TEXT_CHARS = 100_000
 Text = Annotated[str, Field(max_length=MOST_TEXT_CHARS)]
-# Linux takes 128 KiB for one variable, its name and the end counted.
+# Linux allows 128 KiB for one variable, including its name and the terminating null byte.
 EnvironmentText = Annotated[str, Field(max_length=100_000)]

@@ -1,4 +1,4 @@
-"""The section `imported_from:` of a run YAML: the files of other programs that an import read."""
+"""The section `imported_from:` of a run YAML: the files of other programs that an import has read."""
 
 from typing import Annotated
 
@@ -11,13 +11,13 @@ Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?(\+changes)?
 
 
 class ImportedFile(ConfigModel):
-    """A file that `nbtrain import` read."""
+    """A file that `nbtrain import` has read."""
 
     file: Annotated[str, Field(min_length=1, max_length=4096)]
     """Name of the file."""
     sha256: Sha256
-    """SHA-256 of its bytes."""
+    """SHA-256 of the file's contents."""
     commit: Commit | None = None
-    """Commit of the git work tree that holds the file, "+changes" if the file differs from it; null outside a
-    work tree.
+    """Git commit of the work tree that contains the file, with "+changes" appended if the file differs from
+    that commit. null if the file is outside a work tree.
     """

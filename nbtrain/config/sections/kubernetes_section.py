@@ -1,4 +1,4 @@
-"""Section backend.kubernetes of a run YAML: the pods, and the options of the cluster's operator."""
+"""The section backend.kubernetes of a run YAML: the pods, and options of the operator that starts them."""
 
 from typing import Annotated, Literal
 
@@ -12,7 +12,7 @@ from nbtrain.config.sections.fields import (
     SmallCount,
 )
 
-# RFC 1123 and Kubernetes' own limits: a name that breaks them is refused here, before the API server sees it.
+# Limits of RFC 1123 and Kubernetes. A name that breaks them is refused here, before the API server sees it.
 LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 SUBDOMAIN = rf"{LABEL}(\.{LABEL})*"
 QUALIFIED = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
@@ -28,7 +28,7 @@ LABEL_WORDS = {
     f"^({QUALIFIED})?$": "must be empty, or at most 63 letters, digits, dots, dashes and underscores, "
     "and begin and end with a letter or digit",
 }
-"""{pattern: its rule in words}."""
+"""{pattern: the rule that it checks, worded to follow the value in an error message}."""
 # A key of a Secret, which becomes a file's name.
 SecretKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$", max_length=253)]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
@@ -38,19 +38,19 @@ ContainerPath = Annotated[str, Field(pattern=rf"^(/{PART})+$", max_length=1024)]
 SubPath = Annotated[str, Field(pattern=rf"^{PART}(/{PART})*$", max_length=1024)]
 Program = Annotated[str, Field(pattern=rf"^/?{PART}(/{PART})*$", max_length=1024)]
 LABEL_WORDS |= {
-    rf"^(/{PART})+$": "must be an absolute path without spaces, colons, commas and .., e.g. /data",
-    rf"^{PART}(/{PART})*$": "must be a relative path without spaces, colons, commas and .., e.g. team/data",
-    f"^{LABEL}$": "must be a Kubernetes name: at most 63 lower-case letters, digits and dashes, the "
-    "first and last a letter or digit, e.g. team-a",
-    f"^{SUBDOMAIN}$": "must be a Kubernetes name: lower-case letters, digits, dashes and dots, the "
-    "first and last a letter or digit, e.g. team-data",
+    rf"^(/{PART})+$": "must be an absolute path without spaces, colons, commas or .., e.g. /data",
+    rf"^{PART}(/{PART})*$": "must be a relative path without spaces, colons, commas or .., e.g. team/data",
+    f"^{LABEL}$": "must be a Kubernetes name: at most 63 lower-case letters, digits and dashes, with a "
+    "letter or digit at both ends, e.g. team-a",
+    f"^{SUBDOMAIN}$": "must be a Kubernetes name: lower-case letters, digits, dashes and dots, with a "
+    "letter or digit at both ends, e.g. team-data",
 }
 # The largest id that the API server accepts.
 UnixId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 AffinityWeight = Annotated[int, Field(ge=1, le=100)]
 Annotation = Annotated[str, Field(max_length=100_000)]
 
-# Labels by which Kueue knows a TrainJob's queue and its priority.
+# Labels from which Kueue reads a TrainJob's queue and priority.
 QUEUE_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
 
 Workload = Literal["DeepSpeedJob", "TrainJob", "MPIJob", "PyTorchJob"]
@@ -60,24 +60,26 @@ class MountConfig(ConfigModel):
     """A persistent volume claim that is mounted in the container."""
 
     claim: ObjectName
-    """Name of the PersistentVolumeClaim, in the job's namespace."""
+    """Name of the PersistentVolumeClaim. It must be in the job's namespace."""
     mount_path: ContainerPath
-    """Absolute path in the container."""
+    """Absolute path at which the volume is mounted in the container."""
     sub_path: SubPath | None = None
-    """Folder of the volume to mount; null mounts all of it."""
+    """Folder of the volume to mount. null mounts the whole volume."""
     read_only: bool = False
-    """Whether it is mounted read-only."""
+    """Whether the volume is mounted read-only."""
 
 
 class SecretVariableConfig(ConfigModel):
-    """An environment variable whose value is in a Secret. The manifest has only the name of the Secret."""
+    """An environment variable whose value is stored in a Secret. The manifest contains only the Secret's
+    name.
+    """
 
     name: VariableName
-    """Name of the variable."""
+    """Name of the environment variable."""
     secret: ObjectName
     """Name of the Secret."""
     key: SecretKey
-    """Key in the Secret."""
+    """Key of the value in the Secret."""
 
 
 class SecretFilesConfig(ConfigModel):
@@ -86,42 +88,42 @@ class SecretFilesConfig(ConfigModel):
     secret: ObjectName
     """Name of the Secret."""
     mount_path: ContainerPath
-    """Absolute path of the folder, which is read-only."""
+    """Absolute path of the folder, which is mounted read-only."""
 
 
 class TolerationConfig(ConfigModel):
-    """A toleration: a taint of nodes that the pods accept."""
+    """A toleration: a taint of nodes that the pods tolerate."""
 
     key: LabelKey | None = None
-    """Key of the taint; null with operator Exists accepts every taint."""
+    """Key of the taint. null with operator Exists tolerates every taint."""
     operator: Literal["Exists", "Equal"] | None = None
-    """Equal also compares the taint's value; Exists does not. null means Equal if `value` is set, else
-    Exists.
+    """Operator. Equal compares the taint's value too; Exists does not. null means Equal if `value` is set,
+    and Exists otherwise.
     """
     value: LabelValue | None = None
-    """Value of the taint, for Equal."""
+    """Value of the taint. Used with operator Equal."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    """Effect of the taint; null accepts all three effects."""
+    """Effect of the taint. null tolerates all three effects."""
 
     @property
     def written_operator(self) -> str:
-        """`operator`, or its default."""
+        """Value of `operator`, or its default if it is null."""
         return self.operator or ("Exists" if self.value is None else "Equal")
 
 
 class SecurityContextConfig(ConfigModel):
-    """Users and groups of the pods' processes. null keeps what the image or the cluster sets."""
+    """Users and groups of the processes in the pods. null keeps the settings of the image or the cluster."""
 
     run_as_user: UnixId | None = None
     """User id of the processes."""
     run_as_group: UnixId | None = None
     """Group id of the processes."""
     fs_group: UnixId | None = None
-    """Group id that owns the mounted volumes, and that every process is also a member of."""
+    """Id of the group that owns the mounted volumes. Every process is a member of it."""
     supplemental_groups: list[UnixId] = []
-    """Further group ids of every process."""
+    """Ids of additional groups of every process."""
     run_as_non_root: bool | None = None
-    """Whether the kubelet refuses to start a container as root."""
+    """Whether the kubelet refuses to start a container that runs as root."""
 
 
 class NodeAffinityConfig(ConfigModel):
@@ -130,125 +132,151 @@ class NodeAffinityConfig(ConfigModel):
     key: LabelKey
     """Key of the label."""
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"] = "In"
-    """In and NotIn compare the label with `values`, Gt and Lt with one whole number in `values`."""
+    """Comparison. In and NotIn compare the label with `values`; Gt and Lt compare it with a single whole
+    number in `values`; Exists and DoesNotExist test whether the node has the label.
+    """
     values: list[LabelValue] = []
-    """Values to compare with; empty for Exists and DoesNotExist."""
+    """Values to compare with. Leave the list empty for Exists and DoesNotExist."""
     weight: AffinityWeight | None = None
-    """null requires the condition; 1 to 100 prefers nodes that meet it, by this weight."""
+    """Weight with which nodes that meet the condition are preferred, from 1 to 100. null makes the condition
+    a requirement.
+    """
 
 
 class PodAffinityConfig(ConfigModel):
     """A condition on the pods that run in the same topology domain, such as a node, a rack or a zone."""
 
     topology_key: LabelKey
-    """Label of the nodes whose value names the domain, e.g. kubernetes.io/hostname."""
+    """Node label whose value identifies the topology domain, e.g. kubernetes.io/hostname."""
     labels: dict[LabelKey, LabelValue] = {}
-    """Labels of the other pods; empty means the pods of this job."""
+    """Labels of the other pods. Empty means the pods of this job."""
     anti: bool = False
-    """Whether the pods must be in other domains than those pods, instead of in the same."""
+    """Whether the pods must run in a different domain from the other pods (anti-affinity) instead of in the
+    same domain.
+    """
     weight: AffinityWeight | None = None
-    """null requires the condition; 1 to 100 prefers domains that meet it, by this weight."""
+    """Weight with which domains that meet the condition are preferred, from 1 to 100. null makes the
+    condition a requirement.
+    """
 
 
 class KubernetesConfig(ConfigModel):
     """Pods that an operator of the cluster starts from one manifest. The ranks are processes in them."""
 
     workload: Workload = "TrainJob"
-    """Kind of object: DeepSpeedJob (batch.tensorstack.dev/v1beta1), TrainJob (trainer.kubeflow.org/v1alpha1),
-    MPIJob (kubeflow.org/v2beta1) or PyTorchJob (kubeflow.org/v1)."""
+    """Kind of Kubernetes object to create: DeepSpeedJob (batch.tensorstack.dev/v1beta1), TrainJob
+    (trainer.kubeflow.org/v1alpha1), MPIJob (kubeflow.org/v2beta1) or PyTorchJob (kubeflow.org/v1).
+    """
     namespace: LabelName | None = None
-    """Namespace of the job; null uses the namespace of the context or, inside a pod, the pod's own."""
+    """Namespace of the job. null uses the context's namespace or, inside a pod, the pod's own namespace."""
     context: Annotated[str, Field(max_length=256)] | None = None
-    """Context in the kubeconfig; null uses the current one or, inside a pod without a kubeconfig, the pod's
-    service account."""
+    """Context in the kubeconfig. null uses the current context or, inside a pod without a kubeconfig, the
+    pod's service account.
+    """
     image: Annotated[str, Field(min_length=1, max_length=500)] | None = None
-    """Container image that contains nbtrain; null uses resources.image."""
+    """Container image that contains nbtrain. null uses resources.image."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
-    """When the image is pulled; null uses Kubernetes' default (Always for the tag latest)."""
+    """Pull policy of the image. null uses Kubernetes' default, which is Always for the tag latest."""
     image_pull_secrets: list[ObjectName] = []
-    """Names of Secrets with the registry's credentials."""
+    """Names of the Secrets that hold the credentials of the image registry."""
     python: Program = "python3"
-    """Python interpreter in the image."""
+    """Python interpreter in the image: its path, or a name on the PATH."""
     workspace_path: ContainerPath = "/workspace"
     """Path of the workspace in the container. Its output/ holds the run directory and its data/ the data, so
-    it must be on a volume of `mounts` that every pod can write to.
+    it must be on a volume in `mounts` to which every pod can write.
     """
     mounts: list[MountConfig] = []
-    """Persistent volume claims."""
+    """Persistent volume claims to mount in the container."""
     shared_memory_bytes: PositiveBytes | None = None
-    """Bytes of /dev/shm. They are in memory and count towards the container's limit. null sets no size."""
+    """Size of /dev/shm in bytes. It is kept in memory and counts towards the container's memory limit. null
+    sets no size.
+    """
     gpu_resource: LabelKey = "nvidia.com/gpu"
-    """Name of the GPU resource. Each pod requests resources.gpus_per_node of it."""
+    """Name of the GPU resource. Each pod requests resources.gpus_per_node units of it."""
     extra_resources: dict[LabelKey, PositiveSmallCount] = {}
-    """Other devices of each pod, e.g. {rdma/hca: 1}."""
+    """Other devices that each pod requests, e.g. {rdma/hca: 1}."""
     capabilities: list[Annotated[str, Field(pattern="^[A-Z_]+$", max_length=64)]] = []
-    """Linux capabilities of the container, e.g. [IPC_LOCK] for RDMA."""
+    """Linux capabilities to add to the container, e.g. [IPC_LOCK] for RDMA."""
     queue: ObjectName | None = None
-    """Queue of the scheduler: t9kScheduler of a DeepSpeedJob, Kueue's label of a TrainJob, schedulingPolicy
-    of the other two. null uses the cluster's default scheduler."""
+    """Queue to submit the job to. It is set in t9kScheduler of a DeepSpeedJob, in Kueue's label of a
+    TrainJob, and in schedulingPolicy of an MPIJob or PyTorchJob. null uses the cluster's default scheduler.
+    """
     priority: Annotated[int, Field(ge=0, le=100)] | None = None
-    """Priority in a DeepSpeedJob's queue, 0 to 100."""
+    """Priority in the queue of a DeepSpeedJob, from 0 to 100. null sets no priority."""
     priority_class: ObjectName | None = None
-    """Name of a PriorityClass (for a TrainJob: Kueue's WorkloadPriorityClass)."""
+    """Name of a PriorityClass (for a TrainJob, of Kueue's WorkloadPriorityClass). null sets no class."""
     node_selector: dict[LabelKey, LabelValue] = {}
     """Labels that a node must have, e.g. {nvidia.com/gpu.product: NVIDIA-A100-SXM4-80GB}."""
     tolerations: list[TolerationConfig] = []
-    """Taints that the pods accept."""
+    """Taints that the pods tolerate."""
     node_affinity: list[NodeAffinityConfig] = []
-    """Conditions on the nodes. Conditions without a weight are required."""
+    """Conditions on the nodes that the pods run on. Conditions without a weight are requirements."""
     pod_affinity: list[PodAffinityConfig] = []
-    """Conditions on the pods in the same node, rack or zone. Conditions without a weight are required."""
+    """Conditions on the pods in the same node, rack or zone. Conditions without a weight are requirements."""
     security_context: SecurityContextConfig = SecurityContextConfig.model_construct()
-    """Users and groups of the pods' processes."""
+    """Users and groups of the processes in the pods."""
     host_network: bool = False
-    """Whether the pods use the network of their nodes instead of the cluster's, as some RDMA setups need.
-    Each pod then occupies ports of its node."""
+    """Whether the pods use the network of their nodes instead of the cluster's network, as some RDMA setups
+    require. Each pod then occupies ports of its node.
+    """
     secret_variables: list[SecretVariableConfig] = []
-    """Environment variables whose values are in Secrets."""
+    """Environment variables whose values are stored in Secrets."""
     secret_files: list[SecretFilesConfig] = []
     """Secrets that are mounted as files."""
     service_account: ObjectName | None = None
-    """Service account of the pods."""
+    """Service account of the pods. null uses the namespace's default."""
     labels: dict[LabelKey, LabelValue] = {}
-    """Labels of the object and its pods, in addition to nbtrain's own."""
+    """Labels of the Kubernetes object and its pods, in addition to nbtrain's own labels."""
     annotations: dict[LabelKey, Annotation] = {}
-    """Annotations of the object and its pods."""
+    """Annotations of the Kubernetes object and its pods."""
     clean_up_policy: Literal["none", "unfinished", "all"] | None = None
-    """Which pods the operator removes at the end; null means none, where the kind has such a policy, so that
-    their logs are kept.
+    """Pods that the operator removes when the job ends. null removes no pods, so that their logs are kept, if
+    the kind of object has such a policy.
     """
     restart_policy: Literal["Always", "OnFailure", "Never", "ExitCode"] | None = None
-    """When the operator restarts a pod. null means ExitCode (only a killed pod, with codes from 128) or, for
-    an MPIJob, which has no ExitCode, Never; for a TrainJob the runtime decides. Ranks that fail are restarted
-    by the supervisor, never by the operator."""
+    """Policy by which the operator restarts a pod. null means ExitCode, which restarts only a pod that was
+    killed (exit codes from 128). For an MPIJob, which has no ExitCode, null means Never; for a TrainJob, its
+    runtime decides. Failed ranks are restarted by the supervisor, never by the operator.
+    """
     back_off_limit: SmallCount | None = None
-    """Number of restarts by the operator before the job counts as failed; null uses the operator's
-    default."""
+    """Number of restarts by the operator after which the job counts as failed. null uses the operator's
+    default.
+    """
     active_deadline_seconds: Annotated[int, Field(ge=1, le=YEAR_SECONDS)] | None = None
-    """Seconds after which the operator ends the pods, counted from its own start of the job. Time in the
-    queue does not count, and a TrainJob counts again after each pause. backend.deadline_seconds ends a job
-    with a checkpoint, and must come first if both are set. null sets no limit.
+    """Seconds after which the operator ends the pods, counted from the moment when the operator starts the
+    job. Time in the queue does not count, and for a TrainJob the count starts again after each pause. If
+    backend.deadline_seconds is set too, it must be shorter, because it ends the job with a checkpoint. null
+    sets no limit.
     """
     min_nodes: PositiveSmallCount | None = None
-    """Smallest number of pods of an elastic job (DeepSpeedJob, PyTorchJob); null means that it is not
-    elastic. A restart continues with the first pods that are available, which backend.elastic counts.
+    """Minimum number of pods of an elastic job (DeepSpeedJob or PyTorchJob). A restart continues with the
+    first pods that are available, which backend.elastic counts. null means that the job is not elastic.
     """
     max_nodes: PositiveSmallCount | None = None
-    """Largest number of pods of an elastic job, which must equal resources.nodes; null means the same."""
+    """Maximum number of pods of an elastic job, which must equal resources.nodes. null means
+    resources.nodes.
+    """
     autotune: Literal["none", "run", "tune"] = "none"
-    """DeepSpeed's autotuner, which a DeepSpeedJob starts with DeepSpeed's launcher: tune searches for the
-    best ZeRO stage and micro-batch size and trains nothing, run trains with the best."""
+    """DeepSpeed's autotuner, which a DeepSpeedJob starts with DeepSpeed's launcher. none does not run it.
+    tune searches for the best ZeRO stage and micro-batch size and does not train. run searches and then
+    trains with the best ones.
+    """
     debug_mode: bool = False
     """DeepSpeedJob: whether the pods start sshd instead of the training, so that you can open a shell in
     them.
     """
     runtime: ObjectName = "torch-distributed"
-    """TrainJob: name of the runtime, whose replicated job and container must be named node."""
+    """TrainJob: name of the training runtime. Its replicated job and its container must be named node."""
     runtime_kind: Literal["ClusterTrainingRuntime", "TrainingRuntime"] = "ClusterTrainingRuntime"
-    """TrainJob: whether the runtime belongs to the cluster or to the namespace."""
+    """TrainJob: kind of the runtime, which belongs to the cluster (ClusterTrainingRuntime) or to the
+    namespace (TrainingRuntime).
+    """
 
     @property
     def pod_restart_policy(self) -> str | None:
-        """`restart_policy`, or the default of this kind; None means the policy of the TrainJob's runtime."""
+        """Value of `restart_policy`, or the default for this kind of object.
+
+        None leaves the policy to the runtime of the TrainJob.
+        """
         default = {"DeepSpeedJob": "ExitCode", "MPIJob": "Never", "PyTorchJob": "ExitCode"}
         return self.restart_policy or default.get(self.workload)

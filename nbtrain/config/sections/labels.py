@@ -1,4 +1,4 @@
-"""The format of a run's labels, checked for one label at a time; the rule: kubernetes_section.py."""
+"""Check of a single label of a run. kubernetes_section.py defines the format."""
 
 import functools
 from typing import Any
@@ -15,8 +15,9 @@ def _adapter(of_key: bool) -> TypeAdapter:
 
 
 def label_problem(key: Any, value: Any) -> str | None:
-    """Return the rule that a label breaks, as submissions report it; None if it breaks none. A value of None
-    removes the label.
+    """Return the rule that a label breaks, worded as at a submission. None if the label is valid.
+
+    A value of None, which removes the label, is valid.
     """
     if words := _broken(key, of_key=True):
         return f"labels: the key {shortened(repr(key))} {words}."
@@ -26,7 +27,7 @@ def label_problem(key: Any, value: Any) -> str | None:
 
 
 def _broken(text: Any, of_key: bool) -> str | None:
-    """Return the rule that a key or a value breaks."""
+    """Return the rule that a key or a value breaks. None if it is valid."""
     try:
         _adapter(of_key).validate_python(text, strict=True)
     except ValidationError as error:
@@ -35,6 +36,6 @@ def _broken(text: Any, of_key: bool) -> str | None:
         if first["type"] == "string_pattern_mismatch":
             return LABEL_WORDS[context["pattern"]]
         if first["type"] == "string_too_long":
-            return f"has {len(text):,} characters; the field takes at most {context['max_length']:,}"
+            return f"has {len(text):,} characters; at most {context['max_length']:,} are allowed"
         return "must be text; write it in quotes"
     return None

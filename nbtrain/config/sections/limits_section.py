@@ -1,4 +1,4 @@
-"""The section `limits:` of a run YAML, and the file limits.yaml of a workspace, which has the same keys."""
+"""The section `limits:` of a run YAML. The file limits.yaml of a workspace has the same keys."""
 
 from typing import Annotated
 
@@ -10,21 +10,25 @@ Amount = Annotated[float, Field(gt=0, le=1e15)]
 
 
 class LimitsConfig(ConfigModel):
-    """Limits on what a run may cost according to its plan; a run that exceeds one is not submitted.
+    """Limits on the cost of a run according to its plan. A run whose plan exceeds a limit is not submitted.
 
-    The plan counts the whole run, including what earlier jobs have trained. limits.yaml of the workspace has
-    the same keys, and holds for every run: of two values the smaller one is the limit.
+    The plan counts the whole run, including what earlier jobs have trained. The file limits.yaml of the
+    workspace has the same keys and applies to every run. If both set a limit, the smaller value applies.
     """
 
     gpu_hours: Amount | None = None
-    """Hours of all GPUs together."""
+    """Maximum GPU hours, summed over all GPUs. null sets no limit."""
     money: Amount | None = None
-    """Cost of the GPU hours at the usual price, in the currency of the price table."""
+    """Maximum cost of the GPU hours at the usual price, in the currency of the price table. null sets no
+    limit.
+    """
     energy_kwh: Amount | None = None
-    """Energy of the GPUs, their machines and cooling."""
+    """Maximum energy of the GPUs, their machines and cooling, in kWh. null sets no limit."""
     days: Amount | None = None
-    """Days from the first step to the last, without waiting in a queue."""
+    """Maximum number of days from the first step to the last, not counting time in a queue. null sets no
+    limit.
+    """
     epochs: Amount | None = None
-    """Passes over the training split."""
+    """Maximum number of passes over the training split. null sets no limit."""
     disk_bytes: PositiveBytes | None = None
-    """Peak bytes of checkpoints and dataset."""
+    """Maximum disk space for checkpoints and dataset at their peak, in bytes. null sets no limit."""

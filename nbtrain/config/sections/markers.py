@@ -24,40 +24,48 @@ class Binds:
     """A field, or a section with all its fields, that must stay the same when a run is resumed."""
 
     recorded: str | None = None
-    """Where a checkpoint's manifest records the value; None if only the run's configuration has it."""
+    """Key in a checkpoint's manifest that records the value. None if only the run's configuration records
+    it.
+    """
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A field of `model` that decides the shapes or the meaning of the parameters.
+    """A field of `model` that determines the shapes or the meaning of the parameters.
 
     A checkpoint's manifest records it, and a resume may not change it.
     """
 
     differs: str = "refused"
-    """Effect in `init_from` if the weights have another value: "refused", "ignored" or a note's text."""
+    """Effect if the weights in `init_from` have another value: "refused", "ignored", or the text of a
+    note.
+    """
     compared: str = ""
-    """Name of the property that init_from compares; "" compares the field itself, or resolved_<field>."""
+    """Property that is compared with the weights in `init_from`. "" compares the field itself, or
+    resolved_<field>.
+    """
     counts: Callable[[Any], bool] = lambda section: True
-    """Function of the section of the weights that tells whether the field is compared at all."""
+    """Function that receives the `model` section of the weights and returns whether the field is compared at
+    all.
+    """
 
 
 @dataclass(frozen=True)
 class OfRun:
     """A field of `model` that belongs to the run: it decides how the run computes or initializes its model.
 
-    An export omits it, and an imported model has the value of the run that it is imported onto.
+    An export omits the field. An imported model gets the value of the run onto which it is imported.
     """
 
 
 @dataclass(frozen=True)
 class SameMathematics:
-    """A field or section that decides how the same mathematics is computed; a resume may change it."""
+    """A field or section that decides how the same mathematics is computed. A resume may change it."""
 
 
 @dataclass(frozen=True)
 class WithoutEffect:
-    """A field or section that has no effect on any number of the training; a resume may change it."""
+    """A field or section that does not affect any number of the training. A resume may change it."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,7 @@ class SbatchOption:
 
 
 def marked(section: type[BaseModel], kind: type[Marker]) -> dict[str, Marker]:
-    """Return {field: its marker} of a section's fields that have a marker of this kind."""
+    """Return {field: marker} for the fields of a section that have a marker of this kind."""
     return {
         name: marker
         for name, info in section.model_fields.items()

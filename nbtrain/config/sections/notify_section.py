@@ -9,20 +9,26 @@ from nbtrain.config.sections.fields import ConfigModel, PathText, PositiveSecond
 
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
 SCHEMES = ("https://", "http://")
-"""Beginnings of an address to which a summary may be posted."""
+"""Schemes of a URL to which a summary may be posted."""
 
 
 class NotifyConfig(ConfigModel):
-    """Notification that the supervisor sends when a job has ended. A failed notification never changes the
-    job's state.
+    """Notification that the supervisor sends when a job has ended.
+
+    A failed notification never changes the job's state.
     """
 
     command: list[PathText] = []
-    """Program and arguments, run without a shell; it receives the run's summary.json on stdin."""
+    """Program and arguments to run without a shell. The program receives the run's summary.json on stdin. An
+    empty list runs no program.
+    """
     url_variable: VariableName | None = None
-    """Name of the environment variable with the address (http or https) to which summary.json is posted. The
-    address, which may contain a secret, is not written to any file."""
+    """Name of the environment variable that holds the URL (http or https) to which summary.json is posted.
+    The URL may contain a secret, so it is not written to any file. null posts nothing.
+    """
     states: list[RecordedEnd] = [*RECORDED_ENDS]
-    """States that are reported. LOST cannot be reported, because a lost job has no supervisor."""
+    """Final states that trigger the notification. LOST cannot be one of them, because a lost job has no
+    supervisor.
+    """
     timeout_seconds: PositiveSeconds = 30.0
-    """Seconds that the program may run before it is killed, and seconds to wait for the address to answer."""
+    """Seconds after which the program is killed, and seconds to wait for a response from the URL."""

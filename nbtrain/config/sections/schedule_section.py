@@ -21,7 +21,7 @@ from nbtrain.config.sections.fields import (
 )
 from nbtrain.config.sections.markers import Binds, SameMathematics, WithoutEffect
 
-# "0:16 2.4B:320 12B:1536"
+# The format of batch.step_batch_size_schedule, e.g. "0:16 2.4B:320 12B:1536".
 STEP_SIZES = r"^0:[1-9]\d{0,6}( [1-9]\d{0,14}(\.\d{1,15})?[KMBT]?:[1-9]\d{0,6})*$"
 
 UNITS = ("tokens", "samples", "steps")
@@ -30,68 +30,80 @@ NO_LENGTH = "batch.train_tokens is missing: set it, or train_samples or train_st
 
 
 def given_unit(section: ConfigModel, stem: str) -> str | None:
-    """Return the unit in which an amount is set: "steps" for `lr_warmup` if lr_warmup_steps is set; None if
-    it is not set.
+    """Return the unit in which an amount is set. None if the amount is not set.
+
+    For `lr_warmup`, it is "steps" if lr_warmup_steps is set.
     """
     return next((unit for unit in UNITS if getattr(section, f"{stem}_{unit}") is not None), None)
 
 
 def other_warmups(schedule: ConfigModel) -> list[str]:
-    """Return the fields that give the warm-up in another unit; they are refused next to lr_warmup_tokens."""
+    """Return the fields that set the warm-up in samples, in steps or as a fraction.
+
+    They are refused next to lr_warmup_tokens.
+    """
     fields = (f"lr_warmup_{unit}" for unit in ("samples", "steps", "fraction"))
     return [field for field in fields if getattr(schedule, field) is not None]
 
 
 class RampupConfig(ConfigModel):
-    """Batch ramp-up: from start_batch_size in equal increments to global_batch_size, over ramp_samples."""
+    """Batch-size ramp-up: the batch grows in equal increments from start_batch_size to global_batch_size."""
 
     start_batch_size: BatchSize
-    """Number of sequences in the first step."""
+    """Batch size of the first step, in sequences."""
     batch_size_increment: BatchSize
-    """Number of sequences that each increase adds. The increases are spaced evenly."""
+    """Number of sequences that each increase adds. The increases are evenly spaced."""
     ramp_samples: RampSamples
-    """Samples over which the batch grows."""
+    """Number of samples (sequences) over which the batch grows."""
 
 
 class BatchConfig(ConfigModel):
-    """Sequences per optimizer step, and the length of the run in tokens, samples or steps."""
+    """Batch size, and length of training in tokens, samples or steps."""
 
     micro_batch_size: Annotated[BatchSize, SameMathematics()]
-    """Sequences in one forward pass of one data-parallel rank."""
+    """Micro-batch size: the number of sequences in one forward pass of one data-parallel rank."""
     global_batch_size: Annotated[BatchSize, Binds()]
-    """Sequences in one optimizer step, over all ranks and accumulation steps."""
+    """Global batch size: the number of sequences in one optimizer step, over all ranks and accumulation
+    steps.
+    """
     train_tokens: PositiveAmount | None = None
     """Length of training in tokens. Set exactly one of train_tokens, train_samples and train_steps."""
     train_samples: PositiveAmount | None = None
-    """Length of training in sequences, instead of train_tokens."""
+    """Length of training in samples (sequences), as an alternative to train_tokens."""
     train_steps: PositiveAmount | None = None
-    """Length of training in optimizer steps, including the steps of a ramp-up, instead of train_tokens."""
+    """Length of training in optimizer steps, including the steps of a ramp-up, as an alternative to
+    train_tokens.
+    """
     rampup: Annotated[RampupConfig | None, Binds()] = None
-    """Batch ramp-up; null trains every step at global_batch_size."""
+    """Batch-size ramp-up. null trains every step at global_batch_size."""
     step_batch_size_schedule: Annotated[
         Annotated[str, Field(pattern=STEP_SIZES, max_length=10_000)] | None, Binds()
     ] = None
-    """Batch sizes by tokens, in Megatron-LM's form: "0:16 2.4B:320" trains with 16 sequences until 2.4e9
-    tokens and then with 320. It is an alternative to rampup.
+    """Schedule of batch sizes by tokens, in Megatron-LM's format, as an alternative to rampup. "0:16
+    2.4B:320" trains with 16 sequences per step until 2.4e9 tokens, and with 320 after that. null sets no
+    schedule.
     """
     max_steps: Annotated[PositiveSteps | None, WithoutEffect()] = None
-    """Number of steps after which the run stops, for a trial; the schedules stay as in the full run. null
+    """Number of steps after which the run ends, for a trial. The schedules stay as in the full run. null
     trains to the end.
     """
     exit_interval_steps: Annotated[PositiveSteps | None, WithoutEffect()] = None
-    """Number of steps at whose multiples the job saves and stops, after a validation that is due; `resume`
-    continues it.
+    """Stop interval in steps. At every multiple, the job runs any validation that is due, saves a checkpoint
+    and stops. `nbtrain resume` continues the run. null sets no interval.
     """
     exit_duration_minutes: Annotated[
         Annotated[float, Field(gt=0, le=10 * 365 * 1440)] | None, WithoutEffect()
     ] = None
-    """Minutes, including restarts but excluding pauses and waits in a queue or after a preemption, after
-    which the job saves and stops at the end of a step; `resume` continues it.
+    """Minutes after which the job saves a checkpoint and stops at the end of a step. Restarts count towards
+    them; pauses and time spent waiting in a queue or after a preemption do not. `nbtrain resume` continues
+    the run. null sets no limit.
     """
 
     @property
     def train_amount(self) -> tuple[str, int]:
-        """The run's length, e.g. ("tokens", 2_500_000_000). Raises ConfigError if no length is set."""
+        """Training length as (unit, number), e.g. ("tokens", 2_500_000_000). Raises ConfigError if none is
+        set.
+        """
         unit = given_unit(self, "train")
         if unit is None:
             raise ConfigError(NO_LENGTH)
@@ -99,84 +111,109 @@ class BatchConfig(ConfigModel):
 
 
 class OptimizerConfig(ConfigModel):
-    """AdamW, or Muon with AdamW; weight decay applies to matrices and embeddings only (GPT-3, appendix B)."""
+    """AdamW, or Muon with AdamW. Weight decay applies to matrices and embeddings only (GPT-3, appendix B)."""
 
     type: Annotated[Literal["AdamW", "Muon"], Binds("optimizer")] = "AdamW"
-    """Optimizer. AdamW updates all parameters. Muon orthogonalizes the momentum of the blocks' matrices,
-    which are whole matrices in every layout; AdamW then updates embeddings, output layer, norms and biases
-    (arXiv:2502.16982)."""
+    """Optimizer. AdamW updates all parameters. Muon orthogonalizes the momentum of the blocks' matrices, each
+    as a whole in every parallel layout, while AdamW updates embeddings, output layer, norms and biases
+    (arXiv:2502.16982).
+    """
     adam_beta1: FractionBelowOne = 0.9
     """AdamW: decay rate of the first moment."""
     adam_beta2: FractionBelowOne = 0.95
     """AdamW: decay rate of the second moment."""
     adam_eps: PositiveRate = 1e-8
-    """AdamW: number added to the square root of the second moment."""
+    """AdamW: epsilon that is added to the square root of the second moment."""
     muon_lr: PositiveRate | None = None
-    """Muon: peak learning rate of the matrices; null means lr_schedule.lr. It follows the schedule times
-    muon_lr / lr, including min_lr."""
+    """Muon: peak learning rate of the matrices. Their learning rate is the scheduled one times muon_lr / lr,
+    including min_lr. null means lr_schedule.lr.
+    """
     muon_momentum: FractionBelowOne = 0.95
-    """Muon: decay rate of the momentum, a running mean of the gradients."""
+    """Muon: decay rate of the momentum, which is a running mean of the gradients."""
     muon_nesterov: bool = True
     """Muon: whether to orthogonalize the mean of momentum and gradient, weighted by muon_momentum, instead of
-    the momentum.
+    the momentum itself.
     """
     muon_num_ns_steps: Annotated[int, Field(ge=1, le=20)] = 5
-    """Muon: number of Newton-Schulz iterations that orthogonalize a matrix; docs/optimizers.md has their
-    cost."""
+    """Muon: number of Newton-Schulz iterations that orthogonalize a matrix. docs/optimizers.md lists their
+    cost.
+    """
     muon_scale_mode: Literal["spectral", "unit_rms_norm", "shape_scaling"] = "spectral"
-    """Muon: factor of a matrix's update, so that one rate suits all shapes: spectral is sqrt(max(outputs,
-    inputs)), unit_rms_norm is sqrt(outputs / inputs), and shape_scaling, as in DeepSpeed, is sqrt(max(1,
-    outputs / inputs))."""
+    """Muon: factor by which a matrix's update is scaled, so that one learning rate suits matrices of all
+    shapes. spectral is sqrt(max(outputs, inputs)), unit_rms_norm is sqrt(outputs / inputs), and
+    shape_scaling, as in DeepSpeed, is sqrt(max(1, outputs / inputs)).
+    """
     muon_extra_scale_factor: PositiveRatio = 0.2
     """Muon: additional factor of the update. With spectral, 0.2 makes updates as large as AdamW's, so that
-    its learning rate and weight decay suit the matrices too (arXiv:2502.16982, section 2.2)."""
+    AdamW's learning rate and weight decay suit the matrices too (arXiv:2502.16982, section 2.2).
+    """
     weight_decay: Rate = 0.1
-    """Decoupled weight decay at the end of training; biases and norms have none."""
+    """Decoupled weight decay at the end of training. Biases and norms have no weight decay."""
     start_weight_decay: Rate | None = None
-    """Weight decay of the first step; null means weight_decay from the first step on."""
+    """Weight decay of the first step. null means weight_decay from the first step on."""
     weight_decay_incr_style: Literal["constant", "linear", "cosine"] = "constant"
-    """Curve of the change from start_weight_decay to weight_decay over the run's tokens."""
+    """Curve along which weight decay changes from start_weight_decay to weight_decay over the run's tokens.
+    constant uses weight_decay throughout.
+    """
     clip_grad: Ratio = 1.0
-    """Largest global norm of the gradients; larger gradients are scaled down to it. 0 does not clip."""
+    """Maximum global norm of the gradients (gradient clipping). Larger gradients are scaled down to it. 0
+    turns clipping off.
+    """
 
 
 class LrScheduleConfig(ConfigModel):
-    """Linear warm-up, then decay from lr to min_lr; each length is set in tokens, samples or steps."""
+    """Learning-rate schedule: linear warm-up, then decay from lr to min_lr. Each length is set in tokens,
+    samples or steps.
+    """
 
     lr: PositiveRate
     """Peak learning rate."""
     min_lr: Rate = 0.0
     """Learning rate at the end of the decay and after it."""
     lr_warmup_init: Rate = 0.0
-    """Learning rate at which the warm-up begins."""
+    """Learning rate at the beginning of the warm-up."""
     lr_decay_style: Literal["cosine", "linear", "constant", "inverse-square-root", "WSD"] = "cosine"
-    """Shape of the decay. WSD (warm-up, stable, decay) stays at lr until the last lr_wsd_decay_tokens."""
+    """Shape of the decay. WSD (warmup-stable-decay) stays at lr until the last lr_wsd_decay_tokens."""
     lr_warmup_tokens: Amount | None = None
-    """Length of the warm-up in tokens, in which the rate rises from lr_warmup_init to lr. Without a
-    warm-up, this, lr_warmup_samples, lr_warmup_steps and lr_warmup_fraction are all null."""
+    """Length of the warm-up in tokens, during which the learning rate rises from lr_warmup_init to lr. Set at
+    most one of lr_warmup_tokens, lr_warmup_samples, lr_warmup_steps and lr_warmup_fraction. If all are null,
+    there is no warm-up.
+    """
     lr_warmup_samples: Amount | None = None
-    """Length of the warm-up in sequences."""
+    """Length of the warm-up in samples (sequences), as an alternative to lr_warmup_tokens."""
     lr_warmup_steps: Amount | None = None
-    """Length of the warm-up in optimizer steps, including the steps of a batch ramp-up."""
+    """Length of the warm-up in optimizer steps, including the steps of a batch-size ramp-up, as an
+    alternative to lr_warmup_tokens.
+    """
     lr_warmup_fraction: Fraction | None = None
-    """Length of the warm-up as a share of lr_decay_tokens."""
+    """Length of the warm-up as a fraction of the decay's length, as an alternative to lr_warmup_tokens."""
     lr_decay_tokens: PositiveAmount | None = None
-    """Tokens from the start of the run to the end of the decay, where the learning rate is min_lr. If
-    lr_decay_tokens, lr_decay_samples and lr_decay_steps are all null, the decay ends with the run.
+    """Number of tokens from the start of the run to the end of the decay, where the learning rate reaches
+    min_lr. If lr_decay_tokens, lr_decay_samples and lr_decay_steps are all null, the decay ends with the run.
     """
     lr_decay_samples: PositiveAmount | None = None
-    """Sequences from the start of the run to the end of the decay."""
+    """Number of samples (sequences) from the start of the run to the end of the decay, as an alternative to
+    lr_decay_tokens.
+    """
     lr_decay_steps: PositiveAmount | None = None
-    """Optimizer steps from the start of the run to the end of the decay, including the steps of a batch
-    ramp-up."""
+    """Number of optimizer steps from the start of the run to the end of the decay, including the steps of a
+    batch-size ramp-up, as an alternative to lr_decay_tokens.
+    """
     lr_wsd_decay_tokens: PositiveAmount | None = None
-    """WSD only: length of the last part, in which the rate falls, in tokens. WSD needs it in one unit, or as
-    lr_wsd_decay_fraction."""
+    """WSD only: length of the final decay phase in tokens. WSD needs the length in one unit, or as
+    lr_wsd_decay_fraction.
+    """
     lr_wsd_decay_samples: PositiveAmount | None = None
-    """WSD only: length in sequences of the last part, in which the rate falls."""
+    """WSD only: length of the final decay phase in samples (sequences), as an alternative to
+    lr_wsd_decay_tokens.
+    """
     lr_wsd_decay_steps: PositiveAmount | None = None
-    """WSD only: length of the last part, in which the rate falls, in steps of global_batch_size."""
+    """WSD only: length of the final decay phase in steps of global_batch_size sequences, as an alternative to
+    lr_wsd_decay_tokens.
+    """
     lr_wsd_decay_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
-    """WSD only: length of the last part, in which the rate falls, as a share of lr_decay_tokens."""
+    """WSD only: length of the final decay phase as a fraction of lr_decay_tokens, as an alternative to
+    lr_wsd_decay_tokens.
+    """
     lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
-    """WSD only: shape of the last part, in which the rate falls."""
+    """WSD only: shape of the final decay phase."""

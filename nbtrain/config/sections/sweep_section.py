@@ -1,4 +1,4 @@
-"""The fields of a sweep's file. They are not part of a run YAML."""
+"""The fields of a sweep file. They are not part of a run YAML."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,29 +8,32 @@ from nbtrain.config.sections.fields import ConfigModel, Name, PathText, Positive
 
 MOST_RUNS = 500
 LABEL = "sweep"
-"""Label of a run that belongs to a sweep; its value is the sweep's name."""
+"""Key of the label that marks a run as part of a sweep; its value is the sweep's name."""
 
 Values = Annotated[list[Any], Field(min_length=1, max_length=MOST_RUNS)]
 AtOnce = Annotated[int, Field(ge=1, le=MOST_RUNS)]
 
 
 class StopRule(ConfigModel):
-    """When a run that cannot win is stopped. It saves first, and is not started again."""
+    """Rule by which a run that cannot win is stopped. The run saves a checkpoint first and is not started
+    again.
+    """
 
     rule: Literal["median", "bound"]
-    """median: its metric is above the median of the other runs at the same number of tokens, if at least
-    three have trained that many. bound: its metric is above `bound`.
+    """Rule for stopping a run. median stops it if its metric is above the median of the other runs at the
+    same number of tokens, provided that at least three runs have trained that many. bound stops it if its
+    metric is above `bound`.
     """
     metric: Literal["validation_loss", "loss"] = "validation_loss"
-    """Metric that the rule compares; lower is better."""
+    """Metric that the rule compares. Lower is better."""
     after_tokens: PositiveAmount
-    """Tokens that a run has trained before it may be stopped."""
+    """Number of tokens that a run must have trained before it may be stopped."""
     bound: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    """Largest value of the metric with rule: bound."""
+    """Largest allowed value of the metric, with rule: bound."""
 
 
 class SweepConfig(ConfigModel):
-    """Contents of a sweep's file."""
+    """Contents of a sweep file."""
 
     sweep: Name
     run: PathText

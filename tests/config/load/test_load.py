@@ -84,12 +84,12 @@ REFUSED = {
     "a path in a container": (
         "backend:\n  kubernetes:\n    mounts:\n      - claim: x\n        mount_path: a b\n",
         "my-run.yaml:6: backend.kubernetes.mounts.0.mount_path = a b: must be an absolute path without "
-        "spaces, colons, commas and .., e.g. /data.",
+        "spaces, colons, commas or .., e.g. /data.",
     ),
     "an array of allocations": (
         "backend:\n  slurm:\n    array: 1-4\n",
-        "my-run.yaml:4: backend.slurm.array = 1-4: must be FIRST-LAST%1, e.g. 1-4%1: one allocation after "
-        "the other.",
+        "my-run.yaml:4: backend.slurm.array = 1-4: must be FIRST-LAST%1, e.g. 1-4%1, so that one "
+        "allocation runs after the other.",
     ),
     "a time with a unit": (
         "backend:\n  slurm:\n    time_limit_seconds: 2h\n",

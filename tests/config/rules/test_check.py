@@ -45,9 +45,9 @@ BROKEN = {
         "gpt-tiny",
         ["data.sources=[{kind: hf-dataset, path: 'hf://datasets/stas/openwebtext-10k'}]"],
         "@: data.sources[0].path = hf://datasets/stas/openwebtext-10k\n"
-        "  is a dataset of the Hugging Face Hub, which is not read from there. Download it with `hf download "
-        "stas/openwebtext-10k --repo-type dataset --local-dir corpus/openwebtext-10k`, and set the path to "
-        "corpus/openwebtext-10k.",
+        "  is a dataset on the Hugging Face Hub, but sources are read from disk. Download it with `hf "
+        "download stas/openwebtext-10k --repo-type dataset --local-dir corpus/openwebtext-10k`, then set the "
+        "path to corpus/openwebtext-10k.",
     ),
     "text that is cut in two ways": (
         "gpt-tiny",

@@ -342,8 +342,8 @@ def test_slurm_without_a_slurm_conf(make_config, tmp_path, monkeypatch):
     with pytest.raises(DataError) as caught:
         prepare(config)
     assert str(caught.value) == (
-        "data.workers: cluster is slurm, but sbatch finds no cluster: no slurm.conf in the places it "
-        "searches ($SLURM_CONF, /etc/slurm). Run it on a login node, or set cluster: local."
+        "data.workers: cluster is slurm, but sbatch finds no cluster: there is no slurm.conf at "
+        "$SLURM_CONF or in /etc/slurm. Run it on a login node, or set cluster: local."
     )
 
 

@@ -38,7 +38,7 @@ def test_each_key_of_a_section_is_a_field() -> None:
     assert sections == {"lora", "dpo", "model.rope_scaling", "batch.rampup"}
     assert {one.within for one in every_field().values()} == {"", *sections}
     rank, size = every_field()["lora.rank"], every_field()["batch.rampup.start_batch_size"]
-    assert rank.description.startswith("Inner size of the two matrices")
+    assert rank.description.startswith("Rank of an adapter")
     assert (rank.default, rank.within, rank.label) == ("16", "lora", "rank")
     assert (size.default, size.unit, size.within) == (None, "sequences", "batch.rampup")
 

@@ -248,7 +248,7 @@ def test_a_machine_without_a_slurm_conf_says_so(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(EngineAway) as away:
         engine.call("sinfo")
     assert str(away.value) == (
-        "sinfo finds no cluster: no slurm.conf in the places it searches ($SLURM_CONF, /etc/slurm)"
+        "sinfo finds no cluster: there is no slurm.conf at $SLURM_CONF or in /etc/slurm"
     )
 
 

@@ -52,9 +52,9 @@ def test_more_gpus_than_the_batch_has_copies_for(capsys):
     """If the batch allows too few replicas for all GPUs, that is the only reason reported."""
     assert main(["search", "1.3B", "--gpus", "1000000", "--gpu-type", "H100"]) == 0
     assert capsys.readouterr().out.splitlines()[1] == (
-        "No layout is legal. The batch limits the replicas of the model (DP): global_batch_size(512) / "
-        "micro_batch_size(1) = 512 at most. With 1,000,000 GPUs, each replica then has 1,954 of them or "
-        "more (TP x PP x Ulysses or CP). Use fewer GPUs, or larger batches."
+        "No layout is legal. The batch limits the number of model replicas (DP): global_batch_size(512) / "
+        "micro_batch_size(1) allows at most 512. With 1,000,000 GPUs, each replica must then be divided "
+        "across at least 1,954 GPUs (TP x PP x Ulysses or CP). Use fewer GPUs or larger batches."
     )
 
 
@@ -69,7 +69,7 @@ def test_search_draws(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["search", "1.3B", "--gpus", "12", "--gpus-per-node", "8"], "nearest: 8, 16."),
+        (["search", "1.3B", "--gpus", "12", "--gpus-per-node", "8"], "Nearest: 8, 16."),
         (["search", "1.3B", "--top", "0"], "top = 0 must be at least 1."),
         (["search", "1.3B", *ARGUMENTS, "--why", "9999"], "numbered from 1."),
         (["largest", "1.3B", "--gpu-type", "A100"], "is not in the device table. Nearest: A100-40GB"),
@@ -85,5 +85,7 @@ def test_largest_prints_answers_and_comparison(capsys):
     """largest prints the largest model, and a table that compares three ways to shard models."""
     assert main(["largest", "1.3B", "--gpus", "1", "--gpu-type", "L4"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("Largest model of the family on 1 x L4 at 2,048 tokens: ")
+    assert out.startswith(
+        "The largest model of the family that fits on 1 x L4 with sequences of 2,048 tokens "
+    )
     assert [line.split("  ")[0] for line in out.splitlines()[-3:]] == ["pure TP x PP", "pure ZeRO 3", "fused"]

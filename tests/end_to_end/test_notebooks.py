@@ -264,7 +264,7 @@ def test_the_plain_papermill_command(trial, tmp_path):
     assert "12,8" in shown
     # The what-if page and the search are static without a live front end.
     on = "gpt-13b-4xdp-4xpp-4xtp on 64 x A100-80GB"
-    for text in ("fits: yes, ", f"Layouts of {on}", "Longest sequence of ", on):
+    for text in ("fits: yes, ", f"Layouts of {on}", "The longest sequence that fits with ", on):
         assert text in shown
 
 

@@ -63,7 +63,7 @@ def test_a_run_with_adapters_has_their_states_and_no_others():
     assert found["activations"] - before["activations"] == 4 * 8 * 256 * 4 * 6 * 8
     terms = explain(setup_of(config))
     assert sum(term.value for term in terms) == estimate_memory(config).total_bytes
-    assert "147,456 parameters of adapters" in str([term.formula for term in terms])
+    assert "147,456 adapter parameters" in str([term.formula for term in terms])
     planned = plan(config, use_measured=False)
     assert planned.sections()["Model"]["adapters"] == "147,456, trained next to frozen weights"
     assert planned.memory.total_bytes < plan(full, use_measured=False).memory.total_bytes
@@ -93,7 +93,7 @@ def test_rows_of_tokens_are_trained_numbers_too():
     assert {part: size for part, size in more.items() if size} == wanted
     terms = explain(setup_of(config))
     assert sum(term.value for term in terms) == estimate_memory(config).total_bytes
-    assert "147,968 parameters of adapters" in str([term.formula for term in terms])
+    assert "147,968 adapter parameters" in str([term.formula for term in terms])
     assert plan(config, use_measured=False).sections()["Model"]["adapters"] == (
         "147,968, trained next to frozen weights"
     )
@@ -121,7 +121,7 @@ def test_matrices_in_4_bits_by_hand():
         assert dequantized_bytes(setup) == made
         terms = explain(setup)
         assert sum(term.value for term in terms) == estimate_memory(config).total_bytes
-        assert "of which 3,145,728 in 4 bits" in str([term.formula for term in terms])
+        assert "3,145,728 of them in 4 bits" in str([term.formula for term in terms])
         words = plan(config, use_measured=False).sections()["Model"]["adapters"]
         assert words == "147,456, trained next to frozen weights in 4 bits (nf4)"
 

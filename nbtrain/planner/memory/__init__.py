@@ -1,4 +1,4 @@
-"""Peak memory of one rank, by part: on its device, in host memory, on NVMe."""
+"""Peak memory of one rank, by part: on its device, in host memory and on NVMe."""
 
 from nbtrain.planner.memory.buffers import AVERAGE_FRAGMENTATION, SPARE_FRACTION, fragmented_bytes
 from nbtrain.planner.memory.estimate import (

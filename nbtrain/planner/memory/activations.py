@@ -1,31 +1,33 @@
-"""Activations: the tensors of one micro batch that autograd keeps for the backward pass, by kind and by
-layer.
+"""Activations: the tensors of one micro batch that autograd keeps for the backward pass, by kind.
 
-    norms            inputs of the two norms of a layer, which are the residual stream, and their statistics
-    attention        its input; query, key, value; output; with flash attention the log-sum-exp of the scores;
-                     with norms of heads what was normed; the mask of a window, for kernels that need one
-    mlp              its input, the activation's input and output; gated: gate, opening and their product
-    dropout_masks    of both branches of a layer, and of the embedding
-    scores           softmax, its mask and the dropped-out softmax, for every pair of positions, if the kernel
-                     keeps them
-    layer_inputs     all that full recomputation keeps
-    ends             token ids; the final norm's input
+    norms            inputs of a layer's two norms, which are the residual stream, and the norms' statistics
+    attention        input; query, key, value; output; the log-sum-exp of the scores with flash attention; the
+                     inputs of query and key norms; the mask of a sliding window, for kernels that need one
+    mlp              input, and the activation's input and output; in a gated MLP, gate, up projection and
+                     their product
+    dropout_masks    masks of both branches of a layer, and of the embedding
+    scores           softmax, its dropout mask and the dropped-out softmax for every pair of positions, if the
+                     kernel keeps them
+    layer_inputs     the layer inputs, which are all that full recomputation keeps
+    ends             token ids, and the final norm's input
 
-Counted by tensor after arXiv:2205.05198, section 4.1 (equations 1, 2 and 4; s b h 34 with dropout), with
-grouped queries, gated MLPs and explicit head sizes. Tensor parallelism shards the tensors inside attention
-and MLP; sequence parallelism shards the rest; Ulysses and context parallelism shard the tokens. Selective
-recomputation drops the scores and, in nbtrain, the MLP's activation (section 5; model/recompute.py).
+The tensors are counted as in arXiv:2205.05198, section 4.1 (equations 1, 2 and 4; s b h 34 with dropout),
+extended to grouped queries, gated MLPs and explicit head sizes. Tensor parallelism shards the tensors inside
+attention and MLP, and sequence parallelism shards the others. Ulysses and context parallelism shard the
+tokens. Selective recomputation drops the scores and, in nbtrain, the MLP's activation (section 5;
+model/recompute.py).
 
-torch's math kernel makes its scores in fp32 whatever the format, and keeps fp32 copies of query, key and
-value (aten, transformers/attention.cpp). nbtrain's own kernel (for bf16 and windows on a CPU, and for capped
-scores) keeps query, key and value alone. On a CPU a dropout mask has the format of what it masks, on a GPU it
-has one byte. Where ranks share sequences, attention's output exists twice, if its kernel keeps it. With
-context parallelism there are keys and values of the whole sequence (parallel/context.py). FPDT
-(arXiv:2408.16978) keeps query, key, value, input and output in host memory, and recomputes the MLP a chunk at
-a time.
+torch's math kernel computes its scores in fp32 in every number format, and keeps fp32 copies of query, key
+and value (aten, transformers/attention.cpp). nbtrain's own kernel (for bf16 and windows on a CPU, and for
+capped scores) keeps only query, key and value. A dropout mask takes one byte per element on a GPU; on a CPU
+it has the format of the tensor that it masks. Where ranks share sequences, attention's output exists twice if
+the kernel keeps it. With context parallelism, each rank holds the keys and values of the whole sequence
+(parallel/context.py). FPDT (arXiv:2408.16978) keeps query, key, value, input and output in host memory, and
+recomputes the MLP one chunk at a time.
 
-The bytes that autograd really keeps: within 5 %, on one rank (tests/planner/memory/test_activations_saved.py)
-and on each of two that share the model (test_activations_cut.py).
+The counts are within 5 % of the bytes that autograd keeps, on one rank
+(tests/planner/memory/test_activations_saved.py) and on each of two ranks that share the model
+(test_activations_cut.py).
 """
 
 import operator
@@ -36,19 +38,20 @@ from nbtrain.planner.memory.states import weight_element
 from nbtrain.planner.setup.engines import habits_of
 from nbtrain.planner.setup.setup import Setup
 
-# Chunks that FPDT holds on the device in its backward pass: 16-bit ones of query, key, value, output and the
-# output's gradient, each twice so that copies hide; fp32 ones of three gradients (DeepSpeed 0.19.8,
-# sequence/fpdt_layer.py, _FPDTGPUOffloadingAttentionImpl_.backward).
+# Chunks that FPDT holds on the device in its backward pass: 16-bit chunks of query, key, value, output and
+# the output's gradient, each twice so that copying overlaps with computation, and fp32 chunks of three
+# gradients (DeepSpeed 0.19.8, sequence/fpdt_layer.py, _FPDTGPUOffloadingAttentionImpl_.backward).
 FPDT_HALF_CHUNKS = 10
 FPDT_FLOAT_CHUNKS = 3
-# A number in blocks of 16 with a scale of one byte (NVIDIA, "Pretraining LLMs with NVFP4", arXiv:2509.25149).
+# Bytes of a 4-bit number, whose block of 16 numbers shares a one-byte scale (NVIDIA, "Pretraining LLMs with
+# NVFP4", arXiv:2509.25149).
 NVFP4_BYTES = 9 / 16
-# Tensors of the width of a layer's input that FPDT keeps in host memory: input, query, key, value, output.
+# Tensors as wide as a layer's input that FPDT keeps in host memory: input, query, key, value, output.
 FPDT_HOST_TENSORS = 5
 
 
 class Kinds(NamedTuple):
-    """Bytes by kind."""
+    """Bytes of activations by kind."""
 
     norms: float = 0
     attention: float = 0
@@ -63,11 +66,11 @@ class Kinds(NamedTuple):
         return sum(self)
 
     def times(self, factor: float) -> "Kinds":
-        """Multiply every kind by `factor`."""
+        """Return the bytes of every kind multiplied by `factor`."""
         return Kinds._make([factor * value for value in self])
 
     def plus(self, other: "Kinds") -> "Kinds":
-        """Add another amount, kind by kind."""
+        """Return the sum of both, kind by kind."""
         return Kinds._make(map(operator.add, self, other))
 
 
@@ -77,31 +80,34 @@ def product_element(setup: Setup) -> int:
 
 
 def stream_element(setup: Setup) -> int:
-    """Return the bytes of one element of the residual stream. nbtrain's autocast keeps it in the weights'
-    format.
+    """Return the bytes of one element of the residual stream.
+
+    nbtrain keeps the residual stream in the format of the weights, also under autocast.
     """
     return weight_element(setup) if setup.engine == "nbtrain" else product_element(setup)
 
 
 def stream_cut(setup: Setup) -> int:
-    """Return the number of ranks that share the tokens outside attention and MLP (Megatron's sequence
-    parallelism).
+    """Return the number of ranks across which sequence parallelism shards the tokens; 1 without it.
+
+    Megatron's sequence parallelism applies outside attention and MLP.
     """
     return setup.tensor_parallel_size if setup.sequence_parallel else 1
 
 
 def stream_bytes(setup: Setup) -> int:
-    """Return the bytes of a layer's input for one micro batch. Stages send it, and full recomputation keeps
-    it.
+    """Return the bytes of a layer's input for one micro batch.
+
+    Pipeline stages send this tensor to the next stage, and full recomputation keeps it.
     """
     hidden = setup.shape.hidden_size
     return stream_element(setup) * setup.tokens_per_micro_batch * hidden // stream_cut(setup)
 
 
 def layer(setup: Setup, recompute: str | None = None, window: bool = False) -> Kinds:
-    """Return the bytes that one layer keeps of one micro batch; `recompute` replaces the setup's own value.
+    """Return the bytes that one layer keeps for one micro batch.
 
-    `window`: the layer attends to a window of the sequence.
+    `recompute` overrides the setup's value. `window` says whether the layer has sliding-window attention.
     """
     recompute = setup.recompute if recompute is None else recompute
     if recompute == "full":
@@ -112,8 +118,8 @@ def layer(setup: Setup, recompute: str | None = None, window: bool = False) -> K
     shape, tokens, tensor = setup.shape, setup.tokens_per_micro_batch, setup.tensor_parallel_size
     element, stream, cut = product_element(setup), stream_element(setup), stream_cut(setup)
     hidden, own = shape.hidden_size, setup.engine == "nbtrain"
-    # Inputs of products: in FP8 one byte if the program keeps the rounded copies, in NVFP4 half a byte and
-    # one byte of scale for each 16 numbers.
+    # Inputs of matrix products: if the program keeps the rounded copies, one byte each in FP8, and in NVFP4
+    # half a byte each plus a one-byte scale per 16 numbers.
     kept_input: float = element
     if habits.keeps_fp8 and (setup.fp8 or setup.fp4):
         kept_input = NVFP4_BYTES if setup.fp4 else 1
@@ -131,7 +137,7 @@ def layer(setup: Setup, recompute: str | None = None, window: bool = False) -> K
     key = groups * shape.kv_channels
     scores = 0.0
     drops_core = recompute == "selective"
-    # Keys of the whole sequence, for each of the rank's own tokens.
+    # With context parallelism, a rank holds the keys of the whole sequence: `seen` times its own tokens.
     seen = setup.context_parallel_size if own else 1
     copied = 2 * seen * _pairs(setup, window) / (tokens * shape.seq_length) if seen > 1 else 1
     inside = element * (query + 2 * seen * key)
@@ -141,14 +147,15 @@ def layer(setup: Setup, recompute: str | None = None, window: bool = False) -> K
         score = 4 if own else element
         dropped = score + _mask_bytes(setup, score) if shape.attention_dropout else 0
         scores = (score + dropped) * pairs
-        # nbtrain's own kernel repeats the keys and values of groups.
+        # nbtrain's own kernel repeats the keys and values of each query group.
         wide = max(score, element)
         repeats = groups < heads
         inside = wide * (query + 2 * copied * (query if repeats else key))
         if seen > 1 and not repeats and wide == element:
-            # Without a copy in another format, the values are those that were gathered with the keys.
+            # If no copy in another format is needed, the values are the ones gathered with the keys.
             inside += wide * (2 * seen - copied) * key
-    # Share of the tokens whose output the kernel keeps too; where ranks share sequences, as another tensor.
+    # Share of the tokens whose output the kernel keeps too. Where ranks share sequences, it is a second
+    # tensor.
     kernel_keeps = _kept_outputs(setup, window)
     inside += 4 * heads * kernel_keeps
     inside += element * query * (1 + (kernel_keeps if setup.sharing > 1 and own else 0))
@@ -158,7 +165,7 @@ def layer(setup: Setup, recompute: str | None = None, window: bool = False) -> K
             # The kernel keeps a copy of the value.
             inside += element * key
     if _masks(setup, window) and not setup.keeps_scores:
-        # One for all sequences and heads.
+        # All sequences and heads use the same mask.
         inside += element * _pairs(setup, window) / setup.micro_batch_size / tokens
     if kept_input < element:
         inside += kept_input * query
@@ -170,18 +177,22 @@ def layer(setup: Setup, recompute: str | None = None, window: bool = False) -> K
     if setup.recomputes_mlp:
         widths, ffn = 1, 0.0
     mlp = tokens * (kept_input * hidden / input_cut + ((widths - 1) * element + kept_input) * ffn)
-    # Counted with the MLP: what adapters keep, in the attention too.
+    # The activations of all adapters, including those in the attention, are counted with the MLP.
     between, dropped_inputs = setup.adapter_activations
     mlp += tokens * (element * between + (element + _mask_bytes(setup, element)) * dropped_inputs)
     return Kinds(norms, attention, mlp, masks, scores)
 
 
 def ends(setup: Setup, stage: Stage) -> Kinds:
-    """Return the bytes of ids and the embedding's mask (first stage) and the final norm's input (last)."""
+    """Return the bytes that only the first or the last stage keeps for one micro batch.
+
+    The first stage keeps token ids and the embedding's dropout mask, and the last stage keeps the final
+    norm's input and the labels.
+    """
     shape, tokens, cut = setup.shape, setup.tokens_per_micro_batch, stream_cut(setup)
     masks = kept = 0.0
     if stage.is_first:
-        # Context-parallel ranks have ids of their positions too.
+        # Context-parallel ranks keep position ids too.
         has_positions = setup.context_parallel_size > 1 and shape.learned_positions > 0
         kept += 8 * tokens * (2 if has_positions and setup.engine == "nbtrain" else 1)
         if shape.hidden_dropout:
@@ -192,10 +203,12 @@ def ends(setup: Setup, stage: Stage) -> Kinds:
 
 
 def in_flight(setup: Setup, index: int) -> float:
-    """Return the number of micro batches whose activations stage `index` holds at one time.
+    """Return the number of micro batches whose activations stage `index` holds at the same time.
 
-    1F1B: p - k (arXiv:2104.04473, section 2.2). Interleaved: 2 (p - k - 1) + (v - 1) p + 1 pieces of 1 / v
-    (Megatron-LM, theoretical_memory_usage.py, has the first stage). Limited by the number of micro batches.
+    With p stages and 1F1B, stage k holds p - k micro batches (arXiv:2104.04473, section 2.2). With v virtual
+    stages per rank (the interleaved schedule) it holds the activations of 2 (p - k - 1) + (v - 1) p + 1 model
+    chunks, each 1 / v of a stage (Megatron-LM, theoretical_memory_usage.py, has the formula for the first
+    stage). The result never exceeds the number of accumulated micro batches.
     """
     stages, pieces = setup.pipeline_parallel_size, setup.virtual_stages
     if stages == 1:
@@ -207,7 +220,7 @@ def in_flight(setup: Setup, index: int) -> float:
 
 
 class Layers:
-    """A setup's layers without and with a window: what one of them keeps, and what it allocates again."""
+    """Cached bytes that a layer of a setup keeps and allocates again, with and without a sliding window."""
 
     def __init__(self, setup: Setup):
         self.setup = setup
@@ -215,7 +228,7 @@ class Layers:
         self._again: dict[bool, float] = {}
 
     def kept(self, window: bool) -> Kinds:
-        """Return the bytes that a layer keeps of one micro batch."""
+        """Return the bytes that a layer keeps for one micro batch."""
         if window not in self._kept:
             self._kept[window] = layer(self.setup, window=window)
         return self._kept[window]
@@ -230,9 +243,9 @@ class Layers:
 
 
 def kept(setup: Setup, stage: Stage, layers: Layers | None = None) -> Kinds:
-    """Return the bytes that a stage keeps after its last forward pass, over the micro batches in flight.
+    """Return the bytes of activations that a stage keeps for all micro batches in flight.
 
-    `layers` are the setup's, for callers that look at several stages.
+    A caller that computes several stages passes the setup's `layers`, so that they are computed once.
     """
     layers, count = layers or Layers(setup), _kept_layers(setup, stage)
     found = layers.kept(False).times(count - stage.window_layers)
@@ -242,7 +255,7 @@ def kept(setup: Setup, stage: Stage, layers: Layers | None = None) -> Kinds:
 
 
 def kept_bytes(setup: Setup, stage: Stage, layers: Layers) -> float:
-    """Return kept(...).total without its parts, in half of the time: a search needs it for every layout."""
+    """Return kept(...).total in half the time, because a search needs this sum for every layout."""
     found = layers.kept(False).total * (_kept_layers(setup, stage) - stage.window_layers)
     if stage.window_layers:
         found += layers.kept(True).total * stage.window_layers
@@ -250,15 +263,16 @@ def kept_bytes(setup: Setup, stage: Stage, layers: Layers) -> float:
 
 
 def _kept_layers(setup: Setup, stage: Stage) -> int:
-    """Return the number of a stage's layers, rounded up to whole pieces under full recomputation."""
+    """Return the number of layers in a stage; full recomputation rounds it up to whole groups."""
     if setup.recompute != "full":
         return stage.layers
     return -(-stage.layers // setup.recompute_interval) * setup.recompute_interval
 
 
 def live(setup: Setup, stage: Stage, layers: Layers | None = None) -> float:
-    """Return the bytes that are allocated again while the backward pass recomputes a layer, or a chunk of
-    layers. `layers` are the setup's, as in `kept`.
+    """Return the bytes that are allocated again while the backward pass recomputes a group of layers.
+
+    FPDT's working set is included. `layers` are the setup's, as in `kept`.
     """
     whole: float = 0
     if setup.recompute != "none":
@@ -273,18 +287,22 @@ def live(setup: Setup, stage: Stage, layers: Layers | None = None) -> float:
 
 
 def fpdt_host_bytes(setup: Setup, stage: Stage) -> int:
-    """Return the host memory in bytes where FPDT keeps a stage's layers, over the micro batches in flight."""
+    """Return the bytes of host memory in which FPDT keeps a stage's activations.
+
+    All micro batches in flight are counted. The result is 0 without FPDT, and if one chunk holds the whole
+    sequence.
+    """
     if not setup.fpdt_chunk_tokens or setup.fpdt_chunk_tokens >= setup.shape.seq_length:
         return 0
     tokens, shape = setup.tokens_per_micro_batch, setup.shape
     token = product_element(setup) * FPDT_HOST_TENSORS * shape.hidden_size + 4 * shape.num_attention_heads
-    # With full recomputation, only the layers that are recomputed exist.
+    # With full recomputation, only the layers that are being recomputed have activations.
     layers = min(setup.recompute_interval, stage.layers) if setup.recompute == "full" else stage.layers
     return int(tokens * token * layers * in_flight(setup, stage.number))
 
 
 def _fpdt_chunks(setup: Setup) -> float:
-    """Return the bytes of FPDT's working set: chunks of attention, or one chunk of the MLP."""
+    """Return the bytes of FPDT's working set: the chunks of attention or one chunk of the MLP, if larger."""
     if not setup.fpdt_chunk_tokens:
         return 0
     shape, element = setup.shape, product_element(setup)
@@ -294,17 +312,17 @@ def _fpdt_chunks(setup: Setup) -> float:
 
 
 def _masks(setup: Setup, window: bool) -> bool:
-    """Return whether a layer passes a mask to a kernel that attends to all pairs of positions."""
+    """Return whether a layer passes an attention mask to a kernel that computes all pairs of positions."""
     if setup.engine == "nbtrain" and setup.context_parallel_size > 1 and not window:
         return setup.masks_parts and not own_kernel(setup)
     return window and setup.masks_windows
 
 
 def _pairs(setup: Setup, window: bool) -> float:
-    """Return the pairs of a query and a key in a micro batch for which a rank has scores or a mask.
+    """Return the number of (query, key) pairs in a micro batch for which a rank stores scores or a mask.
 
-    A context-parallel rank's two chunks have the keys up to their own ends, of which the last rank has the
-    most in a window.
+    Each of a context-parallel rank's two chunks sees the keys up to the chunk's own end, or those in its
+    window.
     """
     shape, context = setup.shape, setup.context_parallel_size
     tokens = setup.tokens_per_micro_batch
@@ -318,10 +336,10 @@ def _pairs(setup: Setup, window: bool) -> float:
 
 
 def _normed_heads(setup: Setup, query: float, key: float, heads: float) -> float:
-    """Return the bytes per token that norms of queries and keys keep: their input and its statistics.
+    """Return the bytes per token that the query and key norms keep: their inputs and statistics.
 
-    The input is a part of the packed product, whose other part is the value. On a GPU autocast's LayerNorm
-    copies it to fp32.
+    The inputs are slices of the fused query-key-value projection. On a GPU, autocast copies the input of a
+    LayerNorm to fp32.
     """
     element, statistics = product_element(setup), 4 if setup.shape.rmsnorm else 8
     copies = 4 if setup.on_gpu and setup.autocast and not setup.shape.rmsnorm else 0
@@ -329,7 +347,7 @@ def _normed_heads(setup: Setup, query: float, key: float, heads: float) -> float
 
 
 def own_kernel(setup: Setup, window: bool = False) -> bool:
-    """Return whether nbtrain's own attention kernel, which works in blocks, runs (model/attention.py)."""
+    """Return whether attention runs on nbtrain's own block-wise kernel (model/attention.py)."""
     if setup.engine != "nbtrain" or setup.keeps_scores:
         return False
     if setup.shape.attn_softcap:
@@ -338,23 +356,24 @@ def own_kernel(setup: Setup, window: bool = False) -> bool:
 
 
 def _kept_outputs(setup: Setup, window: bool) -> float:
-    """Return the share of the tokens whose output the attention kernel keeps; torch's math kernel and ours
-    keep none.
+    """Return the fraction of tokens whose output the attention kernel keeps for the backward pass.
+
+    torch's math kernel and nbtrain's own kernel keep no output.
     """
     if setup.keeps_scores:
         return 0
     if not own_kernel(setup, window):
         return 1
-    # From a first chunk, which is a half of a context-parallel rank's tokens, a window may hide nothing.
+    # In the first of a context-parallel rank's two chunks, a long window may mask nothing.
     chunk = setup.shape.seq_length / (2 * setup.context_parallel_size)
     is_plain = window and setup.context_parallel_size > 1 and setup.shape.window_size >= chunk
     return 0.5 if is_plain and not own_kernel(setup) else 0
 
 
 def _mask_bytes(setup: Setup, element: int) -> int:
-    """Return the bytes of one number of a dropout mask over numbers of `element` bytes.
+    """Return the bytes per element of the dropout mask of a tensor whose elements have `element` bytes.
 
-    torch's CPU kernel keeps the scaled mask in the format of the masked tensor.
+    torch's CPU kernel keeps the scaled mask in the format of the masked tensor, its GPU kernel one byte.
     """
     return 1 if setup.on_gpu else element
 
@@ -362,9 +381,9 @@ def _mask_bytes(setup: Setup, element: int) -> int:
 def _every_other_product(setup: Setup) -> Kinds:
     """Return the bytes that torchtitan's selective recomputation keeps of a layer.
 
-    It keeps the layer's input, attention's output, and every other product. The products in order are query,
-    key, value, projection, gate, opening, output; the first, third, fifth and seventh are kept (torchtitan,
-    parallelize_llama.py, _get_custom_policy).
+    It keeps the layer's input, attention's output, and every other matrix product. The products in order are
+    query, key, value, attention output projection, gate, up and down projection; the first, third, fifth and
+    seventh are kept (torchtitan, parallelize_llama.py, _get_custom_policy).
     """
     shape, tokens, tensor = setup.shape, setup.tokens_per_micro_batch, setup.tensor_parallel_size
     element, cut = product_element(setup), stream_cut(setup)

@@ -1,15 +1,15 @@
 """Device memory that is neither model state nor activation: logits, buffers, CUDA, fragmentation.
 
-logits         nbtrain: one chunk of the linear + cross entropy, the hidden states that enter it, and both
-               gradients that it makes; with a loss() of the user, all logits of a micro batch; others: all
-               logits of a micro batch; of logits and a layer that is recomputed only the larger one, because
-               the logits are gone by then (estimate.py), but for a tied output layer's gradient
-communication  DeepSpeed's buckets; under ZeRO 3 also the parameters that are whole at one time
-pipeline       of each micro batch in flight the output that was sent on; two receive buffers
+logits         nbtrain: one chunk of the fused output layer and cross entropy, the hidden states that enter
+               it, and the two gradients that it computes. Other programs, and a user's own loss(): all logits
+               of a micro batch. The logits are freed before a layer is recomputed, so only the larger of the
+               two counts (estimate.py), except for the gradient of a tied output layer
+communication  DeepSpeed's buckets; under ZeRO 3 also the parameters that are gathered at the same time
+pipeline       the output of each micro batch in flight that was sent to the next stage; two receive buffers
 workspace      what the peak needs in addition: gradients inside a layer, FP8's rounded copies, or the flat
-               gradient of the step if that is more than the activations leave
-runtime        CUDA's context, and NCCL if there are several ranks; on a CPU the process itself
-reserve        memory that torch's allocator holds between its blocks
+               gradient of the step if it is larger than the memory that the activations have freed
+runtime        CUDA's context, and NCCL if there are several ranks; on a CPU, the process itself
+reserve        memory lost to fragmentation in torch's allocator
 """
 
 from nbtrain.config.arithmetic.devices import GIB
@@ -30,44 +30,52 @@ from nbtrain.planner.memory.states import (
 from nbtrain.planner.setup.engines import habits_of
 from nbtrain.planner.setup.setup import Setup
 
-# Elements of alike matrices that Muon orthogonalizes together (train/engine/newton_schulz.py).
+# Number of elements of equally shaped matrices that Muon orthogonalizes together
+# (train/engine/newton_schulz.py).
 STACK_ELEMENTS = 2**24
-# Measured with torch 2.1: 0.47 GiB with lazily loaded kernels, 0.92 GiB with all of them (A100; stas00,
-# ml-engineering, training/performance).
+# CUDA's context, measured with torch 2.1 on an A100: 0.47 GiB if kernels are loaded lazily, 0.92 GiB if all
+# kernels are loaded (stas00, ml-engineering, training/performance).
 CUDA_CONTEXT_BYTES = int(0.9 * GIB)
-# The same in logs of 2022, with torch 1.10: V100 1.24 GiB, A100 1.54 GiB (bigscience).
+# CUDA's context in logs from 2022 with torch 1.10: V100 1.24 GiB, A100 1.54 GiB (bigscience).
 OLD_CONTEXT_BYTES = (int(1.24 * GIB), int(1.54 * GIB))
-# The first NCCL communicator took a GPU from 0.55 to 2.00 GiB (same source).
+# The first NCCL communicator raised the used memory of a GPU from 0.55 to 2.00 GiB (same source).
 NCCL_BYTES = int(1.5 * GIB)
 # A CPU rank's resident memory in addition to the counted parts: measured with gpt3-tiny.
 CPU_RUNTIME_BYTES = 434 * 2**20
-# Each further communicator: 24 channels of 4 + 0.5 + 4.7 MiB for each peer (NCCL's constants), two peers.
+# Each further communicator has two peers with 24 channels each of 4 + 0.5 + 4.7 MiB (NCCL's constants).
 NCCL_MORE_BYTES = int(24 * 2 * 9.2 * 2**20)
-# Fraction of torch's allocated memory that is free between blocks and cannot be returned on a full device.
-# Fitted to whether the runs of the training half fitted (docs/evidence/plan-accuracy.md); fragmentation alone
-# has ended one run of the other half, with 58.8 of 80 GB allocated.
+# Free memory between torch's blocks that cannot be returned on a full device, as a fraction of the allocated
+# memory. Fitted to whether the published runs of the training half fitted their GPUs
+# (docs/evidence/plan-accuracy.md). In the other half, fragmentation alone ended one run, with 58.8 of 80 GB
+# allocated.
 RESERVE_FRACTION = 0.05
-# Fragmentation of what torch reserves without expandable segments, on average of eight models that were
-# fine-tuned on A100-80GB (arXiv:2401.08156; at worst 33 %). No run is refused for it: of the runs that fitted
-# one in ten would be (docs/evidence/plan-accuracy.md). A plan that it would fill names the fix: it is free.
+# Average fragmentation of the memory that torch reserves without expandable segments, over eight models that
+# were fine-tuned on A100-80GB (arXiv:2401.08156; at worst 33 %). No run is refused because of it, since one
+# in ten of the runs that fitted would be refused (docs/evidence/plan-accuracy.md). A plan that would not fit
+# with it recommends expandable segments, which cost nothing.
 AVERAGE_FRAGMENTATION = 0.15
-# Queries that nbtrain's own kernel attends to at one time (model/attention.py).
+# Number of queries in a block of nbtrain's own attention kernel (model/attention.py).
 CPU_BLOCK_ROWS, GPU_BLOCK_ROWS = 128, 256
-# A plan that leaves less of the device than this is tight. With the reserve, which is counted, it keeps what
-# torch allocates at 90 % of what CUDA leaves: the field's rule is 90 to 92 % (stas00, ml-engineering).
+# A plan that leaves less than this fraction of the device is tight. Together with the reserve, this keeps
+# torch's allocations at 90 % of the memory that CUDA leaves; the usual rule is 90 to 92 % (stas00,
+# ml-engineering).
 SPARE_FRACTION = 0.05
-# Each logit that a loss() of the user gets: in fp32, its exponential or log-softmax, and its gradient twice.
+# Bytes per logit that a user's loss() gets: the fp32 logit, its exponential or log-softmax, and two
+# gradients.
 OWN_LOSS_BYTES = 16
 # The driver keeps some of a device's memory: torch gets 79.15 of 80 GiB on an A100, 31.75 of 32 GiB on a
 # V100, and 139.8 of 141 GiB on an H200 (stas00, ml-engineering; torch's out-of-memory messages).
 USABLE_FRACTION = 0.99
-# Free blocks that it holds while there is room, the reserve included: fitted to published peaks of whole
-# devices in the training half (docs/evidence/plan-accuracy.md).
+# Free blocks, including the reserve, that torch holds while memory is free, as a fraction of the allocated
+# memory. Fitted to published peaks of whole devices in the training half (docs/evidence/plan-accuracy.md).
 FREE_FRACTION = 0.14
 
 
 def logits_bytes(setup: Setup, stage: Stage) -> int:
-    """Return the bytes of the output layer and its loss, on the last stage (parallel/cross_entropy.py)."""
+    """Return the bytes of the output layer and the loss; 0 except on the last stage.
+
+    See parallel/cross_entropy.py.
+    """
     if not stage.is_last:
         return 0
     tokens, shape, tensor = setup.tokens_per_micro_batch, setup.shape, setup.tensor_parallel_size
@@ -75,7 +83,7 @@ def logits_bytes(setup: Setup, stage: Stage) -> int:
     if setup.engine != "nbtrain":
         habits = habits_of(setup.engine)
         fused = habits.compiled_logits if setup.compiled else None
-        # The gradient of the weights is made when most of the logits are gone.
+        # The gradient of the weights is computed after most of the logits are freed.
         return max((fused or habits.logits) * tokens * vocabulary, loss_gradients(setup, stage))
     entering = stream_element(setup) * tokens * shape.hidden_size
     if setup.own_loss:
@@ -83,8 +91,8 @@ def logits_bytes(setup: Setup, stage: Stage) -> int:
         own = tokens * (product_element(setup) * vocabulary + OWN_LOSS_BYTES * width)
         return own + entering + loss_gradients(setup, stage)
     chunk = min(setup.logits_chunk_tokens or tokens, tokens)
-    # A chunk's logits in the products' format, capped ones twice, and on a GPU, which has no small blocks of
-    # rows, what the softmax makes of them.
+    # A chunk's logits in the format of the matrix products, twice if they are soft-capped. On a GPU, which
+    # does not work in small blocks of rows, the softmax adds its own tensors.
     each = product_element(setup) * (2 if shape.logit_softcap else 1)
     each += _softmax_bytes(setup) if setup.on_gpu else 0
     transient = chunk * vocabulary * each
@@ -92,10 +100,11 @@ def logits_bytes(setup: Setup, stage: Stage) -> int:
 
 
 def _softmax_bytes(setup: Setup) -> int:
-    """Return the softmax bytes of each logit on a GPU: fp32 log-softmax, and the fp32 copy of 16-bit logits.
+    """Return the softmax bytes per logit on a GPU: fp32 log-softmax, and an fp32 copy of 16-bit logits.
 
-    torch has a kernel without the copy for fp16 alone (ATen/native/SoftMax.cpp, log_softmax). Measured on an
-    H200: 125M with chunks of 8,192 tokens takes 15.8 GiB; the plan, which counts the copy, says 15.7.
+    Only for fp16 does torch have a kernel that needs no copy (ATen/native/SoftMax.cpp, log_softmax). Measured
+    on an H200, 125M with chunks of 8,192 tokens takes 15.8 GiB; the plan, which counts the copy, predicts
+    15.7 GiB.
     """
     is_cast = setup.dtype == "bf16" or (setup.dtype == "fp16" and setup.tensor_parallel_size > 1)
     return 4 + (4 if is_cast else 0)
@@ -104,17 +113,18 @@ def _softmax_bytes(setup: Setup) -> int:
 def loss_gradients(setup: Setup, stage: Stage) -> int:
     """Return the bytes of gradients that the loss leaves in memory for the layers' backward pass.
 
-    nbtrain: the fp32 gradient of the word embeddings, and the gradient of the hidden states, which
-    tensor-parallel ranks hold whole. Programs that leave it to autograd, with tied weights: the output
-    layer's gradient, which ZeRO cannot cut before the embedding's own is added to it. DeepSpeed's estimate
-    of ZeRO 3 has these 2 bytes of the largest layer too (docs/code-docs/source/memory.rst).
+    In nbtrain, these are the fp32 gradient of the word embeddings and the gradient of the hidden states,
+    which every tensor-parallel rank holds whole. In programs that leave the loss to autograd, it is the
+    output layer's gradient if the weights are tied, because ZeRO cannot shard it before the embedding's
+    gradient is added. DeepSpeed's own estimate for ZeRO 3 also counts these 2 bytes per parameter of the
+    largest layer (docs/code-docs/source/memory.rst).
     """
     if not stage.is_last:
         return 0
     shape, tokens = setup.shape, setup.tokens_per_micro_batch
     vocabulary = shape.padded_vocab_size // setup.tensor_parallel_size
     if setup.engine == "nbtrain":
-        # Frozen embeddings have no gradient, except for trained rows.
+        # Frozen embeddings have a gradient only for their trained rows.
         words = setup.trained_row_elements if setup.adapter_sizes else vocabulary * shape.hidden_size
         return 4 * words + stream_element(setup) * tokens * shape.hidden_size
     waits = habits_of(setup.engine).tied_gradient_waits and shape.tied and stage.is_first
@@ -127,20 +137,20 @@ def passing_logits_bytes(setup: Setup, stage: Stage) -> int:
 
 
 def communication_bytes(setup: Setup, stage: Stage) -> int:
-    """Return the bytes of communication buckets, and under ZeRO 3 of gathered parameters."""
+    """Return the bytes of communication buckets and, under ZeRO 3, of gathered parameters."""
     if setup.engine == "nbtrain":
         return _of_deepspeed(setup, stage)
     habits, count = habits_of(setup.engine), stage.elements
     element = 4 if setup.dtype == "fp32" else 2
     found = 0
     if habits.bucket and setup.zero_stage and setup.data_axis_size > 1:
-        # One bucket is reduced, two in stage 2 with overlap; parameters are gathered in place.
+        # One bucket is reduced at a time, or two in ZeRO 2 with overlap; parameters are gathered in place.
         buckets = 2 if setup.zero_stage == 2 and setup.overlap_comm else 1
         found += element * buckets * min(setup.reduce_bucket_elements, count)
     if habits.whole_in_pipeline and setup.zero_stage and setup.pipeline_parallel_size > 1:
         found += habits.whole_in_pipeline * count
     elif habits.gathered_blocks and setup.zero_stage == 2:
-        # Gathered 16-bit weights stay from forward to backward pass; gradients of a few blocks are whole.
+        # Gathered 16-bit weights stay until the backward pass; gradients of a few blocks are whole.
         found += element * (count + habits.gathered_blocks * _block(stage) + _largest_end(stage))
     elif habits.gathered_blocks and (setup.zero_stage or setup.shard_size):
         # Whole weights and gradients of a few blocks, and of embedding and output.
@@ -161,14 +171,17 @@ def _largest_end(stage: Stage) -> int:
 
 
 def _of_deepspeed(setup: Setup, stage: Stage) -> int:
-    """Read in DeepSpeed 0.19.8: stage_1_and_2.py, setup_buckets and reduce_gradients; stage3.py."""
+    """Return the bytes of DeepSpeed's buckets and gathered parameters.
+
+    Read in DeepSpeed 0.19.8: stage_1_and_2.py, setup_buckets and reduce_gradients; stage3.py.
+    """
     zero, count, asked = setup.zero_stage, stage.elements, setup.reduce_bucket_elements
-    # Buffers are filled only as far as there are gradients, and a CPU gives no memory to the rest.
+    # A buffer is filled only up to the number of gradients; on a CPU, the unused rest takes no memory.
     bucket = asked if setup.on_gpu else min(asked, count)
     element, found = weight_element(setup), 0
     if zero in (1, 2) and not is_bf16_optimizer(setup) and setup.contiguous_gradients:
-        # Stage 1 reduces the fp32 sums. A pipeline reduces after the last micro batch, and one rank reduces
-        # nothing: nothing overlaps.
+        # ZeRO 1 reduces the fp32 sums. Nothing overlaps in a pipeline, which reduces after the last micro
+        # batch, or on a single rank, which reduces nothing.
         two = setup.overlap_comm and setup.pipeline_parallel_size == 1 and setup.data_axis_size > 1
         found += (4 if zero == 1 else element) * bucket * (2 if two else 1)
     if zero == 3:
@@ -199,20 +212,20 @@ def pipeline_bytes(setup: Setup, stage: Stage, micro_batches: float) -> int:
 
 
 def workspace_bytes(setup: Setup, stage: Stage, freed_before_step: float, room: float) -> int:
-    """Return the peak bytes in addition to activations, in the last layer's backward pass or in the step.
+    """Return the bytes that the last layer's backward pass or the optimizer's step needs beyond activations.
 
-    `freed_before_step` are the bytes of activations and logits that are free during the step. `room` are the
-    bytes of logits that are freed before the layers' backward pass, which reuses them.
+    `freed_before_step` is the number of bytes of activations and logits that are free during the step. `room`
+    is the number of bytes of logits that are freed before the layers' backward pass, which reuses them.
     """
     backward = max(_backward_bytes(setup) - room, 0)
     return int(max(backward, _step_bytes(setup, stage) - freed_before_step, 0))
 
 
 def _backward_bytes(setup: Setup) -> float:
-    """Return the bytes in a layer's backward pass: gradients of the MLP's inner width and of the stream.
+    """Return the bytes of temporary tensors in a layer's backward pass.
 
-    There are two of the inner width, and three in nbtrain's gated MLP: of the product, the gate and the gated
-    values.
+    These are gradients of the MLP's inner tensors (two, or in nbtrain's gated MLP three: product, gate and
+    gated values) and of the residual stream, or the temporary tensors of attention if they are larger.
     """
     shape, tokens, tensor = setup.shape, setup.tokens_per_micro_batch, setup.tensor_parallel_size
     chunk = setup.fpdt_chunk_tokens
@@ -221,18 +234,18 @@ def _backward_bytes(setup: Setup) -> float:
     gradients = 3 if shape.gated and setup.engine == "nbtrain" else 2
     backward = gradients * product_element(setup) * wide + stream_bytes(setup)
     if setup.fp8 and setup.engine == "nbtrain":
-        # Rounding the MLP's inner activation: fp32 scaled and clamped copies, and the result (fp8.py).
+        # Rounding the MLP's inner activation makes two fp32 copies (scaled, clamped) and the result (fp8.py).
         backward += (8 + 1) * wide
-    # A product uses a whole matrix that is restored from 4 bits.
+    # A matrix product with 4-bit weights restores the whole matrix first.
     backward += dequantized_bytes(setup)
     return max(backward, _block_bytes(setup) + stream_bytes(setup), _key_gradient_bytes(setup))
 
 
 def _key_gradient_bytes(setup: Setup) -> float:
-    """Return the bytes of the gradients of keys and values in nbtrain's context parallelism.
+    """Return the bytes of the gradients of keys and values in nbtrain's context parallelism; else 0.
 
-    Gradients of both chunks, together at most 1 + 1/c sequences; their sum over the whole sequence, and its
-    parts in the order of the ranks (parallel/context.py).
+    With c context-parallel ranks, the gradients of both chunks together take at most 1 + 1/c sequences. Their
+    sum over the whole sequence and its copy in rank order take one sequence each (parallel/context.py).
     """
     context = setup.context_parallel_size
     if setup.engine != "nbtrain" or context == 1:
@@ -242,17 +255,18 @@ def _key_gradient_bytes(setup: Setup) -> float:
 
 
 def _block_bytes(setup: Setup) -> float:
-    """Return the bytes in the backward pass of nbtrain's own attention kernel over capped scores or windows.
+    """Return the bytes that nbtrain's own attention kernel needs in the backward pass; 0 if it does not run.
 
-    Scores, weights and gradients of both for a block of queries, capped scores too; gradients of query, and
-    of key and value in fp32 (model/attention.py).
+    It holds scores, attention weights and the gradients of both for a block of queries (and capped scores, if
+    scores are capped), the gradient of the query, and the fp32 gradients of key and value
+    (model/attention.py).
     """
     shape, tensor = setup.shape, setup.tensor_parallel_size
     if not (shape.attn_softcap or (shape.window_size and own_kernel(setup, window=True))):
         return 0
     rows = GPU_BLOCK_ROWS if setup.on_gpu else CPU_BLOCK_ROWS
     columns = shape.seq_length if shape.attn_softcap else min(shape.window_size + rows, shape.seq_length)
-    # Ulysses ranks have a part of the heads, and all tokens.
+    # A Ulysses rank has a part of the heads and all tokens.
     heads = shape.num_attention_heads / tensor / setup.ulysses_size
     tensors = 5 if shape.attn_softcap else 4
     block = tensors * setup.micro_batch_size * heads * min(rows, shape.seq_length) * columns
@@ -263,7 +277,7 @@ def _block_bytes(setup: Setup) -> float:
 
 
 def _step_bytes(setup: Setup, stage: Stage) -> int:
-    """Return the bytes of the flat gradient that the optimizer's step creates, and of Muon's buffers."""
+    """Return the bytes of the flat gradient that the optimizer's step creates, plus Muon's buffers."""
     if setup.offload_optimizer != "none":
         return 0
     ranks = setup.zero_size if setup.zero_stage else 1
@@ -277,10 +291,11 @@ def _step_bytes(setup: Setup, stage: Stage) -> int:
 
 
 def _muon_bytes(setup: Setup, stage: Stage) -> int:
-    """Return the bytes of Muon's exchanged parts, whole matrices and stacks (train/engine/muon.py).
+    """Return the bytes of Muon's buffers: exchanged shards, whole matrices and stacks; 0 with AdamW.
 
-    Matrices are distributed evenly, so that a rank receives as much as it sends. While a stack is multiplied,
-    its Gram matrices, their polynomial and the next stack are in memory too: at most four times its bytes.
+    Matrices are distributed evenly, so a rank receives as much as it sends. While a stack of matrices is
+    multiplied, its Gram matrices, their polynomial and the next stack are in memory too: together at most
+    four times the stack's bytes (train/engine/muon.py).
     """
     if not setup.muon_steps:
         return 0
@@ -294,7 +309,10 @@ def _muon_bytes(setup: Setup, stage: Stage) -> int:
 
 
 def runtime_bytes(setup: Setup) -> int:
-    """Return the bytes of CUDA and NCCL, or of a CPU process. Each kind of parallelism has a communicator."""
+    """Return the bytes of CUDA's context and NCCL, or of a CPU process.
+
+    Each kind of parallelism with more than one rank has its own NCCL communicator.
+    """
     if not setup.on_gpu:
         return CPU_RUNTIME_BYTES
     kinds = setup.tensor_parallel_size, setup.pipeline_parallel_size, setup.data_axis_size
@@ -319,11 +337,11 @@ def fragmented_bytes(allocated: int) -> int:
 
 
 def free_block_bytes(setup: Setup, stage: Stage, allocated: int) -> int:
-    """Return the bytes of torch's free blocks that nvidia-smi shows as used, limited by the memory's size.
+    """Return the bytes of torch's free blocks, including the reserve, which nvidia-smi shows as used.
 
-    The logits and the recomputed layer each need separate segments: torch does not join segments, and returns
-    them only when memory runs short. While there is room, the smaller of the two stays allocated as free
-    blocks. The reserve is included.
+    The logits and the recomputed layer need separate segments, because torch does not join segments, and it
+    returns them only when memory runs short. While memory is free, the smaller of the two therefore stays
+    reserved as free blocks. The result is limited by the size of the device's memory.
     """
     least = reserve_bytes(setup, allocated)
     if not setup.on_gpu:
@@ -336,5 +354,5 @@ def free_block_bytes(setup: Setup, stage: Stage, allocated: int) -> int:
 
 
 def usable_bytes(setup: Setup) -> int | None:
-    """Return the bytes of a GPU's memory that CUDA offers to a program; None if the GPU is not known."""
+    """Return the bytes of GPU memory that CUDA offers to a program; None if the GPU is not known."""
     return int(USABLE_FRACTION * setup.device.memory_bytes) if setup.device else None

@@ -1,16 +1,17 @@
-"""Peak memory of one rank, by part, for the fullest pipeline stage: on its device, in host memory, on NVMe.
+"""Peak memory of one rank in the fullest pipeline stage, by part: on its device, in host memory, on NVMe.
 
-    estimate(setup) -> MemoryEstimate     numbers only: a search makes thousands of them
+    estimate(setup) -> MemoryEstimate     numbers only, because a search makes thousands of estimates
     estimate_memory(config)               the same for a run
 
-The sum is the memory that a device must have. torch's own count (max_memory_allocated) excludes `runtime` and
-`reserve`; nvidia-smi shows more while there is room (buffers.free_block_bytes). The parts are explained in
-states.py, activations.py and buffers.py.
+A device must have at least the sum of its parts. torch's own count (max_memory_allocated) excludes `runtime`
+and `reserve`; nvidia-smi shows more while memory is free (buffers.free_block_bytes). The parts are explained
+in states.py, activations.py and buffers.py.
 
-Host memory holds offloaded state, its buffers, and the model while it is built: at the start every rank
-builds its part on the host, in fp32, one whole matrix at a time, unless ZeRO 3 partitions each parameter as
-it is created (model/initialization.py, train/build.py). With asynchronous saving it also holds a copy of the
-states; a run that does not say how it saves has the copy if it fits (`decided`).
+Host memory holds offloaded state, its buffers, and the model while it is built. At the start, every rank
+builds its shard of the model on the host, in fp32, one whole matrix at a time, unless ZeRO 3 partitions each
+parameter as it is created (model/initialization.py, train/build.py). Asynchronous saving also keeps a copy of
+the states in host memory. If a run leaves checkpoint.async_save unset, the copy is made if it fits
+(`decided`).
 """
 
 import functools
@@ -40,43 +41,43 @@ HOST_PARTS = ("weights", "gradients", "master_copy", "optimizer", "activations",
 
 # DeepSpeed's default (offload_param.max_in_cpu): parameters kept in host memory while the rest is on NVMe.
 NVME_PARAMETERS_IN_CPU = 1_000_000_000
-# Tensors that the optimizer's step holds of a sub-group on NVMe: masters, gradients and two moments.
+# Tensors that the optimizer's step holds in memory for a sub-group on NVMe: masters, gradients, two moments.
 NVME_OPTIMIZER_TENSORS = 4
-# With async_save: null, the copy is made only if a tenth of host memory stays free, because a fuller machine
+# With async_save: null, the copy is made only if 10 % of host memory stays free, because a fuller machine
 # raises an alert (logging.alerts.max_host_memory_fraction).
 COPY_ROOM_FRACTION = 0.9
-# torch rounds a page-locked buffer up to a power of two (CachingHostAllocator): at most twice its tensor.
+# torch rounds a page-locked buffer up to a power of two, at most twice the tensor (CachingHostAllocator).
 PAGE_LOCKED_FACTOR = 2
-# A process that reads samples, with its part of the memory that it shares with the rank it was forked from:
-# measured with a tiny run (Pss in smaps_rollup 78 MiB, of which 8 MiB were its own).
+# Memory of one data-loader process, including its part of the memory that it shares with the rank that forked
+# it. Measured with a tiny run: Pss in smaps_rollup 78 MiB, of which 8 MiB were private.
 LOADER_BYTES = 80 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes by part on the fullest rank, and the memory of its device."""
+    """Bytes that the fullest rank needs, by part, and the memory that its device and its host have."""
 
     parts: dict[str, int]
-    """Bytes for each of PARTS."""
+    """Bytes on the device, for each of PARTS."""
     stage: int
     """Index of the pipeline stage that needs the most memory."""
     device_bytes: int | None
-    """Memory that one rank may use; None if the device is not known."""
+    """Device memory that one rank may use; None if the device is not known."""
     device: str
-    """Source of device_bytes, e.g. "A100-40GB"."""
+    """Name of the device that device_bytes belongs to, such as "A100-40GB"."""
     host_parts: dict[str, int] = field(default_factory=dict)
-    """Bytes in host memory for each of HOST_PARTS, on the same rank; on device cpu they are in `parts`."""
+    """The same rank's bytes in host memory, for each of HOST_PARTS; on device cpu they are in `parts`."""
     nvme_bytes: int = 0
-    """Bytes in files on NVMe, of the same rank."""
+    """The same rank's bytes in files on NVMe."""
     host_bytes: int | None = None
     """Host memory that one rank may use; None if it is not known."""
     initial_host_bytes: int = 0
     """Host memory of one rank's process while the model is built."""
     ranks_per_node: int = 1
     copy_bytes: int = 0
-    """Copy of the rank's weights and optimizer state that asynchronous saving keeps in host memory."""
+    """Bytes of the copy of a rank's weights and optimizer state that asynchronous saving would keep."""
     saves_in_background: bool = False
-    """Whether that copy is one of the parts."""
+    """Whether the run makes this copy; its bytes are then counted in the parts."""
 
     @property
     def total_bytes(self) -> int:
@@ -89,7 +90,7 @@ class MemoryEstimate:
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes that torch counts as allocated: all parts but runtime and reserve."""
+        """Bytes that torch counts as allocated: all parts except `runtime` and `reserve`."""
         return self.total_bytes - self.parts["runtime"] - self.parts["reserve"]
 
     @property
@@ -98,13 +99,13 @@ class MemoryEstimate:
 
     @property
     def node_host_bytes(self) -> int:
-        """Host memory of all ranks of a node: in training or at the start, whichever is more."""
+        """Host memory that all ranks of a node need, during training or at the start, whichever is more."""
         running = self.total_host_bytes + buffers.CPU_RUNTIME_BYTES if self.host_parts else 0
         return self.ranks_per_node * max(running, self.initial_host_bytes)
 
     @property
     def fits_host(self) -> bool | None:
-        """Whether a GPU rank's share of host memory suffices; None if that is not known."""
+        """Whether a GPU rank's share of host memory suffices; None if the host memory is not known."""
         return None if self.host_bytes is None else self.total_host_bytes <= self.host_bytes
 
     @property
@@ -119,7 +120,7 @@ def estimate_memory(config: RunConfig) -> MemoryEstimate:
 
 
 def least_memory(config: RunConfig) -> MemoryEstimate:
-    """Estimate the memory that a run needs, without the copy that it makes only if there is room."""
+    """Estimate a run's memory without the copy for asynchronous saving, unless async_save is true."""
     setup = setup_of(config)
     return estimate(replace(setup, saves_in_background=bool(setup.saves_in_background)))
 
@@ -131,11 +132,10 @@ def estimate(setup: Setup) -> MemoryEstimate:
 
 
 def estimate_if_fits(setup: Setup) -> MemoryEstimate | None:
-    """Estimate the memory of a setup's fullest rank; None if a stage does not fit the device, whose memory is
-    known.
+    """Estimate the memory of a setup's fullest rank; return None if a stage does not fit the device.
 
-    The first stage that does not fit is the last one that is computed. The estimate may exceed the host's
-    memory.
+    Stages after the first one that does not fit are not computed. The estimate may exceed the host memory. If
+    the device's memory is not known, an estimate is always returned.
     """
     if not setup.on_gpu:
         setup = decided(setup)
@@ -144,18 +144,22 @@ def estimate_if_fits(setup: Setup) -> MemoryEstimate | None:
 
 
 def decided(setup: Setup) -> Setup:
-    """Return the setup with saves_in_background decided: true if host memory holds the copy of the states in
-    addition to everything else that the run needs there.
+    """Return the setup with saves_in_background set to True or False if it was None.
+
+    True means that host memory can hold the copy of the states in addition to everything else that the run
+    keeps there.
     """
     if setup.saves_in_background is not None:
         return setup
-    # Other programs wait by default.
+    # By default, other programs pause training while they save.
     return replace(setup, saves_in_background=setup.engine == "nbtrain" and lack_for_copy(setup) is None)
 
 
 def lack_for_copy(setup: Setup) -> Literal["nvme", "unknown memory", "room"] | None:
-    """Return the reason why host memory cannot hold the copy of the states: they are on NVMe and never in
-    host memory as a whole, the size of that memory is not known, or it lacks room. None if it holds the copy.
+    """Return why host memory cannot hold the copy of the states; None if it can.
+
+    "nvme": the states are on NVMe and never complete in host memory. "unknown memory": the size of host
+    memory is not known. "room": host memory is too small.
     """
     if "nvme" in (setup.offload_optimizer, setup.offload_param):
         return "nvme"
@@ -204,8 +208,8 @@ def _estimate_of(setup: Setup, stage: Stage, parts: dict[str, int], found: State
 def states_exceed_gpu(setup: Setup) -> bool:
     """Return whether the model states of the first or the last stage alone exceed the GPU's memory.
 
-    Such a setup does not fit. Most layouts of a large model are rejected by this check, in a fifth of the
-    time of `estimate`.
+    Such a setup cannot fit. For a large model, this check rejects most layouts in a fifth of the time that
+    `estimate` takes.
     """
     usable = buffers.usable_bytes(setup) if setup.on_gpu else None
     if usable is None:
@@ -215,14 +219,14 @@ def states_exceed_gpu(setup: Setup) -> bool:
 
 
 def fullest_stage(setup: Setup) -> tuple[Stage, dict[str, int], States]:
-    """Return the stage that needs the most memory, its bytes by part, and its states."""
+    """Return the stage that needs the most device memory, its bytes by part, and its model states."""
     found = _fullest_stage(decided(setup), None)
     assert found is not None
     return found
 
 
 def _fullest_stage(setup: Setup, most: int | None) -> tuple[Stage, dict[str, int], States] | None:
-    """Return fullest_stage(); None if a stage needs more than `most` bytes."""
+    """Return the same as fullest_stage(), or None if a stage needs more than `most` bytes."""
     layers = activations.Layers(setup)
     best: tuple[Stage, dict[str, int], States] | None = None
     largest = -1
@@ -239,10 +243,10 @@ def _fullest_stage(setup: Setup, most: int | None) -> tuple[Stage, dict[str, int
 
 
 def _different_stages(setup: Setup) -> list[int]:
-    """Return the stages of which one needs the most memory.
+    """Return the indexes of the stages among which the fullest one must be.
 
-    Of middle stages with the same number of layers and of layers with windows, the first one holds the most
-    micro batches, so only that one is returned.
+    Middle stages with the same number of layers and of sliding-window layers differ only in the number of
+    micro batches that they hold. The first of them holds the most, so only its index is returned.
     """
     kinds = [*zip(setup.layers_by_stage, window_layers_by_stage(setup))]
     last = len(kinds) - 1
@@ -260,12 +264,12 @@ def _parts(setup: Setup, stage: Stage, found: States, layers: activations.Layers
     sizes = found.at("device")
     workspace_more = 0
     if not setup.on_gpu:
-        # Host memory is the device's own.
+        # On a CPU, host memory is the device memory.
         sizes = tuple(map(sum, zip(sizes, found.at("cpu"))))  # type: ignore[assignment]
         workspace_more = nvme_buffers(setup, stage) + snapshot(setup, found)
     live = activations.live(setup, stage, layers)
     kept = int(activations.kept_bytes(setup, stage, layers) + live)
-    # The first layer is recomputed when the logits are gone: of the two the larger one counts.
+    # The logits are freed before the first layer is recomputed, so only the larger of the two counts.
     passing = buffers.passing_logits_bytes(setup, stage)
     logits = passing + buffers.loss_gradients(setup, stage) - int(min(live, passing))
     communication = buffers.communication_bytes(setup, stage)
@@ -278,7 +282,10 @@ def _parts(setup: Setup, stage: Stage, found: States, layers: activations.Layers
 
 
 def host_parts(setup: Setup, stage: Stage, found: States) -> dict[str, int]:
-    """Return the bytes by part in the host memory of one GPU rank; all 0 on a CPU, where it is the device."""
+    """Return the bytes by part in the host memory of one GPU rank.
+
+    All are 0 for a CPU rank, whose host memory counts as device memory.
+    """
     if not setup.on_gpu:
         return dict.fromkeys(HOST_PARTS, 0)
     sizes = found.at("cpu")
@@ -287,7 +294,7 @@ def host_parts(setup: Setup, stage: Stage, found: States) -> dict[str, int]:
 
 
 def nvme_buffers(setup: Setup, stage: Stage) -> int:
-    """Return the bytes of host memory that state on NVMe passes through, and of the parameters kept there."""
+    """Return the bytes of host memory for NVMe buffers and for parameters kept there; 0 without NVMe."""
     if setup.offload_optimizer != "nvme" and setup.offload_param != "nvme":
         return 0
     found, element = 0, weight_element(setup)
@@ -301,7 +308,7 @@ def nvme_buffers(setup: Setup, stage: Stage) -> int:
 
 
 def snapshot(setup: Setup, found: States) -> int:
-    """Return the bytes of the host copy for asynchronous saving; 0 without it."""
+    """Return the bytes of the host copy for asynchronous saving; 0 if the run does not make the copy."""
     return copy_bytes(found) if setup.saves_in_background else 0
 
 
@@ -311,7 +318,10 @@ def copy_bytes(found: States) -> int:
 
 
 def initial_bytes(setup: Setup, stage: Stage) -> int:
-    """Return a rank's host memory while its model is built: fp32 weights, a whole matrix, the process."""
+    """Return a rank's host memory while its model is built.
+
+    It holds the rank's fp32 weights (except with ZeRO 3), one whole matrix, and the process.
+    """
     shape = setup.shape
     largest = max(
         shape.output_weights,
@@ -335,13 +345,14 @@ def _device(setup: Setup) -> tuple[int | None, str]:
 
 @functools.cache
 def _this_machine_bytes() -> int:
-    """Return the memory that this process may use; reading its limits takes longer than an estimate."""
+    """Return the memory that this process may use, cached because reading it is slower than an estimate."""
     return usable_memory_bytes()
 
 
 def fit_rating(memory: MemoryEstimate) -> list[str]:
-    """Return whether the memory fits as ["fits", a text that says by how much, "good", "tight" or "bad"]; the
-    last is "" if the device's memory is not known.
+    """Return the row ["fits", text, rating] that says whether the memory fits, and by how much.
+
+    The rating is "good", "tight" or "bad", or "" if the device's memory is not known.
     """
     if memory.device_bytes is None:
         return ["fits", "not known", ""]
@@ -353,5 +364,5 @@ def fit_rating(memory: MemoryEstimate) -> list[str]:
         return ["fits", f"no, {amounts.size(lacking)} of host memory too much", "bad"]
     share = spare / memory.device_bytes
     if memory.total_host_bytes and memory.host_bytes is None:
-        return ["fits", f"the GPU: yes, {share:.0%} headroom; host memory is not known", "tight"]
+        return ["fits", f"yes on the GPU, {share:.0%} headroom; the host memory is not known", "tight"]
     return ["fits", f"yes, {share:.0%} headroom", "good" if share >= buffers.SPARE_FRACTION else "tight"]

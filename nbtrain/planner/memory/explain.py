@@ -1,6 +1,6 @@
-"""Explanation of a memory estimate: every byte with its formula, the numbers put in, and its source.
+"""Explanation of a memory estimate: the formula of every part with its numbers, and its source.
 
-The Terms of a part add up to the part, and all Terms to the estimate (a test asserts both).
+The Terms of a part add up to the part, and all Terms add up to the estimate (a test asserts both).
 """
 
 from nbtrain.config.arithmetic.four_bits import four_bit_bytes
@@ -14,7 +14,7 @@ from nbtrain.planner.memory.states import (
     states,
     weight_element,
 )
-from nbtrain.planner.setup.engines import habits_of
+from nbtrain.planner.setup.engines import ENGINES, habits_of
 from nbtrain.planner.setup.setup import Setup
 from nbtrain.planner.setup.terms import Term, product
 
@@ -22,20 +22,20 @@ KORTHIKANTI = "arXiv:2205.05198, section 4.1"
 ZERO = "arXiv:1910.02054, section 5"
 DEEPSPEED = "DeepSpeed 0.19.8"
 
-# Kinds of a layer's activations, in units of a number per token of this rank.
+# The tensors that each kind of activation stands for.
 KINDS = {
     "norms": "inputs and statistics of the two norms",
     "attention": "input, query, key, value, output, log-sum-exp",
-    "mlp": "input, the activation's input and output, and what adapters keep",
-    "dropout_masks": "masks of both branches, and of the embedding",
-    "scores": "softmax, mask and dropped-out softmax of every pair of positions",
-    "layer_inputs": "the input of each recomputed piece",
-    "ends": "token ids, and the final norm's input",
+    "mlp": "input, the activation's input and output, and the adapters' activations",
+    "dropout_masks": "masks of both branches and of the embedding",
+    "scores": "softmax, mask and dropped-out softmax for every pair of positions",
+    "layer_inputs": "the input of each recomputed group of layers",
+    "ends": "token ids and the final norm's input",
 }
 
 
 def explain(setup: Setup, stage: int | None = None) -> list[Term]:
-    """Return the Terms of a stage's device memory, by default of the fullest stage."""
+    """Return the Terms of a pipeline stage's device memory. None means the fullest stage."""
     setup = decided(setup)
     found = fullest_stage(setup)[0] if stage is None else stage_of(setup, stage)
     parts = stage_parts(setup, found.number)
@@ -69,10 +69,11 @@ def _states(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
     terms = []
     for part, (size, words) in each.items():
         divided = (1 / ranks, "ranks") if cut[part] else (1, "")
-        formula = product((count, "parameters of the rank"), (size, words), divided)
+        formula = product((count, "parameters per rank"), (size, words), divided)
         rest = parts[part] - size * count / (ranks if cut[part] else 1)
         if setup.engine != "nbtrain":
-            formula = f"{count:,} parameters of the rank, as the program keeps them, ZeRO {zero} over {ranks}"
+            title = ENGINES[setup.engine].title
+            formula = f"{count:,} parameters per rank, stored as in {title}, ZeRO {zero} over {ranks} ranks"
         elif abs(rest) >= 0.5:
             formula += f" {'+' if rest > 0 else '-'} {abs(rest):,.0f}: {_rest(setup, part)}"
         terms.append(Term(part, parts[part], "bytes", formula, ZERO))
@@ -81,34 +82,35 @@ def _states(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
 
 def _states_with_adapters(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
     trained = sum(size * copies for size, copies in adapter_tensors(setup, stage))
-    ranks = f"ZeRO {setup.zero_stage} over {setup.zero_size} ranks, padding included"
+    ranks = f"ZeRO {setup.zero_stage} over {setup.zero_size} ranks, including padding"
     held = ""
     if setup.load_in_4bit:
         bits = 8 * four_bit_bytes(1 << 20, setup.double_quant) / (1 << 20)
-        held = f", of which {stage.blocks:,} in 4 bits ({bits:.3f} with the constants of their blocks),"
-    whole = f"{stage.elements:,} frozen parameters{held} and {trained:,} of adapters"
+        held = f", {stage.blocks:,} of them in 4 bits ({bits:.3f} bits including quantization constants),"
+    whole = f"{stage.elements:,} frozen parameters{held} and {trained:,} adapter parameters"
     return [
         Term(part, parts[part], "bytes", f"{whole if part == 'weights' else words}, {ranks}", ZERO)
         for part, words in {
             "weights": "",
-            "gradients": f"fp32 sums of {trained:,} parameters of adapters",
-            "master_copy": f"fp32 masters of {trained:,} parameters of adapters",
-            "optimizer": f"two fp32 moments of {trained:,} parameters of adapters",
+            "gradients": f"fp32 gradient sums for {trained:,} adapter parameters",
+            "master_copy": f"fp32 master copy of {trained:,} adapter parameters",
+            "optimizer": f"two fp32 moments for {trained:,} adapter parameters",
         }.items()
     ]
 
 
 def _rest(setup: Setup, part: str) -> str:
+    """Say what the bytes are by which a part differs from parameters times bytes."""
     if part == "weights" and setup.autocast:
         return "autocast's 16-bit copies of the matrices, and padding"
     if part == "weights" and setup.hpz_size > 1:
-        return f"hpZ's second copy over {setup.hpz_size} ranks"
+        return f"hpZ's second copy, sharded across {setup.hpz_size} ranks"
     if part == "optimizer" and setup.muon_steps:
-        return "one moment of the blocks' matrices, step counts, and padding of the flat buffers"
+        return "Muon has one moment per matrix; step counts; padding of the flat buffers"
     if part == "optimizer":
         return "step counts, and padding of the flat buffers"
     if setup.offload_optimizer != "none" or setup.offload_param != "none":
-        return "on the host or on NVMe"
+        return "in host memory or on NVMe"
     return "padding of the flat buffers"
 
 
@@ -120,14 +122,15 @@ def _activations(setup: Setup, stage: Stage, whole: int) -> list[Term]:
     terms = []
     for kind, size in zip(kept._fields, kept):
         each = size / (tokens * hidden * micro_batches)
+        flying = f"{micro_batches:g} micro {'batch' if micro_batches == 1 else 'batches'} in flight"
         formula = (
             f"{tokens:,} tokens x {hidden:,} hidden x {each:,.4g} bytes in {stage.layers} layers "
-            f"({KINDS[kind]}) x {micro_batches:g} micro batches in flight"
+            f"({KINDS[kind]}) x {flying}"
         )
         terms.append(Term(f"activations / {kind.replace('_', ' ')}", size, "bytes", formula, KORTHIKANTI))
-    # The estimate is in whole bytes.
+    # The estimate is in whole bytes, so a rounding difference may remain.
     again = whole - sum(term.value for term in terms)
-    words = f"{live:,.0f} bytes exist again while a piece is recomputed" if live else "rounding"
+    words = f"{live:,.0f} bytes are allocated again while layers are recomputed" if live else "rounding"
     return [*terms, Term("activations / recomputed", again, "bytes", words, f"{KORTHIKANTI} and 5")]
 
 
@@ -139,46 +142,46 @@ def _buffers(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
     no_or_the = "no" if setup.adapter_sizes else "the"
     if own:
         logits = (
-            f"{chunk:,} tokens of a chunk x {vocabulary:,} ids, {no_or_the} fp32 gradient of "
+            f"a chunk of {chunk:,} tokens x {vocabulary:,} ids, {no_or_the} fp32 gradient of the "
             f"{vocabulary:,} x {shape.hidden_size:,} embeddings, and the hidden states with their gradient"
         )
     else:
         size = habits_of(setup.engine).logits
         logits = product((tokens, "tokens"), (vocabulary, "ids"), (size, "bytes"))
         if waits := buffers.loss_gradients(setup, stage):
-            logits += f", or the {waits:,} bytes of the tied output layer's gradient, which waits in autograd"
+            logits += f", or {waits:,} bytes for the tied output layer's gradient, which autograd holds"
     if beside := buffers.logits_bytes(setup, stage) - parts["logits"]:
-        logits += f"; less {beside:,} bytes that a layer's recomputation reuses and that are counted there"
+        logits += f"; minus {beside:,} bytes that recomputation reuses and that are counted there"
     bucket = setup.reduce_bucket_elements
     stream = activations.stream_bytes(setup)
     allocated = sum(parts.values()) - parts["runtime"] - parts["reserve"]
     whole = dequantized_bytes(setup)
-    made = f" and {whole:,} bytes of a matrix that is restored from 4 bits" if whole else ""
+    made = f", {whole:,} bytes for a matrix restored from 4 bits" if whole else ""
     on_host = nvme_buffers(setup, stage) if not setup.on_gpu else 0
     copied = snapshot(setup, states(setup, stage)) if not setup.on_gpu else 0
     sources = {
         "logits": (logits, "nbtrain/parallel/cross_entropy.py" if own else habits_of(setup.engine).source),
         "communication": (
-            f"buckets of {bucket:,} elements, and under ZeRO 3 up to {setup.max_live_elements:,} gathered "
+            f"buckets of {bucket:,} elements; with ZeRO 3, also up to {setup.max_live_elements:,} gathered "
             "parameters",
             f"{DEEPSPEED}, stage_1_and_2.py and stage3.py",
         ),
         "pipeline": (
-            f"{stream:,} bytes x {parts['pipeline'] / max(stream, 1):g} outputs sent and buffers received",
+            f"{stream:,} bytes x {parts['pipeline'] / max(stream, 1):g} sent outputs and receive buffers",
             "arXiv:2104.04473, section 2.2",
         ),
         "workspace": (
-            f"inner gradients of the MLP and one of the stream{made}, or the step's flat gradient; "
-            f"{on_host:,} bytes of NVMe buffers"
-            + (f"; {copied:,} bytes of the copy that is saved in the background" if copied else ""),
+            f"the MLP's inner gradients and the gradient of its input{made}, or the step's flat gradient; "
+            f"NVMe buffers: {on_host:,} bytes"
+            + (f"; copy that is saved in the background: {copied:,} bytes" if copied else ""),
             f"{DEEPSPEED}, stage_1_and_2.py",
         ),
         "runtime": (
-            f"CUDA's context and NCCL of {setup.world_size} ranks" if setup.on_gpu else "a CPU process",
-            "measured; planner/memory/buffers.py",
+            f"CUDA context and NCCL for {setup.world_size} ranks" if setup.on_gpu else "a CPU process",
+            "measured: planner/memory/buffers.py",
         ),
         "reserve": (
-            product((allocated, "bytes"), (buffers.RESERVE_FRACTION, "of them")),
+            product((allocated, "allocated bytes"), (buffers.RESERVE_FRACTION, "lost to fragmentation")),
             "fitted: planner/memory/buffers.py",
         ),
     }

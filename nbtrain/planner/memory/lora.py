@@ -1,11 +1,13 @@
-"""Memory that LoRA (arXiv:2106.09685) would need, for a setup that trains all weights.
+"""Memory that a setup that trains all weights would need with LoRA instead (arXiv:2106.09685).
 
-For a run with the section `lora`, the estimate itself counts the adapters (Setup.adapter_sizes).
+For a run with the section `lora`, estimate.py itself counts the adapters (Setup.adapter_sizes).
 
-weights                frozen, in 16 bit, without gradients, master copy or moments
-each adapted matrix    i x o gets r (i + o) trained numbers: A of r x i, B of o x r (section 4.1)
-states of adapters     gradients 4, master copy 4, moments 8 bytes each; ZeRO divides them as ever
-activations            as in full training, because A's gradient needs each input; and r numbers a token
+weights                frozen 16-bit weights have no gradients, master copy or moments
+each adapted matrix    an i x o matrix gets r (i + o) trained parameters: A is r x i, B is o x r (section 4.1)
+adapter states         4 bytes of gradient, 4 of master copy and 8 of moments per parameter; ZeRO shards them
+                       as in full training
+activations            the same as in full training, because A's gradient needs each input, and r more values
+                       per token and matrix
 logits                 no gradient of the embeddings
 """
 
@@ -18,14 +20,14 @@ from nbtrain.planner.memory.estimate import MemoryEstimate, estimate
 from nbtrain.planner.memory.stage import Stage, stage_of
 from nbtrain.planner.setup.setup import Setup
 
-# Most published adapters have a rank of 8 to 64: the plan uses this rank by default.
+# The rank that a plan uses by default. Most published adapters have a rank of 8 to 64.
 USUAL_RANK = 16
 
 Block = Literal["attention", "mlp"]
 
 
 def adapter_parameters(shape: Shape, layers: int, rank: int, adapted: tuple[Block, ...]) -> int:
-    """Return the number of trained parameters of `layers` layers; `rank` is LoRA's r."""
+    """Return the number of adapter parameters in `layers` layers; `rank` is LoRA's r."""
     hidden, ffn = shape.hidden_size, shape.ffn_hidden_size
     edges = 0
     if "attention" in adapted:
@@ -39,7 +41,7 @@ def adapter_parameters(shape: Shape, layers: int, rank: int, adapted: tuple[Bloc
 def estimate_lora(
     setup: Setup, rank: int, adapted: tuple[Block, ...] = ("attention", "mlp")
 ) -> MemoryEstimate:
-    """Estimate the setup's fullest stage with frozen weights and adapters of `rank` on its matrices."""
+    """Estimate the setup's fullest stage with frozen weights and adapters of this rank on its matrices."""
     whole = estimate(setup)
     stage = stage_of(setup, whole.stage)
     trained = adapter_parameters(setup.shape, stage.layers, rank, adapted) // setup.tensor_parallel_size
@@ -60,8 +62,9 @@ def estimate_lora(
 
 
 def _inner(setup: Setup, stage: Stage, rank: int, adapted: tuple[Block, ...]) -> int:
-    """Return the bytes kept for the gradient of B: r numbers per token and matrix, for the micro batches in
-    flight.
+    """Return the bytes of activations kept for the gradient of B, for the micro batches in flight.
+
+    Each adapted matrix keeps r values per token; full recomputation keeps none of them.
     """
     if setup.recompute == "full":
         return 0

@@ -1,7 +1,8 @@
 """How a run writes its checkpoints: in the background, from a copy in host memory, or while training waits.
 
-saving_of(config) -> Saving       the plan
-saving_here(config) -> Saving     the record of an attempt that starts (jobs/supervisor/journal.py)
+saving_of(config) -> Saving       for a plan
+saving_here(config) -> Saving     for the record of an attempt that starts on this machine
+                                  (jobs/supervisor/journal.py)
 """
 
 from dataclasses import dataclass
@@ -29,11 +30,14 @@ class Saving:
 
     in_background: bool
     words: str
-    """A sentence without its full stop; "" for a run that writes no checkpoint."""
+    """The way of saving and its reason, as a sentence without its full stop; "" if no checkpoint is saved."""
 
 
 def saving_of(config: RunConfig, memory: MemoryEstimate | None = None) -> Saving:
-    """Return how a run writes its checkpoints. `memory` is its estimate, if there is one already."""
+    """Return how a run writes its checkpoints, and why.
+
+    `memory` is the run's memory estimate. Without it, the memory is estimated here.
+    """
     if config.mode != "full":
         return Saving(False, "")
     memory = memory or estimate_memory(config)
@@ -45,8 +49,10 @@ def saving_of(config: RunConfig, memory: MemoryEstimate | None = None) -> Saving
 
 
 def saving_here(config: RunConfig) -> Saving:
-    """Return how ranks that start now write checkpoints. On backend local, the copy must fit this machine,
-    whatever memory the run says that its machine has.
+    """Return how ranks that start now write checkpoints, and why.
+
+    With backend local, the copy must fit the memory of this machine, even if the run's
+    resources.memory_per_node_bytes is larger.
     """
     said, here = config.resources.memory_per_node_bytes, usable_memory_bytes()
     if config.backend.kind == "local" and (said is None or said > here):
@@ -57,20 +63,22 @@ def saving_here(config: RunConfig) -> Saving:
 def _reason(config: RunConfig, memory: MemoryEstimate) -> str:
     lack = lack_for_copy(setup_of(config))
     if lack == "nvme":
-        return "state on NVMe is never in host memory as a whole to be copied"
+        return "state on NVMe is never complete in host memory, so it cannot be copied"
     if lack == "unknown memory":
-        return "the host memory of a machine is not known; set resources.memory_per_node_bytes"
+        return "the amount of host memory per machine is not known; set resources.memory_per_node_bytes"
     on_gpu = config.resources.device == "gpu"
     share = (memory.host_bytes if on_gpu else memory.device_bytes) or 0
     ranks = memory.ranks_per_node
     copy, room = amounts.size(ranks * memory.copy_bytes), amounts.size(ranks * share)
     if lack is None:
-        return f"the copy of {copy} fits into {room} of host memory"
-    # The words of a refusal name everything that counts: the rounding, what is kept free, and the rest.
-    locked = f", page-locked in up to {amounts.size(PAGE_LOCKED_FACTOR * ranks * memory.copy_bytes)},"
+        return f"the {copy} copy fits into {room} of host memory"
+    # The message names every number in the comparison: torch's rounding, the memory that must stay free, and
+    # what else the run needs.
+    most = amounts.size(PAGE_LOCKED_FACTOR * ranks * memory.copy_bytes)
+    locked = f", which takes up to {most} when page-locked,"
     used = memory.total_host_bytes if on_gpu else memory.total_bytes
-    beside = f" next to {amounts.size(ranks * used)} that the run needs there" if used else ""
+    beside = f", where the run also needs {amounts.size(ranks * used)}" if used else ""
     return (
-        f"the copy of {copy}{locked * on_gpu} does not fit into {COPY_ROOM_FRACTION:.0%} of {room} of host "
-        f"memory{beside}"
+        f"the {copy} copy{locked if on_gpu else ''} does not fit into {COPY_ROOM_FRACTION:.0%} of {room} of "
+        f"host memory{beside}"
     )

@@ -1,8 +1,9 @@
-"""One pipeline stage of a setup: its layers and its parameters, cut by tensor parallelism.
+"""One pipeline stage of a setup: its layers, and its parameters as sharded by tensor parallelism.
 
-Parameters are counted in DeepSpeed's two groups, because each group has separate flat buffers: `decay`
-(matrices and embeddings) and `no_decay` (biases and norms; model/names.py), or with Muon `matrices` (of the
-blocks) and `others`. ZeRO 3 partitions each parameter separately, so the sizes of all parameters are needed.
+Parameters are counted in DeepSpeed's two parameter groups, because each group has separate flat buffers:
+`decay` (matrices and embeddings) and `no_decay` (biases and norms; model/names.py), or with Muon `matrices`
+(those of the blocks) and `others`. ZeRO 3 partitions each parameter separately, so the size of every
+parameter is needed.
 """
 
 from bisect import bisect_left, bisect_right
@@ -15,7 +16,7 @@ from nbtrain.config.arithmetic.parameters import Parameters, count_layers, tenso
 from nbtrain.config.shape import Shape
 from nbtrain.planner.setup.setup import Setup
 
-# Kinds of parameters: of the blocks, embeddings and output layer, biases and norms.
+# Kinds of parameters: matrices of the blocks; embeddings and output layer; biases and norms.
 MATRIX, EMBEDDING, VECTOR = "matrix", "embedding", "vector"
 
 
@@ -34,30 +35,30 @@ class Stage(NamedTuple):
     blocks: int
     """Elements of the blocks' matrices."""
     tensors: int
-    """Number of parameters."""
+    """Number of parameter tensors."""
     window_layers: int = 0
-    """Layers that see a window of the sequence."""
+    """Number of layers with sliding-window attention."""
 
     def groups(self, muon: bool) -> tuple[int, int]:
-        """Return the elements of the two groups that are passed to DeepSpeed."""
+        """Return the number of elements in each of the two parameter groups that are passed to DeepSpeed."""
         return (self.blocks, self.elements - self.blocks) if muon else (self.decay, self.no_decay)
 
     @property
     def elements(self) -> int:
-        """Parameters of the rank, over all groups."""
+        """Number of parameter elements on the rank, in both groups."""
         return self.decay + self.no_decay
 
     @property
     def matrices(self) -> int:
-        """Elements of the matrices that autocast casts, because they are inputs of products."""
+        """Elements of the matrices that autocast casts because they are used in matrix products."""
         counted = self.parameters
-        # Embeddings are looked up; on the last stage they also enter a product if they are tied.
+        # Embeddings are only looked up, but tied embeddings are also the last stage's output matrix.
         output = counted.output_layer or (counted.word_embeddings if self.is_last else 0)
         return counted.attention + counted.mlp + output
 
 
 def stage_of(setup: Setup, index: int) -> Stage:
-    """Return a stage by its index, from 0."""
+    """Return the pipeline stage with this index, counted from 0."""
     stages, pattern = setup.layers_by_stage, setup.shape.window_layers
     found = _stage(setup.shape, index, stages[index], len(stages), setup.tensor_parallel_size)
     if not pattern:
@@ -68,7 +69,7 @@ def stage_of(setup: Setup, index: int) -> Stage:
 
 
 def window_layers_by_stage(setup: Setup) -> list[int]:
-    """Return the number of layers of each stage that see a window of the sequence."""
+    """Return the number of layers with sliding-window attention in each stage."""
     stages, pattern = setup.layers_by_stage, setup.shape.window_layers
     if not pattern:
         return [0] * len(stages)
@@ -84,7 +85,8 @@ def _stage(shape: Shape, index: int, layers: int, stages: int, tensor: int) -> S
     no_decay, blocks = (
         sum(size * copies for size, copies, kind in sizes if kind == wanted) for wanted in (VECTOR, MATRIX)
     )
-    # The number of tensors in a user's block is known; their sizes are assumed (block_parameters.py).
+    # For a user's own block, the number of tensors is known and their sizes are assumed
+    # (block_parameters.py).
     listed = sum(one.copies for one in block_parameters(shape, tensor))
     tensors = sum(copies for _, copies, _ in sizes) + layers * (tensors_of_a_layer(shape) - listed)
     decay = parameters.total - no_decay
@@ -108,10 +110,10 @@ def shares(
 
 @lru_cache(maxsize=4096)
 def touched(shape: Shape, tensor: int, ranks: int, parts: tuple[int, int]) -> tuple[int, ...]:
-    """Return, for each rank, the elements of all parameters that its parts of the flat buffers touch.
+    """Return, for each rank, the elements of all parameters that lie at least partly in its shard.
 
-    Each touched parameter is counted whole. `parts` are a rank's elements in `decay` and in `no_decay`. Only
-    without a pipeline.
+    Each such parameter is counted whole. `parts` is the number of elements that a rank holds in the flat
+    buffers of `decay` and of `no_decay`. The setup must not have a pipeline.
     """
     found = [0] * ranks
     for sizes, part in zip(_in_order(shape, tensor), parts):
@@ -124,14 +126,14 @@ def touched(shape: Shape, tensor: int, ranks: int, parts: tuple[int, int]) -> tu
 
 
 def matrices_of(setup: Setup, stage: Stage) -> list[tuple[int, int]]:
-    """Return (elements, number of such matrices) of the blocks' matrices on one rank of a stage."""
+    """Return (elements, number of such matrices) for the blocks' matrices on one rank of a stage."""
     ends = stage.is_first, stage.is_last
     sizes = _sizes(setup.shape, stage.layers, *ends, setup.tensor_parallel_size)
     return [(size, copies) for size, copies, kind in sizes if kind == MATRIX]
 
 
 def _in_order(shape: Shape, tensor: int) -> tuple[list[int], list[int]]:
-    """Return the sizes of a model's parameters in `decay` and `no_decay`, in their order."""
+    """Return the sizes of a model's parameters in `decay` and in `no_decay`, in the model's order."""
     embeddings = [shape.output_weights // tensor]
     if shape.learned_positions:
         embeddings.append(shape.learned_positions * shape.hidden_size)
@@ -150,7 +152,7 @@ def _in_order(shape: Shape, tensor: int) -> tuple[list[int], list[int]]:
 
 
 def _sizes(shape: Shape, layers: int, first: bool, last: bool, tensor: int) -> list[tuple[int, int, str]]:
-    """Return (elements, number of such parameters, their kind) of a rank; the sum equals count_layers'."""
+    """Return (elements, number of such parameters, kind) for a rank. They add up to count_layers().total."""
     found = [
         (one.elements, one.copies * layers, MATRIX if one.is_matrix else VECTOR)
         for one in block_parameters(shape, tensor)

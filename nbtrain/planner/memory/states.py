@@ -1,21 +1,22 @@
 """Model states of one rank: weights, gradients, master copy and optimizer, and where each is stored.
 
-    weights       fp32, or 16 bit for products; under autocast fp32 and a 16-bit copy of the matrices; with
-                  hpZ a second copy, cut inside each machine
+    weights       fp32 or 16-bit; autocast keeps fp32 weights and a 16-bit copy of the matrices; hpZ adds a
+                  second copy, which is sharded inside each machine
     gradients     sums over the micro batches; DeepSpeed's BF16_Optimizer (bf16 weights with ZeRO 1) also
                   keeps the last micro batch's 16-bit gradients
-    master copy   fp32 weights that the optimizer updates; none in fp32 with ZeRO 0
-    optimizer     Adam's two fp32 moments, Muon's single moment of a matrix, and a step count per tensor
+    master copy   fp32 weights that the optimizer updates; ZeRO 0 trains fp32 weights and has no master copy
+    optimizer     Adam's two fp32 moments, or Muon's single moment for a matrix, and a step count per tensor
 
-ZeRO divides master copy and optimizer (1), gradients (2) and weights (3) by the data-parallel ranks, those
-that share sequences included: arXiv:1910.02054, section 5. Offloading moves them to host memory or NVMe.
-Gradients move with the optimizer: its step runs there, on an fp32 gradient of this rank's part that exists in
-addition to the sums. With fp32 weights, ZeRO 2 sums the micro batches in host memory parameter by parameter:
-a parameter that two ranks share is whole on both (stage_1_and_2.py, async_accumulate_grad_in_cpu_via_gpu).
+ZeRO shards the master copy and the optimizer state (stage 1), the gradients (2) and the weights (3) across
+the data-parallel ranks, including ranks that share sequences: arXiv:1910.02054, section 5. Offloading moves
+the states to host memory or NVMe. Gradients move with the optimizer, because its step runs on the host. The
+step reads an fp32 gradient of this rank's shard, which is stored in addition to the sums. With fp32 weights,
+ZeRO 2 sums the micro batches in host memory, parameter by parameter: if two ranks each own a part of a
+parameter, both store its whole gradient (stage_1_and_2.py, async_accumulate_grad_in_cpu_via_gpu).
 
-For nbtrain the bytes are exact (tests/planner/memory/test_states_allocated.py): ZeRO 1 and 2 pad each of the
-two groups of parameters to a multiple of 2 x ranks (DeepSpeed 0.19.8, stage_1_and_2.py and bf16_optimizer.py,
-nccl_start_alignment_factor), ZeRO 3 each parameter to a multiple of the ranks.
+The bytes for nbtrain are exact (tests/planner/memory/test_states_allocated.py): ZeRO 1 and 2 pad each of the
+two parameter groups to a multiple of 2 x ranks (DeepSpeed 0.19.8, stage_1_and_2.py and bf16_optimizer.py,
+nccl_start_alignment_factor), and ZeRO 3 pads each parameter to a multiple of the ranks.
 """
 
 from typing import Literal, NamedTuple
@@ -28,30 +29,28 @@ from nbtrain.planner.setup.setup import Setup
 
 Where = Literal["device", "cpu", "nvme"]
 
-# In DeepSpeed 0.19.8, each rank's part of a flat buffer begins at an even element with ZeRO 1 and 2.
+# With ZeRO 1 and 2, DeepSpeed 0.19.8 starts each rank's part of a flat buffer at an even element.
 ALIGNMENT = 2
-# The fp32 number in which torch's Adam counts the steps of one tensor.
+# torch's Adam counts the steps of each tensor in one fp32 number.
 STEP_BYTES = 4
 
 
 class States(NamedTuple):
-    """Bytes of one rank's model states, and the place where each part is stored."""
+    """Bytes of one rank's model states, and where each part is stored."""
 
     weights: int
     gradients: int
     master_copy: int
     optimizer: int
     host_gradients: int = 0
-    """Bytes of this rank's fp32 gradient in host memory, which an offloaded optimizer uses."""
+    """Bytes of the fp32 gradient in host memory that this rank's offloaded optimizer reads."""
     weights_place: Where = "device"
     gradients_place: Where = "device"
     optimizer_place: Where = "device"
-    """Place of the optimizer's states and of the master copy."""
+    """Where the optimizer state and the master copy are stored."""
 
     def at(self, place: Where) -> tuple[int, int, int, int]:
-        """Return the bytes of weights, gradients, master copy and optimizer states that are stored at
-        `place`.
-        """
+        """Return the bytes stored at `place`: weights, gradients, master copy and optimizer state."""
         with_optimizer = self.optimizer_place == place
         return (
             self.weights if self.weights_place == place else 0,
@@ -63,8 +62,9 @@ class States(NamedTuple):
 
 
 def states(setup: Setup, stage: Stage, rank: int | None = None) -> States:
-    """Return the model states of one rank of a stage: the rank with index `rank` on its data axis, or the
-    fullest rank.
+    """Return the model states of one rank of a pipeline stage.
+
+    `rank` is the rank's index on the data axis; None means the fullest rank.
     """
     if setup.engine == "nbtrain":
         sizes = _of_nbtrain(setup, stage, rank)
@@ -73,32 +73,32 @@ def states(setup: Setup, stage: Stage, rank: int | None = None) -> States:
     zero = setup.zero_stage
     optimizer_place: Where = "device" if setup.offload_optimizer == "none" else setup.offload_optimizer
     weights_place: Where = "device" if setup.offload_param == "none" else setup.offload_param
-    # Stage 1 reduces gradients after the last micro batch; until then they are on the device.
+    # ZeRO 1 reduces gradients after the last micro batch; until then the gradients are on the device.
     gradients_place: Where = "cpu" if optimizer_place != "device" and zero >= 2 else "device"
     host_gradients = sizes[2] if optimizer_place == "cpu" else 0
     return States(*sizes, host_gradients, weights_place, gradients_place, optimizer_place)
 
 
 def weight_element(setup: Setup) -> int:
-    """Return the bytes of one weight in the model's format."""
+    """Return the bytes of one weight in the number format in which the model is stored."""
     return 4 if setup.dtype == "fp32" or setup.autocast else 2
 
 
 def is_bf16_optimizer(setup: Setup) -> bool:
-    """Return whether DeepSpeed uses its BF16_Optimizer: ZeRO 1, bf16 weights, fp32 sums, no offloading."""
+    """Return whether DeepSpeed uses its BF16_Optimizer: with ZeRO 1, bf16 weights and no offloading."""
     bf16 = setup.dtype == "bf16" and not setup.autocast
     return bf16 and setup.zero_stage == 1 and setup.offload_optimizer == "none"
 
 
 def _padded_groups(setup: Setup, stage: Stage) -> tuple[int, int]:
-    """Return the elements of the flat buffers of both groups."""
+    """Return the number of elements in the padded flat buffer of each parameter group."""
     multiple = ALIGNMENT * setup.zero_size
     first, second = stage.groups(setup.muon_steps > 0)
     return -(-first // multiple) * multiple, -(-second // multiple) * multiple
 
 
 def zero3_share(setup: Setup, stage: Stage, ranks: int) -> int:
-    """Return the elements of a rank's parts of all parameters under ZeRO 3, sharded across `ranks`."""
+    """Return how many elements a rank holds under ZeRO 3 if all parameters are sharded across `ranks`."""
     return sum(_zero3_groups(setup, stage, ranks))
 
 
@@ -109,18 +109,19 @@ def _zero3_groups(setup: Setup, stage: Stage, ranks: int) -> tuple[int, int]:
 
 
 def _moments(muon: bool, matrices: int, others: int) -> int:
-    """Return the bytes of the fp32 moments of two groups; if Muon is used, it updates the first group."""
+    """Return the bytes of the fp32 moments of both parameter groups. Muon, if used, updates the first."""
     return 4 * ((1 if muon else 2) * matrices + 2 * others)
 
 
 def _offloaded_sums(setup: Setup, stage: Stage, rank: int | None) -> int:
-    """Return the bytes of fp32 sums in host memory under ZeRO 2, for each parameter of which the rank has a
-    part.
+    """Return the bytes of the fp32 gradient sums that a rank keeps in host memory under ZeRO 2.
+
+    The rank keeps the whole sum of every parameter that lies at least partly in its shard.
     """
     if setup.accumulation_steps == 1:
-        # A single micro batch goes straight into the gradient that the optimizer steps with.
+        # The gradient of a single micro batch is written straight to the buffer that the optimizer reads.
         return 0
-    # Muon is not offloaded: the groups are decay and no_decay.
+    # Muon cannot be offloaded, so the two groups are decay and no_decay.
     ranks, (decay, no_decay) = setup.zero_size, _padded_groups(setup, stage)
     found = touched(setup.shape, setup.tensor_parallel_size, ranks, (decay // ranks, no_decay // ranks))
     return 4 * (max(found) if rank is None else found[rank])
@@ -132,7 +133,7 @@ def _of_nbtrain(setup: Setup, stage: Stage, rank: int | None) -> tuple[int, int,
     element, count, zero = weight_element(setup), stage.elements, setup.zero_stage
     muon = setup.muon_steps > 0
     if zero == 0:
-        # torch's own optimizer: no second copy of the fp32 weights, one step count for each parameter.
+        # torch's own optimizer keeps no second copy of the fp32 weights, and one step count per parameter.
         weights, gradients, master = element * count, 4 * count, 0
         optimizer = _moments(muon, *stage.groups(muon)) + STEP_BYTES * stage.tensors
     elif zero == 3:
@@ -161,7 +162,10 @@ def _of_nbtrain(setup: Setup, stage: Stage, rank: int | None) -> tuple[int, int,
 
 
 def _with_adapters(setup: Setup, stage: Stage) -> tuple[int, int, int, int]:
-    """Return the states of frozen weights and of adapters, which are one group of trained parameters."""
+    """Return the bytes of each state of a run that trains adapters next to frozen weights.
+
+    All trained parameters are in one parameter group.
+    """
     element, zero, ranks = weight_element(setup), setup.zero_stage, setup.zero_size
     held = adapter_tensors(setup, stage)
     tensors = sum(copies for _, copies in held)
@@ -188,24 +192,24 @@ def _with_adapters(setup: Setup, stage: Stage) -> tuple[int, int, int, int]:
         else:
             gradients = 4 * whole + 2 * count if is_bf16_optimizer(setup) else 4 * count
     if setup.autocast:
-        # Autocast keeps no copy of matrices in 4 bits.
+        # Autocast keeps no 16-bit copy of the 4-bit matrices.
         cast = stage.layers * sum(setup.adapter_sizes)
         weights += 2 * (stage.matrices - (stage.blocks if setup.load_in_4bit else 0) + cast)
     return weights, gradients, master, optimizer
 
 
 def adapter_tensors(setup: Setup, stage: Stage) -> list[tuple[int, int]]:
-    """Return (elements, number of such tensors) of all that a rank trains next to frozen weights."""
+    """Return (elements, number of such tensors) for all tensors that a rank trains next to frozen weights."""
     found = [(size, stage.layers) for size in setup.adapter_sizes]
     if setup.trained_row_elements:
-        # Tied weights of the first and the last stage are copies of each other.
+        # The first and the last stage each hold a copy of tied weights.
         ends = stage.is_first + stage.is_last
         found.append((setup.trained_row_elements, min(ends, 1) if setup.shape.tied else ends))
     return found
 
 
 def frozen_bytes(setup: Setup, stage: Stage) -> int:
-    """Return the bytes of the frozen weights that one rank of a stage holds with adapters, ZeRO 0 to 2."""
+    """Return the bytes of frozen weights on one rank of a stage, for a run with adapters and ZeRO 0 to 2."""
     if not setup.load_in_4bit:
         return weight_element(setup) * stage.elements
     held = sum(
@@ -215,9 +219,10 @@ def frozen_bytes(setup: Setup, stage: Stage) -> int:
 
 
 def dequantized_bytes(setup: Setup) -> int:
-    """Return the bytes of a block's largest matrix after dequantization, if it is stored in 4 bits; else 0.
+    """Return the bytes that dequantizing a block's largest 4-bit matrix takes; 0 without 4-bit weights.
 
-    Under autocast it is made in fp32 first; with double quantization the constants of its blocks are too.
+    Under autocast, the matrix is first restored in fp32. With double quantization, the constants of its
+    quantization blocks are restored in fp32 too.
     """
     if not setup.load_in_4bit:
         return 0
@@ -228,23 +233,23 @@ def dequantized_bytes(setup: Setup) -> int:
 
 
 def _sub_groups(setup: Setup, stage: Stage) -> int:
-    """Return the number of flat tensors that the optimizer steps separately under ZeRO 3.
+    """Return the number of flat tensors (sub-groups) that the optimizer updates one by one under ZeRO 3.
 
-    From stage3.py, _create_fp16_sub_groups.
+    The rule is in DeepSpeed's stage3.py, _create_fp16_sub_groups.
     """
     size = max(setup.sub_group_elements, 1)
     return sum(-(-group // size) for group in _zero3_groups(setup, stage, setup.zero_size))
 
 
 def _of_program(setup: Setup, stage: Stage) -> tuple[int, int, int, int]:
-    """Return the bytes of model state by the habits of another program, without padding."""
+    """Return the bytes of each model state as another training program stores it, without padding."""
     habits, count, zero, ranks = habits_of(setup.engine), stage.elements, setup.zero_stage, setup.zero_size
     half = setup.dtype != "fp32"
     element = habits.weights if half else 4
     sums = habits.gradients if half else 4
     if setup.dtype == "bf16" and zero <= 1 and habits.bf16_gradients is not None:
         sums = habits.bf16_gradients
-    # FSDP's fp32 weights stay cut when the gathered 16-bit ones are kept (SHARD_GRAD_OP, here ZeRO 2).
+    # With SHARD_GRAD_OP (here ZeRO 2), FSDP keeps the gathered 16-bit weights; its fp32 weights stay sharded.
     cut = zero == 3 or (zero == 2 and habits.gathered_blocks > 0)
     weights = element * count // (ranks if cut else 1)
     if zero == 3 and setup.hpz_size > 1:

@@ -1,1 +1,1 @@
-"""Search of layouts: legal ones, the best, the cost of one change, and the largest model that fits."""
+"""Layout search: legal layouts, the best ones, the cost of each change, and the largest model that fits."""

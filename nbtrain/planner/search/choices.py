@@ -1,11 +1,14 @@
-"""Choose vocabulary, size and length of a run on a text, by a scaling law for repeated text.
+"""Choose the vocabulary, size and length of a run on a text, by a scaling law for repeated text.
 
-text too short?                    fewer than LEAST_TOKENS tokens in the smallest vocabulary
-size      named                    the preset, or the nearest size of SMALL
+text is refused                    if it has fewer than LEAST_TOKENS tokens in the smallest vocabulary
+size      if it is requested       the preset, or the nearest size in SMALL
           on CPUs, or in a time    the size with the lowest predicted loss in that time (predicted_loss)
-          on GPUs                  USUAL_TOKENS tokens a parameter, all of them from MOST_EPOCHS passes
-vocabulary                         no entry is too rare in the text, and the number of entries suits the size
-tokens                             MOST_EPOCHS passes, USUAL_TOKENS a parameter, or what fits the time
+          on GPUs                  the largest size that gets USUAL_TOKENS tokens per parameter from at most
+                                   MOST_EPOCHS passes over the text
+vocabulary                         the largest in which no entry is too rare in the text, up to the number of
+                                   entries that suits the size
+tokens                             the least of MOST_EPOCHS passes, USUAL_TOKENS per parameter, and the tokens
+                                   that fit the time
 
 docs/choosing.md explains the formulas.
 """
@@ -36,40 +39,40 @@ from nbtrain.planner.search.family import LINE
 from nbtrain.planner.search.search import run_on, search
 from nbtrain.planner.time.duration import estimate_duration
 
-# With SwiGLU of 8/3 the width, these models have as many parameters as with GPT-3's layers.
+# With a SwiGLU of 8/3 the width, these models have as many parameters as GPT-3's layers would give them.
 SMALL = ((2, 128), (4, 128), (4, 192), (4, 256), (6, 320), (6, 384), (8, 512), (10, 640), (12, 768))
-"""(layers, width) of models below the presets; heads of 64."""
+"""(layers, width) of models that are smaller than the presets. Their heads have HEAD_SIZE channels."""
 HEAD_SIZE = 64
 SMALL_BASE = "gpt-tiny"
-"""The run that SMALL models extend: its recipe and rates were measured from 3.5M to 14M parameters."""
+"""The run that SMALL models extend. Its recipe was measured with 3.5M to 14M parameters."""
 
 CPU_MINUTES = 4.0
 """Minutes that a run on CPUs trains by default."""
 MOST_CORES = 4
-"""Maximum number of cores for a small model, which gains little from more."""
+"""Maximum number of cores for a small model, which gains little from more cores."""
 MOST_EPOCHS = 4
 """Number of passes over a text that are nearly as useful as new text: arXiv:2305.16264, section 5."""
 USUAL_TOKENS = 20
-"""Tokens per parameter: arXiv:2203.15556."""
+"""Usual number of training tokens per parameter: arXiv:2203.15556."""
 LEAST_TOKENS = 20_000
 LEAST_DOCUMENTS = 10
 GPT2_TOKEN_BYTES = 4.4
 STEPS = 400
-"""Steps that a schedule needs. The batch size is limited so that the run has at least this many."""
+"""Number of steps that a schedule needs. The batch size is limited so that the run has that number."""
 LEAST_STEPS = 20
 WARMUP_FRACTION = 0.05
-"""Share of a small model's run over which its learning rate rises."""
+"""Fraction of a small model's run during which its learning rate rises."""
 SPLITS = (("900,70,30", 34), ("8,1,1", LEAST_DOCUMENTS))
-"""Splits, each with the number of documents from which all three of its parts have one."""
+"""Splits, each with the minimum number of documents that leaves no split empty."""
 TRAIN_SHARE = 0.9
 
 
 @dataclass(frozen=True)
 class Text:
-    """Size and sources of a text, and the fit of several vocabularies."""
+    """Size and sources of a text, and how well several vocabularies fit it."""
 
     words: str
-    """E.g. "2.8 MiB of English in 559 documents"."""
+    """Description of the text, such as "2.8 MiB of English in 559 documents"."""
     num_bytes: float
     documents: int
     fits: Sequence[VocabularyFit]
@@ -106,15 +109,15 @@ class Choices:
 
     extends: str
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """{section: {key: value}}, as a run YAML writes them."""
+    """Chosen values as {section: {key: value}}, as in a run YAML."""
     reasons: dict[str, str] = field(default_factory=dict)
-    """{section: reason}."""
+    """Reasons as {section: reason}."""
     notes: list[str] = field(default_factory=list)
     top: dict[str, Any] = field(default_factory=dict)
-    """Keys that are in no section, such as init_from."""
+    """Values of top-level keys, such as init_from."""
 
     def put(self, section: str, reason: str, **values: Any) -> None:
-        """Set values of a section; a second call adds to the first."""
+        """Set values in a section, keep the section's other values, and record the reason if there is one."""
         self.settings[section] = {**self.settings.get(section, {}), **values}
         if reason:
             self.reasons[section] = reason
@@ -130,7 +133,12 @@ class Choices:
 
 
 def choose(text: Text, hardware: Hardware, size: str | None = None, minutes: float | None = None) -> Choices:
-    """Choose all settings that a run on a text needs. Raises DataError for a text that is too short."""
+    """Choose all settings that a run on a text needs.
+
+    Raises:
+        DataError: The text is too short.
+        ConfigError: `size` or `minutes` is invalid, or the GPU is not known.
+    """
     if minutes is not None and not 0 < minutes < 1e6:
         raise ConfigError(f"minutes = {minutes} must be more than 0.")
     _refuse_short(text)
@@ -139,7 +147,7 @@ def choose(text: Text, hardware: Hardware, size: str | None = None, minutes: flo
     if size is not None and preset_run(size) is not None:
         return _of_preset(text, hardware, size, minutes)
     if size is not None and size_of(size) is None:
-        raise ConfigError(f"size = {size!r} must be a number of parameters, such as 3M or 125M.")
+        raise ConfigError(f"size = {size!r} must be a parameter count, such as 3M or 125M.")
     if minutes is None and not hardware.gpus:
         minutes = CPU_MINUTES
     shapes = SMALL if size is None else (_nearest_shape(text, hardware, float(size_of(size) or 0)),)
@@ -164,8 +172,8 @@ def predicted_loss(parameters: float, tokens: float, unique_tokens: float) -> fl
     """Return the loss that the data-constrained law predicts: arXiv:2305.16264, equations 5 and 6.
 
     Each pass after the first counts less, and so do parameters beyond the number that suits the unique
-    tokens. The constants are from its appendix A: E 1.87, A 521, B 1488, both powers 0.353, R*_D 15.4,
-    R*_N 5.3.
+    tokens. The constants are from the paper's appendix A: E 1.87, A 521, B 1488, both powers 0.353,
+    R*_D 15.4, R*_N 5.3.
     """
     power, most_repeats, most_excess = 0.353, 15.387743, 5.309743
     unique = min(tokens, unique_tokens)
@@ -177,7 +185,7 @@ def predicted_loss(parameters: float, tokens: float, unique_tokens: float) -> fl
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A candidate: a small model for the text, and its predicted loss."""
+    """A candidate small model for the text, and its predicted loss."""
 
     text: Text
     hardware: Hardware
@@ -188,7 +196,7 @@ class _Candidate:
     unique_tokens: float
     tokens: float
     is_timed: bool
-    """Whether the time limit, and not MOST_EPOCHS passes, ends the training."""
+    """Whether something other than MOST_EPOCHS passes ends the training, such as the time limit."""
     config: RunConfig
 
     @classmethod
@@ -200,8 +208,8 @@ class _Candidate:
         parameters, unique = count_parameters(run).total, text.train_tokens(vocab_size)
         tokens = MOST_EPOCHS * unique
         if seconds is not None:
-            # Validations and checkpoints take a few percent.
-            # `run` has the name of SMALL_BASE, whose own last job says nothing about this one.
+            # Validations and checkpoints take a few percent of the time. `run` has the name of SMALL_BASE, so
+            # the last job under that name is ignored: it trained another model.
             duration = estimate_duration(run, use_measured=not hardware.gpus, last_job=False)
             rate = duration.tokens_per_second or 0.0
             tokens = min(tokens, 0.95 * seconds * rate)
@@ -218,7 +226,7 @@ class _Candidate:
         return predicted_loss(self.parameters, size * self.tokens, size * self.unique_tokens)
 
     def choices(self, minutes: float | None) -> Choices:
-        """Return the run YAML of this model."""
+        """Return the settings of the run that trains this model."""
         found = Choices(SMALL_BASE)
         _put_text(found, self.text, self.vocab_size)
         sections = _sections(self.hardware, self.layers, self.width, self.vocab_size)
@@ -232,7 +240,7 @@ class _Candidate:
         tokens = _whole(self.tokens, sequences * sequence)
         epochs = tokens / self.unique_tokens
         passes = f"{epochs:.1f} passes over the text"
-        limit = f"{passes}, as many as fit into {time}" if self.is_timed and time else passes
+        limit = f"{passes}, which is what fits into {time}" if self.is_timed and time else passes
         ranks = max(self.hardware.gpus, 1)
         micro = max(sequences // ranks, 1)
         found.put(
@@ -253,7 +261,7 @@ class _Candidate:
 
 
 def _sections(hardware: Hardware, layers: int, width: int, vocab_size: int) -> dict[str, dict[str, Any]]:
-    """Return the sections that turn gpt-tiny into another small model for `hardware`."""
+    """Return the sections that change gpt-tiny to a model with these sizes on this hardware."""
     sections: dict[str, dict[str, Any]] = {
         "model": {
             "num_layers": layers,
@@ -283,8 +291,9 @@ def _sections(hardware: Hardware, layers: int, width: int, vocab_size: int) -> d
 
 
 def _suited(layers: int, width: int) -> int:
-    """Return the vocabulary size that suits a small model: attention has 4 width^2 numbers per layer, the MLP
-    8.
+    """Return the vocabulary size that suits a small model.
+
+    Each layer has 12 width^2 parameters: 4 width^2 in attention and 8 width^2 in the MLP.
     """
     return suited_to(12 * layers * width**2, width)
 
@@ -295,7 +304,10 @@ def _nearest_shape(text: Text, hardware: Hardware, parameters: float) -> tuple[i
 
 
 def _largest_preset(text: Text) -> str | None:
-    """Return the largest GPT-3 preset for which the text has USUAL_TOKENS tokens per parameter."""
+    """Return the largest GPT-3 preset for which the text has enough tokens; None if no preset qualifies.
+
+    Enough is USUAL_TOKENS tokens per parameter from MOST_EPOCHS passes over the text.
+    """
     vocab_size = largest_seen(text.fits, text.num_bytes)
     tokens = MOST_EPOCHS * text.train_tokens(vocab_size)
     fitting = [name for name in LINE if USUAL_TOKENS * float(size_of(name) or 0) <= tokens]
@@ -303,12 +315,12 @@ def _largest_preset(text: Text) -> str | None:
 
 
 def _of_preset(text: Text, hardware: Hardware, size: str, minutes: float | None) -> Choices:
-    """Choose a preset for the text: its model, batch and learning rate, with the best layout on the GPUs."""
+    """Fit a preset to the text: its model and recipe, a length, and the best layout on the GPUs."""
     base = load(str(preset_run(size)), check=False)
     if not hardware.gpus:
         raise ConfigError(
-            f"size = {size}: needs GPUs. Name them, as in --gpus 4 --gpu-type A100-80GB, or choose a size up "
-            "to 100M for CPUs."
+            f"size = {size} needs GPUs. Specify them, e.g. with --gpus 4 --gpu-type A100-80GB, or choose a "
+            "size of at most 100M for CPUs."
         )
     vocab_size = min(largest_seen(text.fits, text.num_bytes), base.tokenizer.vocab_size)
     found = Choices(base.name)
@@ -322,20 +334,20 @@ def _of_preset(text: Text, hardware: Hardware, size: str, minutes: float | None)
     tokens = _whole(tokens, batch * sequence)
     if tokens < LEAST_STEPS * batch * sequence:
         raise DataError(
-            f"{text.words}: too little text for {size} on {hardware.words}: "
-            f"{amounts.counted(tokens // (batch * sequence), 'step')} of {batch * sequence:,} tokens, and "
-            f"at least {LEAST_STEPS} are needed. Name fewer GPUs or a smaller size."
+            f"{text.words} is too little text for {size} on {hardware.words}: it is enough for "
+            f"{amounts.counted(tokens // (batch * sequence), 'step')} of {batch * sequence:,} tokens, but a "
+            f"run needs at least {LEAST_STEPS} steps. Use fewer GPUs or a smaller size."
         )
     found.put(
         "batch",
-        f"{tokens / unique:.1f} passes over the text, {tokens / parameters:.1f} tokens a parameter",
+        f"{tokens / unique:.1f} passes over the text, {tokens / parameters:.1f} tokens per parameter",
         global_batch_size=batch,
         train_tokens=tokens,
         **{
             f"train_{unit}": None for unit in UNITS if unit != "tokens" and base.batch.train_amount[0] == unit
         },
     )
-    # The base's resource settings are for other machines, so they return to their defaults.
+    # The preset's resource settings are for other machines, so they are reset to the defaults.
     found.put("data", "", num_workers=1)
     found.put("resources", "", cpus_per_node=None, memory_per_node_bytes=None)
     _scale_schedule(found, base, tokens, batch * sequence)
@@ -347,19 +359,22 @@ def _of_preset(text: Text, hardware: Hardware, size: str, minutes: float | None)
         if hardware.gpus_per_node:
             named += ["--gpus-per-node", str(hardware.gpus_per_node)]
         command = shlex.join(["nbtrain", "search", size, *named])
-        raise ConfigError(f"size = {size}: no layout fits {hardware.words}; `{command}` says why.")
+        raise ConfigError(
+            f"size = {size}: no layout of this model fits {hardware.words}. To see why, run `{command}`."
+        )
     best = result.space.run(result.best.layout, check=False)
     _put_layout(found, best, base, hardware)
     if tokens < parameters:
         found.notes.append(
-            f"{tokens / parameters:.2f} tokens a parameter: {USUAL_TOKENS} are usual (arXiv:2203.15556). "
-            f"This text suits about {amounts.count(MOST_EPOCHS * unique / USUAL_TOKENS)} parameters."
+            f"The run trains on {tokens / parameters:.2f} tokens per parameter; {USUAL_TOKENS} are usual "
+            f"(arXiv:2203.15556). This text is enough for a model with about "
+            f"{amounts.count(MOST_EPOCHS * unique / USUAL_TOKENS)} parameters."
         )
     return found
 
 
 def _scale_schedule(found: Choices, base: RunConfig, tokens: int, step: int) -> None:
-    """Scale the base's schedule to another length, with four validations and checkpoints."""
+    """Scale the preset's learning-rate schedule to another length, and set the validation intervals."""
     share = tokens / base.train_tokens
     given = base.lr_schedule.model_dump()
     scaled = {
@@ -367,12 +382,12 @@ def _scale_schedule(found: Choices, base: RunConfig, tokens: int, step: int) -> 
         for key in ("lr_warmup_tokens", "lr_decay_tokens", "lr_wsd_decay_tokens")
         if given.get(key) is not None
     }
-    found.put("lr_schedule", f"the schedule of {base.name}, over this length", **scaled)
+    found.put("lr_schedule", f"the schedule of {base.name}, scaled to this length", **scaled)
     _put_intervals(found, max(tokens // step, 1))
 
 
 def _put_layout(found: Choices, best: RunConfig, base: RunConfig, hardware: Hardware) -> None:
-    """Add to the choices the layout fields in which `best` differs from `base`."""
+    """Add the layout fields in which `best` differs from `base` to the choices."""
     before, now = dict(flatten(base.model_dump())), dict(flatten(best.model_dump()))
     for key, value in now.items():
         section, _, rest = key.partition(".")
@@ -384,7 +399,7 @@ def _put_layout(found: Choices, best: RunConfig, base: RunConfig, hardware: Hard
                 target = target.setdefault(parent, {})
             target[last] = value
     found.reasons["parallel"] = (
-        f"the fastest layout that fits {hardware.words}: `nbtrain search` lists others"
+        f"the fastest layout that fits {hardware.words}; `nbtrain search` lists other layouts"
     )
 
 
@@ -392,13 +407,13 @@ def _put_text(found: Choices, text: Text, vocab_size: int) -> None:
     split = next(split for split, least in SPLITS if text.documents >= least)
     found.put("data", text.words, sources=text.sources, split=split)
     per_token = bytes_per_token(text.fits, vocab_size)
-    found.put("tokenizer", f"about {per_token:.1f} bytes a token", vocab_size=vocab_size)
+    found.put("tokenizer", f"about {per_token:.1f} bytes per token", vocab_size=vocab_size)
 
 
 def _put_schedule(
     found: Choices, tokens: int, step: int, batch: int, all_tokens: float, sequence: int
 ) -> None:
-    """Choose warm-up, validations and checkpoints for a run of this many tokens."""
+    """Choose the warm-up, validations and checkpoints of a run that trains on this number of tokens."""
     steps = max(tokens // step, 1)
     warmup = warmup_tokens(tokens, step, WARMUP_FRACTION)
     found.put("lr_schedule", f"{warmup / tokens:.0%} of train_tokens", lr_warmup_tokens=_whole(warmup, step))
@@ -408,14 +423,17 @@ def _put_schedule(
 
 
 def _put_intervals(found: Choices, steps: int) -> None:
-    """Set the intervals: a run up to 4,000 steps validates and saves four times, longer ones every 1,000."""
+    """Set the intervals of validations and checkpoints.
+
+    A run of up to 4,000 steps validates and saves four times, a longer run every 1,000 steps.
+    """
     interval = min(max(math.ceil(steps / 4), 1), 1000)
     found.put("evaluation", f"{math.ceil(steps / interval)} times", eval_interval_steps=interval)
     found.put("checkpoint", "with each validation", save_interval_steps=interval)
 
 
 def _batch_tokens(parameters: float, tokens: float) -> int:
-    """Return the tokens of a step: a power of two from 2,048, with at least STEPS steps if possible."""
+    """Return the tokens per step: a power of two of at least 2,048, with at least STEPS steps if possible."""
     compute = 6 * parameters * tokens
     most = min(0.2920 * compute**0.3271, tokens / STEPS)  # arXiv:2401.02954, equation 1
     return 1 << max(11, int(math.log2(max(most, 1))))
@@ -430,19 +448,21 @@ def _refuse_short(text: Text) -> None:
     if tokens < LEAST_TOKENS:
         least = LEAST_TOKENS / tokens * text.num_bytes
         raise DataError(
-            f"{text.words}: too short to train a model on: about {tokens:,.0f} tokens in a vocabulary of "
-            f"{SMALLEST}, and at least {LEAST_TOKENS:,} are needed: about {amounts.size(least)} of such text."
+            f"{text.words}: this text is too short to train a model on. It has about {tokens:,.0f} tokens "
+            f"with a vocabulary of {SMALLEST}, and at least {LEAST_TOKENS:,} tokens are needed, which is "
+            f"about {amounts.size(least)} of such text."
         )
     if text.documents < LEAST_DOCUMENTS:
         raise DataError(
-            f"{text.words}: too few documents. Each document goes to training, validation or test, and at "
-            f"least {LEAST_DOCUMENTS} are needed to fill all three. Split the records into smaller ones, or "
-            "write the text to a .txt file, which is split into documents automatically."
+            f"{text.words}: too few documents. Each document belongs to one of three splits (training, "
+            f"validation or test), and at least {LEAST_DOCUMENTS} documents are needed to fill all three. "
+            "Divide the records into smaller ones, or write the text to a .txt file, which is divided into "
+            "documents automatically."
         )
 
 
 def _check_gpu(hardware: Hardware) -> None:
     if find_device(hardware.gpu_type) is None:
         near = nearest_device_names(hardware.gpu_type or "")
-        hint = f" Nearest: {', '.join(near[:3])}." if near else " E.g. A100-80GB."
-        raise ConfigError(f"gpu_type = {hardware.gpu_type!r}: no such GPU in the table.{hint}")
+        hint = f"Nearest: {', '.join(near[:3])}." if near else "Example: A100-80GB."
+        raise ConfigError(f"gpu_type = {hardware.gpu_type!r} is not in the device table. {hint}")

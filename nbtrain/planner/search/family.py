@@ -1,7 +1,6 @@
-"""The GPT family: the named sizes, and models between them by width and depth.
+"""The GPT family: the presets, and models between two presets with an interpolated width and depth.
 
-A preset is the model of a shipped run YAML (config/names/presets.py), so that a search for "13B" can write
-a run.
+A preset is the model of a shipped run YAML (config/names/presets.py), so a search for "13B" can write a run.
 """
 
 import functools
@@ -14,10 +13,10 @@ from nbtrain.config.names.presets import PRESETS
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.shape import Shape
 
-# The presets from 125M to 175B between which models are interpolated; 345M and 3.7B are variants outside it.
+# Presets between which models are interpolated. The presets 345M and 3.7B are variants and not in this line.
 LINE = ("125M", "350M", "760M", "1.3B", "2.7B", "6.7B", "13B", "175B")
-# Widths between two presets are multiples of this, so that 1 to 8 tensor-parallel ranks share them in
-# multiples of 64, which tensor cores like (NVIDIA, matrix multiplication background, section 2).
+# Interpolated widths are multiples of this, so that up to 8 tensor-parallel ranks each get a multiple of 64,
+# which tensor cores compute efficiently (NVIDIA, matrix multiplication background, section 2).
 WIDTH_STEP = 512
 HEAD_SIZE = 128
 
@@ -28,15 +27,16 @@ def preset(name: str) -> RunConfig:
 
 
 def parameters(shape: Shape) -> int:
-    """Return the number of parameters of a whole model."""
+    """Return the number of parameters in the whole model."""
     return count_layers(shape, shape.num_layers, first=True, last=True, tensor=1).total
 
 
 @functools.cache
 def line(vocab_size: int, seq_length: int) -> tuple[tuple[str, Shape], ...]:
-    """Return the models of the family, smallest first: (preset name or width and depth, shape).
+    """Return the models of the family as (name, shape), smallest first.
 
-    Between two presets the width grows in steps of WIDTH_STEP, and the depth in proportion to the width.
+    The name is the preset's, or gives depth and width. Between two presets, the width grows in steps of
+    WIDTH_STEP, and the depth is interpolated by width.
     """
     named = [(name, _fitted(preset(name).shape, vocab_size, seq_length)) for name in LINE]
     found = named[:1]
@@ -55,7 +55,7 @@ def _fitted(shape: Shape, vocab_size: int, seq_length: int) -> Shape:
 
 def _between(small: Shape, large: Shape, width: int) -> Shape:
     share = (width - small.hidden_size) / (large.hidden_size - small.hidden_size)
-    # A multiple of 4, so that pipelines of 2 and 4 stages divide it.
+    # The depth is rounded to a multiple of 4, so that pipelines of 2 and 4 stages divide it.
     depth = small.num_layers + share * (large.num_layers - small.num_layers)
     heads = width // HEAD_SIZE
     return replace(

@@ -1,9 +1,8 @@
-"""If a run does not fit: the largest model of the family and the longest sequence that fit, in three kinds of
-layout.
+"""If a run does not fit: the largest model and the longest sequence that do, for three kinds of layout.
 
-tensor and pipeline   every GPU holds a part of one copy of the model (TP x PP, DP 1)
-ZeRO 3                every GPU holds a part of the states of a whole copy (DP alone)
-fused                 any legal layout
+pure TP x PP   every GPU holds a part of the only replica of the model (DP 1)
+pure ZeRO 3    every GPU is a replica and holds a shard of its states (DP only)
+fused          any legal layout
 """
 
 from collections.abc import Callable, Iterator
@@ -37,11 +36,11 @@ WAYS: dict[str, Way] = {
     "pure ZeRO 3": lambda layout: layout.cut.parts == 1 and layout.options.zero_stage == 3,
     "fused": lambda layout: True,
 }
-# Sequences are multiples of this: ranks that share one have equal parts, and kernels have whole tiles.
+# Sequence lengths are multiples of this, so that ranks share a sequence equally and kernels get whole tiles.
 SEQUENCE_STEP = 1024
 LONGEST = 2**22
 SCHEMA_VERSION = 1
-# Fields of the section `model` in which the models of the family differ, named as in Shape.
+# Fields of the section `model` in which the models of the family differ. Shape has the same names.
 SIZES = (
     "num_layers",
     "hidden_size",
@@ -55,83 +54,91 @@ SIZES = (
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A row of the comparison of three kinds of layout."""
+    """One kind of layout in the comparison: its fastest layout and its longest sequence."""
 
     name: str
     best: ScoredLayout | None
-    """The fastest layout of this kind; None if none fits or none is legal."""
+    """The fastest layout of this kind; None if no layout of this kind fits or is legal."""
     longest_sequence: int | None
-    """Tokens of the longest sequence, in a micro batch of one; None if even the shortest does not fit."""
+    """Longest sequence that fits, in tokens; None if not even SEQUENCE_STEP tokens fit."""
     reason: str
     """Reason why no layout was found; "" if `best` is set."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Largest(Result):
-    """Largest model and longest sequence that fit on given GPUs; a cell shows it as two tables."""
+    """The largest model and the longest sequence that fit on given GPUs, shown as text and a table."""
 
     name: str
     space: Space
     model: tuple[str, Shape, ScoredLayout] | None
-    """The largest model of the family at the run's sequence length: name, shape, and the layout with the most
-    free memory.
+    """(name, shape, layout) of the largest model of the family that fits at the run's sequence length.
+
+    The layout is the one that leaves the most memory free. None if no model fits.
     """
     next_model: tuple[str, Shape] | None
-    """The next larger model, which does not fit."""
+    """(name, shape) of the next larger model, which does not fit; None if there is no larger model."""
     longest_sequence: int | None
-    """Longest sequence that fits with the run's own model, in tokens."""
+    """Longest sequence that fits with the run's own model, in tokens; None if no sequence fits."""
     ways: tuple[Compared, ...]
 
     def as_report(self) -> Report:
-        """Return the two answers as sentences, and the comparison."""
+        """Return a report of the largest model, the longest sequence and the comparison table."""
         heads = ("", "layout", "memory", "step", "MFU", "longest sequence")
         sentences = [Sentence(sentence) for sentence in self.sentences()]
         return Report("", [*sentences, Table(heads, [_row(way) for way in self.ways])])
 
     def sentences(self) -> list[str]:
-        """Return the two answers as sentences."""
+        """Return the largest model and the longest sequence in sentences, or why no layout is legal."""
         base = self.space.base
         world = f"{base.nodes * base.devices_per_node:,} x {base.device.name if base.device else 'GPU'}"
         own = amounts.count(parameters(base.shape))
         found = []
         if self.model is None and not legal(self.space):
             why = batch_limit(self.space) or (
-                "Tensor, pipeline, sequence and data parallel size multiply to the number of GPUs, and each "
-                "must divide what it shards: heads, layers, tokens, and the batch (every batch size is a "
-                f"multiple of {self.space.batch_unit:,})."
+                "The tensor, pipeline, sequence and data parallel sizes must multiply to the number of GPUs, "
+                "and each size must divide what it shards: heads, layers, tokens, and the batch (every batch "
+                f"size is a multiple of {self.space.batch_unit:,})."
             )
             return [
-                f"No layout of {self.name} on {world} is legal. {why} `nbtrain search RUN --refused` lists "
-                "every reason."
+                f"No layout of {self.name} on {world} is legal. {why} For every reason, run `nbtrain search "
+                "RUN --refused`."
             ]
         if self.model is None:
-            found.append(f"No model of the family fits {world} at {base.shape.seq_length:,} tokens.")
+            found.append(
+                f"No model of the family fits on {world} with sequences of {base.shape.seq_length:,} tokens."
+            )
         else:
             name, shape, one = self.model
             found.append(
-                f"Largest model of the family on {world} at {base.shape.seq_length:,} tokens: {name} "
-                f"({amounts.count(parameters(shape))} parameters), as {one.layout.words}."
+                f"The largest model of the family that fits on {world} with sequences of "
+                f"{base.shape.seq_length:,} tokens is {name} ({amounts.count(parameters(shape))} "
+                f"parameters), with the layout {one.layout.words}."
             )
         if self.next_model is not None:
             name, shape = self.next_model
-            found.append(f"The next one, {name} ({amounts.count(parameters(shape))}), does not fit.")
+            size = amounts.count(parameters(shape))
+            found.append(f"The next larger model, {name} ({size} parameters), does not fit.")
         if self.longest_sequence is None:
-            found.append(f"{self.name} ({own}) fits with no sequence of {SEQUENCE_STEP:,} tokens or more.")
+            found.append(
+                f"{self.name} ({own} parameters) does not fit with sequences of {SEQUENCE_STEP:,} tokens or "
+                "more."
+            )
         else:
             more = " or more" if self.longest_sequence >= LONGEST else ""
             found.append(
-                f"Longest sequence of {self.name} ({own}): {self.longest_sequence:,} tokens{more}, one "
-                "sequence a micro batch."
+                f"The longest sequence that fits with {self.name} ({own} parameters) is "
+                f"{self.longest_sequence:,} tokens{more}, with one sequence per micro batch."
             )
         if base.host_memory_bytes is None:
             found.append(
-                "Nothing is offloaded: host memory is not known. Set resources.memory_per_node_bytes to "
-                "count it."
+                "Offloading was not considered, because the host memory is not known. Set "
+                "resources.memory_per_node_bytes to include it."
             )
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the answers and the comparison as a JSON object."""
+        """Return the largest model, the longest sequence and the comparison as a JSON object."""
         base = self.space.base
         return {
             "schema_version": SCHEMA_VERSION,
@@ -156,9 +163,7 @@ class Largest(Result):
 
 
 def _model_record(name: str, shape: Shape, best: ScoredLayout | None = None) -> dict[str, Any]:
-    """Return a model of the family as a JSON object, with the layout that leaves the most memory if one
-    fits.
-    """
+    """Return a model of the family as a JSON object; with `best`, its layout is included."""
     record = {
         "name": name,
         "parameters": parameters(shape),
@@ -179,9 +184,7 @@ def _layout_record(scored: ScoredLayout) -> dict[str, Any]:
 
 
 def largest(space: Space, name: str) -> Largest:
-    """Find the largest model and the longest sequence on the GPUs of a space, and compare three kinds of
-    layout.
-    """
+    """Find the largest model and the longest sequence that fit, and compare three kinds of layout."""
     model, following = largest_model(space)
     tried = [one for cut in legal(space) for one in try_cut(space, cut)]
     ways = tuple(compare(space, way, tried) for way in WAYS)
@@ -190,7 +193,7 @@ def largest(space: Space, name: str) -> Largest:
 
 
 def largest_model(space: Space) -> tuple[tuple[str, Shape, ScoredLayout] | None, tuple[str, Shape] | None]:
-    """Return the largest model of the family that fits, and the next larger one."""
+    """Return the largest model of the family that fits, and the next larger model (None if there is none)."""
     models = line(space.vocab_size, space.base.shape.seq_length)
     low, high, best = 0, len(models), None
     while low < high:
@@ -205,7 +208,7 @@ def largest_model(space: Space) -> tuple[tuple[str, Shape, ScoredLayout] | None,
 
 
 def compare(space: Space, name: str, tried: list[ScoredLayout]) -> Compared:
-    """Compare one kind of layout: the fastest layout that was tried, and the longest sequence."""
+    """Return the fastest tried layout of one kind, and the longest sequence that this kind can train."""
     way = WAYS[name]
     own = [one for one in tried if way(one.layout)]
     best = min((one for one in own if one.step is not None), key=lambda one: one.cost, default=None)
@@ -221,7 +224,11 @@ def compare(space: Space, name: str, tried: list[ScoredLayout]) -> Compared:
 
 
 def longest_sequence(space: Space, way: Way) -> int | None:
-    """Return the longest sequence, in tokens, for which a layout of the kind fits; None if none fits."""
+    """Return the longest sequence, in tokens, for which a layout of one kind fits.
+
+    The search is exact to about a sixteenth and stops at LONGEST. The result is None if SEQUENCE_STEP tokens
+    do not fit.
+    """
 
     def fits(steps: int) -> bool:
         one = roomiest(with_length(space, steps * SEQUENCE_STEP), way)
@@ -241,7 +248,10 @@ def longest_sequence(space: Space, way: Way) -> int | None:
 
 
 def roomiest(space: Space, way: Way = WAYS["fused"]) -> ScoredLayout | None:
-    """Return the layout of a kind that leaves the most device memory and fits host memory."""
+    """Return the layout of one kind that leaves the most device memory and fits the host memory.
+
+    The layout may exceed the device memory. The result is None if no legal layout fits the host memory.
+    """
     best: tuple[int, Layout] | None = None
     for layout in _smallest(space):
         if not way(layout):
@@ -254,8 +264,9 @@ def roomiest(space: Space, way: Way = WAYS["fused"]) -> ScoredLayout | None:
 
 
 def _smallest(space: Space) -> Iterator[Layout]:
-    """Yield, for each legal cut, the layouts that need little memory: full recomputation, smallest micro
-    batch.
+    """Yield the layouts of each legal cut that need little memory.
+
+    They have full recomputation, the smallest micro batch, and no hpZ.
     """
     for cut in legal(space):
         sizes = micro_batches(space, cut)
@@ -266,26 +277,29 @@ def _smallest(space: Space) -> Iterator[Layout]:
 
 
 def legal(space: Space) -> list[Cut]:
-    """Yield the legal cuts whose tensor-parallel ranks share a machine."""
+    """Return the legal cuts whose tensor-parallel groups are inside one machine."""
     return [
         cut for cut, reason in cuts(space) if reason is None and cut.tensor <= space.base.devices_per_node
     ]
 
 
 def with_length(space: Space, tokens: int) -> Space:
-    """Return the space of the same run with sequences of another length."""
+    """Return the search space of the same run with another sequence length."""
     assert space.config is not None, "a space of a run"
     values = {"model.seq_length": tokens}
     if space.base.shape.learned_positions:
         values["model.max_position_embeddings"] = tokens
     longer = space_of(with_values(space.config, values))
-    # The parameters of the user's own blocks are known for the run's length alone.
+    # The parameters of a user's own block were determined for the run's sequence length only.
     shape = replace(longer.base.shape, own_block=space.base.shape.own_block)
     return replace(longer, base=replace(longer.base, shape=shape))
 
 
 def with_model(space: Space, shape: Shape) -> Space:
-    """Return the space of the run with a model of the family: adapters, batch and machines stay the run's."""
+    """Return the search space of the run with a model of the family instead of its own model.
+
+    Adapters, batch and machines stay as in the run.
+    """
     assert space.config is not None, "a space of a run"
     family = preset(LINE[0]).model
     fields = {name: getattr(family, name) for name in marked(ModelConfig, Architecture)}

@@ -1,10 +1,9 @@
-"""Find the legal layouts of a model on a set of machines: the rules of config/rules/, applied to thousands of
-layouts.
+"""The legal layouts of a model on a set of machines: the rules of config/rules/ for thousands of layouts.
 
-The search and the what-if page change a layout: how model and batch are sharded, ZeRO, recomputation and
-offloading. Everything else is fixed by the run (`Space`). The settings that can be combined are read from the
-table in config/rules/combinations.py, and the limits of sizes are the functions of config/rules/limits.py,
-which the rules call too. Both work on plain numbers, because checking a complete run takes milliseconds.
+The search and the what-if page vary the layout: how model and batch are sharded, ZeRO, recomputation and
+offloading. The run fixes everything else (`Space`). The table in config/rules/combinations.py says which
+settings can be combined, and the functions in config/rules/limits.py, which the rules call too, limit the
+sizes. Both work on plain numbers, because checking a complete run would take milliseconds per layout.
 """
 
 import functools
@@ -45,7 +44,7 @@ class Cut(NamedTuple):
 
     @property
     def flags(self) -> tuple[bool, ...]:
-        """Flags of the kinds of parallelism that a layout with this cut uses, in the order of the sizes."""
+        """Whether a layout with this cut uses each kind of parallelism, in the order of the fields."""
         return tuple(size > 1 for size in self)
 
     @property
@@ -55,7 +54,7 @@ class Cut(NamedTuple):
 
     @property
     def parts(self) -> int:
-        """Number of ranks of one replica of the model."""
+        """Number of ranks that together hold one replica of the model."""
         return self.tensor * self.pipeline * self.sharing
 
     @property
@@ -71,7 +70,7 @@ class Cut(NamedTuple):
 
     @property
     def words(self) -> str:
-        """E.g. "TP 4 x PP 4 x DP 4"."""
+        """Description such as "TP 4 x PP 4 x DP 4"."""
         sizes = {
             "TP": self.tensor,
             "PP": self.pipeline,
@@ -94,7 +93,7 @@ class Options(NamedTuple):
 
     @property
     def states(self) -> tuple[int, Place, Place, bool]:
-        """The options that change where model states are and how they are cut."""
+        """The options that decide where model states are stored and how they are sharded."""
         return self.zero_stage, self.offload_optimizer, self.offload_param, self.hpz
 
     @property
@@ -128,7 +127,7 @@ class Layout(NamedTuple):
 
     @property
     def words(self) -> str:
-        """E.g. "TP 4 x PP 4 x DP 4, SP, ZeRO 1, micro-batch 2, full recomputation"."""
+        """Description such as "TP 4 x PP 4 x DP 4, SP, ZeRO 1, micro-batch 2, full recomputation"."""
         options = self.options
         parts = [self.cut.words, *["SP"] * options.sequence_parallel]
         parts += [f"ZeRO {options.zero_stage}" + " with hpZ" * options.hpz]
@@ -141,42 +140,40 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Fixed values of a search over layouts: the model, its batch, the kind of GPU, and the number of
-    GPUs.
-    """
+    """The values that a layout search does not vary: the model, its batch, and the GPUs."""
 
     base: Setup
-    """A setup with the fixed fields; its layout fields are not read."""
+    """A setup with the fixed values. Its layout fields are ignored."""
     vocab_size: int
     """Vocabulary size before padding."""
     vocab_multiple: int
-    """make_vocab_size_divisible_by: the vocabulary is padded to a multiple of this times the tensor ranks."""
+    """model.make_vocab_size_divisible_by. The vocabulary is padded to a multiple of it times the TP size."""
     batch_unit: int
-    """Greatest common divisor of the run's batch sizes, including the ramp-up."""
+    """Greatest common divisor of the run's global batch sizes, including those of a ramp-up."""
     kept: frozenset[str] = frozenset()
-    """Kinds (combinations.py) that the run has and that no layout changes: precision, FPDT, FP8."""
+    """Kinds of settings (combinations.py) that the run uses and no layout changes: precision, FPDT, FP8."""
     reduce_bucket: int = 500_000_000
     allgather_bucket: int = 500_000_000
     hpz_partition: int | None = None
     """parallel.zero_hpz_partition_size; None means all ranks of a machine."""
     config: RunConfig | None = None
-    """The run; None if only its shape is known, so that no YAML can be written."""
+    """The run; None if only a model's shape was given, so that no run YAML can be written."""
     memo: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
-    """Cache of values that many layouts share (stage cuts, padded shapes, sizes of buckets), and of runs."""
+    """Cache of runs, and of values that many layouts share: stage splits, padded shapes, bucket sizes."""
 
     @property
     def world_size(self) -> int:
         return self.base.nodes * self.base.devices_per_node
 
     def shape(self, tensor: int) -> Shape:
-        """Return the model with the vocabulary's padding for `tensor` tensor-parallel ranks."""
+        """Return the model's shape, with its vocabulary padded for `tensor` tensor-parallel ranks."""
         if tensor not in self.memo:
             unit = self.vocab_multiple * tensor
             self.memo[tensor] = _padded(self.base.shape, -(-self.vocab_size // unit) * unit)
         return self.memo[tensor]
 
     def stages(self, tensor: int, pipeline: int, full: bool) -> tuple[tuple[int, ...], int]:
-        """Return the blocks of each stage, and the parameters on a rank of the fullest stage."""
+        """Return the number of blocks in each stage, and of parameters on a rank of the fullest stage."""
         key = (tensor, pipeline, full)
         if key not in self.memo:
             shape = self.shape(tensor)
@@ -187,7 +184,7 @@ class Space:
         return self.memo[key]
 
     def setup(self, layout: Layout) -> Setup:
-        """Return the setup of a layout, equal to setup_of(config) of the run with the layout's settings."""
+        """Return the setup of a layout. It equals setup_of() for the run with the layout's settings."""
         key = ("setup", layout)
         if key not in self.memo:
             self.memo[key] = self._setup(layout)
@@ -197,7 +194,7 @@ class Space:
         (tensor, pipeline, ulysses, data, context), micro, options = layout
         shape = self.shape(tensor)
         cut, most = self.stages(tensor, pipeline, options.recompute == "full")
-        # As in config/deepspeed/ds_config.py, a bucket is never larger than the gradients of a rank.
+        # As in config/deepspeed/ds_config.py, a bucket is never larger than one rank's gradients.
         bucket = -(-most // BUCKET_MULTIPLE) * BUCKET_MULTIPLE
         changes = dict(
             shape=shape,
@@ -219,13 +216,13 @@ class Space:
             nvme_buffer_elements=-(-largest_of(shape, tensor) // (data * ulysses * context)),
             **self.adapters(tensor),
         )
-        # dataclasses.replace reads all fields of `base` again for each layout.
+        # dataclasses.replace would read all fields of `base` again for each layout, which is slow.
         if "base" not in self.memo:
             self.memo["base"] = {one.name: getattr(self.base, one.name) for one in fields(Setup)}
         return Setup(**self.memo["base"] | changes)
 
     def adapters(self, tensor: int) -> dict[str, Any]:
-        """Return the fields of a Setup that describe the run's adapters, sharded across `tensor` ranks."""
+        """Return the Setup fields of the run's adapters, sharded across `tensor` ranks; {} without lora."""
         if self.config is None or self.config.lora is None:
             return {}
         key = ("adapters", tensor)
@@ -237,11 +234,15 @@ class Space:
         return self.memo[key]
 
     def run(self, layout: Layout, check: bool = True) -> RunConfig:
-        """Return the run with a layout. Raises ConfigError with every broken rule, or for a shape alone."""
+        """Return the run with this layout.
+
+        Raises ConfigError if only a model's shape was searched, and with `check` also if the run violates
+        rules, which the error lists.
+        """
         if self.config is None:
             raise ConfigError(
-                "this search was made for a shape, which has no run YAML. Search a run or a preset such as "
-                "13B to get one."
+                "this search has only a model's shape, so it cannot write a run YAML. Search a run or a "
+                "preset such as 13B instead."
             )
         key = ("run", layout)
         if check or key not in self.memo:
@@ -251,14 +252,20 @@ class Space:
 
 @functools.lru_cache(256)
 def _padded(shape: Shape, vocab_size: int) -> Shape:
-    """Return a shape with another padded vocabulary; equal ones are one object, which caches find faster."""
+    """Return the shape with another padded vocabulary size.
+
+    Equal results are the same object, which other caches look up faster.
+    """
     return replace(shape, padded_vocab_size=vocab_size)
 
 
 def settings_for(config: RunConfig, layout: Layout) -> dict[str, Any]:
-    """Return the overrides that give a run a layout; fields that belong to another layout become null."""
+    """Return the overrides that give a run this layout.
+
+    Settings that are valid only for another layout are set to null or to their defaults.
+    """
     settings = layout.settings
-    # An explicit split into stages is valid for one number of stages only.
+    # An explicit split into stages is valid for only one number of stages.
     settings["parallel.pipeline_stage_layers"] = None
     if not layout.options.hpz:
         settings["parallel.zero_hpz_partition_size"] = None
@@ -297,10 +304,10 @@ def space_of(config: RunConfig) -> Space:
 
 
 def cuts(space: Space) -> Iterator[tuple[Cut, str | None]]:
-    """Yield every cut whose sizes multiply to the number of GPUs, with the reason why it is illegal, or
-    None.
+    """Yield (cut, reason) for every cut whose sizes multiply to the number of GPUs.
 
-    Ulysses with context parallelism, which the table of combinations refuses, is not among them.
+    The reason says why the cut is illegal; None means that it is legal. Cuts with both Ulysses and context
+    parallelism are not generated, because the table of combinations rejects them.
     """
     world = space.world_size
     for tensor in divisors(world):
@@ -314,26 +321,29 @@ def cuts(space: Space) -> Iterator[tuple[Cut, str | None]]:
 
 
 def batch_limit(space: Space) -> str | None:
-    """Explain how many replicas the batch allows, if it is too small for the number of GPUs; else None."""
+    """Explain how many replicas the batch allows if it is too small for the GPUs; else return None."""
     world, copies = space.world_size, space.batch_unit
     if world <= copies:
         return None
     base = space.base
     if copies == base.global_batch_size:
-        sizes = f"global_batch_size({copies:,})"
+        allowed = f"global_batch_size({copies:,}) / micro_batch_size(1) allows at most {copies:,}"
     else:
-        sizes = f"the ramp-up's batch sizes are multiples of {copies:,}, and {copies:,}"
+        allowed = (
+            f"the batch sizes of the ramp-up have the greatest common divisor {copies:,}, which with "
+            f"micro_batch_size(1) allows at most {copies:,}"
+        )
     return (
-        f"The batch limits the replicas of the model (DP): {sizes} / micro_batch_size(1) = {copies:,} at "
-        f"most. With {world:,} GPUs, each replica then has {-(-world // copies):,} of them or more "
-        "(TP x PP x Ulysses or CP). Use fewer GPUs, or larger batches."
+        f"The batch limits the number of model replicas (DP): {allowed}. With {world:,} GPUs, each replica "
+        f"must then be divided across at least {-(-world // copies):,} GPUs (TP x PP x Ulysses or CP). Use "
+        "fewer GPUs or larger batches."
     )
 
 
 def cut_problems(space: Space, cut: Cut) -> Iterator[str]:
-    """Yield the reasons why the trainer rejects the sizes of a cut, one clause each."""
+    """Yield the reasons why the trainer rejects the sizes of a cut, each as a clause."""
     if (world := math.prod(cut)) != space.world_size:
-        yield f"it uses {counted(world, 'GPU')}, but there are {space.world_size:,}"
+        yield f"it uses {counted(world, 'GPU')}, but the search has {space.world_size:,}"
     yield from (broken.clause for broken in _broken_by_cut(space, cut))
     if space.batch_unit % cut.data:
         yield (
@@ -345,7 +355,7 @@ def cut_problems(space: Space, cut: Cut) -> Iterator[str]:
 
 
 def _broken_by_cut(space: Space, cut: Cut) -> Iterator[Broken]:
-    """Yield the limits of config/rules/limits.py that the sizes of a cut violate."""
+    """Yield the limits in config/rules/limits.py that the sizes of a cut violate."""
     shape, (tensor, pipeline, ulysses, _, context) = space.base.shape, cut
     yield from limits.heads(shape, tensor, ulysses)
     yield from limits.query_groups(shape, tensor)
@@ -370,13 +380,13 @@ def _broken_by_cut(space: Space, cut: Cut) -> Iterator[Broken]:
 
 
 def option_problems(space: Space, cut: Cut, options: Options) -> Iterator[str]:
-    """Yield the reasons why the trainer rejects the options of a layout with this cut, one clause each."""
+    """Yield the reasons why the trainer rejects these options with this cut, each as a clause."""
     yield from kind_problems(cut.flags, options, space.kept)
     yield from (broken.clause for broken in _broken_by_options(space, cut, options))
 
 
 def _broken_by_options(space: Space, cut: Cut, options: Options) -> Iterator[Broken]:
-    """Yield the limits of config/rules/limits.py that options violate together with the sizes of a cut."""
+    """Yield the limits in config/rules/limits.py that the options violate together with this cut's sizes."""
     if options.sequence_parallel:
         yield from limits.sharded_sequence(space.base.shape, cut.tensor, cut.ulysses, cut.context)
     if options.hpz and space.hpz_partition:
@@ -393,7 +403,7 @@ def _broken_by_options(space: Space, cut: Cut, options: Options) -> Iterator[Bro
 
 
 def micro_batch_problems(space: Space, cut: Cut, micro: int) -> Iterator[str]:
-    """Yield the reasons why the trainer rejects a micro-batch size with this cut, one clause each."""
+    """Yield the reasons why the trainer rejects a micro-batch size with this cut, each as a clause."""
     if space.batch_unit % (micro * cut.data):
         yield (
             f"micro_batch_size({micro}) * data_parallel_size({cut.data}) does not divide every batch size "
@@ -403,7 +413,7 @@ def micro_batch_problems(space: Space, cut: Cut, micro: int) -> Iterator[str]:
 
 
 def broken_by_micro_batch(space: Space, cut: Cut, micro: int) -> Iterator[Broken]:
-    """Yield the limits of config/rules/limits.py that a micro-batch size violates with the sizes of a cut."""
+    """Yield the limits in config/rules/limits.py that a micro-batch size violates with this cut's sizes."""
     if space.base.fp8:
         chunk = space.base.fpdt_chunk_tokens
         length, name = (chunk, "fpdt_chunk_tokens") if chunk else (space.base.shape.seq_length, "seq_length")
@@ -415,7 +425,7 @@ def broken_by_micro_batch(space: Space, cut: Cut, micro: int) -> Iterator[Broken
 
 
 def problems(space: Space, layout: Layout) -> list[str]:
-    """Return every reason why the trainer rejects a layout, one clause each; [] if it is legal."""
+    """Return every reason why the trainer rejects a layout, each as a clause; [] if the layout is legal."""
     found = [*cut_problems(space, layout.cut), *option_problems(space, layout.cut, layout.options)]
     return list(dict.fromkeys([*found, *micro_batch_problems(space, layout.cut, layout.micro_batch_size)]))
 
@@ -427,7 +437,7 @@ def legal_options(space: Space, cut: Cut) -> list[Options]:
         broken: dict[tuple[Any, ...], bool] = {}
         space.memo[key] = found = []
         for one in combinations(cut.flags, space.kept):
-            # The limits do not depend on where states are.
+            # The limits do not depend on where states are stored.
             kind = (one.zero_stage, one.sequence_parallel, one.recompute, one.hpz)
             if kind not in broken:
                 broken[kind] = any(_broken_by_options(space, cut, one))
@@ -443,17 +453,17 @@ def micro_batches(space: Space, cut: Cut) -> list[int]:
 
 
 def useful_micro_batches(space: Space, cut: Cut) -> list[int]:
-    """Return the sizes of micro_batches without those that share a factor with the ranks of a sequence.
+    """Return the micro-batch sizes that have no factor in common with the number of ranks per sequence.
 
-    With a common factor f, f times as many replicas and micro-batches of 1/f have as many tokens on each rank
-    and the same number of micro-batches, and exchange less.
+    With a common factor f, another layout is better: f times as many replicas, each with micro batches of 1/f
+    the size, give each rank the same number of tokens and micro batches, and less traffic.
     """
     return [micro for micro in micro_batches(space, cut) if math.gcd(micro, cut.sharing) == 1]
 
 
 @functools.lru_cache(256)
 def combinations(flags: tuple[bool, ...], kept: frozenset[str]) -> tuple[Options, ...]:
-    """Return the options that the table in combinations.py allows for a cut with the kinds of `flags`."""
+    """Return the options that the table in combinations.py allows for cuts with these flags."""
     places: tuple[Place, ...] = ("none", "cpu")
     every = itertools.product(range(4), (False, True), RECOMPUTATIONS, places, places, (False, True))
     return tuple(options for each in every if not kind_problems(flags, options := Options(*each), kept))
@@ -461,13 +471,13 @@ def combinations(flags: tuple[bool, ...], kept: frozenset[str]) -> tuple[Options
 
 @functools.lru_cache(8192)
 def kind_problems(flags: tuple[bool, ...], options: Options, kept: frozenset[str]) -> tuple[str, ...]:
-    """Return the combinations of kinds that the table in combinations.py rejects."""
+    """Return why the table in combinations.py rejects the options with these flags; () if it allows them."""
     cut = Cut(*(2 if flag else 1 for flag in flags))
     return tuple(clashes(_present(cut) | _present(options) | kept))
 
 
 @functools.lru_cache(256)
 def _present(part: Cut | Options) -> frozenset[str]:
-    """Return the kinds that the sizes of a cut, or options, turn on."""
+    """Return the names of the kinds in the table that a cut or options turn on."""
     values = part.settings
     return frozenset(kind.name for kind in KINDS if kind.key in values and kind.matches(values.__getitem__))

@@ -1,10 +1,9 @@
 """Reasons for a layout's settings, in the order in which practitioners decide.
 
-    precision, recomputation, ZeRO, hpZ, offloading, how ranks share sequences if they do, then the number of
-    replicas of the model (DP)
+    precision, recomputation, ZeRO, hpZ, offloading, sequence sharing (if used), number of replicas (DP)
 
-Each reason compares the layout, in numbers, with the cheaper technique that it could have used: how much
-memory that would need, or how much slower it would be.
+Each reason compares the layout, in numbers, with the same layout and a weaker technique: how much memory that
+would need, or how much faster or slower a step would be.
 """
 
 from typing import NamedTuple
@@ -37,16 +36,17 @@ def reasons(result: SearchResult, one: ScoredLayout) -> list[Reason]:
 def _precision(one: ScoredLayout) -> str:
     setup = one.setup
     peak = setup.device.peak(setup.dtype) if setup.device else None
+    device = setup.device.name if setup.device else "the device"
     rate = f" at {peak / 1e12:g} TFLOP/s" if setup.device and peak else ""
-    scale = ", without a loss scale" if setup.dtype == "bf16" else ""
-    return f"{setup.dtype}: {setup.device.name if setup.device else 'the device'} multiplies it{rate}{scale}"
+    scale = ", and it needs no loss scaling" if setup.dtype == "bf16" else ""
+    return f"{setup.dtype}: {device} computes matrix products in {setup.dtype}{rate}{scale}"
 
 
 def _recomputation(result: SearchResult, one: ScoredLayout) -> str:
     options = one.layout.options
     activations = amounts.size(one.memory.parts.get("activations", 0))
     if options.recompute == "none":
-        return f"none: all activations fit ({activations} on the fullest rank)"
+        return f"none, because all activations fit ({activations} on the fullest rank)"
     weaker = RECOMPUTATIONS[RECOMPUTATIONS.index(options.recompute) - 1]
     return (
         f"{options.recompute}: {_without(result, one, options._replace(recompute=weaker), f'with {weaker}')}"
@@ -60,14 +60,14 @@ def _zero(result: SearchResult, one: ScoredLayout) -> str:
         held = "gradients" if options.offload_param == "none" else "gradients and weights"
         lower = options._replace(zero_stage=stage - 1, hpz=False, offload_param="none")
         with_lower = _without(result, one, lower, f"with stage {stage - 1}")
-        return f"stage {stage}, which also holds {held} of the only replica in host memory: {with_lower}"
+        return f"stage {stage}, which also keeps the only replica's {held} in host memory: {with_lower}"
     if ranks == 1:
-        return f"stage {stage}: there is one replica, so nothing can be sharded"
+        return f"stage {stage}: with one replica, nothing can be sharded"
     if stage == 0:
         higher = options._replace(zero_stage=1)
         return f"stage 0, which shards nothing: {_without(result, one, higher, 'with stage 1')}"
     if stage == 1:
-        most = "; a pipeline allows no higher stage" if cut.pipeline > 1 else ""
+        most = "; with a pipeline, higher stages are not allowed" if cut.pipeline > 1 else ""
         return (
             f"stage {stage}: the optimizer state is sharded across {ranks} ranks without extra traffic{most}"
         )
@@ -98,7 +98,8 @@ def _offloading(result: SearchResult, one: ScoredLayout) -> str:
     host = amounts.size(one.memory.total_host_bytes)
     known = one.memory.host_bytes
     have = f" of {amounts.size(known)}" if known is not None else ""
-    return f"{what} in host memory ({host}{have} a rank): {_without(result, one, changed, 'with less of it')}"
+    without = _without(result, one, changed, "with less offloading")
+    return f"{what} in host memory ({host}{have} per rank): {without}"
 
 
 def _sequences(result: SearchResult, one: ScoredLayout) -> str:
@@ -107,7 +108,7 @@ def _sequences(result: SearchResult, one: ScoredLayout) -> str:
     if cut.context > 1:
         ours, theirs, other = theirs, ours, cut._replace(ulysses=cut.context, context=1)
     found = _without(result, one, one.layout.options, f"with {theirs}", other)
-    return f"each is shared by {cut.sharing} ranks, by {ours}: {found}"
+    return f"{cut.sharing} ranks share each sequence with {ours}: {found}"
 
 
 def _replicas(result: SearchResult, one: ScoredLayout) -> str:
@@ -115,40 +116,43 @@ def _replicas(result: SearchResult, one: ScoredLayout) -> str:
     parts = cut.parts
     more = [other for other in result.ranked if other.layout.cut.data > cut.data]
     if parts == 1:
-        return f"{cut.data}, one on each GPU: the model is not divided"
-    head = f"{cut.data}, each divided over {parts} GPUs"
+        return f"{cut.data}, one per GPU, because the model is not divided"
+    head = f"{cut.data}, each divided across {parts} GPUs"
     if not more:
-        return f"{head}; no layout with more replicas is ranked"
+        return f"{head}; no layout with more replicas fits"
     fastest = min(more, key=lambda other: other.seconds)
     gain = fastest.seconds / one.seconds - 1
     change = f"{gain:.0%} slower" if gain >= 0 else f"{-gain:.0%} faster"
     if fastest.headroom < ROOMY_FRACTION:
-        change += f", with only {fastest.headroom:.0%} of the device left"
-    other = f"{fastest.layout.cut.data} replicas the fastest layout ({fastest.layout.words})"
-    return f"{head}; with {other} is {change}"
+        change += f", with only {fastest.headroom:.0%} of the device memory left"
+    return (
+        f"{head}; the fastest layout with more replicas has {fastest.layout.cut.data} "
+        f"({fastest.layout.words}) and is {change}"
+    )
 
 
 def _without(
     result: SearchResult, one: ScoredLayout, options: Options, words: str, cut: Cut | None = None
 ) -> str:
-    """Describe the layout with other options, or another cut: not allowed, not fitting, tight, slower or
-    faster.
+    """Describe the layout with other options or another cut, in a clause that begins with `words`.
+
+    The clause says that the trainer rejects it, that it does not fit, or how its time and memory differ.
     """
     other = Layout(cut or one.layout.cut, one.layout.micro_batch_size, options)
     if broken := problems(result.space, other):
-        return f"{words} the trainer refuses it ({broken[0]})"
+        return f"{words}, the trainer rejects the layout ({broken[0]})"
     weaker = score(result.space, other)
     memory = weaker.memory
     if not memory.fits:
         have = amounts.size(memory.device_bytes or 0)
-        return f"{words} a rank needs {amounts.size(memory.total_bytes)} of {have}"
+        return f"{words}, a rank needs {amounts.size(memory.total_bytes)}, but has {have}"
     if not weaker.fits:
         have = amounts.size(memory.host_bytes or 0)
-        return f"{words} a rank needs {amounts.size(memory.total_host_bytes)} of {have} of host memory"
+        return f"{words}, a rank needs {amounts.size(memory.total_host_bytes)} of host memory, but has {have}"
     gain = weaker.seconds / one.seconds - 1
-    change = f"a step takes {abs(gain):.1%} {'longer' if gain > 0 else 'less'}" if abs(gain) >= 0.0005 else ""
-    if weaker.headroom < ROOMY_FRACTION:
-        return f"{words} only {weaker.headroom:.0%} of the device is left" + (
-            f", and {change}" * bool(change)
-        )
-    return f"{words} {change or 'a step takes as long'} and {weaker.headroom:.0%} of the device is left"
+    if abs(gain) < 0.0005:
+        change = "a step takes the same time"
+    else:
+        change = f"a step takes {abs(gain):.1%} {'longer' if gain > 0 else 'less time'}"
+    only = "only " if weaker.headroom < ROOMY_FRACTION else ""
+    return f"{words}, {change} and {only}{weaker.headroom:.0%} of the device memory is left"

@@ -1,11 +1,12 @@
-"""The layout search: every legal layout of a model on given GPUs, scored by time and headroom, and ranked.
+"""The layout search: the legal layouts of a model on given GPUs, ranked by time and headroom.
 
-    search("13B", gpus=64, gpu_type="A100-80GB")  ->  SearchResult: ranked layouts, refused ones and reasons
+    search("13B", gpus=64, gpu_type="A100-80GB")  ->  SearchResult: ranked and refused layouts, with reasons
 
-The search follows the order in which practitioners decide: 16-bit numbers (bf16 if the GPU has it), the
-weakest recomputation that fits, ZeRO, the second copy of ZeRO++ (hpZ) on several machines, offloading last;
-and as many replicas of the model (DP) as fit. A stronger memory-saving technique is not tried for a layout
-that fits with headroom without it, because it would only be slower. Micro batches grow until they do not fit.
+The search follows the order in which practitioners decide: 16-bit numbers (bf16 if the GPU supports it), the
+weakest recomputation that fits, ZeRO, ZeRO++'s second copy of the weights (hpZ) on several machines, and
+offloading last, with as many replicas of the model (DP) as fit. If a layout fits with headroom, stronger
+memory-saving techniques are not tried for it, because they would only be slower. The micro batch is increased
+until it no longer fits.
 """
 
 import functools
@@ -55,7 +56,8 @@ from nbtrain.planner.time.duration import duration_at
 from nbtrain.planner.time.rates import Rates, calibrated_rates, rates_of_setup, read_speed, with_network
 from nbtrain.planner.time.step import StepTime, estimate_step
 
-# A layout that leaves less than this share of the GPU free ranks as slower: if the plan errs, the run fails.
+# A layout that leaves less than this fraction of the GPU free ranks lower, because the run fails if the
+# estimate is slightly too small.
 ROOMY_FRACTION = SPARE_FRACTION
 GPUS_PER_NODE = 8
 OFFLOADS: tuple[tuple[Place, Place], ...] = (("none", "none"), ("cpu", "none"), ("cpu", "cpu"))
@@ -67,13 +69,13 @@ class ScoredLayout:
 
     layout: Layout
     space: Space = field(compare=False, repr=False)
-    """Space in which the layout was searched."""
+    """Search space that the layout belongs to."""
     estimated: MemoryEstimate | None
-    """Memory of the layout; None if it exceeds the GPU's, and was not estimated to its end."""
+    """Memory of the layout; None if it exceeds the GPU's memory, because the estimate then stops early."""
     step: StepTime | None
     """Time of a step; None if the layout does not fit, or if the GPU's rates are not known."""
     fits: bool
-    """Whether the device's memory suffices, and the host's if it is known."""
+    """Whether the layout fits the device's memory, and the host's memory if that is known."""
 
     @property
     def setup(self) -> Setup:
@@ -81,28 +83,28 @@ class ScoredLayout:
 
     @functools.cached_property
     def memory(self) -> MemoryEstimate:
-        """Memory of the layout, estimated now if it has not been."""
+        """Memory of the layout, estimated on first use if necessary."""
         return self.estimated or estimate(self.setup)
 
     @property
     def headroom_bytes(self) -> int:
-        """Bytes of device memory that the fullest rank leaves free; negative if it does not fit."""
+        """Bytes of device memory that the fullest rank leaves free; negative if the layout does not fit."""
         return (self.memory.device_bytes or 0) - self.memory.total_bytes
 
     @property
     def headroom(self) -> float:
-        """Share of device memory that the fullest rank leaves free."""
+        """Fraction of device memory that the fullest rank leaves free."""
         return self.headroom_bytes / (self.memory.device_bytes or 1)
 
     @property
     def seconds(self) -> float:
-        """Seconds of a step. Raises AssertionError if the layout does not fit."""
+        """Seconds per step. The layout must fit (AssertionError)."""
         assert self.step is not None
         return self.step.seconds
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs of a step as a fraction of the FLOPs that the GPUs could compute in its time."""
+        """Model FLOPs utilization: model FLOPs per second as a fraction of the GPUs' peak."""
         setup = self.setup
         peak = (setup.device and setup.device.peak(setup.dtype)) or float("inf")
         flops = model_flops(setup.shape) * setup.tokens_per_step
@@ -110,9 +112,9 @@ class ScoredLayout:
 
     @property
     def cost(self) -> tuple[float, ...]:
-        """Sort key, smallest first: time, increased if there is little headroom; then simplicity.
+        """Sort key, best layout first: by time (increased if there is little headroom), then by simplicity.
 
-        Times within one percent count as equal, because no estimate is as exact as that.
+        Times within about one percent count as equal, because no estimate is that exact.
         """
         tight = max(ROOMY_FRACTION - self.headroom, 0.0)
         cut, options = self.layout.cut, self.layout.options
@@ -124,19 +126,19 @@ class ScoredLayout:
 
 @dataclass(frozen=True)
 class RefusedGroup:
-    """A group of layouts that are not ranked, for one reason."""
+    """A group of layouts that are excluded from the ranking for the same reason."""
 
     words: str
-    """Description of the layouts that were excluded."""
+    """Description of the excluded layouts."""
     count: int
     kind: str
-    """Kind of the reason: rule, memory or unneeded."""
+    """Kind of reason: "rule", "memory" or "unneeded"."""
     why: str | tuple[ScoredLayout, ...]
-    """The reason, or layouts that do not fit, of which the smallest gives it."""
+    """The reason, or the layouts that do not fit; the smallest of them gives the reason."""
 
     @functools.cached_property
     def reason(self) -> str:
-        """The reason as a clause. Of layouts that do not fit, the memory is estimated only here."""
+        """The reason as a clause. The memory of layouts that do not fit is estimated only on first use."""
         if isinstance(self.why, str):
             return self.why
         least = min(self.why, key=lambda one: one.memory.total_bytes)
@@ -145,14 +147,14 @@ class RefusedGroup:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """Layouts that fit, the best first, and the reasons why all others were excluded."""
+    """The layouts that fit, best first, and the reasons why all other layouts were excluded."""
 
     space: Space
     name: str
     ranked: tuple[ScoredLayout, ...]
     refused: tuple[RefusedGroup, ...]
     estimated: int
-    """Layouts whose memory was estimated."""
+    """Number of layouts whose memory was estimated."""
 
     @property
     def best(self) -> ScoredLayout | None:
@@ -160,7 +162,7 @@ class SearchResult:
 
     @property
     def limit(self) -> str | None:
-        """Why no layout is legal, if the batch is too small for the GPUs; else None."""
+        """Explanation if no layout is legal because the batch is too small for the GPUs; else None."""
         return None if self.estimated else batch_limit(self.space)
 
 
@@ -172,10 +174,11 @@ def search(
     overrides: Overrides = None,
     batch: int = 1024,
 ) -> SearchResult:
-    """Search the layouts of a run, a preset such as "13B" or a shape; None takes the run's own GPUs.
+    """Search the layouts of a run, a preset such as "13B" or a model shape.
 
-    `batch` is the global batch size of a shape. Raises ConfigError if the GPUs are not known, or if the run
-    breaks a rule that no layout can fix.
+    If `gpus`, `gpus_per_node` or `gpu_type` is None, the run's own value is used. `batch` is the global batch
+    size, used only for a shape. Raises ConfigError if the GPUs are not known, or if the run violates a rule
+    that no layout can fix.
     """
     if isinstance(run, Shape):
         space, name = shape_space(run, gpus, gpus_per_node, gpu_type, batch), "a model"
@@ -198,7 +201,8 @@ def run_on(
 ) -> RunConfig:
     """Return a run or a preset on other GPUs, in bf16 if they support it, else in fp16.
 
-    A number format that an override sets stays, and with `keep_format` any format that the GPU has.
+    A number format set by an override is kept. With `keep_format`, the run's own format is kept too if the
+    GPU supports it.
     """
     config = load(run, overrides, check=False)
     resources = config.resources
@@ -208,11 +212,13 @@ def run_on(
         raise ConfigError(_unknown(config, name))
     if gpus is None:
         if resources.device == "cpu":
-            raise ConfigError(f"{config.name} is a run on CPUs; name a number of GPUs to search layouts.")
+            raise ConfigError(
+                f"{config.name} is a run on CPUs. To search layouts, give the number of GPUs (--gpus, gpus=)."
+            )
         gpus = resources.nodes * resources.gpus_per_node
         gpus_per_node = resources.gpus_per_node if gpus_per_node is None else gpus_per_node
     elif gpus_per_node is None and resources.nodes > 1 and resources.gpu_type == device.name:
-        # A run on several machines says how many GPUs each has.
+        # A run on several machines specifies how many GPUs each machine has.
         gpus_per_node = resources.gpus_per_node if gpus % resources.gpus_per_node == 0 else None
     nodes, per_node = _machines(gpus, gpus_per_node)
     changes = {
@@ -231,11 +237,11 @@ def run_on(
 def shape_space(
     shape: Shape, gpus: int | None, gpus_per_node: int | None, gpu_type: str | None, batch: int
 ) -> Space:
-    """Return the space of a shape in bf16, or in fp16 if the GPU has no bf16."""
+    """Return the search space of a model shape, in bf16 if the GPU supports it, else in fp16."""
     device = find_device(gpu_type)
     if device is None or gpus is None:
         raise ConfigError(
-            "a shape does not say which GPUs to use: give gpus and gpu_type, e.g. 64 and A100-80GB."
+            'a model shape does not specify GPUs. Pass gpus and gpu_type, e.g. gpus=64, gpu_type="A100-80GB".'
         )
     nodes, per_node = _machines(gpus, gpus_per_node)
     base = Setup(
@@ -261,16 +267,17 @@ def _machines(gpus: int, per_node: int | None) -> tuple[int, int]:
         near = ", ".join(
             str(count) for count in (gpus // per_node * per_node, -(-gpus // per_node) * per_node)
         )
-        raise ConfigError(f"gpus = {gpus} must be a multiple of gpus_per_node({per_node}); nearest: {near}.")
+        raise ConfigError(f"gpus = {gpus} must be a multiple of gpus_per_node({per_node}). Nearest: {near}.")
     return gpus // per_node, per_node
 
 
 def _unknown(config: RunConfig, name: str | None) -> str:
     if name is None:
         return (
-            f'{config.name} names no GPU: give a GPU type, e.g. --gpu-type A100-80GB, gpu_type="A100-80GB".'
+            f"{config.name} does not specify a GPU type. Pass one, e.g. --gpu-type A100-80GB, or in a "
+            'notebook gpu_type="A100-80GB".'
         )
-    # "H100-80GB" is a longer name of the table's H100; A100 is none of A10.
+    # "H100-80GB" is a longer name for the table's H100, but "A100" is not a longer name for A10.
     shorter = [known for known in BY_NAME if name.lower().startswith(f"{known.lower()}-")]
     near = shorter or nearest_device_names(name)
     which = f"Nearest: {', '.join(near)}" if near else f"Known: {', '.join(BY_NAME)}"
@@ -278,7 +285,7 @@ def _unknown(config: RunConfig, name: str | None) -> str:
 
 
 def search_space(space: Space, name: str = "a model") -> SearchResult:
-    """Score and rank every legal layout of a space."""
+    """Score and rank the useful legal layouts of a search space."""
     illegal: dict[str, list[str]] = {}
     inside: list[Cut] = []
     wide: list[Cut] = []
@@ -297,12 +304,12 @@ def search_space(space: Space, name: str = "a model") -> SearchResult:
     refused += _too_large(tried)
     if wide:
         reason = (
-            f"their tensor-parallel ranks span several machines of {space.base.devices_per_node} GPUs, whose "
-            "links are slower, and layouts that keep them on one machine fit"
+            f"their tensor-parallel groups span machines (of {space.base.devices_per_node} GPUs each), which "
+            "is slower, and layouts whose groups are inside one machine fit"
         )
         refused.append(RefusedGroup(_some([cut.words for cut in wide]), len(wide), "unneeded", reason))
     if space.base.host_memory_bytes is None:
-        reason = "host memory is not known: set resources.memory_per_node_bytes"
+        reason = "the host memory is not known; set resources.memory_per_node_bytes"
         refused.append(RefusedGroup("optimizer or weights in host memory", len(inside), "memory", reason))
     refused += _not_estimated(space, inside, len(tried))
     ranked = sorted((one for one in tried if one.step is not None), key=lambda one: one.cost)
@@ -322,8 +329,9 @@ def _illegal_options(space: Space, legal: list[Cut]) -> Iterator[RefusedGroup]:
 
 
 def _illegal_micro_batches(space: Space, legal: list[Cut]) -> Iterator[RefusedGroup]:
-    """Yield the micro-batch sizes that a limit rejects for legal cuts, grouped by limit, with the reason
-    against the smallest size.
+    """Yield the micro-batch sizes that a limit rejects for legal cuts, grouped by limit.
+
+    The reason of each group is the limit's message for the smallest of these sizes.
     """
     found: dict[str, list[tuple[int, str]]] = {}
     for cut in legal:
@@ -340,10 +348,10 @@ def _not_estimated(space: Space, legal: list[Cut], tried: int) -> Iterator[Refus
     every = sum(len(legal_options(space, cut)) * len(micro_batches(space, cut)) for cut in legal)
     if every > tried:
         reason = (
-            f"a cheaper technique already fits with {ROOMY_FRACTION:.0%} headroom, a smaller micro batch "
-            "does not fit, SP is off although it costs nothing, ranks share sequences where replicas with a "
-            "smaller micro batch do the same, or ZeRO 2, ZeRO 3 or hpZ would shard nothing and move "
-            "nothing to the host"
+            "they were not estimated, because a layout with a cheaper technique already fits with "
+            f"{ROOMY_FRACTION:.0%} headroom, a smaller micro batch does not fit, SP is off although it costs "
+            "nothing, ranks share sequences although more replicas with a smaller micro batch have the same "
+            "effect, or ZeRO 2, ZeRO 3 or hpZ would neither shard nor offload anything"
         )
         yield RefusedGroup(
             "more memory-saving techniques or larger micro batches than needed",
@@ -354,10 +362,7 @@ def _not_estimated(space: Space, legal: list[Cut], tried: int) -> Iterator[Refus
 
 
 def _too_large(tried: list[ScoredLayout]) -> Iterator[RefusedGroup]:
-    """Yield the cuts without a layout that fits, with the least memory that one of their layouts needs.
-
-    For the other cuts, yield the number of layouts that do not fit.
-    """
+    """Yield, for each cut, the tried layouts that do not fit, and how many of the tried layouts these are."""
     by_cut: dict[Cut, list[ScoredLayout]] = {}
     for one in tried:
         by_cut.setdefault(one.layout.cut, []).append(one)
@@ -365,13 +370,17 @@ def _too_large(tried: list[ScoredLayout]) -> Iterator[RefusedGroup]:
         failing = tuple(one for one in scored if not one.fits)
         if not failing:
             continue
-        few = f"{len(failing)} of {len(scored)} tried" if len(failing) < len(scored) else "all"
-        yield RefusedGroup(f"{cut.words}: {few}", len(failing), "memory", failing)
+        if len(failing) < len(scored):
+            number = f"{len(failing)} of {len(scored)} layouts tried"
+        else:
+            number = "all layouts"
+        yield RefusedGroup(f"{cut.words}: {number}", len(failing), "memory", failing)
 
 
 def shortage(one: ScoredLayout) -> str:
-    """Explain why a layout does not fit: the memory that it needs, the memory of the device, and the largest
-    part.
+    """Explain why a layout does not fit: the memory that it needs, by how much it is too much, and on what.
+
+    The result is a clause without its subject, such as "needs 90 GiB on the device, 10 GiB too much; ...".
     """
     memory = one.memory
     if not memory.fits:
@@ -388,37 +397,45 @@ def shortage(one: ScoredLayout) -> str:
 
 
 def _some(words: list[str]) -> str:
-    """Format the first few entries of a list as text."""
+    """Join the first three distinct entries as text, and add the number of further entries."""
     unique = list(dict.fromkeys(words))
     more = len(unique) - 3
     return "; ".join(unique[:3]) + (f"; {more} more" if more > 0 else "")
 
 
 def why_not(result: SearchResult, layout: Layout) -> str:
-    """Explain why a layout is not the best: a violated rule, too little memory, an unneeded technique, or its
-    rank.
+    """Explain why a layout is not the best, in sentences.
+
+    The reasons are a violated rule, too little memory, an unneeded technique, or its place in the ranking.
     """
     space = result.space
     if broken := problems(space, layout):
-        return f"The trainer refuses it: {'; '.join(broken)}."
+        return f"The trainer rejects this layout: {'; '.join(broken)}."
     one = score(space, layout)
     if not one.fits:
-        return f"It does not fit: it {shortage(one)}."
+        return f"This layout does not fit: it {shortage(one)}."
     ahead = sum(other.cost < one.cost for other in result.ranked)
     best = result.best
     if best is None or not ahead:
-        return "It is the best layout."
+        return "This is the best layout."
     slower = one.seconds / best.seconds - 1
     listed = any(other.layout == layout for other in result.ranked)
-    return (
-        f"It fits, with {one.headroom:.0%} headroom, and takes {amounts.step(one.seconds)} a step: "
-        f"{slower:+.0%} compared with the best, {best.layout.words}. {ahead} layouts are ahead of it."
-        + ("" if listed else " It was not ranked, because it uses a technique that it does not need.")
+    are_ahead = "1 layout is ranked higher" if ahead == 1 else f"{ahead} layouts are ranked higher"
+    text = (
+        f"This layout fits, with {one.headroom:.0%} headroom, and takes {amounts.step(one.seconds)} per "
+        f"step: {slower:+.0%} compared with the best layout, {best.layout.words}. {are_ahead}."
     )
+    if not listed:
+        text += " This layout was not ranked, because it uses a technique that it does not need."
+    return text
 
 
 def try_cut(space: Space, cut: Cut) -> Iterator[ScoredLayout]:
-    """Estimate the useful layouts of one cut: those that fit, and the first that do not."""
+    """Estimate the useful layouts of one cut, and yield each, including those that turn out not to fit.
+
+    For each micro-batch size, memory-saving options are tried from weak to strong until a layout fits with
+    headroom. Larger micro batches are not tried after a size for which nothing fits.
+    """
     families: dict[tuple[int, bool, bool], set[Options]] = {}
     for options in legal_options(space, cut):
         if is_worth(space, cut, options):
@@ -441,10 +458,10 @@ def try_cut(space: Space, cut: Cut) -> Iterator[ScoredLayout]:
 
 
 def is_worth(space: Space, cut: Cut, options: Options) -> bool:
-    """Return whether options can help; they cannot if there is nothing to divide or to gain."""
+    """Return whether options can be useful with this cut: whether they shard, move or save anything."""
     ranks = cut.data * cut.sharing
     if ranks == 1 and options.zero_stage > 1 and options.offload_optimizer == "none":
-        # With offloading, stage 2 holds one rank's gradients in host memory too, and stage 3 its weights.
+        # With offloading, ZeRO 2 also keeps a single rank's gradients in host memory, and ZeRO 3 its weights.
         return False
     if options.hpz and (space.base.nodes == 1 or ranks <= space.base.devices_per_node):
         return False
@@ -457,7 +474,7 @@ def is_worth(space: Space, cut: Cut, options: Options) -> bool:
 def _measures(
     places: tuple[tuple[Place, Place], ...], zero: int, sequence: bool, hpz: bool
 ) -> tuple[Options, ...]:
-    """Return memory-saving options: recomputation before offloading, and weaker techniques first."""
+    """Return memory-saving options from weak to strong, with recomputation before offloading."""
     return tuple(
         Options(zero, sequence, recompute, *place, hpz)
         for place, recompute in itertools.product(places, RECOMPUTATIONS)
@@ -465,14 +482,15 @@ def _measures(
 
 
 def offloads(space: Space) -> tuple[tuple[Place, Place], ...]:
-    """Return the places for optimizer states and weights, fastest first; host memory only if its size is
-    known.
+    """Return the (optimizer state, weights) places to try, fastest first.
+
+    Host memory is included only if its size is known.
     """
     return OFFLOADS if space.base.host_memory_bytes is not None else OFFLOADS[:1]
 
 
 def score(space: Space, layout: Layout) -> ScoredLayout:
-    """Estimate the memory of a legal layout and, if it fits, its time."""
+    """Estimate the memory of a legal layout and, if it fits, its step time."""
     if states_exceed(space, layout):
         return ScoredLayout(layout, space, None, None, False)
     setup = space.setup(layout)
@@ -482,8 +500,10 @@ def score(space: Space, layout: Layout) -> ScoredLayout:
 
 
 def states_exceed(space: Space, layout: Layout) -> bool:
-    """Return whether a layout's model states alone exceed a GPU. They depend on neither its micro batch, nor
-    recomputation within the layers of a stage, nor on how ranks share sequences.
+    """Return whether a layout's model states alone exceed the GPU's memory.
+
+    The result is cached, because layouts that differ only in the micro batch, in how ranks share sequences,
+    or in selective recomputation have the same states.
     """
     cut, options = layout.cut, layout.options
     is_full = options.recompute == "full"
@@ -494,7 +514,10 @@ def states_exceed(space: Space, layout: Layout) -> bool:
 
 
 def rates_of(space: Space) -> Rates | None:
-    """Return the GPU's rates, from `nbtrain calibrate` if it is this machine's; None if it is not known."""
+    """Return the rates of the search's GPU; None if the GPU is not known.
+
+    If this machine has that GPU and was calibrated (`nbtrain calibrate`), its measured rates are used.
+    """
     if "rates" not in space.memo:
         device, base = space.base.device, space.base
         known = device is not None and device.peak(base.dtype) is not None
@@ -507,9 +530,12 @@ def rates_of(space: Space) -> Rates | None:
 
 
 def run_seconds(config: RunConfig, setup: Setup, step: StepTime | None) -> float | None:
-    """Return the seconds of a whole run whose step takes `step`, including validation and checkpoints."""
+    """Return the seconds of a whole run whose steps take `step`, including validation and checkpoints.
+
+    The result is None if the time of a step is not known.
+    """
     found = duration_at(config, read_speed(config, use_measured=False, setup=setup))
     if found.seconds is None or step is None or found.step is None:
         return None
-    # A calibrated step changes the run in proportion.
+    # If `step` comes from a calibration, the run's time is scaled in proportion.
     return found.seconds * step.seconds / found.step.seconds

@@ -1,7 +1,7 @@
-"""A layout search as a picture: time of a step against memory, with the best layouts numbered.
+"""A layout search as a plot: the time of a step against memory, with the best layouts numbered.
 
-The best layouts are close together, so their numbers are in a row below all points, each with a line to its
-point.
+The best layouts are close together, so their numbers are in a row below all points, and a line connects each
+number to its point.
 """
 
 from typing import TYPE_CHECKING
@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Layouts that take more than this multiple of the best time would squeeze the others to one point.
+# Layouts slower than this multiple of the best time are not drawn: the others would shrink to one point.
 SLOWEST = 2.0
-# Distances as fractions of the picture's size: between two numbers, and from the fastest layout to the
-# numbers.
+# Distance between two numbers, and from the fastest layout to the numbers, as fractions of the plot's size.
 NUMBER_GAP, NUMBER_DROP = 0.022, 0.09
 
 
@@ -60,7 +59,7 @@ def draw(result: SearchResult, top: int) -> "Figure":
     omitted = len(result.ranked) - len(shown)
     if omitted:
         axes.set_xlabel(
-            f"{axes.get_xlabel()} ({omitted} layouts slower than {SLOWEST:g} times the best are not shown)",
+            f"{axes.get_xlabel()} (not shown: {omitted} layouts that take over {SLOWEST:g} x the best time)",
             fontsize=9,
         )
     axes.legend(fontsize=8, frameon=False)
@@ -68,7 +67,7 @@ def draw(result: SearchResult, top: int) -> "Figure":
 
 
 def _number(axes: "Axes", numbered: dict[int, ScoredLayout]) -> None:
-    """Draw a ring around each of these layouts, and its number below all points."""
+    """Draw a ring around each of these layouts, and the layout's number below all points."""
     (left, right), (bottom, top) = (0.0, axes.get_xlim()[1]), axes.get_ylim()
     fastest = min(one.seconds for one in numbered.values())
     low = fastest - NUMBER_DROP * (top - bottom)
@@ -84,9 +83,9 @@ def _number(axes: "Axes", numbered: dict[int, ScoredLayout]) -> None:
 
 
 def spread(wanted: list[float], gap: float) -> list[float]:
-    """Return positions at least `gap` apart, as close as possible to the ascending positions `wanted`.
+    """Return positions that are at least `gap` apart and as close as possible to `wanted`.
 
-    Positions that are too close are moved apart around their mean.
+    `wanted` must be ascending. Positions that are too close are spread evenly around their mean.
     """
     groups: list[list[float]] = []
     for index, place in enumerate(wanted):

@@ -1,9 +1,9 @@
-"""Results of a layout search for readers: a table as text, HTML and JSON, a picture, the YAML of a choice.
+"""Results of a layout search, shown as a table (text, HTML, JSON) and a plot, or written as a run YAML.
 
 found = nb.search("13B", gpus=64, gpu_type="A100-80GB")
-found               the best layouts, the reasons for the first one, and the refused layouts
-found.why(3)        the decisions of the third, one by one
-found.use(3, "run.yaml")
+found                       shows the best layouts, the reasons for layout 1, and the refused layouts
+found.why(3)                explains every decision of layout 3
+found.use(3, "run.yaml")    writes layout 3 as a run YAML
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ SCHEMA_VERSION = 1
 TOP = 10
 REASONS = 8
 HEADS = ("", "layout", "step", "MFU", "total time", "memory", "headroom", "idle", "compared with the first")
-# A table row does not name the parts of a step that differ by fewer seconds than this.
+# Parts of a step that differ by fewer seconds than this are not mentioned in a table row.
 SMALL_SECONDS = 0.005
 
 
@@ -48,61 +48,65 @@ class FoundLayouts(Result):
 
     @property
     def best(self) -> ScoredLayout | None:
-        """The first layout; None if nothing fits."""
+        """The best layout; None if no layout fits."""
         return self.result.best
 
     def __len__(self) -> int:
         return len(self.result.ranked)
 
     def __getitem__(self, number: int) -> ScoredLayout:
-        """Return the layout with a number in the table, counted from 1. Raises ConfigError for an unknown
-        number.
+        """Return the layout with this number in the ranking, counted from 1.
+
+        Raises ConfigError if there is no layout with this number.
         """
         if not isinstance(number, int) or not 1 <= number <= len(self):
             raise ConfigError(
-                f"layout number {number!r}: the search of {self.result.name} has {len(self)} layouts that "
-                "fit, numbered from 1."
+                f"layout number {number!r} does not exist: the search for {self.result.name} found "
+                f"{len(self)} layouts that fit, numbered from 1."
             )
         return self.result.ranked[number - 1]
 
     def why(self, number: int = 1) -> list[Reason]:
-        """Explain every decision of a layout, in the usual order: precision, recomputation, ZeRO, ..."""
+        """Explain every decision of a layout, in the order in which practitioners decide."""
         return reasons(self.result, self[number])
 
     def why_not(self, **wanted: Any) -> str:
-        """Explain why another layout is not the best. Names are as in the YAML: tensor_parallel_size=8."""
+        """Explain why the best layout with other values, such as tensor_parallel_size=8, is not the best.
+
+        The names are those of the run YAML, and `recompute`, `offload_optimizer` and `offload_param`.
+        """
         return why_not(self.result, _layout(self.result, wanted))
 
     def use(self, number: int, path: str | Path, overwrite: bool = False) -> Path:
-        """Write the run YAML of a layout and return its path; the run is named after the file.
+        """Write a run YAML with this layout and return its path. The run is named after the file.
 
-        Raises ConfigError if the file exists and `overwrite` is False, or if a rule of the run is broken.
+        Raises ConfigError if the file exists and `overwrite` is False, or if the run violates a rule.
         """
         chosen = self[number]
         why = "\n".join(f"  {topic}: {words}" for topic, words in self.why(number))
         note = (
             f"Written by `nbtrain search`: layout {number} of {len(self)} for {self.result.name}.\n"
-            f"{chosen.layout.words}: {amounts.step(chosen.seconds)} a step, "
-            f"{amounts.size(chosen.memory.total_bytes)} on the fullest GPU, both estimated.\n{why}"
+            f"{chosen.layout.words}: an estimated {amounts.step(chosen.seconds)} per step and "
+            f"{amounts.size(chosen.memory.total_bytes)} on the fullest GPU.\n{why}"
         )
         return write_run(self.result.space.run(chosen.layout), path, note, overwrite)
 
     def picture(self) -> "Figure":
-        """Draw time against memory of every layout that fits."""
+        """Plot the step time of every layout that fits against its memory."""
         from nbtrain.planner.search.search_picture import draw
 
         return draw(self.result, self.top)
 
     @property
     def title(self) -> str:
-        """Title of the table: the model, the GPUs that were searched, and how many layouts fit."""
+        """Title of the table: the model, the GPUs, and the number of layouts that fit."""
         base = self.result.space.base
         device = base.device.name if base.device else "GPU"
         world = f"{base.nodes * base.devices_per_node:,} x {device}"
         if base.nodes > 1:
             world += f" on {base.nodes:,} machines ({self.network})"
         return (
-            f"Layouts of {self.result.name} on {world}: {len(self)} fit of {self.result.estimated} estimated"
+            f"Layouts of {self.result.name} on {world}: {len(self)} of {self.result.estimated} estimated fit"
         )
 
     @property
@@ -112,7 +116,7 @@ class FoundLayouts(Result):
         return rates.network if rates else "the network is not known"
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return the cells of the table, in the order of HEADS."""
+        """Return the rows of the table, with cells in the order of HEADS."""
         return [_row(self.result, number, one) for number, one in enumerate(self._shown, start=1)]
 
     @property
@@ -120,33 +124,37 @@ class FoundLayouts(Result):
         return self.result.ranked[: self.top]
 
     def as_report(self) -> Report:
-        """Return the best layouts, the reasons for the first one, and the refused layouts."""
+        """Return a report of the best layouts, the reasons for the first layout, and the refused layouts."""
         if len(self):
             why = Facts(self.why(1), f"Why number 1: {self[1].layout.words}")
             blocks: list[Block] = [Table(HEADS, self.rows()), why]
         elif self.result.estimated:
-            words = "No layout fits. {} says which model and which sequence would."
-            blocks = [Sentence(words.format("`nbtrain largest`"), words.format("`nb.largest`"))]
+            words = "No layout fits. To find a model and a sequence length that fit, {} `{}`."
+            blocks = [
+                Sentence(words.format("run", "nbtrain largest"), words.format("call", "nb.largest(...)"))
+            ]
         else:
-            limit = self.result.limit or "The rules that they break are listed below."
+            limit = self.result.limit or "The list below shows the rules that the layouts violate."
             blocks = [Sentence(f"No layout is legal. {limit}")]
-        folded = Fold(f"Refused, for {len(self.result.refused)} reasons", [Items(self.refusals(every=True))])
+        reasons_count = amounts.counted(len(self.result.refused), "reason")
+        folded = Fold(f"Refused, for {reasons_count}", [Items(self.refusals(every=True))])
         return Report(self.title, [*blocks, InText(Items(self.refusals(), "Refused")), folded])
 
     def refused(self, every: bool = False) -> Report:
-        """Return the rejected layouts with the reasons: the reasons that reject the most layouts, or `every`
-        reason.
+        """Return a report of the rejected layouts, grouped by reason.
+
+        By default, only the REASONS reasons that reject the most layouts are included; `every` includes all.
         """
         return Report("", [Items(self.refusals(every), "Refused")])
 
     def refusals(self, every: bool = False) -> list[str]:
-        """Return the lines of refused()."""
+        """Return the lines of refused(), one for each reason."""
         found = sorted(self.result.refused, key=lambda refused: -refused.count)
         shown = found if every else found[:REASONS]
         items = [f"{refused.words} ({refused.count}): {refused.reason}" for refused in shown]
         if len(shown) < len(found):
             more = amounts.counted(len(found) - len(shown), "more reason")
-            items.append(f"{more}: --refused, or found.refused(True)")
+            items.append(f"{more}; to list all, use --refused, or found.refused(True) in a notebook")
         return items
 
     def to_dict(self) -> dict[str, Any]:
@@ -185,13 +193,13 @@ class FoundLayouts(Result):
 
 
 def step_parts(one: ScoredLayout) -> dict[str, float]:
-    """Return the seconds of a step by part."""
+    """Return the seconds of each part of a step. The layout must fit."""
     assert one.step is not None
     return {part.name: getattr(one.step, part.name) for part in fields(one.step)}
 
 
 def _run_seconds(result: SearchResult, one: ScoredLayout) -> float | None:
-    """Return the seconds of the whole run; None if only a model shape was searched."""
+    """Return the seconds of the whole run with this layout; None if only a model's shape was searched."""
     if result.space.config is None:
         return None
     return run_seconds(result.space.run(one.layout, check=False), one.setup, one.step)
@@ -215,7 +223,10 @@ def _row(result: SearchResult, number: int, one: ScoredLayout) -> tuple[str, ...
 
 
 def against(result: SearchResult, one: ScoredLayout) -> str:
-    """Format the difference between a layout's step and the best layout's: "+4 %: bubble +0.21 s"."""
+    """Format how a layout's step time differs from the best layout's, such as "+4.0%: bubble +0.21 s".
+
+    The result is "-" for the best layout itself. The two parts that differ most are listed.
+    """
     best = result.best
     assert best is not None
     if one is best:
@@ -225,14 +236,14 @@ def against(result: SearchResult, one: ScoredLayout) -> str:
     largest = sorted(changes, key=lambda part: -abs(changes[part]))[:2]
     rounded = {part: float(f"{changes[part]:.2g}") for part in largest}
     words = [f"{part} {rounded[part]:+,g} s" for part in largest if abs(changes[part]) > SMALL_SECONDS]
-    # round() and + 0.0: never "-0.0%".
+    # round() and + 0.0 avoid "-0.0%".
     change = f"{round(one.seconds / best.seconds - 1, 3) + 0.0:+.1%}"
     if one.headroom < ROOMY_FRACTION:
         words.append(f"only {one.headroom:.0%} headroom")
     return f"{change}: {', '.join(words)}" if words else change
 
 
-# The values of those settings of a layout that are not sizes.
+# Allowed values of each setting of a layout that is not a size.
 SETTINGS: dict[str, tuple[Any, ...]] = {
     "zero_stage": (0, 1, 2, 3),
     "sequence_parallel": (False, True),
@@ -244,11 +255,11 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
 
 
 def _setting_problems(wanted: Mapping[str, object], names: Iterable[str]) -> Iterator[Finding]:
-    """Yield the settings that a layout does not have, and values that no layout has."""
+    """Yield an error-level finding for each unknown setting and each invalid value."""
     for name, value in wanted.items():
         words, known = "", SETTINGS.get(name)
         if name not in names:
-            words = f"why_not has no setting {name!r}; it has {', '.join(names)}."
+            words = f"{name!r} is not a setting of why_not. Its settings are {', '.join(names)}."
         elif known is not None:
             if not any(value == choice and type(value) is type(choice) for choice in known):
                 words = f"{name} = {value!r} must be one of {', '.join(map(str, known))}."
@@ -259,8 +270,11 @@ def _setting_problems(wanted: Mapping[str, object], names: Iterable[str]) -> Ite
 
 
 def _layout(result: SearchResult, wanted: dict[str, Any]) -> Layout:
-    """Return the best layout with some settings changed. Unless it is given, the data-parallel size follows
-    from the others."""
+    """Return the best layout with the settings in `wanted` changed.
+
+    If `wanted` has no data_parallel_size, it follows from the other sizes and the number of GPUs. Raises
+    ConfigError for an unknown setting or an invalid value.
+    """
     start = result.best.layout if result.best else None
     base = result.space.base
     cut, options = (start.cut, start.options) if start else (Cut(1, 1, 1, 1), PLAIN)

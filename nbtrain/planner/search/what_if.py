@@ -1,9 +1,9 @@
-"""The what-if view of a run: change its layout value by value to other legal layouts, and see the cost of
-each.
+"""The what-if view of a run: change one value of its layout at a time, and see the cost.
 
 A WhatIf is a legal layout. `changed(name, value)` returns the nearest legal layout that has the value: DP
-uses the remaining GPUs, and values that cannot be combined with it change as little as possible. This module
-does not depend on a widget: lab/widgets/what_if.py draws `shown()`, which takes a few milliseconds.
+uses the remaining GPUs, and values that cannot be combined with the new value change as little as possible.
+This module does not depend on a widget. lab/widgets/what_if.py draws the result of `shown()`, which takes a
+few milliseconds.
 """
 
 import dataclasses
@@ -45,19 +45,19 @@ from nbtrain.planner.time.network_use import network_use, uses_on
 from nbtrain.planner.time.rates import Rates
 from nbtrain.planner.time.step import StepTime, estimate_step
 
-# Places of model states, from the fastest to the largest.
+# Where model states are stored, from the fastest place to the largest.
 PLACES: dict[str, tuple[Place, Place]] = {
     "on the GPU": ("none", "none"),
     "optimizer": ("cpu", "none"),
     "optimizer, weights": ("cpu", "cpu"),
 }
-# How far a value may be moved to make room for another one: sizes count in doublings. DP has no weight, since
-# it is what is left of the GPUs.
+# Weights of each size in the distance between two layouts, per doubling of the size. DP has no weight,
+# because it follows from the other sizes.
 WEIGHTS = {"tensor": 2.0, "pipeline": 2.0, "ulysses": 2.0, "context": 2.0, "micro": 1.0}
-# The sizes of a cut that divide a replica, after which DP follows.
+# The sizes that divide a replica. DP follows from them.
 MODEL_SIZES = ("tensor", "pipeline", "ulysses", "context")
 MOST_STAGES = 16
-# Values of the control `network` that are not names of the table.
+# Values of the control `network` that are not names in the network table.
 ASSUMED, OWN = "assumed", "the run's own"
 TIMES = {
     "compute": ("compute",),
@@ -69,17 +69,17 @@ TIMES = {
 
 
 class Control(NamedTuple):
-    """A setting that can be changed."""
+    """A setting that the user can change, with its allowed values."""
 
     name: str
     label: str
     kind: str
-    """Kind of control: slider, choice or switch."""
+    """Kind of control: "slider", "choice" or "switch"."""
     value: Any
     values: tuple[Any, ...]
     """Values that at least one legal layout has, in order."""
     free: tuple[bool, ...]
-    """Whether each value is legal while all other values stay the same (DP follows)."""
+    """For each value, whether it is legal while all other values except DP stay the same."""
     hint: str
 
 
@@ -90,28 +90,28 @@ class WhatIf:
     space: Space
     layout: Layout
     moved: tuple[str, ...] = ()
-    """Values that the last change altered besides the requested one: "PP 4 -> 2"."""
+    """Other values that the last change altered, such as "PP 4 -> 2"."""
 
     @property
     def config(self) -> RunConfig:
-        """Configuration of the run with this layout. Raises ConfigError with every broken rule."""
+        """Configuration of the run with this layout. Raises ConfigError if it violates rules."""
         return self.space.run(self.layout)
 
     @property
     def gpu_type(self) -> str:
-        """Name of the GPU in the device table."""
+        """Name of the GPU type in the device table."""
         device = self.space.base.device
         assert device is not None
         return device.name
 
     @property
     def gpus(self) -> int:
-        """Number of all GPUs."""
+        """Total number of GPUs."""
         return self.space.world_size
 
     @property
     def network(self) -> str:
-        """Network between machines: a name of the network table, OWN for the run's bandwidth, or ASSUMED."""
+        """Network between machines: a name in the network table, OWN (the run's bandwidth) or ASSUMED."""
         resources = self.space.config.resources if self.space.config else ResourcesConfig()
         if resources.network_bytes_per_second is not None:
             return OWN
@@ -119,7 +119,7 @@ class WhatIf:
 
     @property
     def lack(self) -> str:
-        """Memory that is missing: "3.2 GiB too much"; "" if the layout fits, or if that is not known."""
+        """Missing memory, such as "3.2 GiB too much"; "" if the layout fits or that is not known."""
         _, words, kind = fit_rating(estimate(self.space.setup(self.layout)))
         return words.removeprefix("no, ") if kind == "bad" else ""
 
@@ -143,11 +143,14 @@ class WhatIf:
             "hpz": options.hpz,
         }
         if name not in values:
-            raise ConfigError(f"there is no control {name!r}; there are {', '.join(values)}.")
+            raise ConfigError(f"{name!r} is not a control. The controls are {', '.join(values)}.")
         return values[name]
 
     def changed(self, name: str, value: Any) -> "WhatIf":
-        """Return the nearest legal layout that has a value. Raises ConfigError if there is none."""
+        """Return the nearest legal layout in which a control has this value.
+
+        Raises ConfigError if there is no such layout.
+        """
         if self.value(name) == value:
             return dataclasses.replace(self, moved=())
         if name == "network":
@@ -173,9 +176,9 @@ class WhatIf:
         else:
             space, found = self.space, nearest(self.space, self.layout, name, value)
         if found is None:
+            legal = ", ".join(str(one) for one in self.control(name).values)
             raise ConfigError(
-                f"no legal layout of {self.title} has {LABELS[name][0]} = {value}. Legal: "
-                f"{', '.join(str(one) for one in self.control(name).values)}."
+                f"no legal layout of {self.title} has {LABELS[name][0]} = {value}. Legal values are {legal}."
             )
         moved = [
             f"{LABELS[other][0]} {_shown(self.value(other))} -> {_shown(WhatIf(space, found).value(other))}"
@@ -189,7 +192,7 @@ class WhatIf:
         return [self.control(name) for name in LABELS]
 
     def control(self, name: str) -> Control:
-        """Return one control."""
+        """Return the control with this name."""
         label, kind, hint = LABELS[name]
         values = tuple(self._values(name))
         free = tuple(self._is_free(name, value) for value in values)
@@ -202,8 +205,10 @@ class WhatIf:
         return f"{name} on {self.gpus} x {self.gpu_type}"
 
     def shown(self) -> dict[str, Any]:
-        """Return everything that is drawn: three results, controls, memory by stage, time by part, and
-        rows.
+        """Return everything that a widget draws, as a JSON object.
+
+        It has the three results (memory, time, disk), the controls, the memory of each stage, the time of
+        each part, and table rows.
         """
         setup, rates = self.space.setup(self.layout), rates_of(self.space)
         memory, step = estimate(setup), estimate_step(setup, rates)
@@ -298,21 +303,23 @@ def what_if(
     found = wanted if not problems(space, wanted) else nearest(space, wanted)
     if found is None:
         number = amounts.counted(space.world_size, "GPU")
-        limit = batch_limit(space) or "`nbtrain search RUN --refused` says why."
-        raise ConfigError(f"{config.name}: no layout on {number} is legal for its batch and heads. {limit}")
+        limit = batch_limit(space) or "To see why, run `nbtrain search RUN --refused`."
+        raise ConfigError(
+            f"{config.name}: no layout on {number} is legal for this run's batch and attention heads. {limit}"
+        )
     return WhatIf(space, found)
 
 
-# Name, words, kind and hint of each control, in the order in which they are shown.
+# Label, kind and hint of each control, in the order in which the controls are shown.
 LABELS = {
-    "gpu_type": ("GPU", "choice", "kind of GPU, from the device table"),
-    "gpus": ("GPUs", "slider", "all of them, on machines of equal size"),
+    "gpu_type": ("GPU", "choice", "GPU type, from the device table"),
+    "gpus": ("GPUs", "slider", "total number of GPUs, on machines of equal size"),
     "network": ("network", "choice", "network between machines, from the network table"),
     "data": ("DP", "slider", "data parallelism: replicas of the model"),
     "tensor": ("TP", "slider", "tensor parallelism: ranks that share each layer's matrices"),
     "pipeline": ("PP", "slider", "pipeline parallelism: stages of layers"),
-    "ulysses": ("Ulysses", "slider", "ranks that share each sequence and its heads"),
-    "context": ("CP", "slider", "ranks that share each sequence, and gather its keys and values"),
+    "ulysses": ("Ulysses", "slider", "Ulysses: ranks that share each sequence and its heads"),
+    "context": ("CP", "slider", "context parallelism: ranks that share each sequence and gather its keys"),
     "micro": ("micro-batch", "slider", "sequences in one forward pass of a rank"),
     "zero": ("ZeRO", "choice", "states sharded across the replicas: 1 optimizer, 2 gradients, 3 weights"),
     "sequence": ("SP", "switch", "Megatron's sequence parallelism, inside the tensor-parallel group"),
@@ -324,7 +331,10 @@ _OPTION = {"zero": "zero_stage", "sequence": "sequence_parallel", "hpz": "hpz"}
 
 
 def nearest(space: Space, wanted: Layout, name: str = "", value: Any = None) -> Layout | None:
-    """Return the legal layout nearest to `wanted` whose control `name` has `value`."""
+    """Return the legal layout nearest to `wanted` in which the control `name` has `value`.
+
+    Without a name, any legal layout is allowed. The result is None if there is no such layout.
+    """
     best: tuple[float, Layout] | None = None
     by_flags: dict[tuple[bool, ...], list[tuple[float, Options]]] = {}
     for cut in legal_cuts(space):
@@ -353,15 +363,16 @@ def nearest(space: Space, wanted: Layout, name: str = "", value: Any = None) -> 
 
 
 def legal_cuts(space: Space) -> list[Cut]:
-    """Return the legal cuts of a space."""
+    """Return the legal cuts of a search space, cached."""
     if "cuts" not in space.memo:
         space.memo["cuts"] = [cut for cut, reason in cuts(space) if reason is None]
     return space.memo["cuts"]
 
 
 def _with(layout: Layout, name: str, value: Any, world: int) -> Layout | None:
-    """Return the layout with one value changed; DP follows the other sizes. Returns None if that is
-    impossible.
+    """Return the layout with one value changed and DP adjusted to it.
+
+    If DP cannot be adjusted, the result does not use all GPUs, and problems() rejects it.
     """
     cut, micro, options = layout
     if name in MODEL_SIZES:
@@ -391,7 +402,7 @@ def _has(options: Options, name: str, value: Any) -> bool:
 
 
 def _apart(one: Options, other: Options) -> float:
-    """Return a distance between two sets of options."""
+    """Return how far two sets of options are apart, as a number to add to a distance of sizes."""
     recompute = abs(RECOMPUTATIONS.index(one.recompute) - RECOMPUTATIONS.index(other.recompute))
     switches = (one.sequence_parallel != other.sequence_parallel) + (one.hpz != other.hpz)
     places = (one.offload_optimizer != other.offload_optimizer) + (one.offload_param != other.offload_param)
@@ -414,8 +425,9 @@ def _shown(value: Any) -> str:
 
 
 def memory_bars(setup: Setup, memory: MemoryEstimate) -> dict[str, Any]:
-    """Return the bytes by part of each pipeline stage, and the device's; of many stages, only some and the
-    fullest.
+    """Return the bytes of each pipeline stage by part, and the memory of the device.
+
+    With more than MOST_STAGES stages, only about nine stages and the fullest stage are included.
     """
     count = len(setup.layers_by_stage)
     at = (
@@ -443,7 +455,7 @@ def memory_bars(setup: Setup, memory: MemoryEstimate) -> dict[str, Any]:
 
 
 def time_bar(step: StepTime | None) -> list[list[Any]]:
-    """Return [part, seconds, text, color] for the parts of a step."""
+    """Return [part, seconds, text, color] for each part of a step; [] if the time is not known."""
     if step is None:
         return []
     found = [(name, sum(getattr(step, part) for part in parts)) for name, parts in TIMES.items()]
@@ -451,9 +463,9 @@ def time_bar(step: StepTime | None) -> list[list[Any]]:
 
 
 def network_bars(setup: Setup, rates: Rates | None) -> list[dict[str, Any]]:
-    """Return a step on each of four networks, without and with hpZ: seconds that wait, and all other seconds.
+    """Return bars that compare a step on four networks: seconds that wait for the network, and other seconds.
 
-    Empty on one machine. hpZ is omitted where the layout cannot have it.
+    The label also says what hpZ would save, if the layout can use it. The result is [] on one machine.
     """
     found = []
     for use in uses_on(setup, rates):
@@ -480,7 +492,7 @@ def _rows(setup: Setup, memory: MemoryEstimate, step: StepTime | None) -> list[l
     ]
     if memory.total_host_bytes:
         have = f" of {amounts.size(memory.host_bytes)}" if memory.host_bytes is not None else ""
-        rows.append(["host memory", f"{amounts.size(memory.total_host_bytes)}{have} a rank"])
+        rows.append(["host memory", f"{amounts.size(memory.total_host_bytes)}{have} per rank"])
     if step is not None:
         peak = setup.device.peak(setup.dtype) if setup.device else None
         rate = setup.tokens_per_step / step.seconds

@@ -257,7 +257,7 @@ def test_layouts_are_suggested_with_what_they_change(workspace: Path) -> None:
     request = {"yaml": "gpt-1-3b-4xdp", "typed": {"name": "mine"}}
     found = answer("form/layouts", request)
     best = found["rows"][0]
-    assert "fit of" in found["title"] and best["against"] == "-"
+    assert found["title"].endswith(" estimated fit") and best["against"] == "-"
     assert best["changes"] and "name" not in best["typed"]
     after = assessed("gpt-1-3b-4xdp", **{key.replace(".", "__"): text for key, text in best["typed"].items()})
     assert after["problems"] == [] and after["headline"]["fits"].startswith("yes, ")
@@ -267,7 +267,7 @@ def test_layouts_of_a_run_on_cpu_need_gpus(workspace: Path) -> None:
     """Layouts can be suggested for a CPU run only if GPUs are given; without them, the answer states the
     reason.
     """
-    with pytest.raises(ConfigError, match="names no GPU: give a GPU type"):
+    with pytest.raises(ConfigError, match="does not specify a GPU type"):
         answer("form/layouts", {"yaml": "gpt-tiny"})
     found = answer("form/layouts", {"yaml": "gpt-tiny", "gpus": 8, "gpu_type": "A100-80GB"})
     assert found["rows"][0]["typed"]["resources.gpu_type"] == "A100-80GB"

@@ -35,7 +35,7 @@ def test_a_refused_message_is_answered_and_changes_nothing(page: WhatIfPage) -> 
     before = page.shown
     page._on_message(page, {"kind": "set", "name": "tensor", "value": 3}, [])
     assert page.shown == before
-    assert page.answer[0] == "bad" and "has TP = 3. Legal: 1, 2, 4, 8" in page.answer[1]
+    assert page.answer[0] == "bad" and "has TP = 3. Legal values are 1, 2, 4, 8" in page.answer[1]
 
 
 def test_use_this_writes_the_yaml_once(page: WhatIfPage, tmp_path: Path) -> None:

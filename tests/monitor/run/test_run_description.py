@@ -49,9 +49,7 @@ def test_an_active_run(job: FakeJob) -> None:
 
 
 def test_how_it_saves_and_why(job: FakeJob) -> None:
-    saving = (
-        "checkpoints are written in the background: the copy of 1.2 GiB fits into 24.0 GiB of host memory"
-    )
+    saving = "checkpoints are written in the background: the 1.2 GiB copy fits into 24.0 GiB of host memory"
     job.record.attempts = [AttemptRecord(0, 0.0, 2, 2, saving=saving)]
     job.record.write(job.job.job_json)
     assert dict(RunView(job.run).describe().texts["job"])["saves"] == saving

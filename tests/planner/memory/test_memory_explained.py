@@ -37,19 +37,17 @@ def test_the_terms_are_the_estimate(what):
 
 def test_a_formula_has_its_numbers():
     terms = {term.name: term for term in explain(setup_of(load("gpt-125m-4xdp", ["parallel.zero_stage=2"])))}
-    assert terms["weights"].formula == "126,638,592 parameters of the rank x 2 bytes"
-    assert terms["gradients"].formula == (
-        "126,638,592 parameters of the rank x 4 bytes (fp32 sums) / 4 ranks"
-    )
-    assert terms["master_copy"].formula == "126,638,592 parameters of the rank x 4 bytes (fp32) / 4 ranks"
+    assert terms["weights"].formula == "126,638,592 parameters per rank x 2 bytes"
+    assert terms["gradients"].formula == "126,638,592 parameters per rank x 4 bytes (fp32 sums) / 4 ranks"
+    assert terms["master_copy"].formula == "126,638,592 parameters per rank x 4 bytes (fp32) / 4 ranks"
     assert terms["optimizer"].formula == (
-        "126,638,592 parameters of the rank x 8 bytes (two fp32 moments) / 4 ranks + 8: step counts, and "
+        "126,638,592 parameters per rank x 8 bytes (two fp32 moments) / 4 ranks + 8: step counts, and "
         "padding of the flat buffers"
     )
     with_muon = load("gpt-125m-4xdp", ["parallel.zero_stage=2", "optimizer.type=Muon"])
     terms_with_muon = {term.name: term for term in explain(setup_of(with_muon))}
     assert terms_with_muon["optimizer"].formula == (
-        "126,638,592 parameters of the rank x 8 bytes (two fp32 moments) / 4 ranks - 84,934,648: one moment "
-        "of the blocks' matrices, step counts, and padding of the flat buffers"
+        "126,638,592 parameters per rank x 8 bytes (two fp32 moments) / 4 ranks - 84,934,648: Muon has one "
+        "moment per matrix; step counts; padding of the flat buffers"
     )
     assert terms["activations / attention"].formula.startswith("32,768 tokens x 768 hidden x ")

@@ -131,38 +131,38 @@ def test_a_size_too_large_for_the_text():
     """A requested size that is too large for the text is used, with a note that names a suitable size."""
     choices, _ = chosen(books(3e7), A100, size="125M")
     (note,) = choices.notes
-    assert "tokens a parameter: 20 are usual" in note and "This text suits about" in note
+    assert "tokens per parameter; 20 are usual" in note and "This text is enough for" in note
 
 
 def test_what_is_refused():
     """Text that is too short, too few documents, and options that would have no effect are rejected."""
-    with pytest.raises(DataError, match=r"too short to train a model on: about [\d,]+ tokens"):
+    with pytest.raises(DataError, match=r"too short to train a model on\. It has about [\d,]+ tokens"):
         choose(books(20e3), Hardware(2))
     with pytest.raises(DataError, match="too few documents"):
         choose(books(3e6, 9), Hardware(2))
     for options, words in (
         ({"size": "125M"}, "--gpus 4 --gpu-type"),
-        ({"size": "large"}, "must be a number of parameters"),
+        ({"size": "large"}, "must be a parameter count"),
         ({"minutes": 0}, "must be more than 0"),
     ):
         with pytest.raises(ConfigError, match=words):
             choose(books(3e6), Hardware(2), **options)
     # The search of the message is on the GPUs that were named, not on the GPUs of the preset.
     with pytest.raises(
-        ConfigError, match="`nbtrain search 175B --gpus 4 --gpu-type A100-80GB --gpus-per-node 4` says why"
+        ConfigError, match="run `nbtrain search 175B --gpus 4 --gpu-type A100-80GB --gpus-per-node 4`"
     ):
         choose(books(3e12), A100, size="175B")
     # A shell reads the name that nvidia-smi has as one word.
-    with pytest.raises(ConfigError, match="--gpus 4 --gpu-type 'NVIDIA L4' --gpus-per-node 2` says why"):
+    with pytest.raises(ConfigError, match="--gpus 4 --gpu-type 'NVIDIA L4' --gpus-per-node 2`"):
         choose(books(3e12), Hardware(2, 4, "NVIDIA L4", 2), size="175B")
-    with pytest.raises(ConfigError, match=r"no such GPU in the table\. Nearest: A100"):
+    with pytest.raises(ConfigError, match=r"not in the device table\. Nearest: A100"):
         choose(books(3e6), Hardware(2, 4, "A100-90GB"))
 
 
 def test_one_minute_is_no_minutes():
     choices, _ = chosen(books(2.93e6), minutes=1)
     assert choices.reasons["model"].endswith("the lowest predicted loss in 1 minute")
-    assert choices.reasons["batch"].endswith("as many as fit into 1 minute")
+    assert choices.reasons["batch"].endswith("fits into 1 minute")
 
 
 def test_small_models_are_in_order():

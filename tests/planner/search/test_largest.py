@@ -36,7 +36,7 @@ def test_the_largest_model_fits_and_the_next_does_not(found):
         "model.num_attention_heads": found.next_model[1].num_attention_heads,
     }
     assert len(search(config, overrides=sizes).ranked) == 0
-    assert f"Largest model of the family on 4 x A100-40GB at 2,048 tokens: {name} (" in str(found)
+    assert f" on 4 x A100-40GB with sequences of 2,048 tokens is {name} (" in str(found)
 
 
 def test_the_longest_sequence_is_at_the_edge(found):
@@ -92,7 +92,7 @@ def test_a_way_without_a_layout_says_why():
     )
     alone = largest(space_of(run_on("13B", 1, None, "L4")), "13B")
     assert " needs " in f" {alone.ways[2].reason}" and alone.longest_sequence is None
-    assert "fits with no sequence of 1,024 tokens or more." in str(alone)
+    assert "does not fit with sequences of 1,024 tokens or more." in str(alone)
 
 
 @pytest.mark.slow
@@ -102,10 +102,10 @@ def test_gpus_that_no_layout_takes_are_not_called_too_small():
     """
     found = largest(space_of(run_on("175B", 1_000_000, None, "H100")), "gpt-175b")
     assert str(found).startswith(
-        "No layout of gpt-175b on 1,000,000 x H100 is legal. The batch limits the replicas of the model "
-        "(DP): the ramp-up's batch sizes are multiples of 16, and 16 / micro_batch_size(1) = 16 at "
-        "most. With 1,000,000 GPUs, each replica then has 62,500 of them or more (TP x PP x Ulysses or CP). "
-        "Use fewer GPUs, or larger batches. "
+        "No layout of gpt-175b on 1,000,000 x H100 is legal. The batch limits the number of model replicas "
+        "(DP): the batch sizes of the ramp-up have the greatest common divisor 16, which with "
+        "micro_batch_size(1) allows at most 16. With 1,000,000 GPUs, each replica must then be divided "
+        "across at least 62,500 GPUs (TP x PP x Ulysses or CP). Use fewer GPUs or larger batches. "
     )
     assert "does not fit" not in str(found)
 

@@ -196,5 +196,5 @@ def test_reasons_name_the_numbers():
 def test_a_shape_alone_has_no_run():
     """A search space of a model shape alone, without a run, cannot write a YAML; the error says so."""
     space = Space(space_for("plain").base, 512, 128, 32)
-    with pytest.raises(ConfigError, match="a shape, which has no run YAML"):
+    with pytest.raises(ConfigError, match="it cannot write a run YAML"):
         space.run(Layout(Cut(1, 1, 1, 8), 1, PLAIN))

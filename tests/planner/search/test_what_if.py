@@ -79,9 +79,9 @@ def test_a_value_that_nothing_has_is_refused(start):
     with pytest.raises(ConfigError) as error:
         start.changed("tensor", 3)
     assert str(error.value) == (
-        "no legal layout of gpt-13b-4xdp-4xpp-4xtp on 64 x A100-80GB has TP = 3. Legal: 1, 2, 4, 8."
+        "no legal layout of gpt-13b-4xdp-4xpp-4xtp on 64 x A100-80GB has TP = 3. Legal values are 1, 2, 4, 8."
     )
-    with pytest.raises(ConfigError, match="there is no control 'tp'; there are gpu_type, gpus, network, "):
+    with pytest.raises(ConfigError, match=r"'tp' is not a control.* gpu_type, gpus, network, "):
         start.changed("tp", 2)
 
 
@@ -135,7 +135,7 @@ def test_the_first_word(start):
     assert fit_rating(replace(memory, device_bytes=need - 2**30)) == ["fits", "no, 1.0 GiB too much", "bad"]
     assert fit_rating(replace(memory, device_bytes=None)) == ["fits", "not known", ""]
     unknown = replace(memory, device_bytes=2 * need, host_parts={"optimizer": 2**30}, host_bytes=None)
-    assert fit_rating(unknown)[1] == "the GPU: yes, 50% headroom; host memory is not known"
+    assert fit_rating(unknown)[1] == "yes on the GPU, 50% headroom; the host memory is not known"
     lacking = replace(memory, device_bytes=2 * need, host_parts={"optimizer": 3 * 2**30}, host_bytes=2**30)
     assert fit_rating(lacking) == ["fits", "no, 2.0 GiB of host memory too much", "bad"]
 

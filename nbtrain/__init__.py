@@ -9,31 +9,31 @@
     nb.data_card(data)            what is in a dataset, with pictures
     nb.verify(data)               every byte of a dataset, checked
     nb.import_run(file)           a run from another program's manifest, script or DeepSpeed JSON
-    nb.import_model(dir, name)    a run that starts from a model's folder, of Hugging Face
-    nb.export(run, dir)           its model for transformers, vLLM, SGLang; to=...: flags of Megatron
+    nb.import_model(dir, name)    a run that starts from a model, such as a Hugging Face folder
+    nb.export(run, dir)           a run's model for transformers, vLLM, SGLang; to=...: Megatron flags
     nb.check(run)                 problems of a run, or of files of other programs
     nb.plan(run)                  parameters, memory, time, disk
-    nb.calibrate()                measure this machine, so that plans know its rates
+    nb.calibrate()                measure this machine's speed, for later plans
     nb.plan_picture(run)          the plan as a figure
     nb.search(run, gpus)          every legal layout on some GPUs, ranked, with reasons; writes the YAML
     nb.what_if(run)               sliders that snap to legal layouts: fits, time, disk
     nb.largest(run, gpus)         the largest model and the longest sequence that fit
-    nb.deepspeed_config(run)      what DeepSpeed is given
+    nb.deepspeed_config(run)      the DeepSpeed configuration of a run
     nb.reproduce(run, steps)      some steps trained again, and compared bit for bit
     nb.twin(run)                  a small run of the same shape, on this machine's CPU
-    nb.submit(run)                start it, or pick it up again, as a detached job
+    nb.submit(run)                start or resume a run as a detached job
     nb.launch(run, mode)          submit or twin, for a notebook that runs unattended
     nb.launcher(run)              the launch form
     nb.runs(), nb.open_run(run)   find runs again, from any kernel
-    nb.queue()                    who has this machine's GPUs and cores, and who waits for them
-    nb.sweep(file)                many settings of a run, planned, driven and compared
+    nb.queue()                    jobs that hold or wait for this machine's GPUs and cores
+    nb.sweep(file)                many settings of a run, planned, trained and compared
     nb.tensorboard(run)           the live TensorBoard panel
     nb.curves(run)                loss, perplexity, learning rate and throughput as a figure
     nb.scalars(run)               the newest value of everything that is measured
     nb.advise(run)                what to change after a failed or slow run; writes the YAML
     nb.generate(run, prompt)      text from the newest checkpoint
-    nb.evaluate(run)              perplexity, bits per byte, questions with given answers; into the run
-    nb.serve(run)                 the model behind OpenAI's interface, as long as this kernel runs
+    nb.evaluate(run)              perplexity, bits per byte and scores on questions, stored with the run
+    nb.serve(run)                 the model behind OpenAI's API, as long as this kernel runs
     nb.check_parameters()         refuse a parameter that the notebook does not have
 
 A run is a YAML's path, an example's name, a preset (13B), a loaded configuration or a Run; `data` is a run or

@@ -16,8 +16,8 @@ def misused(name: str, value: object, expected: str) -> ConfigError:
 
 
 def whole_number(name: str, value: object, expected: str = "a whole number") -> int:
-    """Return `value` as an int for JSON; NumPy integers are accepted. Raises ConfigError for booleans and
-    other types.
+    """Return `value` as a plain int, which JSON can store; NumPy integers are accepted. Raises ConfigError
+    for booleans and other types.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise misused(name, value, expected)
@@ -25,7 +25,7 @@ def whole_number(name: str, value: object, expected: str = "a whole number") -> 
 
 
 def whole_or_none(name: str, value: object, none_means: str) -> int | None:
-    """Return `value` as an int, or None. Raises ConfigError, which says what None means, for other types."""
+    """Return `value` as an int, or None. For other types, raises ConfigError, which explains None."""
     return None if value is None else whole_number(name, value, f"a whole number, or None for {none_means}")
 
 
@@ -51,12 +51,12 @@ def text(name: str, value: object) -> str:
 
 
 def wait_wanted(wait: str) -> bool:
-    """Return whether to wait: for "yes" always, for "auto" only under papermill. Raises ConfigError."""
+    """Return whether to wait: for "yes" always, for "auto" only under papermill. Else raises ConfigError."""
     if wait not in ("yes", "no", "auto"):
         raise ConfigError(f'wait = {wait!r} must be "yes", "no" or "auto".')
     return wait == "yes" or (wait == "auto" and not is_watched())
 
 
 def existing_path(path: str | os.PathLike) -> Path:
-    """Return the absolute path of a file that a user names: as typed if it exists, else in the workspace."""
+    """Return the absolute path of a file named by a user: as typed if that exists, else in the workspace."""
     return typed.absolute() if (typed := typed_path(path)).exists() else resolve(path)

@@ -26,7 +26,7 @@ class Checked(Result):
     """Name of the run, or of the files."""
     findings: "list[Finding]"
     refused: ConfigError | None = None
-    """Why no run can be built from the input; the findings then describe its problems."""
+    """Error because of which no run could be built from the input, with the same problems as `findings`."""
     of_files: bool = False
     """Whether the input is files of other programs, which may hold several jobs."""
 
@@ -61,12 +61,13 @@ class Checked(Result):
 
 
 def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Checked:
-    """Check a run, or manifests, scripts and JSONs of other programs, without reading their data.
+    """Check a run, or manifests, scripts and JSON files of other programs, without reading the training data.
 
-    If the model that `init_from` names exists, it is opened and compared with the run, as in a submission.
-    Name a run as for nb.plan, or pass one or several files. `overrides` add settings that the files lack, and
-    `program` names the program and version of their flags ("megatron-lm@040eac94"). For a run that would be
-    refused, nothing is raised: its problems are findings of the level error.
+    Pass one run, named as for nb.plan, or one or several files of other programs. If the model that
+    `init_from` names exists, it is opened and compared with the run, as nb.submit does. `overrides` add
+    settings that the files lack, and `program` names the program and version that the flags belong to
+    ("megatron-lm@040eac94"). A run that nb.submit would refuse raises no error here: its problems are
+    error-level findings.
     """
     from nbtrain.config.findings import findings_of
     from nbtrain.foreign.job_files.file_kinds import is_foreign
@@ -75,9 +76,11 @@ def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Che
     if any(isinstance(source, str | Path) and is_foreign(source) for source in runs):
         return _check_files([str(source) for source in runs], overrides, program)
     if len(runs) != 1:
-        raise ConfigError(f"{len(runs)} runs are given; nb.check takes one, or files of other programs.")
+        raise ConfigError(f"nb.check takes one run, or files of other programs; {len(runs)} runs were given.")
     if program:
-        raise ConfigError(f"program (--from) is for a script or a manifest, and {runs[0]} is neither.")
+        raise ConfigError(
+            f"program (--from) is only for scripts and manifests, and {runs[0]} is a run: omit it."
+        )
 
     run = runs[0].config if isinstance(runs[0], Run) else runs[0]
     try:

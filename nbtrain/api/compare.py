@@ -1,4 +1,4 @@
-"""The function nb.compare: the runs to compare, and their order."""
+"""The function nb.compare: compares runs in a notebook."""
 
 from collections.abc import Sequence
 from os import PathLike
@@ -19,10 +19,11 @@ def compare(
 
     `runs` are names, folders, YAMLs, Runs, or the result of nb.runs(...), at least two. In a notebook cell
     the curves are live, by step, tokens or time. In a terminal and under papermill, tables and a picture are
-    shown. More than 12 runs are shown as one table with a row for each.
+    shown. More than 12 runs are shown as one table with a row for each run.
 
-    `published` is a YAML of others' published figures, which become columns of the results (docs/runs.md).
-    With it, one run is enough. Raises ConfigError with the place of what is wrong in it.
+    `published` is a YAML file with published results of other models, which become columns of the results
+    (docs/runs.md). With `published`, one run is enough. Raises ConfigError, with the line, for a mistake in
+    that file.
     """
     from nbtrain.lab.widgets.compare import Comparison
 

@@ -1,6 +1,4 @@
-"""The function nb.evaluate: evaluates a run's checkpoint on prepared data and on questions, with the resident
-model.
-"""
+"""The function nb.evaluate: evaluates a checkpoint on prepared data and on questions."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from nbtrain.serving.engine_process import EngineProcess
 
 PathLike = str | Path
-# While some texts are scored, others are queued in the engine, so that a free slot is filled at once.
+# Requests sent per slot of the engine: the extra ones wait there, so that a free slot is filled at once.
 ASKED_FOR_EACH_SLOT = 2
 
 
@@ -60,23 +58,24 @@ def evaluate(  # type: ignore[misc]  # the overloads omit options that affect no
 ) -> "Evaluation | Iterator[Evaluation]":
     """Evaluate a checkpoint: perplexity on prepared data, and scores on files of questions.
 
-    The checkpoint is the newest, or the one of `step`. Without `data`, `tasks`, `harness` and
-    `judge_questions`, the data is the run's own validation data. `data` is the name of a dataset or the
-    prefix of a .bin/.idx, or several. `split` is valid, test, train (by the run's data.split) or all; the
-    default is valid for the run's own data and all for other data. `tasks` is {format: a file of JSON lines,
-    or several}: lambada, hellaswag, mmlu or multiple_choice (docs/evaluation.md). `limit` uses only the first
-    windows or questions.
+    `step` selects a checkpoint; the default is the newest. Without `data`, `tasks`, `harness` and
+    `judge_questions`, the run's own validation data is used. `data` is one or several datasets, each given by
+    its name or the prefix of its .bin/.idx pair. `split` is valid, test, train (by the run's data.split) or
+    all; the default is valid for the run's own data and all for other data. `tasks` maps a format (lambada,
+    hellaswag, mmlu or multiple_choice) to one or several JSON Lines files (docs/evaluation.md). With `limit`,
+    only the first windows or questions are used.
 
-    `harness` names tasks of lm-evaluation-harness (extra `eval`): NAME=FILE runs a task on local JSON lines,
-    `include_path` is a folder with your own task files, and `num_fewshot` is the number of examples in each
-    prompt. With `apply_chat_template` the harness asks in a chat, with its examples as earlier turns.
-    `judge_questions` is a file of open questions, in the form of MT-bench, whose answers the model
-    `judge_model` at `judge_url` (OpenAI's interface) rates. Its token is in the environment variable
-    NBTRAIN_JUDGE_TOKEN, or the variable named by `judge_token_env`.
+    `harness` names lm-evaluation-harness tasks (this needs the extra `eval`): NAME=FILE runs a task on a
+    local JSON Lines file, `include_path` is a folder with your own task files, and `num_fewshot` is the
+    number of examples in each prompt. With `apply_chat_template`, harness questions are asked in a chat, with
+    the examples as earlier turns. `judge_questions` is a file of open questions in MT-bench format. The model
+    `judge_model` at `judge_url`, which speaks OpenAI's API, rates the answers. Its token is read from the
+    environment variable NBTRAIN_JUDGE_TOKEN, or from the variable that `judge_token_env` names.
 
-    Everything is checked before the model is loaded. Results have standard errors, are written to evaluation/
-    in the run's directory, and are included in nb.compare; a cell shows a table. With `follow`, the result is
-    an iterator with an evaluation of each checkpoint that the run saves, until the run ends.
+    Everything is checked before the model is loaded. Results include standard errors, are written to
+    evaluation/ in the run's directory, and are included in nb.compare; a cell shows a table. With `follow`,
+    the result is an iterator that yields an evaluation of each checkpoint that the run saves, until the run
+    ends.
     """
     prepared = partial(
         _prepared,
@@ -134,10 +133,10 @@ def _prepared(
 
     opened = open_run(run)
     config, directory = opened.config, opened.directory
-    first = whole_or_none("limit", limit, "all of them")
+    first = whole_or_none("limit", limit, "no limit")
     if first is not None and first < 1:
-        raise ConfigError(f"limit = {first} must be at least 1, or None for all of them.")
-    shots = whole_or_none("num_fewshot", num_fewshot, "the number of each task of the harness")
+        raise ConfigError(f"limit = {first} must be at least 1, or None for no limit.")
+    shots = whole_or_none("num_fewshot", num_fewshot, "each task's own number")
     loading = loading_of(opened, step, dtype, tensor_parallel_size)
     tokenizer = Tokenizer.load(tokenizer_dir(config.tokenizer.name))
     names = [harness] if isinstance(harness, str) else [text("harness", name) for name in harness]
@@ -151,7 +150,8 @@ def _prepared(
     if apply_chat_template:
         if not names:
             raise ConfigError(
-                "apply_chat_template is only for tasks of the harness, and no such task is given (harness)."
+                "apply_chat_template only affects lm-evaluation-harness tasks: name a task with harness, or "
+                "omit it."
             )
         chat = ChatText(config, tokenizer.directory, tokenizer.eod_token)
     if shots is not None and shots < 0:
@@ -195,7 +195,7 @@ def _prepared(
 
 
 class _Engine:
-    """Sends the requests of evaluations to the resident model."""
+    """Sends the evaluations' requests to the resident model."""
 
     def __init__(
         self, engine: "EngineProcess", tokenizer: "Tokenizer", positions: int, template: "ChatTemplate"
@@ -205,7 +205,7 @@ class _Engine:
         self._most = ASKED_FOR_EACH_SLOT * engine.ready["max_batch"]
 
     def score(self, asked: "Iterable[ScoreRequest]") -> "Iterator[tuple[int, list[Scored]]]":
-        """Yield (number, scores of its continuations) for each request, in any order."""
+        """Yield (number, scores of the continuations) for each request, in any order."""
         from nbtrain.evaluation.requests import Scored
 
         requests = ({"kind": "score", **request._asdict()} for request in asked)
@@ -228,8 +228,8 @@ class _Engine:
     def chat(
         self, conversations: list[list[dict[str, str]]], most_new_tokens: int
     ) -> Iterator[tuple[int, str]]:
-        """Yield (number, next answer) of conversations, decoded greedily; the beginning of a long
-        conversation is dropped.
+        """Yield (number, next answer) for each conversation, decoded greedily. The beginning of a
+        conversation that is too long is dropped.
         """
         from nbtrain.config.generation import Generation
         from nbtrain.serving.refusals import Refusal
@@ -242,7 +242,7 @@ class _Engine:
             {
                 **Generation(temperature=0.0, stop=prompt.stop).to_dict(),
                 "prompt": prompt.pieces,
-                # Not None, which is the space that the prompt leaves: a long prompt would leave hardly any.
+                # Not None: then a long prompt would leave hardly any positions for the answer.
                 "max_new_tokens": most_new_tokens,
                 "slides": True,
             }
@@ -257,7 +257,7 @@ def _refuse_without_template(template: "ChatTemplate") -> None:
     from nbtrain.serving.chat import NoTemplate
 
     if isinstance(template, NoTemplate):
-        raise ConfigError(f"judge_questions need a model that answers: {template.refusal}")
+        raise ConfigError(f"judge_questions need a model with a chat template: {template.refusal}")
 
 
 def _tasks(
@@ -274,7 +274,9 @@ def _tasks(
 
     wanted: list[Task] = []
     if tasks is not None and not isinstance(tasks, Mapping):
-        raise misused("tasks", tasks, 'files by their format, e.g. {"hellaswag": "hellaswag_val.jsonl"}')
+        raise misused(
+            "tasks", tasks, 'a mapping from formats to files, e.g. {"hellaswag": "hellaswag_val.jsonl"}'
+        )
     if data is not None or not tasks:
         own = _own_data(config)
         names = [data] if isinstance(data, str) else list(data or ())
@@ -296,20 +298,20 @@ def _tasks(
 
 
 def _own_data(config: RunConfig) -> "list[DatasetFiles]":
-    """Return the pairs of files that a run trains on."""
+    """Return the .bin/.idx pairs that a run trains on."""
     from nbtrain.dataset.blend import BlendFiles
     from nbtrain.dataset.of_run import dataset_of
 
     dataset = dataset_of(config)
     if not isinstance(dataset, BlendFiles):
         return [dataset]
-    # A blend may contain one of them twice, with a weight each.
+    # A blend may list the same pair twice, each time with its own weight.
     return list({entry.files.prefix: entry.files for entry in dataset.entries}.values())
 
 
 def _file(path: Any) -> Path:
     if not isinstance(path, str | Path):
-        raise misused("a file of tasks", path, "the path of a file of JSON lines")
+        raise misused("a file of tasks", path, "the path of a JSON Lines file")
     return existing_path(path)
 
 

@@ -23,8 +23,8 @@ def each_checkpoint(
     """Yield the result of `act` for the newest checkpoint, and for each newer one once it is complete.
 
     If several checkpoints were saved meanwhile, only the newest is used. The iterator ends with the newest
-    job of the run, after its last checkpoint. Raises CheckpointError if the run saved none. `looks` returns
-    whether the run is active, and its newest step.
+    job of the run, after its last checkpoint. Raises CheckpointError if the run saved no checkpoint. `looks`
+    returns whether the run is active, and the step of its newest checkpoint or None.
     """
     look, done = looks or _look, -1
     while True:
@@ -34,7 +34,7 @@ def each_checkpoint(
             try:
                 found = act(newest)
             except CheckpointError:
-                # It may have been removed for a newer one; otherwise the error stands.
+                # The job may have replaced this checkpoint with a newer one; otherwise the error is real.
                 if look(run)[1] == newest:
                     raise
                 continue
@@ -45,7 +45,7 @@ def each_checkpoint(
         else:
             wait(POLL_SECONDS)
     if done < 0:
-        raise CheckpointError(f"{run.name} has ended, and has no complete checkpoint.")
+        raise CheckpointError(f"{run.name} has ended without a complete checkpoint.")
 
 
 def _look(run: RunDir) -> tuple[bool, int | None]:

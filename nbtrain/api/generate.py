@@ -1,6 +1,4 @@
-"""The function nb.generate: generates text from a run's checkpoint, with a model that stays loaded for the
-next call.
-"""
+"""The function nb.generate: generates text from a run's checkpoint, and keeps the model loaded."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -14,7 +12,7 @@ if TYPE_CHECKING:
     from nbtrain.serving.engine_process import Loading
     from nbtrain.serving.texts import Text, Texts
 
-WHAT_SUITS = "what suits the machine"
+WHAT_SUITS = "a number that suits the machine"
 
 
 @overload
@@ -50,12 +48,13 @@ def generate(  # type: ignore[misc]  # the overloads omit options that affect no
     tensor_parallel_size: int | None = None,
     stream: bool = False,
 ) -> "Text | Texts | Iterator[str]":
-    """Continue `prompt` with the newest checkpoint or the one of `step`; several prompts are one batch.
+    """Continue `prompt` with the newest checkpoint, or with the checkpoint of `step`.
 
-    The result is a string, which a cell shows with the prompt set apart. For several prompts, or n above 1,
-    it is a list of strings. temperature 0 is greedy; top_k 0 and top_p 1 disable these filters. The same seed
-    gives the same text, whatever else is in the batch. `logprobs` adds the log-probability of each token, and
-    of this many alternatives. With `stream`, the result is an iterator over chunks of the new text.
+    The result is a string, which a cell shows with the prompt set apart; for several prompts, or for n above
+    1, it is a list of strings. Several prompts are processed as one batch. temperature 0 decodes greedily;
+    top_k 0 and top_p 1 disable these filters. The same seed gives the same text, whatever else is in the
+    batch. `logprobs` adds the log-probability of each token and of this many alternatives. With `stream`, the
+    result is an iterator over chunks of the new text.
     docs/generation.md describes every argument.
     """
     generation = Generation(
@@ -77,7 +76,7 @@ def generate(  # type: ignore[misc]  # the overloads omit options that affect no
         raise ConfigError("prompt = [] must be text, or a list of at least one text.")
     is_one = isinstance(prompt, str) and generation.n == 1
     if stream and not (is_one and generation.num_beams == 1):
-        raise ConfigError("stream = True is for one prompt, n = 1 and num_beams = 1.")
+        raise ConfigError("stream = True needs one prompt, n = 1 and num_beams = 1.")
     # Unlike a server, a notebook may continue beyond the model's positions.
     asked = {**generation.to_dict(), "slides": True}
     events = _events(run, [{**asked, "prompt": each} for each in prompts], step, dtype, tensor_parallel_size)

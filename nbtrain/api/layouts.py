@@ -23,7 +23,7 @@ def search(
     top: int = 10,
     batch: int = 1024,
 ) -> "FoundLayouts":
-    """Rank every valid layout of a model on some GPUs, by default the run's own, by time and headroom.
+    """Rank every valid layout of a model on some GPUs by time and memory headroom. Default: the run's GPUs.
 
     The number format is bf16 if the GPU supports it, unless an override sets precision.dtype. `batch` is the
     global batch size for a shape; a run has its own. `.use(1, "run.yaml")` writes the run YAML of the first
@@ -49,8 +49,8 @@ def what_if(
 ) -> "WhatIfPage":
     """Show sliders and choices for a run's layout that snap to valid values and redraw memory and time.
 
-    The first line says whether the layout fits, its time and its disk space. The button writes it as a run
-    YAML.
+    The first line says whether the layout fits, its time and its disk space. The button writes the
+    layout as a run YAML.
     """
     from nbtrain.lab.widgets.what_if import WhatIfPage
     from nbtrain.planner.search.what_if import what_if as start
@@ -86,6 +86,6 @@ def _machines(
 ) -> tuple[int | None, int | None, str | None]:
     return (
         whole_or_none("gpus", gpus, "the run's own GPUs"),
-        whole_or_none("gpus_per_node", gpus_per_node, "as many as a machine of the run has"),
+        whole_or_none("gpus_per_node", gpus_per_node, "the run's own number per machine"),
         None if gpu_type is None else text("gpu_type", gpu_type),
     )

@@ -30,10 +30,10 @@ def export(
     max_shard_bytes: int | None = None,
     overrides: Overrides = None,
 ) -> Union["ExportedModel", "Exported"]:
-    """Write a run's model for other programs, from its newest complete checkpoint or the one of `step`.
+    """Write a run's model for other programs, from the newest checkpoint or the checkpoint of `step`.
 
-    Step 0 is the model that `init_from` names, before any training. Without `folder`, the model goes to a new
-    folder in the run's directory, export/step<N>-<to>.
+    The checkpoint must be complete. Step 0 is the model that `init_from` names, before training. Without
+    `folder`, the model goes to a new folder in the run's directory, export/step<N>-<to>.
 
     `to` is one of these targets:
 
@@ -43,9 +43,9 @@ def export(
         gguf            one file for llama.cpp
         peft            a folder with the adapters of a run with `lora`
 
-    For the two single files, `folder` is the file. The written model is compared with the run before it
-    appears. `dtype` is fp32 (the master weights), bf16 or fp16; None is the format that the run computed
-    with.
+    For the two single-file targets, `folder` is the file. The written model is compared with the run before
+    it is moved to this path. `dtype` is fp32 (the master weights), bf16 or fp16; None is the format that the
+    run computed in.
 
     With "megatron-lm", "megatron-deepspeed" (each with @VERSION) or "deepspeed", the run's settings with
     `overrides` are written as flags or JSON; a cell shows the text.
@@ -77,9 +77,7 @@ def export_weights(
             f"-o is for flags and JSON; name the folder after the run: `nbtrain export RUN {output}`."
         )
     if len(folders) > 1:
-        raise ConfigError(
-            f"an export writes one folder, and {len(folders)} are named: {', '.join(map(str, folders))}."
-        )
+        raise ConfigError(f"name one folder to write, not {len(folders)}: {', '.join(map(str, folders))}.")
     if folders and (not isinstance(folders[0], str | Path) or not str(folders[0]).strip()):
         raise misused("folder", folders[0], "the path of a folder to write")
     step = whole_or_none("step", step, "the newest checkpoint")
@@ -105,13 +103,13 @@ def refuse_weights_options(to: object, folders: list[Any], given: dict[str, Any]
     if not isinstance(to, str):
         raise ConfigError(f"to = {to!r} must be one of {', '.join(known)}.")
     if to.partition("@")[0] not in known:
-        raise ConfigError(f"{to}: no such target; known: {', '.join(known)}.{nearest(to, known)}")
+        raise ConfigError(f"{to}: no such target. The targets are {', '.join(known)}.{nearest(to, known)}")
     names = [f"{name} (--{name.replace('_', '-')})" for name, value in given.items() if value is not None]
     if names or folders:
         what = ", ".join([*names, *map(str, folders)])
         raise ConfigError(
-            f"{what}: is only for an export of a run's weights, and {to} is a text with settings. Name the "
-            "text's file with -o, or in Python with .write(path)."
+            f"{what}: only for exports of a run's weights, and {to} writes the run's settings as text. Name "
+            "the text's file with -o, or in Python with .write(path)."
         )
 
 
@@ -140,12 +138,12 @@ def import_model(
 ) -> "ImportedModel":
     """Create a run that starts from a model's folder: write its run YAML and import its tokenizer.
 
-    `source` is a folder with config.json and safetensors, a consolidated file, hf://ORGANISATION/MODEL, which
-    huggingface_hub fetches, or a checkpoint tree of Megatron. `onto` is the run whose data, batch, schedule
-    and layout are used; `path` is the YAML, by default NAME.yaml. For a tree of Megatron-DeepSpeed,
-    `qkv_order` is "groups" or "thirds"; without it, the order with the lower loss on the file `text` is used.
-    A cell shows what was found. Every tensor is checked first. If one is missing, damaged or not known,
-    nothing is written.
+    `source` is a folder with config.json and safetensors, a consolidated file, hf://ORGANIZATION/MODEL, which
+    huggingface_hub downloads, or a Megatron checkpoint folder. `onto` is the run whose data, batch, schedule
+    and layout are used; `path` is the YAML to write, by default NAME.yaml. For a Megatron-DeepSpeed
+    checkpoint, `qkv_order` is "groups" or "thirds"; without it, the order with the lower loss on the file
+    `text` is used. A cell shows what was found. Every tensor is checked first: if a tensor is missing,
+    damaged or unknown, nothing is written.
     """
     from nbtrain.exchange.import_model import import_model as make
 

@@ -16,27 +16,27 @@ if TYPE_CHECKING:
 class NotLaunched(Result):
     """A run that was not submitted, because it needs more than this machine has or because of a dry run.
 
-    A notebook cell shows the reason. `shortages` lists the missing resources in numbers, or placeholders and
-    what to set instead. `command` starts the run once it has them. `request` is the text that would be sent
-    to Slurm or Kubernetes, or started on hosts; "" on this machine.
+    A notebook cell shows the reason. `shortages` lists the missing resources with numbers, or the
+    placeholders and what to replace them with. `command` starts the run once these are available. `request`
+    is the text that would be sent to Slurm or Kubernetes, or started on hosts; "" on this machine.
     """
 
     is_launched = False
-    """Whether there is a job. A Run has True here, and can be used for texts."""
+    """Whether a job was started: False. For a Run it is True, and a notebook can then generate text."""
 
     def __init__(self, config: RunConfig, shortages: list[str], command: str, request: str = ""):
         self.config, self.shortages, self.command, self.request = config, shortages, command, request
         kind = config.backend.kind
-        self._why, self._where = "a dry run", "To launch it"
+        self._why, self._where = "this is a dry run", "To launch it, run"
         if placeholders_of(config):
             self._why = f"backend {kind} needs settings that the run does not have"
-            self._where = "To launch it, set them"
+            self._where = "To launch it, set them and run"
         elif shortages and kind == "local":
-            self._why, self._where = "this machine is too small", "On a larger machine"
+            self._why, self._where = "this machine is too small", "On a larger machine, run"
         elif shortages:
-            self._why, self._where = f"backend {kind} cannot start it from here", "Where it can"
+            self._why, self._where = f"backend {kind} cannot start it from here", "Where it can, run"
         if kind == "local" and config.resources.nodes > 1:
-            self._where = "Once that is changed"
+            self._where = "After changing that, run"
         self._heading = f"What would be {'started' if kind == 'hosts' else 'submitted'}"
 
     def as_report(self) -> Report:
@@ -77,7 +77,7 @@ class NotLaunched(Result):
 
 
 def not_launched(config: RunConfig, shortages: list[str]) -> NotLaunched:
-    """Return a NotLaunched for these shortages, or for a dry run; placeholders are listed first."""
+    """Return a NotLaunched for these shortages, or for a dry run. It lists placeholders first."""
     from nbtrain.jobs.submission.dry_run import request_text
 
     shortages = [finding.text for finding in placeholders_of(config)] + shortages

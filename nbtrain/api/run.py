@@ -1,4 +1,4 @@
-"""The class Run: a run in a notebook, with its state, logs, curves and actions, and the wait for its end."""
+"""The class Run: a run in a notebook, with its state, logs, curves and actions, and waiting for its end."""
 
 import functools
 import sys
@@ -40,7 +40,7 @@ WAIT_LINE_SECONDS = 10.0
 
 
 def _status(job: JobDir) -> tuple[str, str | None]:
-    """Return (state, cause). The scheduler is asked again if its last answer is old."""
+    """Return a job's (state, cause). Queries the scheduler if its last response is old."""
     from nbtrain.jobs.attempt.backend import status_of
 
     return status_of(job)
@@ -52,7 +52,7 @@ class Run:
     Every property reads the files in output/<run>/ again; a Run object keeps nothing open.
     """
 
-    is_launched = True  # False for a NotLaunched, which nb.launch returns for a run that it cannot start
+    is_launched = True  # It is False in NotLaunched, which nb.launch returns for a run that it cannot start.
 
     def __init__(self, directory: RunDir):
         self.directory, self._stopped = directory, ""
@@ -76,7 +76,7 @@ class Run:
         """The newest job. Raises JobError if no job was ever submitted."""
         job = self.directory.newest_job()
         if job is None:
-            raise JobError(f"{display(self.directory.path)} holds no job yet; nb.submit starts one.")
+            raise JobError(f"{display(self.directory.path)} has no job yet: start one with nb.submit.")
         return job
 
     @property
@@ -91,8 +91,8 @@ class Run:
 
     @property
     def unfinished(self) -> str | None:
-        """A message on how to continue, if the newest job ended before the run's last step, or evaluated it
-        before that step; otherwise None.
+        """A message that says how to continue, if the newest job ended before the run's last step or only
+        evaluated an earlier step; otherwise None.
         """
         from nbtrain.monitor.status.status_records import read_status
         from nbtrain.monitor.status.steps_left import has_steps_left
@@ -110,7 +110,7 @@ class Run:
         made = f"{status.step or 0:,} of {steps}"
         return (
             f"{self.name} {ended} after {made}: plots and texts are from an unfinished run. "
-            f"`nbtrain resume {self.name}` continues it."
+            f"`nbtrain resume {self.name}` continues the run."
         )
 
     @property
@@ -123,9 +123,9 @@ class Run:
     def wait(self, timeout_seconds: float | None = None, say: Callable[[str], None] | None = None) -> "Run":
         """Wait for the newest job's end, and print progress when it changes, at most every 10 s.
 
-        The first line says what a resume restored; `say` replaces print. Raises JobFailed, with the cause and
-        the end of the log, if the job ended in FAILED or LOST, and JobError if `timeout_seconds` passed
-        before (the job continues).
+        After a resume, the first line says what was restored. `say` replaces print. Raises JobFailed, with
+        the cause and the end of the log, if the job ended as FAILED or LOST, and JobError if it has not ended
+        after `timeout_seconds` (the job continues).
         """
         from nbtrain.lab.engine_watch import look_after
 
@@ -156,7 +156,7 @@ class Run:
             panel.finish_pictures(self.view)
         if self.state in jobstate.FAILURES:
             raise JobFailed(self.failure())
-        # An evaluation before the last step has ended as it should.
+        # An evaluation of an earlier step has succeeded, although the run has steps left.
         self._stopped = "" if self.state == jobstate.SUCCEEDED else self.unfinished or ""
         if waited and self._stopped:
             say(self._stopped)
@@ -165,8 +165,8 @@ class Run:
     def _say_resume(
         self, said: ResumeCertificate | None, say: Callable[[str], None]
     ) -> ResumeCertificate | None:
-        """Report what the newest attempt restored from its checkpoint, unless it equals `said`. Return the
-        report.
+        """Print what the newest attempt restored from its checkpoint, unless that equals `said`. Return the
+        record of it, or None if nothing was restored.
         """
         from nbtrain.base.printing.report import Report
         from nbtrain.monitor.run.status_text import resume_report
@@ -222,9 +222,7 @@ class Run:
 
     @property
     def failed_rank(self) -> int | str:
-        """Return the rank that failed first in the newest job; 0 if none is known, "supervisor" if no rank
-        started.
-        """
+        """Rank that failed first in the newest job; 0 if it is not known, "supervisor" if no rank started."""
         from nbtrain.monitor.logs.tracebacks import failed_rank
 
         return failed_rank(self.job)
@@ -270,9 +268,10 @@ class Run:
         job_id: str | None = None,
         attempt: int | None = None,
     ) -> list[str]:
-        """Return the last lines of a log of the newest job: of a rank, or of "supervisor" or "node0".
+        """Return the last lines of the log of a rank, of "supervisor" or of a machine such as "node0".
 
-        `attempt` is an earlier attempt of the job, counted from 0, whose log of the rank is read.
+        `job_id` selects a job, by default the newest. `attempt` selects an earlier attempt of a rank, counted
+        from 0.
         """
         from nbtrain.jobs.attempt.backend import reader_of_job
         from nbtrain.monitor.logs.logs import log_of_attempt, tail_lines
@@ -286,7 +285,9 @@ class Run:
         if attempt is None:
             return reader_of_job(job).logs(job, rank, lines)
         if isinstance(rank, str):
-            raise ConfigError(f"attempt = {attempt}: only ranks have a log for each attempt; {rank} has one.")
+            raise ConfigError(
+                f"attempt = {attempt}: only ranks have a log per attempt; {rank} has a single log."
+            )
         return tail_lines(log_of_attempt(job, rank, whole_number("attempt", attempt)), lines)
 
     def follow(self, rank: int | str = 0) -> Iterator[str]:
@@ -306,7 +307,7 @@ class Run:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """Return the newest job's events, oldest first: {"time", "writer", "kind", "message", ...}."""
+        """The newest job's events, oldest first: {"time", "writer", "kind", "message", ...}."""
         from nbtrain.jobs.attempt.backend import reader_of_job
 
         return reader_of_job(self.job).events(self.job)
@@ -320,20 +321,19 @@ class Run:
     stop = cancel
 
     def save(self, wait_seconds: float | None = None) -> int | None:
-        """Ask the newest job for a checkpoint. With `wait_seconds`, wait for it and return its step.
+        """Make the newest job save a checkpoint. With `wait_seconds`, wait for it and return its step.
 
-        The job continues. Raises JobError if the job is not active, saves nothing, or has not saved in that
-        time.
+        Without `wait_seconds`, returns None at once. The job continues. Raises JobError if the job is not
+        active, cannot save, or has not saved in that time.
         """
         from nbtrain.jobs.control.control import request_save
 
         return request_save(self.job, None if wait_seconds is None else number("wait_seconds", wait_seconds))
 
     def clean(self, yes: bool = False) -> list[str]:
-        """List the leftovers of killed jobs: processes, temporary files, incomplete checkpoints. `yes`
-        removes them.
+        """List leftovers of killed jobs: processes, temporary files and incomplete checkpoints.
 
-        Raises JobError while a job is active.
+        With `yes`, they are removed. Raises JobError while a job is active.
         """
         from nbtrain.jobs.control.control import clean
 
@@ -370,7 +370,7 @@ class Run:
         change_notes(self.directory, notes=text_of("text", text))
 
     def archive(self, archived: bool = True) -> None:
-        """Hide the run from `nbtrain runs` and nb.runs(), or show it again with False. Its files are kept."""
+        """Hide the run from `nbtrain runs` and nb.runs(), or list it again with False. Its files are kept."""
         from nbtrain.monitor.status.notes import change_notes
 
         change_notes(self.directory, archived=archived)
@@ -411,7 +411,7 @@ class Run:
         return clone(self.directory, name, overrides)
 
     def certificate(self) -> "RunCertificate":
-        """Return the certificate: hashes of all that the run depends on, and the numbers of its steps."""
+        """Return the certificate: hashes of what the run depends on, its losses and its gradient norms."""
         from nbtrain.monitor.run.certificate import make_certificate
 
         return make_certificate(self.directory)
@@ -421,9 +421,9 @@ class Run:
     ) -> "Reproduction":
         """Train some steps again, as the run NAME-reproduced, and compare them with the run bit for bit.
 
-        `steps` (A, B) are the steps after A up to B, by default those after the last checkpoint but one. A
-        difference does not raise; it is in the result. Raises ConfigError, CheckpointError, DataError and
-        JobFailed.
+        `steps` is (A, B) for the steps after A up to B; the default is the steps after the second-to-last
+        checkpoint. A difference raises no error; the result reports it. Raises ConfigError, CheckpointError,
+        DataError and JobFailed.
         """
         from nbtrain.proof.reproduce import reproduce
 
@@ -442,7 +442,7 @@ class Run:
         from nbtrain.jobs.control.delete import delete, survey
 
         if not yes:
-            return f"{survey(self.directory, force)}\nNothing was deleted; yes=True deletes it."
+            return f"{survey(self.directory, force)}\nNothing was deleted. Pass yes=True to delete the run."
         return f"{delete(self.directory, force)}\nDeleted."
 
     def curves(self) -> Any:
@@ -466,7 +466,7 @@ class Run:
     def job_page(self, job_id: str | None = None) -> "JobDescription":
         """Return basic facts, conditions, events, replicas and resources of a job, by default the newest.
 
-        It prints like `nbtrain job`; to_dict() returns JSON with the curves.
+        The result prints like the output of `nbtrain job`; its to_dict() returns JSON with the curves.
         """
         from nbtrain.monitor.job.job_records import describe_job
 
@@ -479,17 +479,13 @@ class Run:
         return usage_figure(self.job_page(job_id))
 
     def profile(self) -> "Profiles":
-        """Return the profiler's results, which a cell shows as pictures. Raises DataError if no step was
-        profiled.
-        """
+        """Return the profiler's results; a cell shows pictures. Raises DataError if no step was profiled."""
         from nbtrain.monitor.run.profiles import profiles
 
         return profiles(self.directory)
 
     def summary(self) -> dict[str, Any]:
-        """The content of summary.json, which is written at the end of each job; empty before the first job
-        ends.
-        """
+        """Return the content of summary.json, which a job writes at its end; {} before the first job ends."""
         from nbtrain.base import files
 
         return files.read_json(self.directory.summary_json) or {}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def serve(run: RunLike, port: int = 0, step: int | None = None, **options: Any) -> "Server":
-    """Start a server for the newest checkpoint or the one of `step`, and wait until it answers.
+    """Start a server for the newest checkpoint or the checkpoint of `step`, and wait until it responds.
 
     A cell shows its base_url and api_key, which any OpenAI client accepts. The server ends with `.stop()`,
     and together with this kernel. port 0 selects a free port. `options` are the options of `nbtrain serve`,
@@ -32,7 +32,7 @@ def serve(run: RunLike, port: int = 0, step: int | None = None, **options: Any) 
     try:
         asked = ServeOptions(run=folder, port=port, step=step, **options)
     except TypeError:
-        # A comparison with a value of another type.
+        # ServeOptions compared a value with a number, and the value has another type.
         raise ConfigError(
             f"{options | {'port': port, 'step': step}}: an option has a value of the wrong type."
         ) from None

@@ -8,7 +8,7 @@ class ShownRuns(RunList):
     """The list of runs that nb.runs() returns. The widgets are imported when a cell shows it."""
 
     everything = False
-    """Whether the list is unfiltered: then the live table shows new runs too."""
+    """Whether the list is unfiltered. If so, the live table also shows runs that are created later."""
     archived = False
     """Whether archived runs are included."""
 

@@ -1,4 +1,4 @@
-"""The function nb.sweep: plan, run and show a sweep."""
+"""The function nb.sweep: plans, trains and shows a sweep."""
 
 from collections.abc import Mapping
 from os import PathLike
@@ -22,13 +22,13 @@ def sweep(
     at_once: int | None = None,
     again: bool = False,
 ) -> "SweepPlan | SweepResults":
-    """Run every run of a sweep to its end, and return the results: table, best setting, curves.
+    """Train every run of a sweep to its end, and return the results: table, best setting, curves.
 
-    `file` is a sweep's YAML (docs/sweeps.md), or its contents as a mapping. Calling it again continues: runs
-    that have ended stay, and lost ones are resumed. `dry_run` returns the plan of all runs instead and starts
-    nothing. `at_once` replaces the file's number of active runs, and `again` resumes each failed or cancelled
-    run once, and each that was evaluated before its last step. Raises ConfigError for mistakes in the file
-    and for limits that the plan exceeds.
+    `file` is a sweep's YAML (docs/sweeps.md), or its contents as a mapping. Calling nb.sweep again continues
+    the sweep: runs that have ended are kept, and lost runs are resumed. `dry_run` returns the plan of all
+    runs instead and starts nothing. `at_once` is the maximum number of active runs and replaces the file's.
+    `again` resumes each failed or cancelled run once, and each run that was evaluated before its last step.
+    Raises ConfigError for mistakes in the file and for limits that the plan exceeds.
     """
     from nbtrain.jobs.sweep.drive import drive
     from nbtrain.jobs.sweep.results import sweep_results, write_page
@@ -38,10 +38,12 @@ def sweep(
     if not isinstance(file, str | PathLike | Mapping):
         raise misused("file", file, 'the path of a sweep\'s YAML, e.g. "sweep.yaml", or its contents')
     if at_once is not None and (isinstance(at_once, bool) or not isinstance(at_once, int) or at_once < 1):
-        raise misused("at_once", at_once, "a whole number from 1 on")
+        raise misused("at_once", at_once, "a whole number of at least 1")
     path = write_sweep(file) if isinstance(file, Mapping) else existing_path(file)
     if not path.is_file():
-        raise ConfigError(f"{file}: there is no such file. A sweep is a YAML; docs/sweeps.md shows one.")
+        raise ConfigError(
+            f"{file}: there is no such file. A sweep is a YAML file; docs/sweeps.md shows an example."
+        )
     read = read_sweep(path)
     planned = plan_sweep(read, at_once)
     if dry_run:
@@ -59,7 +61,7 @@ def sweep(
 
 
 def sweep_status(name: str) -> "SweepResults":
-    """Return the results of a sweep so far, by its name or its file.
+    """Return the results so far of a sweep, given its name or its file.
 
     Raises JobError if the sweep was not started.
     """
@@ -71,8 +73,8 @@ def sweep_status(name: str) -> "SweepResults":
 
 
 def _prepare(run: "SweepRun") -> None:
-    """Prepare the data of a run; runs with the same data share it. Raises SubmitError for a run that cannot
-    start, whatever its data is.
+    """Prepare a run's data, which runs with the same data share. Raises SubmitError if the run could not
+    start even with its data.
     """
     from nbtrain.config.code_file import defines
     from nbtrain.dataset.prepare.prepare import prepare

@@ -1,4 +1,4 @@
-"""The result of a twin: `nb.twin(...)`, and notebooks 03 and 06 with mode = "twin"."""
+"""The result of a twin, from `nb.twin(...)` and from notebooks 03 and 06 with mode = "twin"."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TwinRun(Result):
-    """The result of a run's twin: the table of its checks; a cell also shows the curves."""
+    """The result of a run's twin: a table of its checks; a cell also shows the curves."""
 
     def __init__(self, report: "TwinReport"):
         self._report = report
@@ -35,7 +35,7 @@ class TwinRun(Result):
         return open_run(self._report.twin)
 
     def wait_if(self, wait: str) -> None:
-        """Return at once. Raises JobFailed if a check failed, so that a notebook's batch job fails too."""
+        """Return at once. Raises JobFailed if a check failed, so that the notebook fails too."""
         wait_wanted(wait)
         if not self.passed:
             raise JobFailed(str(self))

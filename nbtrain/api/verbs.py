@@ -1,4 +1,4 @@
-"""The functions of `import nbtrain as nb`, each a few lines that call the notebook side.
+"""The functions of `import nbtrain as nb`, each a few lines that call other modules.
 
 config = nb.load("gpt-tiny")
 nb.prepare(config)
@@ -101,9 +101,9 @@ def new(
 
     `texts` are files, folders and patterns: .txt, .md, .jsonl, .json, .parquet, also compressed, and dataset
     folders of Hugging Face. Vocabulary, size and number of steps are chosen for this machine, or for `gpus`
-    of `gpu_type`; `minutes` limits the training, by default to 4 on CPUs. Conversations and instructions
-    become a fine-tuning of the run `init_from`. Raises DataError for text that cannot be read or is too
-    short.
+    of `gpu_type`; `minutes` limits the training time, by default to 4 on CPUs. Conversations and instructions
+    make it a fine-tuning run that starts from the run `init_from`. Raises DataError for text that cannot be
+    read or is too short.
     """
     from nbtrain.jobs.new_run import write_new_run
 
@@ -112,7 +112,7 @@ def new(
 
 
 def prepare(run: RunLike, overrides: Overrides = None, force: bool = False) -> "PrepareReport":
-    """Prepare the tokenizer, .bin/.idx and indices of a run where missing, and report the reasons."""
+    """Make a run's tokenizer, .bin/.idx and sample indices, if missing or outdated, and report why."""
     from nbtrain.dataset.prepare.prepare import prepare as prepare_data
 
     return prepare_data(load(run, overrides), force=force)
@@ -157,9 +157,9 @@ def calibrate(
 ) -> "Calibrated | CalibratedNetwork":
     """Measure this machine's device, memory, disk and collectives in at most `seconds`, for later plans.
 
-    With `network`, a run on several machines, measure all-reduce and all-gather between them instead, by a
-    job of the run's backend. A cell shows the result as a table; `.picture()` draws it. The default is 180
-    seconds, and 60 with `network`.
+    With `network`, a run on several machines, measure all-reduce and all-gather between its machines instead,
+    in a job on the run's backend. A cell shows the result as a table; `.picture()` draws it. The default is
+    180 seconds, and 60 with `network`.
     """
     if network is not None:
         from nbtrain.jobs.calibration.calibrate_network import DEFAULT_SECONDS as USUAL
@@ -169,7 +169,7 @@ def calibrate(
             load(network, overrides), number("seconds", USUAL if seconds is None else seconds)
         )
     if overrides:
-        raise ConfigError("overrides are settings of a run: name the run with network=.")
+        raise ConfigError("overrides are settings of a run: name that run with network=.")
     from nbtrain.jobs.calibration.calibrate import DEFAULT_SECONDS
     from nbtrain.jobs.calibration.calibrate import calibrate as measure
 
@@ -179,8 +179,8 @@ def calibrate(
 def twin(run: RunLike, overrides: Overrides = None, submitted: bool = False) -> TwinRun:
     """Train a small run of the same layout on this machine's CPU: data, steps, checkpoint, resume, export.
 
-    With `submitted`, its first run starts as a job does, through checks and supervisor. A failed
-    check does not raise here; it is in the TwinRun, whose wait_if() raises.
+    With `submitted`, the twin's first run is submitted as a job, with its checks and its supervisor. A failed
+    check raises no error here: the TwinRun reports it, and its wait_if() raises JobFailed.
     """
     from nbtrain.proof.prove import run_twin
 
@@ -235,13 +235,13 @@ def submit(
 ) -> Run | NotLaunched | Path:
     """Start a run as a detached job, join it if it is active, or resume it if it ended early.
 
-    A run that was trained to its end is refused. With finished="open" it is opened instead, if it has the
-    settings of one of its jobs, so that a notebook can be run twice. If the machine is too small, SubmitError
-    is raised. With too_small="explain" a NotLaunched is returned instead, unless there is also a mistake to
-    fix. Missing data is refused; with prepared=False it is prepared first. `dry_run` names a file for Slurm's
-    batch script, the Kubernetes manifest or the commands for hosts, and nothing is submitted. The file of
-    `code` is tried with one step of a two-layer model first, if torch is installed here; try_code=False omits
-    that.
+    A run that was trained to its end is refused with SubmitError. With finished="open" it is opened instead,
+    if `run` has the settings of one of its jobs, so that a notebook can be run twice. A machine that is too
+    small is refused too; with too_small="explain", a NotLaunched is returned instead, unless something else
+    is also wrong. Missing data is refused; with prepared=False, it is prepared first. With `dry_run`, nothing
+    is submitted: Slurm's batch script, the Kubernetes manifest or the commands for hosts are written to this
+    file. If torch is installed here, the run's own Python file (`code`) is first tried with one step of a
+    two-layer model, unless try_code=False.
     """
     from nbtrain.jobs.checks.existing_run import is_not_finished, refuse_submission, was_trained_with
     from nbtrain.jobs.queue.after_boot import start_after_boot
@@ -263,13 +263,13 @@ def submit(
     if directory.exists() and directory.newest_job():
         existing = Run(directory)
         is_opened = finished == "open" and existing.state == jobstate.SUCCEEDED
-        # After an evaluation before the last step, mode: full trains on.
+        # If the job only evaluated an earlier step, mode: full continues training.
         if is_opened and (config.mode != "full" or read_run(directory).finished_config is not None):
             if was_trained_with(directory, config):
                 return _noted(existing)
             refuse_submission(read_request(config), is_not_finished)
         if existing.state in jobstate.ACTIVE:
-            # An active job has passed these checks, and holds the memory that they would look for.
+            # An active job has already passed these checks, and uses the memory that they would look for.
             return _noted(Run(submit_job(config).run))
     try:
         if not prepared and not defines(config, "dataset"):
@@ -284,7 +284,7 @@ def submit(
 
 
 def _noted(run: Run) -> Run:
-    """Leave the record of a run in the notebook that runs this call, if there is one."""
+    """Store the record of a run in the notebook that this call runs in, if any. Return the run."""
     from nbtrain.lab.widgets.record import note_record
 
     note_record(run.directory)
@@ -294,10 +294,10 @@ def _noted(run: Run) -> Run:
 def launch(run: RunLike, mode: str = "full", dry_run: bool = False) -> Run | NotLaunched | TwinRun:
     """Submit the run (mode "full") or train its twin ("twin"), as notebooks 03 and 06 do.
 
-    An active run is joined, and a finished one is opened. If this machine is too small or cannot reach the
-    backend's scheduler, NotLaunched explains it and has the files that the scheduler would receive. `dry_run`
-    submits nothing, and neither does a run with placeholders (`load`); with mode "twin", which trains here,
-    it raises ConfigError.
+    An active run is joined, and a finished run is opened. If this machine is too small or cannot reach the
+    backend's scheduler, the result is a NotLaunched with the reason and the text that the scheduler would
+    receive. Nothing is submitted either with `dry_run`, or if the run has placeholders (see nb.load).
+    `dry_run` with mode "twin" raises ConfigError, because a twin trains here.
     """
     if mode not in ("full", "twin"):
         raise ConfigError(
@@ -316,7 +316,7 @@ def launch(run: RunLike, mode: str = "full", dry_run: bool = False) -> Run | Not
 
     config = load(run)
     if dry_run or placeholders_of(config):
-        # Reasons why this machine cannot run it; no scheduler is asked.
+        # Only checks of this machine: no scheduler is queried.
         here = preflight(read_launch(config)) if config.backend.kind == "local" else []
         return not_launched(config, [str(problem) for problem in here if problem.lacks == "resource"])
     return submit(run, finished="open", too_small="explain", prepared=False)
@@ -348,10 +348,10 @@ def runs(
 
 
 def queue(name: str = "", restart: bool = False) -> "QueueList":
-    """List jobs that hold devices of this machine or wait for them, in order, filtered by part of a name.
+    """List jobs that hold or wait for this machine's devices, in order, filtered by a part of the name.
 
-    With `restart`, jobs whose supervisor was killed, or lost in a reboot, start again first.
-    `run.queue(priority=...)` changes the place of one run.
+    With `restart`, jobs whose supervisor was killed or lost in a reboot are first started again.
+    `run.queue(priority=...)` changes a run's position in the queue.
     """
     from nbtrain.jobs.machine.queue_folder import Queue
     from nbtrain.jobs.queue.listing import list_queue
@@ -381,7 +381,7 @@ def tensorboard(run: RunLike | None = None) -> "TensorBoardPanel":
 
 
 def data_card(data: "str | RunConfig | Run", tokenizer: str | None = None) -> "DataCard | BlendCard":
-    """Return the data card of a dataset, named by its run, its own name or the prefix of any .bin/.idx.
+    """Return the data card of a dataset, given by its run, its name or the prefix of any .bin/.idx pair.
 
     In a live notebook you can browse its documents. `tokenizer` is the name or path of the tokenizer that
     decodes them; None uses the tokenizer of the dataset's manifest.
@@ -422,8 +422,8 @@ def _data_of(data: "str | RunConfig | Run") -> "str | os.PathLike[str] | RunConf
 def baselines(run: RunLike, too_small: str = "refuse") -> "Baselines | NoBaselines":
     """Return the losses that a run's model should beat: unigram and bigram counts on its validation tokens.
 
-    Raises DataError for data that is not prepared, too short or a blend. With too_small="explain", the last
-    two return a NoBaselines with the reason instead.
+    Raises DataError for data that is not prepared, too short or a blend. With too_small="explain", the result
+    for short data and blends is a NoBaselines with the reason instead.
     """
     from nbtrain.dataset.views.baselines import baselines as of_config
 
@@ -446,7 +446,7 @@ def plan_picture(run: "RunLike | Plan") -> Any:
 
 
 def deepspeed_config(run: "RunLike") -> dict[str, Any]:
-    """Return DeepSpeed's configuration of a run, derived from the run YAML and never written by hand."""
+    """Return the DeepSpeed configuration of a run, which is derived from the run YAML."""
     from nbtrain.config.deepspeed.ds_config import deepspeed_config as derive
 
     return derive(load(run))

@@ -1,8 +1,7 @@
-"""The entry point of the command line. It finds the verb, turns errors into exit codes, and survives a closed
-pipe.
+"""The command line's entry point: finds the verb, turns errors into exit codes, and handles a closed pipe.
 
-`nbtrain help` lists the verbs (cli/verb_table.py). The module of a verb is loaded when the verb is used; it
-calls the function that notebooks call.
+`nbtrain help` lists the verbs (cli/verb_table.py). A verb's module is imported when the verb is used. It
+calls the same functions that notebooks call.
 """
 
 import argparse
@@ -22,11 +21,11 @@ from nbtrain.cli.verb_table import ALIASES, VERBS, common_verbs, unknown_verb
 from nbtrain.cli.verbs import Parser, TopVerbs, is_override
 
 GARBAGE_OBJECTS = 100_000
-"""Number of new objects after which Python searches for unused cycles. With Python's default of 700 objects,
-a tenth of a command's time is spent on that.
+"""Number of new objects after which Python collects cyclic garbage. With Python's default of 700 objects, a
+tenth of a command's time is spent on garbage collection.
 """
 NO_JOBS = ("queue", "cancel", "delete", "help", "completion", "schema")
-"""Verbs that do not first restart jobs which ended when the machine restarted."""
+"""Verbs that run without first restarting the jobs that a reboot of the machine ended."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,10 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     is_process = arguments is None
     if is_process:
         hear_signals()
-        # Modules are a hundred thousand objects that stay until the end.
+        # The loaded modules are about a hundred thousand objects, which live until the process ends.
         gc.set_threshold(GARBAGE_OBJECTS)
     words = sys.argv[1:] if arguments is None else list(arguments)
-    # A model's text, or a path that is not UTF-8, in a locale that lacks its characters.
+    # Generated text and paths that are not UTF-8 may contain characters that the locale's encoding lacks.
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -70,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show(f"{type(error).__name__}: {files.not_allowed(error)}", sys.stderr)
         return 1
     except OSError as error:
-        # A full disk, a folder without permission, a FILE that is a folder: the system's message says which.
+        # For example a full disk, or a FILE that is a folder: the system's message says which.
         show(f"{type(error).__name__}: {error}", sys.stderr)
         try:
             sys.stdout.flush()
@@ -79,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     finally:
         if is_process:
-            # The interpreter would look through all of them again before it exits.
+            # Otherwise the garbage collector would scan all of these objects again before the process exits.
             gc.freeze()
 
 
@@ -89,9 +88,9 @@ def _write_no_more() -> None:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Return the options of one call; unknown options of `lab` are passed to JupyterLab.
+    """Parse one command line and return its options; unknown options of `lab` are kept for JupyterLab.
 
-    argparse fills a list argument only up to the first flag, so words after a flag are added here.
+    argparse fills a list argument only up to the first flag, so this function adds the words after a flag.
     """
     word = ALIASES.get(words[0], words[0])
     if word not in VERBS and not word.startswith("-"):

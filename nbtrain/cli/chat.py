@@ -16,12 +16,13 @@ YOU, FORGET = "you> ", "/new"
 def add_verbs(under: Any) -> None:
     """Add the verb below `under`, the subparsers of nbtrain."""
     text = (
-        f"It uses the chat template of the run's data or of its tokenizer. {FORGET} begins another "
-        "conversation, Ctrl-C stops an answer, Ctrl-D ends. Messages may also come from a pipe, one per line."
+        f"Uses the chat template of the run's data or of its tokenizer. Type {FORGET} to begin another "
+        "conversation, press Ctrl-C to stop an answer and Ctrl-D to end the chat. Messages may also be piped "
+        "in, one per line."
     )
     parser = run_verb(under, "chat", chat, text, "nbtrain chat gpt-tiny-instructions")
     add_sampling(parser)
-    text = "Use this chat template, written as in a run YAML or in Jinja. Default: the run's own."
+    text = "File with the chat template to use, written as in a run YAML or in Jinja. Default: the run's own."
     parser.add_argument("--chat-template", metavar="FILE", help=text)
     add_loading(parser)
 
@@ -35,8 +36,8 @@ def chat(options: argparse.Namespace) -> None:
     loading = loading_of(run, options.step, options.dtype, options.tensor_parallel_size)
     with Conversation(loading, generation_of(options), options.chat_template) as conversation:
         show(
-            f"{run.name}, step {conversation.step:,}, seed {options.seed}. {FORGET} begins another "
-            "conversation, Ctrl-D ends.",
+            f"{run.name}, step {conversation.step:,}, seed {options.seed}. Type {FORGET} to begin "
+            "another conversation, and press Ctrl-D to end the chat.",
             sys.stderr,
         )
         if not conversation.has_template:

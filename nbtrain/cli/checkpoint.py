@@ -27,22 +27,24 @@ HEADS = ("step", "size", "layout", "validation loss", "state")
 
 def add_verbs(under: Any) -> None:
     """Add `checkpoint ...` below `under`, the subparsers of nbtrain."""
-    group = add_group(under, "checkpoint", "A run resumes in any layout without converting its checkpoints.")
+    group = add_group(
+        under, "checkpoint", "A run can resume in another layout without converting its checkpoints."
+    )
     text = (
-        "List step, size, layout and validation loss of each checkpoint, and whether its files are complete."
+        "List each checkpoint's step, size, layout and validation loss, and whether its files are complete."
     )
     add_json(run_verb(group, "list", list_checkpoints, text))
-    text = "Show what wrote a checkpoint, where the training was, and its files."
+    text = "Show a checkpoint's size, training progress, layout, parameters and the versions that wrote it."
     parser = run_verb(group, "inspect", inspect, text)
     add_step(parser)
     add_json(parser, "Print the manifest as JSON.")
-    text = "Read every file of the checkpoints and compare its SHA-256 with the manifest."
+    text = "Read every checkpoint file and compare its SHA-256 with the manifest."
     parser = run_verb(group, "verify", verify, text)
-    add_step(parser, "Verify only the checkpoint of step N.")
+    add_step(parser, "Verify only the checkpoint of step N. Default: all checkpoints.")
     text = "Write a checkpoint in DeepSpeed's universal format, for other tools."
     parser = run_verb(group, "universal", universal, text)
     add_step(parser)
-    text = "The new folder. Default: universal/global_step<N> in the run's folder."
+    text = "Folder to write. Default: universal/global_step<N> in the run's folder."
     parser.add_argument("--to", type=Path, metavar="DIR", help=text)
 
 
@@ -79,7 +81,7 @@ def _row(checkpoint: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _kept_on_nodes(run: "RunDir") -> list[dict[str, Any]]:
-    """Return the checkpoints that, by the run's record, are complete and only on the nodes' local disks."""
+    """Return the checkpoints that, by the run's records, are complete but exist only on the nodes' disks."""
     from nbtrain.base.run_directory.checkpoint_files import kept_on_nodes
     from nbtrain.base.run_directory.jobstate import SUCCEEDED
     from nbtrain.base.run_directory.observed_state import read_state
@@ -87,7 +89,7 @@ def _kept_on_nodes(run: "RunDir") -> list[dict[str, Any]]:
     from nbtrain.monitor.status.steps_left import has_steps_left
 
     job = run.newest_job()
-    # A finished run has no checkpoints there.
+    # A finished run has no checkpoints on the nodes' disks.
     state = read_state(job, time.time())[0] if job else None
     if not run.config_yaml.is_file() or (state == SUCCEEDED and not has_steps_left(run, state)):
         return []
@@ -135,10 +137,10 @@ def _on_nodes(run: "RunDir") -> str:
             )
             if start.torn:
                 does = "finds no complete checkpoint to continue from"
-            others = "" if len(save.hosts) == 1 else ", unless the other hosts have all of it"
+            others = "" if len(save.hosts) == 1 else ", unless the other hosts hold the complete checkpoint"
             return (
                 f"Step {save.step:,} was saved only on the disks of {', '.join(save.hosts)} "
-                f"(checkpoint.local_dir), and is no longer on this host, {host}: a resume {does}{others}."
+                f"(checkpoint.local_dir) and is no longer on this host, {host}. A resume {does}{others}."
             )
     words = on_nodes_words(run)
     return f"{words[0].upper()}{words[1:]}."
@@ -147,7 +149,7 @@ def _on_nodes(run: "RunDir") -> str:
 def summary(run: "RunDir", step: int) -> dict[str, Any]:
     """Return a checkpoint as `list --json` prints it; `problem` is None if its files have the right sizes.
 
-    `hosts` lists the machines if the checkpoint is only on their local disks.
+    `hosts` lists the machines if the checkpoint exists only on their local disks, and is empty otherwise.
     """
     from nbtrain.base.run_directory.checkpoint_files import checkpoint_problem, in_work
 
@@ -163,7 +165,7 @@ def summary(run: "RunDir", step: int) -> dict[str, Any]:
         "step": step,
         "bytes": _payload_bytes(folder),
         "layout": layout_text(known.get("layout") or {}),
-        # Only a loss that was measured at exactly this step.
+        # Show a loss only if it was measured at exactly this step.
         "validation_loss": known.get("validation_loss") if known.get("evaluated_step") == step else None,
         "problem": problem,
         "hosts": [],
@@ -171,8 +173,8 @@ def summary(run: "RunDir", step: int) -> dict[str, Any]:
 
 
 def _payload_bytes(folder: Path) -> int:
-    """Return the bytes of a checkpoint's files without the manifest. Files that a job removes meanwhile are
-    not counted.
+    """Return the total size in bytes of a checkpoint's files without the manifest. Files that a job removes
+    meanwhile are not counted.
     """
     total = 0
     for path in folder.rglob("*"):
@@ -196,7 +198,7 @@ def inspect(options: argparse.Namespace) -> None:
     run = run_of(options).directory
     step = newest_checkpoint_step(run) if options.step is None else options.step
     if step is None:
-        raise CheckpointError(f"{display(run.model)}: has no complete checkpoint yet: train the run first.")
+        raise CheckpointError(f"{display(run.model)} has no complete checkpoint yet: train the run first.")
     folder = run.checkpoint(step)
     if problem := checkpoint_problem(folder):
         raise CheckpointError(f"{display(folder)}: {problem}.")
@@ -230,7 +232,7 @@ def inspect(options: argparse.Namespace) -> None:
 
 
 def optimizer_text(parameters: dict[str, Any]) -> str:
-    """Return how many parameters each optimizer updates, by group, and the states that it stores for each."""
+    """Describe each optimizer: its states and, for each group, the number of parameters that it updates."""
     words = []
     for name, groups, kept in (
         ("Muon", ("matrices",), "momentum_buffer"),
@@ -258,7 +260,7 @@ def verify(options: argparse.Namespace) -> None:
     if not steps:
         which = "no checkpoint" if options.step is None else f"no checkpoint of step {options.step:,}"
         raise CheckpointError(
-            f"{display(run.model)} has {which}. `nbtrain checkpoint list {run.name}` lists them."
+            f"{display(run.model)} has {which}. Run `nbtrain checkpoint list {run.name}` to see what it has."
         )
     problems: dict[int, str | None] = {}
     described: dict[int, dict[str, Any]] = {}
@@ -288,7 +290,7 @@ def verify(options: argparse.Namespace) -> None:
     if bad := [step for step, problem in problems.items() if problem]:
         raise CheckpointError(
             f"{display(run.model)}: {len(bad)} of {amounts.counted(len(problems), 'checkpoint')} "
-            f"{'is' if len(bad) == 1 else 'are'} not valid; a resume uses the newest complete one."
+            f"{'is' if len(bad) == 1 else 'are'} not valid; a resume uses the newest complete checkpoint."
         )
 
 
@@ -317,7 +319,7 @@ def universal(options: argparse.Namespace) -> None:
 
 
 def _manifest(run: "RunDir", step: int) -> dict[str, Any]:
-    """Return the manifest of a checkpoint. Raises CheckpointError if the checkpoint has a problem."""
+    """Return the manifest of a checkpoint whose files were found to be complete."""
     manifest = files.read_json(run.checkpoint_manifest(step))
     assert isinstance(manifest, dict)
     return manifest

@@ -1,4 +1,4 @@
-"""The verb `code`: the Python file with functions of a run's own."""
+"""`nbtrain code`: show or start the Python file with a run's own functions."""
 
 import argparse
 from pathlib import Path
@@ -15,19 +15,20 @@ def add_verbs(under: Any) -> None:
         under,
         "code",
         code,
-        "Without --start, show the file of RUN, its functions and its problems.",
+        "Without --start, shows RUN's Python file with its functions and problems.",
         "nbtrain code gpt-tiny --start loss\nnbtrain code my-run",
     )
     text = (
-        f"Write a file with nbtrain's own functions of these names, separated by commas: {', '.join(HOOKS)}."
+        "Write a file with a copy of nbtrain's own functions, for you to change. NAMES is a comma-separated "
+        f"list of {', '.join(HOOKS)}."
     )
     complete(parser.add_argument("--start", metavar="NAMES", help=text), lambda **_: HOOKS)
-    text = "The file to write with --start."
+    text = "File that --start writes."
     parser.add_argument("-o", "--output", type=Path, default="my_code.py", metavar="FILE", help=text)
 
 
 def code(options: argparse.Namespace) -> int:
-    """Write a file with nbtrain's own functions, or show the file of a run."""
+    """Write a file with nbtrain's own functions, or show a run's file."""
     from nbtrain.api import verbs as api
     from nbtrain.jobs.code_start import describe_code, start_code
     from nbtrain.jobs.request.own_code import findings_of_code
@@ -38,7 +39,8 @@ def code(options: argparse.Namespace) -> int:
         path = start_code(names, options.output.absolute(), config)
         show(
             f"{path}: written with {', '.join(names)}. Add `code: {path.name}` to a run YAML in the same "
-            "folder; `nbtrain check` reads it, and `nbtrain submit` tries it."
+            "folder. `nbtrain check` then checks the file, and `nbtrain submit` tries it before the run "
+            "starts."
         )
         return 0
     show(describe_code(config))

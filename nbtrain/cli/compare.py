@@ -18,13 +18,16 @@ def add_verbs(under: Any) -> None:
         "",
         "nbtrain compare gpt-a gpt-b --picture curves.png\nnbtrain compare -l sweep=lr-study",
     )
-    text = "The names, folders or YAMLs of runs; of one run with --published. A picture shows at most 12."
+    text = (
+        "Names, folders or YAMLs of at least two runs; with --published, one is enough. A picture shows at "
+        "most 12."
+    )
     runs = parser.add_argument("runs", metavar="RUN", nargs="*", help=text)
     complete(runs, completers.runs)
     parser.set_defaults(more="runs")
-    text = "Compare the runs with these labels too, as `nbtrain runs -l` lists them: sweep=lr-study."
+    text = "Also compare the runs that `nbtrain runs -l RULES` lists, for example sweep=lr-study."
     parser.add_argument("-l", "--label", action="append", default=[], metavar="RULES", help=text)
-    text = "Add others' published figures as columns, from a YAML of names and figures."
+    text = "YAML with published results of other models, which become columns (docs/runs.md)."
     parser.add_argument("--published", type=Path, metavar="FILE", help=text)
     add_json(parser)
     add_picture(parser, "Also draw the curves to FILE")
@@ -45,11 +48,15 @@ def compare(options: argparse.Namespace) -> None:
         check_picture(options.picture)
     labelled = list_runs(wanted=run_filter(sort="name", label=options.label)) if options.label else []
     if not labelled and (options.label or not options.runs):
-        wanted = f"No run has the labels {', '.join(options.label)}." if options.label else "Name the runs."
-        raise ConfigError(f"{wanted} `nbtrain runs` lists them.")
+        wanted = (
+            f"No run has the labels {', '.join(options.label)}."
+            if options.label
+            else "Name the runs to compare."
+        )
+        raise ConfigError(f"{wanted} `nbtrain runs` lists all runs.")
     names = [*options.runs, *(status.name for status in labelled if status.name not in options.runs)]
     runs = [open_run(name).directory for name in names]
-    # First, so that a refusal does not follow the tables.
+    # Draw the picture first, so that an error is not printed below the tables.
     figure = comparison_figure(runs) if options.picture else None
     if options.picture and figure is None:
         raise DataError(f"{options.picture} is not written: none of these runs has a curve yet.")

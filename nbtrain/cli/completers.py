@@ -1,7 +1,8 @@
 """Completions for the shell: runs, examples, datasets, checkpoints, jobs, notebooks, keys and values.
 
 argcomplete calls these functions at each TAB with the typed `prefix` and the arguments parsed before. They
-have to answer at once, so nothing here imports the schema: keys and values come from its shipped JSON Schema.
+have to return at once, so nothing here imports the schema: keys and values come from the included JSON
+Schema.
 """
 
 import argparse
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def no_words(**_: Any) -> Iterable[str]:
-    """Return nothing, so that the shell completes the names of files."""
+    """Return no completions, so that the shell completes file names."""
     return ()
 
 
@@ -43,19 +44,19 @@ def datasets(prefix: str, **_: Any) -> list[str]:
 
 
 def steps(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    """Return the checkpoint steps of the run that was typed before."""
+    """Return the checkpoint steps of the run that was typed earlier on the line."""
     folder = run_folder(getattr(parsed_args, "run", None))
     return [str(step) for step in folder.checkpoint_steps()] if folder else []
 
 
 def jobs(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    """Return the job ids of the run that was typed before."""
+    """Return the job ids of the run that was typed earlier on the line."""
     folder = run_folder(getattr(parsed_args, "run", None))
     return folder.job_ids() if folder else []
 
 
 def run_folder(run: str | None) -> "RunDir | None":
-    """Return the directory of a run, given its name or folder."""
+    """Return the directory of a run, given its name or folder; None if there is no such run."""
     from nbtrain.base.run_directory.rundir import RunDir
 
     if not run:
@@ -65,7 +66,7 @@ def run_folder(run: str | None) -> "RunDir | None":
 
 
 def gpu_types(**_: Any) -> list[str]:
-    """Return the names in the device table."""
+    """Return the GPU names in the device table."""
     from nbtrain.config.arithmetic.devices import BY_NAME
 
     return list(BY_NAME)

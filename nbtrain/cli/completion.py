@@ -1,10 +1,10 @@
-"""Completion in the shell: answers a TAB, and `nbtrain completion` installs it.
+"""Completion in the shell: the words that TAB offers, and `nbtrain completion`, which helps to install it.
 
-    nbtrain completion                 the line that installs it for this shell
-    nbtrain completion bash            the shell code; also zsh and fish
+    nbtrain completion                 prints the line that installs completion for this shell
+    nbtrain completion bash            prints the shell code; also zsh and fish
 
-At each TAB the shell starts `nbtrain` with _ARGCOMPLETE set, and argcomplete answers from the parser and its
-completers. Only the module of the typed verb is loaded.
+At each TAB the shell starts `nbtrain` with _ARGCOMPLETE set, and argcomplete finds the words in the parser
+and its completers. Only the module of the typed verb is imported.
 """
 
 import argparse
@@ -21,7 +21,7 @@ SHELLS = {
     "zsh": ("~/.zshrc", 'autoload -U compinit && compinit; eval "$(nbtrain completion zsh)"'),
     "fish": ("~/.config/fish/config.fish", "nbtrain completion fish | source"),
 }
-"""{shell: (the file that it reads when it starts, the line to add)}"""
+"""{shell: (its startup file, the line to add to that file)}"""
 
 
 def add_verbs(under: Any) -> None:
@@ -30,17 +30,21 @@ def add_verbs(under: Any) -> None:
         under,
         "completion",
         completion,
-        "With SHELL, print the shell code to evaluate when the shell starts; without it, print the line that "
-        "installs it. After that, TAB completes verbs, options, runs, datasets, checkpoints and the keys and "
-        "values of key=value.",
+        "Without SHELL, prints the line that installs completion for your shell. With SHELL, prints the "
+        "shell code that this line evaluates. Once installed, TAB completes verbs, options, runs, datasets, "
+        "checkpoints and the keys and values of key=value.",
     )
     parser.add_argument(
-        "shell", metavar="SHELL", nargs="?", choices=tuple(SHELLS), help="One of bash, zsh and fish."
+        "shell",
+        metavar="SHELL",
+        nargs="?",
+        choices=tuple(SHELLS),
+        help="Name of the shell: bash, zsh or fish.",
     )
 
 
 def completion(options: argparse.Namespace) -> None:
-    """Print the shell code, or how to install it."""
+    """Print the shell code, or the line that installs it."""
     if options.shell is not None:
         from argcomplete.shell_integration import shellcode
 
@@ -52,7 +56,10 @@ def completion(options: argparse.Namespace) -> None:
     show(f"To complete nbtrain's verbs, runs and keys with TAB in {shell}, add this line to {file}:\n")
     print(f"  {line}")
     others = [f"`nbtrain completion {other}`" for other in SHELLS if other != shell]
-    show(f"\nFor this terminal alone, type it here. {' and '.join(others)} print the code for other shells.")
+    show(
+        "\nFor this terminal only, type the line here. "
+        f"{' and '.join(others)} print the code for other shells."
+    )
 
 
 def is_asked() -> bool:
@@ -61,7 +68,7 @@ def is_asked() -> bool:
 
 
 def typed_verb() -> str:
-    """Return the word after `nbtrain` in the line to complete, if another word follows it; else ""."""
+    """Return the verb on the line to complete if it is typed completely, with a space after it; else ""."""
     typed = os.environ.get("COMP_LINE", "")[: int(os.environ.get("COMP_POINT", "0"))]
     words = typed.split()
     is_complete = len(words) > 2 or (len(words) == 2 and typed[-1:].isspace())
@@ -69,9 +76,7 @@ def typed_verb() -> str:
 
 
 def answer_shell(parser: argparse.ArgumentParser) -> None:
-    """Answer the shell with completions from the parser; does not return. If there are none, bash completes
-    file names.
-    """
+    """Print the parser's completions for the shell and exit. If there are none, bash completes file names."""
     import argcomplete
 
     argcomplete.autocomplete(

@@ -18,26 +18,30 @@ from nbtrain.cli.output import show, show_json
 from nbtrain.cli.verbs import Parser, add_group, add_json, add_overrides, add_verb, complete, config_verb
 
 DATA_HELP = "A dataset's name, a run YAML, or the prefix of a .bin/.idx pair."
-FORCE_HELP = "Make everything again, even what is up to date."
+FORCE_HELP = "Repeat every step, even if its output is up to date."
 
 
 def add_verbs(under: Any) -> None:
     """Add `prepare` and `data ...` below `under`, the subparsers of nbtrain."""
     text = (
-        "It downloads and extracts text, trains or imports the tokenizer, writes the tokens as .bin/.idx and "
-        "builds the indices of samples. Only what is missing or out of date is made; an interrupted call "
-        "continues where it stopped."
+        "Downloads and extracts text, trains or imports the tokenizer, writes the tokens as .bin/.idx and "
+        "builds the sample indices. Only missing or outdated files are made, so running the command again "
+        "continues an interrupted one."
     )
     parser = config_verb(under, "prepare", prepare, text, "nbtrain prepare gpt-tiny")
     parser.add_argument("--force", action="store_true", help=FORCE_HELP)
     add_json(parser)
-    group = add_group(under, "data", "The verbs from download to encode are the single steps of prepare.")
+    group = add_group(
+        under,
+        "data",
+        "The verbs download, extract, tokenizer and encode run `nbtrain prepare` only up to that step.",
+    )
     for name, text in (
         ("prepare", "Make a run's dataset; the same as `nbtrain prepare`."),
-        ("download", "Download the sources of a run."),
-        ("extract", "Download, and extract text from Wikipedia dumps and docstrings."),
-        ("tokenizer", "Download, extract, and train or import the tokenizer."),
-        ("encode", "Do all steps of prepare but the last, the indices of samples."),
+        ("download", "Download a run's sources."),
+        ("extract", "Download the sources, and extract text from Wikipedia dumps and docstrings."),
+        ("tokenizer", "Download and extract the text, then train or import the tokenizer."),
+        ("encode", "Run all steps of prepare except the last, which builds the sample indices."),
     ):
         parser = config_verb(group, name, prepare, text)
         parser.add_argument("--force", action="store_true", help=FORCE_HELP)
@@ -45,28 +49,32 @@ def add_verbs(under: Any) -> None:
         parser.set_defaults(through="index" if name == "prepare" else name)
 
     parser = _data_verb(
-        group, "inspect", inspect, "Show header, counts and a few documents of a .bin/.idx pair."
+        group, "inspect", inspect, "Show the header, the counts and a few documents of a .bin/.idx pair."
     )
     _add_tokenizer(parser)
     add_json(parser)
     text = "Check every byte of a .bin/.idx pair against its index, the vocabulary and its manifest."
     add_json(_data_verb(group, "verify", verify, text))
-    text = "Show documents, tokens, lengths, duplicates and samples of a dataset."
+    text = "Show a dataset's data card: documents, tokens, lengths, duplicates and samples."
     parser = _data_verb(group, "card", card, text)
     add_overrides(parser, "Settings to change if DATA is a run YAML, for example data.split=9,1,0.")
     _add_tokenizer(parser)
-    parser.add_argument("--html", type=Path, metavar="FILE", help="Also write it as an HTML page.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="Also write it as JSON.")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="Also write the card to FILE as an HTML page."
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="Also write the card to FILE as JSON.")
 
     parser = add_verb(group, "merge", merge, "Join .bin/.idx pairs, in the given order, into a new pair.")
-    parser.add_argument("output", metavar="OUT", help="The name of a new dataset, or a new prefix.")
+    parser.add_argument("output", metavar="OUT", help="Name of the new dataset, or prefix of the new pair.")
     complete(parser.add_argument("data", metavar="DATA", nargs="+", help=DATA_HELP), completers.datasets)
     parser.set_defaults(more="data")
-    text = "Count the end-of-document tokens that Megatron-DeepSpeed wrote but did not count."
+    text = "Repair a Megatron-DeepSpeed index that does not count the end-of-document tokens."
     parser = _data_verb(group, "repair", repair, text)
-    text = "The id of the token that ends a document. Default: the one in the dataset's manifest."
+    text = "Id of the end-of-document token. Default: the id in the dataset's manifest."
     parser.add_argument("--eod-id", type=int, metavar="N", help=text)
-    parser.add_argument("--yes", action="store_true", help="Write the repair; otherwise it is only shown.")
+    parser.add_argument(
+        "--yes", action="store_true", help="Write the repair. Without --yes it is only shown."
+    )
 
 
 def _data_verb(under: Any, name: str, function: Callable, text: str) -> Parser:
@@ -81,7 +89,7 @@ def _add_tokenizer(parser: Parser) -> None:
 
 
 def prepare(options: argparse.Namespace) -> int:
-    """Make a run's dataset, or only the steps up to one of them."""
+    """Make a run's dataset, or run only the steps up to the one that the verb names. Return the exit code."""
     without_idle_threads()
     with kept_from_the_collector():
         from nbtrain.config.load import load
@@ -93,7 +101,7 @@ def prepare(options: argparse.Namespace) -> int:
     try:
         _show(prepare_data(config, force=options.force, through=through), options.json)
     except KeyboardInterrupt as stop:
-        show("Stopped. What is finished is kept: the same command continues from there.", sys.stderr)
+        show("Stopped. Finished work is kept: run the same command again to continue.", sys.stderr)
         return 128 + (stop.args[0] if stop.args else signal.SIGINT)
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -111,7 +119,7 @@ def _interrupt(number: int, frame: Any) -> None:
 
 
 def card(options: argparse.Namespace) -> None:
-    """Show the data card of a dataset, and write it as a page or as JSON."""
+    """Show a dataset's data card, and write it to files if the options name them."""
     from nbtrain.base import files
     from nbtrain.dataset.of_run import data_named
     from nbtrain.dataset.views.card import data_card as make_card
@@ -121,11 +129,9 @@ def card(options: argparse.Namespace) -> None:
             continue
         # A device, such as /dev/stdout, may have any name.
         if path.suffix.lower() != ending and (path.is_file() or not path.exists()):
-            raise ConfigError(
-                f"{path}: --{ending[1:]} writes a file that ends in {ending}; name one that does."
-            )
+            raise ConfigError(f"{path}: name a file that ends in {ending} for --{ending[1:]}.")
         if not path.parent.is_dir() or path.is_dir() or not path.name:
-            raise ConfigError(f"{path}: cannot be written. Name a file in a folder that exists.")
+            raise ConfigError(f"{path} cannot be written. Name a file in a folder that exists.")
     made = make_card(data_named(options.data, options.overrides or []), options.tokenizer)
     show(made)
     if options.html:
@@ -159,7 +165,7 @@ def merge(options: argparse.Namespace) -> None:
 
 
 def repair(options: argparse.Namespace) -> None:
-    """Repair a .bin/.idx pair of Megatron-DeepSpeed."""
+    """Repair a .bin/.idx pair that Megatron-DeepSpeed wrote."""
     from nbtrain.dataset.of_run import data_named
     from nbtrain.dataset.repair import plan_repair
 

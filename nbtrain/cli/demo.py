@@ -28,8 +28,9 @@ SAMPLE_PROMPT = "Return the "
 
 
 def run_demo(run: str, overrides: list[str]) -> "DemoSummary":
-    """Prepare, plan, launch, watch and generate from one run by executing its notebooks, then print a
-    summary.
+    """Execute the demo's notebooks for one run (prepare, plan, launch, monitor, generate); return a summary.
+
+    Raises SubmitError if the launch notebook did not launch the run.
     """
     from nbtrain.api import verbs as api
 
@@ -40,29 +41,30 @@ def run_demo(run: str, overrides: list[str]) -> "DemoSummary":
     parameters = {"run": run, "overrides": shlex.join(overrides)}
     executed = []
     for name in DEMO_NOTEBOOKS:
-        # Everything that an executed notebook depends on: it runs again when the hash changes.
+        # The hash covers everything that an executed notebook depends on: if it changes, the notebook runs
+        # again.
         text = json.dumps([files.sha256_of(find_notebook(name)), parameters, config.model_dump_json()])
         key = hashlib.sha256(text.encode()).hexdigest()
         # Read again each time: a run's first submission creates the folder.
         done = (files.read_json(done_record) or {}) if done_record.exists() else {}
         output = folder / f"{name}.ipynb"
         if done.get(name) == key and output.is_file():
-            print(f"{name}: done before, {display(output)}", file=sys.stderr)
+            print(f"{name}: already executed, {display(output)}", file=sys.stderr)
             executed.append(ExecutedNotebook(output, output.with_suffix(".html")))
             continue
         print(f"{name}: running", file=sys.stderr, flush=True)
         executed.append(run_notebook(name, parameters, output))
         if name == LAUNCH and not RunDir.named(config.name).exists():
             raise SubmitError(f"{why_not(config)}\nThe executed notebook: {display(output)}")
-        # Notebooks about a run that has not finished run again once it has.
+        # Notebooks that show results are executed again once the run has finished.
         if name not in NEED_THE_END or not open_run(config).unfinished:
             files.write_json(done_record, {**done, name: key})
     return demo_summary(open_run(config), executed, time.monotonic() - started)
 
 
 def why_not(config: "RunConfig") -> str:
-    """Return why notebook 03 did not launch the run. The notebook itself shows the reason and ends without an
-    error.
+    """Return a message with the reasons why notebook 03 did not launch the run. The notebook itself shows
+    them and ends without an error.
     """
     from nbtrain.jobs.checks.preflight import preflight
     from nbtrain.jobs.request.launch import read_launch
@@ -73,7 +75,7 @@ def why_not(config: "RunConfig") -> str:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class DemoSummary(Result):
-    """Contents of the summary that `nbtrain demo` prints at its end."""
+    """The summary that `nbtrain demo` prints at its end."""
 
     run: Run
     base: "Baselines | None"
@@ -91,7 +93,7 @@ class DemoSummary(Result):
         run, end = self.run, self.run.summary()
         speed = end.get("samples_per_second")
         speed = speed and speed * run.config.model.seq_length
-        # A warning if the run has not finished.
+        # If the run has not finished, the title is a warning.
         made = amounts.counted(end.get("steps", 0), "step")
         first = run.unfinished or f"{run.name}: {run.state} after {made}"
         losses = {
@@ -106,13 +108,13 @@ class DemoSummary(Result):
             Facts(losses),
             Code(self.sample, "a sample:"),
             Items(notebooks, "executed notebooks, and their HTML pages:"),
-            Sentence("Open the notebooks in JupyterLab: `nbtrain lab`"),
+            Sentence("Run `nbtrain lab` to open the notebooks in JupyterLab."),
         ]
         return Report(f"{first} ({self.seconds:.0f} s for this call)", blocks)
 
 
 def demo_summary(run: "Run", executed: list[ExecutedNotebook], seconds: float) -> DemoSummary:
-    """Return the summary of a run, with its baselines and a sample."""
+    """Return the summary of a run, with its baselines and a generated sample."""
     from nbtrain.api import verbs as api
     from nbtrain.dataset.views.baselines import Baselines, baselines
 

@@ -26,18 +26,28 @@ from nbtrain.jobs.machine.build_tools import nvme_tools, quantization_tools
 GIB = 1 << 30
 
 FREELY_INSTALLED = ("jupyterlab", "tensorboard", "papermill")
-WITHOUT_FASTOKENS = ": encoding falls back to tokenizers, same tokens, about 20 times slower"
+WITHOUT_FASTOKENS = ": encoding uses tokenizers instead, which gives the same tokens about 20 times slower"
 
-# (package, first bad, first good again or None, why and what to do)
+# (package, first bad version, first good version, the fix)
 KNOWN_BAD = (
-    ("deepspeed", "0.0", "0.19.8", "checkpoints are tested with 0.19.8: pip install deepspeed==0.19.8"),
+    (
+        "deepspeed",
+        "0.0",
+        "0.19.8",
+        "Run `pip install deepspeed==0.19.8`: checkpoints are tested with this version.",
+    ),
     (
         "tensorboard",
         "0.0",
         "2.20",
-        "older ones conflict with torch 2.11's protobuf: pip install -U tensorboard",
+        "Run `pip install -U tensorboard`: older versions conflict with torch 2.11's protobuf.",
     ),
-    ("ipykernel", "7.0", "7.1", "7.0 drops widget messages while a cell runs: pip install -U ipykernel"),
+    (
+        "ipykernel",
+        "7.0",
+        "7.1",
+        "Run `pip install -U ipykernel`: 7.0 drops widget messages while a cell runs.",
+    ),
 )
 
 
@@ -87,23 +97,26 @@ def pip_install(name: str) -> str:
 def torch_findings(gpus: int) -> list[Finding]:
     version = installed("torch")
     if version is None:
-        cpu = "" if gpus else "; for a CPU build, the README's section on torch says how to set pip first"
+        cpu = "" if gpus else "; for a CPU build, set up pip first (README, CPU-only torch)"
         return [_found("error", "torch", "not installed", f"{pip_install('torch')}{cpu}")]
     build = "CUDA" if has_cuda_build() else "CPU"
     findings = [_found("ok", "torch", f"{version}, {build} build")]
     if build == "CUDA" and not gpus:
-        text = "a CUDA build on a machine without a GPU: several GB on disk, slow to import"
-        advice = "Install a CPU build: the README's section on torch says how to set pip for one."
+        text = (
+            "a CUDA build on a machine without a GPU: it takes several GB of disk space and is slow to import"
+        )
+        advice = "Install a CPU build; the README explains how to set up pip (CPU-only torch)."
         findings.append(_found("warning", "torch", text, advice))
     if build == "CPU" and gpus:
-        text = f"a CPU build on a machine with {counted(gpus, 'GPU')}: training would not use them"
+        text = f"a CPU build on a machine with {counted(gpus, 'GPU')}: training would run on the CPU"
         advice = "Install the CUDA build of the same version from PyTorch's install page."
         findings.append(_found("warning", "torch", text, advice))
     return findings
 
 
 def package_finding(name: str, advice: str, level: Level = "error", without: str = "") -> Finding:
-    """Return the finding about a package; `level` and `without` apply if it is not installed."""
+    """Return a finding about a package. If it is not installed, the finding has `level`, and `without` says
+    what that means."""
     version = installed(name)
     if version is None:
         return _found(level, name, f"not installed{without}", advice)
@@ -124,7 +137,9 @@ def device_finding(gpus: int) -> Finding:
     if gpus:
         return _found("ok", "devices", f"{counted(gpus, 'NVIDIA GPU')}, {counted(cores, 'core')}")
     text = f"no GPU, {counted(cores, 'core')}{', bf16 in hardware' if cpu_has_bf16() else ''}"
-    advice = "gpt-tiny trains here; the larger runs plan and check here and train elsewhere."
+    advice = (
+        "gpt-tiny can be trained here. Plan and check larger runs here, and train them on another machine."
+    )
     return _found("note", "devices", text, advice)
 
 
@@ -151,42 +166,48 @@ def queue_finding() -> Finding:
     """Check the queue's folder, without which no job can be submitted on this machine."""
     path = queue_folder()
     if why := why_not_writable(path):
-        advice = "Set NBTRAIN_QUEUE to a folder of yours on a local disk, or backend.share_devices=true."
-        return _found("error", "queue", f"{path} cannot be written: {why}", advice)
+        advice = (
+            "Set NBTRAIN_QUEUE to a folder of your own on a local disk, or set backend.share_devices=true."
+        )
+        return _found("error", "queue", f"{path} is not writable: {why}", advice)
     return _found("ok", "queue", str(path))
 
 
 def disk_finding(subject: str, path: Path) -> Finding:
     variable = f"NBTRAIN_{subject.upper()}"
     if why := why_not_writable(path):
-        return _found("error", subject, f"{path} is not writable: {why}", f"Set {variable} elsewhere.")
+        return _found(
+            "error", subject, f"{path} is not writable: {why}", f"Set {variable} to a writable folder."
+        )
     free = shutil.disk_usage(nearest_existing(path)).free
     text = f"{path}: {size(free)} free"
     if free < 2 * GIB:
-        return _found("warning", subject, text, f"Free some space or set {variable} elsewhere.")
+        return _found(
+            "warning", subject, text, f"Free up space, or set {variable} to a folder on another disk."
+        )
     return _found("ok", subject, text)
 
 
 def shared_memory_finding() -> Finding:
     path = Path("/dev/shm")
     if not path.is_dir():
-        advice = "Several ranks on one machine need it; mount a tmpfs there."
+        advice = "Mount a tmpfs at /dev/shm: several ranks on one machine need it."
         return _found("warning", "/dev/shm", "absent", advice)
     if (free := shutil.disk_usage(path).free) < GIB // 2:
         text = f"{size(free)} free"
-        return _found("warning", "/dev/shm", text, "NCCL and data workers need 1 GiB.")
+        return _found("warning", "/dev/shm", text, "Enlarge /dev/shm: NCCL and data workers need 1 GiB.")
     return _found("ok", "/dev/shm", f"{size(free)} free")
 
 
 def compiler_finding() -> Finding:
     if shutil.which(compiler := os.environ.get("CXX") or "g++"):
         return _found("ok", "compiler", compiler)
-    advice = "Needed by model.compile: true only."
+    advice = "Install g++ if a run sets model.compile: true; nothing else needs it."
     return _found("note", "compiler", "none", advice)
 
 
 def extension_findings(gpus: int) -> list[Finding]:
-    """Return what DeepSpeed lacks to compile its extensions on first use; quantization runs on GPUs only."""
+    """Return what DeepSpeed lacks to compile its extensions on first use. Quantization needs GPUs."""
     uses = [("NVMe", "offloading to NVMe (parallel.offload_optimizer.device: nvme)", nvme_tools())]
     if gpus:
         words = "quantized ZeRO++ (parallel.zero_quantized_weights, zero_quantized_gradients)"
@@ -195,7 +216,7 @@ def extension_findings(gpus: int) -> list[Finding]:
     for subject, use, tools in uses:
         lacking = [what for what, is_there in tools.items() if not is_there]
         if lacking:
-            advice = f"Needed only by {use}: DeepSpeed compiles an extension with it."
+            advice = f"Needed only for {use}, for which DeepSpeed compiles an extension."
             findings.append(_found("note", subject, f"missing: {', '.join(lacking)}", advice))
         else:
             findings.append(_found("ok", subject, "DeepSpeed can compile its extension"))

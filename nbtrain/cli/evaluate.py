@@ -1,4 +1,4 @@
-"""The verb evaluate: options and output."""
+"""`nbtrain evaluate`: its options and output."""
 
 import argparse
 import json
@@ -17,40 +17,44 @@ def add_verbs(under: Any) -> None:
         under,
         "evaluate",
         evaluate,
-        "By default it measures perplexity and bits per byte on the run's own validation data. The results "
-        "are kept with the run.",
+        "By default, measures perplexity and bits per byte on the run's own validation data. The results are "
+        "stored with the run.",
         "nbtrain evaluate gpt-tiny\n"
         "nbtrain evaluate gpt-125m --task hellaswag=hellaswag_val.jsonl --limit 500",
     )
     text = (
-        "Measure perplexity on this dataset, a name or the prefix of a .bin/.idx pair. May be repeated. "
-        "Default, without --task: the run's own data."
+        "Measure perplexity on this dataset, given by its name or the prefix of its .bin/.idx pair. May be "
+        "repeated. Default, if no questions are asked either: the run's own data."
     )
     data = parser.add_argument("--data", action="append", metavar="DATASET", help=text)
     complete(data, completers.datasets)
-    text = "The split of the dataset. Default: valid of the run's own data, all of other data."
+    text = "Split of the dataset to use. Default: valid for the run's own data, all for other data."
     parser.add_argument("--split", choices=("train", "valid", "test", "all"), help=text)
     text = (
-        "Ask the questions of a JSON lines file; FORMAT is lambada, hellaswag, mmlu or multiple_choice. May "
+        "Ask the questions in a JSON Lines file. FORMAT is lambada, hellaswag, mmlu or multiple_choice. May "
         "be repeated."
     )
     parser.add_argument("--task", action="append", default=[], metavar="FORMAT=FILE", help=text)
     text = (
-        "Run a task of lm-evaluation-harness (extra `eval`), with =FILE on local JSON lines. May be repeated."
+        "Run an lm-evaluation-harness task (needs the extra `eval`); with =FILE, on a local JSON Lines file. "
+        "May be repeated."
     )
     parser.add_argument("--harness", action="append", default=[], metavar="NAME[=FILE]", help=text)
     parser.add_argument(
         "--include-path", metavar="DIR", help="Folder with your own task files for --harness."
     )
-    text = "Examples before each question of --harness."
+    text = "Number of examples before each --harness question. Default: the task's own number."
     parser.add_argument("--num-fewshot", type=int, metavar="COUNT", help=text)
-    text = "Put the questions of --harness into the chat template of the run or of its model."
+    text = "Put the --harness questions into the chat template of the run or of its model."
     parser.add_argument("--apply-chat-template", action="store_true", help=text)
-    text = "Ask open questions, in the format of MT-bench; a judge rates the answers."
+    text = (
+        "Ask the open questions in FILE, which has MT-bench's format; another model, the judge, rates the "
+        "answers."
+    )
     parser.add_argument("--judge-questions", metavar="FILE", help=text)
-    text = "The judge's address: what comes before /chat/completions."
+    text = "Base URL of the judge's API, without /chat/completions."
     parser.add_argument("--judge-url", default="", metavar="URL", help=text)
-    text = "The judge's model, by the name that its server uses."
+    text = "Name of the judge's model on its server."
     parser.add_argument("--judge-model", default="", metavar="NAME", help=text)
     text = "Environment variable that holds the judge's token. Default: NBTRAIN_JUDGE_TOKEN."
     parser.add_argument("--judge-token-env", default="", metavar="VARIABLE", help=text)
@@ -59,11 +63,11 @@ def add_verbs(under: Any) -> None:
     text = "Evaluate each checkpoint that the run saves, until the run ends."
     parser.add_argument("--follow", action="store_true", help=text)
     add_loading(parser)
-    add_json(parser, "Print the records that are kept, as one JSON object.")
+    add_json(parser, "Print the stored records as one JSON object.")
 
 
 def evaluate(options: argparse.Namespace) -> None:
-    """Evaluate a run's checkpoint, or each one that it saves."""
+    """Evaluate one checkpoint of a run, or each checkpoint that the run saves."""
     from dataclasses import asdict
 
     from nbtrain.api import verbs as api

@@ -1,4 +1,4 @@
-"""`nbtrain help`: the verbs, or the help of one of them."""
+"""`nbtrain help`: list the verbs, or show the help of one verb."""
 
 import argparse
 import sys

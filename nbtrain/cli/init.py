@@ -9,9 +9,10 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import bundled
 
 # Parts of docs/ that a workspace does not need: measurements with their large pictures, and the site's
-# configuration. The wheel is built without them (pyproject.toml); a workspace from a clone is the same.
+# configuration. The wheel does not contain them (pyproject.toml), so a workspace made from a clone omits them
+# too.
 LEFT_OUT = ("evidence", "conf.py")
-# [text](target), ![text](target), and the elements that a README has for pictures of two themes.
+# [text](target), ![text](target), and the HTML elements with which a README shows a picture for each theme.
 LINK = re.compile(r"!?\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 PICTURE = re.compile(r"<picture>.*?</picture>\n*|<img\b[^>]*>\n*", re.DOTALL)
 PICTURE_FILE = re.compile(r'(?:src|srcset)="([^"]+)"')
@@ -20,13 +21,13 @@ PICTURE_FILE = re.compile(r'(?:src|srcset)="([^"]+)"')
 def copy_workspace(folder: Path) -> list[Path]:
     """Copy notebooks/, examples/megatron-gpt/, docs/ and README.md to `folder`; return the paths written.
 
-    Raises ConfigError if notebooks/ or examples/megatron-gpt/ exists: files of the user are never
-    overwritten. A folder docs/ or a README.md that exists is the user's own, and left as it is.
+    The user's files are never overwritten: raises ConfigError if `folder` has notebooks/ or
+    examples/megatron-gpt/, and skips docs/ or README.md if it exists.
     """
     copies = {part: folder / part for part in ("notebooks", "examples/megatron-gpt")}
     if existing := next((copy for copy in copies.values() if copy.exists()), None):
-        raise ConfigError(f"{existing} already exists; choose another folder, or move it away.")
-    # The examples' README, the notebooks and messages name pages of docs/.
+        raise ConfigError(f"{existing} already exists; choose another folder, or move the existing one away.")
+    # The examples' README, the notebooks and nbtrain's messages refer to pages in docs/.
     copies |= {part: folder / part for part in ("docs", "README.md") if not (folder / part).exists()}
     for part, copy in copies.items():
         source = bundled(part)
@@ -44,8 +45,8 @@ def copy_workspace(folder: Path) -> list[Path]:
 
 
 def without_dead_links(text: str, folder: Path) -> str:
-    """Replace links to missing files by their text, and drop pictures that are missing; `folder` is the
-    folder of the page.
+    """Replace links to missing files with their text, and remove missing pictures. `folder` is the folder of
+    the page with the `text`.
     """
 
     def exists(target: str) -> bool:

@@ -1,6 +1,4 @@
-"""`nbtrain lab`: JupyterLab with the notebooks. It listens on this machine only and fetches no news from the
-internet.
-"""
+"""`nbtrain lab`: JupyterLab with the notebooks, reachable from this machine only, with no news requests."""
 
 import os
 import sys
@@ -11,18 +9,20 @@ from nbtrain.base.workspace import workspace
 from nbtrain.cli.kernel_encryption import kernel_encryption
 from nbtrain.lab import jupyter
 
-# JupyterLab asks "Would you like to get notified about Jupyter news?" even without an address for them. This
+# JupyterLab asks "Would you like to get notified about Jupyter news?" even if it has no news address. This
 # setting answers the question.
 SETTINGS = jupyter.FOLDER
-# docs/network.md lists the addresses that each would contact. Options after `nbtrain lab` take precedence.
+# Each option stops requests to addresses that docs/network.md lists. Options after `nbtrain lab` take
+# precedence.
 LAB_STAYS_AT_HOME = (
     "--LabApp.news_url=None",
     "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",
     "--LabApp.extension_manager=readonly",
 )
 
-# The labextension as it is committed, in a repository. `pip install -e .` copied it to JupyterLab's folder,
-# and that copy is as old as the installation. An installed wheel has no other.
+# The labextension that is committed in the repository. The copy that `pip install -e .` puts into
+# JupyterLab's folder is not updated afterwards, so it may be older. An installed wheel does not have this
+# folder.
 BUNDLES = PACKAGE / "lab" / "labextension" / "prebuilt"
 
 
@@ -46,14 +46,14 @@ def lab_command(rest: list[str]) -> list[str]:
 
 
 def open_lab(rest: list[str]) -> int:
-    """Replace this process by JupyterLab; does not return."""
+    """Replace this process with JupyterLab. Does not return."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     os.execve(sys.executable, lab_command(rest), {**os.environ, "PATH": path, **lab_settings()})
 
 
 def lab_settings() -> dict[str, str]:
-    """Return the environment variables that add nbtrain's settings to JupyterLab's. The user's own settings
-    take precedence.
+    """Return the environment variables with which JupyterLab also reads nbtrain's settings. The user's own
+    settings take precedence.
     """
     folders = filter(None, [os.environ.get("JUPYTER_CONFIG_PATH"), str(SETTINGS)])
     return {"JUPYTER_CONFIG_PATH": os.pathsep.join(folders)}

@@ -1,14 +1,14 @@
-"""Encryption of the messages of Jupyter's kernels: every user of a machine can connect to a kernel's ports.
+"""Encryption of Jupyter kernels' messages, because every user of a machine can connect to a kernel's ports.
 
-Messages to a kernel are signed, so that other users cannot run code in it. But a kernel sends the outputs of
-all cells to every process that connects, unless CurveZMQ encrypts them.
+Messages to a kernel are signed, so other users cannot run code in the kernel. But a kernel sends the outputs
+of all cells to every process that connects, unless CurveZMQ encrypts them.
 """
 
 
 def kernel_encryption() -> dict[str, str]:
     """Return the settings of KernelManager, {trait: value}, that encrypt a kernel's messages.
 
-    Empty if jupyter_client (before 8.10) or the installed ZeroMQ cannot encrypt.
+    The result is empty if jupyter_client (before 8.10) or the installed ZeroMQ cannot encrypt.
     """
     import zmq
     from jupyter_client.manager import KernelManager

@@ -25,25 +25,23 @@ def add_verbs(under: Any) -> None:
         under,
         "search",
         search,
-        "It tells why the first layout is the best and why others were rejected.",
+        "Explains why the first layout is the best and why other layouts were rejected.",
         "nbtrain search 13B --gpus 64 --gpu-type A100-80GB\n"
         "nbtrain search 13B --gpus 64 --use 1 -o my-run.yaml",
     )
     _add_gpus(parser)
     parser.add_argument("--top", type=int, default=10, metavar="N", help="Show the best N layouts.")
     add_json(parser)
-    parser.add_argument("--why", type=int, metavar="N", help="Explain every decision of layout N.")
+    parser.add_argument("--why", type=int, metavar="N", help="Explain every choice made in layout N.")
     parser.add_argument("--refused", action="store_true", help="List every reason why layouts were rejected.")
     add_picture(parser, "Also draw the layouts to FILE")
-    text = "Write the run with layout N to the file of -o."
+    text = "Write the run with layout N to the file given with -o."
     parser.add_argument("--use", type=int, metavar="N", help=text)
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="RUN.yaml", help="The run YAML that --use writes."
-    )
-    parser.add_argument("--force", action="store_true", help="Replace the file of -o if it exists.")
+    parser.add_argument("-o", "--output", type=Path, metavar="RUN.yaml", help="Run YAML that --use writes.")
+    parser.add_argument("--force", action="store_true", help="Replace the file given with -o if it exists.")
     text = (
-        "It also finds the longest sequence, and compares tensor and pipeline parallelism, ZeRO 3 and their "
-        "combination."
+        "Also finds the longest sequence that fits, and compares tensor and pipeline parallelism, ZeRO 3 and "
+        "their combination."
     )
     parser = config_verb(under, "largest", largest, text, "nbtrain largest 13B --gpus 16 --gpu-type H100")
     _add_gpus(parser)
@@ -51,10 +49,8 @@ def add_verbs(under: Any) -> None:
 
 
 def _add_gpus(parser: Parser) -> None:
-    parser.add_argument(
-        "--gpus", type=int, metavar="N", help="All GPUs together. Default: the run's own number."
-    )
-    text = "GPUs of one machine. Default: as a run on several machines has, or 8."
+    parser.add_argument("--gpus", type=int, metavar="N", help="Total number of GPUs. Default: the run's own.")
+    text = "GPUs per machine. Default: the run's own if it uses several machines, else 8."
     parser.add_argument("--gpus-per-node", type=int, metavar="N", help=text)
     text = "The GPU's name in the device table, for example A100-80GB. Default: the run's own."
     kind = parser.add_argument("--gpu-type", metavar="NAME", help=text)
@@ -68,7 +64,8 @@ def search(options: argparse.Namespace) -> None:
 
     if (options.use is None) != (options.output is None):
         raise ConfigError(
-            "give --use N and -o RUN.yaml together: the number of a layout, and the run YAML to write."
+            "give --use N and -o RUN.yaml together: N is a layout's number, RUN.yaml is the run YAML to "
+            "write."
         )
     check_picture(options.picture)
     gpus = options.gpus, options.gpus_per_node, options.gpu_type

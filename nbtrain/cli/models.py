@@ -20,10 +20,10 @@ TARGETS = {
     "hf": "safetensors that transformers, vLLM and SGLang load",
     "consolidated": "one safetensors file with nbtrain's own names",
     "gguf": "one file for llama.cpp",
-    "peft": "only the adapters of a run with lora",
-    "megatron-lm": "the run as flags",
-    "megatron-deepspeed": "the run as flags",
-    "deepspeed": "the run as DeepSpeed JSON",
+    "peft": "only the adapters, for a run with lora",
+    "megatron-lm": "the run's settings as flags",
+    "megatron-deepspeed": "the run's settings as flags",
+    "deepspeed": "the run's settings as DeepSpeed JSON",
 }
 """{value of --to: the file or folder that it writes}"""
 
@@ -34,71 +34,74 @@ def add_verbs(under: Any) -> None:
         under,
         "export",
         export,
-        "Adapters are merged, and what was written is compared with the run. A run's settings can also be "
-        "written as flags of Megatron or as DeepSpeed JSON.",
+        "Adapters are merged, and the written model is compared with the run. A run's settings can also be "
+        "written as Megatron flags or DeepSpeed JSON.",
         "nbtrain export gpt-tiny\nnbtrain export gpt-tiny gpt-tiny.gguf --to gguf\n"
         "nbtrain export 13B --to megatron-lm -o pretrain.sh",
     )
-    text = "The name, folder or YAML of a run that was submitted; for flags and JSON, any run YAML."
+    text = "The name, folder or YAML of a submitted run; for Megatron flags and DeepSpeed JSON, any run YAML."
     complete(parser.add_argument("run", metavar="RUN", help=text), completers.runs)
     text = (
-        "The folder or file to write. Default: one in output/RUN/export, named by the step and the target. "
-        "For flags and JSON, settings to change, for example batch.max_steps=2."
+        "The folder or file to write. Default: a path in output/RUN/export that has the step and the target "
+        "in its name. For flags and JSON: settings to change, for example batch.max_steps=2."
     )
     parser.add_argument("words", nargs="*", default=[], metavar="DIR|key=value", help=text)
     listed = "; ".join(f"{target}: {what}" for target, what in TARGETS.items())
-    text = f"What to write. {listed}. A version of Megatron may follow: megatron-lm@VERSION."
+    text = f"What to write. {listed}. A Megatron target may include a version: megatron-lm@VERSION."
     to = parser.add_argument("--to", default="hf", metavar="TARGET", help=text)
     complete(to, lambda **_: TARGETS)
     text = (
-        "Write the checkpoint of step N; 0 is the weights that init_from names. Default: the newest, which "
-        "must be complete."
+        "Export the checkpoint of step N; step 0 is the model that init_from names, before training. "
+        "Default: the newest checkpoint, which must be complete."
     )
     add_step(parser, text)
     text = (
-        "Format of the weights; fp32 is the optimizer's master copy. Default: the format that the run "
-        "computed in."
+        "Number format of the weights; fp32 writes the optimizer's master copy. Default: the format that the "
+        "run computed in."
     )
     parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), help=text)
-    text = "Maximum size of one safetensors file. Default: 5,000,000,000."
+    text = "Maximum size of one safetensors file in bytes. Default: 5,000,000,000."
     parser.add_argument("--max-shard-bytes", type=int, metavar="BYTES", help=text)
-    text = "For flags and JSON: write them to FILE instead of printing them."
+    text = "For flags and JSON: write to FILE instead of printing."
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
     parser.add_argument(
         "--overwrite", action="store_true", help="For flags and JSON: replace FILE if it exists."
     )
-    add_json(parser, "Print what was written as JSON.")
+    add_json(parser, "Print a JSON description of the written files.")
     parser.set_defaults(more="words")
 
     parser = add_verb(
         under,
         "import-model",
         import_model,
-        "Its tokenizer is imported too. Every tensor is checked before anything is written.",
+        "Imports the model's tokenizer too, and checks every tensor before anything is written.",
         "nbtrain import-model hf://HuggingFaceTB/SmolLM2-135M smol\n"
         "nbtrain import-model models/SmolLM2-135M smol --onto gpt-tiny-instructions",
     )
     text = (
         "A folder with config.json and safetensors, a consolidated file, hf://ORGANIZATION/MODEL, or a "
-        "checkpoint of Megatron-LM or Megatron-DeepSpeed."
+        "Megatron-LM or Megatron-DeepSpeed checkpoint."
     )
     parser.add_argument("model", metavar="DIR", help=text)
-    parser.add_argument("name", metavar="NAME", help="The name of the run, its tokenizer and its dataset.")
+    parser.add_argument("name", metavar="NAME", help="Name for the run, its tokenizer and its dataset.")
     add_overrides(parser)
-    text = "Take data, batch, schedule and layout from this run."
+    text = "Use the data, batch, schedule and layout of this run."
     onto = parser.add_argument("--onto", metavar="RUN", help=text)
     complete(onto, completers.configs)
     text = "The run YAML to write. Default: NAME.yaml."
     parser.add_argument("-o", "--output", type=Path, metavar="YAML", help=text)
-    text = "For a checkpoint of Megatron-DeepSpeed: the order of the rows of query, key and value."
+    text = "For a Megatron-DeepSpeed checkpoint: the order of the query, key and value rows."
     parser.add_argument("--qkv-order", choices=("groups", "thirds"), help=text)
-    text = "For such a checkpoint: a text that the model knows; the order with the lower loss is used."
+    text = (
+        "For a Megatron-DeepSpeed checkpoint without --qkv-order: text like the model's training text. The "
+        "order with the lower loss on it is used."
+    )
     parser.add_argument("--text", type=Path, metavar="FILE", help=text)
     parser.add_argument("--overwrite", action="store_true", help="Replace the YAML if it exists.")
 
 
 def export(options: argparse.Namespace) -> None:
-    """Write a run's model, or the run, for another program."""
+    """Write a run's model or settings for another program."""
     from nbtrain.api import models
     from nbtrain.api import verbs as api
 
@@ -118,7 +121,7 @@ def export(options: argparse.Namespace) -> None:
     text = api.export_run(options.run, options.to, overrides)
     if options.output is None:
         if options.json:
-            raise ConfigError("--json describes a file that was written: name it with -o, or omit --json.")
+            raise ConfigError("--json describes the written file: name a file with -o, or omit --json.")
         print(text, end="")
         return
     path = text.write(options.output, options.overwrite)
@@ -131,7 +134,7 @@ def export(options: argparse.Namespace) -> None:
 
 
 def import_model(options: argparse.Namespace) -> None:
-    """Make a run YAML of a model."""
+    """Make a run YAML that starts from a model."""
     from nbtrain.api import verbs as api
 
     show(

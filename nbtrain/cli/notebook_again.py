@@ -1,11 +1,11 @@
 """`nbtrain notebook --again EXECUTED.ipynb`: run an executed notebook again, from the record in its outputs.
 
     record      the newest run that its cells started (lab/widgets/record.py)
-    parameters  taken from the record; a notebook with other ones was edited after it ran, and is refused
-    name        the run's own if that run is gone, else RUN-again, so that it is trained and not opened
-    compare     settings, versions and code of both, and their certificates if both runs are here
+    parameters  taken from the record; if the notebook's own differ, it was edited after it ran: an error
+    name        the recorded name if that run no longer exists, else RUN-again, so that a new run is trained
+    compare     settings, versions and code of both runs, and their certificates if both runs still exist
 
-The executed notebook stays as it is: the new one goes to the folder of the new run.
+The executed notebook is not changed: the new notebook is written to the new run's folder.
 """
 
 import ast
@@ -23,7 +23,7 @@ from nbtrain.cli.notebook_runner import ExecutedNotebook, read_notebook, run_not
 from nbtrain.lab.widgets.record import HASH_CHARACTERS, records_in
 from nbtrain.monitor.run.certificate import differences, make_certificate
 
-# The cell that papermill adds, and the one that it is added to.
+# Tags of the cell that papermill adds, and of the cell that declares the parameters.
 INJECTED_TAG, PARAMETERS_TAG = "injected-parameters", "parameters"
 OVERRIDES = "overrides"
 # Fields that a record must have, with their types.
@@ -40,7 +40,7 @@ FIELDS = {
 
 @dataclass(repr=False)
 class NotebookAgain(Result):
-    """A notebook that ran again, compared with its record."""
+    """The result of running a notebook again, compared with its record."""
 
     source: Path
     executed: ExecutedNotebook
@@ -49,10 +49,10 @@ class NotebookAgain(Result):
     differences: list[str]
     """Settings, versions and code that differ."""
     numbers: str
-    """Result of comparing the certificates of both runs."""
+    """Result of comparing both runs' certificates, or why they were not compared."""
 
     def as_report(self) -> Report:
-        """Return the two runs, and what differs between them."""
+        """Return the two runs and the differences between them."""
         facts = {
             "the record": f"run {self.before['run']}, id {self.before['run_id']}",
             "this time": f"run {self.now['run']}, id {self.now['run_id']}",
@@ -72,20 +72,18 @@ def _short(record: Mapping[str, Any]) -> str:
 def run_again(name: str, output: Path | None = None) -> NotebookAgain:
     """Execute an executed notebook again with its parameters, and compare the run with the record.
 
-    Without `output`, the new notebook goes to the folder of the new run. Raises ConfigError for a file that
-    is not a notebook, was not executed, or was edited after it ran, and the errors of run_notebook().
+    Without `output`, the new notebook is written to the new run's folder. Raises ConfigError if the file is
+    not a notebook, was not executed, or was edited after it ran, and raises the errors of run_notebook().
     """
     source = Path(name)
     if not source.is_file():
-        raise ConfigError(
-            f"{name}: there is no such file. Name an executed notebook, a file that ends in .ipynb."
-        )
+        raise ConfigError(f"{name}: there is no such file. Name an executed notebook, which ends in .ipynb.")
     notebook = read_notebook(source)
     record = _record(source, notebook)
     _refuse_edited(source, notebook, record)
     known, injected = dict(_parameters(notebook)), dict(_parameters(notebook, (INJECTED_TAG,)))
-    # papermill replaces its cell. A cell may have replaced a value before the run was started, e.g. by a
-    # RunConfig, which the record does not hold.
+    # papermill replaces its own cell. Another cell may have changed a value before the run was started, e.g.
+    # to a RunConfig, which the record does not contain.
     parameters = {name: value for name, (_, value) in injected.items() if value is not None}
     parameters |= {name: value for name, value in record["parameters"].items() if name in known}
     run = RunDir.named(check_name(record["run"], f"{source}: the name of its run"))
@@ -100,8 +98,8 @@ def run_again(name: str, output: Path | None = None) -> NotebookAgain:
     made = records_in(read_notebook(executed.notebook))
     if not made:
         raise JobError(
-            f"{display(executed.notebook)}: its cells started no run this time, although the record in "
-            f"{source} has run {record['run']}."
+            f"{display(executed.notebook)}: its cells started no run this time, but the record in {source} "
+            f"names the run {record['run']}."
         )
     return NotebookAgain(
         source, executed, record, made[-1], list(_differences(record, made[-1])), _numbers(record, made[-1])
@@ -113,18 +111,18 @@ def _record(source: Path, notebook: Any) -> dict[str, Any]:
     if not (found := records_in(notebook)):
         executed = any(cell.get("execution_count") for cell in notebook.cells)
         why = (
-            "was executed, but none of its outputs has the record that nb.submit and nb.launch leave: its "
-            "cells started no run with them, or the outputs were cleared"
+            "was executed, but its outputs have no record of a run: no cell called nb.submit or nb.launch, "
+            "or the outputs were cleared"
             if executed
-            else "was never executed, so that there is nothing to run again"
+            else "was never executed, so there is nothing to run again"
         )
-        raise ConfigError(f"{source}: {why}. `nbtrain notebook {source}` executes it.")
+        raise ConfigError(f"{source}: {why}. Run `nbtrain notebook {source}` to execute the notebook.")
     record = found[-1]
     if wrong := [key for key, kind in FIELDS.items() if not isinstance(record.get(key), kind)]:
         raise ConfigError(
             f"{source}: the record of its run was changed: {wrong[0]} is "
-            f"{type(record.get(wrong[0])).__name__}, and must be {FIELDS[wrong[0]].__name__}. `nbtrain "
-            f"notebook {source}` executes it without the record."
+            f"{type(record.get(wrong[0])).__name__} and must be {FIELDS[wrong[0]].__name__}. Run `nbtrain "
+            f"notebook {source}` to execute the notebook without the record."
         )
     return record
 
@@ -132,7 +130,7 @@ def _record(source: Path, notebook: Any) -> dict[str, Any]:
 def _parameters(
     notebook: Any, tags: tuple[str, ...] = (PARAMETERS_TAG, INJECTED_TAG)
 ) -> Iterator[tuple[str, tuple[int, Any]]]:
-    """Yield (name, (number of the cell, value or None)) of the parameters, with papermill's cell last."""
+    """Yield (name, (cell number, value or None)) for each parameter, those in papermill's cell last."""
     for tag in tags:
         for number, cell in enumerate(notebook.cells, 1):
             if tag in cell.metadata.get("tags", []):
@@ -141,7 +139,7 @@ def _parameters(
 
 
 def _assigned(source: str) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of the assignments of literals in a cell, (name, None) for other values."""
+    """Yield (name, value) for each assignment in a cell; the value is None if it is not a literal."""
     try:
         statements = ast.parse(source).body
     except SyntaxError:
@@ -160,7 +158,7 @@ def _assigned(source: str) -> Iterator[tuple[str, Any]]:
 
 
 def _refuse_edited(source: Path, notebook: Any, record: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a parameter in the notebook is not the one with which the run was started."""
+    """Raise ConfigError if a parameter in the notebook is not the value that the run was started with."""
     for name, (number, value) in dict(_parameters(notebook)).items():
         then = record["parameters"].get(name)
         if name in record["parameters"] and value is not None and value != then:
@@ -172,7 +170,7 @@ def _refuse_edited(source: Path, notebook: Any, record: Mapping[str, Any]) -> No
 
 
 def _renamed(source: Path, parameters: Mapping[str, Any], name: str, new_name: str) -> Any:
-    """Return the parameter `overrides` with another name for the run. Raises ConfigError without it."""
+    """Return the parameter `overrides` with the run's new name. Raises ConfigError if it does not exist."""
     overrides = parameters.get(OVERRIDES)
     if isinstance(overrides, str):
         return f"{overrides} name={new_name}".strip()
@@ -181,8 +179,8 @@ def _renamed(source: Path, parameters: Mapping[str, Any], name: str, new_name: s
     if isinstance(overrides, dict):
         return {**overrides, "name": new_name}
     raise ConfigError(
-        f"{source}: has no parameter `{OVERRIDES}`, by which the run would get another name, and the run "
-        f"{name} still exists. Delete it (`nbtrain delete {name}`) or move its folder; then run this again."
+        f"{source} has no parameter `{OVERRIDES}` for renaming the run, and the run {name} still exists. "
+        f"Delete that run (`nbtrain delete {name}`) or move its folder, then run this command again."
     )
 
 
@@ -198,13 +196,13 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[
 
 
 def _numbers(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return what the certificates of both runs say about their steps, or why they are not compared."""
+    """Return how the steps in both runs' certificates compare, or why they were not compared."""
     runs = [RunDir.named(record["run"]) for record in (before, now)]
     is_here = runs[0].run_id == before["run_id"]
     if is_here and before["run"] == now["run"]:
-        return f"not compared: the cells opened the run {now['run']} again, and trained no other"
+        return f"not compared: the cells opened the existing run {now['run']} and trained no new run"
     if not is_here:
-        return f"not compared: the run of the record, id {before['run_id']}, is gone"
+        return f"not compared: the recorded run, id {before['run_id']}, no longer exists"
     try:
         ours, theirs = map(make_certificate, runs)
     except (JobError, RecordError) as error:

@@ -1,4 +1,6 @@
-"""Run a notebook without JupyterLab: check its parameters, execute it with papermill, save it with a page."""
+"""Run a notebook without JupyterLab: check its parameters, execute it with papermill, save it and an HTML
+page.
+"""
 
 import dataclasses
 import os
@@ -26,9 +28,9 @@ KERNEL_START_SECONDS = 600
 # Jupyter chooses a kernel's ports before the kernel binds them, so another process may take them first.
 KERNEL_STARTS = 3
 STILLBORN = "Kernel died before replying"
-"""Messages of nbclient and jupyter_client about a kernel that has not run any cell."""
+"""Part of the error that nbclient and jupyter_client raise for a kernel that died before its first cell."""
 EXPECTED_PICTURE = "expected-picture"
-"""The tag of a cell that pictures the output of the cell above it, for a notebook without outputs."""
+"""Tag of a cell with a picture of the output expected from the cell above, for notebooks without outputs."""
 # [words](target) and ![words](target) with a relative target, without what follows a "#".
 RELATIVE_LINK = re.compile(r"(?<=\]\()(?![a-z]+:|[/#])[^)\s#]+")
 
@@ -40,11 +42,11 @@ class ExecutedNotebook:
     notebook: Path
     html: Path
     unfinished: str | None = None
-    """A sentence if the run that the notebook waited for was stopped before its end."""
+    """A message if the run that the notebook waited for was stopped before its end; otherwise None."""
 
 
 def find_notebook(name: str) -> Path:
-    """Return the file that `name` names, or one of nbtrain's own notebooks. Raises ConfigError."""
+    """Return the notebook file `name`, or nbtrain's own notebook of that name. Raises ConfigError."""
     typed = Path(name)
     if typed.is_file():
         return typed
@@ -54,25 +56,25 @@ def find_notebook(name: str) -> Path:
         if candidate.is_file():
             return candidate
     known = ", ".join(sorted(path.stem for path in own[-1].glob("[0-9]*.ipynb")))
-    raise ConfigError(f"{name}: no such notebook. nbtrain's own: {known}.")
+    raise ConfigError(f"{name}: no such notebook. nbtrain's own notebooks are {known}.")
 
 
 def run_notebook(name: str, parameters: Mapping[str, Any], output: Path | None = None) -> ExecutedNotebook:
-    """Execute a notebook with papermill; the executed notebook and its HTML are there even if a cell fails.
+    """Execute a notebook with papermill, and write the result and its HTML page even if a cell fails.
 
-    Without `output` it goes to the folder of the run that the parameter `run` names. Before a folder is made,
-    raises ConfigError for a parameter that the notebook does not have, for an `output` that does not name a
-    notebook, and for a run that does not exist. Raises JobError, with the cell and its error, if a cell
-    fails: JobFailed if it failed because of a job.
+    Without `output`, they are written to the folder of the run that the parameter `run` names. Before
+    anything is written, raises ConfigError for a parameter that the notebook does not have, an `output` that
+    does not end in .ipynb, or a run that does not exist. If a cell fails, raises JobError with the cell and
+    its error, or JobFailed if a failed job is the cause.
     """
     source = find_notebook(name)
     check_parameter_names(source, parameters)
-    # The page is written next to it, with the ending .html.
+    # The HTML page is written next to `output`, with the suffix .html.
     if output is not None and (output.suffix != ".ipynb" or output.is_dir()):
         found = "is a folder" if output.is_dir() else "does not end in .ipynb"
         raise ConfigError(
-            f"{output}: {found}, but holds the executed notebook: name a file that ends in .ipynb; its page "
-            "is written next to it, as .html."
+            f"{output} {found}. Name a file that ends in .ipynb for the executed notebook; its HTML page is "
+            "written next to it."
         )
     if output is None:
         output = folder_of(parameters.get("run")) / source.name
@@ -117,24 +119,25 @@ def _execute(source: Path, output: Path, parameters: Mapping[str, Any]) -> None:
             return
         except DeadKernelError as error:
             raise JobError(
-                f"{source.name}: its kernel died while a cell ran: it was killed, or out of host memory.\n"
-                f"  The executed notebook, up to the failure: {display(output)}"
+                f"{source.name}: the kernel died while a cell ran: it was killed, or the machine ran out of "
+                f"memory.\n  The executed notebook, up to the failure: {display(output)}"
             ) from error
         except RuntimeError as error:
             if STILLBORN not in str(error):
                 raise
             if not left:
                 raise JobError(
-                    f"{source.name}: its kernel died before the first cell, {KERNEL_STARTS} times. What it "
-                    f"wrote is above; `{sys.executable} -m ipykernel_launcher` starts one by hand."
+                    f"{source.name}: the kernel died before the first cell in {KERNEL_STARTS} attempts. Its "
+                    f"output is above; run `{sys.executable} -m ipykernel_launcher` to start a kernel by "
+                    "hand."
                 ) from error
 
 
 def _settle(output: Path, folder: Path) -> None:
-    """Adapt the text of an executed notebook, which was written for `folder`, to its own place.
+    """Adapt the text of an executed notebook, which was written for `folder`, to the folder of `output`.
 
-    Pictures of expected outputs go, because the outputs themselves are there, and relative links are
-    rewritten. A link whose target does not exist is left as it is.
+    Relative links are rewritten, except links whose target does not exist. Pictures of expected outputs are
+    removed, because the notebook now has real outputs.
     """
     import nbformat
 
@@ -152,7 +155,7 @@ def _settle(output: Path, folder: Path) -> None:
 
 
 def folder_of(run: Any) -> Path:
-    """Return the folder for executed notebooks: the run's if it is given by name, else one for all others."""
+    """Return the folder for executed notebooks: the run's own if `run` is its name, else a shared folder."""
     others = output_root() / "notebooks"
     if run is None:
         return others
@@ -167,7 +170,7 @@ def folder_of(run: Any) -> Path:
 
 
 def typed_parameters(notebook: str, words: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Parse parameters from a command line: as text if the notebook expects text, else as YAML."""
+    """Parse parameters from the command line: as text if the notebook annotates them as str, else as YAML."""
     types = annotated_types(_parameters_cell(find_notebook(notebook)))
     parameters: dict[str, Any] = {}
     for name, word in words:
@@ -183,7 +186,9 @@ def check_parameter_names(source: Path, parameters: Mapping[str, Any]) -> None:
     known = assigned_names(_parameters_cell(source))
     unknown = sorted(set(parameters) - set(known))
     if unknown:
-        raise ConfigError(f"{source.name} has no parameter {', '.join(unknown)}. It has: {', '.join(known)}.")
+        raise ConfigError(
+            f"{source.name} has no parameter {', '.join(unknown)}. Its parameters are {', '.join(known)}."
+        )
 
 
 def read_notebook(source: Path) -> Any:
@@ -213,7 +218,7 @@ def write_html(notebook: Path) -> Path:
     """Write an executed notebook as one HTML page that needs no network, and return its path.
 
     The state of the widgets is omitted: with it, nbconvert would load a widget manager from a CDN and show
-    nothing offline; without it, it shows the static picture that every widget of ours carries.
+    nothing offline; without the state, it shows the static picture that every nbtrain widget includes.
     """
     import nbformat
     from nbconvert import HTMLExporter
@@ -226,7 +231,7 @@ def write_html(notebook: Path) -> Path:
         without_widgets(content)
         without_folded_sources(content)
         exporter = HTMLExporter()
-        # Libraries that nbconvert's page would load from a CDN if its reader had a network.
+        # Otherwise the page would load these libraries from a CDN.
         exporter.mathjax_url = exporter.require_js_url = ""
         exporter.mermaid_js_url = exporter.mermaid_layout_elk_js_url = ""
         exporter.embed_images = True

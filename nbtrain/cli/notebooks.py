@@ -17,13 +17,13 @@ def add_verbs(under: Any) -> None:
         under,
         "notebook",
         notebook,
-        "The executed notebook is saved, and as an HTML page too.",
+        "Saves the executed notebook, and an HTML page of it.",
         "nbtrain notebook 03_launch -p run gpt-tiny -p overrides batch.max_steps=20\n"
         "nbtrain notebook --again output/gpt-tiny/notebooks/03_launch.ipynb",
     )
-    text = "A notebook's file, or the name of one that is shipped, such as 03_launch."
+    text = "A notebook's file, or the name of one of nbtrain's own notebooks, such as 03_launch."
     complete(parser.add_argument("notebook", metavar="NOTEBOOK", help=text), completers.notebooks)
-    text = "Set a parameter of the notebook. May be repeated."
+    text = "Set a notebook parameter. May be repeated."
     parser.add_argument(
         "-p",
         "--parameter",
@@ -34,23 +34,23 @@ def add_verbs(under: Any) -> None:
         help=text,
     )
     text = (
-        "Run an executed notebook again, with the parameters in its record and another name for its run, and "
-        "say what differs."
+        "Run an executed notebook again with its recorded parameters and report the differences. If its run "
+        "still exists, the new run gets another name."
     )
     parser.add_argument("--again", action="store_true", help=text)
-    text = "Where to save the executed notebook. Default: in the folder of the run that it is about."
+    text = "File for the executed notebook. Default: a file in the folder of the notebook's run."
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
-    text = "It runs the notebooks 01 to 05 for RUN, which takes about five minutes on two cores, and sums up."
+    text = "Runs notebooks 01 to 05 for RUN, in about five minutes on two cores, and prints a summary."
     config_verb(under, "demo", demo, text, default="gpt-tiny")
     text = (
-        "It listens on this machine only and requires a token. Options of JupyterLab may follow, for example "
+        "Listens on this machine only and requires a token. JupyterLab's own options may follow, for example "
         "--port 8899."
     )
     add_verb(under, "lab", lab, text)
 
 
 def notebook(options: argparse.Namespace) -> int:
-    """Run a notebook; returns 0, or 7 if the run that it waited for did not finish."""
+    """Run a notebook. Return 0, or 7 if the run that it waited for did not finish."""
     from nbtrain.base.errors import ConfigError, JobFailed
     from nbtrain.cli.notebook_runner import run_notebook, typed_parameters
 
@@ -58,8 +58,7 @@ def notebook(options: argparse.Namespace) -> int:
     if options.again:
         if options.parameter:
             raise ConfigError(
-                "--again runs with the parameters of the record: omit -p, or run the notebook without "
-                "--again."
+                "--again uses the recorded parameters: omit -p, or run the notebook without --again."
             )
         from nbtrain.cli.notebook_again import run_again
 
@@ -77,7 +76,7 @@ def notebook(options: argparse.Namespace) -> int:
 
 
 def demo(options: argparse.Namespace) -> int:
-    """Run the notebooks of a run one after the other."""
+    """Run the demo's notebooks one after the other. Return 0, or 7 if the run did not finish."""
     from nbtrain.base.errors import JobFailed
     from nbtrain.cli.demo import run_demo
 
@@ -87,7 +86,7 @@ def demo(options: argparse.Namespace) -> int:
 
 
 def lab(options: argparse.Namespace) -> int:
-    """Replace this process by JupyterLab."""
+    """Replace this process with JupyterLab."""
     from nbtrain.cli.jupyterlab import open_lab
 
     return open_lab(options.rest)

@@ -1,7 +1,7 @@
 """Output of the verbs: folded to the terminal's width, with colours for states, verdicts and findings.
 
-Only on a terminal. A pipe or a file gets the text unchanged, so that `nbtrain runs | grep` sees one line for
-each row. NO_COLOR (https://no-color.org) and TERM=dumb turn the colours off.
+This applies only to a terminal. A pipe or a file gets the text unchanged, so that `nbtrain runs | grep` sees
+one line for each row. NO_COLOR (https://no-color.org) and TERM=dumb turn the colours off.
 """
 
 import functools
@@ -40,7 +40,7 @@ def show(result: Any = "", file: TextIO | None = None, flush: bool = False) -> N
     `file` is stdout by default.
     """
     stream = sys.stdout if file is None else file
-    # Not by the class, because `nbtrain help` loads no result.
+    # Checking for the class would import it, which `nbtrain help` does not need.
     if hasattr(result, "as_report"):
         text = result.as_report().text(columns_of(stream), has_colors(stream))
     else:
@@ -83,7 +83,7 @@ def colored(text: str) -> str:
 
 @functools.cache
 def _patterns() -> tuple[tuple[re.Pattern[str], Mapping[str, int]], ...]:
-    """Return (pattern with one group for a word, {word: colour}); other words are names of errors, in red."""
+    """Return (pattern with one group for a word, {word: colour}) pairs. Words without a colour become red."""
     from nbtrain.base.run_directory import jobstate
 
     states = {state: TONE_COLORS[jobstate.tone_of(state)] for state in jobstate.MEANING}

@@ -23,16 +23,16 @@ from nbtrain.cli.verbs import (
 )
 
 PROGRAM_HELP = (
-    "Read the flags as this program and version have them, for example megatron-lm@040eac94. Default: the "
-    "version that the flags fit."
+    "Read the flags as flags of this program and version, for example megatron-lm@040eac94. Default: the "
+    "version that has all of these flags."
 )
 
 
 def add_verbs(under: Any) -> None:
     """Add the verbs below `under`, the subparsers of nbtrain."""
     text = (
-        "It looks at Python, torch, DeepSpeed, devices, memory and disk, and says how to fix what is wrong. "
-        "Exit code 1 means that something has to be fixed."
+        "Checks Python, torch, DeepSpeed, devices, memory and disk space, and suggests a fix for each "
+        "problem. Exit code 1 means that a problem must be fixed."
     )
     add_json(add_verb(under, "doctor", doctor, text))
 
@@ -40,7 +40,7 @@ def add_verbs(under: Any) -> None:
         under,
         "init",
         init,
-        "They go into DIR, which may exist already; nothing in it is replaced.",
+        "They are copied to DIR, which may already exist; existing files are not replaced.",
         "nbtrain init my-work",
     )
     parser.add_argument("folder", metavar="DIR", type=Path, help="The folder to copy to.")
@@ -49,26 +49,26 @@ def add_verbs(under: Any) -> None:
         under,
         "new",
         new,
-        "It looks at the text, chooses vocabulary, model size and number of steps for this machine or for "
-        "the GPUs that are named, and writes NAME.yaml. Conversations and instructions become a fine-tuning.",
+        "Looks at the text, chooses the vocabulary, model size and number of steps for this machine or the "
+        "named GPUs, and writes NAME.yaml. Conversations and instructions make it a fine-tuning run.",
         "nbtrain new my-run --text books/\n"
         "nbtrain new my-run --text corpus.jsonl.gz --size 125M --gpus 4 --gpu-type A100-80GB",
     )
     parser.add_argument("name", metavar="NAME", help="The name of the run.")
     text = "Files, folders or quoted patterns: .txt, .md, .jsonl, .json, .parquet, also compressed."
     parser.add_argument("--text", nargs="+", required=True, metavar="PATH", dest="texts", help=text)
-    parser.add_argument("--size", help="Parameters of the model, for example 3M or 125M; default: chosen.")
-    parser.add_argument("--gpus", type=int, metavar="N", help="GPUs to train on; default: this machine's.")
-    parser.add_argument("--gpu-type", metavar="TYPE", help="Which GPUs, for example A100-80GB.")
+    parser.add_argument("--size", help="Model parameters, for example 3M or 125M. Default: chosen for you.")
     parser.add_argument(
-        "--gpus-per-node", type=int, metavar="N", help="GPUs of each machine; default: up to 8."
+        "--gpus", type=int, metavar="N", help="Number of GPUs to train on. Default: this machine's."
     )
-    text = "How long to train; default: 4 on CPUs, as long as the text lasts on GPUs."
+    parser.add_argument("--gpu-type", metavar="TYPE", help="Type of GPU, for example A100-80GB.")
+    parser.add_argument("--gpus-per-node", type=int, metavar="N", help="GPUs per machine. Default: up to 8.")
+    text = "Longest training time in minutes. Default: 4 on CPUs; on GPUs, no limit other than the text."
     parser.add_argument("--minutes", type=float, metavar="M", help=text)
-    start = parser.add_argument("--init-from", metavar="RUN", help="The run that a fine-tuning starts from.")
+    start = parser.add_argument("--init-from", metavar="RUN", help="Run that a fine-tuning run starts from.")
     complete(start, completers.configs)
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="YAML", help="The file; default: NAME.yaml here."
+        "-o", "--output", type=Path, metavar="YAML", help="File to write. Default: NAME.yaml in this folder."
     )
     parser.add_argument("--overwrite", action="store_true", help="Replace the YAML if it exists.")
 
@@ -76,12 +76,12 @@ def add_verbs(under: Any) -> None:
         under,
         "import",
         import_run,
-        "It reads a DeepSpeedJob or Kubeflow manifest, a shell script with flags of Megatron, or a DeepSpeed "
-        "JSON.",
+        "Reads a DeepSpeedJob or Kubeflow manifest, a shell script with Megatron flags, or a DeepSpeed JSON "
+        "file.",
         "nbtrain import pretrain_gpt.sh -o my-run.yaml\n"
         "nbtrain import ds_config.json --onto gpt-125m -o my-run.yaml",
     )
-    text = "Files to read; then settings, and values for variables of a script (TP=4)."
+    text = "Files to read, then settings (key=value) and values for a script's variables (TP=4)."
     parser.add_argument("words", nargs="+", metavar="FILE|key=value", help=text)
     text = "Write the run YAML to this file instead of printing it."
     parser.add_argument("-o", "--output", type=Path, metavar="YAML", help=text)
@@ -104,7 +104,7 @@ def add_verbs(under: Any) -> None:
     # The words may include files: check looks at each word.
     parser.set_defaults(more="overrides")
 
-    add_verb(under, "schema", schema, "Editors complete and check YAML files with it.")
+    add_verb(under, "schema", schema, "Editors use it to complete and check run YAMLs.")
 
     parser = config_verb(
         under,
@@ -122,12 +122,12 @@ def add_verbs(under: Any) -> None:
         under,
         "advise",
         advise,
-        "It compares what the last job did with the plan.",
+        "Compares the last job's measurements with the plan.",
         "nbtrain advise gpt-125m\nnbtrain advise gpt-125m --use 1 -o faster.yaml",
     )
-    text = "Write the run with change N to the file of -o, and show the difference."
+    text = "Write the run with change N to the file given with -o, and show the difference."
     parser.add_argument("--use", type=int, metavar="N", help=text)
-    text = "The YAML that --use writes; it must not exist yet."
+    text = "Run YAML that --use writes. The file must not exist yet."
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
     add_json(parser)
 
@@ -135,18 +135,18 @@ def add_verbs(under: Any) -> None:
         under,
         "calibrate",
         calibrate,
-        "Plans of runs on this machine then use what was measured. With --network it measures between the "
-        "machines of a run instead, by a job of the run's backend.",
+        "Plans for this machine then use the measurements. With --network, measures the network between the "
+        "machines of a run instead, in a job on the run's backend.",
         "nbtrain calibrate\nnbtrain calibrate --network 13B backend.kind=slurm --picture network.svg",
     )
-    text = "How long to measure, at most. Default: 180, and 60 with --network."
+    text = "Maximum time to measure. Default: 180, or 60 with --network."
     parser.add_argument("--seconds", type=float, help=text)
-    text = "Measure all-reduce and all-gather over all ranks of a run on several machines."
+    text = "Measure all-reduce and all-gather across all ranks of this run, which uses several machines."
     complete(parser.add_argument("--network", metavar="RUN", help=text), completers.configs)
     add_overrides(parser)
     add_json(parser)
     add_picture(parser, "Also draw the measurements to FILE")
-    text = "Measure `wall` time; `cpu` time is for a trial on a busy machine, whose results are not written."
+    text = "Clock to measure with. `cpu` is for a trial on a busy machine; its results are not saved."
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help=text)
 
 
@@ -156,12 +156,14 @@ def advise(options: argparse.Namespace) -> None:
     from nbtrain.base.errors import ConfigError
 
     if (options.use is None) != (options.output is None):
-        raise ConfigError("give --use N and -o FILE together: the number of a change, and the YAML to write.")
+        raise ConfigError(
+            "give --use N and -o FILE together: N is a change's number, FILE is the run YAML to write."
+        )
     advice = api.advise(options.run)
     if options.use is not None:
         stream = sys.stderr if options.json else sys.stdout
         print(advice.use(options.use, options.output), file=stream)
-        show(f"{options.output}: written. `nbtrain submit {options.output}` starts it.", stream)
+        show(f"{options.output}: written. Run `nbtrain submit {options.output}` to start the run.", stream)
         if not options.json:
             return
     if options.json:
@@ -181,10 +183,12 @@ def calibrate(options: argparse.Namespace) -> None:
     result: Any
     if options.network is not None:
         if options.clock != "wall":
-            raise ConfigError("--clock cpu is for a trial on this machine: omit it with --network.")
+            raise ConfigError("--clock cpu is for a trial on this machine: omit --clock with --network.")
         result = api.calibrate(options.seconds, options.network, options.overrides)
     elif options.overrides:
-        raise ConfigError(f"{options.overrides[0]}: settings belong to a run: --network RUN key=value.")
+        raise ConfigError(
+            f"{options.overrides[0]}: settings need a run: `nbtrain calibrate --network RUN key=value`."
+        )
     else:
         result = measure(DEFAULT_SECONDS if options.seconds is None else options.seconds, options.clock)
     if options.json:
@@ -216,7 +220,7 @@ def init(options: argparse.Namespace) -> None:
 
     for path in copy_workspace(options.folder):
         show(path)
-    # Editors find this file through the first line of each example YAML; a user's own docs/ does not have it.
+    # The first line of each example YAML tells editors to read this file, which a user's own docs/ lacks.
     schema_json = options.folder / "docs" / "run.schema.json"
     if not schema_json.exists():
         schema_json.parent.mkdir(exist_ok=True)
@@ -247,7 +251,7 @@ def new(options: argparse.Namespace) -> None:
 
 
 def import_run(options: argparse.Namespace) -> None:
-    """Make a run YAML of other programs' files."""
+    """Make a run YAML from other programs' files."""
     from nbtrain.base.workspace import display
     from nbtrain.foreign.importing import import_files
 
@@ -264,7 +268,7 @@ def import_run(options: argparse.Namespace) -> None:
 
 
 def _exists(word: str) -> bool:
-    """Return whether a file has this name. The value of a variable may be longer than any name."""
+    """Return whether a file of this name exists. A variable's value may be too long for a file name."""
     try:
         return Path(word).exists()
     except OSError:
@@ -272,7 +276,7 @@ def _exists(word: str) -> bool:
 
 
 def check(options: argparse.Namespace) -> int:
-    """Check a run, files of other programs, or a table of prices."""
+    """Check a run, other programs' files, or a table of prices. Return 2 if the run cannot work."""
     from nbtrain.api import verbs as api
     from nbtrain.base.errors import ConfigError
     from nbtrain.config.load import to_yaml
@@ -284,14 +288,17 @@ def check(options: argparse.Namespace) -> int:
     if options.resolved and options.json:
         raise ConfigError("--resolved prints YAML, --json prints the findings: use one of the two.")
     if options.resolved and foreign:
-        raise ConfigError("--resolved needs a run; `nbtrain import` prints the run YAML of these files.")
+        raise ConfigError(
+            "--resolved needs a run: use `nbtrain import` to print the run YAML of these files."
+        )
     if options.resolved:
         print(to_yaml(api.load(options.run, options.overrides)), end="")
         return 0
     if not foreign and is_prices(Path(options.run)):
         if options.json:
             raise ConfigError(
-                f"{options.run}: holds prices, and --json is for runs and files of other programs."
+                f"{options.run} is a table of prices, and --json is for runs and files of other programs: "
+                "omit --json."
             )
         show(checked_prices(Path(options.run)))
         return 0

@@ -1,4 +1,4 @@
-"""`nbtrain certify` and `nbtrain reproduce`: what a run depends on, and some of its steps trained again."""
+"""`nbtrain certify` and `nbtrain reproduce`: what a run depends on, and training some of its steps again."""
 
 import argparse
 import re
@@ -26,24 +26,25 @@ def add_verbs(under: Any) -> None:
         under,
         "certify",
         certify,
-        "Settings, code, versions, device, data, losses and checkpoints are compared with certificate.json, "
-        "which a job writes at its end; exit code 4 means that they differ.",
+        "Compares settings, code, versions, device, data, losses and checkpoints with certificate.json, "
+        "which a job writes at its end. Exit code 4 means that something differs.",
         "nbtrain certify gpt-tiny\nnbtrain certify gpt-tiny --against certificate.json",
     )
-    text = "Compare with this certificate of another run, or of the same run on another machine."
+    text = "Also compare with this certificate, of another run or of the same run on another machine."
     parser.add_argument("--against", type=Path, metavar="FILE", help=text)
     add_json(parser, "Print the certificate as JSON.")
     parser = run_verb(
         under,
         "reproduce",
         reproduce,
-        "The run is only read: its settings and the checkpoint before the steps go to RUN-reproduced. Exit "
-        "code 7 means that a loss, a gradient norm or a tensor differs on the same kind of processor.",
+        "The run is not changed: its settings and the checkpoint before the steps are copied to a new run, "
+        "RUN-reproduced. Exit code 7 means that a loss, a gradient norm or a tensor differs on the same kind "
+        "of processor.",
         "nbtrain reproduce gpt-tiny\nnbtrain reproduce /backup/gpt-125m --steps 1000:1020 backend.kind=local",
     )
     text = (
-        "The steps after step A up to step B; 0 is the beginning. Default: the steps after the last "
-        "checkpoint but one."
+        "Train the steps after step A up to step B again; A may be 0, the beginning. Default: the steps "
+        "after the second-to-last checkpoint."
     )
     parser.add_argument("--steps", metavar="A:B", help=text)
     add_overrides(parser)
@@ -52,7 +53,7 @@ def add_verbs(under: Any) -> None:
 
 
 def certify(options: argparse.Namespace) -> int:
-    """Show and verify the certificate of a run; returns 4 if something differs."""
+    """Show and verify the certificate of a run. Return 4 if something differs, else 0."""
     from nbtrain.base.errors import CheckpointError
     from nbtrain.monitor.run.certificate import (
         certificate_problems,
@@ -76,14 +77,14 @@ def certify(options: argparse.Namespace) -> int:
         checked = "certificate.json" if run.certificate_json.is_file() else ""
         checked = " and ".join(filter(None, (checked, str(options.against or ""))))
         if not problems and checked:
-            show(f"\nAgrees with {checked}.")
+            show(f"\nThe run agrees with {checked}.")
         for problem in problems:
             show(f"Differs: {problem}")
     return CheckpointError.exit_code if problems else 0
 
 
 def reproduce(options: argparse.Namespace) -> int:
-    """Train some steps of a run again; returns 7 if they differ."""
+    """Train some steps of a run again. Return 7 if they differ, else 0."""
     from nbtrain.base.run_directory.rundir import RunDir
     from nbtrain.base.workspace import display
     from nbtrain.proof.reproduce import REPRODUCTION_JSON, reproduce
@@ -102,7 +103,7 @@ def reproduce(options: argparse.Namespace) -> int:
 
 
 def window_of(text: str | None) -> tuple[int, int] | None:
-    """Return (A, B) of "A:B"; None without it. Raises ConfigError."""
+    """Parse "A:B" into (A, B); return None if there is no text. Raises ConfigError for other texts."""
     if text is None:
         return None
     if (matched := STEPS.fullmatch(text)) is None:

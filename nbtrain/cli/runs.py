@@ -30,8 +30,8 @@ from nbtrain.cli.verbs import (
 from nbtrain.monitor.runs.run_filter import SORTS
 
 WAIT_HELP = "Wait until the job ends, and exit with 7 unless it succeeds."
-NO_TRY_HELP = "Do not try the Python file of `code` with one step of a two-layer model first."
-JOB_JSON_HELP = "Print the run as JSON, as `nbtrain runs --json` lists it, and messages on stderr."
+NO_TRY_HELP = "Do not first try the run's own Python file (`code`) with one step of a two-layer model."
+JOB_JSON_HELP = "Print the run as JSON, in the form of `nbtrain runs --json`; messages go to stderr."
 
 
 def add_verbs(under: Any) -> None:
@@ -40,18 +40,21 @@ def add_verbs(under: Any) -> None:
         under,
         "submit",
         submit,
-        "The job outlives this terminal. An active run is joined, and a run that ended early is resumed.",
+        "The job continues after this terminal is closed. If the run is active, no second job is started; if "
+        "it ended early, it is resumed.",
         "nbtrain submit gpt-tiny\n"
         "nbtrain submit gpt-125m batch.micro_batch_size=4 --wait\n"
         "nbtrain submit gpt-125m backend.kind=slurm --dry-run job.sh",
     )
     parser.add_argument("--wait", action="store_true", help=WAIT_HELP)
     text = (
-        "Write Slurm's batch script, the Kubernetes manifest or the commands for hosts to FILE, and submit "
-        "nothing."
+        "Write Slurm's batch script, the Kubernetes manifest or the commands for hosts to FILE without "
+        "submitting anything."
     )
     parser.add_argument("--dry-run", type=Path, metavar="FILE", help=text)
-    text = "Start next to other jobs instead of waiting for devices; the same as backend.share_devices=true."
+    text = (
+        "Start alongside other jobs instead of waiting for devices; the same as backend.share_devices=true."
+    )
     parser.add_argument("--now", action="store_true", help=text)
     parser.add_argument("--no-try", action="store_true", help=NO_TRY_HELP)
     add_json(parser, JOB_JSON_HELP)
@@ -60,24 +63,29 @@ def add_verbs(under: Any) -> None:
         under,
         "runs",
         runs,
-        "The newest is first.",
+        "The newest run comes first.",
         "nbtrain runs --state failed,lost\nnbtrain runs 'gpt-*' -n 5",
     )
-    parser.add_argument("name", metavar="NAME", nargs="?", default="", help="A part of a name, or a pattern.")
-    text = "List runs in these states, for example failed,lost; active and ended each mean several states."
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", default="", help="Part of a run's name, or a pattern."
+    )
+    text = (
+        "List runs in these states, for example failed,lost. `active` and `ended` each stand for several "
+        "states."
+    )
     states = parser.add_argument("--state", default="", metavar="STATES", help=text)
     complete(states, lambda **_: [*map(str.lower, RUN_MEANING), "active", "ended"])
     text = (
-        "List runs with these labels: team=nlp,stage!=trial; `team` means any value, `!team` runs without "
-        "the label. May be repeated."
+        "List runs whose labels match these rules, for example team=nlp,stage!=trial. `team` matches any "
+        "value of the label, `!team` matches runs without it. May be repeated."
     )
     parser.add_argument("-l", "--label", action="append", default=[], metavar="RULES", help=text)
     parser.add_argument("--archived", action="store_true", help="List archived runs too.")
-    text = "List runs that were submitted within this time: 90s, 30m, 12h, 2d or 1w."
+    text = "List runs submitted within this time, for example 90s, 30m, 12h, 2d or 1w."
     parser.add_argument("--newer-than", metavar="AGE", help=text)
-    parser.add_argument("--older-than", metavar="AGE", help="List runs that were submitted before this time.")
+    parser.add_argument("--older-than", metavar="AGE", help="List runs submitted longer ago than this.")
     sort = parser.add_argument(
-        "--sort", default="submitted", metavar="BY", help=f"One of {', '.join(SORTS)}."
+        "--sort", default="submitted", metavar="BY", help=f"Sort by one of {', '.join(SORTS)}."
     )
     complete(sort, lambda **_: SORTS)
     parser.add_argument("--reverse", action="store_true", help="Reverse the order.")
@@ -88,35 +96,33 @@ def add_verbs(under: Any) -> None:
         under,
         "queue",
         queue,
-        "Jobs of all workspaces share one queue. With RUN, change the place of its job.",
+        "Jobs of all workspaces share one queue. With RUN, changes the position of that run's job.",
         "nbtrain queue gpt-125m --priority 5",
     )
     run = parser.add_argument("run", metavar="RUN", nargs="?", help="A run whose job is waiting.")
     complete(run, completers.runs)
-    text = "Give the job of RUN another priority; greater numbers start first."
+    text = "New priority for RUN's job; jobs with greater numbers start first."
     parser.add_argument("--priority", type=int, metavar="N", help=text)
-    parser.add_argument("--now", action="store_true", help="Start the job of RUN now, next to other jobs.")
-    parser.add_argument("--restart", action="store_true", help="Start all lost jobs of the queue again.")
+    parser.add_argument("--now", action="store_true", help="Start RUN's job now, alongside other jobs.")
+    parser.add_argument("--restart", action="store_true", help="Start all lost jobs in the queue again.")
     add_json(parser)
 
     parser = run_verb(under, "status", status)
-    add_json(parser, "Print JSON: what the panel in JupyterLab draws.")
+    add_json(parser, "Print everything that the panel in JupyterLab shows, as JSON.")
 
-    parser = run_verb(
-        under, "job", job, "It lists conditions, replicas with their ranks, resources and events."
-    )
+    parser = run_verb(under, "job", job, "Lists conditions, replicas with their ranks, resources and events.")
     _add_job(parser)
     text = "Show the newest N events."
     parser.add_argument("-n", "--events", type=int, default=20, metavar="N", help=text)
-    parser.add_argument("--yaml", action="store_true", help="Print only the resolved YAML of the run.")
-    add_json(parser, "Print JSON, with the curves of resources.")
-    add_picture(parser, "Also draw the job's life and its use of resources to FILE")
+    parser.add_argument("--yaml", action="store_true", help="Print only the run's resolved YAML.")
+    add_json(parser, "Print JSON, including the curves of resource use.")
+    add_picture(parser, "Also draw the job's timeline and its resource use to FILE")
 
     parser = run_verb(
         under,
         "logs",
         logs,
-        "For a run that failed, the last traceback comes first.",
+        "For a failed run, the last traceback comes first.",
         "nbtrain logs -f gpt-tiny\n"
         "nbtrain logs gpt-tiny --rank 3 -n 200\n"
         "nbtrain logs gpt-tiny --grep 'out of memory'",
@@ -127,30 +133,32 @@ def add_verbs(under: Any) -> None:
         "that failed; with --grep, all ranks."
     )
     parser.add_argument("--rank", metavar="RANK", help=text)
-    _add_job(parser, "Show logs of this job. Default: the newest job; with --grep, all jobs.")
-    text = "Show the rank's log of this attempt, counted from 0. Default: the newest one; with --grep, all."
+    _add_job(parser, "Show the logs of this job. Default: the newest job; with --grep, all jobs.")
+    text = (
+        "Show the rank's log of this attempt, counted from 0. Default: the newest attempt; with --grep, all."
+    )
     parser.add_argument("--attempt", type=int, metavar="N", help=text)
     text = "Show the last N lines. Default: 50; with --grep, all lines."
     parser.add_argument("-n", "--lines", type=int, metavar="N", help=text)
-    text = "Show only lines that contain TEXT, from all jobs, ranks and attempts."
+    text = "Show only lines that contain TEXT. Searches all jobs, ranks and attempts."
     parser.add_argument("--grep", metavar="TEXT", help=text)
     parser.add_argument("-i", "--ignore-case", action="store_true", help="Ignore case in --grep.")
     add_json(parser, "Print each line that --grep finds as a JSON object.")
 
     parser = run_verb(under, "wait", wait, "Progress is printed whenever it changes.")
     add_json(parser, JOB_JSON_HELP)
-    parser = run_verb(under, "cancel", cancel, "`nbtrain resume` continues it.")
+    parser = run_verb(under, "cancel", cancel, "`nbtrain resume` continues the run.")
     parser.add_argument("--now", action="store_true", help="Kill the job without saving.")
     run_verb(under, "pause", pause, "`nbtrain resume` continues the same job.")
     parser = run_verb(under, "save", save)
-    text = "Wait up to this long for the checkpoint, and print its step."
+    text = "Wait up to this many seconds for the checkpoint, and print its step."
     parser.add_argument("--wait", type=float, metavar="SECONDS", help=text)
 
     parser = run_verb(
         under,
         "resume",
         resume,
-        "This starts a new job; a paused job continues as the same job.",
+        "Starts a new job, or continues the same job if it was paused.",
         "nbtrain resume gpt-tiny batch.train_tokens=5e6",
     )
     add_overrides(parser)
@@ -166,24 +174,24 @@ def add_verbs(under: Any) -> None:
     add_json(parser, JOB_JSON_HELP)
 
     parser = run_verb(
-        under, "label", label, "Without changes, they are listed.", "nbtrain label gpt-tiny team=nlp stage-"
+        under, "label", label, "Without changes, lists the labels.", "nbtrain label gpt-tiny team=nlp stage-"
     )
-    text = "Labels to set; key- removes one."
+    text = "Labels to set; `key-` removes the label `key`."
     parser.add_argument("changes", metavar="key=value|key-", nargs="*", default=[], help=text)
     parser = run_verb(under, "notes", notes)
-    text = 'The new notes, at most 10,000 characters; "" removes them.'
+    text = 'New notes, at most 10,000 characters; "" removes the notes.'
     parser.add_argument("text", metavar="TEXT", nargs="?", help=text)
     parser = run_verb(
-        under, "archive", archive, "Its files stay, and `nbtrain runs --archived` still lists it."
+        under, "archive", archive, "Keeps the run's files; `nbtrain runs --archived` still lists it."
     )
     parser.add_argument("--undo", action="store_true", help="List the run again.")
-    parser = run_verb(
-        under, "clean", clean, "These are processes, temporary files and incomplete checkpoints."
+    parser = run_verb(under, "clean", clean, "Finds processes, temporary files and incomplete checkpoints.")
+    parser.add_argument(
+        "--yes", action="store_true", help="Remove the leftovers. Without --yes they are only listed."
     )
-    parser.add_argument("--yes", action="store_true", help="Remove them; otherwise they are only listed.")
 
     parser = run_verb(
-        under, "delete", delete, "Datasets and tokenizers stay, because other runs may use them."
+        under, "delete", delete, "Keeps datasets and tokenizers, because other runs may use them."
     )
     parser.add_argument("--yes", action="store_true", help="Delete without confirmation.")
     text = "Delete the run even if other runs or run YAMLs refer to its files."
@@ -204,7 +212,7 @@ def _add_job(
 
 
 def submit(options: argparse.Namespace) -> int:
-    """Start, join or resume a run, or write the files that a scheduler would receive."""
+    """Start or resume a run, or write the files that a scheduler would receive. Return the exit code."""
     from nbtrain.api import verbs as api
 
     now = ["backend.share_devices=true"] if options.now else []
@@ -213,7 +221,9 @@ def submit(options: argparse.Namespace) -> int:
         if options.json or options.wait:
             raise ConfigError("--dry-run submits nothing: omit --json and --wait.")
         if str(options.dry_run) == "-":
-            raise ConfigError("--dry-run -: must name a file; nothing was written.")
+            raise ConfigError(
+                "--dry-run - must name a file, for example --dry-run job.sh; nothing was written."
+            )
         path = api.submit(config, dry_run=options.dry_run)
         hosts = config.backend.kind == "hosts"
         what = "what `nbtrain submit` checks on the machines" if hosts else "what the cluster must have first"
@@ -224,17 +234,17 @@ def submit(options: argparse.Namespace) -> int:
 
 
 def queue(options: argparse.Namespace) -> None:
-    """Show the queue, or change the place of a job in it."""
+    """Show the queue, or change the position of a job in the queue."""
     from nbtrain.api import verbs as api
 
     if options.run:
         if options.priority is None and not options.now:
             raise ConfigError(
-                "say what to change: --priority N or --now. `nbtrain queue` alone lists all jobs."
+                "name a change: --priority N or --now. To list all jobs, run `nbtrain queue` without RUN."
             )
         run_of(options).queue(options.priority, options.now)
     elif options.priority is not None or options.now:
-        raise ConfigError("--priority and --now need a RUN: `nbtrain queue RUN --priority 5`.")
+        raise ConfigError("--priority and --now need a run, for example `nbtrain queue RUN --priority 5`.")
     entries = _quietly(options, api.queue, restart=options.restart)
     if options.json:
         show_json(entries.to_dicts())
@@ -249,7 +259,7 @@ def _quietly(options: argparse.Namespace, function: Any, *arguments: Any, **sett
 
 
 def resume(options: argparse.Namespace) -> int:
-    """Continue a run."""
+    """Resume a run. Return the exit code."""
     from nbtrain.api import verbs as api
 
     run = _quietly(options, run_of(options).resume, options.overrides, not options.no_try)
@@ -257,10 +267,10 @@ def resume(options: argparse.Namespace) -> int:
 
 
 def _started(run: Any, wanted: Any, options: argparse.Namespace) -> int:
-    """Show the job of a submitted run and, with --wait, its end. Return the exit code.
+    """Show the job of a submitted run, wait for its end with --wait, and return the exit code.
 
-    A run that was already active keeps its settings. If the user `wanted` other settings, the code is
-    SubmitError's.
+    A run that was already active keeps its settings. If `wanted` has other settings, the exit code is that
+    of SubmitError.
     """
     from nbtrain.config.load.changes import typed_changes
 
@@ -269,8 +279,8 @@ def _started(run: Any, wanted: Any, options: argparse.Namespace) -> int:
         show(f"{run.name}: job {run.job.job_id} is {run.state}. Watch it: `nbtrain logs -f {run.name}`")
     if kept:
         show(
-            f"{run.name}: its job is active and keeps its settings; nothing was submitted. To change them: "
-            f"`nbtrain cancel {run.name}`, then submit again.",
+            f"{run.name}: its job is active and keeps its settings; nothing was submitted. To change the "
+            f"settings, run `nbtrain cancel {run.name}`, then submit again.",
             sys.stderr,
         )
     code = SubmitError.exit_code if kept else _waited(run, options) if options.wait else 0
@@ -280,7 +290,7 @@ def _started(run: Any, wanted: Any, options: argparse.Namespace) -> int:
 
 
 def clone(options: argparse.Namespace) -> int:
-    """Submit a run's settings under another name."""
+    """Submit a run's settings under another name. Return the exit code."""
     from nbtrain.api.run import Run
     from nbtrain.jobs.submission.clone import submit_clone
 
@@ -294,7 +304,7 @@ def clone(options: argparse.Namespace) -> int:
 
 
 def wait(options: argparse.Namespace) -> int:
-    """Wait for the end of a run's job."""
+    """Wait for the end of a run's job. Return the exit code."""
     run = run_of(options)
     code = _waited(run, options)
     if options.json:
@@ -303,7 +313,7 @@ def wait(options: argparse.Namespace) -> int:
 
 
 def _waited(run: Any, options: argparse.Namespace) -> int:
-    """Return 0 if the run succeeded, else 7, so that a batch script notices a failed or stopped run."""
+    """Wait for the run's end; return 0 if it succeeded, else 7, so that batch scripts notice a failure."""
     try:
         run.wait(say=lambda text: show(text, sys.stderr if options.json else sys.stdout, flush=True))
     except JobFailed as error:
@@ -352,7 +362,7 @@ def status(options: argparse.Namespace) -> None:
 
 
 def job(options: argparse.Namespace) -> None:
-    """Show the page of a job."""
+    """Show everything about a job."""
     from nbtrain.monitor.run.usage_picture import usage_figure
 
     if options.events < 0:
@@ -400,7 +410,7 @@ def logs(options: argparse.Namespace) -> None:
             which = f"job {job.job_id} of {run.name}" if options.job else run.name
             print(f"{which} is FAILED. The last traceback of {whose(rank)}:\n\n{traceback}\n")
         if isinstance(rank, str):
-            print(f"No rank has a log. The end of {whose(rank)}:\n")
+            print(f"No rank has written a log. The end of {whose(rank)}:\n")
         elif traceback or rank:
             print(f"The end of the log of rank {rank}:\n")
     rank = rank or 0
@@ -420,7 +430,7 @@ def logs(options: argparse.Namespace) -> None:
 
 
 def _search_logs(options: argparse.Namespace, run: Any, rank: int | str | None) -> None:
-    """Print the lines that --grep finds."""
+    """Print the log lines that contain the text of --grep."""
     if options.follow:
         raise ConfigError("--follow prints new lines, --grep searches existing lines: use one of the two.")
     if options.attempt is not None:
@@ -436,9 +446,7 @@ def _search_logs(options: argparse.Namespace, run: Any, rank: int | str | None) 
 
 
 def _rank_of(text: str | None, run: Any) -> int | str | None:
-    """Return the rank, `supervisor` or the machine that --rank names. Raises ConfigError for any other
-    text.
-    """
+    """Return the rank, "supervisor" or the machine that --rank names. Raises ConfigError for other texts."""
     from nbtrain.monitor.logs.logs import NODE, SUPERVISOR, checked_rank
 
     if text is None or text == SUPERVISOR or NODE.fullmatch(text):
@@ -466,8 +474,8 @@ def pause(options: argparse.Namespace) -> None:
     state, cause = pause_job(run.job)
     if state == QUEUED:
         cause = (
-            "the scheduler was asked to hold it and has not confirmed that yet; "
-            f"`nbtrain status {run.name}` shows when it has{f' ({cause})' if cause else ''}"
+            "the scheduler was asked to hold the job and has not confirmed this yet; "
+            f"`nbtrain status {run.name}` shows when it does{f' ({cause})' if cause else ''}"
         )
     show(f"{run.name}: {state}{f': {cause}' if cause else ''}.")
 
@@ -520,7 +528,7 @@ def clean(options: argparse.Namespace) -> None:
     for line in left or ["Nothing to clean."]:
         show(line)
     if left and not options.yes:
-        show("Nothing was removed. Add --yes to remove these.")
+        show("Nothing was removed. Add --yes to remove these leftovers.")
 
 
 def delete(options: argparse.Namespace) -> None:

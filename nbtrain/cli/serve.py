@@ -36,13 +36,11 @@ def _add_generate(under: Any) -> None:
         under,
         "generate",
         generate,
-        "Several prompts are continued together.",
+        "Several prompts are processed as one batch.",
         "nbtrain generate gpt-tiny 'def '\nnbtrain generate gpt-tiny 'Return ' --samples 3 --seed 7\n"
         "nbtrain generate gpt-tiny --prompts prompts.jsonl --json",
     )
-    text = (
-        "A text to continue; - reads texts from stdin, one per line. After --, a text may begin with a dash."
-    )
+    text = "Text to continue; - reads texts from stdin, one per line. After --, a text may begin with a dash."
     parser.add_argument("prompts_after", metavar="PROMPT", nargs="*", default=[], help=text)
     text = "Another text to continue. May be repeated."
     parser.add_argument("-p", "--prompt", action="append", default=[], metavar="TEXT", help=text)
@@ -52,13 +50,13 @@ def _add_generate(under: Any) -> None:
     plain = Generation()
     text = "Search with this many beams; 1 turns beam search off."
     parser.add_argument("--num-beams", type=int, default=plain.num_beams, metavar="COUNT", help=text)
-    text = "Prefer longer texts in beam search if above 0, shorter ones if below."
+    text = "In beam search, prefer longer texts if above 0, and shorter texts if below 0."
     parser.add_argument(
         "--length-penalty", type=float, default=plain.length_penalty, metavar="VALUE", help=text
     )
-    text = "Write this many texts for each prompt."
+    text = "Generate this many texts for each prompt."
     parser.add_argument("--samples", dest="n", type=int, default=plain.n, metavar="COUNT", help=text)
-    text = "With --json, give the log-probability of each token and of this many alternatives."
+    text = "With --json, print the log-probability of each token and of this many alternatives."
     parser.add_argument("--logprobs", type=int, metavar="COUNT", help=text)
     add_loading(parser)
     add_json(parser, "Print a JSON object for each text.")
@@ -66,32 +64,37 @@ def _add_generate(under: Any) -> None:
 
 
 def add_sampling(parser: Parser) -> None:
-    """Add the options that choose the next token and the end of a text."""
+    """Add the options for choosing the next token and for ending a text."""
     plain = Generation()
     for flags, kind, metavar, text in (
-        (("-n", "--max-new-tokens"), int, "COUNT", "Add at most this many tokens."),
-        (("--temperature",), float, "VALUE", "Divide logits by this; 0 always takes the most likely token."),
-        (("--top-k",), int, "COUNT", "Choose among this many of the most likely tokens; 0 turns it off."),
+        (("-n", "--max-new-tokens"), int, "COUNT", "Generate at most this many new tokens."),
+        (
+            ("--temperature",),
+            float,
+            "VALUE",
+            "Divide logits by this; 0 always chooses the most likely token.",
+        ),
+        (("--top-k",), int, "COUNT", "Sample from this many of the most likely tokens; 0 turns it off."),
         (
             ("--top-p",),
             float,
             "SHARE",
-            "Choose among the most likely tokens that have this probability together; 1 turns it off, 0 "
-            "always takes the most likely one.",
+            "Sample from the most likely tokens whose probabilities add up to this value; 1 turns it off, "
+            "and 0 always chooses the most likely token.",
         ),
         (
             ("--min-p",),
             float,
             "SHARE",
-            "Choose among tokens at least this fraction as likely as the most likely one; 0 turns it off.",
+            "Sample from tokens at least this fraction as likely as the most likely token; 0 turns it off.",
         ),
         (
             ("--repetition-penalty",),
             float,
             "VALUE",
-            "Make tokens that are in the text already less likely; 1 turns it off.",
+            "Make tokens that already occur in the text less likely; 1 turns it off.",
         ),
-        (("--seed",), int, "SEED", "Seed of the sampling; the same seed gives the same text."),
+        (("--seed",), int, "SEED", "Seed for sampling; the same seed gives the same text."),
     ):
         name = flags[-1].removeprefix("--").replace("-", "_")
         parser.add_argument(*flags, type=kind, default=getattr(plain, name), metavar=metavar, help=text)
@@ -102,14 +105,14 @@ def add_sampling(parser: Parser) -> None:
 def add_loading(parser: Parser) -> None:
     """Add the options that choose the checkpoint and how it is loaded."""
     add_step(parser)
-    text = "Format of the weights; auto is fp32 on a CPU and the training's format on a GPU."
+    text = "Number format of the weights; auto is fp32 on a CPU and the training format on a GPU."
     parser.add_argument("--dtype", choices=LOADED_DTYPES, default="auto", help=text)
-    text = "Shard the model over this many processes. Default: the fewest GPUs that it fits on."
+    text = "Shard the model across this many processes. Default: the fewest GPUs on which the model fits."
     parser.add_argument("--tensor-parallel-size", type=int, metavar="RANKS", help=text)
 
 
 def generation_of(options: argparse.Namespace) -> Generation:
-    """Return the options of add_sampling. Raises ConfigError for a value out of range."""
+    """Return the values of add_sampling()'s options. Raises ConfigError for a value out of range."""
     said = {name: getattr(options, name) for name in _generation_names(options)}
     return Generation(**said | {"stop": tuple(options.stop)})
 
@@ -119,7 +122,7 @@ def _generation_names(options: argparse.Namespace) -> set[str]:
 
 
 def generate(options: argparse.Namespace) -> None:
-    """Continue prompts; a single text is shown while it is generated."""
+    """Continue prompts. A single text is printed while it is generated."""
     from nbtrain.api import verbs as api
 
     files = [options.prompts, *("-" for prompt in options.prompts_after if prompt == "-")]
@@ -162,7 +165,7 @@ def _prompts_of(file: str | None) -> list[str]:
             # Not splitlines(), which also cuts at U+2028 and U+0085 inside a JSON string.
             lines = stream.read().split("\n")
     except UnicodeDecodeError:
-        raise ConfigError(f"{file}: is not text in UTF-8.") from None
+        raise ConfigError(f"{file} is not UTF-8 text.") from None
     found = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -186,62 +189,67 @@ def _add_serve(under: Any) -> None:
         under,
         "serve",
         serve,
-        "It runs until Ctrl-C or SIGTERM.",
+        "Runs until Ctrl-C or SIGTERM.",
         "nbtrain serve gpt-tiny\nnbtrain serve --port 0",
     )
-    text = f"{RUN_HELP} Without it, each request's `model` names a run, and one model is loaded at a time."
+    text = (
+        f"{RUN_HELP} Without RUN, each request names a run as its `model`, and one model is loaded at a time."
+    )
     run = parser.add_argument("run", metavar="RUN", nargs="?", help=text)
     complete(run, completers.runs)
-    text = "Listen on this address. The default is reached from this machine only."
+    text = "Address to listen on. The default accepts connections from this machine only."
     parser.add_argument("--host", default=plain.host, metavar="ADDRESS", help=text)
     parser.add_argument(
         "--port",
         type=int,
         default=plain.port,
         metavar="PORT",
-        help="Listen on this port; 0 takes a free one.",
+        help="Port to listen on; 0 selects a free port.",
     )
-    text = "Listen on a Unix socket instead. Users who may enter its folder need no token."
+    text = "Listen on a Unix socket instead. Every user who can enter its folder can connect without a token."
     parser.add_argument("--uds", metavar="PATH", help=text)
-    text = "End together with the process that started the server."
+    text = "Exit when the process that started the server exits."
     parser.add_argument("--end-with-parent", action="store_true", help=text)
-    text = "Read the token from FILE. Default: $NBTRAIN_SERVE_TOKEN, else a new token, which is printed."
+    text = (
+        "Read the token from FILE. Default: $NBTRAIN_SERVE_TOKEN if it is set, else a new token, which is "
+        "printed."
+    )
     parser.add_argument("--token-file", metavar="FILE", help=text)
     add_loading(parser)
     for name, kind, metavar, text in (
-        ("threads", int, "COUNT", "Threads of the model on a CPU. Default: all cores."),
-        ("max_batch", int, "TEXTS", "Texts that are generated at once. Default: 16 on a CPU, 64 on a GPU."),
-        ("max_queue", int, "TEXTS", "Texts that may wait; further requests are answered with status 429."),
+        ("threads", int, "COUNT", "Threads for the model on a CPU. Default: all cores."),
+        ("max_batch", int, "TEXTS", "Texts to generate at the same time. Default: 16 on a CPU, 64 on a GPU."),
+        ("max_queue", int, "TEXTS", "Texts that may wait; further requests get status 429."),
         (
             "max_new_tokens",
             int,
             "COUNT",
-            "Most new tokens of each text of a request. Default: the model's number of positions.",
+            "Maximum number of new tokens per text. Default: the model's number of positions.",
         ),
-        ("max_body_bytes", int, "BYTES", "Size that a request may have."),
+        ("max_body_bytes", int, "BYTES", "Maximum size of a request."),
         (
             "request_seconds",
             float,
             "SECONDS",
-            "Time that a request may take, including its time in the queue.",
+            "Maximum time for a request, including its time in the queue.",
         ),
-        ("write_seconds", float, "SECONDS", "Time after which a client that reads nothing is disconnected."),
-        ("grace_seconds", float, "SECONDS", "Time that running requests have to finish after SIGTERM."),
+        ("write_seconds", float, "SECONDS", "Disconnect a client that has read nothing for this time."),
+        ("grace_seconds", float, "SECONDS", "Time for running requests to finish after SIGTERM."),
         ("idle_seconds", float, "SECONDS", "Without RUN, unload a model after this time without a request."),
     ):
         flag, default = f"--{name.replace('_', '-')}", getattr(plain, name)
         parser.add_argument(flag, type=kind, default=default, metavar=metavar, help=text)
     text = (
-        "Use this chat template, written as in a run YAML or in Jinja. Default: the template of the run's "
-        "data, else of its tokenizer."
+        "File with the chat template to use, written as in a run YAML or in Jinja. Default: the template of "
+        "the run's data or, if it has none, of the run's tokenizer."
     )
     parser.add_argument("--chat-template", metavar="FILE", help=text)
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Serve until a signal ends it."""
-    # Until the server handles signals, an interrupt ends the process. An exception could be raised while a
-    # library is imported, and some of them drop it.
+    """Serve until a signal ends the server. Return the exit code."""
+    # Until the server handles signals, an interrupt ends the process. As an exception it could be raised
+    # during an import, and some libraries swallow exceptions there.
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         return _serve(options)
@@ -277,7 +285,7 @@ def _serve(options: argparse.Namespace) -> int:
         if token is None:
             print(f"listening on {ready.url}", flush=True)
             return
-        shown = token if source is None else f"the token of {source}"
+        shown = token if source is None else f"the token from {source}"
         print(f"OpenAI's base_url: {ready.url}/v1\napi_key: {shown}")
         print(f"a page to try it: {ready.url}/?token={token if source is None else 'TOKEN'}", flush=True)
 

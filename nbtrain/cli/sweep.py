@@ -1,4 +1,4 @@
-"""`nbtrain sweep FILE`: many runs of one YAML with other settings, planned, driven and compared."""
+"""`nbtrain sweep FILE`: plan, train and compare many runs that differ in some settings."""
 
 import argparse
 import sys
@@ -15,18 +15,18 @@ def add_verbs(under: Any) -> None:
         under,
         "sweep",
         sweep,
-        "Each run is an ordinary one. Call it again to continue a sweep that was interrupted.",
+        "Each run is an ordinary run. To continue an interrupted sweep, run the same command again.",
         "nbtrain sweep lr.yaml --dry-run\nnbtrain sweep lr.yaml --at-once 4\nnbtrain sweep lr-study --status",
     )
-    text = "The sweep's YAML (docs/sweeps.md); with --status also the name of a sweep."
+    text = "The sweep's YAML (docs/sweeps.md). With --status, a sweep's name is enough."
     parser.add_argument("file", metavar="FILE", help=text)
-    text = "Plan every run, with the sums of hours, money and disk, and start nothing."
+    text = "Plan every run and add up hours, money and disk space, without starting anything."
     parser.add_argument("--dry-run", action="store_true", help=text)
-    text = "Show the results so far, and start nothing."
+    text = "Show the results so far without starting anything."
     parser.add_argument("--status", action="store_true", help=text)
-    text = "Keep at most N runs active, instead of the file's at_once."
+    text = "Keep at most N runs active; replaces the file's at_once."
     parser.add_argument("--at-once", type=int, metavar="N", help=text)
-    text = "Resume each failed or cancelled run once, and each that was evaluated before its last step."
+    text = "Resume each failed or cancelled run once, and each run that was evaluated before its last step."
     parser.add_argument("--again", action="store_true", help=text)
     add_json(parser, "Print the results as JSON.")
     text = f"Draw the loss of each setting to FILE ({PICTURE_HELP})."
@@ -34,7 +34,7 @@ def add_verbs(under: Any) -> None:
 
 
 def sweep(options: argparse.Namespace) -> int:
-    """Plan, run or show a sweep."""
+    """Plan, run or show a sweep. Return the exit code."""
     from nbtrain.api.sweep import sweep as run_sweep
     from nbtrain.api.sweep import sweep_status
     from nbtrain.base.errors import ConfigError, DataError, JobFailed
@@ -45,7 +45,7 @@ def sweep(options: argparse.Namespace) -> int:
     if options.dry_run and options.status:
         raise ConfigError("--dry-run and --status exclude each other: choose one.")
     if options.dry_run and options.output:
-        raise ConfigError("--dry-run trains nothing, and --output draws a loss. Omit --output.")
+        raise ConfigError("--output draws losses, and --dry-run trains nothing. Omit --output.")
     if options.status and (options.again or options.at_once is not None):
         raise ConfigError("--status starts nothing. Omit --again and --at-once.")
     if options.output:

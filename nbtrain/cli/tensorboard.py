@@ -13,12 +13,12 @@ from nbtrain.cli.verbs import RUN_HELP, add_verb, complete
 
 def add_verbs(under: Any) -> None:
     """Add the verb below `under`, the subparsers of nbtrain."""
-    text = "It shows all runs of the output directory to browsers of this machine, until Ctrl-C."
+    text = "Serves all runs in the output directory to browsers on this machine, until Ctrl-C."
     parser = add_verb(under, "tensorboard", tensorboard, text)
-    text = f"{RUN_HELP} Only this run is shown."
+    text = f"Show only this run. {RUN_HELP}"
     complete(parser.add_argument("run", metavar="RUN", nargs="?", help=text), completers.runs)
     parser.add_argument(
-        "--port", type=int, default=6006, metavar="PORT", help="Listen on this port; 0 takes a free one."
+        "--port", type=int, default=6006, metavar="PORT", help="Port to listen on; 0 selects a free port."
     )
 
 
@@ -29,9 +29,7 @@ def tensorboard(options: argparse.Namespace) -> int:
     from nbtrain.lab.server.tensorboard_proxy import board_command, tensorboard_page
 
     if not 0 <= options.port <= 65535:
-        raise ConfigError(
-            f"--port {options.port} must be from 0 (a free one) to 65535, for example --port 0."
-        )
+        raise ConfigError(f"--port {options.port} must be between 0 and 65535; --port 0 selects a free port.")
     root, query = output_root(), ""
     if options.run:
         from nbtrain.api.run import open_run
@@ -43,7 +41,8 @@ def tensorboard(options: argparse.Namespace) -> int:
     def say(port: int) -> None:
         show(f"TensorBoard: http://{LOOPBACK}:{port}{PAGE_PATH}{query}   (Ctrl-C ends it)")
         show(
-            f"From another machine: ssh -L {port}:{LOOPBACK}:{port} HOST, then the same address.", flush=True
+            f"From another machine, run `ssh -L {port}:{LOOPBACK}:{port} HOST`, then open the same address.",
+            flush=True,
         )
 
     try:
@@ -51,6 +50,6 @@ def tensorboard(options: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(
             f"cannot listen on port {options.port} of {LOOPBACK} ({os.strerror(error.errno or 0)}): another "
-            "program may use it. Name a free port, or --port 0."
+            "program may be using the port. Use a free port, or --port 0."
         ) from None
     return 0

@@ -12,17 +12,17 @@ def add_verbs(under: Any) -> None:
     """Add the verb below `under`, the subparsers of nbtrain."""
     text = (
         "A twin is a scaled-down run with the same layout. It prepares data, trains, saves, resumes and "
-        "exports; exit code 7 means that a check failed."
+        "exports. Exit code 7 means that a check failed."
     )
     parser = config_verb(under, "twin", twin, text, "nbtrain twin 13B")
-    text = "Start the twin as a job, through checks and supervisor."
+    text = "Start the twin as a submitted job, with its checks and its supervisor."
     parser.add_argument("--submit", action="store_true", help=text)
     add_json(parser, "Print the report as JSON.")
     add_picture(parser, "Also draw the twin's curves to FILE")
 
 
 def twin(options: argparse.Namespace) -> int:
-    """Train the twin of a run; returns 7 if a check of it failed."""
+    """Train the twin of a run. Return 7 if one of its checks failed, else 0."""
     from nbtrain.base.run_directory.rundir import RunDir
     from nbtrain.base.workspace import display
     from nbtrain.config.load import load

@@ -1,7 +1,7 @@
-"""The verbs of nbtrain by group, each with its module and a sentence, and the help screens made of them.
+"""All verbs of nbtrain by group, with their modules and summaries, and the help screens made from them.
 
-Nothing here loads a verb: `nbtrain help`, `nbtrain --version` and the completion of a verb's name read this
-table alone, and a call loads the module of its verb.
+Nothing here imports a verb's module: `nbtrain help`, `nbtrain --version` and the completion of a verb's name
+read only this table, and a command imports only its own verb's module.
 """
 
 import difflib
@@ -15,11 +15,12 @@ class Verb(NamedTuple):
 
     name: str
     module: str
-    """Module below nbtrain.cli whose add_verbs builds its parser."""
+    """Module in nbtrain.cli whose add_verbs() builds the verb's parser."""
     summary: str
-    """One sentence of at most SUMMARY_CHARS characters, for the lists of verbs and the start of its help."""
+    """A sentence of at most SUMMARY_CHARS characters for the lists of verbs and the start of the verb's help.
+    """
     aliases: tuple[str, ...] = ()
-    """Names of the same verb in LitGPT, Axolotl and the shell."""
+    """Other names of the verb, which users of LitGPT, Axolotl or a shell may know."""
     common: bool = False
     """Whether `nbtrain help` lists the verb. `nbtrain help all` lists all verbs."""
 
@@ -66,7 +67,7 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
         Verb("save", "runs", "Save a checkpoint now and continue training."),
         Verb("pause", "runs", "Save a checkpoint and release the devices."),
         Verb("clone", "runs", "Start a run with another run's settings."),
-        Verb("queue", "runs", "Show which jobs hold or await this machine's devices."),
+        Verb("queue", "runs", "Show which jobs use or await this machine's devices."),
         Verb("tensorboard", "tensorboard", "Show runs in TensorBoard."),
         Verb("advise", "planning", "Suggest changes after a failed or slow run."),
     ),
@@ -84,10 +85,10 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
         ),
         Verb("certify", "reproduce", "Show and verify what a run's numbers depend on."),
         Verb("reproduce", "reproduce", "Train some steps of a run again, and compare the bits."),
-        Verb("sweep", "sweep", "Run many settings of a run, and compare them."),
+        Verb("sweep", "sweep", "Train a run with many settings; compare the results."),
         Verb("compare", "compare", "Compare settings, metrics and curves of runs."),
         Verb("curves", "runs", "Draw loss, learning rate and throughput."),
-        Verb("profile", "runs", "Show what the profiler recorded of a run."),
+        Verb("profile", "runs", "Show the profiler's results for a run."),
     ),
     "housekeeping": (
         Verb("delete", "runs", "Delete a run with all its files.", common=True),
@@ -103,22 +104,22 @@ VERBS = {verb.name: verb for verbs in GROUPS.values() for verb in verbs}
 ALIASES = {alias: verb.name for verb in VERBS.values() for alias in verb.aliases}
 
 FINETUNING = (
-    "A fine-tuning is a run whose YAML sets init_from: `nbtrain submit gpt-tiny-instructions` starts an "
-    "example, and docs/finetuning.md explains how to write one."
+    "A fine-tuning run is a run whose YAML sets init_from: `nbtrain submit gpt-tiny-instructions` starts an "
+    "example, and docs/finetuning.md explains how to write such a YAML."
 )
 FROM_THE_HUB = "`nbtrain import-model hf://ORGANIZATION/MODEL NAME` makes a run that starts from a model."
 ELSEWHERE = {
     **dict.fromkeys(("finetune", "finetune_lora", "finetune_full", "finetune-lora", "sft"), FINETUNING),
-    "download": f"{FROM_THE_HUB} `nbtrain data download RUN` downloads the text of a run.",
+    "download": f"{FROM_THE_HUB} `nbtrain data download RUN` downloads a run's text.",
     "fetch": "`nbtrain init DIR` copies the example runs.",
     **dict.fromkeys(("convert_to_litgpt", "convert_pretrained_checkpoint"), FROM_THE_HUB),
-    "convert_from_litgpt": "`nbtrain export RUN` writes a model in the format of Hugging Face.",
+    "convert_from_litgpt": "`nbtrain export RUN` writes a model in Hugging Face format.",
     **dict.fromkeys(
         ("lm-eval", "lm_eval"), "`nbtrain evaluate RUN --harness TASK` runs tasks of lm-evaluation-harness."
     ),
     "vllm-serve": "`nbtrain serve RUN` serves a model; `nbtrain export RUN` writes it for vLLM.",
 }
-"""{verb of LitGPT or Axolotl whose arguments fit no verb here: what to type instead}"""
+"""{LitGPT or Axolotl verb without a direct counterpart here: what to type instead}"""
 
 RUN = (
     "RUN is a run YAML, an example's name (gpt-tiny), a preset (13B) or the name or folder of a run that was "
@@ -128,8 +129,8 @@ EXIT_CODES = {
     0: "success",
     1: "doctor found an error, or the system refused a file",
     2: "wrong usage or settings, or check found that the run cannot work",
-    3: "data is missing, damaged or does not fit",
-    4: "a checkpoint is missing, damaged or does not fit",
+    3: "data is missing or damaged, or does not fit the run",
+    4: "a checkpoint is missing or damaged, or does not fit the run",
     5: "the job or the run is in a state that does not allow the verb",
     6: "nothing was submitted",
     7: "the job failed or was stopped",
@@ -149,7 +150,10 @@ def common_verbs() -> str:
             title = group if verb is verbs[0] else ""
             lines.append(f"{title:<{group_width}}{verb.name:<{verb_width}}{verb.summary}")
     more = len(VERBS) - sum(map(len, shown.values()))
-    lines += ["", f"`nbtrain help VERB` explains a verb; `nbtrain help all` lists the other {more} too."]
+    lines += [
+        "",
+        f"`nbtrain help VERB` explains a verb; `nbtrain help all` lists {more} more verbs.",
+    ]
     return "\n".join(lines)
 
 
@@ -170,7 +174,7 @@ def all_verbs(columns: int = 80) -> str:
 
 
 def unknown_verb(word: str) -> str:
-    """Return the message for an unknown verb: the verb that was probably meant, or how to list the verbs."""
+    """Return the error for an unknown verb: the verb that was probably meant, or how to list all verbs."""
     if instead := ELSEWHERE.get(word):
         return f"{word!r} is not a verb of nbtrain. {instead}"
     if word.endswith((".yaml", ".yml")):

@@ -1,4 +1,4 @@
-"""Shared by the verbs of the command line: parsers, help texts, and writing a picture."""
+"""Code that the command-line verbs share: parsers, help texts and writing pictures."""
 
 import argparse
 import difflib
@@ -27,12 +27,12 @@ KEYS_HELP = (
 )
 
 Completer = Callable[..., Iterable[str]]
-"""A function that argcomplete calls with prefix, action, parser and parsed_args for the words that fit."""
+"""Function that argcomplete calls with prefix, action, parser and parsed_args, and that returns words."""
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Help formatter that shows each option's default after its help, and does not join the lines of
-    examples.
+    """Help formatter that shows each option's default after its help text and keeps the examples on separate
+    lines.
     """
 
     def _get_help_string(self, action: argparse.Action) -> str:
@@ -54,7 +54,7 @@ def default_text(action: argparse.Action) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors explain a missing argument and suggest the word that was probably meant."""
+    """Parser whose errors explain a missing argument and suggest the word that was probably meant."""
 
     def __init__(self, **settings: Any):
         super().__init__(**{"formatter_class": HelpFormatter, "add_help": False, **settings})
@@ -90,7 +90,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class TopVerbs:
-    """The subparsers of nbtrain itself, whose help begins with the summaries of the table of verbs."""
+    """nbtrain's own subparsers, which take each verb's summary from the table of verbs."""
 
     def __init__(self, under: Any):
         self._under = under
@@ -103,10 +103,11 @@ class TopVerbs:
 
 
 def add_verb(under: Any, name: str, function: Callable, text: str = "", examples: str = "") -> Parser:
-    """Add a verb below `under`, the subparsers of nbtrain or of a group; `function` gets its options.
+    """Add a verb below `under`, the subparsers of nbtrain or of a group; `function` is called with its
+    options.
 
-    `text` continues the summary of a verb of nbtrain, and is all that describes a verb of a group. `examples`
-    are command lines, one per line.
+    For a top-level verb, `text` continues the verb's summary; for a verb in a group, `text` is the whole
+    description. `examples` are command lines, one per line.
     """
     epilog = "\n".join(["Examples:", *(f"  {line}" for line in examples.splitlines())]) if examples else None
     parser = under.add_parser(name, help=text, description=text, epilog=epilog)
@@ -115,7 +116,7 @@ def add_verb(under: Any, name: str, function: Callable, text: str = "", examples
 
 
 def add_group(under: Any, name: str, text: str) -> Any:
-    """Add a verb with verbs below it, such as `data`; return the subparsers for these."""
+    """Add a group of verbs, such as `data`, and return the subparsers for its verbs."""
     parser = under.add_parser(name, description=text)
     return parser.add_subparsers(required=True, metavar="VERB", title="verbs")
 
@@ -156,7 +157,7 @@ def add_json(parser: Parser, help_text: str = "Print JSON.") -> None:
 
 
 def add_step(parser: Parser, help_text: str = "Use the checkpoint of step N instead of the newest.") -> None:
-    """Add --step, the checkpoint of a run."""
+    """Add --step N, which selects a run's checkpoint."""
     complete(parser.add_argument("--step", type=int, metavar="N", help=help_text), completers.steps)
 
 
@@ -188,7 +189,9 @@ def check_picture(path: Path | None) -> None:
     if path is None:
         return
     if path.suffix.lower() not in PICTURE_ENDINGS:
-        raise ConfigError(f"{path}: a picture is written as {PICTURE_HELP}; name a file with such an ending.")
+        raise ConfigError(
+            f"{path}: a picture must be a {PICTURE_HELP} file; name a file with one of these suffixes."
+        )
     if not path.parent.is_dir():
         raise ConfigError(f"{path}: its folder does not exist. Name a file in a folder that exists.")
 

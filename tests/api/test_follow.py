@@ -48,4 +48,4 @@ def test_other_errors_are_raised(tmp_path):
         followed(tmp_path, [(True, 10), (True, 10)], act)
     with pytest.raises(CheckpointError) as error:
         followed(tmp_path, [(True, None), (False, None)])
-    assert str(error.value) == "run has ended, and has no complete checkpoint."
+    assert str(error.value) == "run has ended without a complete checkpoint."

@@ -102,9 +102,9 @@ def test_what_is_no_run(value, kind, asked):
         ({"dtype": "int8"}, "dtype = 'int8' must be one of auto, fp32, bf16, fp16."),
         (
             {"tensor_parallel_size": 0},
-            "tensor_parallel_size = 0 must be at least 1, or None for what suits the machine.",
+            "tensor_parallel_size = 0 must be at least 1, or None for a number that suits the machine.",
         ),
-        ({"stream": True, "n": 2}, "stream = True is for one prompt, n = 1 and num_beams = 1."),
+        ({"stream": True, "n": 2}, "stream = True needs one prompt, n = 1 and num_beams = 1."),
         ({"temperature": None}, "temperature = None (NoneType) must be a number."),
         ({"top_k": 1.5}, "top_k = 1.5 (float) must be a whole number."),
         ({"top_p": "x"}, "top_p = 'x' (str) must be a number."),
@@ -227,7 +227,7 @@ def test_the_log_of_an_earlier_attempt(cancelled, capsys):
     assert capsys.readouterr().out == "attempt 0 ends\n"
     with pytest.raises(ConfigError, match=r"attempt 2: rank 0 .* its logs are of 0, 1\."):
         cancelled.log(attempt=2)
-    with pytest.raises(ConfigError, match="supervisor has one"):
+    with pytest.raises(ConfigError, match="supervisor has a single log"):
         cancelled.log(rank="supervisor", attempt=0)
 
 
@@ -306,7 +306,7 @@ def test_a_run_of_which_no_rank_began_shows_the_supervisors_log(run, capsys):
     assert cli.main(["logs", "mine", "-n", "1"]) == 0
     assert capsys.readouterr().out == (
         f"mine is FAILED. The last traceback of the supervisor's log:\n\n{text}\n"
-        "No rank has a log. The end of the supervisor's log:\n\nattempt 0 has ended\n"
+        "No rank has written a log. The end of the supervisor's log:\n\nattempt 0 has ended\n"
     )
     assert "(the supervisor's log):\n  attempt 0 starts\n  Traceback" in run.failure()
     job.supervisor_log.write_text("attempt 0 starts\n")
@@ -382,7 +382,7 @@ def cancelled(run):
 
 UNFINISHED = (
     "mine is CANCELLED after 11 of 300 steps: plots and texts are from an unfinished run. "
-    "`nbtrain resume mine` continues it."
+    "`nbtrain resume mine` continues the run."
 )
 
 
@@ -588,7 +588,7 @@ def test_a_backend_whose_place_is_not_named_is_shown_and_never_submitted(workspa
     said = str(api.launch(config))
     why = f"gpt-tiny was not launched: backend {backend} needs settings that the run does not have."
     assert said.startswith(f"{why}\n  - {missing} is a placeholder. Set it to ")
-    assert f"\nTo launch it, set them:\n  nbtrain submit gpt-tiny backend.kind={backend} " in said
+    assert f"\nTo launch it, set them and run:\n  nbtrain submit gpt-tiny backend.kind={backend} " in said
     heading = "started" if backend == "hosts" else "submitted"
     assert shown in said.partition(f"\nWhat would be {heading}:\n")[2]
     page = api.launch(config)._repr_html_()

@@ -97,12 +97,12 @@ def test_what_is_gone_from_this_host_is_not_promised(run, tmp_path, capsys):
     LocalSaves([LocalSave(12, "id12", [host], "20261121-031500-a1b2", 0, 0.0)]).keep(run)
     assert cli.main(["checkpoint", "list", "tiny"]) == 0
     assert capsys.readouterr().out.endswith(
-        f"Step 12 was saved only on the disks of {host} (checkpoint.local_dir), and is no longer on this "
-        f"host, {host}: a resume starts from the beginning.\n"
+        f"Step 12 was saved only on the disks of {host} (checkpoint.local_dir) and is no longer on this "
+        f"host, {host}. A resume starts from the beginning.\n"
     )
     write(run, 4, None)
     assert cli.main(["checkpoint", "list", "tiny"]) == 0
-    assert capsys.readouterr().out.endswith("a resume finds no complete checkpoint to continue from.\n")
+    assert capsys.readouterr().out.endswith("A resume finds no complete checkpoint to continue from.\n")
     shutil.rmtree(run.checkpoint(4))
     (local / "tiny-a" / "global_step12").mkdir(parents=True)
     assert cli.main(["checkpoint", "list", "tiny"]) == 0
@@ -248,7 +248,7 @@ def test_verify_reads_everything(run, capsys):
         "30 not valid: a.pt has 1 bytes; its manifest says 3,000",
     ]
     assert said.err.endswith(
-        "output/tiny/model: 2 of 3 checkpoints are not valid; a resume uses the newest complete one.\n"
+        "output/tiny/model: 2 of 3 checkpoints are not valid; a resume uses the newest complete checkpoint.\n"
     )
     assert cli.main(["checkpoint", "verify", "tiny", "--step", "10"]) == 0
     assert cli.main(["checkpoint", "verify", "tiny", "--step", "11"]) == 4

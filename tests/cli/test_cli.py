@@ -57,7 +57,11 @@ def test_help_shows_all_digits_of_a_default(verb, default, capsys):
             5,
             "`nbtrain runs` lists 0 runs under output. `nbtrain submit` starts a run.",
         ),
-        (["notebook", "09_none"], 2, "no such notebook. nbtrain's own: 00_quickstart, 01_prepare_data"),
+        (
+            ["notebook", "09_none"],
+            2,
+            "no such notebook. nbtrain's own notebooks are 00_quickstart, 01_prepare_data",
+        ),
     ],
 )
 def test_errors_are_a_message_and_a_code(workspace, arguments, code, message, capsys):
@@ -175,7 +179,10 @@ def test_words_that_a_verb_does_not_take_are_refused(call, capsys):
     [
         (
             "plan.xyz",
-            "plan.xyz: a picture is written as .png, .svg, .pdf or .jpg; name a file with such an ending.",
+            (
+                "plan.xyz: a picture must be a .png, .svg, .pdf or .jpg file; name a file with one of these "
+                "suffixes."
+            ),
         ),
         ("none/plan.png", "none/plan.png: its folder does not exist. Name a file in a folder that exists."),
     ],
@@ -272,7 +279,7 @@ def test_json_of_advice_whose_yaml_is_written(workspace, monkeypatch, capsys):
     assert cli.main(["advise", "mine", "--use", "1", "-o", "b.yaml", "--json"]) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out) == {"changes": []}
-    assert shown.err == "-a +b\nb.yaml: written. `nbtrain submit b.yaml` starts it.\n"
+    assert shown.err == "-a +b\nb.yaml: written. Run `nbtrain submit b.yaml` to start the run.\n"
 
 
 def test_json_of_a_twin_has_no_nan(workspace, monkeypatch, capsys):

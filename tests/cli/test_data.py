@@ -94,5 +94,5 @@ def test_a_card_that_cannot_be_written(workspace, capsys, option, path):
     path += option.replace("--", ".") if path.endswith("card") else ""
     assert cli.main(["data", "card", "x", option, path]) == 2
     assert capsys.readouterr().err == (
-        f"ConfigError: {path}: cannot be written. Name a file in a folder that exists.\n"
+        f"ConfigError: {path} cannot be written. Name a file in a folder that exists.\n"
     )

@@ -46,7 +46,9 @@ def test_an_export_is_imported_again(workspace, tmp_path, capsys):
     assert cli.main(["export", "gpt-tiny", "--to", "deepspeed"]) == 0
     assert '"train_batch_size": 8' in capsys.readouterr().out
     assert cli.main(["export", "gpt-tiny", "--to", "megatron"]) == 2
-    assert "no such target; known: hf, consolidated, gguf, peft, megatron-lm" in capsys.readouterr().err
+    assert (
+        "no such target. The targets are hf, consolidated, gguf, peft, megatron-lm" in capsys.readouterr().err
+    )
 
 
 def test_check_takes_the_version_of_the_flags(workspace, tmp_path, capsys):
@@ -57,7 +59,8 @@ def test_check_takes_the_version_of_the_flags(workspace, tmp_path, capsys):
     assert "nemo" in capsys.readouterr().err
     assert cli.main(["check", "gpt-tiny", "--from", "megatron-lm"]) == 2
     assert (
-        "program (--from) is for a script or a manifest, and gpt-tiny is neither." in capsys.readouterr().err
+        "program (--from) is only for scripts and manifests, and gpt-tiny is a run: omit it."
+        in capsys.readouterr().err
     )
 
 

@@ -79,7 +79,7 @@ def test_the_run_gets_another_name_as_long_as_the_first_one_exists(workspace, pa
     RunDir.named("tiny").run_json.unlink()
     again = run_again(str(source))
     assert papermill[2][0]["overrides"] == "" and papermill[2][1].parent.parent.name == "tiny"
-    assert "the run of the record" in again.numbers and "is gone" in again.numbers
+    assert "the recorded run" in again.numbers and "no longer exists" in again.numbers
 
 
 def test_settings_versions_and_code_that_differ_are_named(workspace, papermill):
@@ -113,7 +113,7 @@ def test_what_cannot_run_again(workspace, papermill, capsys):
     notebook = nbformat.read(fresh, as_version=4)
     notebook.cells[0].execution_count = 1
     nbformat.write(notebook, fresh)
-    with pytest.raises(ConfigError, match=r"fresh\.ipynb: was executed, but none of its outputs"):
+    with pytest.raises(ConfigError, match=r"fresh\.ipynb: was executed, but its outputs have no record"):
         run_again(str(fresh))
     assert main(["notebook", "--again", str(fresh), "-p", "run", "x"]) == ConfigError.exit_code
     assert "omit -p" in capsys.readouterr().err
@@ -141,7 +141,7 @@ def test_a_notebook_that_was_edited_after_it_ran(workspace, papermill):
     notebook.cells[-1].outputs[0].data[RECORD]["run_id"] = None
     nbformat.write(notebook, source)
     with pytest.raises(
-        ConfigError, match="the record of its run was changed: run_id is NoneType, and must be str"
+        ConfigError, match="the record of its run was changed: run_id is NoneType and must be str"
     ):
         run_again(str(source))
 
@@ -154,7 +154,7 @@ def test_damaged_records_in_outputs(workspace, papermill):
     notebook = nbformat.read(executed(workspace), as_version=4)
     del notebook.cells[-1].outputs[0].data[RECORD]["settings_sha256"]
     nbformat.write(notebook, source)
-    with pytest.raises(ConfigError, match="settings_sha256 is NoneType, and must be str"):
+    with pytest.raises(ConfigError, match="settings_sha256 is NoneType and must be str"):
         run_again(str(source))
     assert papermill == []
 
@@ -178,7 +178,7 @@ def test_cells_that_open_the_same_run_again(workspace):
     record = record_of(a_run(workspace), {})
     from nbtrain.cli.notebook_again import _numbers
 
-    assert _numbers(record, record).startswith("not compared: the cells opened the run tiny again")
+    assert _numbers(record, record).startswith("not compared: the cells opened the existing run tiny")
 
 
 def test_a_notebook_without_the_parameter_overrides(workspace, papermill):

@@ -29,7 +29,7 @@ def test_every_run_or_one(workspace: Path, served: list[Door], capsys: pytest.Ca
     assert main(["tensorboard"]) == 0
     assert capsys.readouterr().out == (
         "TensorBoard: http://127.0.0.1:6006/nbtrain/   (Ctrl-C ends it)\n"
-        "From another machine: ssh -L 6006:127.0.0.1:6006 HOST, then the same address.\n"
+        "From another machine, run `ssh -L 6006:127.0.0.1:6006 HOST`, then open the same address.\n"
     )
     assert served[0].root == workspace / "output"
     FakeJob(RunDir(workspace / "elsewhere" / "gpt"), steps=3).finish("CANCELLED", "only a test")
@@ -42,7 +42,7 @@ def test_every_run_or_one(workspace: Path, served: list[Door], capsys: pytest.Ca
 def test_a_port_that_cannot_be(workspace: Path, capsys: pytest.CaptureFixture, port: int) -> None:
     assert main(["tensorboard", f"--port={port}"]) == 2
     assert capsys.readouterr().err == (
-        f"ConfigError: --port {port} must be from 0 (a free one) to 65535, for example --port 0.\n"
+        f"ConfigError: --port {port} must be between 0 and 65535; --port 0 selects a free port.\n"
     )
 
 
@@ -52,5 +52,5 @@ def test_a_port_that_is_taken_is_said(workspace: Path, capsys: pytest.CaptureFix
         assert main(["tensorboard", f"--port={port}"]) == 2
     assert capsys.readouterr().err == (
         f"ConfigError: cannot listen on port {port} of 127.0.0.1 (Address already in use): another program "
-        "may use it. Name a free port, or --port 0.\n"
+        "may be using the port. Use a free port, or --port 0.\n"
     )

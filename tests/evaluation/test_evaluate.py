@@ -129,7 +129,7 @@ def test_the_command_line(run, tmp_path, capsys):
             f"{files['mmlu']}:1: has no choices; its fields are question.",
         ),
         (["--data", "nowhere"], 3, "nowhere: no dataset of this name in data/dataset and no nowhere.idx."),
-        (["--limit", "0"], 2, "limit = 0 must be at least 1, or None for all of them."),
+        (["--limit", "0"], 2, "limit = 0 must be at least 1, or None for no limit."),
     ):
         assert main(["evaluate", str(run.path), *words]) == code
         assert error in capsys.readouterr().err

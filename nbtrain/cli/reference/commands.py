@@ -31,12 +31,13 @@ do not edit. `nbtrain help` shows the usual verbs on one screen, `nbtrain help a
   colours. A pipe or a file gets plain text, with one line for each row of a table. `NO_COLOR=1` and
   `TERM=dumb` turn the colours off.
 - With `--json`, stdout holds only JSON. Progress and messages go to stderr.
-- An error is a message on stderr: where it is, what was found, the rule, and the fix.
+- Errors go to stderr. A message says where the problem is, what was found, which rule applies and how to
+  fix it.
 
 ## Completion
 
 TAB completes verbs, options, the names of runs, examples, presets, datasets and checkpoints, and the keys
-and values of `key=value`. `nbtrain completion` prints the line that installs it:
+and values of `key=value`. `nbtrain completion` prints the line that installs completion:
 """
     shells = [(shell, f"`{file}`", f"`{_escaped(line)}`") for shell, (file, line) in SHELLS.items()]
     yield from Table(("shell", "file", "line"), shells).markdown()

@@ -1,4 +1,4 @@
-"""Writes the pages that are generated: `python -m nbtrain.cli.reference.pages`, or `make docs`.
+"""Writes the generated pages: `python -m nbtrain.cli.reference.pages`, or `make docs`.
 
     docs/config.md                     every field of a run YAML          from config/schema.py
     docs/metrics.md                    every scalar                       from metrics.py
@@ -10,8 +10,8 @@
     docs/plan.md                       the table between its markers      from config/names/presets.py
     examples/megatron-gpt/README.md    the tables between their markers   from the run YAMLs and the planner
 
-tests/docs/test_generated.py fails if one of them is stale. All are written from the repository's files and
-constants, so they are the same on every machine.
+tests/docs/test_generated.py fails if a page is out of date. The pages depend only on the repository's files
+and constants, so they are the same on every machine.
 """
 
 import json
@@ -111,7 +111,7 @@ def runs_table(training: Path) -> str:
 
 
 def presets_table() -> str:
-    """Return the table preset | run: the sizes that can be named instead of a run."""
+    """Return the table preset | run: the model sizes that can be given instead of a run."""
     rows = [(f"`{size}`", f"`{run}`") for size, run in PRESETS.items()]
     return "\n".join(Table(("preset", "run"), rows).markdown())
 
@@ -174,10 +174,10 @@ def config_page() -> str:
         "- Override a key with `key=value` on the command line and in notebooks, or with a dict in Python:",
         "  `nbtrain submit gpt-125m batch.micro_batch_size=4`,",
         '  `nb.load("gpt-125m", {"batch.micro_batch_size": 4})`.',
-        "- Lengths of training are in tokens. Intervals end in `_interval_steps`. `2.5e9` is a whole number.",
+        "- Training lengths are in tokens. Intervals end in `_interval_steps`. `2.5e9` is a whole number.",
         "- Editors complete and check keys if a file begins with",
         "  `# yaml-language-server: $schema=<path>/docs/run.schema.json`.",
-        "- `nbtrain check RUN --resolved` prints a run with every key, and `nbtrain schema` the schema.",
+        "- `nbtrain check RUN --resolved` prints a run with every key; `nbtrain schema` prints the schema.",
     ]
     top = [(key, info) for key, info in described(RunConfig).items() if _model_of(info) is None]
     lines += ["", "## Run", "", f"{_first_words(RunConfig)}", "", *_table(top, ""), *_recipes()]

@@ -1,4 +1,4 @@
-"""The generated part of docs/parallelism.md: config/rules/combinations.py as a table with its reasons."""
+"""The generated part of docs/parallelism.md: the rules in config/rules/combinations.py and the reasons."""
 
 from nbtrain.base.printing.report import Table
 from nbtrain.config.rules.combinations import KINDS, Feature
@@ -20,8 +20,8 @@ def combinations_table() -> str:
     lines = [
         *Table(heads, [_kind_row(kind) for kind in KINDS]).markdown(),
         "",
-        f"`{TOGETHER}`: the two can be combined. A number: they are refused together, and the reason "
-        f"with that number is below. `{NO_PAIR}`: a run has at most one of them.",
+        f"`{TOGETHER}`: the two can be combined. A number: they are refused together, for the "
+        f"reason with that number below. `{NO_PAIR}`: a run has at most one of them.",
         "",
         *Table(["", *(kind.short for kind in KINDS)], rows).markdown(),
         "",

@@ -11,7 +11,7 @@ INTRODUCTION = """\
 This page lists how each kind of source treats each key of a record. Generated from
 `nbtrain/corpus/sources/keys.py` by `make docs`; do not edit.
 
-- **used**: its value becomes part of the training text or of the loss mask.
+- **used**: the key's value becomes part of the training text or of the loss mask.
 - **refused**: if the key has a value, the record is skipped as broken, and `nbtrain prepare` prints its file,
   line and key, and how to fix it. If more than `max_broken_fraction` of the records (default 0.01) are
   broken, `nbtrain prepare` ends with an error. Without the key, the model would be trained on a record with

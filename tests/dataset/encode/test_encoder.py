@@ -781,7 +781,7 @@ def test_a_stop_is_orderly(make_config, workspace, small_parts):
     process.terminate()
     _, err = process.communicate(timeout=600)
     assert process.returncode == 128 + signal.SIGTERM
-    assert "Stopped. What is finished is kept: the same command continues from there." in err
+    assert "Stopped. Finished work is kept: run the same command again to continue." in err
     assert "Traceback" not in err and "leaked" not in err
     kept = len(list(work.glob("[0-9]*.json")))
     report = prepare(config, through="encode")

@@ -286,7 +286,7 @@ def test_page_stands_by_itself(make_config, texts, workspace, capsys):
     for flag in ("--html", "--json"):
         (workspace / "run.yaml").write_bytes(before)
         assert cli.main(["data", "card", "small", flag, str(workspace / "run.yaml")]) == 2
-        assert f"run.yaml: {flag} writes a file that ends in .{flag[2:]}" in capsys.readouterr().err
+        assert f"run.yaml: name a file that ends in .{flag[2:]} for {flag}." in capsys.readouterr().err
         assert (workspace / "run.yaml").read_bytes() == before
 
 

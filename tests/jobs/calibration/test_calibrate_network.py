@@ -42,7 +42,7 @@ def test_a_run_without_a_network_is_refused(workspace):
         calibrate_network(load("13B", TWO), seconds=1)
     assert main(["calibrate", "batch.micro_batch_size=4"]) == 2
     assert main(["calibrate", "--seconds", "0"]) == 2
-    with pytest.raises(ConfigError, match="name the run with network="):
+    with pytest.raises(ConfigError, match="name that run with network="):
         nb.calibrate(overrides="backend.kind=slurm")
     assert main(["calibrate", "--network", "13B", "--clock", "cpu"]) == 2
 

@@ -178,7 +178,10 @@ def test_a_log_without_a_line_says_why_and_which_job_has_one(tiny, capsys):
 
 def test_a_dash_is_no_file_and_a_torn_record_ends_its_sentence(tiny, capsys):
     assert main(["submit", tiny()._run or "tiny.yaml", "--dry-run", "-"]) == 2
-    assert "ConfigError: --dry-run -: must name a file; nothing was written.\n" in capsys.readouterr().err
+    assert (
+        "ConfigError: --dry-run - must name a file, for example --dry-run job.sh; nothing was written.\n"
+        in capsys.readouterr().err
+    )
     job = submit(tiny())
     job.job_json.write_text('{"x')
     with pytest.raises(RecordError, match=r":1: not JSON: Unterminated string starting \(column 2\)$"):
@@ -993,7 +996,7 @@ def test_a_dry_run_says_why_this_machine_would_not_take_the_run(tiny):
     said = str(nb.launch(tiny(**over), dry_run=True))
     assert "tiny was not launched: this machine is too small.\n" in said
     assert lacks(said, "resources.nodes=2: ", "needs 2 machines", "Set backend.kind to") == []
-    assert "\nOnce that is changed:\n  nbtrain submit " in said
+    assert "\nAfter changing that, run:\n  nbtrain submit " in said
     with pytest.raises(SubmitError, match="the run needs 2 machines"):
         submit(tiny(**over))
 

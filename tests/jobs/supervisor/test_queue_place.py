@@ -542,7 +542,9 @@ def test_the_command_line(holders, cause_of, capsys):
     assert main(["queue", "--now"]) == 2
     without_change, without_run = capsys.readouterr().err.splitlines()
     assert lacks(without_change, "ConfigError: ", "--priority N or --now", "`nbtrain queue`") == []
-    assert lacks(without_run, "ConfigError: ", "need a RUN: `nbtrain queue RUN --priority 5`") == []
+    assert (
+        lacks(without_run, "ConfigError: ", "need a run, for example `nbtrain queue RUN --priority 5`") == []
+    )
 
 
 def test_a_cause_that_the_table_cuts_stands_below_it():

@@ -219,7 +219,7 @@ def test_a_pause_of_a_job_that_waits_ends_with_the_operators_word(life, job, stu
     assert cli.main(["pause", job.run.name]) == 0
     assert stub.objects[path, name]["spec"]["suspend"] is True
     assert capsys.readouterr().out.startswith(
-        f"{job.run.name}: QUEUED: the scheduler was asked to hold it and has not confirmed"
+        f"{job.run.name}: QUEUED: the scheduler was asked to hold the job and has not confirmed"
     )
     monkeypatch.setattr(control, "ENGINE_SECONDS", 60.0)
     operator = threading.Timer(0.3, stub.set_status, (path, name, status_of("TrainJob", "pauses")))

@@ -75,4 +75,4 @@ def test_two_units_are_reported_with_both_lines(run_yaml):
     first, second, advice = str(raised.value).splitlines()
     assert first.startswith("gpt-tiny.yaml:") and first.endswith(": lr_schedule.lr_warmup_tokens = 40960")
     assert second == "  and my-run.yaml:3: lr_schedule.lr_warmup_steps = 10"
-    assert advice == "  give one amount in several units; set all but one to null."
+    assert advice == "  set the same length in different units. Keep one of them, and set the others to null."

@@ -170,7 +170,7 @@ def test_pairs_have_their_own_loss(run_yaml, tmp_path):
 
 
 def test_a_dataset_of_ones_own_is_the_only_one(run_yaml, tmp_path):
-    with pytest.raises(ConfigError, match=r"data\.sources\n  is not read: .*dataset\(\) in ") as raised:
+    with pytest.raises(ConfigError, match=r"data\.sources\n  has no effect, .*dataset\(\) in ") as raised:
         read(run_yaml, tmp_path, "def dataset(split):\n    return []\n")
     assert "Set data.split: 949,50,1, or remove dataset() from the file." in str(raised.value)
     load(run_yaml("name: mine\ncode: my_code.py\ndata: {sources: [], split: '949,50,1'}\n"))

@@ -555,7 +555,7 @@ def test_a_run_that_does_not_fit_is_refused_before_launch(folder, workspace):
     assert len(said) == 1 and "init_from: models/small: contains no safetensors files." in said[0]
     nvme = {"parallel.zero_stage": 3, "parallel.offload_optimizer.device": "nvme"}
     with pytest.raises(
-        ConfigError, match=r"initial weights are not read into state on NVMe\. Set device: cpu"
+        ConfigError, match=r"cannot be loaded into state on NVMe\. Set offload_optimizer\.device: cpu"
     ):
         load(
             config,

@@ -316,7 +316,10 @@ def test_flags_of_attention(tmp_path):
             "--window-attn-skip-freq [1]*open(1): must be a number, or lists of 0 and 1 with + and *",
         ),
         ("--window-size 9,0 --window-attn-skip-freq '[1]*999999999999'", "must be a number, or lists"),
-        ("--window-size 9,0 --window-attn-skip-freq '[1,1]'", "has 2 entries, but num_layers is 8"),
+        (
+            "--window-size 9,0 --window-attn-skip-freq '[1,1]'",
+            "has length 2, but must have one entry for each layer: num_layers is 8",
+        ),
     ],
 )
 def test_positions_that_no_field_says(flags, message, tmp_path):

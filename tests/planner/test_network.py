@@ -237,9 +237,9 @@ def test_a_wrong_network_is_refused():
         load("gpt-125m", ["resources.network=infiniband"])
     with pytest.raises(ConfigError, match="Nearest: ib-8x400"):
         load("gpt-125m", ["resources.network=ib-8x40"])
-    with pytest.raises(ConfigError, match="both give the bandwidth"):
+    with pytest.raises(ConfigError, match="both set the bandwidth"):
         load("gpt-125m", ["resources.network=efa-400", "resources.network_bytes_per_second=5e10"])
-    with pytest.raises(ConfigError, match="fraction of a bandwidth, and on device: cpu none is assumed"):
+    with pytest.raises(ConfigError, match="but with device: cpu no bandwidth is assumed"):
         load("gpt-125m", ["resources.device=cpu", "resources.network_reached_fraction=0.5"])
 
 

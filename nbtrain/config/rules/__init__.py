@@ -1,1 +1,1 @@
-"""Rules between the fields of a run: one function for each rule."""
+"""Rules that the fields of a run must satisfy together: one function for each rule."""

@@ -1,4 +1,4 @@
-"""Rules of attention's fields: groups of queries, windows, layers without rope, caps of scores."""
+"""Rules about attention: query groups, windows, layers without rotary embeddings, and capped scores."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from nbtrain.config.rules.limits import no_divisor, problems_of
 from nbtrain.config.rules.wording import Problems, broken
 from nbtrain.config.schema import RunConfig
 
-# Fields that FPDT's kernel, which is DeepSpeed's, does not support: {field: value that turns it off}.
+# {field that DeepSpeed's FPDT kernel does not support: the value that turns it off}
 PLAIN_IN_FPDT = {
     "num_query_groups": None,
     "kv_channels": None,
@@ -18,8 +18,9 @@ PLAIN_IN_FPDT = {
 
 
 def groups_divide(config: RunConfig) -> Problems:
-    """All groups have the same number of queries. Each tensor rank has complete groups, or an equal part of
-    one group.
+    """Check that query groups have equal sizes and divide among the tensor-parallel ranks.
+
+    Each rank gets complete groups, or an equal part of one group.
     """
     heads = config.model.num_attention_heads
     if config.model.num_query_groups is None:
@@ -30,9 +31,7 @@ def groups_divide(config: RunConfig) -> Problems:
 
 
 def patterns_fit_the_layers(config: RunConfig) -> Problems:
-    """A pattern has one entry for each layer, and is set only together with the setting that it applies
-    to.
-    """
+    """Check that a per-layer pattern has one entry for each layer, and the setting that it needs."""
     model = config.model
     for key, of in (("window_attn_skip_freq", "window_size"), ("no_rope_freq", None)):
         pattern = getattr(model, key)
@@ -40,27 +39,30 @@ def patterns_fit_the_layers(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 f"model.{key}",
-                f"is read with {of} only.",
-                f"Set {of}, or remove it.",
+                f"applies only with model.{of}, which is null.",
+                f"Set {of}, or remove {key}.",
             )
         if isinstance(pattern, list) and len(pattern) != model.num_layers:
             yield broken(
                 config,
                 f"model.{key}",
-                f"has {len(pattern)} entries, but num_layers is "
-                f"{model.num_layers}: a list has one for each layer.",
+                f"has length {len(pattern)}, but must have one entry for each layer: num_layers is "
+                f"{model.num_layers}.",
             )
     if model.window_attn_skip_freq == 1:
         yield broken(
             config,
             "model.window_attn_skip_freq",
-            "gives no layer the window.",
-            "Set window_size: null, or a number from 2 on.",
+            "skips the window in every layer.",
+            "Set window_attn_skip_freq to at least 2, or set window_size: null.",
         )
 
 
 def capped_scores_have_their_kernel(config: RunConfig) -> Problems:
-    """Capped scores need nbtrain's own kernel, which has no dropout."""
+    """Check that attn_logit_softcapping can use nbtrain's own kernel.
+
+    No other kernel caps attention scores.
+    """
     model, key = config.model, "model.attn_logit_softcapping"
     if model.attn_logit_softcapping is None:
         return
@@ -68,22 +70,20 @@ def capped_scores_have_their_kernel(config: RunConfig) -> Problems:
         yield broken(
             config,
             key,
-            f"needs attention_dropout: 0, but it is {model.attention_dropout:g}: the "
-            "kernel that caps scores has no dropout.",
+            f"needs attention_dropout: 0, but attention_dropout is {model.attention_dropout:g}. The kernel "
+            "that caps attention scores does not support dropout.",
         )
     if model.attention_backend != "auto":
         yield broken(
             config,
             key,
-            f"needs attention_backend: auto, but it is {model.attention_backend}: no "
-            "kernel of torch caps scores, and nbtrain has its own.",
+            f"needs attention_backend: auto, but attention_backend is {model.attention_backend}. Torch's "
+            "kernels cannot cap attention scores; auto uses nbtrain's own kernel.",
         )
 
 
 def fpdt_attends_plainly(config: RunConfig) -> Problems:
-    """With FPDT, fields that its kernel does not support are not set: grouped queries, kv_channels,
-    qk_layernorm, windows, caps.
-    """
+    """Check that a run with FPDT does not set model fields that the FPDT kernel does not support."""
     if not (chunk := config.parallel.fpdt_chunk_tokens):
         return
     for name, plain in PLAIN_IN_FPDT.items():
@@ -91,8 +91,8 @@ def fpdt_attends_plainly(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 f"model.{name}",
-                f"is not supported with FPDT, but parallel.fpdt_chunk_tokens is {chunk}.",
-                "Set fpdt_chunk_tokens: 0, or remove it.",
+                f"is not supported with FPDT, which parallel.fpdt_chunk_tokens({chunk}) turns on.",
+                f"Set fpdt_chunk_tokens: 0, or remove {name}.",
             )
 
 

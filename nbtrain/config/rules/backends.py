@@ -1,4 +1,4 @@
-"""Rules about the place where a run is to start: hosts and Slurm."""
+"""Rules about the scheduler that starts a run: lists of hosts, and Slurm."""
 
 import shlex
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,8 @@ from nbtrain.config.sections.backend_section import SlurmConfig
 from nbtrain.config.sections.markers import SbatchOption, marked
 from nbtrain.config.sections.resources_section import ResourcesConfig
 
-# Options that nbtrain writes into a batch script. A second value would win, or lose, without a message.
+# Options that nbtrain writes into a batch script. If one were set twice, sbatch would silently use one of the
+# values.
 OWN_SBATCH_OPTIONS = {
     **{
         option: f"{section}.{field}"
@@ -23,13 +24,13 @@ OWN_SBATCH_OPTIONS = {
     **dict.fromkeys(("--job-name", "-J", "--comment"), ""),
     **dict.fromkeys(("--output", "-o", "--error", "-e", "--open-mode"), ""),
 }
-"""{option of sbatch that nbtrain writes: the field that decides it, "" if none does}."""
-OTHER_FOLDER = "moves the job out of its folder, where its log is. Remove it."
+"""{sbatch option that nbtrain writes: the field that sets its value, "" if no field does}."""
+OTHER_FOLDER = "moves the job out of its working directory, where its log is. Remove it."
 OTHER_CLUSTER = (
-    "changes the cluster for sbatch alone, and sinfo, scontrol and scancel would ask the default one. Remove "
-    "it, and `export SLURM_CLUSTERS=NAME` instead."
+    "changes the cluster for sbatch only; sinfo, scontrol and scancel would still use the default cluster. "
+    "Remove it, and run `export SLURM_CLUSTERS=NAME` before you submit."
 )
-WAITS = "makes sbatch wait for the end of the job. Remove it."
+WAITS = "makes sbatch wait until the job ends. Remove it."
 REFUSED_SBATCH_OPTIONS = {
     "--chdir": OTHER_FOLDER,
     "-D": OTHER_FOLDER,
@@ -38,21 +39,20 @@ REFUSED_SBATCH_OPTIONS = {
     "--wait": WAITS,
     "-W": WAITS,
 }
-"""{option: what it would do, and the fix}."""
+"""{refused sbatch option: what the option would do, and the fix}."""
 SAME_REQUESTS = {
     **dict.fromkeys(("--gpus", "-G", "--gpus-per-node", "--gpus-per-socket", "--gpus-per-task"), "--gres"),
     **dict.fromkeys(("--mem-per-cpu", "--mem-per-gpu"), "--mem"),
     "--cpus-per-gpu": "--cpus-per-task",
 }
-"""{option: the option of nbtrain that requests the same in another unit}. Of such a pair, sbatch refuses both
-or uses one without a message.
+"""{sbatch option: the option that nbtrain writes for the same resource in another unit}.
+
+If both are given, sbatch rejects the job or silently ignores one of them.
 """
 
 
 def backend_has_its_machines(config: RunConfig) -> Problems:
-    """kind: local has one machine. kind: hosts names resources.nodes machines, each once, in `hosts` or in
-    `hostfile`.
-    """
+    """Check that backend.kind: hosts names enough machines, each once, either in `hosts` or in `hostfile`."""
     nodes, kind, section = config.resources.nodes, config.backend.kind, config.backend.hosts
     if kind != "hosts":
         return
@@ -60,36 +60,37 @@ def backend_has_its_machines(config: RunConfig) -> Problems:
         yield mistake(
             config,
             "backend.hosts.hostfile",
-            "backend.hosts names machines in `hosts` and in `hostfile`.",
-            "Remove one of them.",
+            "backend.hosts lists machines both in `hosts` and in `hostfile`.",
+            "Remove one of the two.",
         )
     elif not section.hosts and not section.hostfile:
         yield mistake(
             config,
             "backend.kind",
-            "backend.kind = hosts needs machines.",
-            "Set backend.hosts.hosts: [name, ...], or backend.hosts.hostfile to a DeepSpeed hostfile.",
+            "backend.kind = hosts needs a list of machines.",
+            "Set backend.hosts.hosts: [name, ...], or set backend.hosts.hostfile to the path of a DeepSpeed "
+            "hostfile.",
         )
     elif section.hosts and len(section.hosts) < nodes:
         yield mistake(
             config,
             "backend.hosts.hosts",
-            f"backend.hosts.hosts names {counted(len(section.hosts), 'machine')}, but resources.nodes = "
+            f"backend.hosts.hosts lists {counted(len(section.hosts), 'machine')}, but resources.nodes is "
             f"{nodes}.",
-            "Add machines, or lower nodes.",
+            "Add machines, or lower resources.nodes.",
         )
     repeated = sorted({name for name in section.hosts if section.hosts.count(name) > 1})
     if repeated:
         yield mistake(
             config,
             "backend.hosts.hosts",
-            f"backend.hosts.hosts names {', '.join(repeated)} twice. "
-            "Each machine gets one agent, which starts all its ranks.",
+            f"backend.hosts.hosts lists {', '.join(repeated)} more than once. List each machine once: one "
+            "agent starts all ranks of a machine.",
         )
 
 
 def slurm_options_agree(config: RunConfig) -> Problems:
-    """No Slurm option is set twice, and the time limit leaves enough time to save."""
+    """Check that no Slurm option is set twice, and that the time limit leaves time to save."""
     section = config.backend.slurm
     if config.backend.kind != "slurm":
         return
@@ -98,52 +99,58 @@ def slurm_options_agree(config: RunConfig) -> Problems:
         try:
             words = shlex.split(line)
         except ValueError as error:
-            yield mistake(config, key, f"{field}: {line!r} cannot be read: {error}.")
+            yield mistake(config, key, f"{field}: {line!r} is not a valid shell word: {error}.")
             continue
         if not words or not words[0].startswith("-"):
             yield mistake(
                 config,
                 key,
-                f"{field}: {line!r} is not an option of sbatch, such as --mail-type=END. Lines of shell go "
-                "into backend.slurm.setup.",
+                f"{field}: {line!r} is not an sbatch option such as --mail-type=END. Put shell commands into "
+                "backend.slurm.setup.",
             )
             continue
         for option in options_in(words):
             if option in OWN_SBATCH_OPTIONS:
                 own = OWN_SBATCH_OPTIONS[option]
                 fix = f"Set {own} instead." if own else "Remove it."
-                yield mistake(config, key, f"{field}: {option} is written by nbtrain. {fix}")
+                yield mistake(config, key, f"{field}: nbtrain writes {option} itself. {fix}")
             elif why := REFUSED_SBATCH_OPTIONS.get(option):
                 yield mistake(config, key, f"{field}: {option} {why}")
             elif (same := SAME_REQUESTS.get(option)) and (setting := _setting_behind(config, same)):
                 yield mistake(
                     config,
                     key,
-                    f"{field}: {option} requests again what {setting} requests with {same}.",
-                    f"Remove {option}, or change {OWN_SBATCH_OPTIONS[same]} instead.",
+                    f"{field}: {option} requests the same resource as {same}, which nbtrain writes because "
+                    f"{setting}.",
+                    f"Remove {option}; to request another amount, change {OWN_SBATCH_OPTIONS[same]}.",
                 )
     limit, before = section.time_limit_seconds, section.signal_before_seconds
-    # Slurm's clock of time limits ticks in minutes: a warning may come 60 s early.
+    # Slurm checks time limits once a minute, so its signal may arrive 60 s early.
     if limit is not None and limit < before + 60:
         yield mistake(
             config,
             "backend.slurm.time_limit_seconds",
-            f"backend.slurm.time_limit_seconds = {limit:g} leaves no time to train: the ranks are asked "
-            f"to save signal_before_seconds = {before} before it, and Slurm may be 60 s early.",
-            f"Set at least {before + 120}.",
+            f"backend.slurm.time_limit_seconds = {limit:g} leaves no time to train: Slurm signals the ranks "
+            f"to save signal_before_seconds({before}) before the limit, and may send the signal 60 s "
+            "earlier.",
+            f"Set time_limit_seconds to at least {before + 120}.",
         )
     if section.array and section.resubmissions:
         yield mistake(
             config,
             "backend.slurm.array",
-            f"backend.slurm.array = {section.array} and resubmissions = {section.resubmissions} both "
-            "continue after the time limit.",
-            "Keep one: an array queues all allocations at once, resubmissions one after the other.",
+            f"backend.slurm.array = {section.array} and backend.slurm.resubmissions = "
+            f"{section.resubmissions} both continue the run after the time limit.",
+            "Set only one of the two: an array queues all allocations at once, resubmissions queue one after "
+            "another.",
         )
 
 
 def _setting_behind(config: RunConfig, own: str) -> str:
-    """Return the setting because of which nbtrain writes this option, "" if it does not write it."""
+    """Return the setting that makes nbtrain write the sbatch option `own`, e.g. "backend.slurm.gres = gpu:4".
+
+    Return "" if nbtrain does not write the option.
+    """
     resources, gres = config.resources, config.backend.slurm.gres
     gpus = resources.gpus_per_node if resources.device == "gpu" else 0
     field, value = {
@@ -155,9 +162,7 @@ def _setting_behind(config: RunConfig, own: str) -> str:
 
 
 def options_in(words: Iterable[str]) -> Iterator[str]:
-    """Return the names of the options in one line. The name of a short option is returned without its value:
-    -N for -N2.
-    """
+    """Yield the names of the options among `words`, without their values: -N for -N2."""
     for word in words:
         if word.startswith("--"):
             yield word.partition("=")[0]

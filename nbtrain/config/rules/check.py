@@ -1,13 +1,14 @@
-"""Rules between fields: one function for each rule; all broken rules are reported together.
+"""Rules that the fields of a run must satisfy together, and check_config(), which reports all broken rules.
 
-Each rule yields findings: where the value was set, what was found, the rule with its numbers, what to change.
-Rules of the layout are in layout.py, of attention in attention.py, of ZeRO, number formats and DeepSpeed's
-keys in zero.py, of combinations in combinations.py, and of the data section in data.py.
-Nothing here looks at a file, a device or the network: checks that need the machine are in
-jobs/checks/preflight.py.
-Runs that may be launched but will disappoint are in planner/lint/. Without these rules most mistakes would
-surface minutes later, on GPUs already taken, as a reshape error or a hang; the worst would train wrongly
-without a message.
+Each rule is a function that yields findings: where the value was set, what was found, the rule with its
+numbers, and what to change. Rules about the layout are in layout.py, about attention in attention.py, about
+ZeRO, number formats and DeepSpeed's keys in zero.py, about combinations of features in combinations.py, and
+about the data section in data.py. No rule reads a file, a device or the network: checks that need the machine
+are in jobs/checks/preflight.py. Warnings about runs that can start but will waste time or money are in
+planner/lint/.
+
+Without these rules, most mistakes would surface minutes later as a reshape error or a hang, while the job
+holds its GPUs. The worst mistakes would train a wrong model without any message.
 """
 
 import itertools
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from nbtrain.base.errors import ConfigError, refuse
 from nbtrain.base.findings import Finding
 from nbtrain.base.run_directory.checkpoint_files import PLACEHOLDERS
+from nbtrain.base.text import amounts
 from nbtrain.config.arithmetic.divisors import nearest_multiples
 from nbtrain.config.arithmetic.splits import split_weights
 from nbtrain.config.arithmetic.warmup import warmup_tokens
@@ -45,26 +47,25 @@ def check_config(config: RunConfig) -> None:
 
 
 def find_problems(config: RunConfig) -> list[Finding]:
-    """Return a finding for each broken rule, with the rule's name; empty if the run may be launched."""
+    """Return a finding for each broken rule, with the rule's name. The list is empty if the run is valid."""
     return run_checks(RULES, config)
 
 
 def global_batch_divides(config: RunConfig) -> Problems:
-    """Every step gives every rank the same number of complete micro batches."""
+    """Check that the global batch divides into the same number of complete micro batches on every rank."""
     yield from no_multiple(config, "batch.global_batch_size", *_micro_batches(config))
 
 
 def _micro_batches(config: RunConfig) -> tuple[int, str]:
-    """Return the number of sequences in one micro batch on all ranks, and the product that messages show for
-    it.
-    """
+    """Return the sequences in one micro batch of all data-parallel ranks: (number, the product as text)."""
     micro, data = config.batch.micro_batch_size, config.parallel.data_parallel_size
     return micro * data, f"micro_batch_size({micro}) * data_parallel_size({data}) = {micro * data}"
 
 
 def rampup_is_whole(config: RunConfig) -> Problems:
-    """The ramp-up rises and ends exactly at the global batch size. Every size can be divided among the
-    ranks.
+    """Check that the ramp-up increases and ends exactly at the global batch size.
+
+    Each of its batch sizes must divide among the ranks.
     """
     batch, ramp = config.batch, config.batch.rampup
     yield from _step_sizes_problems(config)
@@ -75,8 +76,8 @@ def rampup_is_whole(config: RunConfig) -> Problems:
         yield broken(
             config,
             f"{key}.start_batch_size",
-            f"must be less than global_batch_size({batch.global_batch_size}); without a ramp-up set "
-            "rampup: null.",
+            f"must be less than global_batch_size({batch.global_batch_size}). To train without a ramp-up, "
+            "set rampup: null.",
         )
         return
     distance = batch.global_batch_size - ramp.start_batch_size
@@ -87,7 +88,10 @@ def rampup_is_whole(config: RunConfig) -> Problems:
 
 
 def _step_sizes_problems(config: RunConfig) -> Problems:
-    """A step schedule rises to the global batch size, and each of its sizes divides among the ranks."""
+    """Check that step_batch_size_schedule is in order and ends at the global batch size.
+
+    Each of its batch sizes must divide among the ranks.
+    """
     batch, sizes = config.batch, config.ramp
     if not isinstance(sizes, StepSizes):
         return
@@ -95,7 +99,7 @@ def _step_sizes_problems(config: RunConfig) -> Problems:
         yield broken(
             config,
             "batch.step_batch_size_schedule",
-            "and batch.rampup both grow the batch; set one of them to null.",
+            "and batch.rampup both increase the batch size. Set one of the two to null.",
         )
     starts = [first for first, _ in sizes.parts]
     for number, (before, after) in enumerate(itertools.pairwise(starts), start=2):
@@ -103,8 +107,9 @@ def _step_sizes_problems(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 "batch.step_batch_size_schedule",
-                f"must rise, but size number {number} begins at sequence {after}, the previous "
-                f"one at {before} (tokens / seq_length({config.model.seq_length}), rounded down).",
+                f"must list its sizes in order, but size number {number} starts at sequence {after} and the "
+                f"size before it at sequence {before} (tokens / seq_length({config.model.seq_length}), "
+                "rounded down).",
             )
     last = sizes.parts[-1][1]
     if last != batch.global_batch_size:
@@ -120,13 +125,14 @@ def _step_sizes_problems(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 "batch.step_batch_size_schedule",
-                f"has {size}, which is not a multiple of {words}; nearest: {nearest}.",
+                f"contains the size {size}, which is not a multiple of {words}; nearest: {nearest}.",
             )
 
 
 def training_ends(config: RunConfig) -> Problems:
-    """The run is not longer than any real run: such a length is a typing error, and would overflow the
-    counters of samples.
+    """Check that the training length is realistic.
+
+    A longer one is a typing error, and would overflow the sample counters.
     """
     unit, tokens = given_unit(config.batch, "train"), config.train_tokens
     if tokens > MOST_TOKENS:
@@ -138,7 +144,7 @@ def training_ends(config: RunConfig) -> Problems:
 
 
 def learning_rates_are_ordered(config: RunConfig) -> Problems:
-    """The schedule rises from lr_warmup_init to lr and falls to min_lr."""
+    """Check that lr_warmup_init is less than lr, and that min_lr is at most lr."""
     schedule = config.lr_schedule
     if schedule.min_lr > schedule.lr:
         yield broken(config, "lr_schedule.min_lr", f"must be at most lr({schedule.lr:g}).")
@@ -148,13 +154,13 @@ def learning_rates_are_ordered(config: RunConfig) -> Problems:
         yield broken(
             config,
             "lr_schedule.lr_warmup_init",
-            "is the learning rate at which a warm-up begins, but this run has no warm-up.",
-            "Set lr_warmup_tokens, or lr_warmup_init: 0.",
+            "is the learning rate at the start of the warm-up, but this run has no warm-up.",
+            "Set lr_warmup_tokens to add a warm-up, or set lr_warmup_init: 0.",
         )
 
 
 def amounts_are_given_once(config: RunConfig) -> Problems:
-    """An amount is set in one unit only, because two fields could contradict each other."""
+    """Check that each length is set in one unit only, because two fields could contradict each other."""
     for section, stem in (
         ("batch", "train"),
         ("lr_schedule", "lr_warmup"),
@@ -166,12 +172,12 @@ def amounts_are_given_once(config: RunConfig) -> Problems:
         given = [key for key in keys if getattr(getattr(config, section), key.partition(".")[2]) is not None]
         if len(given) > 1:
             others = "".join(f"and {config.where(key)}: {setting_text(config, key)}\n  " for key in given[1:])
-            rule = "give one amount in several units; set all but one to null."
+            rule = "set the same length in different units. Keep one of them, and set the others to null."
             yield broken(config, given[0], f"{others}{rule}")
 
 
 def warmup_ends_before_decay(config: RunConfig) -> Problems:
-    """The warm-up ends before the decay does."""
+    """Check that the warm-up ends before the learning rate reaches the end of its decay."""
     schedule, warmup = config.lr_schedule, config.lr_warmup_tokens
     constant = schedule.lr_decay_style == "constant"
     limit = config.train_tokens if constant else config.lr_decay_tokens
@@ -182,13 +188,17 @@ def warmup_ends_before_decay(config: RunConfig) -> Problems:
         yield _broken_amount(
             config,
             "lr_warmup",
-            f"must be less than {what}({limit}); usual is {max(enough, 1)} tokens, "
-            f"{enough / limit:.1%} of it.",
+            f"must be less than {what}({limit}); a usual warm-up is {enough / limit:.1%} of {what}: "
+            f"{max(enough, 1)} tokens.",
         )
 
 
 def decay_style_has_its_amounts(config: RunConfig) -> Problems:
-    """WSD needs a last part that fits after the warm-up. An inverse-square-root decay needs a warm-up."""
+    """Check that lr_decay_style has the lengths that it needs.
+
+    WSD needs the length of its final decay, which must fit after the warm-up. An inverse-square-root decay
+    needs a warm-up.
+    """
     style, wsd = config.lr_schedule.lr_decay_style, config.lr_wsd_decay_tokens
     warmup = config.lr_warmup_tokens
     room = config.lr_decay_tokens - warmup
@@ -196,15 +206,15 @@ def decay_style_has_its_amounts(config: RunConfig) -> Problems:
         yield _broken_amount(
             config,
             "lr_wsd_decay",
-            f"is read with lr_decay_style: WSD only, but lr_decay_style is {style}.",
-            "Set it to null, or lr_decay_style: WSD.",
+            f"applies only with lr_decay_style: WSD, but lr_decay_style is {style}.",
+            "Set lr_decay_style: WSD, or remove the setting.",
         )
     elif style == "WSD" and wsd is None:
         yield broken(
             config,
             "lr_schedule.lr_decay_style",
-            "needs lr_wsd_decay_tokens; usual is 10 % of the decay tokens: "
-            f"{max(config.lr_decay_tokens // 10, 1)}.",
+            "needs lr_wsd_decay_tokens, the length of the final decay. A usual length is 10 % of the decay "
+            f"tokens: {max(config.lr_decay_tokens // 10, 1)}.",
         )
     elif wsd is not None and wsd > room > 0:
         yield _broken_amount(
@@ -218,41 +228,43 @@ def decay_style_has_its_amounts(config: RunConfig) -> Problems:
         yield broken(
             config,
             "lr_schedule.lr_decay_style",
-            "falls as sqrt(lr_warmup_tokens / tokens), so it needs a warm-up; usual is lr_warmup_tokens: "
-            f"{max(enough, 1)}, {enough / config.lr_decay_tokens:.1%} of the decay tokens.",
+            "decays the learning rate as sqrt(lr_warmup_tokens / tokens), so it needs a warm-up. A usual "
+            f"length is {enough / config.lr_decay_tokens:.1%} of the decay tokens: set lr_warmup_tokens: "
+            f"{max(enough, 1)}.",
         )
 
 
 def _broken_amount(config: RunConfig, stem: str, rule: str, fix: str = "") -> Finding:
-    """Return a finding about an amount of lr_schedule, with its value in its own unit and in tokens."""
+    """Return an error about a length in lr_schedule, with its value in the setting's unit and in tokens."""
     unit, tokens = given_unit(config.lr_schedule, stem) or "fraction", getattr(config, f"{stem}_tokens")
     key, in_tokens = f"lr_schedule.{stem}_{unit}", "" if unit == "tokens" else f" = {tokens} tokens"
     return mistake(config, key, f"{setting_text(config, key)}{in_tokens}\n  {rule}", fix)
 
 
 def weight_decay_has_its_start(config: RunConfig) -> Problems:
-    """A weight decay that changes has a start and an end. A constant weight decay has no start."""
+    """Check that start_weight_decay is set if, and only if, the weight decay changes over the run."""
     optimizer = config.optimizer
     start, style = optimizer.start_weight_decay, optimizer.weight_decay_incr_style
     if style == "constant" and start not in (None, optimizer.weight_decay):
         yield broken(
             config,
             "optimizer.start_weight_decay",
-            f"is where weight_decay({optimizer.weight_decay:g}) starts, but weight_decay_incr_style is "
+            f"differs from weight_decay({optimizer.weight_decay:g}), but weight_decay_incr_style is "
             "constant.",
-            "Set it to null, or the style to linear or cosine.",
+            "Set start_weight_decay: null, or set weight_decay_incr_style to linear or cosine.",
         )
     if style != "constant" and start is None:
         yield broken(
             config,
             "optimizer.weight_decay_incr_style",
-            f"goes from start_weight_decay, which is null, to weight_decay({optimizer.weight_decay:g}).",
-            "Set start_weight_decay, or the style to constant.",
+            f"changes the weight decay from start_weight_decay to weight_decay({optimizer.weight_decay:g}), "
+            "but start_weight_decay is null.",
+            "Set start_weight_decay, or set weight_decay_incr_style: constant.",
         )
 
 
 def muon_settings_have_muon(config: RunConfig) -> Problems:
-    """Fields that only Muon reads are not set for AdamW."""
+    """Check that fields that apply only to Muon are not set for another optimizer."""
     if config.optimizer.type == "Muon":
         return
     for name, field in OptimizerConfig.model_fields.items():
@@ -260,13 +272,13 @@ def muon_settings_have_muon(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 f"optimizer.{name}",
-                f"is read with optimizer.type: Muon only, but type is {config.optimizer.type}.",
-                "Remove it, or set type: Muon.",
+                f"applies only to optimizer.type: Muon, but optimizer.type is {config.optimizer.type}.",
+                f"Remove {name}, or set optimizer.type: Muon.",
             )
 
 
 def kept_checkpoints_exist(config: RunConfig) -> Problems:
-    """Only checkpoints that are written can be kept."""
+    """Check that the checkpoints to keep are ones that the run writes, and that keep_best has validations."""
     checkpoint = config.checkpoint
     if checkpoint.keep_every_steps:
         interval = checkpoint.save_interval_steps
@@ -276,13 +288,13 @@ def kept_checkpoints_exist(config: RunConfig) -> Problems:
         yield broken(
             config,
             "checkpoint.keep_best",
-            "needs validations, and evaluation.eval_iters is 0.",
-            "Set eval_iters, 10 for example, or keep_best: false.",
+            "compares validation losses, but validation is off because evaluation.eval_iters is 0.",
+            "Set evaluation.eval_iters, e.g. to 10, or set keep_best: false.",
         )
 
 
 def tasks_have_validations(config: RunConfig) -> Problems:
-    """Tasks are evaluated at validations, so there must be a validation at each of their steps."""
+    """Check that the run validates at every step at which it evaluates tasks."""
     evaluation, interval = config.evaluation, config.evaluation.eval_interval_steps
     if evaluation.tasks_interval_steps is not None:
         words = f"eval_interval_steps({interval})"
@@ -291,20 +303,20 @@ def tasks_have_validations(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 "evaluation.tasks_interval_steps",
-                "sets when evaluation.tasks are evaluated, but there are none.",
-                "Add a task, or remove it.",
+                "sets how often evaluation.tasks are evaluated, but the run has no tasks.",
+                "Add a task, or remove tasks_interval_steps.",
             )
     if evaluation.tasks and not evaluation.eval_iters:
         yield broken(
             config,
             "evaluation.eval_iters",
-            "turns validations off, but evaluation.tasks are evaluated at validations.",
-            "Set eval_iters: 1 or more, or remove the tasks.",
+            "turns validation off, but evaluation.tasks are evaluated as part of a validation.",
+            "Set eval_iters to at least 1, or remove the tasks.",
         )
 
 
 def local_checkpoints_have_a_place(config: RunConfig) -> Problems:
-    """checkpoint.local_dir is an absolute path to a folder on each node, and its intervals are consistent."""
+    """Check checkpoint.local_dir, and that the settings that depend on it agree with it."""
     checkpoint, key = config.checkpoint, "checkpoint.local_dir"
     if (folder := checkpoint.local_dir) is None:
         for name in ("local_save_interval_steps", "local_copy_bytes_per_second"):
@@ -312,46 +324,47 @@ def local_checkpoints_have_a_place(config: RunConfig) -> Problems:
                 yield broken(
                     config,
                     f"checkpoint.{name}",
-                    "is about checkpoints on the nodes' own disks, but checkpoint.local_dir is null.",
-                    f"Set local_dir, /local/nvme/nbtrain for example, or {name}: null.",
+                    "applies to checkpoints on the nodes' local disks, but checkpoint.local_dir is null.",
+                    f"Set local_dir, e.g. to /local/nvme/nbtrain, or set {name}: null.",
                 )
         return
     if not folder.startswith("/"):
         yield broken(
             config,
             key,
-            "must be absolute, because it is looked up on every node; /local/nvme/nbtrain for example.",
+            "must be an absolute path, because every node opens it; e.g. /local/nvme/nbtrain.",
         )
     if unknown := sorted(set(re.findall(r"\{[^{}]*\}|[{}]", folder)) - set(PLACEHOLDERS)):
         yield broken(
             config,
             key,
-            f"has {', '.join(unknown)}; the only placeholders are {' or '.join(PLACEHOLDERS)}: the node's "
-            f"number or "
-            "name.",
+            f"contains {', '.join(unknown)}, but the only placeholders are {' and '.join(PLACEHOLDERS)}: the "
+            "number and the name of the node.",
         )
     for name in ("offload_optimizer", "offload_param"):
         if getattr(config.parallel, name).device == "nvme":
             yield broken(
                 config,
                 key,
-                f"cannot be combined with parallel.{name}.device = nvme: DeepSpeed copies its swap files "
-                "into the checkpoint as they are.",
-                "Set local_dir: null, or device: cpu and nvme_path: null.",
+                f"cannot be combined with parallel.{name}.device = nvme, because DeepSpeed copies its swap "
+                "files into the checkpoint unchanged.",
+                f"Set local_dir: null, or set {name}.device: cpu and {name}.nvme_path: null.",
             )
     interval, local = checkpoint.save_interval_steps, checkpoint.local_save_interval_steps
     if local is not None and local >= interval:
         yield broken(
             config,
             "checkpoint.local_save_interval_steps",
-            f"must be less than save_interval_steps({interval}), at which a checkpoint is written to the "
-            "nodes' disks anyway.",
-            f"Set {interval // 10 or 1} for example, or null." if interval > 1 else "Set it to null.",
+            f"must be less than save_interval_steps({interval}): at that interval, a checkpoint is written "
+            "to the nodes' local disks anyway.",
+            f"Set it to {interval // 10 or 1}, for example, or to null."
+            if interval > 1
+            else "Set it to null.",
         )
 
 
 def rollback_has_a_checkpoint(config: RunConfig) -> Problems:
-    """A rollback needs a checkpoint that is written before the run ends."""
+    """Check that a run that may roll back writes a checkpoint before its last step."""
     interval = config.checkpoint.save_interval_steps
     for key in ("on_nan", "on_loss_spike"):
         if getattr(config.stability, key) != "rollback":
@@ -360,59 +373,59 @@ def rollback_has_a_checkpoint(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 f"stability.{key}",
-                "returns to a checkpoint, but mode: perf writes none.",
+                "returns to a checkpoint, but a run with mode: perf writes no checkpoints.",
                 f"Set {key}: stop.",
             )
         elif config.mode == "full" and interval >= config.train_steps:
             yield broken(
                 config,
                 f"stability.{key}",
-                f"returns to a checkpoint, but with save_interval_steps({interval}) none is "
+                f"returns to a checkpoint, but with save_interval_steps({interval}) no checkpoint is "
                 f"written before the run ends at step {config.train_steps}.\n"
-                f"  Set a smaller checkpoint.save_interval_steps, or {key}: stop.",
+                f"  Lower checkpoint.save_interval_steps, or set {key}: stop.",
             )
 
 
 def mode_has_work(config: RunConfig) -> Problems:
-    """mode: eval needs validation batches."""
+    """Check that a run with mode: eval has validation batches to evaluate."""
     if config.mode == "eval" and not config.evaluation.eval_iters:
         yield broken(
             config,
             "mode",
-            "evaluates nothing, because evaluation.eval_iters is 0.",
-            "Set eval_iters, 10 for example, or mode: full.",
+            "evaluates no batches, because evaluation.eval_iters is 0.",
+            "Set evaluation.eval_iters, e.g. to 10, or set mode: full.",
         )
 
 
 def profile_fits_run(config: RunConfig) -> Problems:
-    """At least one cycle of the profiler ends before the run does."""
+    """Check that the run is long enough for one profiler cycle, and that memory snapshots have a GPU."""
     profile = config.profile
     cycle = profile.wait_steps + profile.warmup_steps + profile.active_steps
     if profile.enabled and cycle > config.train_steps:
         yield broken(
             config,
             "profile.enabled",
-            f"one cycle takes wait_steps({profile.wait_steps}) + warmup_steps({profile.warmup_steps}) + "
-            f"active_steps({profile.active_steps}) = {cycle} steps, but the run makes {config.train_steps}.",
+            f"needs a run of at least one profiler cycle, wait_steps({profile.wait_steps}) + "
+            f"warmup_steps({profile.warmup_steps}) + active_steps({profile.active_steps}) = {cycle} steps, "
+            f"but the run has {amounts.counted(config.train_steps, 'step')}.",
         )
     if profile.memory_snapshot and config.resources.device == "cpu":
         yield broken(
             config,
             "profile.memory_snapshot",
-            "records a GPU's allocator, but resources.device is cpu.",
-            "Set it to false; profile_memory works on both.",
+            "records the allocator of a GPU, but resources.device is cpu.",
+            "Set memory_snapshot: false. profile_memory works on CPUs too.",
         )
 
 
 def split_is_readable(config: RunConfig) -> Problems:
-    """data.split is three relative sizes. Training is more than 0, and so is validation if the run
-    validates.
-    """
+    """Check that data.split lists three relative sizes, and leaves data for training and validation."""
     if not re.fullmatch(r"\s*\d+(\.\d+)?(\s*,\s*\d+(\.\d+)?){2}\s*", config.data.split):
         yield broken(
             config,
             "data.split",
-            "must be three sizes separated by commas, for training, validation and test, e.g. 949,50,1.",
+            "must be three relative sizes separated by commas, for training, validation and test, e.g. "
+            "949,50,1.",
         )
         return
     training, validation, _ = split_weights(config.data.split)
@@ -420,20 +433,21 @@ def split_is_readable(config: RunConfig) -> Problems:
         yield broken(
             config,
             "data.split",
-            "leaves nothing for training; the first size must be more than 0, e.g. 949,50,1.",
+            "leaves no data for training; the first size must be more than 0, e.g. 949,50,1.",
         )
     elif validation == 0 and config.evaluation.eval_iters:
         yield broken(
             config,
             "data.split",
-            f"leaves nothing for validation, but eval_iters is {config.evaluation.eval_iters}.",
-            "Set evaluation.eval_iters: 0, or a split such as 949,50,1.",
+            f"leaves no data for validation, but evaluation.eval_iters is {config.evaluation.eval_iters}.",
+            "Set evaluation.eval_iters: 0, or use a split such as 949,50,1.",
         )
 
 
 def commands_are_safe(config: RunConfig) -> Problems:
-    """The arguments of notify.command and backend.preemption_notice are written to config.yaml, so none may
-    be a secret.
+    """Check that no argument of notify.command or backend.preemption_notice is a secret.
+
+    Both commands are written to config.yaml.
     """
     yield from _command_is_safe(
         config, "notify.command", config.notify.command, ", or use notify.url_variable"
@@ -443,19 +457,21 @@ def commands_are_safe(config: RunConfig) -> Problems:
 
 def _command_is_safe(config: RunConfig, key: str, command: list[str], other: str = "") -> Problems:
     if command and not command[0].strip():
-        yield hidden(config, key, f"{key}: the first entry, which names the program, is empty.")
+        yield hidden(config, key, f"{key}: the first entry must name a program, but it is empty.")
     for number, argument in enumerate(command):
         if is_secret("", argument):
             yield hidden(
                 config,
                 key,
-                f"{key}: entry {number} looks like a secret, or an address with one, which config.yaml would "
-                "show.\n"
-                f"  Have the program read it from the environment{other}.",
+                f"{key}: entry {number} looks like a secret, or a URL that contains one, and config.yaml "
+                "would show it.\n"
+                f"  Let the program read the secret from the environment{other}.",
             )
         elif "\0" in argument:
             yield hidden(
-                config, key, f"{key}: entry {number} contains a NUL character, which no argument can contain."
+                config,
+                key,
+                f"{key}: entry {number} contains a NUL character, which arguments cannot contain.",
             )
 
 

@@ -1,9 +1,10 @@
-"""Table of the supported combinations of parallelism, memory saving and precision, for rules and docs.
+"""The combinations of parallelism, memory-saving techniques and number formats that a run may use.
 
-A kind is a feature that a run turns on. It may need another kind (ZeRO++ needs ZeRO 3), and a pair of kinds
-may be refused, with a reason. Every pair that is not refused can be trained. docs/parallelism.md is generated
-from this table, and tests/config/rules/test_combinations.py compares each of its cells with the rules. Facts
-about DeepSpeed were read in the code of 0.19.8 or measured with it.
+A kind is a feature that a run turns on. A kind may need another kind (ZeRO++ needs ZeRO 3), and CLASHES lists
+the pairs that cannot be combined, each with a reason. Every other pair can be trained. The table in
+docs/parallelism.md is generated from this module, and tests/config/rules/test_combinations.py compares each
+of its cells with the rules. Statements about DeepSpeed come from the source code of 0.19.8 or from
+measurements with it.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -21,32 +22,32 @@ class Feature:
     """A feature that a run turns on, such as ZeRO 3 or a pipeline."""
 
     name: str
-    """Name of the kind in this table."""
+    """Identifier of the kind in this module."""
     short: str
-    """Abbreviation of a few characters, for the head of a column."""
+    """Abbreviation of a few characters, for column headings."""
     words: str
-    """Name of the kind, for messages."""
+    """Description of the kind, for messages and the docs."""
     key: str
     """Field that turns the kind on."""
     value: bool | int | str
-    """Value of the field that turns the kind on. If `above` is set, an example of such a value."""
+    """Value of the field that turns the kind on; if `above` is set, one example of such a value."""
     above: int | None = None
-    """Threshold: every larger value of the field turns the kind on."""
+    """Threshold of a numeric field: every larger value turns the kind on."""
     also: Mapping[str, Any] = field(default_factory=dict)
-    """Other overrides that belong to the kind."""
+    """Further overrides that the kind needs to be valid."""
     axis: str = ""
-    """Axis of the kind. A run has one kind of each axis, so two kinds of the same axis are never combined."""
+    """Group of mutually exclusive kinds, such as the ZeRO stages; "" if the kind is in no such group."""
     instead: str = ""
-    """Kind that counts instead of this one if a run matches both."""
+    """Kind that takes precedence if a run matches both; "" if there is none."""
     needs: tuple[str, ...] = ()
-    """Kinds of which this one needs at least one."""
+    """Names of the kinds of which at least one must also be on."""
     needs_words: str = ""
-    """Setting that the kind needs, e.g. "parallel.zero_stage: 3"."""
+    """Setting that turns a needed kind on, e.g. "parallel.zero_stage: 3"."""
     gpu_only: bool = False
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Overrides that turn the kind on, without the settings that it needs."""
+        """Overrides that turn this kind on, but not the kinds that it needs."""
         return {self.key: self.value, **self.also}
 
     @property
@@ -60,7 +61,7 @@ class Feature:
         return self.matches(lambda key: value_of(config, key))
 
     def matches(self, value_of_key: Callable[[str], Any]) -> bool:
-        """Return whether a run has this kind, where `value_of_key` returns the run's values."""
+        """Return whether a run has this kind; `value_of_key` returns the run's value of a dotted key."""
         if self.instead and BY_NAME[self.instead].matches(value_of_key):
             return False
         value = value_of_key(self.key)
@@ -188,47 +189,50 @@ BY_NAME = {kind.name: kind for kind in KINDS}
 
 @dataclass(frozen=True)
 class Clash:
-    """Kinds that cannot be combined."""
+    """A kind, and the kinds that cannot be combined with it."""
 
     kind: str
     others: tuple[str, ...]
     reason: str
-    """Reason, as a clause that follows a colon."""
+    """Reason, as a clause without a capital letter or a period."""
     fix: str
-    """Fix, as a sentence."""
+    """Settings that resolve the clash, as a sentence."""
 
 
 _CLASHES = """
-zero0 | bf16 fp16 | with 16-bit weights DeepSpeed's stage 0 makes an extra optimizer step at start, so that
-    Adam is one step ahead | Set zero_stage: 1, which costs nothing, or precision.dtype: fp32.
-zero2 | pipeline | DeepSpeed's pipeline engine keeps gradients whole between micro batches | Set zero_stage:
-    1.
-zero3 | pipeline | DeepSpeed's pipeline engine keeps parameters and gradients whole between micro batches |
-    Set zero_stage: 1.
-hpz | tensor | DeepSpeed lets ranks with consecutive numbers share the second copy, but these are
+zero0 | bf16 fp16 | with 16-bit weights, DeepSpeed's stage 0 runs an extra optimizer step at the start, so
+    that Adam is one step ahead | Set zero_stage: 1, which costs nothing, or precision.dtype: fp32.
+zero2 | pipeline | DeepSpeed's pipeline engine keeps unsharded gradients between micro batches | Set
+    zero_stage: 1.
+zero3 | pipeline | DeepSpeed's pipeline engine keeps unsharded parameters and gradients between micro
+    batches | Set zero_stage: 1.
+hpz | tensor | DeepSpeed shards the second copy across consecutive ranks, but consecutive ranks are
     tensor-parallel ranks, whose parameters differ | Set zero_hpz: false, or tensor_parallel_size: 1.
-qgz | tensor | DeepSpeed exchanges INT4 gradients among all ranks of a machine, but tensor-parallel ranks hold
-    different gradients | Set zero_quantized_gradients: false, or tensor_parallel_size: 1.
+qgz | tensor | DeepSpeed exchanges INT4 gradients among all ranks of a machine, but the gradients of
+    tensor-parallel ranks belong to different parameters | Set zero_quantized_gradients: false, or
+    tensor_parallel_size: 1.
 qwz | cpu | DeepSpeed's quantization runs on GPUs only | Set zero_quantized_weights: false.
 qgz | cpu | DeepSpeed's quantization runs on GPUs only | Set zero_quantized_gradients: false.
-fpdt | cpu | FPDT streams chunks of attention between GPU and host | Set fpdt_chunk_tokens: 0.
-context | ulysses | such a run has not been compared with one process yet | Set one of the two to 1.
-fpdt | context | each context-parallel rank attends to the keys of all tokens, which FPDT never has on the GPU
-    together | Set context_parallel_size: 1, and share sequences by Ulysses.
-fpdt | tensor pipeline zero3 | such a run has not been compared with one without FPDT yet | Set
-    fpdt_chunk_tokens: 0, or use FPDT with Ulysses and ZeRO 1 or 2.
+fpdt | cpu | FPDT moves chunks of the attention computation between GPU and host | Set fpdt_chunk_tokens: 0.
+context | ulysses | the combination has not been verified against a single-process run yet | Set one of the
+    two sizes to 1.
+fpdt | context | each context-parallel rank attends to the keys of all tokens, but FPDT never holds all keys
+    on the GPU at once | Set context_parallel_size: 1, and split sequences with ds_sequence_parallel_size.
+fpdt | tensor pipeline zero3 | the combination has not been verified against a run without FPDT yet |
+    Set fpdt_chunk_tokens: 0, or use FPDT with Ulysses and ZeRO 1 or 2.
 muon | offload_optimizer_cpu offload_optimizer_nvme | each step orthogonalizes whole matrices, which takes
-    minutes on a host's cores | Set offload_optimizer.device: none and nvme_path: null, or optimizer.type:
+    minutes on CPU cores | Set offload_optimizer.device: none and nvme_path: null, or optimizer.type:
     AdamW.
-muon | offload_param_nvme | such a run has not been compared with one process yet | Set
+muon | offload_param_nvme | the combination has not been verified against a single-process run yet | Set
     offload_param.device: cpu and nvme_path: null, or optimizer.type: AdamW.
-muon | qwz qgz | such a run has not been compared with one process yet | Set zero_quantized_weights: false and
-    zero_quantized_gradients: false, or optimizer.type: AdamW.
-fp8 | cpu | only GPUs from Hopper on have FP8 units | Set fp8: false.
-compile | zero3 | torch's compiler cannot follow parameters that are sharded and gathered again between
-    their uses | Set compile: false, or zero_stage: 2.
-async_save | offload_optimizer_nvme offload_param_nvme | state on NVMe passes through host memory in pieces
-    and is never there as a whole to be copied | Set async_save: false, or device: cpu and nvme_path: null.
+muon | qwz qgz | the combination has not been verified against a single-process run yet | Set
+    zero_quantized_weights: false and zero_quantized_gradients: false, or optimizer.type: AdamW.
+fp8 | cpu | only NVIDIA GPUs since Hopper have FP8 units | Set fp8: false.
+compile | zero3 | torch's compiler cannot trace parameters that are sharded and gathered again between their
+    uses | Set compile: false, or zero_stage: 2.
+async_save | offload_optimizer_nvme offload_param_nvme | state on NVMe passes through host memory in chunks,
+    so host memory never holds a complete state to copy | Set async_save: false, or device: cpu and
+    nvme_path: null.
 """
 CLASHES = tuple(
     Clash(kind, tuple(others.split()), reason, fix) for kind, others, reason, fix in rows(_CLASHES)
@@ -236,7 +240,7 @@ CLASHES = tuple(
 
 
 def clashes(present: Collection[str]) -> Iterator[str]:
-    """Yield the reasons why the kinds with these names cannot be combined, each as a clause."""
+    """Yield the reasons why the kinds with the names `present` cannot be combined, each as a clause."""
     for kind in KINDS:
         if kind.needs and kind.name in present and not any(name in present for name in kind.needs):
             yield f"{_name(kind)} needs {kind.needs_words}"
@@ -253,9 +257,7 @@ def _name(kind: Feature) -> str:
 
 
 def kinds_have_what_they_need(config: RunConfig) -> Problems:
-    """ZeRO++ needs its ZeRO stage, sequence parallelism its tensor-parallel group, and FP8 its 16-bit
-    format.
-    """
+    """Check that the run turns on what each of its features needs, e.g. ZeRO 3 for ZeRO++."""
     for kind in KINDS:
         needed = [BY_NAME[name] for name in kind.needs]
         if needed and kind.present(config) and not any(other.present(config) for other in needed):
@@ -263,13 +265,13 @@ def kinds_have_what_they_need(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 kind.key,
-                f"needs {kind.needs_words}, but it is {show(value_of(config, key))}.",
-                f"Set {kind.off}, or {kind.needs_words}.",
+                f"needs {kind.needs_words}, but {key} is {show(value_of(config, key))}.",
+                f"Set {kind.off}, or set {kind.needs_words}.",
             )
 
 
 def kinds_go_together(config: RunConfig) -> Problems:
-    """No two kinds are combined that train wrongly, fail late or are not implemented."""
+    """Check that the run combines no features that train wrongly, fail late or are not implemented."""
     for clash in CLASHES:
         kind = BY_NAME[clash.kind]
         others = [BY_NAME[name] for name in clash.others if BY_NAME[name].present(config)]

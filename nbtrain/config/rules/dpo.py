@@ -1,4 +1,4 @@
-"""Rules of training on preferences (the section `dpo`): one function for each rule."""
+"""Rules about preference training (the section `dpo`): one function for each rule."""
 
 from collections.abc import Callable
 
@@ -12,26 +12,29 @@ PAIRS = "preference"
 
 
 def preferences_have_a_reference(config: RunConfig) -> Problems:
-    """dpo needs init_from: rewards are measured against the weights that the run starts from."""
+    """Check that a run with dpo sets init_from.
+
+    Rewards are measured relative to the run's initial weights.
+    """
     if config.dpo is not None and config.init_from is None:
         yield mistake(
             config,
             "dpo",
-            "dpo\n  measures answers against the weights of init_from, which is null.",
-            "Set init_from to a run that was fine-tuned, or to a folder of Hugging Face.",
+            "dpo\n  scores answers relative to the model named by init_from, but init_from is null.",
+            "Set init_from to a fine-tuned run, or to a folder with a Hugging Face model.",
         )
 
 
 def preferences_are_pairs(config: RunConfig) -> Problems:
-    """Sources are pairs if, and only if, the run trains with dpo."""
+    """Check that sources have kind preference if, and only if, the run trains with dpo."""
     kinds = [source.kind for source in config.data.sources]
     if config.dpo is None:
         if PAIRS in kinds:
             yield mistake(
                 config,
                 "data.sources",
-                f"data.sources[{kinds.index(PAIRS)}].kind = {PAIRS}\n  is read with the section dpo only: "
-                "otherwise rejected answers would be trained on.",
+                f"data.sources[{kinds.index(PAIRS)}].kind = {PAIRS}\n"
+                "  needs the section dpo; without it, the model would be trained on rejected answers.",
                 "Set dpo: {beta: 0.1}, or use another kind of source.",
             )
         return
@@ -46,20 +49,24 @@ def preferences_are_pairs(config: RunConfig) -> Problems:
 
 
 def preferences_are_packed(config: RunConfig) -> Problems:
-    """Both answers of a pair are in one sequence and cannot attend to each other."""
+    """Check that pairs are packed with best_fit.
+
+    Both answers of a pair are then in one sequence and cannot attend to each other.
+    """
     if config.dpo is not None and config.data.resolved_packing != "best_fit":
         yield broken(
             config,
             "data.packing",
-            "with dpo must be best_fit, which puts both answers of a pair into one sequence and keeps "
-            "them apart.",
+            "must be best_fit with dpo: best_fit puts both answers of a pair into one sequence, where they "
+            "cannot attend to each other.",
             "Set packing: best_fit.",
         )
 
 
 def answers_are_not_cut(config: RunConfig) -> Problems:
-    """Answers are not split across ranks, because the log-probability of an answer is a sum over its
-    tokens.
+    """Check that sequences are not split across ranks in a run with dpo.
+
+    The log-probability of an answer is a sum over its tokens.
     """
     if config.dpo is not None:
         parallel = config.parallel
@@ -68,14 +75,17 @@ def answers_are_not_cut(config: RunConfig) -> Problems:
 
 
 def preferences_have_their_own_loss(config: RunConfig) -> Problems:
-    """With dpo, the file of `code` defines no loss(): the loss of pairs is not a sum over tokens."""
+    """Check that the `code` file of a run with dpo defines no loss().
+
+    The DPO loss is not a sum over tokens.
+    """
     if config.dpo is not None and defines(config, "loss"):
         yield mistake(
             config,
             "code",
-            f"code = {config.code}\n  defines loss(), which is for training on tokens; with dpo the loss is "
-            "computed from pairs.",
-            "Remove loss() from the file, or dpo from the run.",
+            f"code = {config.code}\n"
+            "  defines loss(), a loss over tokens, but with dpo the loss is computed from pairs of answers.",
+            "Remove loss() from the file, or remove dpo from the run.",
         )
 
 

@@ -1,6 +1,4 @@
-"""Rules of a run's variables: names that are refused in backend.env and for Secrets, variables that replace a
-value of nbtrain, and secrets.
-"""
+"""Rules about a run's environment variables: reserved names, secrets, overrides of nbtrain's values."""
 
 import re
 
@@ -10,25 +8,29 @@ from nbtrain.config.rules.wording import Problems, hidden
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.debug import debug_variables
 
-# Variables that nbtrain or torchrun sets: one value from the YAML would give all ranks the same identity, or
-# have them look in other folders than their supervisor.
+# {message: the variables to which it applies}. nbtrain or torchrun sets these variables. A single value from
+# the YAML would give all ranks the same identity, or make them use other folders than their supervisor.
 RESERVED = {
-    "nbtrain sets this for each rank itself. Remove it.": re.compile(
+    "nbtrain sets this variable for each rank. Remove it.": re.compile(
         r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
         r"|NBTRAIN_(JOB|AGENT_JOB|NODE|ATTEMPT|RUN_DIR|EXIT_FD|GPUS|CORES)"
     ),
-    "all processes of a job have the same value: that of the shell that submits, or on Kubernetes the one "
-    "that follows from backend.kubernetes.workspace_path. Remove it, and change it there.": re.compile(
+    "all processes of a job must have the same value, which comes from the shell that submits the job, or on "
+    "Kubernetes from backend.kubernetes.workspace_path. Remove it, and change the value there.": re.compile(
         r"NBTRAIN_(WORKSPACE|OUTPUT|DATA|QUEUE)"
     ),
-    "it would replace the paths by which ranks find their modules, nbtrain among them. Remove it; ranks "
-    "inherit it from the shell that submits, on Kubernetes from the image.": re.compile(r"PYTHON(PATH|HOME)"),
-    "resources.device decides this. Remove it.": re.compile(r"DS_ACCELERATOR"),
+    "it would replace the paths from which ranks import nbtrain and other modules. Remove the variable; "
+    "ranks "
+    "inherit it from the shell that submits the job, or on Kubernetes from the image.": re.compile(
+        r"PYTHON(PATH|HOME)"
+    ),
+    "resources.device determines this variable. Remove it.": re.compile(r"DS_ACCELERATOR"),
 }
 SECRET_NAMES = re.compile(
     r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|APIKEY|AUTH|(API|ACCESS|PRIVATE|SECRET)_KEY)(_ID)?"
 )
-# Further names whose values a record hides. A record may hide too much, because it refuses no variable.
+# Further names whose values are hidden in records. This pattern may match too much: hiding a value is
+# harmless, while SECRET_NAMES rejects variables.
 SECRET_WORDS = re.compile(
     r"TOKEN(?!IZER)|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH|(API|ACCESS|PRIVATE)_?KEY", re.IGNORECASE
 )
@@ -37,27 +39,32 @@ SECRET_VALUES = re.compile(
     r"(?<![A-Za-z0-9])(hf_|ghp_|github_pat_|glpat-|sk-|xox[bp]-|AKIA)[A-Za-z0-9_-]{12,}"
 )
 SECRET_FIX = (
-    "set it in the shell that submits, from which ranks inherit it; for pods, name its Secret in "
+    "set it in the shell that submits the job, from which ranks inherit it; for pods, list its Secret in "
     "backend.kubernetes.secret_variables"
 )
-# Variables that nbtrain sets if backend.env does not, and how it chooses their values.
+# {variable that nbtrain sets unless backend.env sets it: the value that nbtrain would choose}
 OWN_VALUES = {
-    "OMP_NUM_THREADS": "cores over ranks",
-    "OMP_WAIT_POLICY": "PASSIVE on device: cpu",
+    "OMP_NUM_THREADS": "the cores of a machine divided by its ranks",
+    "OMP_WAIT_POLICY": "PASSIVE with device: cpu",
     "GLOO_SOCKET_IFNAME": "the run's network interface",
     "NCCL_SOCKET_IFNAME": "the run's network interface",
-    "PYTHONUNBUFFERED": "1, so that logs can be read while ranks run",
+    "PYTHONUNBUFFERED": "1, so that log lines appear immediately",
 }
 
 
 def why_reserved(name: str) -> str:
-    """Return why a run may not set a variable, in backend.env or from a Secret, and the fix; "" if it may."""
+    """Return why a run must not set a variable, and the fix; "" if it may set the variable.
+
+    The rule applies to backend.env and to variables from a Secret.
+    """
     return next((words for words, names in RESERVED.items() if names.fullmatch(name)), "")
 
 
 def is_secret(name: str, value: str, addresses: bool = True) -> bool:
-    """Return whether a variable is named like a secret, or its value contains one: a token, or with
-    `addresses` an address with a password or a query. "" is the name of a value that has none.
+    """Return whether a variable is named like a secret, or its value contains one.
+
+    A secret is a token or, with `addresses`, a URL with a password or a query. Pass "" as the name of a value
+    that is not a variable.
     """
     if SECRET_NAMES.fullmatch(name.upper()) or SECRET_VALUES.search(value):
         return True
@@ -65,8 +72,9 @@ def is_secret(name: str, value: str, addresses: bool = True) -> bool:
 
 
 def may_be_secret(name: str, value: str) -> bool:
-    """Return whether a record hides a variable's value: all that is_secret() finds, except addresses, and
-    names that contain a word such as TOKEN anywhere.
+    """Return whether records must hide a variable's value.
+
+    They hide what is_secret() finds, URLs aside, and every variable whose name contains a word such as TOKEN.
     """
     if is_secret(name, value, addresses=False):
         return True
@@ -74,17 +82,18 @@ def may_be_secret(name: str, value: str) -> bool:
 
 
 def environment_is_safe(config: RunConfig) -> Problems:
-    """Variables have legal names, are not set by nbtrain itself, and hold no secrets: their values are
-    written to files.
+    """Check that the variables in backend.env have valid names and are not reserved for nbtrain.
+
+    Their values must not contain secrets, because they are written to files.
     """
     for name, value in config.backend.env.items():
-        # An override's place repeats its value, which may be the secret.
+        # The place of an override would show its value, which may be a secret; hidden() omits it.
         key = f"backend.env.{name}"
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             yield hidden(
                 config,
                 key,
-                f"backend.env: {name!r} cannot name a variable: use letters, digits and _, and begin "
+                f"backend.env: {name!r} is not a valid variable name. Use letters, digits and _, and start "
                 "with a letter or _.",
             )
         elif words := why_reserved(name):
@@ -93,39 +102,41 @@ def environment_is_safe(config: RunConfig) -> Problems:
             yield hidden(
                 config,
                 key,
-                f"{key} looks like a secret, which config.yaml and environment.json would show.\n"
-                f"  Remove it and {SECRET_FIX}.",
+                f"{key} looks like a secret, and config.yaml and environment.json would show it.\n"
+                f"  Remove it from backend.env, and {SECRET_FIX}.",
             )
         elif "\0" in value:
-            yield hidden(config, key, f"{key} contains a NUL character, which no variable can contain.")
+            yield hidden(config, key, f"{key} contains a NUL character, which variables cannot contain.")
 
 
 def replaced_values(config: RunConfig) -> list[tuple[str, str, str, bool]]:
-    """Yield (variable, effect, fix, whether it is a warning) of backend.env values that replace a value of
-    nbtrain.
+    """Return the variables in backend.env that override a value that nbtrain sets.
+
+    Each entry is (variable, effect, fix, whether it is a warning).
     """
     found, by_debug = [], debug_variables(config.backend.debug)
     for name, value in config.backend.env.items():
-        takes = f"backend.env.{name} = {value} replaces"
+        takes = f"backend.env.{name} = {value} overrides"
         if name in OWN_VALUES:
-            found.append((name, f"{takes} nbtrain's own value ({OWN_VALUES[name]}).", "", False))
+            found.append((name, f"{takes} the value that nbtrain would set: {OWN_VALUES[name]}.", "", False))
         elif by_debug.get(name, value) != value:
-            said = f"{takes} {by_debug[name]}, which backend.debug sets."
-            found.append((name, said, "Remove one of the two.", True))
+            effect = f"{takes} {by_debug[name]}, the value from backend.debug."
+            found.append((name, effect, "Remove one of the two settings.", True))
         elif name == CUDA_DEVICES and config.resources.device == "gpu":
             found.append((name, *_visible_gpus(config, value)))
     return found
 
 
 def _visible_gpus(config: RunConfig, value: str) -> tuple[str, str, bool]:
-    kind, said = config.backend.kind, f"backend.env.{CUDA_DEVICES} = {value}:"
+    kind, setting = config.backend.kind, f"backend.env.{CUDA_DEVICES} = {value}"
     if kind == "local":
-        return f"{said} the run's GPUs are chosen from these.", "", False
+        return f"{setting}: nbtrain chooses the run's GPUs from this list.", "", False
     if kind == "hosts":
-        return f"{said} the ranks of every machine see these GPUs.", "", False
+        return f"{setting}: on every machine, ranks see only these GPUs.", "", False
     engine = kind.capitalize()
     return (
-        f"{said} the ranks of every node see these, instead of the GPUs that {engine} assigned to the job.",
-        f"Remove it; {engine} chooses the GPUs.",
+        f"{setting}: on every node, ranks see these GPUs instead of the GPUs that {engine} assigned to the "
+        "job.",
+        f"Remove the variable, and let {engine} choose the GPUs.",
         True,
     )

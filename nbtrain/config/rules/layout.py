@@ -1,7 +1,8 @@
-"""Rules of the model's shape and its sharding across the ranks: one function for each rule."""
+"""Rules about the model's shape and how it is sharded across the ranks: one function for each rule."""
 
 from collections.abc import Callable
 
+from nbtrain.base.text.amounts import counted
 from nbtrain.config.arithmetic.attention_kernels import FLASH_GENERATION, FLASH_HEAD_SIZE, lengths_problem
 from nbtrain.config.arithmetic.devices import DEVICES, find_device, nearest_device_names
 from nbtrain.config.arithmetic.divisors import nearest_divisors, nearest_multiples
@@ -13,14 +14,15 @@ from nbtrain.config.rules.limits import no_multiple, problems_of
 from nbtrain.config.rules.wording import Problems, broken, join
 from nbtrain.config.schema import RopeScalingConfig, RunConfig
 
-# FP8 as the schema promises it: from Hopper on.
+# Compute capability of Hopper, the first GPU generation on which nbtrain supports FP8.
 FP8_CAPABILITY = (9, 0)
 
 
 def legal_heads(hidden: int, wanted: int, ranks: int) -> list[int]:
-    """Return numbers of heads around `wanted` that divide `hidden` into heads of a usual size, nearest first.
+    """Return the nearest legal numbers of heads below and above `wanted`, sorted by distance.
 
-    At most one of them is smaller than `wanted`, and at most one larger. Both are multiples of `ranks`.
+    A legal number is a multiple of `ranks` and divides `hidden` into heads of a usual size. The list has
+    fewer than two entries if there is no such number below or above.
     """
     counts = [count for count in range(1, hidden + 1) if hidden % count == 0 and _is_usual(hidden // count)]
     counts = [count for count in counts if count % ranks == 0]
@@ -30,12 +32,12 @@ def legal_heads(hidden: int, wanted: int, ranks: int) -> list[int]:
 
 
 def _is_usual(head: int) -> bool:
-    """Return whether a head size is usual: flash attention supports at most 256; below 32 is too small."""
+    """Return whether a head size is usual: a multiple of 8, from 32 to flash attention's maximum of 256."""
     return 32 <= head <= FLASH_HEAD_SIZE and head % 8 == 0
 
 
 def heads_divide(config: RunConfig) -> Problems:
-    """All ranks have the same number of heads, and all tensor-parallel ranks the same part of the MLP."""
+    """Check that the heads and the MLP divide evenly among the ranks."""
     shape, parallel, model = config.shape, config.parallel, config.model
     tensor = parallel.tensor_parallel_size
     yield from problems_of(config, limits.heads(shape, tensor, parallel.ds_sequence_parallel_size))
@@ -44,7 +46,7 @@ def heads_divide(config: RunConfig) -> Problems:
 
 
 def heads_fill_the_width(config: RunConfig) -> Problems:
-    """The number of heads divides the hidden size, unless kv_channels is set."""
+    """Check that the number of heads divides the hidden size, unless kv_channels is set."""
     model, parallel = config.model, config.parallel
     hidden, heads = model.hidden_size, model.num_attention_heads
     if model.kv_channels is not None or hidden % heads == 0:
@@ -57,14 +59,15 @@ def heads_fill_the_width(config: RunConfig) -> Problems:
             "model.num_attention_heads",
             f"must divide hidden_size({hidden}); nearest: "
             f"{' or '.join(f'{count} (heads of {hidden // count})' for count in legal)}.\n"
-            f"  Or set hidden_size: {join(nearest_multiples(hidden, heads))}.",
+            f"  Or set hidden_size to a multiple of {heads}; nearest: "
+            f"{join(nearest_multiples(hidden, heads))}.",
         )
     else:
         yield from no_multiple(config, "model.hidden_size", heads, words)
 
 
 def layers_fill_the_stages(config: RunConfig) -> Problems:
-    """Each pipeline stage has at least one layer, and each layer is in exactly one stage."""
+    """Check that each pipeline stage has at least one layer, and that each layer is in exactly one stage."""
     layers, parallel = config.model.num_layers, config.parallel
     pipeline, cut = parallel.pipeline_parallel_size, parallel.pipeline_stage_layers
     if cut is not None:
@@ -72,34 +75,35 @@ def layers_fill_the_stages(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 "parallel.pipeline_stage_layers",
-                f"has {len(cut)} stages, but pipeline_parallel_size is {pipeline}.",
-                "Set null to divide the layers by cost.",
+                f"lists {counted(len(cut), 'stage')}, but pipeline_parallel_size is {pipeline}.",
+                "To divide the layers by cost, set pipeline_stage_layers: null.",
             )
         if sum(cut) != layers:
             yield broken(
                 config,
                 "parallel.pipeline_stage_layers",
-                f"adds up to {sum(cut)} layers, but num_layers is {layers}.",
-                "Set null to divide the layers by cost.",
+                f"adds up to {counted(sum(cut), 'layer')}, but num_layers is {layers}.",
+                "To divide the layers by cost, set pipeline_stage_layers: null.",
             )
     else:
         yield from problems_of(config, limits.stages(config.shape, pipeline))
 
 
 def pipeline_is_not_interleaved(config: RunConfig) -> Problems:
-    """Megatron's interleaved schedule is refused, because DeepSpeed's pipeline does not support it."""
+    """Check that Megatron's interleaved schedule is off, because DeepSpeed's pipeline does not support it."""
     if config.parallel.num_layers_per_virtual_pipeline_stage is not None:
         yield broken(
             config,
             "parallel.num_layers_per_virtual_pipeline_stage",
-            "requests the interleaved pipeline, which is not supported: DeepSpeed's PipelineModule runs "
-            "one forward, one backward (1F1B), with consecutive layers on each rank.\n"
-            "  Set it to null; a smaller micro_batch_size makes the pipeline's bubble smaller as well.",
+            "turns on the interleaved pipeline schedule, which is not supported: DeepSpeed's PipelineModule "
+            "uses the 1F1B schedule (one forward, one backward), with consecutive layers on each rank.\n"
+            "  Set num_layers_per_virtual_pipeline_stage: null. To shrink the pipeline bubble, lower "
+            "micro_batch_size instead.",
         )
 
 
 def recomputed_pieces_fit(config: RunConfig) -> Problems:
-    """A group of recomputed layers is not larger than the number of layers on a rank."""
+    """Check that a group of recomputed layers is not larger than the number of layers on a rank."""
     checkpointing = config.parallel.activation_checkpointing
     if checkpointing.granularity != "full" or any(layers_fill_the_stages(config)):
         return
@@ -109,20 +113,23 @@ def recomputed_pieces_fit(config: RunConfig) -> Problems:
 
 
 def sequence_fits_positions(config: RunConfig) -> Problems:
-    """Every position of a sequence has a learned embedding, or is within the context of generation."""
+    """Check that seq_length is at most max_position_embeddings."""
     model = config.model
     if model.seq_length > model.resolved_max_position_embeddings:
         yield broken(
             config,
             "model.seq_length",
-            f"must be at most max_position_embeddings({model.max_position_embeddings}); "
-            f"set seq_length: {model.max_position_embeddings}, or max_position_embeddings: "
+            f"must be at most max_position_embeddings({model.max_position_embeddings}). "
+            f"Set seq_length: {model.max_position_embeddings}, or raise max_position_embeddings to "
             f"{model.seq_length}.",
         )
 
 
 def rotary_positions_fit(config: RunConfig) -> Problems:
-    """An even part of each head is rotated, and fields that only rope reads are set only with rope."""
+    """Check that rope rotates an even number of dimensions per head.
+
+    Fields that apply only to rope must not be set without it.
+    """
     model, fields = config.model, type(config.model).model_fields
     if model.position_embedding_type != "rope":
         for name in ("rotary_base", "rotary_percent", "rope_scaling", "no_rope_freq"):
@@ -130,9 +137,9 @@ def rotary_positions_fit(config: RunConfig) -> Problems:
                 yield broken(
                     config,
                     f"model.{name}",
-                    "is read with position_embedding_type: rope only, but that is "
+                    "applies only to position_embedding_type: rope, but position_embedding_type is "
                     f"{model.position_embedding_type}.",
-                    "Remove it, or set rope.",
+                    f"Remove {name}, or set position_embedding_type: rope.",
                 )
         return
     head = model.resolved_kv_channels
@@ -142,21 +149,22 @@ def rotary_positions_fit(config: RunConfig) -> Problems:
         yield broken(
             config,
             "model.rotary_percent",
-            f"rotates {model.rotary_size} numbers of each head of {head}, but must rotate an even number, "
-            f"in pairs; nearest: {near or 'none: heads of one number'}.",
+            f"makes rope rotate {model.rotary_size} of the {head} dimensions of each head, but rope rotates "
+            "pairs, so the number must be even and more than 0; nearest: "
+            f"{near or 'none, heads need 2 dimensions'}.",
         )
     if config.parallel.fpdt_chunk_tokens:
         yield broken(
             config,
             "parallel.fpdt_chunk_tokens",
-            "does not rotate queries, but model.position_embedding_type is rope.",
+            "turns FPDT on, which does not support model.position_embedding_type: rope.",
             "Set fpdt_chunk_tokens: 0.",
         )
     if (scaling := model.rope_scaling) is not None:
         yield from _scaling_has_its_fields(config, scaling)
 
 
-# {kind of rope_scaling: the fields that it reads besides its factor}
+# {kind of rope_scaling: the fields that it uses besides factor}
 SCALING_FIELDS = {
     "linear": (),
     "llama3": ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
@@ -172,11 +180,15 @@ def _scaling_has_its_fields(config: RunConfig, scaling: RopeScalingConfig) -> Pr
             yield broken(
                 config,
                 f"{key}.{name}",
-                f"is not read with kind: {scaling.kind}, which has {', '.join(('factor', *read))}.",
-                "Remove it.",
+                f"does not apply to kind: {scaling.kind}, which uses {', '.join(('factor', *read))}.",
+                f"Remove {name}.",
             )
         if name in read and value is None:
-            yield mistake(config, f"{key}.kind", f"{key}.{name} is missing: kind: {scaling.kind} needs it.")
+            yield mistake(
+                config,
+                f"{key}.kind",
+                f"{key}.{name} is missing, but {key}.kind = {scaling.kind} needs it. Set {name}.",
+            )
     for least, most in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
         low, high = getattr(scaling, least), getattr(scaling, most)
         if least in read and low >= high:
@@ -184,21 +196,22 @@ def _scaling_has_its_fields(config: RunConfig, scaling: RopeScalingConfig) -> Pr
 
 
 def sequence_divides(config: RunConfig) -> Problems:
-    """Ranks that share a sequence have equal parts of it; with FPDT, they have equal parts of each chunk."""
+    """Check that ranks that share a sequence get equal parts of it or, with FPDT, of each chunk."""
     parallel, shape = config.parallel, config.shape
     ulysses, context = parallel.ds_sequence_parallel_size, parallel.context_parallel_size
     if parallel.sequence_parallel:
         tensor = parallel.tensor_parallel_size
         if wrong := list(problems_of(config, limits.sharded_sequence(shape, tensor, ulysses, context))):
-            # The lengths nearest to the sharing ranks' own rule may break this one.
+            # Stop here: the nearest lengths that the next rule suggests might still break this one.
             yield from wrong
             return
     yield from problems_of(config, limits.sequence(shape, ulysses, context, parallel.fpdt_chunk_tokens))
 
 
 def fpdt_has_its_kernels(config: RunConfig) -> Problems:
-    """With FPDT the GPU supports flash-attn, and there is no attention dropout and no masking between
-    documents.
+    """Check that a run with FPDT has a GPU that supports flash-attn.
+
+    FPDT supports neither attention dropout nor masks between documents.
     """
     if not config.parallel.fpdt_chunk_tokens:
         return
@@ -207,33 +220,35 @@ def fpdt_has_its_kernels(config: RunConfig) -> Problems:
         yield broken(
             config,
             "parallel.fpdt_chunk_tokens",
-            f"needs flash-attn {FLASH_GENERATION}, which runs on GPUs from Ampere on (compute capability "
-            f"8.0), but resources.gpu_type is {device.name}.",
+            f"turns FPDT on, which needs flash-attn {FLASH_GENERATION} and therefore a GPU of generation "
+            f"Ampere (compute capability 8.0) or newer, but resources.gpu_type is {device.name}.",
             "Set fpdt_chunk_tokens: 0.",
         )
     if config.model.attention_dropout:
         yield broken(
             config,
             "parallel.fpdt_chunk_tokens",
-            f"needs model.attention_dropout: 0, but it is {config.model.attention_dropout:g}: "
-            "its backward pass would draw different random numbers.",
+            f"turns FPDT on, which needs model.attention_dropout: 0, but attention_dropout is "
+            f"{config.model.attention_dropout:g}. FPDT's backward pass would draw other random numbers than "
+            "its forward pass.",
         )
     if (option := config.data.isolating_setting) is not None:
         yield broken(
             config,
             "parallel.fpdt_chunk_tokens",
-            f"cannot keep documents apart, but data has {option}.",
-            f"Set fpdt_chunk_tokens: 0, or change {option.partition(':')[0]}.",
+            f"turns FPDT on, which cannot isolate documents from each other as data.{option} requires.",
+            f"Set fpdt_chunk_tokens: 0, or change data.{option.partition(':')[0]}.",
         )
 
 
 def layout_fits_resources(config: RunConfig) -> Problems:
-    """There is one process for each GPU. On CPU, every machine has the same number of processes."""
+    """Check that there is one process for each GPU or, on CPU, equally many on every machine."""
     parallel, resources, world = config.parallel, config.resources, config.world_size
     data, pipeline = parallel.data_parallel_size, parallel.pipeline_parallel_size
     tensor, sharing = parallel.tensor_parallel_size, parallel.sequence_ranks
     sequence = f" * sequence({sharing})" if sharing > 1 else ""
-    layout = f"data({data}) * pipeline({pipeline}) * tensor({tensor}){sequence} = {world} processes"
+    processes = "1 process" if world == 1 else f"{world} processes"
+    layout = f"data({data}) * pipeline({pipeline}) * tensor({tensor}){sequence} = {processes}"
     nodes, gpus = resources.nodes, resources.gpus_per_node
     if resources.device == "cpu":
         if world % nodes:
@@ -241,8 +256,8 @@ def layout_fits_resources(config: RunConfig) -> Problems:
                 config,
                 "resources.nodes",
                 f"{layout},\n"
-                f"  which do not spread evenly over nodes({nodes}). "
-                f"Nearest: {join(nearest_divisors(nodes, world))}.",
+                f"  which cannot be divided evenly among nodes({nodes}). "
+                f"Nearest numbers of nodes: {join(nearest_divisors(nodes, world))}.",
             )
         return
     if world == nodes * gpus:
@@ -258,28 +273,32 @@ def layout_fits_resources(config: RunConfig) -> Problems:
     yield mistake(
         config,
         "resources.gpus_per_node",
-        f"{layout},\n  but resources give nodes({nodes}) * gpus_per_node({gpus}) = {nodes * gpus}.{advice}",
+        f"{layout},\n"
+        f"  but resources has nodes({nodes}) * gpus_per_node({gpus}) = "
+        f"{counted(nodes * gpus, 'GPU')}.{advice}",
     )
 
 
 def gpu_type_is_known(config: RunConfig) -> Problems:
-    """resources.gpu_type is in the device table, from which the plan takes memory and peak FLOP/s."""
+    """Check that resources.gpu_type is in the device table, which lists memory and peak FLOP/s."""
     name = config.resources.gpu_type
     if name is None or find_device(name):
         return
     near = nearest_device_names(name)
-    which = f"Nearest: {', '.join(near)}" if near else f"Known: {', '.join(one.name for one in DEVICES)}"
+    known = ", ".join(device.name for device in DEVICES)
+    which = f"Nearest: {', '.join(near)}" if near else f"Known devices: {known}"
     yield broken(
         config,
         "resources.gpu_type",
         f"is not in the device table. {which}.",
-        "Set null to plan without the device's memory and peak.",
+        "To plan without the device's memory and peak FLOP/s, set gpu_type: null.",
     )
 
 
 def network_is_known(config: RunConfig) -> Problems:
-    """resources.network is in the network table, and only one field gives the bandwidth. A fraction needs a
-    bandwidth, which a CPU run does not assume.
+    """Check that resources.network is in the network table, and that only one field sets the bandwidth.
+
+    network_reached_fraction needs a bandwidth, and a CPU run assumes none.
     """
     resources = config.resources
     named = resources.network is not None or resources.network_bytes_per_second is not None
@@ -287,8 +306,9 @@ def network_is_known(config: RunConfig) -> Problems:
         yield broken(
             config,
             "resources.network_reached_fraction",
-            "is a fraction of a bandwidth, and on device: cpu none is assumed.",
-            "Set resources.network or resources.network_bytes_per_second, or null.",
+            "is a fraction of the network's bandwidth, but with device: cpu no bandwidth is assumed.",
+            "Set resources.network or resources.network_bytes_per_second, or set network_reached_fraction: "
+            "null.",
         )
     if resources.network is None:
         return
@@ -296,41 +316,48 @@ def network_is_known(config: RunConfig) -> Problems:
         yield broken(
             config,
             "resources.network_bytes_per_second",
-            f"and resources.network = {resources.network} both give the bandwidth between machines.",
-            "Set one of them to null.",
+            f"and resources.network = {resources.network} both set the bandwidth between machines.",
+            "Set one of the two to null.",
         )
     if find_network(resources.network) is None:
         near = nearest_network_names(resources.network)
-        which = f"Nearest: {', '.join(near)}" if near else f"Known: {', '.join(NETWORK_BY_NAME)}"
+        which = f"Nearest: {', '.join(near)}" if near else f"Known networks: {', '.join(NETWORK_BY_NAME)}"
         yield broken(
             config,
             "resources.network",
-            f"is not in the network table. {which}. For another network set null and "
-            "resources.network_bytes_per_second: the bytes per second, one way, of all devices of a machine.",
+            f"is not in the network table. {which}. For another network, set network: null, and set "
+            "resources.network_bytes_per_second to the one-way bandwidth of a machine, the sum over all its "
+            "network devices.",
         )
 
 
 def format_has_its_units(config: RunConfig) -> Problems:
-    """The named GPU supports the number format in hardware; torch would emulate bf16, many times slower."""
+    """Check that the GPU supports the number format in hardware.
+
+    Torch would emulate bf16, which is many times slower.
+    """
     resources, dtype = config.resources, config.precision.dtype
     device = find_device(resources.gpu_type)
     if resources.device == "cpu" or device is None or device.peak(dtype) is not None:
         return
     (major, minor), others = device.compute_capability, ("fp16", "fp32")
     instead = " or ".join(other for other in others if other != dtype and device.peak(other) is not None)
-    # A GPU without the format is of NVIDIA's generations before Ampere, or of another maker.
-    rule = f"compute capability {major}.{minor}; bf16 from 8.0 (Ampere) on" if major else device.vendor
+    # A GPU without the format is an NVIDIA GPU older than Ampere, or a GPU from another vendor.
+    other = f" from {device.vendor}"
+    if major:
+        other = f", which has compute capability {major}.{minor}; bf16 needs 8.0 (Ampere) or higher"
     yield broken(
         config,
         "precision.dtype",
-        f"is not computed by the hardware of resources.gpu_type {device.name} ({rule}).\n"
-        f"  Set precision.dtype: {instead}, or another gpu_type.",
+        f"is not supported by the hardware of resources.gpu_type = {device.name}{other}.\n"
+        f"  Set precision.dtype: {instead}, or change gpu_type.",
     )
 
 
 def attention_backend_serves(config: RunConfig) -> Problems:
-    """The named kernel supports the device, the number format, the dropout and the heads. torch would report
-    it only at the first step.
+    """Check that model.attention_backend supports the device, number format, dropout and head size.
+
+    Torch would report a mismatch only at the first step.
     """
     model, resources = config.model, config.resources
     backend = model.attention_backend
@@ -339,20 +366,22 @@ def attention_backend_serves(config: RunConfig) -> Problems:
     reason = None
     if resources.device == "cpu":
         if backend == "efficient":
-            reason = "a CPU has the flash and math kernels only"
+            reason = "on a CPU, only the flash and math kernels exist"
         elif model.attention_dropout:
             dropout = f"attention_dropout is {model.attention_dropout:g}"
-            reason = f"on a CPU only the math kernel has dropout, but {dropout}"
+            reason = f"on a CPU, only the math kernel supports dropout, but {dropout}"
     elif backend == "flash":
         device = find_device(resources.gpu_type)
         head = model.resolved_kv_channels
         if config.precision.dtype == "fp32":
-            reason = "on a GPU flash attention needs bf16 or fp16, but precision.dtype is fp32"
+            reason = "on a GPU, flash attention needs bf16 or fp16, but precision.dtype is fp32"
         elif device and FLASH_GENERATION not in device.flash_attention:
-            reason = f"flash attention needs a GPU from Ampere on, but resources.gpu_type is {device.name}"
+            reason = f"flash attention needs an Ampere GPU or newer, but resources.gpu_type is {device.name}"
         elif head > FLASH_HEAD_SIZE:
-            most = f"heads of at most {FLASH_HEAD_SIZE}"
-            reason = f"flash attention takes {most}, but this model's heads have {head}"
+            reason = (
+                f"flash attention supports head sizes up to {FLASH_HEAD_SIZE}, but this model's head size is "
+                f"{head}"
+            )
         elif model.window_size is not None:
             reason = _flash_without_mask(config)
         else:
@@ -362,39 +391,39 @@ def attention_backend_serves(config: RunConfig) -> Problems:
         yield broken(
             config,
             "model.attention_backend",
-            f"cannot serve this run: {reason}.\n  Set attention_backend: auto.",
+            f"does not support this run: {reason}.\n  Set attention_backend: auto.",
         )
 
 
 def _flash_without_mask(config: RunConfig) -> str | None:
-    """Return why the flash kernel on a GPU cannot compute a window without a mask; None if it can."""
+    """Return why the flash kernel cannot compute window attention on a GPU; None if it can."""
     model = config.model
-    problem = lengths_problem(config) or ("compile: false, but it is true" if model.compile else None)
+    problem = lengths_problem(config) or ("compile: false, but compile is true" if model.compile else None)
     return problem and limits.needs_without_mask(f"window_size({model.window_size})", problem)
 
 
 def fp8_has_its_units(config: RunConfig) -> Problems:
-    """FP8 needs a GPU from Hopper on, and matrices whose sides are multiples of 16."""
+    """Check that a run with FP8 has a Hopper GPU or newer, and matrix sides that are multiples of 16."""
     if not config.precision.fp8 or config.resources.device == "cpu":
         return
     device = find_device(config.resources.gpu_type)
     if device and device.compute_capability < FP8_CAPABILITY:
         major, minor = device.compute_capability
-        has = f"has {major}.{minor}" if major else f"is {device.vendor}'s"
+        other = f"has {major}.{minor}" if major else f"is made by {device.vendor}"
         yield broken(
             config,
             "precision.fp8",
-            f"needs a GPU from Hopper on (compute capability 9.0), but resources.gpu_type {device.name} "
-            f"{has}.",
+            "needs an NVIDIA GPU of generation Hopper (compute capability 9.0) or newer, but "
+            f"resources.gpu_type = {device.name} {other}.",
             "Set fp8: false.",
         )
     parallel, shape = config.parallel, config.shape
     sides = limits.fp8_sides(shape, parallel.tensor_parallel_size)
     if config.model.kv_channels is None:
-        # heads_fill_the_width reports heads that do not fill hidden_size.
+        # heads_fill_the_width already reports heads that do not divide hidden_size.
         sides = (side for side in sides if side.key != "model.kv_channels")
     yield from problems_of(config, sides)
-    # FPDT's MLP multiplies a chunk at a time.
+    # With FPDT, the MLP processes one chunk at a time.
     name = "fpdt_chunk_tokens" if parallel.fpdt_chunk_tokens else "seq_length"
     length = parallel.fpdt_chunk_tokens or shape.seq_length
     micro, ulysses = config.batch.micro_batch_size, parallel.ds_sequence_parallel_size

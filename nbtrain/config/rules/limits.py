@@ -1,8 +1,8 @@
-"""Limits of a layout on plain numbers: which sizes a model, its batch and its options allow.
+"""Limits that a model, its batch and its options set for a layout, as functions of plain numbers.
 
-A rule of a run YAML and the planner's search ask the same functions, so that a layout is legal in both or in
-neither. Each function yields a Broken for every limit that its numbers break; nothing is yielded for numbers
-that agree. No RunConfig is made: a search checks thousands of layouts.
+The rules for run YAMLs and the planner's search call the same functions, so that both accept the same
+layouts. Each function yields a Broken for every limit that its numbers break, and nothing for a valid layout.
+The functions take numbers instead of a RunConfig, because a search checks thousands of layouts.
 """
 
 import math
@@ -21,41 +21,44 @@ from nbtrain.config.sections.kubernetes_section import KubernetesConfig
 from nbtrain.config.sections.lora_section import LoraConfig
 from nbtrain.config.shape import Shape
 
-# cuBLAS wants every side of an FP8 product to be a multiple of 16.
+# cuBLAS requires every side of an FP8 matrix product to be a multiple of 16.
 FP8_MULTIPLE = 16
 
 
 class Broken(NamedTuple):
-    """A limit that a layout breaks, in two wordings: for the check of a run, and for a layout search."""
+    """A limit that a layout breaks, in the words of a run's check (`rule`) and of a search (`clause`)."""
 
     key: str
     """Key of the setting to change, as in a run YAML."""
     rule: str
-    """The limit with its numbers and the fix, after the setting's place and value."""
+    """The limit with its numbers and the fix, as a predicate whose subject is the setting."""
     clause: str
-    """The reason against a layout, as a clause without place and fix."""
+    """The reason why the layout is rejected, as a clause without place and fix."""
     value: str = ""
-    """Name and value that the rule is about, if they differ from the setting's own."""
+    """The quantity that the rule is about, as "name = value"; "" if that is the setting itself."""
 
 
 def problems_of(config: RunConfig, broken: Iterable[Broken]) -> Problems:
-    """Yield a finding about each broken limit of a run."""
+    """Yield an error for each broken limit."""
     for limit in broken:
         yield mistake(config, limit.key, f"{limit.value or setting_text(config, limit.key)}\n  {limit.rule}")
 
 
 def no_multiple(config: RunConfig, key: str, unit: int, words: str) -> Problems:
-    """Yield the finding about a setting that is not a multiple of `unit`; `words` names `unit`."""
+    """Yield an error if a setting is not a multiple of `unit`, shown in messages as `words`."""
     return problems_of(config, is_multiple(key, value_of(config, key), unit, words))
 
 
 def no_divisor(config: RunConfig, key: str, whole: int, words: str) -> Problems:
-    """Yield the finding about a setting that does not divide `whole`; `words` names `whole`."""
+    """Yield an error if a setting does not divide `whole`, shown in messages as `words`."""
     return problems_of(config, divides(key, value_of(config, key), whole, words))
 
 
 def divides(key: str, divisor: int, whole: int, words: str) -> Iterator[Broken]:
-    """Yield a Broken if the setting `key` does not divide `whole`; `words` names `whole`."""
+    """Yield a Broken if `divisor`, the value of `key`, does not divide `whole`.
+
+    `words` is how messages show `whole`.
+    """
     if whole % divisor:
         nearest = join(nearest_divisors(divisor, whole))
         yield Broken(
@@ -64,9 +67,10 @@ def divides(key: str, divisor: int, whole: int, words: str) -> Iterator[Broken]:
 
 
 def is_multiple(key: str, value: int, unit: int, words: str, name: str = "") -> Iterator[Broken]:
-    """Yield a Broken if a value is not a multiple of `unit`; `words` names `unit`.
+    """Yield a Broken if a value is not a multiple of `unit`.
 
-    `name`: name of the value, if it is not the setting's own.
+    `words` is how messages show `unit`. `name` is what messages call the value if it is not the value of
+    `key` itself.
     """
     if value % unit:
         nearest = join(nearest_multiples(value, unit))
@@ -84,7 +88,7 @@ def _of(key: str, value: int) -> str:
 
 
 def heads(shape: Shape, tensor: int, ulysses: int) -> Iterator[Broken]:
-    """All ranks have the same number of heads: tensor parallelism shards them first, then Ulysses."""
+    """Require the same number of heads on all ranks: first tensor parallelism divides them, then Ulysses."""
     count = shape.num_attention_heads
     words = f"num_attention_heads({count})"
     yield from divides("parallel.tensor_parallel_size", tensor, count, words)
@@ -95,16 +99,19 @@ def heads(shape: Shape, tensor: int, ulysses: int) -> Iterator[Broken]:
 
 
 def mlp_width(shape: Shape, tensor: int, key: str = "model.ffn_hidden_size") -> Iterator[Broken]:
-    """All tensor-parallel ranks have equal parts of the MLP; `key` is the field that sets the MLP's width."""
+    """Require equal parts of the MLP on all tensor-parallel ranks.
+
+    `key` is the field that sets the MLP width.
+    """
     words = f"tensor_parallel_size({tensor})"
-    yield from is_multiple(key, shape.ffn_hidden_size, tensor, words, "the MLP's width")
+    yield from is_multiple(key, shape.ffn_hidden_size, tensor, words, "MLP width")
 
 
 def query_groups(shape: Shape, tensor: int) -> Iterator[Broken]:
-    """Tensor-parallel ranks have complete groups of queries, or equal parts of one group."""
+    """Require complete query groups, or equal parts of one group, on each tensor-parallel rank."""
     key, count, groups = "parallel.tensor_parallel_size", shape.num_attention_heads, shape.num_query_groups
     if count % groups or count % tensor:
-        return  # Limits of their own.
+        return  # Other rules report these cases.
     rows = shape.query_width + 2 * shape.kv_width
     if groups % tensor and tensor % groups:
         sizes = [size for size in range(1, count + 1) if count % size == 0]
@@ -113,63 +120,70 @@ def query_groups(shape: Shape, tensor: int) -> Iterator[Broken]:
         above = [size for size in legal if size > tensor][:1]
         yield Broken(
             key,
-            f"must be a multiple or a divisor of num_query_groups({groups}): each rank has whole groups, or "
-            f"an equal part of one; nearest: {join([*below, *above])}.",
+            f"must be a divisor or a multiple of num_query_groups({groups}), so that each rank has complete "
+            f"groups or an equal part of one group; nearest: {join([*below, *above])}.",
             f"tensor_parallel_size({tensor}) must divide num_query_groups({groups}) or be a multiple of it",
         )
     elif rows % tensor:
         unit = tensor // math.gcd(tensor, count + 2 * groups)
         yield Broken(
             key,
-            f"must divide the rows of query, key and value, (num_attention_heads({count}) + 2 * "
-            f"num_query_groups({groups})) * head size({shape.kv_channels}) = {rows}: with fewer groups than "
-            "ranks they are split evenly. Set another tensor_parallel_size, or a multiple of "
-            f"{unit} as kv_channels.",
-            f"tensor_parallel_size({tensor}) does not divide the {rows} rows of query, key and value",
+            f"must divide the rows of the query, key and value matrix, (num_attention_heads({count}) + 2 * "
+            f"num_query_groups({groups})) * kv_channels({shape.kv_channels}) = {rows}, because with fewer "
+            "groups than ranks the rows are split evenly. Change tensor_parallel_size, or set kv_channels "
+            f"to a multiple of {unit}.",
+            f"tensor_parallel_size({tensor}) does not divide the {rows} rows of the query, key and value "
+            "matrix",
         )
 
 
 def stages(shape: Shape, pipeline: int) -> Iterator[Broken]:
-    """Each pipeline stage holds at least one layer."""
+    """Require at least one layer on each pipeline stage."""
     layers = shape.num_layers
     if layers < pipeline:
         yield Broken(
             "parallel.pipeline_parallel_size",
-            f"must be at most num_layers({layers}): each stage holds at least one layer.",
+            f"must be at most num_layers({layers}), because each stage needs at least one layer.",
             f"pipeline_parallel_size({pipeline}) is more than num_layers({layers})",
         )
 
 
 def recomputed_layers(interval: int, most: int, pipeline: int) -> Iterator[Broken]:
-    """A group of recomputed layers is not larger than a rank's layers; `most` is the number of layers of the
-    largest stage.
+    """Require that a group of recomputed layers fits on a rank.
+
+    `most` is the number of layers of the largest stage.
     """
     if interval > most:
         where = f"the largest of {pipeline} pipeline stages" if pipeline > 1 else "the model"
         yield Broken(
             "parallel.activation_checkpointing.interval_layers",
-            f"must be at most {most}, the layers of {where}.",
-            f"interval_layers({interval}) is more than the {most} layers of {where}",
+            f"must be at most {most}, the number of layers in {where}.",
+            f"interval_layers({interval}) is more than {most}, the number of layers in {where}",
         )
 
 
 def sequence(shape: Shape, ulysses: int, context: int, chunk: int) -> Iterator[Broken]:
-    """Ranks that share a sequence have equal parts of it: context-parallel ranks two chunks each; with FPDT
-    (`chunk` > 0), Ulysses ranks equal parts of each chunk.
+    """Require equal parts of a sequence on all ranks that share it.
+
+    Each context-parallel rank gets two chunks. With FPDT (`chunk` > 0), Ulysses ranks get equal parts of each
+    chunk.
     """
     words, length = f"ds_sequence_parallel_size({ulysses})", shape.seq_length
     yield from is_multiple("model.seq_length", length, ulysses, words)
     if context > 1:
-        chunks = f"2 * context_parallel_size({context}) = {2 * context}, because each rank has two chunks"
+        chunks = f"2 * context_parallel_size({context}) = {2 * context}, because each rank gets two chunks"
         yield from is_multiple("model.seq_length", length, 2 * context, chunks)
     if chunk:
         yield from is_multiple("model.seq_length", length, chunk, f"fpdt_chunk_tokens({chunk})")
-    yield from is_multiple("parallel.fpdt_chunk_tokens", chunk, ulysses, f"{words}: ranks share each chunk")
+    yield from is_multiple(
+        "parallel.fpdt_chunk_tokens", chunk, ulysses, f"{words}, because these ranks share each chunk"
+    )
 
 
 def sharded_sequence(shape: Shape, tensor: int, ulysses: int, context: int) -> Iterator[Broken]:
-    """With sequence_parallel, tensor-parallel ranks have equal parts of a sequence, or of the part of a rank
-    that shares it.
+    """Require, with sequence_parallel, that tensor-parallel ranks get equal parts of a sequence.
+
+    If further ranks share the sequence, the part of each of them must divide evenly.
     """
     words, unit = f"tensor_parallel_size({tensor})", tensor * ulysses * context
     if ulysses > 1:
@@ -181,40 +195,44 @@ def sharded_sequence(shape: Shape, tensor: int, ulysses: int, context: int) -> I
 
 
 def needs_without_mask(setting: str, problem: str) -> str:
-    """Explain why flash attention cannot serve a setting: `problem` is the requirement of its kernel with
-    lengths, which replace a mask, and the run's value.
+    """Return a clause on why flash attention does not support a setting.
+
+    The flash kernel supports the setting only through lengths instead of a mask. `problem` is what that needs
+    and what the run has instead.
     """
-    return f"flash attention takes no mask; to do without a mask, {setting} needs {problem}"
+    return f"flash attention does not support masks, and without a mask {setting} needs {problem}"
 
 
 def flash_parts(context: int, problem: str | None) -> Iterator[Broken]:
-    """Context-parallel ranks attend from the later part of a sequence, for which the flash kernel on a GPU
-    needs lengths; `problem` is why it cannot be called with them (attention_kernels.lengths_problem).
+    """Require that the flash kernel accepts lengths if context-parallel ranks use it.
+
+    The queries of a rank come from a later part of the sequence than its keys, which needs lengths. `problem`
+    is why the kernel does not accept them (attention_kernels.lengths_problem), or None.
     """
     if context > 1 and problem:
         reason = needs_without_mask(f"context_parallel_size({context})", problem)
         yield Broken(
             "model.attention_backend",
-            f"cannot serve this run: {reason}.\n  Set attention_backend: auto.",
+            f"does not support this run: {reason}.\n  Set attention_backend: auto.",
             f"attention_backend(flash): {reason}",
         )
 
 
 def hpz_partition(size: int, data_axis_size: int) -> Iterator[Broken]:
-    """The second copy of ZeRO++'s weights (hpZ) is sharded across equal groups of `size` ranks."""
+    """Require that the ranks divide into groups of `size` for ZeRO++'s second copy of the weights (hpZ)."""
     words = f"data_parallel_size * ds_sequence_parallel_size * context_parallel_size = {data_axis_size}"
     yield from divides("parallel.zero_hpz_partition_size", size, data_axis_size, words)
 
 
 def fp8_sides(shape: Shape, tensor: int) -> Iterator[Broken]:
-    """Each side of a matrix that FP8 multiplies is a multiple of 16 on every tensor-parallel rank."""
+    """Require that matrices that FP8 multiplies have sides that are multiples of 16 on every rank."""
     sides = {
         "model.hidden_size": shape.hidden_size,
         "model.ffn_hidden_size": shape.ffn_hidden_size,
         "model.kv_channels": shape.query_width,
         "model.num_query_groups": shape.query_width + 2 * shape.kv_width,
     }
-    # Sides that follow from hidden_size and num_attention_heads are not reported a second time.
+    # Do not report a second time sides that follow from hidden_size and num_attention_heads.
     if shape.query_width == shape.hidden_size:
         del sides["model.kv_channels"]
     if shape.num_query_groups == shape.num_attention_heads:
@@ -223,17 +241,21 @@ def fp8_sides(shape: Shape, tensor: int) -> Iterator[Broken]:
         if (side := width // tensor) % FP8_MULTIPLE:
             yield Broken(
                 key,
-                f"gives matrices a side of {side} on a rank of tensor_parallel_size({tensor}), but FP8 needs "
-                f"multiples of {FP8_MULTIPLE}. Set fp8: false, or another size.",
-                f"FP8 needs sides that are multiples of {FP8_MULTIPLE}, but {key.rpartition('.')[2]} gives "
-                f"{side} on each of {tensor} tensor-parallel ranks",
+                f"results in matrices with a side of {side} on each rank, with "
+                f"tensor_parallel_size({tensor}), but FP8 needs multiples of {FP8_MULTIPLE}. Set fp8: false, "
+                "or change the size.",
+                f"FP8 needs sides that are multiples of {FP8_MULTIPLE}, but {key.rpartition('.')[2]} results "
+                f"in {side} on each of {counted(tensor, 'tensor-parallel rank')}",
             )
 
 
 def fp8_tokens(
     micro: int, length: int, ulysses: int, context: int, name: str = "seq_length"
 ) -> Iterator[Broken]:
-    """The tokens that one rank multiplies at once are a multiple of 16; `name` is the field of `length`."""
+    """Require that a rank multiplies a multiple of 16 tokens at once.
+
+    `name` is the field that sets `length`.
+    """
     tokens = micro * length // (ulysses * context)
     if tokens % FP8_MULTIPLE:
         sharing = f"context_parallel_size({context})"
@@ -242,57 +264,61 @@ def fp8_tokens(
         product = f"micro_batch_size({micro}) * {name}({length}) / {sharing} = {tokens}"
         yield Broken(
             "precision.fp8",
-            f"needs a multiple of {FP8_MULTIPLE} tokens, but {product}. Set fp8: false, or another {name}.",
-            f"FP8 needs a multiple of {FP8_MULTIPLE} tokens, but {product}",
+            f"needs a multiple of {FP8_MULTIPLE} tokens on each rank, but {product}. Set fp8: false, or "
+            f"change {name}.",
+            f"FP8 needs a multiple of {FP8_MULTIPLE} tokens on each rank, but {product}",
         )
 
 
 def adapter_groups(lora: LoraConfig, shape: Shape, tensor: int) -> Iterator[Broken]:
-    """With adapters on query_key_value, the rows of each rank are complete groups."""
+    """Require complete query groups on each tensor-parallel rank if query_key_value has adapters."""
     groups = shape.num_query_groups
     if "query_key_value" in lora.targets and groups % tensor:
         yield Broken(
             "parallel.tensor_parallel_size",
-            f"with lora on query_key_value must divide model.num_query_groups({groups}). Lower it, or remove "
-            "query_key_value from lora.targets.",
-            f"tensor_parallel_size({tensor}) does not divide num_query_groups({groups}), as lora on "
-            "query_key_value requires",
+            f"must divide model.num_query_groups({groups}), because lora.targets contains query_key_value. "
+            "Lower tensor_parallel_size, or remove query_key_value from lora.targets.",
+            f"tensor_parallel_size({tensor}) does not divide num_query_groups({groups}), which adapters on "
+            "query_key_value (lora.targets) require",
         )
 
 
 def four_bit_stages(lora: LoraConfig, pipeline: int, zero_stage: int) -> Iterator[Broken]:
-    """Matrices in 4 bits are complete on each rank, because neither ZeRO 3 nor a pipeline supports them."""
+    """Require that 4-bit matrices are not combined with ZeRO 3 or a pipeline, which do not support them."""
     if not lora.load_in_4bit:
         return
     if zero_stage == 3:
         yield Broken(
             "parallel.zero_stage",
-            "shards each parameter across the ranks, and matrices in 4 bits (lora.load_in_4bit) are complete "
-            "on each rank. Set zero_stage: 2, or load_in_4bit: false to shard the frozen weights.",
-            "ZeRO 3 shards parameters, and matrices in 4 bits (lora.load_in_4bit) are complete on each rank",
+            "shards each parameter across the ranks, but 4-bit matrices (lora.load_in_4bit) must be "
+            "complete on each rank. Set zero_stage: 2, or set load_in_4bit: false to shard the frozen "
+            "weights.",
+            "ZeRO 3 shards parameters, but 4-bit matrices (lora.load_in_4bit) must be complete on each rank",
         )
     if pipeline > 1:
         yield Broken(
             "parallel.pipeline_parallel_size",
-            "splits the model into stages, which do not support matrices in 4 bits (lora.load_in_4bit). Set "
-            "pipeline_parallel_size: 1, or load_in_4bit: false.",
-            "matrices in 4 bits (lora.load_in_4bit) are not supported in pipeline stages",
+            "splits the model into pipeline stages, which do not support 4-bit matrices "
+            "(lora.load_in_4bit). Set pipeline_parallel_size: 1, or set load_in_4bit: false.",
+            "pipeline stages do not support 4-bit matrices (lora.load_in_4bit)",
         )
 
 
 def four_bit_blocks(lora: LoraConfig, shape: Shape, tensor: int) -> Iterator[Broken]:
-    """Tensor parallelism never splits a block of 64 numbers in 4 bits, so that all layouts agree bit for
-    bit.
+    """Require that tensor parallelism does not split a block of 64 4-bit numbers.
+
+    Then all layouts produce the same bits.
     """
     if not lora.load_in_4bit or tensor == 1:
         return
     if lora.bnb_4bit_use_double_quant:
         yield Broken(
             "lora.bnb_4bit_use_double_quant",
-            f"needs one mean over a complete matrix, which tensor_parallel_size({tensor}) shards. Set "
-            "bnb_4bit_use_double_quant: false, which needs 0.373 bits more for each weight, or "
+            f"needs the mean over a complete matrix, but tensor_parallel_size({tensor}) shards the matrices. "
+            "Set bnb_4bit_use_double_quant: false, which needs 0.373 bits more per weight, or set "
             "tensor_parallel_size: 1.",
-            f"tensor_parallel_size({tensor}) shards a matrix, and bnb_4bit_use_double_quant needs its mean",
+            f"tensor_parallel_size({tensor}) shards matrices, but bnb_4bit_use_double_quant needs the mean "
+            "over a complete matrix",
         )
     inputs = {
         "hidden_size": (shape.hidden_size, 1),
@@ -303,42 +329,48 @@ def four_bit_blocks(lora: LoraConfig, shape: Shape, tensor: int) -> Iterator[Bro
         if width % (unit := BLOCK_ELEMENTS * ranks):
             yield Broken(
                 "parallel.tensor_parallel_size",
-                f"with lora.load_in_4bit shards matrices between blocks of {BLOCK_ELEMENTS} numbers, and "
+                f"would split blocks of {BLOCK_ELEMENTS} 4-bit numbers (lora.load_in_4bit), because "
                 f"{name}({width}) is not a multiple of {unit}. Set tensor_parallel_size: 1.",
-                f"{name}({width}) is not a multiple of {unit}, so that tensor_parallel_size({tensor}) splits "
-                f"blocks of {BLOCK_ELEMENTS} numbers in 4 bits",
+                f"{name}({width}) is not a multiple of {unit}, so tensor_parallel_size({tensor}) would split "
+                f"blocks of {BLOCK_ELEMENTS} 4-bit numbers (lora.load_in_4bit)",
             )
 
 
 def preference_answers(ulysses: int, context: int) -> Iterator[Broken]:
-    """Ranks do not share answers, because the log-probability of an answer (dpo) is a sum over its tokens."""
+    """Require, with dpo, that no ranks share a sequence.
+
+    The log-probability of an answer is a sum over its tokens.
+    """
     for name, size in (("ds_sequence_parallel_size", ulysses), ("context_parallel_size", context)):
         if size == 1:
             continue
         yield Broken(
             f"parallel.{name}",
-            "with dpo must be 1: the log-probability of an answer is not summed over ranks that share its "
-            "sequence. Use tensor_parallel_size or pipeline_parallel_size.",
-            f"{name}({size}) splits answers, and dpo sums over each answer",
+            "must be 1 with dpo, because the log-probability of an answer is not summed across ranks that "
+            "share its sequence. Use tensor_parallel_size or pipeline_parallel_size instead.",
+            f"{name}({size}) splits answers across ranks, but dpo needs each answer on one rank",
         )
 
 
 def prescaled_gradients(zero_stage: int, data_type: str) -> Iterator[Broken]:
-    """prescale_gradients is off with ZeRO, which divides gradients after their sum; `data_type` is
-    communication_data_type.
+    """Require that prescale_gradients is off with ZeRO, which divides gradients after summing them.
+
+    `data_type` is communication_data_type.
     """
     if zero_stage:
         yield Broken(
             "parallel.prescale_gradients",
-            f"is for zero_stage: 0, but zero_stage is {zero_stage}. Set prescale_gradients: false; gradients "
-            f"are summed in communication_data_type({data_type}) either way.",
+            f"applies only to zero_stage: 0, but zero_stage is {zero_stage}. Set prescale_gradients: false; "
+            f"gradients are summed in communication_data_type({data_type}) either way.",
             f"prescale_gradients cannot be combined with ZeRO {zero_stage}",
         )
 
 
 def autotuned_ranks(section: KubernetesConfig, sizes: Mapping[str, int]) -> Iterator[Broken]:
-    """DeepSpeed's autotuner, which counts every rank as a data-parallel one, has no other ranks; `sizes` are
-    the sizes of parallelism by their fields of the section `parallel`.
+    """Require that a run with DeepSpeed's autotuner uses only data parallelism.
+
+    The autotuner counts every rank as a data-parallel rank. `sizes` are the parallel sizes by their field
+    names in the section `parallel`.
     """
     if section.autotune == "none" or section.workload != "DeepSpeedJob":
         return
@@ -346,25 +378,29 @@ def autotuned_ranks(section: KubernetesConfig, sizes: Mapping[str, int]) -> Iter
         if (size := sizes[field]) > 1:
             yield Broken(
                 "backend.kubernetes.autotune",
-                f"needs parallel.{field}(1), not {size}: DeepSpeed's autotuner counts every rank as a "
-                "data-parallel one. Set it to none; `nbtrain search` then tries layouts of all kinds.",
-                f"backend.kubernetes.autotune({section.autotune}) needs {field}(1), not {size}",
+                f"needs parallel.{field}: 1, but the size is {size}; DeepSpeed's autotuner counts every rank "
+                "as a data-parallel rank. Set autotune: none, and run `nbtrain search` instead, which tries "
+                "layouts of all kinds.",
+                f"backend.kubernetes.autotune({section.autotune}) needs {field}: 1, but the size is {size}",
             )
 
 
 def read_ahead(
     section: KubernetesConfig, workers: int, micro: int, length: int, ranks: int
 ) -> Iterator[Broken]:
-    """shared_memory_bytes is large enough for the batches that the data workers of a pod's ranks read ahead;
-    `workers` is the number of each rank.
+    """Require that shared_memory_bytes is large enough for the batches that data workers prefetch.
+
+    A pod has `ranks` ranks with `workers` data workers each.
     """
     size, needed = section.shared_memory_bytes, ranks * read_ahead_bytes(workers, micro, length)
     if size is not None and size < needed:
-        readers = f"data.num_workers({workers}) for each of {counted(ranks, 'rank')} of a pod"
+        readers = f"data.num_workers({workers}) on each of the {counted(ranks, 'rank')} of a pod"
+        if ranks == 1:
+            readers = f"data.num_workers({workers}) on the only rank of a pod"
         yield Broken(
             "backend.kubernetes.shared_memory_bytes",
-            f"must be at least {needed}: {readers} read that many bytes ahead. Set data.num_workers: 0, "
-            "raise it, or remove it.",
-            f"with micro_batch_size({micro}), {readers} read {needed} bytes ahead, more than "
+            f"must be at least {needed}, because {readers} prefetch {needed} bytes. Raise or remove "
+            "shared_memory_bytes, or set data.num_workers: 0.",
+            f"with micro_batch_size({micro}), {readers} prefetch {needed} bytes, more than "
             f"backend.kubernetes.shared_memory_bytes({size})",
         )

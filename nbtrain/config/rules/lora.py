@@ -1,4 +1,4 @@
-"""Rules of adapters (the section `lora`): one function for each rule."""
+"""Rules about adapters (the section `lora`): one function for each rule."""
 
 from collections.abc import Callable
 
@@ -10,22 +10,25 @@ from nbtrain.config.sections.lora_section import LoraConfig
 
 
 def adapters_have_weights(config: RunConfig) -> Problems:
-    """lora needs init_from: the weights next to adapters are frozen, so random weights would stay random."""
+    """Check that a run with lora sets init_from.
+
+    The base weights are frozen, so random weights would stay random.
+    """
     if config.lora is not None and config.init_from is None:
         yield mistake(
             config,
             "lora",
-            "lora\n  trains adapters next to frozen weights, but init_from names none.",
-            "Set init_from to a run or to a folder of Hugging Face.",
+            "lora\n  trains adapters for frozen weights, but init_from, which names these weights, is null.",
+            "Set init_from to a run, or to a folder with a Hugging Face model.",
         )
 
 
 def adapters_are_stepped_by_adamw(config: RunConfig) -> Problems:
-    """Adapters are not trained with Muon, which orthogonalizes whole matrices."""
+    """Check that adapters are not trained with Muon, which orthogonalizes whole matrices."""
     if config.lora is not None and config.optimizer.type != "AdamW":
-        parts = "the two matrices of an adapter are only factors of one"
+        parts = "an adapter consists of the two factors of a matrix"
         if config.lora.kind == "ia3":
-            parts = "the adapters of IA3 are vectors"
+            parts = "IA3 adapters are vectors"
         yield broken(
             config,
             "optimizer.type",
@@ -35,62 +38,62 @@ def adapters_are_stepped_by_adamw(config: RunConfig) -> Problems:
 
 
 def adapters_are_named_once(config: RunConfig) -> Problems:
-    """A matrix has at most one adapter."""
+    """Check that lora.targets lists each matrix once."""
     if config.lora is not None and len(set(config.lora.targets)) < len(config.lora.targets):
         yield broken(
             config,
             "lora.targets",
-            "names a matrix twice.",
-            "Name each once.",
+            "lists a matrix more than once.",
+            "List each matrix once.",
         )
 
 
 def trained_tokens_are_there(config: RunConfig) -> Problems:
-    """Every token whose row is trained is in the vocabulary."""
+    """Check that every token in trainable_token_indices is in the vocabulary and listed once."""
     ids = config.lora.trainable_token_indices if config.lora is not None else None
     if not ids:
         return
     key = "lora.trainable_token_indices"
     size, most = config.tokenizer.vocab_size, max(ids)
     if len(set(ids)) < len(ids):
-        again = next(one for number, one in enumerate(ids) if one in ids[:number])
+        again = next(token for number, token in enumerate(ids) if token in ids[:number])
         yield mistake(
             config,
             key,
-            f"{key}\n  names {again:,} twice.",
-            "Name each id once.",
+            f"{key}\n  lists the token id {again:,} more than once.",
+            "List each id once.",
         )
     if most >= size:
         yield mistake(
             config,
             key,
-            f"{key}\n  names {most:,}, and tokenizer.vocab_size({size:,}) has the ids 0 to {size - 1:,}.",
-            f"Remove it, or set tokenizer.vocab_size: {most + 1}.",
+            f"{key}\n"
+            f"  contains the token id {most:,}, but with tokenizer.vocab_size({size:,}) the ids are 0 to "
+            f"{size - 1:,}.",
+            f"Remove the id, or set tokenizer.vocab_size: {most + 1}.",
         )
 
 
 def adapters_can_be_cut(config: RunConfig) -> Problems:
-    """The rows of queries, keys and values on each rank are complete groups."""
+    """Check that tensor-parallel ranks get complete query groups if query_key_value has adapters."""
     if config.lora is not None:
         tensor = config.parallel.tensor_parallel_size
         yield from problems_of(config, adapter_groups(config.lora, config.shape, tensor))
 
 
 def adapters_attend_at_once(config: RunConfig) -> Problems:
-    """Adapters are not combined with FPDT, which multiplies by attention's matrices itself, without
-    adapters.
-    """
+    """Check that adapters are not combined with FPDT, whose kernel does not apply them."""
     if config.lora is not None and config.parallel.fpdt_chunk_tokens:
         yield broken(
             config,
             "parallel.fpdt_chunk_tokens",
-            "multiplies by attention's matrices itself, without their adapters (lora).",
+            "turns FPDT on, whose kernel applies the attention matrices without their adapters (lora).",
             "Set fpdt_chunk_tokens: 0.",
         )
 
 
 def ia3_has_no_matrices(config: RunConfig) -> Problems:
-    """Fields that only LoRA reads are not set for IA3."""
+    """Check that a run with IA3 adapters sets no fields that apply only to LoRA."""
     if config.lora is None or config.lora.kind != "ia3":
         return
     for name, field in LoraConfig.model_fields.items():
@@ -98,13 +101,14 @@ def ia3_has_no_matrices(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 f"lora.{name}",
-                "is for lora.kind: lora, but kind is ia3, whose vectors multiply keys, values and the MLP.",
-                "Remove it.",
+                "applies only to lora.kind: lora, but lora.kind is ia3. IA3 trains vectors that scale keys, "
+                "values and the MLP.",
+                f"Remove {name}.",
             )
 
 
 def four_bits_are_asked_for(config: RunConfig) -> Problems:
-    """Fields for matrices in 4 bits have no effect without load_in_4bit."""
+    """Check that fields for 4-bit matrices are set only with load_in_4bit."""
     if config.lora is None or config.lora.load_in_4bit or config.lora.kind == "ia3":
         return
     for name in ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant"):
@@ -112,14 +116,15 @@ def four_bits_are_asked_for(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 f"lora.{name}",
-                "is for load_in_4bit: true, but load_in_4bit is false.",
-                "Set load_in_4bit: true, or remove it.",
+                "applies only to load_in_4bit: true, but load_in_4bit is false.",
+                f"Set load_in_4bit: true, or remove {name}.",
             )
 
 
 def four_bits_are_whole(config: RunConfig) -> Problems:
-    """Matrices in 4 bits are not combined with ZeRO 3 and pipelines, which move parameters, nor with fp8 and
-    compile, which read 16 bits.
+    """Check that 4-bit matrices are not combined with ZeRO 3, a pipeline, fp8 or compile.
+
+    ZeRO 3 and pipelines move parameters between ranks; fp8 and compile need matrices of 16 or 32 bits.
     """
     if config.lora is None or not config.lora.load_in_4bit:
         return
@@ -131,14 +136,15 @@ def four_bits_are_whole(config: RunConfig) -> Problems:
             yield broken(
                 config,
                 key,
-                "reads matrices of 16 or 32 bits, and lora.load_in_4bit holds 4.",
-                f"Set {key.rpartition('.')[2]}: false, or load_in_4bit: false.",
+                "needs matrices of 16 or 32 bits, but lora.load_in_4bit stores them in 4 bits.",
+                f"Set {key}: false, or set lora.load_in_4bit: false.",
             )
 
 
 def four_bits_are_cut_between_blocks(config: RunConfig) -> Problems:
-    """Tensor-parallel ranks do not split a block of 64 numbers, so that the bits are the same in every
-    layout.
+    """Check that tensor parallelism does not split a block of 64 4-bit numbers.
+
+    Then the bits are the same in every layout.
     """
     if config.lora is not None:
         tensor = config.parallel.tensor_parallel_size

@@ -1,4 +1,4 @@
-"""Rules of a run whose `code` replaces the blocks (layer()): the settings that it cannot have, and why."""
+"""Rules about runs whose `code` file defines layer(): settings that cannot be combined with custom blocks."""
 
 from collections.abc import Callable
 
@@ -7,22 +7,22 @@ from nbtrain.config.own_blocks import has_own_layer
 from nbtrain.config.rules.wording import Problems, broken, value_of
 from nbtrain.config.schema import RunConfig
 
-# key: (the reason, the value that can be combined with layer())
+# {key: (what the setting does to nbtrain's own blocks, the value that can be combined with layer())}
 APART = {
-    "lora": ("adds adapters to nbtrain's own matrices by their names", "null"),
-    "precision.fp8": ("multiplies in blocks of 16 numbers, and is built into nbtrain's own layers", "false"),
-    "model.compile": ("cannot follow the checks of what a block returns", "false"),
-    "parallel.fpdt_chunk_tokens": ("cuts nbtrain's own attention and MLP into chunks of tokens", "0"),
+    "lora": ("adds adapters to the matrices of nbtrain's own blocks", "null"),
+    "precision.fp8": ("is implemented only in the linear layers of nbtrain's own blocks", "false"),
+    "model.compile": ("cannot trace the checks on the output of custom blocks", "false"),
+    "parallel.fpdt_chunk_tokens": ("processes the attention and MLP of nbtrain's own blocks in chunks", "0"),
 }
 
 
 def own_layer_goes_alone(config: RunConfig) -> Problems:
-    """Blocks from layer() are not combined with settings that change the inside of nbtrain's own blocks."""
+    """Check that a run with layer() sets nothing that changes the inside of nbtrain's own blocks."""
     if not has_own_layer(config):
         return
     for key, (why, value) in APART.items():
         if (found := value_of(config, key)) is not None and found:
-            rule = f"{why}, and the blocks of this run come from layer() in {config.code}."
+            rule = f"{why}, but the blocks of this run come from layer() in {config.code}."
             fix = f"Set {key.rpartition('.')[2]}: {value}, or remove layer() from the file."
             if key == "lora":
                 yield mistake(config, key, f"lora\n  {rule}", fix)

@@ -1,6 +1,4 @@
-"""Whether two kinds can be combined, each with the settings that it needs: the cells of the table in
-docs/parallelism.md.
-"""
+"""Pairs of features that can be combined, and their settings: the table in docs/parallelism.md."""
 
 import itertools
 from dataclasses import dataclass, field
@@ -11,18 +9,18 @@ from nbtrain.config.rules.combinations import BY_NAME, CLASHES, Feature
 
 @dataclass(frozen=True)
 class Pairing:
-    """The table's entry for a pair."""
+    """The table entry for two kinds."""
 
     pair: bool
-    """Whether the two are a pair: False for a kind with itself, or with another kind of the same axis."""
+    """False if the two kinds are the same or on the same axis, so that the table has no entry for them."""
     reason: str | None = None
-    """Reason why the two cannot be combined; None if they can be."""
+    """Reason why the two kinds cannot be combined; None if they can be combined."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Overrides that turn on both kinds, including the settings that they need."""
 
 
 def pairing(first: Feature, second: Feature) -> Pairing:
-    """Return whether two kinds can be combined, each with its required settings."""
+    """Return whether two kinds can be combined, why not, and the settings that turn both on."""
     if first is second or (first.axis and first.axis == second.axis):
         return Pairing(pair=False)
     refused: Pairing | None = None
@@ -35,7 +33,7 @@ def pairing(first: Feature, second: Feature) -> Pairing:
         reason = _clash(together)
         if reason is None:
             return Pairing(True, None, settings)
-        # The pair's own reason says more than the reason of a kind that one of the two needs.
+        # Prefer a reason about the two kinds themselves to one about a kind that they need.
         refused = refused or Pairing(True, _clash([first, second]) or reason, settings)
     assert refused is not None
     return refused

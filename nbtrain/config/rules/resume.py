@@ -1,12 +1,13 @@
-"""Fields that may change when a run is resumed, for submit, trainer and resume report.
+"""Fields that may change when a run is resumed, for submit, the trainer and the resume report.
 
-A checkpoint binds the architecture, the tokenizer, the number format, the order of the data and the sizes of
-all steps. Everything else may change on resume and is reported, also the layout
-(checkpoint/reshape.py).
+A checkpoint fixes the architecture, the tokenizer, the number format, the order of the data and the batch
+size of every step. All other fields may change on resume, including the layout (checkpoint/reshape.py), and
+the changes are reported.
 
-    submit        refuses a changed field that is bound (jobs/checks/existing_run.py)
-    trainer       refuses a checkpoint whose manifest shows another value of a bound field (load.py)
-    certificate   says whether changed fields leave every number as it was (checkpoint/live/resume_report.py)
+    submit          rejects a run in which a bound field has changed (jobs/checks/existing_run.py)
+    trainer         rejects a checkpoint whose manifest has another value of a bound field (load.py)
+    resume report   says whether the changed fields leave every number unchanged
+                    (checkpoint/live/resume_report.py)
 """
 
 import re
@@ -24,12 +25,13 @@ from nbtrain.config.sections.markers import (
     marked,
 )
 
-# A source's share of packed data decides the order; its other settings change the dataset itself, or nothing.
+# A source's weight determines the order of packed data. Its other settings either change the dataset itself
+# or have no effect.
 WEIGHT = re.compile(r"data\.sources\.\d+\.weight")
 
 
 def marked_keys(kind: type[Marker]) -> dict[str, Marker]:
-    """Return {dotted key: its marker} of every field and section of a run with a marker of this kind."""
+    """Return {dotted key: marker} for every field and section of a run that has a marker of this kind."""
     return {
         f"{section}.{name}".lstrip("."): marker
         for section, model in {"": RunConfig, **field_keys()}.items()
@@ -43,13 +45,13 @@ BOUND: dict[str, str | None] = {
     **{key: binds.recorded for key, binds in marked_keys(Binds).items()},
     **ARCHITECTURE,
 }
-"""{field or section that a resume may not change: its place in a checkpoint's manifest, or None}."""
+"""{field or section that must not change on resume: its key in a checkpoint's manifest, or None}."""
 WITHOUT_EFFECT = tuple(marked_keys(WithoutEffect))
 SAME_MATHEMATICS = tuple(marked_keys(SameMathematics))
 
 
 def is_bound(key: str) -> bool:
-    """Return whether a change of this field makes it a different run."""
+    """Return whether a resumed run must keep the value of this field."""
     if WEIGHT.fullmatch(key):
         return True
     return within(key, BOUND) and not within(key, SAME_MATHEMATICS)
@@ -70,7 +72,7 @@ def misfits(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if before == after:
             continue
         if recorded.endswith("sha256"):
-            found.append(f"{key} has other contents (the SHA-256 differs)")
+            found.append(f"{key} has different contents (the SHA-256 differs)")
         else:
             found.append(f"{key} is {before!r} in the checkpoint and {after!r} in the run")
     return found

@@ -1,4 +1,4 @@
-"""Findings of rules: the key that breaks a rule, its value, and the rule with its numbers."""
+"""Helpers that write the findings of rules: the setting that breaks a rule, and the rule with its numbers."""
 
 import functools
 from collections.abc import Iterable, Iterator
@@ -20,22 +20,27 @@ def value_of(config: RunConfig, key: str) -> Any:
 
 
 def setting_text(config: RunConfig, key: str) -> str:
-    """Return e.g. "batch.global_batch_size = 250"."""
+    """Return a setting as text, e.g. "batch.global_batch_size = 250"."""
     value = value_of(config, key)
-    # A section is shown by what is set in it, as a YAML has it.
+    # Of a section, show only the settings that differ from their defaults, as a YAML would list them.
     shown = value.model_dump(exclude_defaults=True) if isinstance(value, ConfigModel) else value
     return f"{key} = {show(shown)}"
 
 
 def broken(config: RunConfig, key: str, rule: str, fix: str = "") -> Finding:
-    """Return the error for a key that breaks a rule: the key with its value, and the rule on the next
-    line. `fix` is the sentence that follows it, "" if the rule itself names the values that it allows.
+    """Return the error about a key that breaks a rule: the key and its value, then the rule on the next line.
+
+    `rule` is a predicate whose subject is the key, e.g. "must be at least 2.". `fix` is the sentence after
+    the rule; it is "" if the rule already states the allowed values.
     """
     return mistake(config, key, f"{setting_text(config, key)}\n  {rule}", fix)
 
 
 def hidden(config: RunConfig, key: str, message: str, fix: str = "") -> Finding:
-    """Return an error about a key whose value may be a secret: its place does not repeat an override."""
+    """Return an error about a key whose value may be a secret.
+
+    If an override set the key, the place that the finding shows omits the value.
+    """
     return replace(mistake(config, key, message, fix), place=config.where(key).partition("=")[0])
 
 

@@ -1,6 +1,6 @@
-"""Rules of ZeRO, of number formats and of DeepSpeed's own keys: one function for each rule.
+"""Rules about ZeRO, number formats and DeepSpeed's own keys: one function for each rule.
 
-Which kinds of parallelism, offloading and formats go together is in combinations.py.
+combinations.py has the rules about which kinds of parallelism, offloading and formats can be combined.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,39 +17,43 @@ from nbtrain.config.rules.wording import Problems, broken
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.parallel_section import ParallelConfig
 
-# An optimizer's group in NVMe's buffers: parameters, their gradients and Adam's two moments.
+# Buffers for one group of the optimizer on NVMe: master weights, gradients and Adam's two moments.
 NVME_OPTIMIZER_BUFFERS = 4
 
 
 def offload_has_its_place(config: RunConfig) -> Problems:
-    """NVMe has a folder and enough buffers. Without offloading, its settings are not set."""
+    """Check that offloading to NVMe has a folder and enough buffers.
+
+    The settings for offloading must not be set without it.
+    """
     for name in ("offload_optimizer", "offload_param"):
         key, offload = f"parallel.{name}", getattr(config.parallel, name)
         if offload.device == "nvme" and not offload.nvme_path:
             yield broken(
                 config,
                 f"{key}.device",
-                f"needs {name}.nvme_path, a folder on a local NVMe disk; or set device: cpu.",
+                f"needs {name}.nvme_path. Set nvme_path to a folder on a local NVMe disk, or set device: "
+                "cpu.",
             )
         if offload.device != "nvme" and offload.nvme_path:
             yield broken(
                 config,
                 f"{key}.nvme_path",
-                f"is for device: nvme, but device is {offload.device}.",
-                "Set device: nvme, or nvme_path: null.",
+                f"applies only to device: nvme, but {name}.device is {offload.device}.",
+                "Set device: nvme, or set nvme_path: null.",
             )
         if offload.pin_memory and offload.device == "none":
             yield broken(
                 config,
                 f"{key}.pin_memory",
-                "is for device: cpu or nvme, but device is none.",
+                f"applies only to device: cpu or nvme, but {name}.device is none.",
                 "Set pin_memory: false.",
             )
         if offload.pin_memory and config.resources.device == "cpu":
             yield broken(
                 config,
                 f"{key}.pin_memory",
-                "makes copies between host and GPU faster, but resources.device is cpu.",
+                "speeds up copies between host and GPU, but resources.device is cpu.",
                 "Set pin_memory: false.",
             )
     offload = config.parallel.offload_optimizer
@@ -57,53 +61,60 @@ def offload_has_its_place(config: RunConfig) -> Problems:
         yield broken(
             config,
             "parallel.offload_optimizer.buffer_count",
-            f"must be at least {NVME_OPTIMIZER_BUFFERS}: masters, gradients and Adam's two moments.",
+            f"must be at least {NVME_OPTIMIZER_BUFFERS}: one buffer each for master weights, gradients and "
+            "Adam's two moments.",
         )
 
 
 def initial_weights_have_masters(config: RunConfig) -> Problems:
-    """With init_from, state is not on NVMe: initial weights are written to masters in memory, not to swap
-    files.
+    """Check that a run with init_from keeps its state off NVMe.
+
+    Initial weights are copied to master weights in memory, not to swap files.
     """
     for name in ("offload_optimizer", "offload_param"):
         if config.init_from is not None and getattr(config.parallel, name).device == "nvme":
             yield broken(
                 config,
                 f"parallel.{name}.device",
-                "with init_from: initial weights are not read into state on NVMe.",
-                "Set device: cpu.",
+                "cannot be combined with init_from, because initial weights cannot be loaded into state on "
+                "NVMe.",
+                f"Set {name}.device: cpu and {name}.nvme_path: null.",
             )
 
 
 def hpz_divides(config: RunConfig) -> Problems:
-    """ZeRO++'s second copy is sharded across equal groups of ranks."""
+    """Check that the ranks divide into the groups that shard ZeRO++'s second copy of the weights."""
     parallel = config.parallel
     if parallel.zero_hpz_partition_size is not None and not parallel.zero_hpz:
         yield broken(
             config,
             "parallel.zero_hpz_partition_size",
-            "is for zero_hpz: true, but zero_hpz is false.",
-            "Set it to null, or set zero_hpz: true.",
+            "applies only to zero_hpz: true, but zero_hpz is false.",
+            "Set zero_hpz: true, or set zero_hpz_partition_size: null.",
         )
-    # null means a machine's ranks, which divide unless another rule is broken, which reports it.
+    # null means the ranks of a machine. That number divides unless another rule is broken and reports an
+    # error.
     if parallel.zero_hpz and (size := parallel.zero_hpz_partition_size) is not None:
         yield from problems_of(config, hpz_partition(size, parallel.data_axis_size))
 
 
 def quantized_gradients_are_scattered(config: RunConfig) -> Problems:
-    """Quantized gradients need reduce_scatter, because DeepSpeed quantizes them only there."""
+    """Check that quantized gradients use reduce_scatter.
+
+    DeepSpeed quantizes gradients in no other collective.
+    """
     parallel = config.parallel
     if parallel.zero_quantized_gradients and not parallel.reduce_scatter:
         yield broken(
             config,
             "parallel.reduce_scatter",
-            "must be true with zero_quantized_gradients: DeepSpeed quantizes gradients in its "
-            "reduce-scatter only.",
+            "must be true with zero_quantized_gradients: true, because DeepSpeed quantizes gradients only "
+            "in its reduce-scatter.",
         )
 
 
 def prescale_is_without_zero(config: RunConfig) -> Problems:
-    """prescale_gradients is off with ZeRO, which divides gradients only after their sum."""
+    """Check that prescale_gradients is off with ZeRO, which divides gradients only after summing them."""
     parallel = config.parallel
     if parallel.prescale_gradients:
         broken = prescaled_gradients(parallel.zero_stage, parallel.communication_data_type)
@@ -111,32 +122,34 @@ def prescale_is_without_zero(config: RunConfig) -> Problems:
 
 
 def elastic_checkpoint_is_not_needed(config: RunConfig) -> Problems:
-    """DeepSpeed's elastic checkpoints are off. Files for Megatron-DeepSpeed set this key, so the message says
-    why.
+    """Check that DeepSpeed's elastic checkpoints are off.
+
+    Files for Megatron-DeepSpeed often set this key, so the message explains why nbtrain does not need it.
     """
     if config.parallel.elastic_checkpoint:
         yield broken(
             config,
             "parallel.elastic_checkpoint",
-            "is DeepSpeed's older way to load on another number of ranks.",
-            "Set it to false: every checkpoint of nbtrain loads into any layout (docs/parallelism.md).",
+            "turns on DeepSpeed's older format for loading a checkpoint on another number of ranks.",
+            "Set elastic_checkpoint: false. Every nbtrain checkpoint loads into any layout "
+            "(docs/parallelism.md).",
         )
 
 
 def autocast_is_bf16(config: RunConfig) -> Problems:
-    """Autocast is for bf16 only, because it keeps fp32 weights and has no loss scale."""
+    """Check that autocast is used with bf16 only: it keeps fp32 weights and has no loss scale."""
     precision = config.precision
     if precision.autocast and precision.dtype != "bf16":
         yield broken(
             config,
             "precision.autocast",
             f"needs precision.dtype: bf16, but precision.dtype is {precision.dtype}.",
-            "Set dtype: bf16, or autocast: false.",
+            "Set precision.dtype: bf16, or set precision.autocast: false.",
         )
 
 
 def loss_scale_has_room(config: RunConfig) -> Problems:
-    """The initial loss scale is at least the minimum."""
+    """Check that the initial loss scale is at least min_loss_scale."""
     scale = config.precision.fp16
     if config.precision.dtype != "fp16":
         return
@@ -146,11 +159,12 @@ def loss_scale_has_room(config: RunConfig) -> Problems:
         yield broken(
             config,
             f"precision.fp16.{key}",
-            f"starts the loss scale at {start:g}, below min_loss_scale({scale.min_loss_scale:g}).",
+            f"starts the loss scale at {start:g}, but it must be at least "
+            f"min_loss_scale({scale.min_loss_scale:g}).",
         )
 
 
-# Keys that nbtrain does not set in DeepSpeed's configuration on purpose, and the field that decides instead.
+# {key of DeepSpeed's configuration that deepspeed_extra must not set: the field that controls it instead}
 DECIDED_ELSEWHERE = {
     "optimizer": "optimizer",
     "scheduler": "lr_schedule",
@@ -185,16 +199,16 @@ def _decided(extra: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 
 def muon_finds_its_matrices(config: RunConfig) -> Problems:
-    """With Muon, DeepSpeed must keep parameters in their original order."""
+    """Check that DeepSpeed keeps parameters in their original order if the optimizer is Muon."""
     extra = config.parallel.deepspeed_extra.get("zero_optimization")
     key = "round_robin_gradients"
     if config.optimizer.type == "Muon" and isinstance(extra, dict) and extra.get(key):
         yield mistake(
             config,
             f"parallel.deepspeed_extra.zero_optimization.{key}",
-            f"parallel.deepspeed_extra sets zero_optimization.{key}, with which DeepSpeed reorders "
-            "parameters, so that Muon would not find its matrices.",
-            "Remove it, or set optimizer.type: AdamW.",
+            f"parallel.deepspeed_extra sets zero_optimization.{key}, which makes DeepSpeed reorder "
+            "parameters, so that Muon could not find its matrices.",
+            f"Remove {key}, or set optimizer.type: AdamW.",
         )
 
 
@@ -203,8 +217,9 @@ def _is_below(path: str, above: list[str]) -> bool:
 
 
 def deepspeed_extra_is_extra(config: RunConfig) -> Problems:
-    """Every key in deepspeed_extra is one that DeepSpeed reads and no field sets, with a value that DeepSpeed
-    accepts.
+    """Check that DeepSpeed reads every key in deepspeed_extra and accepts its value.
+
+    No field of the run may control the same key.
     """
     extra = config.parallel.deepspeed_extra
     decided = sorted(_decided(extra))
@@ -212,8 +227,9 @@ def deepspeed_extra_is_extra(config: RunConfig) -> Problems:
         yield mistake(
             config,
             f"parallel.deepspeed_extra.{key}",
-            f"parallel.deepspeed_extra sets {key}, which {owner} decides.",
-            "Remove it from deepspeed_extra and change the field.",
+            f"parallel.deepspeed_extra sets {key}, but nbtrain controls that key through the setting "
+            f"{owner}.",
+            f"Remove {key} from deepspeed_extra, and change {owner} instead.",
         )
     unknown = [key for key in extra if key not in KNOWN_KEYS and key not in DECIDED_ELSEWHERE]
     for key in unknown:
@@ -221,20 +237,20 @@ def deepspeed_extra_is_extra(config: RunConfig) -> Problems:
             config,
             f"parallel.deepspeed_extra.{key}",
             f"parallel.deepspeed_extra sets {key}, which "
-            f"DeepSpeed does not read.{nearest(key, KNOWN_KEYS)} Remove it, or correct its name.",
+            f"DeepSpeed does not read.{nearest(key, KNOWN_KEYS)} Remove the key, or correct its name.",
         )
     inside = [
         problem for problem in key_problems(extra) if not _is_below(problem.key, [key for key, _ in decided])
     ]
     for problem in inside:
         near = nearest_key(problem.key) if problem.rule == UNKNOWN_KEY else ""
-        own = f" parallel.{near} sets {near}." if near in ParallelConfig.model_fields else ""
+        own = f" To set {near}, use parallel.{near}." if near in ParallelConfig.model_fields else ""
         yield mistake(
             config,
             f"parallel.deepspeed_extra.{problem.key}",
             f"parallel.deepspeed_extra sets {problem.key}, which {problem.message}{own}",
         )
-    # Broken layouts and stages, which other rules report, have no derived configuration.
+    # No configuration can be derived from a layout that breaks other rules, which report it.
     reported = any(kinds_go_together(config)) or any(layers_fill_the_stages(config))
     if extra and not decided and not unknown and not inside and not reported:
         yield from collisions(config, derived_config(config))

@@ -55,14 +55,13 @@ def test_the_schedule_of_175b_upstream():
         ("0:64 1M:128", "must end at global_batch_size(256), but ends at 128."),
         (
             "0:64 2K:128 3K:256",
-            "must rise, but size number 2 begins at sequence 0, the previous one at 0 (tokens / "
-            "seq_length(2048), rounded down).",
+            "must list its sizes in order, but size number 2 starts at sequence 0 and the size before it at "
+            "sequence 0 (tokens / seq_length(2048), rounded down).",
         ),
         (
             "0:24 1M:256",
-            "has 24, which is not a multiple of micro_batch_size(16) * data_parallel_size(1) = 16; "
-            "nearest: 16, "
-            "32.",
+            "contains the size 24, which is not a multiple of micro_batch_size(16) * data_parallel_size(1) "
+            "= 16; nearest: 16, 32.",
         ),
     ],
 )
@@ -75,7 +74,9 @@ def test_what_breaks_the_rule(text, problem):
 
 def test_two_ways_to_grow_are_refused():
     [finding] = find_problems(load("gpt-175b", {"batch.step_batch_size_schedule": UPSTREAM}, check=False))
-    assert finding.message.endswith("and batch.rampup both grow the batch; set one of them to null.")
+    assert finding.message.endswith(
+        "and batch.rampup both increase the batch size. Set one of the two to null."
+    )
 
 
 @pytest.mark.parametrize("text", ["16 32", "1:16 2B:32", "0:0", "0:16, 2B:32", "0:16 2X:32", ""])

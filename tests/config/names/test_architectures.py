@@ -93,7 +93,7 @@ def test_a_parent_of_several_wins_by_its_place(child):
         ("model.architecture=[llama]", "must be 'gpt3'"),
         (
             "model={architecture: llama, rotary_percent: 0.001}",
-            "rotates 0 numbers of each head of 64, but must rotate an even number",
+            "rotate 0 of the 64 dimensions of each head",
         ),
     ],
 )

@@ -61,19 +61,20 @@ def test_a_field_without_a_place_in_the_kind_is_refused(config):
         return messages(config, KubernetesConfig(mounts=[MOUNT], **fields))
 
     assert problems(workload="TrainJob", back_off_limit=3) == [
-        "backend.kubernetes.back_off_limit = 3\n  is not supported in a TrainJob: the runtime's "
-        "failurePolicy "
-        "decides it; set it there."
+        "backend.kubernetes.back_off_limit = 3\n"
+        "  is not supported by a TrainJob: the training runtime controls it. Set failurePolicy in the "
+        "runtime."
     ]
     assert problems(workload="MPIJob", autotune="tune", restart_policy="ExitCode") == [
-        "backend.kubernetes.autotune = tune\n  is supported in a DeepSpeedJob only; workload is MPIJob.",
-        "backend.kubernetes.restart_policy = ExitCode\n  must be Never or OnFailure in an MPIJob.",
+        "backend.kubernetes.autotune = tune\n  is supported by a DeepSpeedJob only, but workload is MPIJob.",
+        "backend.kubernetes.restart_policy = ExitCode\n  must be Never or OnFailure for an MPIJob.",
     ]
     assert problems(workload="DeepSpeedJob", priority=5) == [
-        "backend.kubernetes.priority = 5\n  needs queue, because it is the priority in that queue."
+        "backend.kubernetes.priority = 5\n"
+        "  is a priority within a queue, but backend.kubernetes.queue is not set."
     ]
     assert problems(workload="MPIJob", min_nodes=1) == [
-        "backend.kubernetes.min_nodes = 1\n  is not supported in an MPIJob: use a DeepSpeedJob "
+        "backend.kubernetes.min_nodes = 1\n  is not supported by an MPIJob: use a DeepSpeedJob "
         "or a PyTorchJob."
     ]
     for kind in ("DeepSpeedJob", "TrainJob", "MPIJob", "PyTorchJob"):
@@ -88,22 +89,25 @@ def test_the_run_directory_outlives_its_pod(config):
         return messages(config, section)
 
     without = (
-        "backend.kubernetes.workspace_path = /workspace\n  must be on a volume of mounts: without one "
-        "the run directory ends with its pod."
+        "backend.kubernetes.workspace_path = /workspace\n"
+        "  must be on a volume from backend.kubernetes.mounts. Otherwise the run directory is deleted with "
+        "its pod."
     )
     assert problems([]) == [without]
     assert problems([{**MOUNT, "mount_path": "/work"}]) == [without]
     assert problems([{**MOUNT, "read_only": True}]) == [
-        "backend.kubernetes.workspace_path = /workspace\n  is on a mount with read_only: true."
+        "backend.kubernetes.workspace_path = /workspace\n"
+        "  is on a mount with read_only: true, but pods must write to it."
     ]
     assert problems([MOUNT], workspace_path="/workspace/team") == []
     ssh = {"claim": "keys", "mount_path": "/root/.ssh/keys"}
     assert problems([MOUNT, ssh]) == [
-        "mount_path = /root/.ssh/keys\n  /root/.ssh belongs to the DeepSpeedJob's own pods; mount it "
-        "elsewhere."
+        "mount_path = /root/.ssh/keys\n"
+        "  is at or below /root/.ssh, which the pods of a DeepSpeedJob need themselves. Use another "
+        "mount_path."
     ]
     assert problems([MOUNT, MOUNT]) == [
-        "/workspace is mounted 2 times\n  each mount_path of mounts and secret_files must be unique."
+        "/workspace is mounted 2 times.\n  Each mount_path in mounts and secret_files must be unique."
     ]
 
 
@@ -118,35 +122,41 @@ def test_sizes_and_names_go_together(config):
 
     assert problems(min_nodes=2, max_nodes=4) == [
         "backend.kubernetes.min_nodes = 2\n  must be at most resources.nodes(1).",
-        "backend.kubernetes.max_nodes = 4\n  must be resources.nodes(1): a job never uses more pods; raise "
-        "resources.nodes instead.",
-        "backend.kubernetes.min_nodes = 2\n  needs backend.elastic = true: without it, a restart waits for "
-        "all 1 pods.",
+        "backend.kubernetes.max_nodes = 4\n"
+        "  must be equal to resources.nodes(1), the most pods that a job uses. To allow more pods, raise "
+        "resources.nodes.",
+        "backend.kubernetes.min_nodes = 2\n"
+        "  needs backend.elastic: true. Without it, a restart waits for the only pod.",
     ]
     assert problems(load(config, {"backend.elastic": True}), min_nodes=1, max_nodes=1) == []
-    assert problems(max_nodes=1) == ["backend.kubernetes.max_nodes = 1\n  needs min_nodes."]
+    assert problems(max_nodes=1) == [
+        "backend.kubernetes.max_nodes = 1\n  has no effect without min_nodes. Set min_nodes too."
+    ]
     assert problems(labels={"nbtrain/run": "other"}) == [
-        "kubernetes.labels has nbtrain/run\n  keys that begin with nbtrain/ are reserved for nbtrain."
+        "kubernetes.labels contains the key nbtrain/run.\n"
+        "  Keys that begin with nbtrain/ are reserved for nbtrain. Rename the key."
     ]
     # The names that backend.env refuses, more of nbtrain's own, and a name with two values.
     names = ("NBTRAIN_JOB", "RANK", "PYTHONPATH", "DS_ACCELERATOR", "NBTRAIN_TRACE", "TEAM", "A", "A")
     given = [{"name": name, "secret": "a", "key": "b"} for name in (*names, "HF_TOKEN")]
     twice = load(config, {"backend.env": {"TEAM": "nlp"}})
     found = dict(
-        message.split(" (secret_variables)\n  ") for message in problems(twice, secret_variables=given)
+        message.removeprefix("secret_variables contains ").split(": ", 1)
+        for message in problems(twice, secret_variables=given)
     )
     assert found == {
-        "the variable NBTRAIN_JOB": "nbtrain sets this for each rank itself. Remove it.",
-        "the variable RANK": "nbtrain sets this for each rank itself. Remove it.",
-        "the variable PYTHONPATH": why_reserved("PYTHONPATH"),
-        "the variable DS_ACCELERATOR": "resources.device decides this. Remove it.",
-        "the variable NBTRAIN_TRACE": "is nbtrain's own. Remove it.",
-        "the variable TEAM": "is set in backend.env too. Remove one of the two.",
-        "the variable A": "is there 2 times. Remove all but one.",
+        "NBTRAIN_JOB": "nbtrain sets this variable for each rank. Remove it.",
+        "RANK": "nbtrain sets this variable for each rank. Remove it.",
+        "PYTHONPATH": why_reserved("PYTHONPATH"),
+        "DS_ACCELERATOR": "resources.device determines this variable. Remove it.",
+        "NBTRAIN_TRACE": "the name is reserved for nbtrain. Remove the variable.",
+        "TEAM": "the variable is also set in backend.env. Remove one of the two.",
+        "A": "the variable is listed 2 times. Remove all entries but one.",
     }
     assert problems(load("gpt-125m", {"resources.image": None})) == [
-        "neither backend.kubernetes.image nor resources.image is set\n  one of them must name a container "
-        "image with nbtrain in it, e.g. registry.example.com/nbtrain:0.1.0."
+        "neither backend.kubernetes.image nor resources.image is set.\n"
+        "  Set one of the two to a container image that contains nbtrain, e.g. "
+        "registry.example.com/nbtrain:0.1.0."
     ]
 
 
@@ -158,13 +168,14 @@ def test_sizes_and_names_go_together(config):
         ({}, None),
         (
             {"key": "gpu", "operator": "Exists", "value": "a100"},
-            "has operator Exists and the value a100\n  Exists compares no value: remove the operator or "
-            "the value.",
+            "has operator Exists and the value a100.\n"
+            "  The operator Exists does not compare values: remove the operator or the value.",
         ),
         (
             {"value": "a100"},
-            "has operator Equal and no key\n  Equal compares the value of one key: set key, or remove "
-            "operator and value to accept every taint.",
+            "has operator Equal, but no key.\n"
+            "  The operator Equal compares the value of a key: set key, or remove operator and value to "
+            "tolerate every taint.",
         ),
     ],
 )
@@ -181,12 +192,15 @@ def test_a_toleration_is_one_that_kubernetes_takes(config, toleration, words):
     ("condition", "words"),
     [
         ({"operator": "In", "values": ["a"]}, ""),
-        ({"operator": "In"}, "has operator In and 0 values\n  In needs at least one value."),
+        ({"operator": "In"}, "has operator In and 0 values.\n  The operator In needs at least one value."),
         (
             {"operator": "Exists", "values": ["a"]},
-            "has operator Exists and 1 value\n  Exists takes no values.",
+            "has operator Exists and 1 value.\n  The operator Exists needs an empty list of values.",
         ),
-        ({"operator": "Gt", "values": ["1", "2"]}, "has operator Gt and 2 values\n  Gt takes one value."),
+        (
+            {"operator": "Gt", "values": ["1", "2"]},
+            "has operator Gt and 2 values.\n  The operator Gt needs exactly one value.",
+        ),
     ],
 )
 def test_a_condition_on_nodes_has_the_values_of_its_operator(config, condition, words):
@@ -200,7 +214,7 @@ def test_a_condition_on_nodes_has_the_values_of_its_operator(config, condition, 
         mounts=[MOUNT], node_affinity=[{"key": "n", "operator": "Lt", "values": ["many"]}]
     )
     (said,) = messages(config, section)
-    assert said.startswith("backend.kubernetes.node_affinity.0: Lt many\n  Lt compares whole numbers")
+    assert said.startswith("backend.kubernetes.node_affinity.0 has operator Lt and the value many.\n")
 
 
 @pytest.mark.parametrize(
@@ -208,9 +222,9 @@ def test_a_condition_on_nodes_has_the_values_of_its_operator(config, condition, 
     [
         ("PyTorchJob", {"run_as_user": 1000, "fs_group": 1000, "run_as_non_root": True}, ""),
         ("MPIJob", {"fs_group": 1000}, ""),
-        ("PyTorchJob", {"run_as_user": 0, "run_as_non_root": True}, "user 0 is root"),
-        ("MPIJob", {"run_as_user": 1000}, "of this kind, MPIJob, run sshd with the keys in /root/.ssh"),
-        ("DeepSpeedJob", {"run_as_non_root": True}, "of this kind, DeepSpeedJob, run sshd"),
+        ("PyTorchJob", {"run_as_user": 0, "run_as_non_root": True}, "User 0 is root"),
+        ("MPIJob", {"run_as_user": 1000}, "of this workload, MPIJob, must run as root"),
+        ("DeepSpeedJob", {"run_as_non_root": True}, "of this workload, DeepSpeedJob, must run as root"),
     ],
 )
 def test_the_pods_user_fits_their_kind(config, workload, context, words):
@@ -225,7 +239,7 @@ def test_the_pods_user_fits_their_kind(config, workload, context, words):
 def test_the_runtime_of_a_trainjob_decides_its_network(config):
     """A TrainJob's patches have no hostNetwork, so that the field is refused there."""
     section = KubernetesConfig(mounts=[MOUNT], host_network=True)
-    assert "is not supported in a TrainJob: the runtime decides it" in messages(config, section)[0]
+    assert "is not supported by a TrainJob: the training runtime controls it" in messages(config, section)[0]
     assert not messages(config, KubernetesConfig(mounts=[MOUNT], host_network=True, workload="PyTorchJob"))
 
 
@@ -238,9 +252,10 @@ def test_the_jobs_own_deadline_comes_before_the_operators(config):
         return messages(config, section)
 
     assert problems(own, 3689) == [
-        "backend.kubernetes.active_deadline_seconds = 3689\n  must be at least 3690: "
-        "backend.deadline_seconds(3600), after which the job ends with a checkpoint, + "
-        "shutdown_timeout_seconds(60) + 30 s. Remove one of the two, or raise it."
+        "backend.kubernetes.active_deadline_seconds = 3689\n"
+        "  must be at least 3690 s, so that the job can save a checkpoint before its pods are deleted: "
+        "backend.deadline_seconds(3600) + backend.shutdown_timeout_seconds(60) + 30 = 3690. Raise "
+        "active_deadline_seconds, or remove one of the two deadlines."
     ]
     assert problems(own, 3690) == problems(own, None) == problems(config, 1) == []
 
@@ -257,15 +272,16 @@ def test_the_autotuner_takes_data_parallel_runs_alone():
 
     assert problems("gpt-125m-4xdp", autotune="tune") == []
     assert problems("gpt-13b-4xdp-4xpp-4xtp", autotune="run") == [
-        f"backend.kubernetes.autotune = run\n  needs parallel.{field}(1), not 4: DeepSpeed's autotuner "
-        "counts every rank as a data-parallel one. Set it to none; `nbtrain search` then tries "
-        "layouts of all kinds."
+        "backend.kubernetes.autotune = run\n"
+        f"  needs parallel.{field}: 1, but the size is 4; DeepSpeed's autotuner counts every rank as a "
+        "data-parallel rank. Set autotune: none, and run `nbtrain search` instead, which tries layouts of "
+        "all kinds."
         for field in ("pipeline_parallel_size", "tensor_parallel_size")
     ]
     assert problems("gpt-125m-4xdp", autotune="tune", min_nodes=1) == [
-        "backend.kubernetes.autotune = tune\n  cannot be combined with min_nodes(1): the best settings on "
-        "1 pods "
-        "may not fit fewer. Remove one of the two."
+        "backend.kubernetes.autotune = tune\n"
+        "  cannot be combined with min_nodes(1), because the best settings for 1 pod may not fit on fewer "
+        "pods. Remove autotune or min_nodes."
     ]
 
 
@@ -282,6 +298,6 @@ def test_shared_memory_holds_what_the_workers_read_ahead():
     )
     needed = run.ranks_per_node * 4096 * (8 + 2 * (3 + 2 * 2 * 16))
     [problem] = messages(run, KubernetesConfig(mounts=[MOUNT], shared_memory_bytes=needed - 1))
-    assert f"must be at least {needed}: data.num_workers(2)" in problem
+    assert f"must be at least {needed}, because data.num_workers(2)" in problem
     for size in (needed, None):
         assert messages(run, KubernetesConfig(mounts=[MOUNT], shared_memory_bytes=size)) == []

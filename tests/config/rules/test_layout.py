@@ -84,7 +84,7 @@ def test_what_just_passes(rule, overrides):
     ("rule", "overrides", "words"),
     [
         ("layers_fill_the_stages", [PIPELINE, "model.num_layers=2"], "must be at most num_layers(2)"),
-        ("layers_fill_the_stages", [PIPELINE, "parallel.pipeline_stage_layers=[6, 6]"], "has 2 stages"),
+        ("layers_fill_the_stages", [PIPELINE, "parallel.pipeline_stage_layers=[6, 6]"], "lists 2 stages"),
         (
             "layers_fill_the_stages",
             [PIPELINE, "parallel.pipeline_stage_layers=[4, 4, 5]"],
@@ -93,7 +93,7 @@ def test_what_just_passes(rule, overrides):
         (
             "recomputed_pieces_fit",
             [FULL, "parallel.activation_checkpointing.interval_layers=13"],
-            "must be at most 12, the layers of the model.",
+            "must be at most 12, the number of layers in the model.",
         ),
         (
             "recomputed_pieces_fit",
@@ -102,9 +102,9 @@ def test_what_just_passes(rule, overrides):
                 "parallel.pipeline_parallel_size=2",
                 "parallel.activation_checkpointing.interval_layers=8",
             ],
-            "must be at most 7, the layers of the largest of 2 pipeline stages.",
+            "must be at most 7, the number of layers in the largest of 2 pipeline stages.",
         ),
-        ("sequence_fits_positions", ["model.max_position_embeddings=2047"], "set seq_length: 2047, or"),
+        ("sequence_fits_positions", ["model.max_position_embeddings=2047"], "Set seq_length: 2047, or"),
         (
             "sequence_divides",
             ["model.seq_length=2047", "parallel={tensor_parallel_size: 2, sequence_parallel: true}"],
@@ -113,33 +113,36 @@ def test_what_just_passes(rule, overrides):
         (
             "attention_backend_serves",
             ["model.attention_backend=flash", "resources.gpu_type=T4"],
-            "from Ampere on",
+            "needs an Ampere GPU or newer",
         ),
         (
             "attention_backend_serves",
             ["model.attention_backend=efficient", "resources={device: cpu, gpu_type: null}"],
-            "a CPU has the flash and math kernels only",
+            "only the flash and math kernels exist",
         ),
         (
             "attention_backend_serves",
             ["model.attention_backend=flash", "model={hidden_size: 771, num_attention_heads: 3}"],
-            "heads of at most 256, but this model's heads have 257.",
+            "up to 256, but this model's head size is 257.",
         ),
         ("fp8_has_its_units", ["precision.fp8=true", "resources.gpu_type=L4"], "has 8.9"),
         (
             "fp8_has_its_units",
             [*FP8, "model={kv_channels: 66}"],
-            "model.kv_channels = 66\n  gives matrices a side of 792 on a rank of tensor_parallel_size(1)",
+            "model.kv_channels = 66\n"
+            "  results in matrices with a side of 792 on each rank, with tensor_parallel_size(1)",
         ),
         (
             "fp8_has_its_units",
             [*FP8, "model={hidden_size: 1040, ffn_hidden_size: 4096, kv_channels: 86}"],
-            "model.kv_channels = 86\n  gives matrices a side of 1032 on a rank of tensor_parallel_size(1)",
+            "model.kv_channels = 86\n"
+            "  results in matrices with a side of 1032 on each rank, with tensor_parallel_size(1)",
         ),
         (
             "fp8_has_its_units",
             [*FP8, "model={kv_channels: 68, num_query_groups: 1}"],
-            "model.num_query_groups = 1\n  gives matrices a side of 952 on a rank of tensor_parallel_size(1)",
+            "model.num_query_groups = 1\n"
+            "  results in matrices with a side of 952 on each rank, with tensor_parallel_size(1)",
         ),
         (
             "fp8_has_its_units",
@@ -149,24 +152,29 @@ def test_what_just_passes(rule, overrides):
                 "parallel.tensor_parallel_size=2",
                 "model.hidden_size=784",
             ],
-            "gives matrices a side of 392 on a rank of tensor_parallel_size(2), but FP8 needs",
+            "results in matrices with a side of 392 on each rank, with tensor_parallel_size(2), but FP8 "
+            "needs",
         ),
         (
             "fp8_has_its_units",
             [*FP8, "parallel.tensor_parallel_size=2", "model.ffn_hidden_size=3088"],
-            "gives matrices a side of 1544 on a rank of tensor_parallel_size(2),",
+            "results in matrices with a side of 1544 on each rank, with tensor_parallel_size(2),",
         ),
         (
             "attention_backend_serves",
             ["model.attention_backend=flash", "resources={device: cpu, gpu_type: null}"],
-            "on a CPU only the math kernel has dropout, but attention_dropout is 0.1.",
+            "only the math kernel supports dropout, but attention_dropout is 0.1.",
         ),
         (
             "gpu_type_is_known",
             ["resources.gpu_type=a100"],
-            "Nearest: A100-40GB, A100-80GB, A100-PCIe-40GB. Set null",
+            "Nearest: A100-40GB, A100-80GB, A100-PCIe-40GB. To plan without",
         ),
-        ("gpu_type_is_known", ["resources.gpu_type=qqqqqqqq"], "Known: V100-16GB, V100-32GB, V100-PCIe"),
+        (
+            "gpu_type_is_known",
+            ["resources.gpu_type=qqqqqqqq"],
+            "Known devices: V100-16GB, V100-32GB, V100-PCIe",
+        ),
         (
             "fp8_has_its_units",
             [*FP8, "parallel.ds_sequence_parallel_size=3", "batch.micro_batch_size=15"],
@@ -180,7 +188,7 @@ def test_what_just_passes(rule, overrides):
         (
             "attention_backend_serves",
             ["model.attention_backend=flash", "parallel.context_parallel_size=2"],
-            "takes no mask; to do without a mask, context_parallel_size(2) needs attention_dropout: 0",
+            "does not support masks, and without a mask context_parallel_size(2) needs attention_dropout: 0",
         ),
         (
             "sequence_divides",
@@ -200,12 +208,12 @@ def test_the_width_of_the_mlp_is_blamed_on_the_field_that_sets_it():
     two, twelve = ("parallel.tensor_parallel_size=" + size for size in ("2", "12"))
     [message] = messages("heads_divide", two, "model.ffn_hidden_size=3073")
     assert message == (
-        "override model.ffn_hidden_size=3073: the MLP's width = 3073\n"
+        "override model.ffn_hidden_size=3073: MLP width = 3073\n"
         "  must be a multiple of tensor_parallel_size(2); nearest: 3072, 3074."
     )
     [message] = messages("heads_divide", twelve, "model.hidden_size=770")
     assert message == (
-        "override model.hidden_size=770: the MLP's width = 3080\n"
+        "override model.hidden_size=770: MLP width = 3080\n"
         "  must be a multiple of tensor_parallel_size(12); nearest: 3072, 3084."
     )
     assert messages("heads_divide", twelve, "model.hidden_size=774") == []
@@ -216,9 +224,12 @@ def test_the_width_of_the_mlp_is_blamed_on_the_field_that_sets_it():
     [
         (["model.attention_dropout=0"], None),
         (["parallel.fpdt_chunk_tokens=0", "data.packing=best_fit"], None),
-        ([], "needs model.attention_dropout: 0, but it is 0.1: "),
-        (["model.attention_dropout=0", "data.inter_document_masking=true"], "inter_document_masking: true."),
-        (["model.attention_dropout=0", "data.packing=best_fit"], "packing: best_fit."),
+        ([], "needs model.attention_dropout: 0, but attention_dropout is 0.1."),
+        (
+            ["model.attention_dropout=0", "data.inter_document_masking=true"],
+            "data.inter_document_masking: true",
+        ),
+        (["model.attention_dropout=0", "data.packing=best_fit"], "data.packing: best_fit"),
     ],
 )
 def test_fpdt_takes_neither_dropout_nor_bounds_of_documents(overrides, words):
@@ -232,7 +243,7 @@ def test_only_the_interleaved_pipeline_is_refused():
     [message] = messages("pipeline_is_not_interleaved", "parallel.num_layers_per_virtual_pipeline_stage=2")
     assert message.startswith(
         "override parallel.num_layers_per_virtual_pipeline_stage=2: "
-        "parallel.num_layers_per_virtual_pipeline_stage = 2\n  requests the interleaved pipeline"
+        "parallel.num_layers_per_virtual_pipeline_stage = 2\n  turns on the interleaved pipeline"
     )
 
 
@@ -271,7 +282,7 @@ def test_a_layout_that_does_not_fit_comes_with_what_would(overrides, resources, 
     [message] = messages(
         "layout_fits_resources", *overrides, f"resources={{nodes: {nodes}, gpus_per_node: {gpus}}}"
     )
-    assert message.endswith(f"nodes({nodes}) * gpus_per_node({gpus}) = {nodes * gpus}.{advice}")
+    assert message.endswith(f"nodes({nodes}) * gpus_per_node({gpus}) = {nodes * gpus} GPUs.{advice}")
     shares = "ds_sequence" in overrides[0] or "context" in overrides[0]
     assert (" * sequence(" in message) == shares
 
@@ -280,7 +291,7 @@ def test_processes_spread_evenly_over_machines_without_gpus():
     on_cpu = "resources={device: cpu, gpu_type: null, nodes: 2, gpus_per_node: 7}"
     assert messages("layout_fits_resources", on_cpu, "parallel.data_parallel_size=4") == []
     [message] = messages("layout_fits_resources", on_cpu, "parallel.data_parallel_size=3")
-    assert message.endswith("which do not spread evenly over nodes(2). Nearest: 1, 3.")
+    assert message.endswith("which cannot be divided evenly among nodes(2). Nearest numbers of nodes: 1, 3.")
 
 
 @pytest.mark.parametrize(
@@ -321,23 +332,24 @@ def test_rotary_positions_that_fit(overrides):
     [
         (
             ["model.rotary_percent=0.4"],
-            "rotates 25 numbers of each head of 64, but must rotate an even number",
+            "rotate 25 of the 64 dimensions of each head",
         ),
         (["model.rotary_percent=0.4"], "nearest: 24, 26."),
         (
             ["model.rotary_percent=0.001"],
-            "rotates 0 numbers of each head of 64, but must rotate an even number, in pairs; nearest: 2.",
+            "rotate 0 of the 64 dimensions of each head, but rope rotates pairs, so the number must be even "
+            "and more than 0; nearest: 2.",
         ),
         (
             ["parallel.fpdt_chunk_tokens=512"],
-            "does not rotate queries, but model.position_embedding_type is rope.",
+            "does not support model.position_embedding_type: rope.",
         ),
-        ([LLAMA_3, "model.rope_scaling.beta_fast=16"], "is not read with kind: llama3, which has factor, "),
+        ([LLAMA_3, "model.rope_scaling.beta_fast=16"], "does not apply to kind: llama3, which uses factor, "),
         (["model.rope_scaling={kind: yarn, factor: 4}"], "original_max_position_embeddings is missing"),
         ([LLAMA_3, "model.rope_scaling.low_freq_factor=4"], "must be less than high_freq_factor(4)."),
         (
             ["model.rope_scaling={kind: linear, factor: 2, original_max_position_embeddings: 9}"],
-            "is not read with kind: linear, which has factor. Remove it.",
+            "does not apply to kind: linear, which uses factor. Remove",
         ),
     ],
 )
@@ -349,5 +361,8 @@ def test_rotary_positions_that_do_not(overrides, words):
 @pytest.mark.parametrize("override", ["model.rotary_base=5e5", "model.rotary_percent=0.5", LLAMA_3])
 def test_rotary_fields_are_read_with_rope_alone(override):
     (found,) = messages("rotary_positions_fit", override)
-    assert "is read with position_embedding_type: rope only, but that is learned_absolute." in found
+    assert (
+        "applies only to position_embedding_type: rope, but position_embedding_type is learned_absolute."
+        in found
+    )
     assert "RopeScalingConfig" not in found

@@ -62,20 +62,24 @@ def test_what_just_passes(rule, overrides):
         (
             "offload_has_its_place",
             ["parallel.offload_param={device: cpu, nvme_path: /n}"],
-            "but device is cpu.",
+            "but offload_param.device is cpu.",
         ),
         (
             "offload_has_its_place",
             ["parallel.offload_param={device: none, nvme_path: /n}"],
-            "but device is none.",
+            "but offload_param.device is none.",
         ),
-        ("offload_has_its_place", ["parallel.offload_param.pin_memory=true"], "but device is none."),
+        (
+            "offload_has_its_place",
+            ["parallel.offload_param.pin_memory=true"],
+            "but offload_param.device is none.",
+        ),
         (
             "offload_has_its_place",
             [ON_CPU, "parallel.offload_param={device: cpu, pin_memory: true}"],
             "resources.device is cpu.",
         ),
-        ("hpz_divides", ["parallel.zero_hpz_partition_size=1"], "is for zero_hpz: true"),
+        ("hpz_divides", ["parallel.zero_hpz_partition_size=1"], "applies only to zero_hpz: true"),
         (
             "hpz_divides",
             [
@@ -94,7 +98,11 @@ def test_what_just_passes(rule, overrides):
             ["parallel={prescale_gradients: true, zero_stage: 1}"],
             "but zero_stage is 1.",
         ),
-        ("elastic_checkpoint_is_not_needed", ["parallel.elastic_checkpoint=true"], "Set it to false"),
+        (
+            "elastic_checkpoint_is_not_needed",
+            ["parallel.elastic_checkpoint=true"],
+            "Set elastic_checkpoint: false",
+        ),
         ("autocast_is_bf16", ["precision={autocast: true, dtype: fp16}"], "precision.dtype is fp16."),
         (
             "loss_scale_has_room",
@@ -104,13 +112,13 @@ def test_what_just_passes(rule, overrides):
         (
             "loss_scale_has_room",
             [FP16, "precision.fp16={initial_scale_power: 2, min_loss_scale: 8}"],
-            "starts the loss scale at 4, below min_loss_scale(8).",
+            "starts the loss scale at 4, but it must be at least min_loss_scale(8).",
         ),
         ("deepspeed_extra_is_extra", [COLLIDING], "sets train_batch_size, which nbtrain derives as"),
         (
             "deepspeed_extra_is_extra",
             ["parallel.deepspeed_extra={zero_optimization: {offload_param: {}}}"],
-            "which parallel.offload_param decides",
+            "through the setting parallel.offload_param",
         ),
     ],
 )

@@ -397,7 +397,7 @@ def test_secrets_of_all_containers_are_kept(tmp_path):
     assert "env WANDB_API_KEY: not imported; another container takes it from another Secret" in notes
     assert "TEAM: not imported; another container takes it from a Secret." in notes
     # A variable that nbtrain sets itself is not imported, and a note says why.
-    assert "MASTER_ADDR: nbtrain sets this for each rank itself. Remove it." in notes
+    assert "MASTER_ADDR: nbtrain sets this variable for each rank. Remove it." in notes
 
 
 def test_a_name_that_is_a_list_is_no_traceback(tmp_path):

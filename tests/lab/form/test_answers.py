@@ -127,7 +127,8 @@ def test_a_rule_of_two_fields_names_the_changed_one_too(workspace: Path) -> None
     (problem,) = assessed(batch__train_steps="5")["problems"]
     assert problem["key"] == "batch.train_tokens"
     assert problem["message"] == (
-        "Together with batch.train_steps = 5: give one amount in several units; set all but one to null."
+        "Together with batch.train_steps = 5: set the same length in different units. Keep one of them, and "
+        "set the others to null."
     )
     assert problem["also"] == ["batch.train_steps"]
 
@@ -138,7 +139,7 @@ def test_a_rule_of_two_fields_names_the_changed_one_too(workspace: Path) -> None
         (
             {"resources__nodes": "3"},
             "resources.nodes",
-            "data(1) * pipeline(1) * tensor(1) = 1 processes, which",
+            "data(1) * pipeline(1) * tensor(1) = 1 process, which",
         ),
         ({"name": "My Run"}, "name", "Must be 1 to 53 lower case letters"),
         ({"data__sources": '[{"kind": "jsonl"}]'}, "data.sources", "data.sources.0.path is missing"),
@@ -568,9 +569,8 @@ def test_a_name_that_is_no_architecture_is_a_problem_at_its_field(workspace: Pat
             [
                 (
                     "lora",
-                    "Trains adapters next to frozen weights, but init_from names none. Set "
-                    "init_from to a run "
-                    "or to a folder of Hugging Face.",
+                    "Trains adapters for frozen weights, but init_from, which names these weights, is null. "
+                    "Set init_from to a run, or to a folder with a Hugging Face model.",
                 )
             ],
         ),
@@ -590,8 +590,8 @@ def test_a_name_that_is_no_architecture_is_a_problem_at_its_field(workspace: Pat
             [
                 (
                     "lora.rank",
-                    "Is for lora.kind: lora, but kind is ia3, whose vectors multiply keys, values and the "
-                    "MLP. Remove it.",
+                    "Applies only to lora.kind: lora, but lora.kind is ia3. IA3 trains vectors that scale "
+                    "keys, values and the MLP. Remove rank.",
                 )
             ],
         ),

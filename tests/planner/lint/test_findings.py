@@ -374,7 +374,8 @@ FOUND = {
         ["backend.env={OMP_NUM_THREADS: '3'}"],
         "variables_have_one_owner",
         "backend.env.OMP_NUM_THREADS",
-        "backend.env.OMP_NUM_THREADS = 3 replaces nbtrain's own value (cores over ranks).",
+        "backend.env.OMP_NUM_THREADS = 3 overrides the value that nbtrain would set: the cores of a machine "
+        "divided by its ranks.",
         "",
         "",
     ),
@@ -383,8 +384,8 @@ FOUND = {
         ["backend.debug=nccl", "backend.env={NCCL_DEBUG: WARN}"],
         "variables_have_one_owner",
         "backend.env.NCCL_DEBUG",
-        "backend.env.NCCL_DEBUG = WARN replaces INFO, which backend.debug sets.",
-        "Remove one of the two.",
+        "backend.env.NCCL_DEBUG = WARN overrides INFO, the value from backend.debug.",
+        "Remove one of the two settings.",
         "",
     ),
     "GPUs that the queue chooses among": (
@@ -392,7 +393,7 @@ FOUND = {
         ["backend.env={CUDA_VISIBLE_DEVICES: '0,1'}"],
         "variables_have_one_owner",
         "backend.env.CUDA_VISIBLE_DEVICES",
-        "backend.env.CUDA_VISIBLE_DEVICES = 0,1: the run's GPUs are chosen from these.",
+        "backend.env.CUDA_VISIBLE_DEVICES = 0,1: nbtrain chooses the run's GPUs from this list.",
         "",
         "",
     ),
@@ -401,9 +402,9 @@ FOUND = {
         ["backend.kind=slurm", "backend.env={CUDA_VISIBLE_DEVICES: '0'}"],
         "variables_have_one_owner",
         "backend.env.CUDA_VISIBLE_DEVICES",
-        "backend.env.CUDA_VISIBLE_DEVICES = 0: the ranks of every node see these, instead of the GPUs that "
+        "backend.env.CUDA_VISIBLE_DEVICES = 0: on every node, ranks see these GPUs instead of the GPUs that "
         "Slurm assigned to the job.",
-        "Remove it; Slurm chooses the GPUs.",
+        "Remove the variable, and let Slurm choose the GPUs.",
         "",
     ),
     "another maker's GPU": (

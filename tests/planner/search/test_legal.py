@@ -182,9 +182,8 @@ def test_reasons_name_the_numbers():
     layout = Layout(Cut(2, 1, 1, 4), 5, Options(3, True, "none", "none", "none", True))
     assert problems(space, layout) == [
         "tensor_parallel_size(2) does not divide num_attention_heads(3)",
-        "ZeRO++ hpZ cannot be combined with tensor parallelism: DeepSpeed lets ranks with consecutive "
-        "numbers share "
-        "the second copy, but these are tensor-parallel ranks, whose parameters differ",
+        "ZeRO++ hpZ cannot be combined with tensor parallelism: DeepSpeed shards the second copy across "
+        "consecutive ranks, but consecutive ranks are tensor-parallel ranks, whose parameters differ",
         "micro_batch_size(5) * data_parallel_size(4) does not divide every batch size (greatest common "
         "divisor 24)",
     ]

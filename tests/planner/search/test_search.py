@@ -376,17 +376,17 @@ def test_limits_of_kubernetes_exclude_layouts():
     memory = {"backend.kubernetes.shared_memory_bytes": 2_000_000, "data.num_workers": 1}
     found = search("1.3B", 8, gpu_type="A100-80GB", overrides={**kubernetes, **memory})
     assert {one.layout.micro_batch_size for one in found.ranked} == {1, 2}
-    reason = "data.num_workers(1) for each of 8 ranks of a pod read 2457600 bytes ahead"
+    reason = "data.num_workers(1) on each of the 8 ranks of a pod prefetch 2457600 bytes"
     [group] = [one for one in found.refused if reason in one.reason]
     assert group.words.startswith("micro-batch 4; micro-batch 8")
     tuned = {"backend.kubernetes.workload": "DeepSpeedJob", "backend.kubernetes.autotune": "tune"}
     found = search("13B", 8, gpu_type="A100-40GB", overrides={**kubernetes, **tuned})
     assert {one.layout.cut for one in found.ranked} == {Cut(1, 1, 1, 8)}
-    assert any("needs tensor_parallel_size(1), not 2" in one.reason for one in found.refused)
+    assert any("needs tensor_parallel_size: 1, but the size is 2" in one.reason for one in found.refused)
     # Shared memory that holds no micro batch at all is the reason why no layout is legal.
     memory["backend.kubernetes.shared_memory_bytes"] = 200_000
     found = search("1.3B", 8, gpu_type="A100-80GB", overrides={**kubernetes, **memory})
-    assert not found.ranked and any("read 884736 bytes ahead" in one.reason for one in found.refused)
+    assert not found.ranked and any("prefetch 884736 bytes" in one.reason for one in found.refused)
 
 
 def test_a_shape_is_searched_without_a_run(tmp_path):

@@ -1,1 +1,1 @@
-"""Generates text from a checkpoint: `python -m nbtrain.inference` (fields: generate.py)."""
+"""Text generation from a checkpoint: `python -m nbtrain.inference` (protocol: generate.py)."""

@@ -1,7 +1,6 @@
-"""`python -m nbtrain.inference`: the program of generate.py, without Python's garbage collection at startup
-and exit.
+"""`python -m nbtrain.inference`: runs generate.py without garbage collection at startup and exit.
 
-To free the objects of torch's and nbtrain's modules one by one at exit would take 0.5 s.
+Freeing the objects of torch's and nbtrain's modules one by one at exit would take 0.5 s.
 """
 
 import os
@@ -12,7 +11,7 @@ from nbtrain.base.process.signals import hear_signals
 
 
 def main() -> int:
-    """Load the program and run it."""
+    """Import generate.py and run it."""
     with kept_from_the_collector():
         from nbtrain.inference.generate import main as generate
     return generate()

@@ -1,9 +1,9 @@
-"""Beam search: the continuations with the largest log-probability are extended together.
+"""Beam search: extends the continuations with the largest log-probability together.
 
 Scores and the end of the search follow transformers' generate (num_beams, early_stopping=False,
-length_penalty). The score of a finished text is its log-probability divided by its number of new tokens, the
-end included, to the power of length_penalty. The search is over when no beam can beat the worst of num_beams
-finished texts.
+length_penalty). The score of a finished text is its log-probability divided by n ** length_penalty, where n
+is its number of new tokens including the end token. The search is over when no beam can beat the worst of
+num_beams finished texts.
 
 Shapes: b beams, v vocabulary
 """
@@ -17,7 +17,7 @@ from nbtrain.config.generation import Generation
 
 
 class Ended(NamedTuple):
-    """A finished text: its score, its new tokens, and whether an end token ended it."""
+    """A finished text: its score, its new tokens, and whether it ended with an end token."""
 
     score: float
     tokens: list[int]
@@ -25,7 +25,7 @@ class Ended(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The next state of each beam: the beam that it continues, and its next token."""
+    """For each new beam, the old beam that it continues and its next token."""
 
     sources: list[int]
     tokens: list[int]
@@ -33,16 +33,16 @@ class Step(NamedTuple):
 
 @dataclass
 class Beams:
-    """The search for one prompt."""
+    """The beam search for one prompt."""
 
     generation: Generation
     end_ids: frozenset[int]
-    """Tokens that end a text."""
+    """Ids of the tokens that end a text."""
     room: int
-    """Number of new tokens for which the model has positions."""
+    """Number of positions that the model has left for new tokens."""
     prompt: tuple[int, ...] = ()
     tokens: list[list[int]] = field(default_factory=lambda: [[]])
-    """New tokens of each beam. At the start there is a single beam, the prompt."""
+    """New tokens of each beam. The search starts with a single beam that has none."""
     ended: list[Ended] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -54,15 +54,16 @@ class Beams:
         return self.generation.num_beams
 
     def advance(self, logits: torch.Tensor) -> Step:
-        """Choose the next token of each beam from logits [b, v]. After the first step there are num_beams
-        beams.
+        """Choose the next beams from logits [b, v], and return what each of them continues.
+
+        After the first step there are num_beams beams.
         """
         values = logits.float().log_softmax(-1)
         if self.generation.repetition_penalty != 1:
             values = self._penalized(values)
         scores = self._scores.to(values.device).unsqueeze(-1) + values
         vocabulary = scores.shape[-1]
-        # Twice the beams, and one more for each token that ends a text.
+        # One candidate per beam, plus one per beam for each token that may end a text.
         wanted = (1 + len(self.end_ids)) * self.count
         best, places = scores.flatten().topk(min(wanted, scores.numel()))
         length = len(self.tokens[0]) + 1
@@ -105,5 +106,5 @@ class Beams:
         return score / length**self.generation.length_penalty
 
     def best(self) -> list[Ended]:
-        """Return the best `n` texts."""
+        """Return the best generation.n finished texts, best first."""
         return self.ended[: self.generation.n] or [Ended(0.0, [], False)]

@@ -1,4 +1,4 @@
-"""A request, and the texts that continue its prompt: their tokens, log-probabilities and ends."""
+"""A request and its choices: the texts that continue the prompt, with their tokens and log-probabilities."""
 
 import random
 from collections import Counter
@@ -14,7 +14,7 @@ from nbtrain.inference.stop import StopStrings
 from nbtrain.inference.text_stream import TextStream
 
 STOP, LENGTH = "stop", "length"
-"""Reasons for the end of a text: the end of a document or a stop string; the maximum length."""
+"""Reasons why a text ended: an end token or a stop string (STOP), or the maximum length (LENGTH)."""
 
 Event = dict[str, Any]
 
@@ -27,16 +27,20 @@ class Request:
     prompt: list[int]
     generation: Generation
     slides: bool
-    """Whether the text may exceed the model's positions. If it does, the newest half of the window is read
-    again.
+    """Whether the text may exceed the model's positions.
+
+    If the text does, the model reads the newest half of the window again, and generation continues from
+    there.
     """
     before_text: int = 0
-    """Number of tokens that the tokenizer has put before the prompt's text."""
+    """Number of tokens that the tokenizer puts before the prompt's text."""
     kept: int = 0
-    """Number of prompt tokens, those before the text, that stay at the start of a sliding window."""
+    """Number of tokens before the prompt's text that stay at the start of a sliding window."""
     streams: bool = True
-    """Whether each piece of text gets an event. If not, a text has two: its first piece, whose time is
-    measured, and all that follows.
+    """Whether each piece of text gets an event.
+
+    If not, a text has two events: one for its first piece, so that the time to it can be measured, and one
+    for the rest.
     """
     choices: "list[Choice]" = field(default_factory=list)
     new_tokens: int = 0
@@ -48,21 +52,23 @@ class Request:
         return self.generation.echo and self.generation.logprobs is not None
 
     def text_prompt(self, eod_id: int) -> list[int]:
-        """Return the text tokens of the prompt; empty if the prompt is only an end-of-document token."""
+        """Return the prompt's tokens that are text; [] if the prompt is only an end-of-document token."""
         return [] if self.prompt == [eod_id] else self.prompt[self.before_text :]
 
     def shown_prompt(self, tokenizer: Tokenizer) -> Event:
-        """Return the prompt for an echo: {"text", "tokens", "first", ["offsets"]}, with offsets for
-        log-probabilities.
+        """Return the event's "prompt" for a request with echo: {"text", "tokens", "first", ["offsets"]}.
+
+        "first" is the text of the first token. "offsets", the position in the text at which each token
+        begins, is present only if log-probabilities are requested.
         """
         text, first = self.text_prompt(tokenizer.eod_id), token_text(tokenizer.bytes_of(self.prompt[0]))
-        # New text begins with the character that the prompt's last tokens leave unfinished.
+        # If the prompt's last tokens end inside a character, the new text begins with that character.
         is_continued = self.generation.max_new_tokens > 0
         written = tokenizer.decode_finished(text)[0] if is_continued else tokenizer.decode(text)
         found: Event = {"text": written, "tokens": self.prompt, "first": first}
         if not self.wants_prompt:
             return found
-        # Tokens before the text take no place in it. A part of a character is at the place of the whole one.
+        # Tokens before the text have offset 0. A token inside a character has the character's offset.
         offsets, stream, length = [0] * (len(self.prompt) - len(text)), TextStream(tokenizer), 0
         for token in text:
             offsets.append(length)
@@ -71,7 +77,7 @@ class Request:
 
 
 class Choice:
-    """A continuation of a prompt."""
+    """A text that continues a prompt."""
 
     def __init__(
         self,
@@ -81,7 +87,7 @@ class Choice:
         text_prompt: list[int],
         end_ids: frozenset[int],
     ):
-        """Start a text; `text_prompt` is the prompt as text, empty if it is only an end-of-document token."""
+        """Start a text. `text_prompt` is the result of Request.text_prompt()."""
         self.request, self.index, self.end_ids = request, index, end_ids
         self.tokens = list(request.prompt)
         self.pending = list(request.prompt)
@@ -92,9 +98,9 @@ class Choice:
         self._stream = TextStream(tokenizer, text_prompt)
         self._stops = StopStrings(request.generation.stop)
         self._seen_chars = self._stream.prompt_chars
-        """Characters of the prompt and of the new text, also of what the stop strings hold back."""
+        """Number of characters in the prompt and the new text, including text held back by stop strings."""
         self._is_begun = False
-        """Whether there has been an event with text."""
+        """Whether an event with text has been created."""
         self._new_text: list[str] = []
         self._new_ids: list[int] = []
         self._logprobs: list[Event] = []
@@ -107,24 +113,22 @@ class Choice:
 
     @property
     def wants_prompt(self) -> bool:
-        """Whether log-probabilities of the prompt's own tokens are still to be returned."""
+        """Whether log-probabilities of the prompt's tokens must still be returned with this choice."""
         return self.request.wants_prompt and self.index == 0 and self.num_new == 0
 
     @property
     def shareable(self) -> list[int]:
-        """Return the tokens that need not be read if another slot holds them, because no scores are requested
-        for them.
-        """
+        """Tokens that may be copied from another slot instead of read, as their logits are not needed."""
         return [] if self.wants_prompt else self.pending[:-1]
 
     def needs_logits(self, start: int, count: int) -> range:
-        """Return which of the next `count` tokens, read from position `start` on, need logits."""
+        """Return the indices, among the next `count` tokens from position `start`, that need logits."""
         if self.wants_prompt:
             return range(count)
         return range(count - 1, count) if count == len(self.pending) else range(0)
 
     def newest(self, count: int) -> list[int]:
-        """Return the tokens that the tokenizer puts before a text, followed by the last `count` tokens."""
+        """Return `count` tokens: those that stay before the prompt's text, followed by the newest tokens."""
         kept = min(self.request.kept, count - 1)
         return self.tokens[:kept] + self.tokens[len(self.tokens) - count + kept :]
 
@@ -133,19 +137,20 @@ class Choice:
         return len(self.tokens) - len(self.request.prompt)
 
     def present(self, device: torch.device) -> torch.Tensor:
-        """Return the distinct ids in the prompt and the new text."""
+        """Return the distinct token ids in the prompt and the new text."""
         if self._present is None:
             self._present = torch.tensor(sorted(set(self.tokens)), device=device)
         return self._present
 
     @property
     def counts(self) -> Counter[int]:
-        """Return how often each token occurs in the new text."""
+        """How often each token id occurs in the new text."""
         return self._counts
 
     def add(self, token: int, logprob: Event | None = None) -> Event | None:
-        """Add the next token. Return an event if it ends the text, or completes a piece that gets one; None
-        otherwise.
+        """Add the next token.
+
+        Return an event if the token ends the text or completes a piece of text to report, otherwise None.
         """
         request, generation = self.request, self.request.generation
         if token in self.end_ids and not generation.ignore_eod:
@@ -174,11 +179,11 @@ class Choice:
         return None
 
     def _placed(self, logprob: Event) -> Event:
-        """Return a token's entry, with the position in the text at which the token begins."""
+        """Return a token's log-probability entry with "offset", the position in the text where it begins."""
         return {**logprob, "offset": self._seen_chars}
 
     def end(self, reason: str) -> Event:
-        """End the text without another token, and return the event."""
+        """End the text without another token, and return its last event."""
         return self._ended(reason, self._stops.held_back())
 
     def _ended(self, reason: str, text: str) -> Event:

@@ -1,22 +1,28 @@
-"""Continuous batching: requests join and leave at every step, and a beginning that another slot holds is
-copied.
+"""Continuous batching: requests join and leave at every step, and shared prompt prefixes are copied.
 
     engine = Engine(runner, tokenizer)
     engine.add(Request("a", prompt, generation, slides=False))
     while not engine.is_idle:
         for event in engine.step(): ...
 
-A step reads the newest token of every text and, up to prefill_tokens, parts of new prompts, in one pass; then
-each text gets its next token. Slots 0 .. n-1 of the cache belong to the n texts; if a text ends, the last
-text moves into its slot. A prompt with the same beginning as another slot starts with a copy of that slot.
-Several texts of one prompt, and the next question of a conversation, therefore read only the new tokens.
+In one pass, a step reads the newest token of every text and up to prefill_tokens tokens of new prompts. Then
+each text gets its next token. Slots 0 .. n-1 of the cache belong to the n running texts; when a text ends,
+the last text moves into its slot. If a new prompt begins with tokens that another slot holds, they are copied
+from that slot. Only the new tokens are therefore read for several texts of one prompt and for the next
+question of a conversation.
 
-Events: {"id", "index", "text", "tokens", ["logprobs"]} for new text. The last event of a text also has
-"finish_reason", "new_tokens" and, if one of end_ids ended it, the entry of that token as "end_logprob".
-{"id", "prompt"} comes first if the prompt is requested. {"id", "end": True, "prompt_tokens", "new_tokens"}
-follows once all texts of a request have ended. An entry (logprobs.py) also has an "offset": the position in
-prompt and new text at which its token begins. For texts that are scored (scored.py), there is {"id", "index",
-"logprobs", "greedy"} for each continuation, then the end.
+Events of a generation request, in order:
+
+    {"id", "prompt"}                                         first, if the request has echo
+    {"id", "prompt_logprobs"}                                if log-probabilities are requested too
+    {"id", "index", "text", "tokens", ["logprobs"]}          for new text; the last event of a text also has
+                                                             "finish_reason" and "new_tokens"
+    {"id", "end": True, "prompt_tokens", "new_tokens"}       once all texts of the request have ended
+
+If one of end_ids ended a text and log-probabilities are requested, its last event has the entry of that token
+as "end_logprob". The entries (logprobs.py) of new tokens also have an "offset": the position in the prompt
+and the new text at which the token begins. A scoring request (scored.py) gets {"id", "index", "logprobs",
+"greedy"} for each continuation, then the end.
 """
 
 from collections import deque
@@ -36,16 +42,17 @@ from nbtrain.inference.runner import Reading, Runner
 from nbtrain.inference.scored import Scored, ScoreRequest, Scores, scores_of
 
 PREFILL_TOKENS = 256
-# While texts are only scored, no request waits for a next token, so a GPU gets larger passes. (On a CPU core,
-# 4,096 tokens in a pass take as long per token as 256.) MOST_LOGITS limits their logits: 1 GiB in fp32.
+# While texts are only scored, no request waits for its next token, so a GPU gets larger passes. (On a CPU
+# core, a pass of 4,096 tokens takes as long per token as one of 256.) MOST_LOGITS limits their logits to 1
+# GiB in fp32.
 SCORED_TOKENS_ON_GPU = 8192
 MOST_LOGITS = 1 << 28
-# A shorter common beginning is read as fast as it is copied.
+# Reading a shorter shared prefix is as fast as copying it.
 LEAST_SHARED_TOKENS = 8
 
 
 class Engine:
-    """Generates texts with one model: the running texts and the waiting requests."""
+    """Generates texts with one model, for any number of requests."""
 
     def __init__(
         self,
@@ -56,17 +63,17 @@ class Engine:
     ):
         self.runner, self.tokenizer, self.prefill_tokens = runner, tokenizer, prefill_tokens
         self.end_ids = end_ids | {tokenizer.eod_id}
-        """Tokens that end a text."""
+        """Ids of the tokens that end a text."""
         on_gpu = runner.device.type != "cpu"
         self.scored_tokens = min(SCORED_TOKENS_ON_GPU, MOST_LOGITS // runner.vocab_size) if on_gpu else 0
-        """Tokens of a pass while texts are only scored, unless prefill_tokens is larger."""
+        """Maximum number of tokens in a pass while texts are only scored, unless prefill_tokens is larger."""
         self.running: list[Choice | Scored] = []
         """Running texts by slot."""
         self.waiting: deque[Choice | Scored] = deque()
         self._requests: dict[str, Request | ScoreRequest] = {}
         self._beams: dict[str, Beams] = {}
         self._past: list[list[int]] = [[] for _ in range(runner.slots)]
-        """Tokens whose keys each slot holds, from position 0 on."""
+        """Tokens whose keys and values each slot holds, from position 0 on."""
         self._events: list[Event] = []
 
     @property
@@ -74,7 +81,11 @@ class Engine:
         return not self.running and not self.waiting and not self._events
 
     def add(self, request: Request) -> None:
-        """Add a request. Raises ConfigError if it exceeds the model's positions."""
+        """Add a request to generate texts.
+
+        Raises ConfigError if a setting does not suit the model. In particular, raises ContextLengthError if
+        the request needs more positions than the model has.
+        """
         self._check(request)
         generation, prompt = request.generation, request.prompt
         self._requests[request.id] = request
@@ -99,23 +110,27 @@ class Engine:
         return Choice(request, index, self.tokenizer, text, self.end_ids)
 
     def score(self, request: ScoreRequest) -> None:
-        """Add texts to score. Raises ConfigError if one of them exceeds the model's positions."""
+        """Add a request to score texts.
+
+        Raises ConfigError if a text is empty or longer than the positions.
+        """
         longest = len(request.context) + max(map(len, request.continuations), default=0) - 1
         if not request.context or not all(request.continuations) or not request.continuations:
-            raise ConfigError("a context and each of its continuations need at least one token.")
+            raise ConfigError("the context and each of its continuations must have at least one token.")
         for tokens in (request.context, *request.continuations):
             self._check_tokens(tokens)
         if longest > self.runner.positions:
             raise ConfigError(
-                f"the longest text has {counted(longest, 'token')} to read: the model has "
+                f"the longest text to score has {counted(longest, 'token')} to read, but the model has only "
                 f"{self.runner.positions:,} positions."
             )
         self._requests[request.id] = request
         self.waiting.append(Scored(request))
 
     def cancel(self, request_id: str) -> None:
-        """Cancel a request, which then produces no more events. Unknown ids are ignored: their request has
-        ended.
+        """Cancel a request, which then produces no more events.
+
+        Ids of requests that have ended are ignored.
         """
         if (request := self._requests.pop(request_id, None)) is None:
             return
@@ -136,24 +151,25 @@ class Engine:
     def _check(self, request: Request) -> None:
         prompt, limit, generation = request.prompt, self.runner.positions, request.generation
         if not prompt:
-            raise ConfigError("the prompt has no token: give at least one.")
+            raise ConfigError("the prompt has no tokens; it must have at least one.")
         self._check_tokens(prompt)
         for token, _ in generation.logit_bias:
             if not 0 <= token < self.runner.vocab_size:
                 raise ConfigError(
-                    f"logit_bias of token {token}: must be from 0 to {self.runner.vocab_size - 1}."
+                    f"logit_bias: token id {token} must be from 0 to {self.runner.vocab_size - 1}."
                 )
         if generation.num_beams > self.runner.slots:
             raise ConfigError(
-                f"num_beams = {generation.num_beams} must be at most {self.runner.slots}, the slots "
-                "of the batch."
+                f"num_beams = {generation.num_beams} must be at most {self.runner.slots}, the number of "
+                "slots in the batch."
             )
         slides = request.slides and generation.num_beams == 1 and not request.wants_prompt
         if not slides and len(prompt) + generation.max_new_tokens > limit:
-            room = f" or request at most {limit - len(prompt):,}" if len(prompt) < limit else ""
+            room = f" or request at most {limit - len(prompt):,} new tokens" if len(prompt) < limit else ""
             raise ContextLengthError(
-                f"the prompt has {counted(len(prompt), 'token')}, and {generation.max_new_tokens:,} more are "
-                f"requested: the model has {limit:,} positions. Shorten the prompt{room}.",
+                f"the prompt has {counted(len(prompt), 'token')} and the request is for "
+                f"{generation.max_new_tokens:,} new tokens, but the model has only {limit:,} positions. "
+                f"Shorten the prompt{room}.",
                 limit,
                 len(prompt),
                 generation.max_new_tokens,
@@ -162,7 +178,7 @@ class Engine:
     def _check_tokens(self, prompt: list[int]) -> None:
         if wrong := [token for token in prompt if not 0 <= token < self.runner.vocab_size]:
             raise ConfigError(
-                f"token {wrong[0]} of the prompt must be from 0 to {self.runner.vocab_size - 1}."
+                f"token id {wrong[0]} in the prompt must be from 0 to {self.runner.vocab_size - 1}."
             )
 
     def _admit(self) -> None:
@@ -174,7 +190,7 @@ class Engine:
                 continue
             request = choice.request
             if request.id in self._beams:
-                # A search gets slots for all of its beams, or waits.
+                # A beam search waits until there are slots for all of its beams.
                 if len(self.running) + len(request.choices) > self.runner.slots:
                     return
                 for beam in request.choices:
@@ -182,7 +198,7 @@ class Engine:
                     self._join(beam)
                 continue
             if choice.index and request.choices[0].is_reading_prompt:
-                # Its prompt is copied from the first one, a step or more later.
+                # Wait until the request's first text has read the prompt, which is then copied.
                 return
             self._join(self.waiting.popleft())
 
@@ -194,7 +210,7 @@ class Engine:
             return
         limit = self.runner.positions
         if isinstance(choice, Choice) and len(choice.pending) > limit:
-            # A prompt that is longer than the window.
+            # The prompt is longer than the window, so only its newest tokens are read.
             choice.pending = choice.newest(limit)
         shared, source = 0, slot
         wanted = choice.shareable
@@ -210,7 +226,7 @@ class Engine:
         choice.pending = choice.pending[shared:]
 
     def _next_pass(self) -> tuple[list[Reading], list[Choice | Scored]]:
-        """Return (the tokens to read now, single tokens first; the requests that they belong to)."""
+        """Return (readings for the next pass, single tokens first; the text that each reading belongs to)."""
         singles: list[tuple[Reading, Choice | Scored]] = []
         longer: list[tuple[Reading, Choice | Scored]] = []
         only_scored = all(isinstance(choice, Scored) for choice in self.running)
@@ -232,8 +248,9 @@ class Engine:
         return [reading for reading, _ in both], [choice for _, choice in both]
 
     def _slide(self, slot: int, choice: Choice) -> None:
-        """Read the newest half of the window again, from position 0, because learned positions cannot be
-        shifted.
+        """Schedule the newest half of the window to be read again, from position 0.
+
+        The cached keys cannot be reused, because learned positions cannot be shifted.
         """
         choice.pending = choice.newest(max(1, self.runner.positions // 2))
         self._past[slot] = []
@@ -268,7 +285,7 @@ class Engine:
             self._choose(ready, logits if len(last) == len(logits) else logits[last])
 
     def _give_scores(self, readers: list[tuple[Scored, Reading, slice]], logits: torch.Tensor) -> None:
-        """Add the scores of the tokens read to the events. A request ends after its last continuation."""
+        """Score the tokens just read, and add an event for each continuation that is complete."""
         labels: list[int] = []
         at: list[int] = []
         for scored, reading, part in readers:
@@ -302,7 +319,7 @@ class Engine:
             ended += self._advance_beams([ready[row] for row in apart], logits[apart])
             kept = [row for row in range(len(ready)) if row not in apart]
             ready, logits = [ready[row] for row in kept], logits[kept]
-        # Only the prompt was requested.
+        # These requests ask only for the prompt's log-probabilities.
         done = [choice for choice in ready if choice.request.generation.max_new_tokens == 0]
         if done:
             for choice in done:
@@ -350,7 +367,7 @@ class Engine:
     def _entries(
         self, choices: list[Choice], logits: torch.Tensor, tokens: list[int]
     ) -> Sequence[Event | None]:
-        """Return the log-probabilities for the texts that request them."""
+        """Return the log-probability entry of each text's token; None for texts that did not request them."""
         found: list[Event | None] = [None] * len(choices)
         for row, (choice, token) in enumerate(zip(choices, tokens)):
             if (alternatives := choice.request.generation.logprobs) is not None:
@@ -358,7 +375,7 @@ class Engine:
         return found
 
     def _prompt_logprobs(self, choice: Choice, logits: torch.Tensor, start: int) -> None:
-        """Add the log-probabilities of the prompt's tokens that follow the tokens just read."""
+        """Add an event with the log-probabilities of the prompt tokens that follow the tokens just read."""
         prompt = choice.request.prompt
         following: list[int | None] = [*prompt[start + 1 : start + 1 + len(logits)]]
         following += [None] * (len(logits) - len(following))
@@ -370,11 +387,11 @@ class Engine:
             self._events.append({"id": choice.request.id, "prompt_logprobs": found})
 
     def _advance_beams(self, ready: list[Choice], logits: torch.Tensor) -> list[Choice | Scored]:
-        """Advance every search by one step. Return the choices of finished searches."""
+        """Advance every beam search by one step, and return the choices of the searches that are done."""
         ended: list[Choice | Scored] = []
         requests = {choice.request.id: choice.request for choice in ready}
         for request in requests.values():
-            # Slots change their order once one has moved.
+            # The order of slots may differ from the order of beams, because texts move between slots.
             rows = [row for row, choice in enumerate(ready) if choice.request is request]
             rows.sort(key=lambda row: ready[row].index)
             search = self._beams[request.id]
@@ -399,7 +416,7 @@ class Engine:
         return ended
 
     def _end_beams(self, request: Request, search: Beams) -> None:
-        """Add the events of the best texts of a search, one event for each complete text."""
+        """Add the events of a finished beam search, one for each of its best texts."""
         for index, best in enumerate(search.best()):
             whole = self._choice(request, index)
             pieces = []
@@ -438,12 +455,13 @@ class Engine:
         }
 
     def _leave(self, choices: list[Choice | Scored]) -> None:
-        """Free the slots of finished choices, and move the last texts into them."""
+        """Free the slots of finished choices by moving the last running texts into them."""
         slots = sorted((slot for slot, choice in enumerate(self.running) if choice in choices), reverse=True)
         for slot in slots:
             last = len(self.running) - 1
             if slot != last:
-                # The content of the freed slot remains known in the slot that the moved text left.
+                # The slot that the moved text leaves keeps its content, so later prompts may still copy from
+                # it.
                 length = len(self._past[last])
                 if length:
                     self.runner.copy([slot], [last], [length])
@@ -453,7 +471,7 @@ class Engine:
 
 
 def _common(past: list[int], wanted: list[int], more_than: int) -> int:
-    """Return the length of the common beginning, or 0 if it is not longer than `more_than`."""
+    """Return the length of the common prefix, or 0 if it is not longer than `more_than`."""
     most = min(len(past), len(wanted))
     if most <= more_than or past[: more_than + 1] != wanted[: more_than + 1]:
         return 0

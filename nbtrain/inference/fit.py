@@ -1,7 +1,8 @@
-"""Fits a model into this machine's memory: the number of GPUs to shard it across, and of texts at once.
+"""Fits a model into memory: how many GPUs to shard it across, and how many texts to generate at once.
 
-Each GPU, or the machine's memory, holds its part of the weights and, for each text, its part of the keys and
-values of all positions. A tenth is reserved for activations and the allocator.
+Each GPU, or the memory of a machine without a GPU, holds its shard of the weights and, for each text, its
+shard of the keys and values of all positions. A tenth of the memory is reserved for activations and the
+allocator.
 """
 
 from collections.abc import Sequence
@@ -11,35 +12,33 @@ import torch
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.hardware.cgroup import available_memory_bytes
-from nbtrain.base.text.amounts import size
+from nbtrain.base.text.amounts import counted, size
 from nbtrain.model.gpt_config import GPTConfig
 
 USED_SHARE = 0.9
-# Texts at once, unless the user sets a number.
+# Maximum number of texts generated at once, unless the user sets a number.
 MOST_SLOTS_ON_CPU = 16
 MOST_SLOTS_ON_GPU = 64
 
 
 @dataclass(frozen=True)
 class Needed:
-    """Bytes that a model needs during generation, over all ranks."""
+    """Bytes that a model needs for generation, summed over all ranks."""
 
     weights: int
     slot: int
-    """Bytes of one text, with its keys and values stored once."""
+    """Bytes of the keys and values of one text, each stored once."""
     groups: int
-    """Number of key and value heads. With more ranks than heads, several ranks hold copies of the same
-    head.
-    """
+    """Number of key and value heads. With more ranks than heads, several ranks hold copies of a head."""
 
     @classmethod
     def of(cls, config: GPTConfig, num_parameters: int, bytes_per_number: int, positions: int) -> "Needed":
-        """Return the memory needed by a model with this number of parameters."""
+        """Return the memory that a model with `num_parameters` needs."""
         numbers = 2 * config.num_layers * config.query_groups * config.head_size * positions
         return cls(num_parameters * bytes_per_number, numbers * bytes_per_number, config.query_groups)
 
     def slot_over(self, ranks: int) -> int:
-        """Return the bytes of one text over `ranks` ranks, including copies."""
+        """Return the bytes of one text summed over `ranks` ranks, including copies of heads."""
         return self.slot * max(ranks // self.groups, 1)
 
 
@@ -50,10 +49,11 @@ def fit(
     slots: int | None = None,
     most_slots: int = MOST_SLOTS_ON_CPU,
 ) -> tuple[int, int]:
-    """Return (ranks, slots): the smallest of `sizes` that holds the model, and the number of texts at once.
+    """Return (ranks, slots): the smallest number of ranks that fits the model, and the texts to run at once.
 
-    `free` has the free bytes of each device. `slots` is the requested number, or None for at most most_slots.
-    Raises ConfigError, with the numbers, if the model does not fit.
+    `free` lists the free bytes of each device, and `sizes` the allowed numbers of ranks, ascending. `slots`
+    is the requested number of texts; with None, as many as fit are chosen, up to most_slots. Raises
+    ConfigError if the model does not fit.
     """
     for ranks in sizes:
         if ranks > len(free):
@@ -62,15 +62,14 @@ def fit(
         if room >= slot * (slots or 1):
             return ranks, slots or int(min(room // slot, most_slots))
     raise ConfigError(
-        f"the model needs {size(needs.weights)}, and each of {slots or 1} texts that are generated at once "
-        f"needs {size(needs.slot)}, but only {' and '.join(size(memory) for memory in free)} are free. "
-        "Request fewer texts at once, end other programs that use the memory, or use a machine with more "
-        "memory."
+        f"the model needs {size(needs.weights)} of memory, plus {size(needs.slot)} per text for "
+        f"{counted(slots or 1, 'text')} at once, but only {' and '.join(map(size, free))} is free. Request "
+        "fewer texts at once, stop other programs that use the memory, or use a machine with more memory."
     )
 
 
 def cuts_of(config: GPTConfig, most: int) -> list[int]:
-    """Return the numbers of tensor-parallel ranks, up to `most`, across which a model can be sharded."""
+    """Return the numbers of tensor-parallel ranks, up to `most`, that a model can be sharded across."""
     heads, groups = config.num_attention_heads, config.query_groups
     rows = (heads + 2 * groups) * config.head_size
     return [
@@ -84,7 +83,7 @@ def cuts_of(config: GPTConfig, most: int) -> list[int]:
 
 
 def free_memory() -> list[int]:
-    """Return the free bytes of each GPU or, without a GPU, of this machine."""
+    """Return the free bytes of each GPU or, without a GPU, of this machine's memory."""
     if torch.cuda.is_available():
         return [torch.cuda.mem_get_info(number)[0] for number in range(torch.cuda.device_count())]
     return [available_memory_bytes()]

@@ -1,27 +1,28 @@
-"""`python -m nbtrain.inference`: a model that is loaded once and generates until its stdin ends.
+"""`python -m nbtrain.inference`: loads a model once and generates text until its stdin is closed.
 
-Input is a JSON object per line. The first one selects the model to load:
+Each line of stdin is a JSON object. The first line selects the model; null selects a suitable default:
 
-    {"run_dir", "step", "dtype", "tensor_parallel_size", "max_batch", "threads"}; null is a suitable default
+    {"run_dir", "step", "dtype", "tensor_parallel_size", "max_batch", "threads"}
 
-Requests follow, at any time and in any number, and cancellations:
+Any number of requests and cancellations may follow, at any time:
 
-    {"kind": "generate", "id", "prompt": a text, which follows the tokenizer's prefix, or a list of token ids
-     and texts, which are encoded one by one without a prefix, "slides", "streams" (both in choice.py), and
-     fields of config/generation.py}
+    {"kind": "generate", "id", "prompt", "slides", "streams" (both in choice.py), and fields of
+     config/generation.py}; the prompt is a text, which is encoded after the tokenizer's prefix, or a list of
+     token ids and texts, which are encoded one by one without the prefix
     {"kind": "score", "id", "context": token ids, "continuations": lists of token ids}
     {"kind": "cancel", "id"}
 
-Output on stdout is a JSON object per line too:
+Each line of stdout is a JSON object too:
 
-    {"kind": "note", "message"}                             an incomplete checkpoint that is not used
-    {"kind": "ready", "step", "dtype", "tensor_parallel_size", "max_batch", "positions", "vocab_size", "eod"}
+    {"kind": "note", "message"}                             an incomplete checkpoint was skipped
+    {"kind": "ready", "step", "dtype", "device", "tensor_parallel_size", "max_batch", "positions",
+     "vocab_size", "eod"}                                   the model is loaded
     {"kind": "events", "events": [...], "running", "waiting"}
-                                                            {"id", "accepted"}, or for a refused request
-                                                            {"id", "error", "message"} (with the numbers of
-                                                            a ContextLengthError); then the events of one
-                                                            step of engine.py
-    {"kind": "error", "error", "message"}                   an NbtrainError's class and message, at the end
+                                                            {"id", "accepted"} for an accepted request;
+                                                            {"id", "error", "message"} for a refused one, with
+                                                            the numbers of a ContextLengthError; and
+                                                            engine.py's events
+    {"kind": "error", "error", "message"}                   the process ends with this NbtrainError
 
 The client is serving/engine_process.py.
 """
@@ -65,7 +66,7 @@ POLL_SECONDS = 10.0
 
 def main() -> int:
     """Generate text until stdin ends, and return the exit code."""
-    # Output of libraries goes to stderr, because stdout is for lines of JSON.
+    # Libraries print to stderr, because stdout is reserved for the JSON lines.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     commands: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
@@ -88,7 +89,7 @@ def main() -> int:
 
 
 class Service:
-    """The engine of the requested checkpoint, sharded across tensor-parallel ranks."""
+    """The engine for the requested checkpoint, sharded across tensor-parallel ranks."""
 
     def __init__(self, asked: Message):
         run = RunDir(asked["run_dir"])
@@ -133,7 +134,7 @@ class Service:
         }
 
     def end(self) -> None:
-        """End the other ranks."""
+        """End the other tensor-parallel ranks."""
         if self._ranks is not None:
             self._ranks.will_end()
             self.runner.end()
@@ -146,18 +147,20 @@ def _ranks_and_slots(
     ranks, slots = asked.get("tensor_parallel_size"), asked.get("max_batch")
     free, is_gpu = free_memory(), torch.cuda.is_available()
     if is_gpu and ranks is not None and ranks > len(free):
-        raise ConfigError(f"tensor_parallel_size = {ranks}: this machine has {counted(len(free), 'GPU')}.")
+        raise ConfigError(
+            f"tensor_parallel_size = {ranks}: this machine has only {counted(len(free), 'GPU')}."
+        )
     needs = Needed.of(plain, count_parameters(config).total, DTYPES[dtype].itemsize, positions)
     most = MOST_SLOTS_ON_GPU if is_gpu else MOST_SLOTS_ON_CPU
     if ranks is None:
         return fit(needs, free, cuts_of(plain, len(free)), slots, most)
-    # Processes on a CPU share its memory.
+    # Ranks on a CPU share the machine's memory.
     shared = free if is_gpu else [free[0] // ranks] * ranks
     return fit(needs, shared, [ranks], slots, most)
 
 
 def answers(engine: Engine, commands: "queue.SimpleQueue[Message | None]") -> Iterator[Message]:
-    """Yield the engine's messages until there are no more commands (None)."""
+    """Execute commands and yield the engine's messages, until a None ends the commands."""
     parent, said = os.getppid(), (0, 0)
 
     def counts() -> tuple[int, int]:
@@ -165,12 +168,12 @@ def answers(engine: Engine, commands: "queue.SimpleQueue[Message | None]") -> It
 
     while True:
         taken: list[Message] = []
-        # Nothing to do: wait for the next command. Otherwise read only the commands that have arrived.
+        # An idle engine waits for the next command; a busy one reads only the commands that have arrived.
         while (engine.is_idle and counts() == said) or not commands.empty():
             try:
                 command = commands.get(timeout=POLL_SECONDS)
             except queue.Empty:
-                # A process that was forked from the parent may still hold the other end of stdin.
+                # If the parent has died, a process that it forked may still hold the other end of stdin.
                 if os.getppid() != parent:
                     return
                 continue
@@ -190,7 +193,7 @@ def answers(engine: Engine, commands: "queue.SimpleQueue[Message | None]") -> It
                 refusal = {"error": type(error).__name__, "message": str(error), **numbers}
                 taken.append({"id": command["id"], **refusal})
                 break
-        # A step may take a second, so accepted and refused requests are reported before it.
+        # A step may take a second, so report accepted and refused requests before it.
         for next_events in (taken.copy, engine.step):
             events = next_events()
             if events or counts() != said:
@@ -199,10 +202,10 @@ def answers(engine: Engine, commands: "queue.SimpleQueue[Message | None]") -> It
 
 
 def request_of(command: Message, tokenizer: Tokenizer, positions: int) -> Request:
-    """Convert a command to a request. An empty prompt becomes the start of a document, as the tokenizer or
-    training has it.
+    """Convert a command to a request.
 
-    Without max_new_tokens, the limit is the model's positions and most_new_tokens.
+    An empty prompt becomes the tokenizer's prefix or, without a prefix, an end-of-document token. If
+    max_new_tokens is None, the limit is the number of positions left and, if given, most_new_tokens.
     """
     prompt = command["prompt"]
     tokens: list[int] = []

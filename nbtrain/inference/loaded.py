@@ -1,8 +1,8 @@
-"""Loads a run's model for generation from a checkpoint of any layout, and shards it across the ranks here.
+"""Loads a run's model for generation from a checkpoint of any layout, sharded across tensor-parallel ranks.
 
-Each rank reads its own part of every weight by canonical name (checkpoint/weights/store.py), whatever layout
-wrote it. On a CPU the weights are fp32 unless bf16 is requested, and their layout suits products with few
-rows (packed.py); on a GPU they keep the format of training.
+Each rank reads its own shard of every weight by canonical name (checkpoint/weights/store.py), whatever layout
+wrote the checkpoint. On a CPU the weights are fp32 by default, and stored in a layout that suits products
+with few rows (packed.py). On a GPU they keep the training format by default.
 """
 
 import dataclasses
@@ -35,16 +35,16 @@ from nbtrain.parallel.tensor import partition_dim
 
 @dataclass(frozen=True)
 class Loaded:
-    """A loaded model, with everything that is needed to generate text."""
+    """A loaded model with everything needed to generate text."""
 
     model: GPT
     tokenizer: Tokenizer
     end_ids: frozenset[int]
-    """Tokens that end a text."""
+    """Ids of the tokens that end a text."""
     step: int
     dtype: str
     passed_over: list[tuple[int, str]]
-    """Newer checkpoints that are not complete, each with the reason."""
+    """Newer checkpoints that were skipped as incomplete: (step, reason)."""
 
 
 def load(
@@ -55,12 +55,12 @@ def load(
     device: torch.device | str = "cpu",
     is_checked: bool = False,
 ) -> Loaded:
-    """Load the model of a run's checkpoint, or this rank's part of it; step None is the newest complete one.
+    """Load a run's model, or this rank's shard of it, from the checkpoint of `step`.
 
-    `dtype` is fp32, bf16, fp16, or auto, which is fp32 on a CPU and the training's format on a GPU. With
-    `is_checked`, the checksums of the step are not compared again. Raises CheckpointError if no checkpoint is
-    complete, DataError if the tokenizer is not the one used in training, and ConfigError if the model cannot
-    be sharded across the ranks of `group`.
+    Without a step, the newest complete checkpoint is loaded. `dtype` is fp32, bf16, fp16 or auto, which means
+    fp32 on a CPU and the training format on a GPU. With `is_checked`, the checksums of the given step are not
+    compared again. Raises CheckpointError if no checkpoint is complete, DataError if the tokenizer is not the
+    one used in training, and ConfigError if the model cannot be sharded across the ranks of `group`.
     """
     config = load_resolved(run.config_yaml)
     tokenizer = Tokenizer.load(tokenizer_dir(config.tokenizer.name))
@@ -80,9 +80,9 @@ def load(
 
 
 def model_of(config: RunConfig, group: Group = ALONE, layer_function: LayerFunction | None = None) -> GPT:
-    """Build the GPT of a run without its weights, sharded across `group`, for passes without gradients.
+    """Build a run's GPT with unset weights, sharded across `group`, for inference.
 
-    `layer_function` builds its blocks, if they are not nbtrain's own.
+    `layer_function` builds the blocks if the run uses its own layer instead of nbtrain's.
     """
     plain = GPTConfig.of(config)
     rows = -(-plain.padded_vocab_size // group.size) * group.size
@@ -97,7 +97,7 @@ def model_of(config: RunConfig, group: Group = ALONE, layer_function: LayerFunct
         selective_recompute=False,
         fp8=False,
         fpdt_chunk_tokens=0,
-        # Adapters are merged while they are loaded.
+        # LoRA adapters are merged into the weights during loading.
         lora=None,
     )
     try:
@@ -108,12 +108,12 @@ def model_of(config: RunConfig, group: Group = ALONE, layer_function: LayerFunct
 
 @torch.no_grad()
 def fill(model: GPT, store: CheckpointStore | MergedWeights) -> None:
-    """Load a checkpoint's weights, or this rank's part of them, into the model."""
+    """Load a checkpoint's weights, or this rank's shard of them, into the model."""
     group = model.parallel.tensor
     for name, parameter in model.named_parameters():
         weight = store.weights(name)
         if name in OF_VOCABULARY:
-            # A layout pads the vocabulary by its number of tensor ranks.
+            # The padding of the vocabulary depends on the number of tensor ranks, so it may differ here.
             rows = model.config.padded_vocab_size
             weight = weight[:rows]
             if len(weight) < rows:

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens for clients: the model's own, before temperature, truncation and penalties."""
+"""Log-probabilities for clients: the model's own, before temperature, truncation and penalties."""
 
 from typing import Any
 
@@ -10,9 +10,10 @@ from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 def logprobs_of(
     logits: torch.Tensor, tokens: list[int | None], alternatives: int, tokenizer: Tokenizer
 ) -> list[dict[str, Any] | None]:
-    """Return the entry of each of r tokens, from logits [r, v]; a token of None gives None.
+    """Return the log-probability entry of each of r tokens, from logits [r, v]; None for a token of None.
 
-    An entry is {"id", "token", "bytes", "logprob", "top": entries of the likeliest tokens at this position}.
+    An entry is {"id", "token", "bytes", "logprob", "top"}; "top" lists entries for the `alternatives`
+    likeliest tokens at the same position.
     """
     wanted = [row for row, token in enumerate(tokens) if token is not None]
     found: list[dict[str, Any] | None] = [None] * len(tokens)
@@ -36,8 +37,10 @@ def _entry(token: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def token_text(written: bytes) -> str:
-    """Return a token's text. Bytes of a partial character are written as in OpenAI's API, so that they are
-    distinct.
+    """Return a token's text.
+
+    A token that is only part of a character is written as in OpenAI's API, such as bytes:\\xe2\\x82, so that
+    different tokens stay distinct.
     """
     try:
         return written.decode()

@@ -1,11 +1,11 @@
-"""A weight layout for a CPU that multiplies weights with a few rows, as in decoding, in fp32.
+"""A weight layout that speeds up fp32 products with few rows on a CPU, as in decoding.
 
-    one row       wide matrices are stored by columns: they are read once, and faster (gemv)
-    some rows     a second copy in oneDNN's own order, 1.1 to 1.4 times as fast as torch's product, and twice
-                  as fast for the output matrix
+    one row       matrices with more outputs than inputs are stored by columns, which is faster for gemv
+    some rows     a second copy of each matrix in oneDNN's own order: 1.1 to 1.4 times as fast as torch's
+                  product, and twice as fast for the output matrix
 
-The speeds are measured by tests/benchmarks/generate_cpu.py. torch has these products for its compiler
-(torch.ops.mkldnn); without them, or if memory is short, the weights are unchanged.
+tests/benchmarks/generate_cpu.py measures the speeds. The products are operators that torch has for its
+compiler (torch.ops.mkldnn). If they are missing or memory is short, the weights stay unchanged.
 """
 
 import logging
@@ -21,23 +21,23 @@ from nbtrain.parallel.tensor import ColumnParallelLinear, GatedColumnParallelLin
 
 logger = logging.getLogger(__name__)
 
-# Number of rows for which oneDNN chooses its order: of 1, 8 and 64, the one that suits 2 to 64 rows.
+# Number of rows for which oneDNN optimizes its order. Of 1, 8 and 64, the value 8 suits 2 to 64 rows best.
 ROWS = 8
-# Fraction of the free memory that the copy, which is as large as the weights, may use.
+# Fraction of the free memory that the second copy of the weights may use.
 MOST_SHARE = 0.25
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 
 
 def pack(model: GPT) -> bool:
-    """Change the weight layout of a model on the CPU, for inference only. Return whether it was changed."""
+    """Change a CPU model's weight layout, for inference only. Return whether the layout was changed."""
     weights = [parameter for parameter in model.parameters() if parameter.dim() == 2]
     is_plain = all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in weights)
     needed = sum(weight.nbytes for weight in weights)
     if not is_plain or not _can_pack() or needed > MOST_SHARE * available_memory_bytes():
         return False
     for module in model.modules():
-        # Over several ranks, products are sums of parts (parallel/tensor.py).
+        # With several ranks, a product needs communication, so it stays as in parallel/tensor.py.
         if isinstance(module, ColumnParallelLinear | RowParallelLinear) and module.group.size == 1:
             linear = _packed(module.weight, module.bias)
             if isinstance(module, GatedColumnParallelLinear):
@@ -60,7 +60,7 @@ def _both(gate: Linear, linear: Linear) -> Callable[[torch.Tensor], tuple[torch.
 
 
 def _packed(weight: nn.Parameter, bias: torch.Tensor | None) -> Linear:
-    """Return a function that computes x W^T + b."""
+    """Return a function that computes x W^T + b with the packed weight."""
     outputs, inputs = weight.shape
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS)
     if outputs > inputs:
@@ -81,5 +81,5 @@ def _can_pack() -> bool:
         product = torch.ops.mkldnn._linear_pointwise(torch.ones(1, 2, 4), weight, None, "none", [], "")
         return bool((product == 4).all())
     except (AttributeError, RuntimeError, TypeError) as error:
-        logger.info("weights are not packed: %s", error)
+        logger.info("the weights keep torch's layout, because oneDNN's products are not available: %s", error)
         return False

@@ -1,10 +1,11 @@
-"""The tensor-parallel ranks of one engine: rank 0 is the engine's process and starts the others.
+"""The tensor-parallel ranks of one engine. Rank 0 is the engine's process and starts the other ranks.
 
-    python -m nbtrain.inference.ranks      one of the other ranks: {"rank", "size", "store", ...} on stdin
+    python -m nbtrain.inference.ranks      another rank; reads {"rank", "size", "store", ...} from stdin
 
-Rank 0 sends orders to the others over gloo; activations are sent over NCCL on GPUs. The others end when rank
-0 ends, and rank 0 ends when any of them ends. All ranks are on this machine: collectives use the loopback
-interface, and the ranks find each other by a file in a folder that only this user can open.
+Rank 0 sends orders to the other ranks over gloo; on GPUs, activations are exchanged over NCCL. The other
+ranks end when rank 0 ends, and rank 0 ends when any other rank ends. All ranks are on this machine:
+collectives use the loopback interface, and the ranks find each other through a file in a folder that only
+this user can open.
 """
 
 import json
@@ -30,19 +31,19 @@ from nbtrain.parallel.groups import Group
 
 # Ranks may wait a long time for the next order while no requests arrive.
 WAIT = timedelta(days=3650)
-NOT_ENDED = "a tensor-parallel rank of the model has ended: its last output is above."
+NOT_ENDED = "a tensor-parallel rank of the model ended unexpectedly; its last output is above."
 
 
 class GlooOrders:
     """A channel for lists of integers from rank 0 to all other ranks."""
 
     def send(self, numbers: list[int]) -> None:
-        """Send an order; only rank 0 calls it."""
+        """Send an order. Only rank 0 calls this."""
         dist.broadcast(torch.tensor([len(numbers)]), 0)
         dist.broadcast(torch.tensor(numbers), 0)
 
     def receive(self) -> list[int]:
-        """Receive the order of rank 0; all other ranks call it."""
+        """Receive rank 0's next order. All other ranks call this."""
         length = torch.empty(1, dtype=torch.long)
         dist.broadcast(length, 0)
         numbers = torch.empty(int(length), dtype=torch.long)
@@ -51,10 +52,10 @@ class GlooOrders:
 
 
 class Ranks:
-    """The other ranks, which rank 0 starts."""
+    """The ranks other than rank 0, which rank 0 starts and waits for."""
 
     def __init__(self, size: int, request: dict[str, Any]):
-        """Start the ranks; `request` says what each of them loads (see `follow`)."""
+        """Start the ranks. `request` has the fields that main() reads, such as run_dir, step and dtype."""
         self._folder = tempfile.TemporaryDirectory(prefix="nbtrain-ranks-")
         store = str(Path(self._folder.name) / "store")
         self._is_ending = False
@@ -75,12 +76,12 @@ class Ranks:
     def _watch(self, process: subprocess.Popen) -> None:
         process.wait()
         if not self._is_ending:
-            # The other ranks may wait in a collective forever.
+            # The other ranks may wait indefinitely in a collective, so end this process.
             print(NOT_ENDED, file=sys.stderr, flush=True)
             os._exit(1)
 
     def will_end(self) -> None:
-        """Expect the ranks to end from now on, so that their end is not reported as an error."""
+        """Announce that the ranks will end, so that their exit is not treated as a failure."""
         self._is_ending = True
 
     def wait(self) -> None:
@@ -92,8 +93,8 @@ class Ranks:
 
 
 def join(rank: int, size: int, store: str) -> Group:
-    """Join the group of all ranks and return it. Every rank calls it."""
-    # Otherwise gloo looks up the host's name, which may wait for DNS.
+    """Join the process group of all ranks, and return it. Every rank must call this."""
+    # Without this, gloo looks up the host's name, which may wait for DNS.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=WAIT)
@@ -101,7 +102,7 @@ def join(rank: int, size: int, store: str) -> Group:
 
 
 def leave() -> None:
-    """Destroy the process group after a barrier; without it, gloo's threads abort some exits."""
+    """Destroy the process group after a barrier. Without the barrier, gloo's threads may abort a process."""
     dist.barrier()
     dist.destroy_process_group()
 
@@ -112,7 +113,7 @@ def device_of(rank: int) -> torch.device:
 
 
 def main() -> int:
-    """Run a rank that follows rank 0."""
+    """Run one of the other ranks, which executes rank 0's orders."""
     die_with_parent(signal.SIGKILL)
     request = json.load(sys.stdin)
     if request.get("threads"):

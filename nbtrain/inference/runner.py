@@ -1,11 +1,11 @@
-"""Runs a model with its cache: reads tokens of many sequences and returns logits, on all tensor-parallel
-ranks.
+"""Runs a model with its key-value cache, on all tensor-parallel ranks.
 
     runner.read([Reading(slot=0, start=5, tokens=[17])], wanted=[0])     logits [1, v], fp32
-    runner.copy([2], [0], [9])                                           slot 2 begins with 9 tokens of slot 0
+    runner.copy([2], [0], [9])                                           copies 9 tokens of slot 0 to slot 2
 
-With several ranks, rank 0 sends orders (`Orders`), and the others execute them too (`follow`). All ranks have
-the same tokens; only rank 0 needs the logits.
+read() passes tokens of many sequences through the model and returns logits. With several ranks, rank 0 sends
+each call to the other ranks (`Orders`), which execute it too (`follow`). All ranks have the same tokens; only
+rank 0 uses the logits.
 """
 
 from collections.abc import Sequence
@@ -17,16 +17,16 @@ from nbtrain.model.gpt import GPT
 
 
 class Reading(NamedTuple):
-    """Tokens of one sequence in a pass."""
+    """Tokens of one sequence to read in a pass."""
 
     slot: int
     start: int
-    """Position of the first token; tokens that the slot holds from there on are discarded."""
+    """Position of the first token. Cached tokens of the slot from this position on are discarded."""
     tokens: list[int]
 
 
 class Orders(Protocol):
-    """Sends integers from rank 0 to the other ranks."""
+    """A channel for lists of integers from rank 0 to the other ranks."""
 
     def send(self, numbers: list[int]) -> None: ...
 
@@ -37,7 +37,7 @@ READ, COPY, END = range(3)
 
 
 class Runner:
-    """Runs passes of one model over one cache."""
+    """Runs passes of one model with one key-value cache."""
 
     def __init__(self, model: GPT, slots: int, positions: int | None = None, orders: Orders | None = None):
         self.model = model.eval()
@@ -48,13 +48,13 @@ class Runner:
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids in use."""
+        """Number of token ids in use, without padding."""
         return self.model.config.vocab_size or self.model.config.padded_vocab_size
 
     def read(self, readings: Sequence[Reading], wanted: Sequence[int]) -> torch.Tensor:
-        """Read tokens, and return logits [wanted, v] in fp32 at the `wanted` positions among all tokens read.
+        """Pass tokens through the model, and return fp32 logits with one row for each index in `wanted`.
 
-        Readings of a single token must come first.
+        The indices count over the tokens of all readings. Readings of a single token must come first.
         """
         if self.orders is not None:
             numbers = [READ, len(wanted), *wanted]
@@ -77,8 +77,9 @@ class Runner:
 
     @torch.inference_mode()
     def copy(self, targets: Sequence[int], sources: Sequence[int], lengths: Sequence[int]) -> None:
-        """Copy the first tokens of each source to its target; all sources are read before any target is
-        written.
+        """Copy the cached first tokens of each source slot to its target slot.
+
+        All sources are read before any target is written.
         """
         if self.orders is not None:
             self.orders.send([COPY, *targets, *sources, *lengths])
@@ -88,7 +89,7 @@ class Runner:
         self.cache.reorder(targets, sources, lengths)
 
     def follow(self) -> None:
-        """Execute the orders of rank 0 until it sends the end."""
+        """Execute rank 0's orders until it sends END."""
         assert self.orders is not None
         while (numbers := self.orders.receive())[0] != END:
             if numbers[0] == COPY:
@@ -105,6 +106,6 @@ class Runner:
             self._read(readings, wanted)
 
     def end(self) -> None:
-        """Let the other ranks end their follow()."""
+        """Send END, so that follow() returns on the other ranks."""
         if self.orders is not None:
             self.orders.send([END])

@@ -1,9 +1,9 @@
-"""Sampling of the next tokens from logits, for several sequences with the same settings.
+"""Samples next tokens from logits, for several sequences with the same settings.
 
-The order is the same as in transformers: penalties, temperature, top_k, top_p, min_p. Each sequence passes a
-random number from its own generator, so that its choice does not depend on the other sequences.
+The settings apply in the same order as in transformers: penalties, temperature, top_k, top_p, min_p. Each
+sequence has a random number from its own generator, so that its token does not depend on the other sequences.
 
-Shapes: r sequences, v vocabulary, k tokens to choose among
+Shapes: r sequences, v vocabulary, k tokens to choose from
 """
 
 from collections.abc import Mapping
@@ -12,36 +12,38 @@ import torch
 
 from nbtrain.config.generation import Generation
 
-# Sorting a whole vocabulary takes ten times as long as finding this many of the likeliest tokens.
+# Number of likeliest tokens to try first: sorting the whole vocabulary takes ten times as long.
 LIKELIEST = 512
-# Logits divided by a smaller temperature may be infinite in fp32, and their softmax NaN. This temperature
-# chooses the likeliest token as well.
+# With a smaller temperature, the logits may become infinite in fp32, and their softmax NaN. This temperature
+# already chooses the likeliest token practically always.
 LEAST_TEMPERATURE = 1e-6
 
 
 def how(generation: Generation) -> tuple[float, int, float, float]:
-    """Return the settings that choose a token; sequences with equal settings are sampled together."""
+    """Return the settings that affect sampling; sequences with equal settings can be sampled together."""
     return generation.temperature, generation.top_k, generation.top_p, generation.min_p
 
 
 def choose(logits: torch.Tensor, generation: Generation, drawn: torch.Tensor | None) -> torch.Tensor:
-    """Choose token ids [r] from logits [r, v]; `drawn` [r] is uniform in [0, 1), fp64, and unused if
-    greedy.
+    """Return token ids [r] chosen from logits [r, v].
+
+    `drawn` [r] are fp64 random numbers, uniform in [0, 1); greedy decoding does not use them.
     """
     if generation.is_greedy or drawn is None:
         return logits.argmax(-1)
     probabilities, ids = distribution(logits, generation)
     reached = probabilities.double().cumsum(-1)
-    # The first token at which the sum exceeds the drawn number, so a token without probability is never
-    # chosen.
+    # Choose the first token at which the cumulative sum exceeds the drawn number, so that a token with
+    # probability 0 is never chosen.
     place = torch.searchsorted(reached, (drawn.to(reached.device) * reached[:, -1]).unsqueeze(-1), right=True)
     place = place.clamp_(max=reached.shape[-1] - 1)
     return (place if ids is None else ids.gather(-1, place)).squeeze(-1)
 
 
 def distribution(logits: torch.Tensor, generation: Generation) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return (probabilities [r, k] in fp32, likeliest first; their ids [r, k], or None for all ids in
-    order).
+    """Return the distribution to sample from: (probabilities [r, k] in fp32, token ids [r, k] or None).
+
+    With ids, probabilities are in descending order; None means that k is the whole vocabulary, in order.
     """
     temperature, vocabulary = max(generation.temperature, LEAST_TEMPERATURE), logits.shape[-1]
     scaled = logits.float() / temperature
@@ -54,7 +56,7 @@ def distribution(logits: torch.Tensor, generation: Generation) -> tuple[torch.Te
         if top_p < 1:
             probabilities, ids = _likeliest(probabilities, top_p)
     if top_p < 1:
-        # A token stays while the share before it has not reached top_p: the likeliest always stays.
+        # Keep a token if the tokens before it sum to less than top_p, so the likeliest token is always kept.
         before = probabilities.cumsum(-1) - probabilities
         probabilities = probabilities.masked_fill(before >= top_p, 0.0)
     if generation.min_p > 0:
@@ -64,7 +66,7 @@ def distribution(logits: torch.Tensor, generation: Generation) -> tuple[torch.Te
 
 
 def _likeliest(probabilities: torch.Tensor, share: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return descending probabilities with their ids: enough of them to sum to `share` in every row."""
+    """Return probabilities in descending order with their ids: enough to sum to `share` in every row."""
     if probabilities.device.type == "cpu" and probabilities.shape[-1] > LIKELIEST:
         few, ids = probabilities.topk(LIKELIEST)
         if bool((few.sum(-1) >= share).all()):
@@ -77,7 +79,8 @@ def penalized(
 ) -> torch.Tensor:
     """Return a copy of logits [v] with the penalties applied.
 
-    `present` are the ids in prompt and new text, each once; `counts` counts the ids in the new text.
+    `present` has the distinct ids in the prompt and the new text; `counts` has how often each id occurs in
+    the new text.
     """
     logits = logits.clone()
     if (penalty := generation.repetition_penalty) != 1:

@@ -1,9 +1,10 @@
-"""Scores continuations of one context, one after the other in a single cache slot.
+"""Scores continuations of a context, one after the other in a single cache slot.
 
     ScoreRequest("a", context=[3, 1, 4], continuations=[[1, 5], [9]])
 
-The keys of the context stay in the slot, so it is read once for all continuations. The last token of a
-continuation is not read, because its probability is computed at the token before it.
+The context's keys and values stay in the slot, so the model reads the context once for all continuations. It
+never reads the last token of a continuation, because that token's probability is computed at the token
+before.
 """
 
 from collections.abc import Sequence
@@ -13,13 +14,13 @@ from typing import Any, NamedTuple
 import torch
 
 Event = dict[str, Any]
-# Rows of logits whose log-softmax is computed at once: 50 MB of fp32 with GPT-2's vocabulary.
+# Number of rows of logits whose log-softmax is computed at once: 50 MB in fp32 with GPT-2's vocabulary.
 ROWS = 256
 
 
 @dataclass(eq=False)
 class ScoreRequest:
-    """A context and its possible continuations; each has at least one token."""
+    """A context and the continuations to score. Each has at least one token."""
 
     id: str
     context: list[int]
@@ -27,22 +28,22 @@ class ScoreRequest:
 
 
 class Scores(NamedTuple):
-    """The scores of some tokens at their positions in a text."""
+    """Scores of consecutive tokens of a text."""
 
     logprobs: list[float]
     """Natural logarithms of the model's own probabilities."""
     are_likeliest: list[bool]
-    """Whether each token is the likeliest; among equal logits, the smallest id counts."""
+    """Whether each token is the likeliest one; among equal logits, the smallest id counts as likeliest."""
 
 
 class Scored:
-    """A score request in a slot, with the same interface to the engine as a Choice."""
+    """A scoring request in a slot, with the same interface to the engine as a Choice."""
 
     def __init__(self, request: ScoreRequest):
         self.request = request
         self.index = 0
         self.pending: list[int] = []
-        """Tokens that the model has not read."""
+        """Tokens that the model has not read yet."""
         self._logprobs: list[float] = []
         self._is_greedy = True
         self._begin(self.request.context)
@@ -57,27 +58,25 @@ class Scored:
 
     @property
     def shareable(self) -> list[int]:
-        """Return the tokens that need not be read if another slot holds them, because no scores are requested
-        for them.
-        """
+        """Tokens that may be copied from another slot instead of read, as their logits are not needed."""
         return self.request.context[:-1]
 
     def needs_logits(self, start: int, count: int) -> range:
-        """Return which of `count` tokens from position `start` on precede a scored token."""
+        """Return the indices, among `count` tokens from position `start`, that precede a scored token."""
         return range(max(len(self.request.context) - 1 - start, 0), count)
 
     def labels(self, start: int, count: int) -> list[int]:
-        """Return the token that follows each of the wanted tokens."""
+        """Return the scored tokens: those that follow the tokens of needs_logits()."""
         first = len(self.request.context) - 1
         return [self._continuation[start + place - first] for place in self.needs_logits(start, count)]
 
     def take(self, scores: Scores) -> None:
-        """Add scores of the current continuation."""
+        """Add scores to the current continuation."""
         self._logprobs += scores.logprobs
         self._is_greedy = self._is_greedy and all(scores.are_likeliest)
 
     def end_of_one(self) -> Event:
-        """Return the event of a continuation that was read completely."""
+        """Return the event with the scores of the current continuation, once it is complete."""
         return {
             "id": self.request.id,
             "index": self.index,
@@ -86,8 +85,9 @@ class Scored:
         }
 
     def next(self) -> bool:
-        """Start the next continuation, after all of the context but its last token. Return False if there is
-        none.
+        """Start the next continuation, and return False if there are no more.
+
+        The slot must keep the context except for its last token, which is read again.
         """
         self.index += 1
         if self.index == len(self.request.continuations):
@@ -97,7 +97,7 @@ class Scored:
 
 
 def scores_of(logits: torch.Tensor, labels: Sequence[int]) -> Scores:
-    """Return the scores for logits [r, v], given the token that follows in each row."""
+    """Return the scores of `labels`, the tokens that follow the r rows of logits [r, v]."""
     logprobs: list[float] = []
     likeliest: list[bool] = []
     for first in range(0, len(labels), ROWS):

@@ -1,25 +1,26 @@
-"""Stop strings in a streamed text: no part of a stop string is released, wherever the pieces are split."""
+"""Cuts a streamed text at stop strings, without releasing any part of them, however the text is split."""
 
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """Filters stop strings: `add(piece)` returns the text that cannot be part of a stop string."""
+    """Filters streamed text: `add(piece)` returns the text that cannot be part of a stop string."""
 
     def __init__(self, stops: Sequence[str] = ()):
         self.stops = tuple(stops)
         self.found: str | None = None
-        """Stop string that ended the text."""
+        """Stop string that ended the text; None before."""
         self._held = ""
 
     def add(self, piece: str) -> str:
-        """Return the text that can be released; after a stop string, nothing more."""
+        """Add a piece and return the text that can be released; once `found` is set, do not add more."""
         if not self.stops:
             return piece
         text = self._held + piece
         ends = [(place + len(stop), place, stop) for stop in self.stops if (place := text.find(stop)) >= 0]
         if ends:
-            # The first stop string to be complete counts, however the text is split; of two, the longer one.
+            # The stop string that is complete first counts, however the text is split; if two end together,
+            # the longer one.
             _, place, self.found = min(ends)
             self._held = ""
             return text[:place]
@@ -28,12 +29,12 @@ class StopStrings:
         return text[: len(text) - kept]
 
     def held_back(self) -> str:
-        """Return the text that was held back, after the last piece."""
+        """Return the text that is still held back, after the last piece."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return how many characters at the end of `text` are the beginning of `stop`."""
+    """Return the length of the longest end of `text` that is also a beginning of `stop`."""
     longest = min(len(stop) - 1, len(text))
     return next((count for count in range(longest, 0, -1) if text.endswith(stop[:count])), 0)

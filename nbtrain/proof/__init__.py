@@ -1,1 +1,1 @@
-"""`nbtrain twin`: a scaled-down trial run of the same layout, checked on the CPU."""
+"""`nbtrain twin` and `nbtrain reproduce`: proofs that a run's layout and its recorded steps are correct."""

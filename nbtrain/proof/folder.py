@@ -1,11 +1,11 @@
-"""The run directories of a twin: its own, which is created again every time, and one for each run to compare
-it with.
+"""The run directories of a twin: the twin's own, and one for each run that it is compared with.
 
     output/<run>-twin/                an ordinary run directory, with the report in twin.json
-    output/<run>-twin/proof/<name>/   further run directories: resumed, exact, rounded, reference, reshaped
-    output/.twins/<run>-twin/         empty: the lock that a process holds from the first file to the report
+    output/<run>-twin/proof/<name>/   the compared runs: resumed, exact, rounded, reference, reshaped
+    output/.twins/<run>-twin/         an empty folder, locked by the process that creates the twin
 
-Forked ranks have no supervisor, so the process that starts them writes job.json.
+Forked ranks have no supervisor, so the process that starts them writes job.json. A reproduction
+(reproduce.py) has a run directory and a lock of the same kind.
 """
 
 import contextlib
@@ -34,31 +34,31 @@ from nbtrain.jobs.request.request import active_job
 from nbtrain.jobs.submission.job_files import write_identity
 from nbtrain.proof.small_sections import NUM_DOCUMENTS
 
-# A key of run.json that marks a folder as a twin, which may be deleted and created again.
+# Key in run.json that marks a folder as a twin, which may be deleted and created again.
 TWIN_OF = "twin_of"
-# The same for a reproduction (reproduce.py).
+# Key in run.json that marks a folder as a reproduction (reproduce.py).
 REPRODUCTION_OF = "reproduction_of"
 WORDS = {TWIN_OF: "twin", REPRODUCTION_OF: "reproduction"}
 PROMPTS = 2
-# Beside the form's files about twins.
+# The launcher form stores its files about twins in the same folder.
 LOCKS = ".twins"
 
 
 @contextlib.contextmanager
 def alone(run: RunDir, word: str = "twin") -> Iterator[None]:
-    """Lock a twin, or another kind of proof, until its report is written. Raises SubmitError if another call
-    is creating it.
+    """Lock a twin, or the proof that `word` names, inside the `with` block.
 
-    The run's own lock is not sufficient: submit acquires it for each job, and only one of a twin's runs is
-    its newest job.
+    Raises SubmitError if another process is already creating it. The lock of the run directory is not enough,
+    because submit acquires that lock for each job, and a twin consists of several jobs in several
+    directories.
     """
     folder = run.path.parent / LOCKS / run.name
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = flock_folder(folder, blocking=False)
     if descriptor is None:
         raise SubmitError(
-            f"{display(run.path)}: another process or notebook is making this {word}. Wait until it "
-            "has ended, or interrupt it where it was started."
+            f"{display(run.path)}: another process or notebook is creating this {word}. Wait until it "
+            "has finished, or interrupt it where it was started."
         )
     try:
         yield
@@ -67,25 +67,25 @@ def alone(run: RunDir, word: str = "twin") -> Iterator[None]:
 
 
 def renew(run: RunDir, marker: str, source: str) -> None:
-    """Create an empty folder for a proof of the run `source`, with run.json.
+    """Empty or create the folder for a twin or reproduction of the run `source`, and write its run.json.
 
-    `marker` is TWIN_OF or REPRODUCTION_OF. Raises SubmitError if the folder is another run's, or if a job
-    runs in it.
+    `marker` is TWIN_OF or REPRODUCTION_OF. Raises SubmitError if the folder belongs to another run, or if a
+    job is active in it.
     """
     word = WORDS[marker]
     refuse_foreign(run)
     record = run.record()
     if record is not None and marker not in record:
         raise SubmitError(
-            f"{display(run.path)} is an ordinary run, not a {word}: it has been submitted. Rename that run's "
+            f"{display(run.path)} is not a {word} but an ordinary run that was submitted. Rename that "
             f"folder, or give {source} another name."
         )
     run.path.mkdir(parents=True, exist_ok=True)
     with run.locked(blocking=False) as taken:
         if not taken or active_job(run):
             raise SubmitError(
-                f"{display(run.path)}: a job of this {word} is active. Wait for it, or end it: "
-                f"`nbtrain cancel {run.name} --now`."
+                f"{display(run.path)}: a job of this {word} is active. Wait for it, or run "
+                f"`nbtrain cancel {run.name} --now` to end it."
             )
         for entry in run.path.iterdir():
             if entry.name in HARMLESS_ENTRIES:
@@ -98,16 +98,16 @@ def renew(run: RunDir, marker: str, source: str) -> None:
 
 
 def new_job(run: RunDir, config: RunConfig, twin_of: str, forked_by: int | None = None) -> JobDir:
-    """Create a job of a run with forked ranks; job.json names `forked_by` instead of a supervisor.
+    """Create a job whose ranks are forked. Its job.json names the forking process instead of a supervisor.
 
-    `forked_by` is the process that forks the ranks, by default this process. A cancel kills that process, and
-    the ranks end with it; this process may be a notebook's kernel.
+    `forked_by` is the id of that process, by default this process. Canceling the job kills the process, and
+    the ranks end with it. Pass `forked_by` if this process must survive, such as a notebook's kernel.
     """
     run.path.mkdir(parents=True, exist_ok=True)
     run_id = write_identity(run, twin_of=twin_of)
     files.write_text(run.config_yaml, to_yaml(config))
     code = code_file(config)
-    # A user who has omitted the trial of this file has omitted it for its proofs too.
+    # If the user skipped the trial of the run's code file, skip the trial for its proofs too.
     before = tried_before(RunDir.named(twin_of), code)
     write_code(run, config, code, before if before == OMITTED else "")
     job = run.job(run.unused_job_id())
@@ -123,21 +123,24 @@ def new_job(run: RunDir, config: RunConfig, twin_of: str, forked_by: int | None 
 
 
 def end_job(job: JobDir, cause: str | None) -> None:
-    """Record how the ranks of new_job() ended, with `cause` if they failed."""
+    """Record how the ranks of a job from new_job() ended: `cause` if they failed, None if they succeeded."""
     record = JobRecord.read(job.job_json)
     if record is None:
         raise JobError(
-            f"{display(job.job_json)}: is gone: the twin's folder was removed while its ranks trained. Make "
-            "the twin again."
+            f"{display(job.job_json)} is missing: the twin's folder was deleted while its ranks were "
+            "training. Create the twin again."
         )
     record.state = SUCCEEDED if cause is None else FAILED
-    record.cause = cause or "a launch of a twin: its ranks ended normally"
+    record.cause = cause or "the forked ranks of a twin ended normally"
     record.mark("ended_at")
     record.write(job.job_json)
 
 
 def abandon(run: RunDir, cause: str) -> None:
-    """Record the end of the newest job if that has not happened yet: this process may run for days."""
+    """Record that the newest job failed with `cause`, if the record says that the job is still running.
+
+    Otherwise the job would look active as long as this process lives, which may be days.
+    """
     job = run.newest_job()
     record = JobRecord.read(job.job_json) if job else None
     if job and record and record.state == RUNNING:
@@ -145,7 +148,7 @@ def abandon(run: RunDir, cause: str) -> None:
 
 
 def write_prompts(folder: Path) -> None:
-    """Write prompts with completions, always the same, for the twins of fine-tuning runs."""
+    """Write the prompts and completions for twins of fine-tuning runs. Their content is always the same."""
     for number in range(PROMPTS):
         path = folder / f"prompts-{number}.jsonl"
         if path.is_file():

@@ -1,12 +1,12 @@
-"""The client of the fork server: short launches of ranks, forked from one process that has torch loaded.
+"""The client of the fork server: starts ranks quickly by forking a process that has already loaded torch.
 
     with ForkServer() as server:
         first = server.start(4, "nbtrain.train.__main__:main", [str(run.path)], log=..., environment=...)
-        ended = server.wait(first)                 # several may run at one time
+        ended = server.wait(first)                 # several may run at the same time
         assert ended.exit_codes == [0, 0, 0, 0]
 
-train/twin/fork_server.py is the server, and says when forking is safe. These runs have no supervisor, because
-a user waits for them; real runs use jobs/submission/submit.py.
+train/twin/fork_server.py is the server and explains when forking is safe. These runs have no supervisor,
+because a user is waiting for them. Real runs use jobs/submission/submit.py.
 """
 
 import json
@@ -27,20 +27,20 @@ from nbtrain.base.workspace import folder_variables
 from nbtrain.jobs.gpu_side import LAST_LINES, last_output
 from nbtrain.jobs.machine.environment import supervisor_environment
 
-# On a busy machine the imports take minutes.
+# On a busy machine, the server's imports take minutes.
 START_SECONDS = 600.0
 END_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Ranks that were started together and may still be running."""
+    """A group of ranks that were forked together and may still be running."""
 
     id: int
     pids: list[int]
-    """Process ids by rank."""
+    """Process ids, in the order of ranks."""
     log: str
-    """Path of the ranks' logs; {rank} stands for the rank."""
+    """Path of the ranks' logs, with {rank} as a placeholder for the rank."""
 
     def log_of(self, rank: int) -> Path:
         return Path(self.log.replace("{rank}", str(rank)))
@@ -52,18 +52,18 @@ class Ended:
 
     launch: Launch
     exit_codes: list[int]
-    """Exit code of each rank; the negative signal number if a signal ended it."""
+    """Exit code of each rank, or the negative number of the signal that ended the rank."""
     timed_out: bool
     seconds: float
     cpu_seconds: float
-    """CPU seconds of all its ranks, which do not depend on other load."""
+    """CPU seconds summed over all ranks; unlike `seconds`, independent of other load on the machine."""
 
     @property
     def succeeded(self) -> bool:
         return not self.timed_out and not any(self.exit_codes)
 
     def last_output(self, lines: int = LAST_LINES) -> str:
-        """Return the last lines of the log of the first rank that failed, or of rank 0."""
+        """Return the last lines of a rank's log: of the first rank that failed, otherwise of rank 0."""
         own = [rank for rank, code in enumerate(self.exit_codes) if code > 0]
         log = self.launch.log_of((own or [0])[0])
         text = log.read_text(errors="replace") if log.exists() else ""
@@ -71,11 +71,11 @@ class Ended:
 
 
 class ForkServer:
-    """Owns one server process. It must not be shared between threads."""
+    """The owner of one fork server process. Threads must not share a ForkServer."""
 
     def __init__(self, modules: Sequence[str] = ()):
-        """Start the server, which imports a run's modules and the given `modules` in the background."""
-        # A file, not a pipe: no thread reads it meanwhile, and a full pipe would stop the process.
+        """Start the server. It imports the modules that a run needs, and `modules`, in the background."""
+        # stderr goes to a file: no thread reads it while the server runs, and a full pipe would block.
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "nbtrain.train.twin.fork_server", *modules],
@@ -85,7 +85,7 @@ class ForkServer:
             env={
                 **supervisor_environment(),
                 "DS_ACCELERATOR": "cpu",
-                # Its ranks are many and the cores few; and a team of threads would not outlive the fork.
+                # There are more ranks than cores, and OpenMP threads would not survive the fork.
                 "OMP_NUM_THREADS": "1",
                 "OMP_WAIT_POLICY": "PASSIVE",
                 "GLOO_SOCKET_IFNAME": "lo",
@@ -107,13 +107,14 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """Process id of the server; its ranks end together with it."""
+        """Process id of the server. If the server ends, its ranks end too."""
         return self._process.pid
 
     @property
     def abilities(self) -> dict[str, Any]:
-        """Number formats in which ranks can train here: {"fp16": bool, "bf16": bool}. Waits for the
-        imports.
+        """Number formats that ranks can train in on this machine: {"fp16": bool, "bf16": bool}.
+
+        The first access waits until the server's imports are done.
         """
         if self._abilities is None:
             answer = self._answer(time.monotonic() + START_SECONDS)
@@ -133,12 +134,12 @@ class ForkServer:
         timeout_seconds: float = 300.0,
         linger_seconds: float = 10.0,
     ) -> Launch:
-        """Fork ranks that call `function` ("package.module:name") with `arguments`, which must be JSON
-        values.
+        """Fork ranks that call `function` ("package.module:name") with `arguments`, which are JSON values.
 
-        The return value of the function (None counts as 0) is the rank's exit code. `log` is a path that
-        contains {rank}. `sys_path` is put before the ranks' own. After `timeout_seconds` all ranks are
-        killed; if one fails, the others are killed after `linger_seconds`.
+        The function's return value is the rank's exit code; None counts as 0. `log` is a path that contains
+        {rank}. The entries of `sys_path` come before those of the ranks' own sys.path. After
+        `timeout_seconds`, all ranks are killed. If a rank fails, the others are killed after
+        `linger_seconds`.
         """
         assert self.abilities is not None
         self._next_id += 1
@@ -147,7 +148,7 @@ class ForkServer:
             "ranks": ranks,
             "function": function,
             "arguments": list(arguments),
-            # The folders may be others than when the server was started.
+            # The workspace's folders may have changed since the server was started.
             "environment": {**folder_variables(), **(environment or {})},
             "log": str(log),
             "timeout_seconds": timeout_seconds,
@@ -158,23 +159,23 @@ class ForkServer:
         while (answer := self._answer(time.monotonic() + START_SECONDS))["id"] != self._next_id:
             self._note(answer)
         if answer["kind"] == "error":
-            raise JobError(f"{ranks} ranks of {function} could not be forked: {answer['message']}")
+            raise JobError(f"could not fork {ranks} ranks that run {function}: {answer['message']}")
         launch = Launch(self._next_id, answer["pids"], str(log))
         self._launches[launch.id] = launch
         return launch
 
     def wait(self, launch: Launch) -> Ended:
-        """Wait until a launch has ended, at the latest by its own time limit, and return the result."""
+        """Wait until a launch has ended, at the latest at its time limit, and return the result."""
         while launch.id not in self._ended:
             self._note(self._answer(None))
         return self._ended.pop(launch.id)
 
     def run(self, ranks: int, function: str, arguments: Sequence[Any], **options: Any) -> Ended:
-        """Start ranks and wait for their end."""
+        """Start ranks, wait until they have ended, and return the result."""
         return self.wait(self.start(ranks, function, arguments, **options))
 
     def signal(self, launch: Launch, number: int, rank: int | None = None) -> None:
-        """Send a signal to one rank, or to all ranks that still run."""
+        """Send a signal to one rank or, without `rank`, to all ranks that are still running."""
         self._send({"id": launch.id, "signal": int(number), "rank": rank})
 
     def close(self) -> None:
@@ -185,7 +186,7 @@ class ForkServer:
         try:
             self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            # Still importing, or stuck: its session holds it and its ranks, and nothing else.
+            # It is still importing, or stuck. Its session contains only itself and its ranks.
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         stdout.close()

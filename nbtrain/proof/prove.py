@@ -1,14 +1,15 @@
-"""`nbtrain twin`: a scaled-down trial run of the same layout, through all stages on this machine's CPU.
+"""`nbtrain twin`: a scaled-down trial run of the same layout that passes every stage on this machine's CPU.
 
-    data       made-up documents -> tokenizer -> .bin/.idx -> indices, by `prepare`
-    train      the twin without a stop                                     output/<run>-twin/
-    resume     the twin stopped halfway and resumed by new processes: equal bit for bit
-    layout     the twin in fp32 without dropout, compared with one process: equal up to the rounding of sums
-    precision  the twin in the run's number format, compared with that process
-    reshape    a checkpoint of the fp32 run resumed in one process: the loss curve continues
-    export     the checkpoint's weights in one file, loaded by one process: the run's validation loss
+    data       made-up documents -> tokenizer -> .bin/.idx -> indices, created by `prepare`
+    train      the twin trains without interruption                        output/<run>-twin/
+    resume     the twin stops halfway and new processes resume it; the numbers must be bit-exact
+    layout     the twin in fp32 without dropout must match one process, except for the rounding of sums
+    precision  the twin in the run's number format must match that process within the format's tolerance
+    reshape    one process resumes from a checkpoint of the fp32 run; the loss curve must continue
+    export     one process loads the exported weights; it must reach the run's validation loss
 
-Ranks are forked from one process that has torch loaded (fork_server.py), so all of it takes about a minute.
+Ranks are forked from one process that has already loaded torch (fork_server.py), so a twin takes about a
+minute.
 """
 
 import shutil
@@ -45,7 +46,7 @@ from nbtrain.proof.small_sections import SAVE_INTERVAL_STEPS, STEPS, STOP_STEP, 
 
 TRAINER = "nbtrain.train.__main__:main"
 EXPORT = "nbtrain.train.twin.export:main"
-# Folder in the twin's run directory for the runs that it is compared with.
+# Folder in the twin's run directory that contains the compared runs.
 PROOF = "proof"
 EXPORT_LOG = "export.log"
 EXPORT_ANSWER = "export.json"
@@ -53,11 +54,12 @@ LAUNCH_SECONDS = 900.0
 
 
 def run_twin(config: RunConfig, submitted: bool = False, server: ForkServer | None = None) -> TwinReport:
-    """Create the twin of a run, train it, and return the report, which is also in its run directory.
+    """Create and train a run's twin, and return the report, which is also written to the twin's directory.
 
-    With `submitted`, the uninterrupted run is submitted like an ordinary job. Without a `server`, one is
-    started. Raises ConfigError if the run cannot have a twin, SubmitError if its folder is not a twin's or is
-    in use, and DataError if its data cannot be created. Failures during training are in the report.
+    With `submitted`, the uninterrupted run is submitted as an ordinary job. Without `server`, a fork server
+    is started. Raises ConfigError if the run cannot have a twin, SubmitError if the twin's folder belongs to
+    another run or is in use, and DataError if the data cannot be created. A failure during training is not
+    raised but reported as a failed check.
     """
     with alone(RunDir.named(suffixed_name(config.name, "twin"))):
         if server is not None:
@@ -67,7 +69,7 @@ def run_twin(config: RunConfig, submitted: bool = False, server: ForkServer | No
 
 
 class _Proof:
-    """A twin in progress: its runs by name, how they ended, and the checks."""
+    """A twin that is being created: its runs by name, how they ended, and the checks so far."""
 
     def __init__(self, config: RunConfig, server: ForkServer):
         self.started = time.monotonic()
@@ -75,24 +77,24 @@ class _Proof:
         self.checks: list[Check] = []
         self.runs: dict[str, RunDir] = {}
         self.serving: dict[str, str] = {}
-        """For each run, the run that is trained for it: itself, or one with the same configuration."""
+        """{name of a run: name of the run trained for it}; runs with equal configurations share a run."""
         self.errors: dict[str, str] = {}
-        """Description of the failure by run, with the place to look."""
+        """{name of a failed run: what failed and where its logs are}."""
         self.seconds: dict[str, float] = {}
         self.cpu_seconds: dict[str, float] = {}
-        """CPU seconds by run, summed over its ranks: the cost on cores that other programs share."""
+        """CPU seconds by run, summed over ranks; unlike `seconds`, independent of other load."""
         folder = data_home() / "twin"
         plain = make_twin(config, folder=display(folder))
         self.run = RunDir.named(plain.config.name)
         renew(self.run, TWIN_OF, config.name)
         write_prompts(folder)
-        # The server's imports run in the background: the data does not depend on its abilities.
+        # Prepare the data while the server imports its modules; the data does not depend on its abilities.
         self._prepare(plain)
         fp16 = config.precision.dtype == "fp16" and server.abilities["fp16"]
         self.twin = make_twin(config, Abilities(fp16, has_compiler("CXX", "g++", "clang++")), display(folder))
 
     def report(self, submitted: bool) -> TwinReport:
-        """Train all runs, compare them, and write twin.json."""
+        """Train all runs, compare them, write twin.json, and return its content."""
         twin = self.twin
         self._train(submitted)
         self.curves = {name: Curve.of(run) for name, run in self.runs.items()}
@@ -123,7 +125,10 @@ class _Proof:
         self.checks.append(Check("data", "passed", f"dataset {twin.config.data.name}: {steps}", values))
 
     def _train(self, submitted: bool) -> None:
-        """Train all runs, independent ones first. If the twin itself cannot train, train only that."""
+        """Train all runs, those that need no other run first.
+
+        If the twin itself fails, train no other run.
+        """
         twin = self.twin
         job = submit(twin.config) if submitted else None
         different = self._different()
@@ -151,9 +156,7 @@ class _Proof:
                 self._export(name)
 
     def _different(self) -> dict[str, RunConfig]:
-        """Return the runs that differ by more than their name. Runs with equal configurations are trained
-        once.
-        """
+        """Return the distinct configurations to train, by name; runs with equal configurations share one."""
         twin, different = self.twin, dict[str, RunConfig]()
         wanted = {name: getattr(twin, name) for name in ("resumed", "exact", "rounded", "reference")}
         for name, config in {"straight": twin.config, **wanted}.items():
@@ -164,21 +167,24 @@ class _Proof:
         return different
 
     def _error(self, name: str) -> str | None:
-        """Return how the run or check `name` failed; None if it succeeded."""
+        """Return how the run or export `name` failed; None if there was no failure."""
         return self.errors.get(self.serving.get(name, name))
 
     def _take_checkpoint(self) -> bool:
-        """Copy a checkpoint from halfway to the run that resumes in one process."""
+        """Copy a checkpoint from the middle of the run `exact` to the run `reshaped`.
+
+        Return whether the checkpoint exists.
+        """
         source = self.runs["exact"].checkpoint(SAVE_INTERVAL_STEPS)
         self.runs["reshaped"] = target = RunDir(self.run.path / PROOF / "reshaped")
         if not source.is_dir():
-            self.errors["reshaped"] = f"{display(source)} is not there"
+            self.errors["reshaped"] = f"{display(source)} does not exist"
             return False
         shutil.copytree(source, target.checkpoint(SAVE_INTERVAL_STEPS))
         return True
 
     def _launch(self, wanted: dict[str, RunConfig]) -> None:
-        """Run a job of each run. The end of every job is recorded, even after an interrupt."""
+        """Run a job for each of the runs. The end of every job is recorded, even after an interrupt."""
         try:
             self._launch_all(wanted)
         except BaseException as error:
@@ -189,7 +195,7 @@ class _Proof:
             raise
 
     def _launch_all(self, wanted: dict[str, RunConfig]) -> None:
-        """Launch runs together as long as they have no more ranks in total than the largest run."""
+        """Launch runs at the same time, with no more ranks in total than the largest run has."""
         waiting, running = deque(wanted.items()), deque[tuple[str, int, JobDir, Launch]]()
         room = max((config.world_size for config in wanted.values()), default=0)
         while waiting or running:
@@ -212,7 +218,7 @@ class _Proof:
                 end_job(job, self._note(name, self.server.wait(launch), place))
 
     def _note(self, name: str, ended: Ended, place: str) -> str | None:
-        """Record the cost of a launch. If it failed, record and return the cause, with the place to look."""
+        """Record the cost of a launch. If it failed, record the cause with `place`, and return the cause."""
         self.seconds[name] = self.seconds.get(name, 0.0) + ended.seconds
         self.cpu_seconds[name] = self.cpu_seconds.get(name, 0.0) + ended.cpu_seconds
         cause = None if ended.succeeded else cause_of(ended)
@@ -221,7 +227,7 @@ class _Proof:
         return cause
 
     def _export(self, name: str) -> None:
-        """Export a run's newest weights to one file, and load it in one process configured as `reference`."""
+        """Export a run's newest weights to one file, and evaluate it in a single process like `reference`."""
         run = self.runs[name]
         log = run.path / EXPORT_LOG
         ended = self.server.run(1, EXPORT, [str(run.path), str(self.runs["reference"].path)], log=log)
@@ -235,11 +241,11 @@ class _Proof:
         twice = ["resumed", "straight"]
         bitwise = partial(check_bitwise, "resume", stopped_at=STOP_STEP)
         self._add("resume", twice, lambda: bitwise(straight=curves["straight"], resumed=curves["resumed"]))
-        self._add_close("layout", "exact", "reference", "fp32", f"fp32, {ranks} against one process")
+        self._add_close("layout", "exact", "reference", "fp32", f"fp32, {ranks} compared with one process")
         if number_format != "fp32":
-            words = f"{number_format}, against fp32"
+            words = f"{number_format}, compared with fp32"
             self._add_close("precision", "rounded", "reference", number_format, words)
-        onward = f"step {SAVE_INTERVAL_STEPS} of {ranks}, continued in one process"
+        onward = f"step {SAVE_INTERVAL_STEPS} of {ranks}, resumed in one process"
         self._add_close("reshape", "reshaped", "exact", "fp32", onward)
         self._add_export("export", "straight", number_format)
         if (exact := self.serving.get("exact", "exact")) != "straight":
@@ -259,15 +265,18 @@ class _Proof:
         self._add(name, [f"export of {run}", run, "reference"], check)
 
     def _add(self, name: str, needs: list[str], check: Callable[[], Check]) -> None:
-        """Add a check that needs the runs `needs` and reports on the first of them."""
+        """Add a check that needs the runs `needs` and checks the first of them.
+
+        The check fails if the first run failed, and is skipped if another needed run failed.
+        """
         own, *others = needs
         made = self.seconds.get(self.serving.get(own, own))
         if error := self._error(own):
             found = Check(name, "failed", error)
         elif missing := [other for other in others if self._error(other)]:
-            found = Check(name, "skipped", f"the run `{missing[0]}` failed")
+            found = Check(name, "skipped", f"needs the run `{missing[0]}`, which failed")
         elif made is None:
-            found = Check(name, "skipped", "a run that it needs was not trained")
+            found = Check(name, "skipped", "needs a run that was not trained")
         else:
             found = check()
         self.checks.append(found)
@@ -276,7 +285,7 @@ class _Proof:
 
 
 def layout_of(config: RunConfig) -> str:
-    """Return the kinds of parallelism in use, e.g. "8 ranks: data 2 x pipeline 4, ZeRO 1"."""
+    """Describe the layout in one line, such as "8 ranks: data 2 x pipeline 4, ZeRO 1"."""
     parallel = config.parallel
     parts = [f"ZeRO {parallel.zero_stage}"]
     if parallel.sequence_parallel:
@@ -288,14 +297,14 @@ def layout_of(config: RunConfig) -> str:
 
 
 def format_of(config: RunConfig) -> str:
-    """Return fp32, bf16, fp16 or autocast."""
+    """Return the run's number format: fp32, bf16, fp16 or autocast."""
     return "autocast" if config.precision.autocast else config.precision.dtype
 
 
 def cause_of(ended: Ended) -> str:
-    """Describe a failed launch in one line: exit codes, and the last output of the first rank that failed."""
+    """Describe a failed launch in one line: the exit codes and the last line of the first failed rank."""
     if ended.timed_out:
-        return f"not done after {LAUNCH_SECONDS:g} s"
+        return f"the ranks did not finish within {LAUNCH_SECONDS:g} s"
     codes = {rank: code for rank, code in enumerate(ended.exit_codes) if code}
     said = ended.last_output(1)
     if len(codes) > 1 and len(codes) == len(ended.exit_codes) and len(set(codes.values())) == 1:

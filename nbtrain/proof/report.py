@@ -1,7 +1,7 @@
-"""The report of a twin: compared curves, and checks with their numbers.
+"""The report of a twin: compares curves, and lists the checks with their numbers.
 
-Tolerances. In fp32, sums are computed in a different order, which changes the last bits; a loss of 6 has a
-resolution of 5e-7, and a few steps of training accumulate some of these differences. 16-bit formats round
+Tolerances: even in fp32, two layouts compute sums in different orders, which changes the last bits. A loss of
+6 has a resolution of 5e-7, and a few training steps accumulate several such differences. 16-bit formats round
 each weight, activation and gradient to a relative precision of 2^-9 (bf16) or 2^-12 (fp16). A wrong scale, a
 missing gradient or a misplaced activation causes differences of 1e-2 and more (ZeRO 0 in bf16: 4.6e-2;
 sequence parallelism with the pipeline's defaults: 1.2e-1).
@@ -21,7 +21,7 @@ from nbtrain.base.text import amounts
 REPORT_JSON = "twin.json"
 SCHEMA_VERSION = 1
 
-# format: (largest difference of a loss in nats, largest relative difference of a gradient norm)
+# {number format: (largest loss difference in nats, largest relative gradient-norm difference)}
 TOLERANCES = {"fp32": (1e-5, 1e-4), "autocast": (3e-3, 3e-2), "bf16": (3e-3, 3e-2), "fp16": (3e-3, 3e-2)}
 
 Outcome = Literal["passed", "failed", "skipped"]
@@ -35,14 +35,14 @@ class Check:
     name: str
     outcome: Outcome
     message: str
-    """Message with the numbers of the check and, for a failure, the place to look."""
+    """Result in one line, with numbers and, for a failed run, where its logs are."""
     values: dict[str, float] = field(default_factory=dict)
-    """Values by name: differences, tolerances, counts, seconds."""
+    """Numbers of the check by name, such as differences, tolerances, counts and seconds."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The loss and gradient norm of each step of a run, and its validation losses, exact to the last bit."""
+    """A run's loss and gradient norm at each step and its validation losses, all bit-exact."""
 
     losses: Mapping[int, float]
     norms: Mapping[int, float]
@@ -50,7 +50,10 @@ class Curve:
 
     @classmethod
     def of(cls, run: RunDir) -> "Curve":
-        """Read the curve from the events of all jobs of a run. A step trained twice has its newest value."""
+        """Read a run's curve from the events of all its jobs.
+
+        A step that was trained twice has its newest value.
+        """
         losses, norms, validation = {}, {}, {}
         for job_id in run.job_ids():
             for event in read_events(run.job(job_id)):
@@ -63,7 +66,7 @@ class Curve:
 
     @property
     def points(self) -> dict[str, list[float]]:
-        """Return the points of the plotted curves: {"step", "loss", "grad_norm"}."""
+        """Points of the plotted curves: {"step", "loss", "grad_norm"}."""
         steps = sorted(self.losses)
         return {
             "step": [float(step) for step in steps],
@@ -79,34 +82,42 @@ def check_trained(curve: Curve, steps: int) -> Check:
         return Check("train", "failed", f"{len(curve.losses)} of {steps} steps were trained", values)
     for step, loss in curve.losses.items():
         if not (math.isfinite(loss) and math.isfinite(curve.norms[step])):
-            return Check("train", "failed", f"loss or gradient norm of step {step} is NaN or Inf", values)
+            return Check("train", "failed", f"the loss or gradient norm of step {step} is NaN or Inf", values)
     message = f"{amounts.counted(steps, 'step')}, loss {curve.losses[1]:.4f} -> {curve.losses[steps]:.4f}"
     return Check("train", "passed", message, values)
 
 
 def check_bitwise(name: str, straight: Curve, resumed: Curve, stopped_at: int) -> Check:
-    """Check that both runs have the same steps, losses, gradient norms and validation losses, bit for bit."""
-    for what in ("losses", "norms", "validation"):
-        ours, theirs = getattr(resumed, what), getattr(straight, what)
+    """Check that both runs have bit-exact losses, gradient norms and validation losses at the same steps."""
+    nouns = {"losses": "losses", "norms": "gradient norms", "validation": "validation losses"}
+    for name_of_curve, what in nouns.items():
+        ours, theirs = getattr(resumed, name_of_curve), getattr(straight, name_of_curve)
         if sorted(ours) != sorted(theirs):
-            message = f"{what} of steps {sorted(ours)}, but of {sorted(theirs)} in the run without a stop"
+            message = f"{what} exist for steps {sorted(ours)}, but the uninterrupted run has {sorted(theirs)}"
             return Check(name, "failed", message)
         for step in sorted(ours):
             if ours[step] != theirs[step] and not (math.isnan(ours[step]) and math.isnan(theirs[step])):
                 message = (
                     f"{what} differ from step {step} on: {ours[step]!r} when stopped at step "
-                    f"{stopped_at} and resumed, {theirs[step]!r} without a stop"
+                    f"{stopped_at} and resumed, {theirs[step]!r} without interruption"
                 )
                 return Check(name, "failed", message, {"difference": abs(ours[step] - theirs[step])})
-    message = f"stopped at step {stopped_at} and resumed: {len(resumed.losses)} steps equal bit for bit"
+    message = f"stopped at step {stopped_at} and resumed: {len(resumed.losses)} steps are bit-exact"
     return Check(name, "passed", message, {"steps": len(resumed.losses)})
 
 
 def check_close(name: str, ours: Curve, reference: Curve, number_format: str, words: str) -> Check:
-    """Check that losses, gradient norms and validation losses are close to the reference's."""
+    """Check that losses, gradient norms and validation losses match the reference within the tolerances.
+
+    `words` describes the comparison in the check's message.
+    """
     loss_tolerance, norm_tolerance = TOLERANCES[number_format]
     if not ours.losses or not ours.losses.keys() <= reference.losses.keys():
-        return Check(name, "failed", f"steps {sorted(ours.losses)} against {sorted(reference.losses)}")
+        return Check(
+            name,
+            "failed",
+            f"trained steps {sorted(ours.losses)}, but the reference has steps {sorted(reference.losses)}",
+        )
     validated = [
         (step, loss) for step, loss in sorted(ours.validation.items()) if step in reference.validation
     ]
@@ -122,37 +133,42 @@ def check_close(name: str, ours: Curve, reference: Curve, number_format: str, wo
     figures = ", ".join(f"{key.replace('_', ' ')} {value:.1e}" for key, value in worst.items())
     values = worst | {f"{key}_tolerance": limit for key, limit in limits.items()}
     for key, by_step in differences.items():
-        # `not <=`: a difference of NaN is too large.
+        # `not <=` instead of `>`, so that a difference of NaN is too large.
         if broken := [step for step in sorted(by_step) if not by_step[step] <= limits[key]]:
             found = f"{key.replace('_', ' ')} differs by {by_step[broken[0]]:.1e} at step {broken[0]}"
-            message = f"{words}: {found}, {limits[key]:.0e} is allowed ({figures})"
+            message = f"{words}: {found}; at most {limits[key]:.0e} is allowed ({figures})"
             return Check(name, "failed", message, values)
-    message = f"{words}: {figures}; allowed {loss_tolerance:.0e} and {norm_tolerance:.0e}"
+    message = f"{words}: {figures}; at most {loss_tolerance:.0e} and {norm_tolerance:.0e} are allowed"
     return Check(name, "passed", message, values)
 
 
 def _largest(differences: Mapping[int, float]) -> float:
-    """Return the largest value. NaN counts as larger than every number, whereas max() would ignore it."""
+    """Return the largest value, or NaN if there is one (max() may ignore NaN)."""
     return max(differences.values(), key=lambda value: math.inf if math.isnan(value) else value, default=0.0)
 
 
 def check_export(name: str, answer: Mapping[str, Any] | None, curve: Curve, number_format: str) -> Check:
-    """Check that one process with the exported weights has the run's last validation loss."""
+    """Check that one process with the exported weights reaches the run's last validation loss.
+
+    `answer` is what that process wrote; None if it wrote nothing.
+    """
     tolerance, _ = TOLERANCES[number_format]
     if answer is None:
-        return Check(name, "failed", "the process that exports left no answer")
+        return Check(name, "failed", "the exporting process wrote no result")
     ours, theirs = answer["validation_loss"], curve.validation[max(curve.losses)]
     difference = abs(ours - theirs)
     size = f"{answer['num_tensors']} tensors, {answer['num_parameters']:,} parameters in one file"
-    message = f"{size}; loss {ours:.6f} in one process, {theirs:.6f} in the run: {difference:.1e}, "
-    message += f"allowed {tolerance:.0e}"
+    message = (
+        f"{size}; loss {ours:.6f} in one process, {theirs:.6f} in the run: they differ by {difference:.1e}, "
+    )
+    message += f"at most {tolerance:.0e} is allowed"
     values = {"difference": difference, "tolerance": tolerance, "bytes": answer["bytes"]}
     return Check(name, "passed" if difference <= tolerance else "failed", message, values)
 
 
 @dataclass(repr=False)
 class TwinReport(Result, Record):
-    """The content of twin.json: what was proven about a run's layout, and what was not."""
+    """The content of twin.json: what the twin proved about a run's layout, and what it did not."""
 
     run: str
     twin: str
@@ -163,7 +179,7 @@ class TwinReport(Result, Record):
     checks: list[Check]
     not_proven: list[dict[str, str]]
     curves: dict[str, dict[str, list[float]]]
-    """Curves by name: {"step", "loss", "grad_norm"}, for the picture."""
+    """{name of a run: {"step", "loss", "grad_norm"}}, for plotting."""
     seconds: float
     created_at: float
     versions: dict[str, str | None]
@@ -173,7 +189,7 @@ class TwinReport(Result, Record):
 
     @property
     def passed(self) -> bool:
-        """Return whether every check passed, with none failed and none skipped after a failure."""
+        """Whether every check passed. A skipped check counts as not passed."""
         return all(check.outcome == "passed" for check in self.checks)
 
     def write(self, run: RunDir) -> None:
@@ -181,11 +197,15 @@ class TwinReport(Result, Record):
         files.write_json(run.path / REPORT_JSON, self.to_dict())
 
     def as_report(self) -> Report:
-        """Return the verdict, what was scaled down, the checks, and what was not proven."""
+        """Return a report of the verdict, what was scaled down, the checks, and what was not proven."""
         verdict = "PASSED" if self.passed else "FAILED"
-        folded = {key: f"{whole} in the run, {small} here" for key, (whole, small) in self.folded.items()}
+        folded = {
+            key: f"{whole} in the run, {small} in the twin" for key, (whole, small) in self.folded.items()
+        }
         checks = [(MARKS[check.outcome], check.name, check.message) for check in self.checks]
-        missing = [(entry["what"], f"{entry['why']}; here {entry['instead']}") for entry in self.not_proven]
+        missing = [
+            (entry["what"], f"{entry['why']}; the twin uses {entry['instead']}") for entry in self.not_proven
+        ]
         return Report(
             f"Twin of {self.run}: {verdict} in {self.seconds:.0f} s. {self.layout}, {self.number_format}.",
             [

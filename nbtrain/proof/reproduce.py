@@ -1,11 +1,12 @@
-"""`nbtrain reproduce`: trains a window of a run's steps again, and compares it with the run's certificate.
+"""`nbtrain reproduce`: trains a window of a run's steps again and compares it with the run's certificate.
 
     certificate   the steps, settings, code, versions and data of the run (monitor/run/certificate.py)
     start         the newest checkpoint at or before the window, linked into a separate run directory
     train         an ordinary job with the settings of the run, up to the window's last step
-    compare       loss and gradient norm of each step; the tensors of the next checkpoint that both have
+    compare       the loss and gradient norm of each step, and the tensors of a checkpoint that both runs have
 
-The run is only read. Everything is written to output/<run>-reproduced/, which every call creates again.
+The run itself is only read. Everything is written to output/<run>-reproduced/, which every call creates
+again.
 """
 
 import contextlib
@@ -62,84 +63,84 @@ PICTURE = "reproduction.svg"
 COMPARE = "nbtrain.checkpoint.weights.differences"
 SCHEMA_VERSION = 1
 POLL_SECONDS = 0.5
-# Most tensors that the text names.
+# Maximum number of tensors that the report names.
 SHOWN_TENSORS = 8
 
 BIT_EXACT, OTHER_HARDWARE, DIFFERS = "bit-exact", "other hardware", "differs"
 
 Train = Callable[[RunConfig, int], JobDir]
-"""A function that trains a run from the step of its checkpoint to its end, and returns its job."""
+"""A function that trains a run from the step of its checkpoint to its end and returns the job."""
 
 
 @dataclass(repr=False)
 class Reproduction(Result):
-    """The content of reproduction.json: how a window of a run, trained again, compares with the run."""
+    """The content of reproduction.json: how a window of steps, trained again, compares with the run."""
 
     run: str
     name: str
     """Name of the run that trained the window again."""
     first_step: int
-    """The window: the steps after `first_step` up to `last_step`."""
+    """Step before the window; the window is the steps after `first_step` up to `last_step`."""
     last_step: int
     started_from_step: int
-    """Step of the checkpoint that it was trained from; 0 is the beginning."""
+    """Step of the checkpoint that training started from; 0 means from the beginning."""
     verdict: str
-    """bit-exact, other hardware (it differs, on another kind of processor), or differs."""
+    """Result: "bit-exact", "differs", or "other hardware" (differs, but only the processor is different)."""
     compared_steps: int
     first_different_step: int | None
     numbers_before: str
-    """Loss and gradient norm of that step in the run, with all digits; "" if no step differs."""
+    """Loss and gradient norm of first_different_step in the run, with all digits; "" if no step differs."""
     numbers_now: str
     largest_loss_difference: float
-    """Largest absolute difference of a step's loss, in nats."""
+    """Largest absolute loss difference of a step, in nats."""
     differences: list[Difference]
-    """Differences besides the numbers: settings, files of nbtrain, libraries, device, data."""
+    """Other differences: settings, nbtrain's files, libraries, device, environment variables and data."""
     tensors_step: int | None
-    """Step of the checkpoint whose tensors were compared; None if the two have none in common."""
+    """Step of the checkpoint whose tensors were compared; None if the runs have no checkpoint to compare."""
     compared_tensors: int
     different_tensors: list[dict[str, Any]]
     certificate_sha256: str
     """Hash of the run's certificate."""
     resume: str
-    """Resume report of the trainer about the checkpoint that it loaded; "" from the beginning."""
+    """The trainer's resume report for the loaded checkpoint; "" if training started from the beginning."""
     notes: list[str]
     curves: dict[str, list[Any]] = field(repr=False)
-    """step, loss_before, loss, grad_norm_before and grad_norm."""
+    """Numbers of each compared step: step, loss_before, loss, grad_norm_before and grad_norm."""
     seconds: float = 0.0
     created_at: float = 0.0
     schema_version: int = SCHEMA_VERSION
 
     @property
     def passed(self) -> bool:
-        """Whether the window is bit-exact, or differs only on another kind of processor."""
+        """Whether the window is bit-exact, or differs and only the processor is different."""
         return self.verdict != DIFFERS
 
     @property
     def headline(self) -> str:
-        """The verdict in one line."""
+        """The result in one line."""
         steps = f"steps {self.started_from_step + 1:,} to {self.last_step:,}"
         if self.verdict == BIT_EXACT:
-            return f"{steps} trained again: bit-exact"
+            return f"{steps}, trained again, are bit-exact"
         step = self.first_different_step
         where = (
             f"from step {step:,} on"
             if step is not None
             else f"in the checkpoint of step {self.tensors_step:,}"
         )
-        why = ", on another kind of processor" if self.verdict == OTHER_HARDWARE else ""
-        return f"{steps} trained again: differ {where}{why}"
+        why = ", on a different kind of processor" if self.verdict == OTHER_HARDWARE else ""
+        return f"{steps}, trained again, differ {where}{why}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values, with the headline; NaN and Inf are null."""
+        """Return the fields as JSON values, plus "headline" and "passed"; NaN and Inf become null."""
         return finite({**asdict(self), "headline": self.headline, "passed": self.passed})
 
     def as_report(self) -> Report:
-        """Return the verdict, the first step and the tensors that differ, and what else differs."""
+        """Return a report of the result: the first different step, different tensors, other differences."""
         facts = {"compared": f"loss and gradient norm of {amounts.counted(self.compared_steps, 'step')}"}
         if self.first_different_step is not None:
             facts[f"step {self.first_different_step:,} in the run"] = self.numbers_before
             facts[f"step {self.first_different_step:,} trained again"] = self.numbers_now
-            facts["largest difference of a loss"] = f"{self.largest_loss_difference:.3g}"
+            facts["largest loss difference"] = f"{self.largest_loss_difference:.3g}"
         if self.tensors_step is None:
             since = self.first_different_step or self.started_from_step + 1
             facts["tensors"] = (
@@ -177,18 +178,18 @@ def _tensor_words(tensor: Mapping[str, Any]) -> str:
     if tensor["reason"]:
         return f"{name} {tensor['reason']}"
     share = f"{tensor['different']:,} of {tensor['elements']:,} elements"
-    return f"{name}: {share}, by {tensor['largest']:.3g} at most"
+    return f"{name}: {share} differ, by {tensor['largest']:.3g} at most"
 
 
 def reproduce(
     run: RunDir, steps: tuple[int, int] | None = None, overrides: Overrides = None, train: Train | None = None
 ) -> Reproduction:
-    """Train a window of a run again, compare it with the run, and write the result to a separate directory.
+    """Train a window of a run again in a separate run directory, and compare it with the run.
 
-    `steps` (A, B) are the steps after A up to B, by default those after the run's last checkpoint but one.
-    `overrides` change settings, such as the backend. Raises ConfigError for a window that the run does not
-    have, CheckpointError for a checkpoint that was changed, DataError if the data is not the run's, and
-    JobFailed if the job fails.
+    `steps` (A, B) selects the steps after A up to B; by default, the steps after the newest checkpoint before
+    the run's last step. `overrides` change settings such as the backend. Raises ConfigError if the run cannot
+    train the window again, CheckpointError if the checkpoint was changed, DataError if the data is not the
+    run's, and JobFailed if the job fails.
     """
     started = time.monotonic()
     certificate = make_certificate(run)
@@ -201,7 +202,7 @@ def reproduce(
     target = RunDir.named(suffixed_name(run.name, "reproduced"))
     if target.path.resolve() == run.path.resolve():
         raise ConfigError(
-            f"{run.name}: is itself a reproduction, which would be replaced. Reproduce the original run."
+            f"{run.name} is itself a reproduction and would be replaced. Reproduce the original run instead."
         )
     compared = [step for step in kept if start < step <= last]
     config, notes = _config(run, part, last, target.name, overrides, compared)
@@ -209,7 +210,8 @@ def reproduce(
     if gone := [link.step for link in certificate.checkpoints if start < link.step <= first]:
         problem = checkpoint_problem(run.checkpoint(gone[-1]))
         notes.append(
-            f"the checkpoint of step {gone[-1]:,} is not used ({problem}): trained from step {start:,} on"
+            f"the checkpoint of step {gone[-1]:,} cannot be used ({problem}), so the steps were trained from "
+            f"step {start:,} on"
         )
     if not start:
         config = _with_recorded_weights(run, config, part)
@@ -219,7 +221,7 @@ def reproduce(
         if start:
             _link_checkpoint(run, target, start)
             if run.init_from_json.is_file():
-                # It has the hash of the initial weights, which may be gone.
+                # It contains the hash of the initial weights, which may have been deleted.
                 shutil.copy(run.init_from_json, target.init_from_json)
         if run.rollbacks_json.is_file():
             shutil.copy(run.rollbacks_json, target.rollbacks_json)
@@ -235,30 +237,35 @@ def reproduce(
 def _window(
     run: RunDir, certificate: RunCertificate, steps: tuple[int, int] | None, kept: list[int]
 ) -> tuple[int, int]:
-    """Return the window, by default the steps after the last checkpoint but one. Raises ConfigError."""
+    """Return the window (A, B): `steps` if given, otherwise from the newest checkpoint before the last step.
+
+    Raises ConfigError if the run has not trained these steps.
+    """
     reached = certificate.parts[-1].last_step
     if steps is None:
         return max((step for step in kept if step < reached), default=0), reached
     first, last = steps
     if not 0 <= first < last <= reached:
         raise ConfigError(
-            f"steps {first:,}:{last:,}: must be A:B with 0 <= A < B <= {reached:,}, the last step that "
-            f"{run.name} has trained. A:B are the steps after A up to B."
+            f"steps {first:,}:{last:,} must be A:B with 0 <= A < B <= {reached:,}, the last step that "
+            f"{run.name} has trained. A:B means the steps after A up to B."
         )
     return first, last
 
 
 def _part(run: RunDir, certificate: RunCertificate, start: int, first: int, last: int) -> CertifiedPart:
-    """Return the part that trained the window. Raises ConfigError if settings changed since `start`, or if
-    the run has no record of how a step since then was trained.
+    """Return the part of the run that trained the last step of the window.
+
+    Raises ConfigError if settings changed between `start` and the window's last step, or if the run has no
+    record of how those steps were trained.
     """
     parts = [part for part in certificate.parts if part.first_step < last and part.last_step > start]
     if not parts or parts[0].first_step > start:
         known = certificate.parts[0].first_step
         raise ConfigError(
             f"steps {first:,}:{last:,} would be trained from step {start:,}, but {display(run.jobs)} has no "
-            f"record of how the steps up to step {known:,} were trained. Restore the folders of its jobs, or "
-            f"reproduce a window after a checkpoint that was saved after step {known:,}."
+            f"record of how the steps up to step {known:,} were trained. Restore the missing job folders, or "
+            f"choose a window that starts at a checkpoint saved after step {known:,}."
         )
     for before, now in itertools.pairwise(parts):
         changed = [key for key in _all_keys(before, now) if _setting(before, key) != _setting(now, key)]
@@ -266,8 +273,8 @@ def _part(run: RunDir, certificate: RunCertificate, start: int, first: int, last
             key, step = changed[0], now.first_step
             raise ConfigError(
                 f"steps {first:,}:{last:,} would be trained from step {start:,}, but {run.name} was resumed "
-                f"at step {step:,} with {key}: {_setting(before, key)} -> {_setting(now, key)}. Reproduce "
-                f"--steps {start}:{step}, or a window after a checkpoint at or after step {step:,}."
+                f"at step {step:,} with {key}: {_setting(before, key)} -> {_setting(now, key)}. Use "
+                f"--steps {start}:{step}, or a window that starts at a checkpoint at or after step {step:,}."
             )
     return parts[-1]
 
@@ -281,7 +288,7 @@ def _setting(part: CertifiedPart, key: str) -> Any:
 
 
 def _complete_steps(run: RunDir) -> list[int]:
-    """Return the steps whose checkpoints are complete by names and sizes, ascending."""
+    """Return the steps of the complete checkpoints, ascending. Only file names and sizes are checked."""
     return [step for step in run.checkpoint_steps() if checkpoint_problem(run.checkpoint(step)) is None]
 
 
@@ -290,47 +297,49 @@ def _refuse_changed(run: RunDir, certificate: RunCertificate, step: int) -> None
     manifest, link = files.read_json(run.checkpoint_manifest(step)) or {}, certificate.checkpoint(step)
     if link is not None and (now := files_sha256(manifest)) != link.files_sha256:
         raise CheckpointError(
-            f"{display(run.checkpoint(step))}: its {MANIFEST} was changed: its files have the SHA-256 "
-            f"{now[:12]}, and the run saved {link.files_sha256[:12]}. Restore the checkpoint, or remove "
-            "it to start from an earlier one."
+            f"{display(run.checkpoint(step))}: {MANIFEST} was changed: its files have the SHA-256 "
+            f"{now[:12]}, but the run saved {link.files_sha256[:12]}. Restore the checkpoint, or remove "
+            "it to start from an earlier checkpoint."
         )
 
 
 def _kept_steps(run: RunDir, certificate: RunCertificate) -> list[int]:
-    """Return the steps of the chain whose checkpoints the run still has, ascending."""
+    """Return the steps of the certified checkpoints that the run still has, ascending."""
     return [step for step in _complete_steps(run) if certificate.checkpoint(step) is not None]
 
 
 def _config(
     run: RunDir, part: CertifiedPart, last: int, name: str, overrides: Overrides, compared: list[int]
 ) -> tuple[RunConfig, list[str]]:
-    """Return the configuration that trains the window again, and notes about what config.yaml says now.
+    """Return the configuration that trains the window again, and notes for the user about differences.
 
-    `compared` are the steps of the checkpoints to compare.
+    A note names a setting, code file or value that has changed since the window was trained. `compared` are
+    the steps of the checkpoints to compare.
     """
     before, made, notes = load_resolved(run.config_yaml), part.provenance, list[str]()
     known = shown_settings(before)
     changed = {key: value for key, value in made.settings.items() if known.get(key) != value}
     for key, value in changed.items():
         notes.append(
-            f"{display(run.config_yaml)} says {key} = {known.get(key)}; these steps were trained with "
-            f"{value}, which is used here"
+            f"{display(run.config_yaml)} now has {key} = {known.get(key)}, but these steps were trained with "
+            f"{value}, which the reproduction uses"
         )
     interval = before.checkpoint.save_interval_steps
     saves = last // interval - (min(compared) - 1) // interval + 1 if compared else 1
     own_layout = load(before, changed, check=False)
     if own_layout.world_size != before.world_size:
-        # backend.elastic, or a resume. Machines and GPUs are not among the settings of an attempt.
+        # backend.elastic or a resume changed the layout. The settings of an attempt do not include machines
+        # and GPUs, so take them from the job's record.
         job = JobRecord.read(run.job(made.job_id).job_json)
         attempt = job.attempt_record(made.attempt) if job else None
         own_layout = spread(own_layout, attempt.nodes if attempt else None)
     given = load(own_layout, overrides, check=False)
     code = given.code
     if code == before.code and (code := submitted_path(run, before)) != before.code:
-        notes.append(f"{before.code} has changed or is gone: these steps are trained with {code}")
+        notes.append(f"{before.code} has changed or is missing, so the reproduction uses {code}")
     environment = environment_of_ranks(given)
     if "threads" in made.device:
-        # Sums depend on the number of threads.
+        # The order of sums depends on the number of threads.
         environment = {"OMP_NUM_THREADS": str(made.device["threads"])} | environment
     own: dict[str, Any] = {
         "name": name,
@@ -339,27 +348,28 @@ def _config(
         "batch.max_steps": last if last < given.scheduled_steps else None,
         "batch.exit_interval_steps": None,
         "batch.exit_duration_minutes": None,
-        # All checkpoints that the run still has in the window, to compare their tensors.
+        # Keep as many checkpoints as the window needs, so that their tensors can be compared.
         "checkpoint.keep_last": max(saves, 1),
     }
     if given.code is not None and given.code == made.settings.get("code"):
-        # The file may be gone or changed; the ranks have imported the run's copy.
+        # The file may be missing or changed. The run's ranks imported the run's copy, so use that copy.
         file = resolve(given.code)
         copy = copy_of(run, file.name)
         if copy.is_file():
             own["code"] = display(copy)
             if file.is_file() and file.read_bytes() != copy.read_bytes():
-                notes.append(f"{display(file)} has changed since then; the run's copy of it is used here")
-    # An override would add to the variables, and injected faults would stay.
+                notes.append(
+                    f"{display(file)} has changed since then, so the reproduction uses the run's copy of it"
+                )
+    # An override would be merged with the existing variables, so injected faults would remain.
     return load(with_values(without_inherited(given), {"backend.env": environment}), own), notes
 
 
 def _with_recorded_weights(run: RunDir, config: RunConfig, part: CertifiedPart) -> RunConfig:
-    """Return the configuration that begins with the weights which the run recorded at its submission: the
-    other run may have newer checkpoints by now.
+    """Return the configuration with the initial weights that the run recorded when it was submitted.
 
-    Weights that overrides name are left as they are. Raises CheckpointError if the recorded ones were
-    changed.
+    The run named by init_from may have newer checkpoints by now. Initial weights set by overrides are kept.
+    Raises CheckpointError if the recorded weights were changed.
     """
     made, recorded = part.provenance.settings, files.read_json(run.init_from_json)
     chosen = (config.init_from, config.init_step)
@@ -378,13 +388,15 @@ def _with_recorded_weights(run: RunDir, config: RunConfig, part: CertifiedPart) 
 
 
 def _check_data(config: RunConfig, part: CertifiedPart) -> None:
-    """Prepare missing data. Raises DataError, with the files that differ, if the data is not the run's.
+    """Prepare missing data.
 
-    Data that is there is never prepared again, because the run itself depends on it.
+    Raises DataError, which lists the files that differ, if the data is not the run's.
+
+    Existing data is never prepared again, because the run itself depends on it.
     """
     made = part.provenance
     if defines(config, "dataset"):
-        # Only the ranks read its samples; the certificate compares the file that makes them.
+        # Only the ranks read samples from the user's dataset(); the certificate compares its code file.
         return
     if (data := read_run_data(config)).dataset is None and data.manifest is None:
         prepare(config)
@@ -399,22 +411,22 @@ def _check_data(config: RunConfig, part: CertifiedPart) -> None:
     if data.dataset_sha256 != made.data["dataset_sha256"]:
         lines = "".join(f"\n  {difference}" for difference in changed)
         raise DataError(
-            f"dataset {config.data.name}: is not the one that these steps were trained on (SHA-256 of "
-            f"its files):{lines}\nRestore the source and prepare it again, or set "
-            "NBTRAIN_DATA to the data of the run."
+            f"dataset {config.data.name} is not the one that these steps were trained on. SHA-256 of the "
+            f"files that differ:{lines}\nRestore the source and prepare it again, or set NBTRAIN_DATA to the "
+            "run's data directory."
         )
     then = made.data["tokenizer_sha256"]
     if then and data.tokenizer_sha256 and data.tokenizer_sha256 != then:
         raise DataError(
-            f"tokenizer {config.tokenizer.name}: is not the run's (SHA-256 {then[:12]} -> "
+            f"tokenizer {config.tokenizer.name} is not the run's tokenizer (SHA-256 {then[:12]} -> "
             f"{data.tokenizer_sha256[:12]}). Restore its folder in the data directory."
         )
 
 
 def _link_checkpoint(run: RunDir, target: RunDir, step: int) -> None:
-    """Make the checkpoint of a step a part of `target`: files are linked, or copied to another disk.
+    """Add a run's checkpoint to `target` with hard links, or copies if the files cannot be linked.
 
-    The links are safe: no file of a checkpoint is ever changed, it is replaced or removed.
+    Links are safe, because checkpoint files are never modified, only replaced or removed.
     """
     source, folder = run.checkpoint(step), target.checkpoint(step)
     manifest = files.read_json(source / MANIFEST)
@@ -438,8 +450,8 @@ def _link_checkpoint(run: RunDir, target: RunDir, step: int) -> None:
 
 
 def _submit_and_wait(config: RunConfig, start: int) -> JobDir:
-    """Train as an ordinary job, and show its steps. An interrupt cancels the job. Raises JobFailed."""
-    # A file of `code` has trained the run already.
+    """Train as an ordinary job and show its progress. An interrupt cancels the job. Raises JobFailed."""
+    # The code file needs no trial, because it has already trained the run.
     job = submit(config, tries_code=False)
     try:
         label = f"reproduce as {config.name} from step {start:,}"
@@ -457,8 +469,8 @@ def _submit_and_wait(config: RunConfig, start: int) -> JobDir:
         raise
     if state != SUCCEEDED:
         raise JobFailed(
-            f"{config.name}: the job that trains the window again is {state}: "
-            f"{cause or 'no cause was recorded'}. Its logs: {display(job.log(0, 0).parent)}"
+            f"{config.name}: the job that trains the window again ended as {state}: "
+            f"{cause or 'no cause was recorded'}. Its logs are in {display(job.log(0, 0).parent)}."
         )
     return job
 
@@ -473,16 +485,17 @@ def _compare(
     start: int,
     notes: list[str],
 ) -> Reproduction:
-    """Compare the run that trained the window again with the certificate. Raises JobFailed if it did not
-    train it.
+    """Compare the reproduction in `target` with the run's certificate.
+
+    Raises JobFailed if the reproduction has not trained all of the steps.
     """
     again = make_certificate(target)
     ours = {step: numbers for step, numbers in certificate.numbers().items() if start < step <= window[1]}
     theirs = again.numbers()
     if missing := sorted(ours.keys() - theirs.keys()):
         raise JobFailed(
-            f"{target.name}: did not train step {missing[0]:,}, which {run.name} has trained. Its logs: "
-            f"{display(job.log(0, 0).parent)}"
+            f"{target.name} did not train step {missing[0]:,}, which {run.name} has trained. Its logs are in "
+            f"{display(job.log(0, 0).parent)}."
         )
     step = first_difference(ours, theirs)
     at = _common_checkpoint(run, certificate, target, start, window[1], step)
@@ -490,7 +503,7 @@ def _compare(
     found = part_differences(part, again.parts[-1], certificate.code, again.code)
     verdict = BIT_EXACT
     if step is not None or tensors:
-        # Anything else that differs may be the reason too.
+        # The hardware is the reason only if nothing else differs.
         is_hardware = [difference.kind == "device" and difference.name != "threads" for difference in found]
         verdict = OTHER_HARDWARE if is_hardware and all(is_hardware) else DIFFERS
     resumed = ResumeCertificate.read(job.resume_json)
@@ -527,9 +540,10 @@ def _compare(
 def _common_checkpoint(
     run: RunDir, certificate: RunCertificate, target: RunDir, start: int, last: int, different: int | None
 ) -> int | None:
-    """Return the step of the checkpoint to compare, one that both runs have; None if there is none.
+    """Return the step of the checkpoint to compare; None if the runs have no suitable checkpoint in common.
 
-    It is the first one at or after the first step that differs or, if no step differs, the newest one.
+    If a step differs, return the first common checkpoint at or after that step, otherwise the newest common
+    checkpoint.
     """
     kept = {step for step in _kept_steps(run, certificate) if start < step <= last}
     common = sorted(kept & {*_complete_steps(target)})
@@ -539,7 +553,7 @@ def _common_checkpoint(
 
 
 def _compare_tensors(before: Path, now: Path) -> tuple[int, list[dict[str, Any]]]:
-    """Return the number of tensors that were compared, and those that differ."""
+    """Compare two checkpoints. Return (number of compared tensors, descriptions of those that differ)."""
     found, compared = [], 0
     with Progress("compare tensors", None, "parameters") as bar:
         for answer in stream(COMPARE, {"before": str(before), "now": str(now)}):

@@ -1,18 +1,19 @@
 """Scales a run down to its twin: the same kinds of parallelism, ZeRO stage, precision and schedules on a CPU.
 
-Everything in a layout that can be wrong is kept. Everything that only costs time is scaled down: layers,
-widths, heads, vocabulary, sequence, batch, steps, and the number of ranks.
+The twin keeps everything in a layout that can be wrong. What only costs time is scaled down: layers, widths,
+heads, vocabulary, sequence length, batch size, steps, and the number of ranks.
 
-Folding: while there are more than MAX_RANKS ranks, the largest size is halved (rounded up). Among equal
-sizes, data comes first, then tensor, then pipeline, then Ulysses or context parallelism. No size falls below
-2, so that every kind of parallelism is still used. A run with four kinds therefore has a twin of 16 ranks:
+The number of ranks is reduced by folding: while there are more than MAX_RANKS ranks, the largest parallel
+size is halved (rounded up). Among equal sizes, data parallelism is halved first, then tensor, pipeline,
+Ulysses and context parallelism. A size of 2 is not halved, so that the twin still uses every kind of
+parallelism. A run with four kinds therefore has a twin of 16 ranks. Examples:
 
     4 data x 4 pipeline               -> 2 x 4          4 data x 4 pipeline x 4 tensor  -> 2 x 2 x 2
     4 data x 8 pipeline               -> 2 x 4          16 pipeline x 8 tensor          -> 4 x 2
     8 tensor x 2 pipeline x 2 Ulysses -> 2 x 2 x 2
 
-Features that a CPU does not support are removed or replaced, and reported, so that a proof never claims more
-than was run.
+Features that a CPU does not support are removed or replaced, and the report lists them, so that a proof never
+claims more than was run.
 """
 
 import math
@@ -44,9 +45,10 @@ from nbtrain.proof.small_sections import (
     validated,
 )
 
-# More only if two ranks for each kind are more.
+# A twin has more ranks only if two ranks per kind of parallelism add up to more.
 MAX_RANKS = 8
-# The order in which equal sizes are halved; a deep pipeline has more to get wrong than many copies.
+# The order in which equal sizes are halved. Data parallelism comes first, because a deep pipeline can go
+# wrong in more ways than many replicas.
 FOLDED_FIRST = tuple(
     f"{kind}_parallel_size" for kind in ("data", "tensor", "pipeline", "ds_sequence", "context")
 )
@@ -54,23 +56,21 @@ FOLDED_FIRST = tuple(
 
 @dataclass(frozen=True)
 class Twin:
-    """A run's twin and how it was derived."""
+    """A run's twin, and how it differs from the run."""
 
     config: RunConfig
-    """Scaled-down configuration of the run."""
+    """Configuration of the twin."""
     run: str
     """Name of the run."""
     folded: dict[str, tuple[int, int]]
-    """Sizes of parallelism that were reduced: (the run's, the twin's)."""
+    """Parallel sizes that were reduced: {key: (size in the run, size in the twin)}."""
     not_proven: list[NotProven]
     datasets: list[RunConfig] = field(default_factory=list)
-    """Datasets to prepare before the twin itself, which are the parts of a blend."""
+    """Configurations to prepare before the twin's own data: the parts of its blend."""
 
     @property
     def exact(self) -> RunConfig:
-        """Return the twin in fp32 without dropout, which differs from one process only in the order of
-        sums.
-        """
+        """The twin in fp32 without dropout, which differs from one process only in the order of sums."""
         if self._is_plain and self.config.precision.dtype == "fp32":
             return self.config
         fp32 = {"dtype": "fp32", "autocast": False}
@@ -78,24 +78,24 @@ class Twin:
 
     @property
     def rounded(self) -> RunConfig:
-        """Return the twin in its own number format, without dropout."""
+        """The twin in its own number format, without dropout."""
         if self.config.precision.dtype == "fp32":
             return self.exact
         return self.config if self._is_plain else self._changed("rounded", {"model": NO_DROPOUT})
 
     @property
     def reference(self) -> RunConfig:
-        """Return the reference: one process in fp32, without sharding, recomputation or offloading."""
+        """The reference run: one process in fp32, without sharding, recomputation or offloading."""
         return in_one_process(self.exact, suffixed_name(self.run, "reference"))
 
     @property
     def reshaped(self) -> RunConfig:
-        """Return the run that continues in one process from a checkpoint of `exact`."""
+        """The run that resumes from a checkpoint of `exact` in one process."""
         return in_one_process(self.exact, suffixed_name(self.run, "reshaped"))
 
     @property
     def resumed(self) -> RunConfig:
-        """Return the twin as a run that saves and stops at STOP_STEP, and then resumes."""
+        """The twin as a run that saves a checkpoint and stops at STOP_STEP, and then resumes."""
         return self._changed("resumed", {"batch": {"exit_interval_steps": STOP_STEP}})
 
     @property
@@ -110,12 +110,12 @@ class Twin:
 
 
 NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
-# Nothing that only some machines have.
+# Abilities that every machine has.
 WITHOUT = Abilities()
 
 
 def fold(sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return `sizes` halved until their product is at most MAX_RANKS, or none is larger than 2."""
+    """Halve the largest of `sizes` until the product is at most MAX_RANKS or no size is larger than 2."""
     folded = dict(sizes)
     while math.prod(folded.values()) > MAX_RANKS and (largest := max(folded.values())) > 2:
         key = next(key for key in FOLDED_FIRST if folded.get(key) == largest)
@@ -124,9 +124,9 @@ def fold(sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def make_twin(config: RunConfig, abilities: Abilities = WITHOUT, folder: str = "data/twin") -> Twin:
-    """Return the twin of a run, which passes check.py. Raises ConfigError if the run cannot have one.
+    """Derive a run's twin, which passes check.py. Raises ConfigError if the run cannot have a twin.
 
-    `folder`, relative to the workspace, is where the examples of a fine-tuning run's twin will be.
+    `folder`, relative to the workspace, will contain the examples for the twin of a fine-tuning run.
     """
     missing: list[NotProven] = []
     sizes = {key: getattr(config.parallel, key) for key in FOLDED_FIRST}
@@ -158,36 +158,37 @@ def make_twin(config: RunConfig, abilities: Abilities = WITHOUT, folder: str = "
         "heartbeat_timeout_seconds": 300.0,
         "deadline_seconds": None,
     }
-    # The loss and the norm of each step to the last bit, in the events of rank 0 (train/figures/report.py).
-    # One thread, as forked ranks have: products in 16 bits are summed in another order by more.
+    # Rank 0 writes the bit-exact loss and gradient norm of each step to its events (train/figures/report.py).
+    # A submitted twin uses one thread like forked ranks, because more threads sum 16-bit products in another
+    # order.
     values["backend"]["env"] = environment_of_ranks(config) | {TRACE: "1", "OMP_NUM_THREADS": "1"}
     if (code := code_file(config)) is not None:
         refuse(code.problems, ConfigError)
-        # The run's copy, if its file is gone.
+        # This is the run's copy if the original file is missing.
         values["code"] = display(code.path)
     if defines(config, "dataset"):
         values["code"] = None
-        why = "its dataset() has the run's ids and lengths"
+        why = "its dataset() returns the run's token ids and lengths"
         missing.append(NotProven(f"code: {config.code}", why, "nbtrain's own functions and mock documents"))
     datasets = small_data(config, values, folder, missing)
-    # The schedules need the twin's batch sizes, which are in the values made so far.
+    # The schedules depend on the twin's batch sizes, which the values already contain.
     small = RunConfig.model_validate({**values, "lr_schedule": {"lr": LEARNING_RATE}})
     values["lr_schedule"] = small_lr_schedule(config, small)
     if (rate := config.optimizer.muon_lr) is not None:
         values["optimizer"]["muon_lr"] = rate * LEARNING_RATE / config.lr_schedule.lr
     twin = validated(values)
     if config.init_from is not None:
-        why = "its weights are as large as in the run"
-        missing.append(NotProven(f"init_from: {config.init_from}", why, "weights drawn at random"))
+        why = "these weights are as large as the run's model"
+        missing.append(NotProven(f"init_from: {config.init_from}", why, "randomly initialized weights"))
     if config.lora is not None:
-        why = "its frozen weights are as large as in the run"
-        missing.append(NotProven("lora: adapters", why, "all weights trained"))
+        why = "the frozen weights are as large as the run's model"
+        missing.append(NotProven("lora: adapters", why, "training of all weights instead of adapters"))
     if config.dpo is not None:
-        why = "its reference is the weights of init_from"
+        why = "its reference model is the weights of init_from"
         missing.append(NotProven("dpo: pairs of answers", why, "prompts with completions"))
     if config.checkpoint.local_dir is not None:
-        why = "this machine does not have the nodes' own disks"
-        missing.append(NotProven("checkpoint.local_dir", why, "saved in the run directory"))
+        why = "this machine does not have the nodes' local disks"
+        missing.append(NotProven("checkpoint.local_dir", why, "checkpoints in the run directory"))
     for key in ("enabled", "memory_snapshot"):
         if getattr(config.profile, key):
             why = "the times and memory of a small run say nothing about the large one"

@@ -1,4 +1,4 @@
-"""The sections of a twin: each section of a run YAML, scaled down."""
+"""Scales down each section of a run's configuration for its twin."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from nbtrain.config.sections.sources import FineTuningSourceModel
 
 STEPS = 7
 
-# All checkpoints stay: steps 3, 6 and 7, and step 4 if the run is stopped there.
+# KEEP_LAST keeps all checkpoints: steps 3, 6 and 7, and step 4 if the run stops there.
 SAVE_INTERVAL_STEPS = 3
 
 KEEP_LAST = 4
@@ -25,9 +25,9 @@ KEEP_LAST = 4
 EVAL_INTERVAL_STEPS = 2
 
 STOP_STEP = 4
-"""Step of the stop: after a checkpoint and a validation, and within the ramp-up, if there is one."""
+"""Step at which the resumed run stops: after a checkpoint and a validation, and during a batch-size ramp."""
 
-# Of a schedule of step sizes: steps before the whole batch.
+# Steps before the full batch size in a step batch-size schedule.
 RAMP_STEPS = 5
 
 SEQ_LENGTH = 64
@@ -40,21 +40,22 @@ NUM_DOCUMENTS = 400
 
 LEARNING_RATE = 1e-3
 
-# Twins share tokenizers and datasets by what these are made of: none depends on the twins before it.
+# Prefix of tokenizer and dataset names. The names contain a hash of the settings, so twins with equal
+# settings share them, and a twin does not depend on earlier twins.
 SHARED = "twin"
 
-# What the made-up words of a twin do not go through.
+# Fields of `data` that have no effect on the made-up words of a twin.
 MADE_OF_TEXT = ("cleaning", "extra_json_keys", "split_sentences")
 
 
 @dataclass(frozen=True)
 class Abilities:
-    """Properties of this machine that decide how a twin can be trained."""
+    """Properties of this machine that affect how a twin can be trained."""
 
     fp16: bool = False
     """Whether DeepSpeed's CPU accelerator supports fp16, which depends on the processor."""
     compiler: bool = False
-    """Whether there is a C++ compiler, for model.compile."""
+    """Whether a C++ compiler was found, which model.compile needs."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,10 @@ class NotProven:
     """A property of the run that its twin does not have."""
 
     what: str
-    """A field and its value, or another property of the run."""
+    """The property: a field with its value, or a description."""
     why: str
     instead: str
-    """The twin's replacement for it."""
+    """What the twin has instead."""
 
 
 def small_model(
@@ -81,15 +82,17 @@ def small_model(
     backend, compiled = model.attention_backend, model.compile
     if backend in ("flash", "efficient"):
         what = f"model.attention_backend: {backend}"
-        missing.append(NotProven(what, "that kernel runs only on GPUs", "attention_backend: auto"))
+        missing.append(NotProven(what, "this kernel runs only on GPUs", "attention_backend: auto"))
         backend = "auto"
     if compiled and not abilities.compiler:
-        missing.append(NotProven("model.compile: true", "no C++ compiler was found here", "compile: false"))
+        missing.append(
+            NotProven("model.compile: true", "no C++ compiler was found on this machine", "compile: false")
+        )
         compiled = False
     positions = model.max_position_embeddings
     head = HEAD_SIZE
     if model.kv_channels is not None and model.kv_channels * model.num_attention_heads != model.hidden_size:
-        # Heads together of another width than the hidden states, as the run's are.
+        # As in the run, the heads together have a different width than the hidden states.
         head = HEAD_SIZE + 8 if model.kv_channels * model.num_attention_heads > model.hidden_size else 8
     width = round(model.resolved_ffn_hidden_size / model.hidden_size * heads * HEAD_SIZE)
     values |= {
@@ -102,13 +105,14 @@ def small_model(
         "seq_length": SEQ_LENGTH,
         "max_position_embeddings": positions and SEQ_LENGTH * (1 if positions == model.seq_length else 2),
         "make_vocab_size_divisible_by": min(model.make_vocab_size_divisible_by, 128),
-        # A wide model's small deviation leaves a narrow one's gradients in the noise.
+        # With the small standard deviation of a wide model, a narrow model's gradients would vanish in
+        # rounding noise.
         "init_method_std": max(model.init_method_std, 0.02),
-        # If there are chunks, their sizes are uneven.
+        # 48 does not divide the sequence, so the chunks have different sizes.
         "cross_entropy_chunk_tokens": 48 if model.cross_entropy_chunk_tokens else 0,
         "attention_backend": backend,
         "compile": compiled,
-        # An even number of each head, and not nothing.
+        # Rotate an even number of dimensions of each head, and at least two.
         "rotary_percent": max(round(model.rotary_percent * head / 2), 1) * 2 / head,
     }
     values |= _small_windows(config, layers)
@@ -118,7 +122,10 @@ def small_model(
 
 
 def _small_heads(config: RunConfig, tensor: int, ulysses: int) -> tuple[int, int | None]:
-    """Return (heads, groups) of the twin. Ranks share groups, or have whole ones, as in the run."""
+    """Return the twin's (attention heads, query groups).
+
+    Ranks share a group or hold complete groups, as in the run. The groups are None if the run sets none.
+    """
     model, parallel = config.model, config.parallel
     ranks, groups = tensor * ulysses, model.num_query_groups
     heads = -(-4 // ranks) * ranks
@@ -134,7 +141,7 @@ def _small_heads(config: RunConfig, tensor: int, ulysses: int) -> tuple[int, int
 
 
 def _small_windows(config: RunConfig, layers: int) -> dict[str, Any]:
-    """Return windows that hide a part of the twin's sequence, with a pattern for its layers."""
+    """Return attention-window settings that hide part of the twin's sequence, in the run's layer pattern."""
     model = config.model
     found: dict[str, Any] = {}
     if model.window_size is not None and model.window_size < model.seq_length:
@@ -142,7 +149,7 @@ def _small_windows(config: RunConfig, layers: int) -> dict[str, Any]:
     for name in ("window_attn_skip_freq", "no_rope_freq"):
         pattern = getattr(model, name)
         if isinstance(pattern, list):
-            # As many layers from the beginning, and both kinds if there are both.
+            # Shrink the pattern evenly, and keep both kinds of layer if the run has both.
             own = [pattern[layer * len(pattern) // layers] for layer in range(layers)]
             if len({*pattern}) == 2 and len({*own}) == 1 and layers > 1:
                 own[-1] = 1 - own[-1]
@@ -157,12 +164,12 @@ def _interval(config: RunConfig) -> int:
 
 
 def _stage_layers(config: RunConfig, stages: int) -> list[int]:
-    """Return the number of blocks in each of the twin's stages, as even or uneven as in the run."""
+    """Return the number of blocks in each of the twin's stages, equal or unequal as in the run."""
     per_stage = 2 if stages <= 2 or _interval(config) > 1 else 1
     cut = config.parallel.pipeline_stage_layers
     if cut is None or len(set(cut)) == 1:
         return [per_stage] * stages
-    # Evenly spaced stages of the run, including the first and the last one.
+    # Choose evenly spaced stages of the run, including the first and the last stage.
     chosen = [cut[round(stage * (len(cut) - 1) / max(stages - 1, 1))] for stage in range(stages)]
     return [per_stage + (count > min(cut)) for count in chosen]
 
@@ -188,7 +195,7 @@ def small_batch(config: RunConfig, folded: dict[str, int]) -> dict[str, Any]:
 
 
 def _ramp_samples(unit: int, whole: int) -> int:
-    """Return the longest ramp from `unit` to `whole` such that the last of STEPS has the whole batch."""
+    """Return the samples of the longest ramp from `unit` to `whole` that ends by the last of the STEPS."""
 
     def last_size(ramp_samples: int) -> int:
         schedule = BatchSchedule(whole, 1, 1, Rampup(unit, unit, ramp_samples))
@@ -198,8 +205,9 @@ def _ramp_samples(unit: int, whole: int) -> int:
 
 
 def small_lr_schedule(config: RunConfig, small: RunConfig) -> dict[str, Any]:
-    """Return the run's schedule at LEARNING_RATE, in the same fractions, with at least one step of
-    warm-up.
+    """Return the run's learning-rate schedule scaled to the twin, with LEARNING_RATE as its peak.
+
+    Warmup and decay keep their fractions of training. A warmup lasts at least one step.
     """
     schedule = config.lr_schedule
     scale = LEARNING_RATE / schedule.lr
@@ -250,7 +258,7 @@ def small_parallel(config: RunConfig, folded: dict[str, int], missing: list[NotP
     values = parallel.model_dump() | folded
     for key, size in folded.items():
         if (whole := getattr(parallel, key)) != size:
-            missing.append(NotProven(f"parallel.{key}: {whole}", "a twin has few ranks", f"{size}"))
+            missing.append(NotProven(f"parallel.{key}: {whole}", "a twin has only a few ranks", f"{size}"))
     for kind, key, off in (
         ("fpdt", "fpdt_chunk_tokens", 0),
         ("qwz", "zero_quantized_weights", False),
@@ -267,12 +275,13 @@ def small_parallel(config: RunConfig, folded: dict[str, int], missing: list[NotP
             values[name] |= {"device": "cpu", "nvme_path": None}
         if offload.pin_memory:
             what = f"parallel.{name}.pin_memory: true"
-            missing.append(NotProven(what, "it exists only on GPUs", "pin_memory: false"))
+            missing.append(NotProven(what, "pinned memory exists only for GPUs", "pin_memory: false"))
             values[name]["pin_memory"] = False
     if parallel.zero_hpz:
         kinds = ("data", "ds_sequence", "context")
         ranks = math.prod(folded[f"{kind}_parallel_size"] for kind in kinds)
-        # The run's second copy is sharded across fewer ranks than the first; so is the twin's, if possible.
+        # hpZ's second copy of the weights is sharded across fewer ranks than the first, if possible in the
+        # twin too.
         whole = config.zero_hpz_partition_size >= parallel.data_axis_size or ranks < 4 or ranks % 2
         values["zero_hpz_partition_size"] = ranks if whole else ranks // 2
     values["activation_checkpointing"]["interval_layers"] = _interval(config)
@@ -289,16 +298,17 @@ def _why_not_on_cpu(kind: str) -> str:
 def small_data(
     config: RunConfig, values: dict[str, Any], folder: str, missing: list[NotProven]
 ) -> list[dict[str, Any]]:
-    """Put small data of the run's kind into `values`. Return the settings in which the parts of a blend
-    differ.
+    """Set `values` to small data of the run's kind.
+
+    Return one dict of settings for each part of a blend, which must be prepared first; [] without a blend.
     """
     data = config.data
     shown = f"dataset {data.name} and tokenizer {config.tokenizer.name}"
-    missing.append(NotProven(shown, "a twin trains on made-up words", "seeded mock documents"))
+    missing.append(NotProven(shown, "a twin trains on made-up words", "mock documents from fixed seeds"))
     for key in MADE_OF_TEXT:
         if (value := getattr(data, key)) != DataConfig.model_fields[key].default:
             shown = f"data.{key}" if isinstance(value, CleaningConfig) else f"data.{key}: {value}"
-            missing.append(NotProven(shown, "it has no effect on made-up words", "plain documents"))
+            missing.append(NotProven(shown, "this setting has no effect on made-up words", "plain documents"))
     kept = ["split_rule", "seed", "shuffle", "reset_position_ids", "inter_document_masking", "eod_mask_loss"]
     small: dict[str, Any] = {key: getattr(data, key) for key in kept}
     small["packing"] = data.resolved_packing
@@ -319,13 +329,13 @@ def small_data(
 
 
 def _shared_name(made_of: list[Any]) -> str:
-    """Return a name derived from settings, which is the same for equal settings."""
+    """Return a name derived from a hash of settings, so that equal settings have the same name."""
     text = json.dumps(made_of, sort_keys=True)
     return f"{SHARED}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def _sources(config: RunConfig, folder: str) -> list[dict[str, Any]]:
-    """Return small sources that replace the run's first two: made-up words, or prompts with completions."""
+    """Return small sources for the run's first two: made-up words, or prompts with completions."""
     sources: list[dict[str, Any]] = []
     for number, whole in enumerate(config.data.sources[:2]):
         if isinstance(whole, FineTuningSourceModel):
@@ -339,7 +349,7 @@ def _sources(config: RunConfig, folder: str) -> list[dict[str, Any]]:
 
 
 def in_one_process(config: RunConfig, name: str) -> RunConfig:
-    """Return the same training in one process, with the same samples and padded vocabulary."""
+    """Return the same training in one process, with the same samples and padded vocabulary size."""
     tensor = config.parallel.tensor_parallel_size
     kept = {"communication_data_type", "process_group_timeout_seconds"}
     parallel = {"zero_stage": 0} | {key: getattr(config.parallel, key) for key in kept}
@@ -352,6 +362,6 @@ def in_one_process(config: RunConfig, name: str) -> RunConfig:
 
 def validated(values: dict[str, Any]) -> RunConfig:
     config = RunConfig.model_validate(values)
-    heading = "this run cannot have a twin: its scaled-down configuration breaks these rules:"
+    heading = "this run cannot have a twin, because its scaled-down configuration violates these rules:"
     refuse(find_problems(config), ConfigError, heading)
     return config

@@ -1,6 +1,7 @@
-"""`python -m nbtrain.serving`: the server that nb.serve starts; it ends when its stdin is closed.
+"""`python -m nbtrain.serving`: the server process that nb.serve starts. It ends when its stdin is closed.
 
-It reads one JSON object from stdin, {"options": fields of ServeOptions, "token"}, and prints one line:
+The process reads one JSON object from stdin, {"options": fields of ServeOptions, "token"}. It then prints one
+line, as soon as the server is ready or has failed to start:
 
     {"kind": "ready", "url", "name", "facts"}
     {"kind": "error", "error", "message"}

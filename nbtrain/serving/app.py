@@ -1,12 +1,12 @@
 """The routes of a model server.
 
-GET  /                        a page to try a model
-GET  /health                  200 once a model is ready, 503 while RUN's model loads; needs no token
-GET  /metrics                 Prometheus
+GET  /                        a page for trying a model
+GET  /health                  200 if requests are accepted, otherwise 503; needs no token
+GET  /metrics                 metrics for Prometheus
 GET  /v1/models, /v1/models/NAME
-POST /v1/completions          OpenAI's
-POST /v1/chat/completions
-PUT  /api                     Megatron-LM's (POST too)
+POST /v1/completions          OpenAI's API
+POST /v1/chat/completions     OpenAI's API
+PUT  /api                     Megatron-LM's text generation API, also with POST
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from nbtrain.serving.tokens import TokenRequired
 
 PAGE = Path(__file__).with_name("page.html")
 BODY_SECONDS = 30.0
-# nginx's status for a client that has disconnected; only the metrics show it.
+# nginx's status for a client that has disconnected. It appears only in the metrics.
 CLIENT_GONE = 499
 PATHS = ("/", "/health", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions", "/api")
 JSON_TYPES = ("application/json", "text/json")
@@ -53,7 +53,7 @@ class Routes:
         self.options, self.models, self.metrics = options, models, metrics
 
     def app(self, token: str | None, lifespan: Callable[[Any], Any]) -> ASGIApp:
-        """Build the application. Without a token, it must listen on a socket that only its user can open."""
+        """Build the application. If `token` is None, listen only on a socket that no other user can open."""
         routes = [
             Route("/", self.page),
             Route("/health", self.health),
@@ -89,7 +89,8 @@ class Routes:
         if loaded is not None and loaded.dispatcher.ended.is_set():
             return JSONAnswer({"status": "the model's process has ended"}, 503)
         if loaded is None and self.models.is_single:
-            # Every request gets 503 too. A server of any run loads the model for the request.
+            # Requests also get 503 meanwhile. A server for any run instead loads the model that a request
+            # names.
             return JSONAnswer({"status": "loading"}, 503)
         return JSONAnswer({"status": "ok", "loaded": loaded is not None})
 
@@ -104,12 +105,12 @@ class Routes:
         name = request.path_params["name"]
         names = await asyncio.to_thread(self.models.names)
         if name not in names:
-            raise unknown_model(name, f"Models that are served here: {', '.join(names) or 'none'}.")
+            raise unknown_model(name, f"Models that this server offers: {', '.join(names) or 'none'}.")
         described = self._described(name, names[name])
-        # A model whose configuration cannot be read is refused when it is used.
+        # A model whose configuration cannot be read is still listed; a request for it reports the error.
         with contextlib.suppress(NbtrainError, OSError):
             described["chat"] = await asyncio.to_thread(self.models.can_chat, name)
-        # A checkpoint may be removed while it is read.
+        # A checkpoint may be deleted while this code reads it.
         with contextlib.suppress(OSError):
             described["checkpoints"] = await asyncio.to_thread(self.models.checkpoints, name)
         return JSONAnswer(described)
@@ -147,7 +148,7 @@ class Routes:
         )
         command = {**generation.to_dict(), "prompt": prompt.pieces}
         if count is None:
-            # As many tokens as fit.
+            # Without a limit in the request, generate as many tokens as fit.
             command |= {"max_new_tokens": None, "most_new_tokens": self.options.max_new_tokens}
         form = Form(served.name, is_chat=True, wants_logprobs=bool(asked.logprobs))
         return await self._answered(request, served, asked, form, [command], prompt.suffix)
@@ -171,7 +172,7 @@ class Routes:
     async def _submitted(
         self, served: Served, generation: Generation, prompts: list[str], is_begun: bool
     ) -> RequestEvents:
-        # A piece of text gets no prefix.
+        # A prompt passed as a list of texts is encoded without the tokenizer's prefix.
         asked = [prompt if is_begun else [prompt] for prompt in prompts]
         commands = [{**generation.to_dict(), "prompt": prompt} for prompt in asked]
         return served.dispatcher.submit(commands, streams=False)
@@ -185,7 +186,7 @@ class Routes:
         commands: list[dict[str, Any]],
         suffix: str,
     ) -> Response:
-        """Answer a request for texts, either at once or as a stream."""
+        """Answer a request for generated texts, in one response or as a stream."""
         started, n, usage = time.monotonic(), asked.n or 1, Usage()
         answer = served.dispatcher.submit(commands, form.is_chat, streams=bool(asked.stream))
 
@@ -195,7 +196,7 @@ class Routes:
         pieces = pieces_of(answer, n, usage, first_text, suffix)
         if not asked.stream:
             return JSONAnswer(await self._unless_gone(request, answer, whole_answer(form, pieces, usage)))
-        # Only now is it certain that no text is refused, so that the status can be sent.
+        # Status 200 can be sent only once the engine has accepted every text of the request.
         await self._unless_gone(request, answer, answer.accepted(), is_all=False)
         with_usage = asked.stream_options is not None and asked.stream_options.include_usage
         limit = self._limit(answer)
@@ -205,8 +206,9 @@ class Routes:
     async def _unless_gone(
         self, request: Request, answer: RequestEvents, result: Coroutine[Any, Any, Any], is_all: bool = True
     ) -> Any:
-        """Return the result. Raises Refusal if the client disconnects or the time runs out before it is
-        complete.
+        """Await and return the result.
+
+        Raises ClientGone if the client disconnects first, and Refusal if the request exceeds its time limit.
         """
         limit = self._limit(answer)
         working = asyncio.ensure_future(result)
@@ -231,7 +233,9 @@ class Routes:
     def _limit(self, answer: RequestEvents) -> asyncio.TimerHandle:
         seconds = self.options.request_seconds
         late = Refusal(
-            504, f"not done within {seconds:g} s, the server's limit for a request.", code="timeout"
+            504,
+            f"the request was not completed within {seconds:g} s, the server's time limit.",
+            code="timeout",
         )
         return asyncio.get_running_loop().call_later(seconds, answer.fail, late)
 
@@ -247,7 +251,7 @@ class Routes:
         return count
 
     async def _json(self, request: Request) -> Any:
-        """Read the body. Raises Refusal if it is too large, too slow or not JSON."""
+        """Read and parse the body. Raises Refusal if it is too large, arrives too slowly or is not JSON."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in JSON_TYPES:
             raise Refusal(
@@ -259,7 +263,7 @@ class Routes:
         most, body = self.options.max_body_bytes, bytearray()
         declared = request.headers.get("content-length", "")
         too_large = Refusal(
-            413, f"the body is larger than {most:,} bytes, the server's limit.", code="too_large"
+            413, f"the request body is larger than {most:,} bytes, the server's limit.", code="too_large"
         )
         if declared.isdigit() and int(declared) > most:
             raise too_large
@@ -271,7 +275,7 @@ class Routes:
                         raise too_large
         except TimeoutError:
             raise Refusal(
-                408, f"the body was not received within {BODY_SECONDS:g} s.", code="timeout"
+                408, f"the request body was not received within {BODY_SECONDS:g} s.", code="timeout"
             ) from None
         try:
             return orjson.loads(bytes(body))
@@ -298,7 +302,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
         return Refusal(404, f"Invalid URL ({request.method} {request.url.path})").response()
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
-        words = f"Not allowed to {request.method} on {request.url.path}: use {allowed}."
+        words = f"{request.method} is not allowed for {request.url.path}: use {allowed}."
         return Refusal(405, words, code="method_not_supported").response()
     return Refusal(error.status_code, str(error.detail)).response()
 
@@ -308,11 +312,13 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    return Refusal(500, "the server failed to answer this request; its log has the error.").response()
+    return Refusal(
+        500, "the server failed to answer this request; see the server's log for the error."
+    ).response()
 
 
 class Counted:
-    """Counts answers by route and status."""
+    """Middleware that counts responses by route and status and measures their duration."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics):
         self.app, self.metrics = app, metrics

@@ -1,10 +1,14 @@
-"""Builds the prompt of a conversation, in the format that the model was trained on.
+"""Builds the prompt for a conversation, in the format that the model was trained on.
 
-The template is the first of these that exists: a given file, which is text with {role} and {content}, as in a
-run YAML, or Jinja, as in Hugging Face's chat_template; the template of the run's `data.sources` (kind: chat,
-or alpaca for a single question); the template of an imported model's tokenizer. Training encodes text in the
-loss separately from other text (docs/finetuning-data.md), and earlier answers are encoded in the same way
-here.
+The first of these templates that exists is used:
+
+    1. the file given with --chat-template: text with {role} and {content}, as in a run YAML, or Jinja, as in
+       Hugging Face's chat_template
+    2. the template of the run's `data.sources` (kind: chat, or kind: alpaca for a single question)
+    3. the template of an imported model's tokenizer
+
+Training encodes text in the loss separately from other text (docs/finetuning-data.md). Earlier answers in a
+conversation are encoded separately here too.
 """
 
 import json
@@ -30,7 +34,7 @@ from nbtrain.corpus.tokenizer.exported import chat_template
 from nbtrain.corpus.tokenizer.folder import KEPT, ONE_FILE
 from nbtrain.serving.refusals import Refusal
 
-# Marks the end of a message that the model continues.
+# Marks the end of an unfinished message that the model is to continue.
 CONTINUED = "<|the model continues here|> "
 JINJA = re.compile(r"\{[{%]")
 
@@ -40,27 +44,27 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A prompt for the model."""
+    """A prompt for the model, built from a conversation."""
 
     pieces: list[str | int]
-    """Texts that are encoded separately, and ids of special tokens."""
+    """Texts, each encoded separately, and ids of special tokens."""
     stop: tuple[str, ...] = ()
-    """Texts with which the next message begins; generation stops there."""
+    """Texts that begin the next message; generation stops at the first one."""
     suffix: str = ""
-    """Text that the template puts after an answer."""
+    """Text that the template puts after an answer; removed from the generated text."""
 
 
 class ChatTemplate(Protocol):
     """Builds prompts from conversations. Raises Refusal for unsupported messages."""
 
     origin: str
-    """Describes where the template was found."""
+    """Description of where the template was found."""
 
     def prompt(self, messages: Sequence[Message]) -> ChatPrompt: ...
 
 
 class RunTemplate:
-    """The template of a run's conversations."""
+    """The template that a run's training data uses for conversations."""
 
     origin = "of the run's data"
 
@@ -71,7 +75,7 @@ class RunTemplate:
         roles: Sequence[str] = ROLES,
         names: Mapping[str, str] | None = None,
     ):
-        """Store the template. `names` maps roles to their names in the template where these differ."""
+        """Store the template. `names` maps a role to its name in the template, if that name differs."""
         self._names = names or {}
         header, content, rest = template.partition("{content}")
         self._header = Template(header, ("role",))
@@ -119,7 +123,7 @@ class AlpacaTemplate:
 
 
 class JinjaTemplate:
-    """A chat_template in Hugging Face's format, with the special tokens of the run's tokenizer."""
+    """A chat_template in Hugging Face's format that uses the special tokens of the run's tokenizer."""
 
     def __init__(self, source: str, tokenizer: Path, eod_token: str, where: str):
         from jinja2.exceptions import TemplateError
@@ -129,15 +133,15 @@ class JinjaTemplate:
             self._template = _environment().from_string(source)
         except TemplateError as error:
             raise ConfigError(f"{where}: is not a valid Jinja template ({error}).") from None
-        # The special tokens of an imported model's tokenizer; a tokenizer trained here has only its end
-        # token.
+        # An imported model's tokenizer has several special tokens; a tokenizer trained by nbtrain has only
+        # its end-of-document token.
         self._named = {"bos_token": "", **special_tokens(tokenizer / KEPT), "eos_token": eod_token}
         document = orjson.loads((tokenizer / ONE_FILE).read_bytes())
         added = document.get("added_tokens", ())
         self._special: dict[str, int] = {one["content"]: one["id"] for one in added if one["special"]}
 
     def text(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """Return the conversation as a single text, with special tokens written out."""
+        """Return the conversation as a single text in which special tokens appear as text."""
         try:
             return self._template.render(
                 messages=[dict(message) for message in messages],
@@ -146,8 +150,8 @@ class JinjaTemplate:
                 documents=None,
                 **self._named,
             )
-        except Exception as error:  # whatever the template's own code raises
-            words = f"the chat template refuses these messages: {error}"
+        except Exception as error:  # a template's own code may raise anything
+            words = f"the chat template rejects these messages: {error}"
             raise Refusal(400, words, "messages", "invalid_value") from None
 
     def prompt(self, messages: Sequence[Message]) -> ChatPrompt:
@@ -161,7 +165,7 @@ class JinjaTemplate:
 
 
 def _environment() -> Any:
-    """Return a Jinja environment as transformers configures it for chat templates."""
+    """Return a Jinja environment configured as transformers configures it for chat templates."""
     from jinja2 import nodes
     from jinja2.exceptions import TemplateError
     from jinja2.ext import Extension, loopcontrols
@@ -169,8 +173,9 @@ def _environment() -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """The extension {% generation %}, which marks answers for training; here it only renders its
-        content.
+        """The {% generation %} extension, which marks answers for training.
+
+        Here it only renders its content.
         """
 
         tags = {"generation"}  # noqa: RUF012 (as Jinja has it)
@@ -183,7 +188,7 @@ def _environment() -> Any:
         raise TemplateError(message)
 
     def as_json(value: Any, indent: int | None = None, **how: Any) -> str:
-        # Jinja's own escapes what means something in HTML.
+        # Jinja's own tojson filter escapes HTML characters.
         return json.dumps(value, indent=indent, **{"ensure_ascii": False, **how})
 
     environment = ImmutableSandboxedEnvironment(
@@ -196,11 +201,11 @@ def _environment() -> Any:
 
 
 class NoTemplate:
-    """Refuses every conversation, for a run without conversations whose tokenizer has no usable template."""
+    """Refuses every conversation: neither the run's data nor its tokenizer has a usable chat template."""
 
     def __init__(self, broken: str | None = None):
         self.origin = "none" if broken is None else f"none ({broken.removesuffix('.')})"
-        why = broken or "its data.sources hold no conversations, and its tokenizer came without one."
+        why = broken or "its data.sources contain no conversations, and its tokenizer has no template."
         self.refusal = f"this run has no chat template: {why}"
 
     def prompt(self, messages: Sequence[Message]) -> ChatPrompt:
@@ -212,10 +217,10 @@ class NoTemplate:
 
 
 def template_of(config: RunConfig, file: str | None, tokenizer: Path, eod_token: str) -> ChatTemplate:
-    """Return the template of a file, otherwise of a run's data, otherwise of its tokenizer.
+    """Return the template in the file, otherwise that of the run's data, otherwise that of its tokenizer.
 
-    Raises ConfigError if the file is not a template. An invalid template of a tokenizer does not stop a
-    server.
+    Raises ConfigError if the file is not a template. An invalid tokenizer template raises nothing: the
+    returned NoTemplate then refuses every conversation.
     """
     if file is not None:
         try:
@@ -228,8 +233,8 @@ def template_of(config: RunConfig, file: str | None, tokenizer: Path, eod_token:
             return JinjaTemplate(source, tokenizer, ends, f"--chat-template {file}")
         if "{content}" not in source:
             raise ConfigError(
-                f"--chat-template {file}: has no {{content}}. Write it as in a run YAML, for example "
-                "<|{role}|>\\n{content}\\n with its line ends, or in Jinja."
+                f"--chat-template {file}: the file does not contain {{content}}. Write the template as in a "
+                "run YAML, for example <|{role}|>\\n{content}\\n with real line breaks, or in Jinja."
             )
         template = RunTemplate(source)
         template.origin = f"--chat-template {file}"
@@ -243,7 +248,7 @@ def template_of(config: RunConfig, file: str | None, tokenizer: Path, eod_token:
 
 
 def has_template(config: RunConfig, file: str | None, tokenizer: Path) -> bool:
-    """Return whether template_of() finds a usable template. The model need not be loaded."""
+    """Return whether template_of() would find a usable template. Works without loading the model."""
     if file is not None or talks_of(config.data.sources) is not None:
         return True
     return not isinstance(_template_of_tokenizer(tokenizer, ""), NoTemplate)
@@ -253,10 +258,10 @@ class ChatText:
     """Converts conversations to single texts, for programs that handle only plain text."""
 
     def __init__(self, config: RunConfig, tokenizer: Path, eod_token: str):
-        """Load the template. Raises ConfigError if the run has no template."""
+        """Load the run's template. Raises ConfigError if the run has no usable chat template."""
         talks = talks_of(config.data.sources)
         self.has_special_tokens = talks is None
-        """Whether the text of a special token is encoded as this token; in training it is ordinary text."""
+        """Whether a special token's text is encoded as that token; False for a template from data.sources."""
         if talks is not None:
             template: ChatTemplate = JinjaTemplate(
                 chat_jinja(talks, eod_token), tokenizer, eod_token, "data.sources"
@@ -268,13 +273,14 @@ class ChatText:
         assert isinstance(template, JinjaTemplate)
         self._template = template
         self.takes_turns = not isinstance(talks, AlpacaSource)
-        """Whether there may be several messages."""
+        """Whether a conversation may have several messages."""
 
     def __call__(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """Return the prompt; without add_generation_prompt it ends with the last message, to be continued.
+        """Return the conversation as a prompt.
 
-        If the template refuses messages of the role system, they are omitted. Raises ConfigError if the
-        template refuses the other messages too.
+        Without add_generation_prompt, the prompt ends with the last message, which the model continues. If
+        the template rejects the messages, the messages with the role system are omitted. Raises ConfigError
+        if the template rejects the remaining messages too.
         """
         others = [message for message in messages if message["role"] != "system"]
         try:
@@ -287,12 +293,16 @@ class ChatText:
     def _text(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         if add_generation_prompt:
             return self._template.text(messages)
-        # As transformers finds the end of a message that is continued.
+        # Find the end of the continued message in the same way as transformers.
         last = {**messages[-1], "content": messages[-1]["content"] + CONTINUED}
         text = self._template.text([*messages[:-1], last], add_generation_prompt=False)
         before, mark, after = text.rpartition(CONTINUED.rstrip())
         if not mark:
-            raise Refusal(400, "the chat template omits a part of the last message.", "messages")
+            raise Refusal(
+                400,
+                "the chat template omits part of the last message, so the message cannot be continued.",
+                "messages",
+            )
         # A template that strips whitespace at the end of a message has stripped the mark's whitespace.
         return before if after.startswith(CONTINUED[-1]) else before.rstrip()
 
@@ -314,13 +324,13 @@ def _template_of_tokenizer(tokenizer: Path, eod_token: str) -> ChatTemplate:
 
 
 class Suffix:
-    """Removes the template's suffix from the end of a streamed answer."""
+    """Removes the text that the template puts after an answer (its suffix) from a streamed answer."""
 
     def __init__(self, suffix: str):
         self._suffix, self._held = suffix, ""
 
     def add(self, piece: str, is_last: bool) -> str:
-        """Return the text that can be released after this piece."""
+        """Add a piece of the answer, and return the text that cannot belong to the suffix."""
         text = self._held + piece
         if is_last:
             self._held = ""

@@ -1,8 +1,8 @@
 """A conversation with a run's model in this process, for `nbtrain chat`.
 
-With a chat template, each answer follows all earlier messages, in the format of the run's training data (or
-of its imported tokenizer). A model without a template was not trained on conversations, and it continues each
-text separately.
+With a chat template, each prompt contains all earlier messages, in the format of the run's training data or
+of its imported tokenizer. A model without a chat template was not trained on conversations, so it continues
+each text separately.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from nbtrain.serving.resident import RESIDENT
 
 
 class Conversation:
-    """The messages so far, and the model that answers. As a context manager it keeps the model loaded."""
+    """The messages so far and the model that answers them. The model stays loaded inside the `with` block."""
 
     def __init__(self, loading: Loading, generation: Generation, template_file: str | None = None):
         """Prepare a conversation without loading the model. `template_file` replaces the run's template."""
@@ -47,25 +47,23 @@ class Conversation:
 
     @property
     def step(self) -> int:
-        """Step of the checkpoint that answers."""
+        """Step of the loaded checkpoint."""
         return self._engine.ready["step"]
 
     @property
     def has_template(self) -> bool:
-        """Return whether there is a chat template; without one, the model continues each text separately."""
+        """Whether there is a chat template. Without a template, the model continues each text separately."""
         return not isinstance(self._template, NoTemplate)
 
     @property
     def remembers(self) -> bool:
-        """Return whether an answer depends on earlier messages. Alpaca's template supports only one
-        instruction.
-        """
+        """Whether an answer depends on earlier messages. Alpaca's template holds only one instruction."""
         return self.has_template and not isinstance(self._template, AlpacaTemplate)
 
     def answer(self, text: str) -> Iterator[str]:
-        """Yield the answer to a message, piece by piece. The pieces become part of the conversation.
+        """Yield the answer to a message piece by piece, and add both to the conversation.
 
-        Raises ConfigError for a message that the template refuses, or that is too long for the model.
+        Raises ConfigError if the template rejects the message, or if the message is too long for the model.
         """
         if not self.remembers:
             self.messages.clear()
@@ -75,7 +73,7 @@ class Conversation:
         except Refusal as refusal:
             raise ConfigError(refusal.message) from None
         generation = replace(self._generation, stop=(*self._generation.stop, *prompt.stop))
-        # Like a notebook, unlike a server: a long conversation loses its beginning and continues.
+        # As in a notebook, and unlike a server: a conversation that grows too long drops its beginning.
         request = {**generation.to_dict(), "prompt": prompt.pieces, "slides": True}
         suffix, pieces = Suffix(prompt.suffix), list[str]()
         try:

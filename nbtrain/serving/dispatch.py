@@ -1,11 +1,11 @@
 """Dispatches requests to one engine process, inside the server's event loop.
 
-    answer = dispatcher.submit(requests)        Refusal 429 if too many wait, 503 if the server is ending
-    async for number, event in answer: ...      events of engine.py; Refusal if one request is refused
-    answer.cancel()                             if the client has disconnected
+    answer = dispatcher.submit(requests)        Refusal 429 if too many texts wait, 503 if shutting down
+    async for number, event in answer: ...      engine.py's events; Refusal if the engine refuses a request
+    answer.cancel()                             after the client has disconnected
 
-An engine never waits for a client: the events of an answer are merged once MOST_EVENTS of them are unread, so
-that a slow reader costs only a bounded number of events.
+The engine never waits for a client. Once MOST_EVENTS events of an answer are unread, further events are
+merged into them, so a slow client holds only a bounded number of events.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from nbtrain.serving.metrics import Metrics
 from nbtrain.serving.refusals import Refusal, too_long
 
 MOST_EVENTS = 256
-# Additional fields of the last event of a text.
+# Fields that only the last event of a text has.
 LAST = ("finish_reason", "new_tokens", "end_logprob")
 ENDING = "the server is shutting down."
 
 
 class RequestEvents:
-    """The events of one HTTP request, which may consist of several requests to the engine."""
+    """The events of one HTTP request, which may be several requests to the engine."""
 
     def __init__(self, dispatcher: "Dispatcher", requests: Sequence[Mapping[str, Any]], is_chat: bool):
         self._dispatcher, self._is_chat = dispatcher, is_chat
@@ -34,13 +34,13 @@ class RequestEvents:
         self.numbers = {dispatcher.process.new_id(): number for number, request in enumerate(requests)}
         self._running = set(self.numbers)
         self._waiting = set(self.numbers)
-        """Texts that the engine has not accepted yet."""
+        """Ids of the engine requests that have not been accepted yet."""
         self._events: deque[Event] = deque()
         self._failure: Refusal | None = None
         self._there = asyncio.Event()
 
     def put(self, event: Event) -> None:
-        """Add an event; called by the dispatcher."""
+        """Add an event. Called by the dispatcher."""
         if "accepted" in event:
             self._waiting.discard(event["id"])
             self._there.set()
@@ -52,7 +52,7 @@ class RequestEvents:
         self._there.set()
 
     def _joined(self, event: Event) -> bool:
-        """Merge the event into the newest event of its text. Return whether that was possible."""
+        """Merge the event into the newest unread event of the same text. Return whether there was one."""
         if "text" not in event:
             return False
         for held in reversed(self._events):
@@ -78,12 +78,12 @@ class RequestEvents:
             raise self._failure
 
     def fail(self, refusal: Refusal) -> None:
-        """End the answer with a refusal. Earlier events are still delivered."""
+        """End the answer with a refusal. Events that arrived before are still delivered."""
         self._failure = self._failure or refusal
         self._there.set()
 
     def cancel(self) -> None:
-        """Cancel all running texts of the answer."""
+        """Cancel the requests of this answer that are still running."""
         for request_id in self._running:
             self._dispatcher.process.send({"kind": "cancel", "id": request_id})
         self._running.clear()
@@ -108,7 +108,7 @@ class RequestEvents:
 
 
 class Dispatcher:
-    """One engine process behind the server."""
+    """Sends the server's requests to one engine process and distributes its events."""
 
     def __init__(self, loading: Loading, max_queue: int, metrics: Metrics):
         self.max_queue, self.metrics = max_queue, metrics
@@ -117,26 +117,27 @@ class Dispatcher:
         self._loop = asyncio.get_running_loop()
         self._ended: Refusal | None = None
         self.ended = asyncio.Event()
-        """The process has ended."""
+        """Set once the process has ended."""
         self.process = EngineProcess(loading, self._from_thread, self.notes.append)
 
     async def wait_until_ready(self) -> dict[str, Any]:
-        """Return the engine's description of its model. Raises the NbtrainError with which the process
-        ended.
+        """Return the engine's description of its model, once loaded.
+
+        Raises the NbtrainError that ended the process.
         """
         return await asyncio.to_thread(self.process.wait_until_ready)
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a request is being answered."""
+        """Whether a request is being answered."""
         return bool(self._answers)
 
     def submit(
         self, requests: Sequence[Mapping[str, Any]], is_chat: bool = False, streams: bool = True
     ) -> RequestEvents:
-        """Send requests to the engine; `streams`: each piece of text is wanted as soon as it exists.
+        """Send requests to the engine and return the answer to read. `streams` asks for each piece at once.
 
-        Raises Refusal if too many already wait, or if the engine has ended.
+        Raises Refusal if too many texts already wait, or if the engine has ended.
         """
         if self._ended is not None:
             raise self._ended
@@ -144,13 +145,13 @@ class Dispatcher:
         present = sum(one.texts for one in set(self._answers.values()))
         most = self.process.ready["max_batch"] + self.max_queue
         if answer.texts > most:
-            words = f"{answer.texts} texts are requested at once; the maximum is {most}."
+            words = f"the request is for {answer.texts} texts at once; the maximum is {most}."
             raise Refusal(400, words, "n", "invalid_value")
         if present + answer.texts > most:
             raise Refusal(
                 429,
                 f"Rate limit reached: {present} texts are running or waiting, and this request "
-                f"has {answer.texts}: the maximum is {most}. Please try again in 1s.",
+                f"adds {answer.texts}; the maximum is {most}. Please try again in 1s.",
                 code="rate_limit_exceeded",
             )
         try:
@@ -158,24 +159,24 @@ class Dispatcher:
                 self._answers[request_id] = answer
                 self.process.send({"kind": "generate", **request, "id": request_id, "streams": streams})
         except BaseException:
-            # The answer will not be read, so it must not occupy a slot.
+            # Nothing will read this answer, so it must not occupy a slot.
             answer.cancel()
             raise
         return answer
 
     def forget(self, answer: RequestEvents) -> None:
-        """Remove a finished answer."""
+        """Stop tracking a finished or cancelled answer."""
         for request_id in answer.numbers:
             self._answers.pop(request_id, None)
 
     def fail_all(self, refusal: Refusal) -> None:
-        """End all answers, and accept no more requests."""
+        """End all answers with a refusal, and refuse later requests."""
         self._ended = self._ended or refusal
         for answer in set(self._answers.values()):
             answer.fail(refusal)
 
     async def close(self) -> None:
-        """End the process."""
+        """Refuse all requests and end the process."""
         self.fail_all(Refusal(503, ENDING, code="shutting_down"))
         await asyncio.to_thread(self.process.close)
 
@@ -201,7 +202,7 @@ class Dispatcher:
 
 
 def refused(event: Mapping[str, Any], is_chat: bool) -> Refusal:
-    """Return the HTTP answer to a request that the engine has refused."""
+    """Convert the engine's refusal of a request to an HTTP refusal."""
     error = named_error(event)
     if isinstance(error, ContextLengthError):
         return too_long(event["positions"], event["prompt_tokens"], event["max_new_tokens"], is_chat)

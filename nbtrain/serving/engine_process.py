@@ -1,13 +1,13 @@
-"""The client of a process that holds a model and generates with it, for any number of threads.
+"""The client of a process that holds a model and generates text. Threads may share one client.
 
     engine = EngineProcess(Loading(run_dir))
     engine.wait_until_ready()
     for _, event in engine.stream({"prompt": "def ", **generation.to_dict()}): ...
     engine.close()
 
-nbtrain/inference/generate.py is the process's program, and describes the protocol. The process is reached
-only through its pipes; it has no port. However this process ends, the other one ends too, because its stdin
-closes.
+The process runs nbtrain/inference/generate.py, which describes the protocol. It has no port: the client talks
+to it only through pipes. When the client's process ends for any reason, the engine process ends too, because
+its stdin closes.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ END_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Loading:
-    """Options for loading a model; None selects a default for the machine."""
+    """Options for loading a model. None selects a default that suits the machine."""
 
     run_dir: str
     step: int | None = None
@@ -42,13 +42,13 @@ class Loading:
     dtype: str = "auto"
     tensor_parallel_size: int | None = None
     max_batch: int | None = None
-    """Maximum number of texts that are generated at once."""
+    """Maximum number of texts generated at the same time."""
     threads: int | None = None
     """Number of CPU threads; None means the default."""
 
 
 class EngineProcess:
-    """A model in a separate process. Its events are passed to `receive`, on a thread of this object."""
+    """A model in a separate process."""
 
     def __init__(
         self,
@@ -58,29 +58,30 @@ class EngineProcess:
     ):
         """Start the process.
 
-        `receive` is called with each line of events, and with None once the process has ended; without it,
-        use `stream`. `note` is called with a message for each checkpoint that is skipped.
+        `receive`, if given, is called from this object's own thread: with each message of events, and with an
+        empty dict once the process has ended. Without `receive`, read the events with stream(). `note` is
+        called with a message about each checkpoint that is skipped.
         """
         self.loading = loading
         self.ready: dict[str, Any] = {}
-        """The process's description of the model, once it is loaded."""
+        """The process's description of its model; empty until the model is loaded."""
         self.error: NbtrainError | None = None
-        """Error with which the process ended, unless it was closed."""
+        """Error that ended the process; None while it runs and after close()."""
         self._receive, self._note = receive, note
         self._streams: dict[str, queue.SimpleQueue[Event | None]] = {}
         self._ids = itertools.count()
         self._lock = threading.Lock()
         self._is_ready, self._is_closed = threading.Event(), False
-        # A file, not a pipe: no thread reads it meanwhile, and a full pipe would stop the process.
+        # stderr goes to a file: no thread reads it while the process runs, and a full pipe would block.
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
         self._process = subprocess.Popen(
             [sys.executable, "-m", MODULE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
-            # Threads that spin while they wait slow down the other threads of the core.
+            # OpenMP threads that spin while they wait slow down other threads on the same core.
             env={"OMP_WAIT_POLICY": "PASSIVE", **supervisor_environment()},
-            # An interrupt is for this process, which then cancels its requests.
+            # Ctrl-C must reach only the client, which then cancels its requests.
             start_new_session=True,
         )
         self.send(asdict(loading))
@@ -89,12 +90,13 @@ class EngineProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Return whether the process accepts requests, or will once the model is loaded."""
+        """Whether the process accepts requests, now or once its model is loaded."""
         return self.error is None and not self._is_closed and self._process.poll() is None
 
     def wait_until_ready(self) -> dict[str, Any]:
-        """Return the process's description of its model. Raises the NbtrainError with which the process
-        ended.
+        """Wait until the model is loaded, and return the process's description of it.
+
+        Raises the NbtrainError that ended the process.
         """
         self._is_ready.wait()
         if self.error is not None:
@@ -104,7 +106,7 @@ class EngineProcess:
         return self.ready
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message to the process. It is lost if the process has ended."""
+        """Send a message to the process. If the process has ended, the message is lost."""
         stdin = self._process.stdin
         assert stdin is not None
         with self._lock, contextlib.suppress(BrokenPipeError, ValueError):
@@ -116,15 +118,15 @@ class EngineProcess:
         return str(next(self._ids))
 
     def stream(self, *requests: Mapping[str, Any]) -> Iterator[tuple[int, Event]]:
-        """Yield (number of the request, event) for several requests at once, until all have ended.
+        """Run several requests at once, and yield (index of the request, event) until all have ended.
 
-        Closing the iterator cancels unfinished requests. Raises the NbtrainError of a refused request, or of
-        the process if it has ended.
+        Closing the iterator cancels unfinished requests. Raises NbtrainError if a request is refused or the
+        process ends.
         """
         return self.each(requests, len(requests))
 
     def each(self, requests: Iterable[Mapping[str, Any]], most: int) -> Iterator[tuple[int, Event]]:
-        """Stream the answers to any number of requests, with at most `most` of them running at a time."""
+        """Do the same as stream() for any number of requests, at most `most` of them at a time."""
         running: dict[str, int] = {}
         events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         waiting = enumerate(requests)
@@ -137,10 +139,10 @@ class EngineProcess:
                     self.send({"kind": "generate", **request, "id": request_id})
                 if not running:
                     return
-                # A request after the end does not receive a None.
+                # A request that starts after the process has ended does not receive a None.
                 has_ended = self.error is not None or self._is_closed
                 if (has_ended and events.empty()) or (event := events.get()) is None:
-                    raise self.error or NbtrainError("the model was unloaded while it generated.")
+                    raise self.error or NbtrainError("the model was unloaded while it was generating.")
                 number = running[event["id"]]
                 if "end" in event or "error" in event:
                     del running[event["id"]], self._streams[event["id"]]
@@ -153,7 +155,10 @@ class EngineProcess:
                 self.send({"kind": "cancel", "id": request_id})
 
     def close(self) -> None:
-        """End the process. If it is still loading, it is killed, because it does not read commands yet."""
+        """End the process.
+
+        A process that is still loading its model is killed, because it cannot read stdin yet.
+        """
         self._is_closed = True
         if not self._is_ready.is_set():
             self._process.kill()

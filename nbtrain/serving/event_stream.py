@@ -1,6 +1,6 @@
-"""Sends server-sent events to one client; the stream ends if the client disconnects or stops reading.
+"""Sends server-sent events to one client, and ends the stream if the client disconnects or stops reading.
 
-Starlette's StreamingResponse is not sufficient, because it would wait forever for a client that stalls.
+Starlette's StreamingResponse would wait indefinitely for a client that stops reading.
 """
 
 import asyncio
@@ -17,32 +17,32 @@ DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 PING_SECONDS = 15.0
 CHECKS = 10
-"""A client that stalls is dropped at most 1/CHECKS of its time late."""
+"""Checks per write_seconds; a stalled client is dropped at most write_seconds / CHECKS too late."""
 
 
 class ClientGone(Exception):
-    """Raised if the client has disconnected or does not read."""
+    """Raised if the client has disconnected or has stopped reading."""
 
 
 def event(content: Any) -> bytes:
-    """Format an event."""
+    """Format content as a server-sent event."""
     return b"data: " + orjson.dumps(content) + b"\n\n"
 
 
 class EventStream(Response):
-    """A streamed answer: pieces as they arrive, and occasional comments while there are none.
+    """A streamed response: pieces as they arrive, and a comment every PING_SECONDS while none arrives.
 
-    One task writes, and two others watch it for the whole stream, because tasks and timers for each piece
-    would cost as much as the piece.
+    One task writes, and two others watch it for the whole stream. A task and a timer for each piece would
+    take as long as sending the piece.
     """
 
     def __init__(self, pieces: AsyncIterator[bytes], write_seconds: float, gone: Callable[[], None]):
-        """Store the pieces. If the client is dropped, `gone` is called and the pieces are closed."""
+        """Store the pieces. `gone` is called if the client is dropped; the pieces are always closed."""
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
         self._pieces, self._write_seconds, self._gone = pieces, write_seconds, gone
         self._is_sending, self._since = False, time.monotonic()
-        """Whether a piece is being sent; since when, or since when the next piece is awaited."""
+        """Whether a piece is being sent, and the time since which it is sent or the next one is awaited."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -77,14 +77,14 @@ class EventStream(Response):
             self._is_sending, self._since = False, time.monotonic()
 
     async def _watch(self, send: Send) -> None:
-        """Send a comment each time the next piece is late. Raises ClientGone if the client reads nothing."""
+        """Send a comment whenever no piece arrives in time. Raises ClientGone if the client stops reading."""
         while True:
             seconds = self._write_seconds if self._is_sending else PING_SECONDS
             if (left := self._since + seconds - time.monotonic()) > 0:
-                # The next piece may be sent, and its client stall, at any time.
+                # A piece may be sent at any time, and its client may stall then, so sleep only briefly.
                 await asyncio.sleep(min(left, self._write_seconds / CHECKS))
             elif self._is_sending:
-                # Without a last piece, uvicorn closes the connection.
+                # The response then has no end, so uvicorn closes the connection.
                 raise ClientGone
             else:
                 await self._ping(send)

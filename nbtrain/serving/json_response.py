@@ -1,4 +1,4 @@
-"""JSON responses, written by orjson."""
+"""JSON responses, serialized by orjson."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 
 class JSONAnswer(Response):
-    """A response with an object of plain values; invalid Unicode becomes U+FFFD."""
+    """A JSON response built from plain values."""
 
     media_type = "application/json"
 

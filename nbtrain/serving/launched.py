@@ -22,21 +22,23 @@ from nbtrain.serving.tokens import new_token
 MODULE = "nbtrain.serving"
 END_SECONDS = 60.0
 MOST_CHARS = 200
-"""Maximum number of characters quoted from an answer."""
-# The server is on this machine: a proxy of the environment neither reaches it nor may see its token.
+"""Maximum number of characters quoted from a response."""
+# The server is on this machine, so requests bypass the proxies configured in the environment: a proxy could
+# not reach the server and must not see its token.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Server(Result):
-    """A model server. It ends with `stop()`, and together with the process that started it."""
+    """A model server started by this process. It ends with `stop()` or when this process ends."""
 
     def __init__(self, options: ServeOptions):
-        """Start the server and wait until it answers. Raises the NbtrainError with which it ends.
+        """Start the server and wait until it is ready.
 
-        For an option of the wrong type, raises ConfigError before a process is started.
+        Raises NbtrainError if the server fails to start. Raises ConfigError before a process is started if
+        an option cannot be written as JSON.
         """
         self.token = new_token()
-        """Token that every request carries."""
+        """Token that every request must send."""
         try:
             asked = json.dumps({"options": asdict(options), "token": self.token}) + "\n"
         except TypeError as error:
@@ -49,7 +51,7 @@ class Server(Result):
             stderr=self._said,
             env=supervisor_environment(),
             text=True,
-            # An interrupt of the kernel is not meant for it.
+            # Interrupting the notebook's kernel must not stop the server.
             start_new_session=True,
         )
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -62,9 +64,9 @@ class Server(Result):
             self.stop()
             raise
         self.url: str = answer["url"]
-        """http://127.0.0.1:PORT"""
+        """URL of the server, such as http://127.0.0.1:8000."""
         self.name: str | None = answer["name"]
-        """Name of the run, which is the `model` of a request."""
+        """Name of the run, for the field `model` of a request; None if any run is served."""
         self.facts: dict[str, Any] = answer["facts"]
 
     def _first_answer(self) -> dict[str, Any]:
@@ -85,11 +87,11 @@ class Server(Result):
 
     @property
     def is_running(self) -> bool:
-        """Return whether the server answers."""
+        """Whether the server's process is running."""
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """Stop the server. Running requests get their grace period, then the model is unloaded."""
+        """Stop the server. It lets running requests continue for the grace period, then unloads the model."""
         with contextlib.suppress(BrokenPipeError, OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -103,21 +105,21 @@ class Server(Result):
         self._said.close()
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a request and return the answer, e.g. post("/completions", {"prompt": "def "}).
+        """Send a request and return the response, for example post("/completions", {"prompt": "def "}).
 
-        For more than a test, use OpenAI's client with base_url and token. Raises NbtrainError if the request
-        is refused.
+        This is meant for a quick test; otherwise use OpenAI's client with base_url and token. Raises
+        NbtrainError if the server refuses the request or does not respond.
         """
         with self._request(path, body) as answer:
             return json.loads(answer.read())
 
     def post_all(self, path: str, bodies: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Send several requests at once, as several clients would, and return the answers."""
+        """Send several requests at the same time, as several clients would, and return their responses."""
         with ThreadPoolExecutor(max(len(bodies), 1)) as clients:
             return list(clients.map(lambda body: self.post(path, body), bodies))
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Send a request and yield the chunks of the answer as they arrive."""
+        """Send a request and yield the chunks of its streamed response as they arrive."""
         with self._request(path, {**body, "stream": True}) as answer:
             for line in answer:
                 content = line.decode().removeprefix("data: ").strip()
@@ -136,7 +138,7 @@ class Server(Result):
             with error:
                 raise NbtrainError(_said_by(error)) from None
         except urllib.error.URLError as error:
-            raise NbtrainError(f"{self.url} does not answer: {error.reason}.") from None
+            raise NbtrainError(f"{self.url} does not respond: {error.reason}.") from None
 
     def __enter__(self) -> "Server":
         return self
@@ -145,7 +147,7 @@ class Server(Result):
         self.stop()
 
     def as_report(self) -> Report:
-        """Return the model, the address, the token and the limits."""
+        """Return a report of the model, the URL, the token and the limits."""
         if not self.is_running:
             return Report("", [Sentence("the server has ended")])
         facts = self.facts
@@ -161,9 +163,9 @@ class Server(Result):
 
 
 def _said_by(error: urllib.error.HTTPError) -> str:
-    """Return the server's error message; without one, the status and the beginning of the answer."""
+    """Return the server's error message, or the status and the start of the response if it has none."""
     text = error.read().decode(errors="replace")
     try:
         return json.loads(text)["error"]["message"]
     except (ValueError, KeyError, TypeError):
-        return f"{error.url}: answered with status {error.code}: {text[:MOST_CHARS].strip()}"
+        return f"{error.url}: the server responded with status {error.code}: {text[:MOST_CHARS].strip()}"

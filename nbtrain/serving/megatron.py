@@ -1,13 +1,13 @@
-"""Megatron-LM's text generation route, for its existing clients.
+"""Megatron-LM's text generation API, for existing Megatron clients.
 
     PUT /api   {"prompts": [...], "tokens_to_generate": 64, ...}
     -> {"text": [prompt + new], "segments": [[token, ...]], "logprobs": [[...]] or null}
-    -> {"text", "segments", "scores"} with beam_width
+    -> {"text", "segments", "scores"} if the request has beam_width
 
-The protocol is defined in megatron/core/inference/text_generation_server. With add_BOS, a prompt begins with
-the tokenizer's prefix, if the tokenizer has one; otherwise it is unchanged. As in Megatron, an error is a
-sentence as a JSON string, with status 400, and fields, defaults and bounds are the same. Requests with
-top_p_decay, top_p_bound and similar fields are refused.
+The protocol is defined in megatron/core/inference/text_generation_server, and fields, defaults and bounds are
+the same. As in Megatron, the response to an invalid request is status 400 with a sentence as a JSON string.
+With add_BOS, a prompt begins with the tokenizer's prefix, if the tokenizer has one; otherwise it is
+unchanged. Requests that set a field in PLAIN, such as top_p_decay, to anything but its default are refused.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ KNOWN = frozenset(
         *("stop_on_double_eol", "stop_on_eol"),
     ]
 )
-# Defaults. Other values are refused.
+# Fields that are accepted only with their default value.
 PLAIN: Mapping[str, Any] = {
     "top_p_decay": 0.0,
     "top_p_bound": 0.0,
@@ -41,14 +41,14 @@ class BadRequest(Exception):
 
 
 def read(body: Any) -> tuple[list[str], Generation]:
-    """Return (prompts, generation settings). Raises BadRequest."""
+    """Return (prompts, generation settings). Raises BadRequest if the body is invalid."""
     if not isinstance(body, dict) or "prompts" not in body:
         raise BadRequest("prompts argument required")
     for name, value in body.items():
         if name in PLAIN and value != PLAIN[name]:
             raise BadRequest(f"{name} is not supported: omit it")
         if name not in KNOWN and name not in PLAIN:
-            raise BadRequest(f"{name} is not known")
+            raise BadRequest(f"{name} is not a known field")
     prompts = body["prompts"]
     if not isinstance(prompts, list) or not all(isinstance(prompt, str) for prompt in prompts):
         raise BadRequest("prompts is not a list of strings")
@@ -78,8 +78,8 @@ def read(body: Any) -> tuple[list[str], Generation]:
     try:
         return prompts, Generation(
             max_new_tokens=count,
-            # top_k 1 is Megatron's way to request greedy decoding. A beam of one is greedy too; the engine
-            # needs more.
+            # Megatron requests greedy decoding with top_k 1. Beam search with one beam is greedy too, but the
+            # engine's beam search needs at least two.
             temperature=0.0 if top_k == 1 or beams == 1 else temperature,
             top_k=top_k,
             top_p=top_p or 1.0,
@@ -96,7 +96,7 @@ def read(body: Any) -> tuple[list[str], Generation]:
 
 
 def wants_beams(body: Mapping[str, Any]) -> bool:
-    """Return whether the answer to a request has scores, as it does with any beam_width, even 1."""
+    """Return whether a request asks for beam search, so that its answer has scores; beam_width 1 does too."""
     return body.get("beam_width") is not None
 
 
@@ -123,7 +123,7 @@ async def answer_of(
             if "end_logprob" in event:
                 end_logprob.append(event["end_logprob"]["logprob"])
     if with_scores and generation.num_beams == 1:
-        # Scored as in inference/beams.py: the end of a document counts.
+        # As in inference/beams.py, the end-of-document token counts in the score.
         scored = logprobs[0] + end_logprob
         scores = [sum(scored) / max(len(scored), 1) ** generation.length_penalty]
     if with_scores:

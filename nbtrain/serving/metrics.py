@@ -29,19 +29,25 @@ class Metrics:
             "Clients that disconnected or did not read their stream.",
             registry=registry,
         )
-        self.prompt_tokens = Counter("nbtrain_prompt_tokens", "Tokens of prompts.", registry=registry)
+        self.prompt_tokens = Counter("nbtrain_prompt_tokens", "Prompt tokens read.", registry=registry)
         self.new_tokens = Counter("nbtrain_new_tokens", "Tokens generated.", registry=registry)
         self.running = Gauge("nbtrain_running_texts", "Texts in the batch.", registry=registry)
-        self.waiting = Gauge("nbtrain_waiting_texts", "Texts that wait for the batch.", registry=registry)
+        self.waiting = Gauge(
+            "nbtrain_waiting_texts", "Texts that wait for a slot in the batch.", registry=registry
+        )
         self.loaded = Gauge("nbtrain_loaded_models", "Models in memory.", registry=registry)
         self.first_text = Histogram(
             "nbtrain_first_text_seconds",
-            "Seconds from a request to its first text.",
+            "Seconds from a request to its first generated text.",
             buckets=SECONDS,
             registry=registry,
         )
         self.seconds = Histogram(
-            "nbtrain_request_seconds", "Of a request.", ("route",), buckets=SECONDS, registry=registry
+            "nbtrain_request_seconds",
+            "Seconds to answer a request.",
+            ("route",),
+            buckets=SECONDS,
+            registry=registry,
         )
 
     def text(self) -> bytes:

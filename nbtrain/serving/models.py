@@ -1,4 +1,4 @@
-"""The models of a server: the model of one run, or of any run in the output directory, one at a time."""
+"""The models that a server offers: one run's model, or the models of all runs, one loaded at a time."""
 
 import asyncio
 import contextlib
@@ -29,29 +29,30 @@ class Served:
     """A loaded model."""
 
     name: str
-    """Id of the model in requests: the run's name, and "@STEP" if an older checkpoint was requested."""
+    """Id of the model in requests: the run's name, followed by "@STEP" if the request named a checkpoint."""
     step: int
     dispatcher: Dispatcher
     template: ChatTemplate
     ready: dict[str, Any]
-    """The process's description: positions, max_batch, dtype, device, and the origin of chat_template."""
+    """The engine's description of the model (generate.py), and the origin of its chat template."""
     used: float = field(default_factory=time.monotonic)
-    """Time at which the model was last requested or finished an answer."""
+    """Time of the last request or answer, on the monotonic clock."""
     newest: int = 0
-    """The run's newest step when the model was loaded; equal to `step` unless the process skipped that
-    checkpoint.
+    """The run's newest step when the model was loaded.
+
+    It differs from `step` if that checkpoint was skipped as incomplete or an older one was requested.
     """
     run_id: str | None = None
     """Id of the run; it changes if the run is deleted and trained again under the same name."""
 
     @property
     def positions(self) -> int:
-        """Maximum number of tokens of prompt and answer together."""
+        """Maximum number of tokens in the prompt and the answer together."""
         return self.ready["positions"]
 
 
 class Models:
-    """The models of one server."""
+    """The models of one server, of which at most one is loaded."""
 
     def __init__(self, options: ServeOptions, metrics: Metrics, say: Callable[[str], None]):
         self.options, self.metrics, self._say = options, metrics, say
@@ -61,11 +62,11 @@ class Models:
 
     @property
     def is_single(self) -> bool:
-        """Return whether the server serves only one run, which then stays loaded."""
+        """Whether the server serves only one run, whose model then stays loaded."""
         return self.options.run is not None
 
     def names(self) -> dict[str, int]:
-        """Return {run: the step that is served}."""
+        """Return {name of a run: step of its checkpoint that is served by default}."""
         if self.is_single:
             return {self.loaded.name: self.loaded.step} if self.loaded is not None else {}
         found = {}
@@ -77,21 +78,30 @@ class Models:
         return found
 
     def checkpoints(self, name: str) -> list[int]:
-        """Return the steps of a run's complete checkpoints, ascending; RUN@STEP is a model of one of them."""
+        """Return the steps of a run's complete checkpoints, ascending, for ids of the form RUN@STEP.
+
+        The list is empty if the server serves only one run.
+        """
         if self.is_single:
             return []
         run = RunDir(output_root() / name)
         return [step for step in run.checkpoint_steps() if checkpoint_problem(run.checkpoint(step)) is None]
 
     def can_chat(self, name: str) -> bool:
-        """Return whether a run of names() has a chat template. Raises NbtrainError if it cannot be read."""
+        """Return whether a run has a chat template.
+
+        Raises NbtrainError if its configuration cannot be read.
+        """
         if self.loaded is not None and self.loaded.name == name:
             return not isinstance(self.loaded.template, NoTemplate)
         config = load_resolved(RunDir(output_root() / name).config_yaml)
         return has_template(config, self.options.chat_template, tokenizer_dir(config.tokenizer.name))
 
     async def get(self, name: str | None) -> Served:
-        """Return the loaded model that a request names; None means the only model. Raises Refusal."""
+        """Return the model that a request names, loaded; None means the loaded model.
+
+        Raises Refusal if the model does not exist, cannot be loaded or is still loading.
+        """
         if self.is_ending:
             raise Refusal(503, "the server is shutting down.", code="shutting_down")
         if self.is_single:
@@ -99,7 +109,7 @@ class Models:
             if served is None:
                 raise Refusal(503, "the model is being loaded.", code="loading")
             if name is not None and name != served.name:
-                raise unknown_model(name, f"The model that is served here is {served.name}.")
+                raise unknown_model(name, f"This server offers only the model {served.name}.")
         else:
             served = await self._of_any(name)
         served.used = time.monotonic()
@@ -109,7 +119,7 @@ class Models:
         async with self._loading:
             served = self.loaded
             if name is None and served is not None:
-                # Checked as if the request had named it: its process may have ended.
+                # Check the loaded model as if the request had named it: its process may have ended.
                 name = served.name
             known = self.names()
             run_name, _, step_text = (name or "").partition("@")
@@ -119,14 +129,17 @@ class Models:
             folder, step = output_root() / run_name, self._step(name, run_name, step_text)
             if served is not None:
                 is_it = served.name == name and served.run_id == _run_id(RunDir(folder))
-                # After a rollback, the newest checkpoint is an older one.
+                # After a rollback, the newest checkpoint may be older than the loaded one.
                 is_newest = step is not None or known[run_name] in (served.newest, served.step)
                 is_it = is_it and (is_newest or served.dispatcher.is_busy)
                 if is_it and not served.dispatcher.ended.is_set():
                     return served
                 if served.dispatcher.is_busy:
                     raise Refusal(
-                        503, f"{served.name} is answering, and one model is loaded at a time.", code="busy"
+                        503,
+                        f"{served.name} is answering another request, and only one model can be loaded at a "
+                        "time.",
+                        code="busy",
                     )
                 await self._unload()
             try:
@@ -137,10 +150,13 @@ class Models:
             return served
 
     def _step(self, name: str, run_name: str, text: str) -> int | None:
-        """Return the step of RUN@STEP, None for RUN. Raises Refusal if there is no such checkpoint."""
+        """Return the step in RUN@STEP; None for RUN alone.
+
+        Raises Refusal if that checkpoint does not exist.
+        """
         if "@" not in name:
             return None
-        # A model has one name: RUN@0100 is not RUN@100.
+        # Each checkpoint has exactly one name: RUN@0100 is not accepted for RUN@100.
         steps = {str(step): step for step in self.checkpoints(run_name)}
         if text not in steps:
             listed = ", ".join(f"{run_name}@{step}" for step in steps)
@@ -148,10 +164,10 @@ class Models:
         return steps[text]
 
     async def load(self, folder: Path, step: int | None = None) -> Served:
-        """Load a run's model, by default of its newest checkpoint. Raises NbtrainError if that fails."""
+        """Load a run's model, by default from the newest checkpoint. Raises NbtrainError if that fails."""
         options, run = self.options, RunDir(folder)
         if not run.exists():
-            raise JobError(f"{display(folder)} is not a run: it has no run.json.")
+            raise JobError(f"{display(folder)} is not a run directory: it has no run.json.")
         run_id = _run_id(run)
         loading = Loading(
             str(folder),
@@ -163,7 +179,7 @@ class Models:
         )
         dispatcher = Dispatcher(loading, options.max_queue, self.metrics)
         try:
-            # Read while the process loads the model.
+            # Read the configuration while the process loads the model.
             config = load_resolved(run.config_yaml)
             ready = await dispatcher.wait_until_ready()
             folder_of_tokens = tokenizer_dir(config.tokenizer.name)
@@ -180,7 +196,7 @@ class Models:
         return self.loaded
 
     async def unload_when_idle(self) -> None:
-        """Unload idle models, to free their memory, as long as the server runs."""
+        """Unload the model whenever it has been idle for idle_seconds; runs as long as the server."""
         while True:
             await asyncio.sleep(min(POLL_SECONDS, self.options.idle_seconds / 2))
             served = self.loaded
@@ -200,7 +216,7 @@ class Models:
             await served.dispatcher.close()
 
     def end_answers(self) -> None:
-        """Accept no more requests and end the running ones."""
+        """Refuse new requests and end the running ones."""
         self.is_ending = True
         if self.loaded is not None:
             self.loaded.dispatcher.fail_all(
@@ -208,7 +224,7 @@ class Models:
             )
 
     async def close(self) -> None:
-        """Unload all models."""
+        """Refuse new requests and unload the model."""
         self.is_ending = True
         await self._unload()
 
@@ -218,11 +234,14 @@ def _run_id(run: RunDir) -> str | None:
 
 
 def check_run(options: ServeOptions) -> None:
-    """Raise CheckpointError, before anything is started, if the run has no checkpoint that can be served."""
+    """Check the run before anything is started.
+
+    Raises CheckpointError if it has no complete checkpoint, and ConfigError if the template file is missing.
+    """
     if options.run is None:
         return
     run = RunDir(options.run)
     if options.step is None and newest_checkpoint_step(run) is None:
-        raise CheckpointError(f"{display(run.model)}: holds no complete checkpoint; train the run first.")
+        raise CheckpointError(f"{display(run.model)}: contains no complete checkpoint; train the run first.")
     if options.chat_template is not None and not Path(options.chat_template).is_file():
-        raise ConfigError(f"--chat-template {options.chat_template}: no such file.")
+        raise ConfigError(f"--chat-template {options.chat_template}: the file does not exist.")

@@ -1,4 +1,4 @@
-"""Answers in OpenAI's format, complete or in chunks of a stream, built from the engine's events."""
+"""Responses in OpenAI's format, complete or streamed in chunks, built from the engine's events."""
 
 import time
 import uuid
@@ -24,16 +24,16 @@ class Piece:
     logprobs: list[Object]
     finish_reason: str | None
     prompt: Object | None = None
-    """The prompt that precedes the first text, if it is requested.
+    """The prompt, in a choice's first piece if the request has echo; otherwise None.
 
-    It has "text", "first", "tokens" and "logprobs"; with logprobs also "offsets", the positions in the text
-    at which its tokens begin.
+    It has "text", "first", "tokens" and "logprobs". If log-probabilities were requested, it also has
+    "offsets": the position in the text at which each token begins.
     """
 
 
 @dataclass
 class Usage(Record):
-    """Numbers of tokens of a request."""
+    """Token counts of a request."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -48,8 +48,10 @@ class Usage(Record):
 async def pieces_of(
     answer: RequestEvents, n: int, usage: Usage, first_text: Callable[[], None], suffix: str = ""
 ) -> AsyncIterator[Piece]:
-    """Yield the pieces of a request's choices. There are n choices for each prompt, numbered
-    consecutively.
+    """Yield the pieces of a request's choices, and count tokens in `usage`.
+
+    Each prompt has n choices; choices are numbered consecutively over all prompts. `first_text` is called
+    before the first piece.
     """
     prompts: dict[int, Object] = {}
     endings: dict[int, Suffix] = {}
@@ -65,7 +67,7 @@ async def pieces_of(
         else:
             index = number * n + one["index"]
             reason = one.get("finish_reason")
-            # Each chosen token has an entry, including the one that ends the text.
+            # Every chosen token has an entry, including the token that ends the text.
             ends = [one["end_logprob"]] if "end_logprob" in one else []
             logprobs = [*one.get("logprobs", ()), *ends]
             text = endings.setdefault(index, Suffix(suffix)).add(one["text"], reason is not None)
@@ -78,7 +80,7 @@ async def pieces_of(
 
 @dataclass
 class Form:
-    """The differences between completions and chat completions."""
+    """The format of a response: a completion or a chat completion, with or without log-probabilities."""
 
     model: str
     is_chat: bool
@@ -91,12 +93,12 @@ class Form:
         self.created = int(time.time())
 
     def complete(self, choices: list[Object], usage: Usage) -> Object:
-        """Return a complete answer."""
+        """Return a complete response."""
         kind = "chat.completion" if self.is_chat else "text_completion"
         return {**self._head(kind), "choices": choices, "usage": usage.to_dict()}
 
     def chunk(self, choices: list[Object], usage: Object | None = None) -> Object:
-        """Return a chunk of a stream."""
+        """Return a chunk of a streamed response."""
         kind = "chat.completion.chunk" if self.is_chat else "text_completion"
         return {**self._head(kind), "choices": choices, **({"usage": usage} if usage is not None else {})}
 
@@ -104,7 +106,7 @@ class Form:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def choice(self, piece: Piece, is_chunk: bool) -> Object:
-        """Return a choice of a chunk, or a complete choice."""
+        """Return the choice for a piece, in a chunk or in a complete response."""
         text, logprobs = self._text_and_logprobs(piece)
         if not self.is_chat:
             body: Object = {"text": text}
@@ -115,7 +117,7 @@ class Form:
         return {"index": piece.index, **body, "logprobs": logprobs, "finish_reason": piece.finish_reason}
 
     def role(self, index: int) -> Object:
-        """Return the event with which each choice of a chat's stream begins."""
+        """Return the choice that begins the stream of each choice in a chat completion."""
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
@@ -139,14 +141,14 @@ class Form:
 def _add(found: Object, entry: Mapping[str, Any], offset: int) -> None:
     """Append a token to the lists of a completion's logprobs.
 
-    As in OpenAI's API, the token itself is always in the list of likeliest tokens, which may therefore have
+    As in OpenAI's API, the list of likeliest tokens always contains the token itself, so the list may have
     one entry more than requested.
     """
     top: dict[str, float] | None = None
     if entry["top"] is not None:
         top = {}
         for likely in (*entry["top"], entry):
-            # Two ids may have one text: the likelier one comes first.
+            # Two token ids may have the same text; keep the likelier one, which comes first.
             top.setdefault(likely["token"], likely["logprob"])
     found["tokens"].append(entry["token"])
     found["token_logprobs"].append(entry["logprob"])
@@ -161,7 +163,7 @@ def _chat_entry(entry: Mapping[str, Any]) -> Object:
 
 
 async def whole_answer(form: Form, pieces: AsyncIterator[Piece], usage: Usage) -> Object:
-    """Collect all pieces into one answer."""
+    """Collect all pieces into one response."""
     found: dict[int, Piece] = {}
     async for piece in pieces:
         if (held := found.get(piece.index)) is None:
@@ -177,7 +179,10 @@ async def whole_answer(form: Form, pieces: AsyncIterator[Piece], usage: Usage) -
 async def streamed_answer(
     form: Form, pieces: AsyncIterator[Piece], usage: Usage, count: int, with_usage: bool
 ) -> AsyncIterator[bytes]:
-    """Yield all pieces as events. Errors are events too, so that clients notice a truncated answer."""
+    """Yield the pieces as server-sent events.
+
+    An error is an event too, so clients notice a truncated answer.
+    """
     none: Object = {"usage": None} if with_usage else {}
     try:
         if form.is_chat:

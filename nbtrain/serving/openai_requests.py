@@ -1,7 +1,7 @@
-"""Requests in OpenAI's format: the supported fields, their meaning for the engine, and the refused fields.
+"""Requests in OpenAI's format: supported fields, their conversion for the engine, and refused fields.
 
-In addition to OpenAI's fields, /v1/completions and /v1/chat/completions accept vLLM's names for settings that
-OpenAI does not have: top_k, min_p, repetition_penalty, ignore_eos.
+In addition to OpenAI's fields, /v1/completions and /v1/chat/completions accept four of vLLM's fields: top_k,
+min_p, repetition_penalty and ignore_eos.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from nbtrain.base.text.terminal import shortened
 from nbtrain.config.generation import MOST_CHOICES, Generation
 from nbtrain.serving.refusals import Refusal, missing_parameter, unsupported_parameter, unsupported_value
 
-# Accepted, because they do not change the text.
+# Accepted and ignored, because they do not affect the generated text.
 WITHOUT_EFFECT = frozenset(
     [
         "user",
@@ -31,20 +31,20 @@ DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for max_tokens."""
 
 UNIONS = {
-    "prompt": "must be a text, a list of texts, a list of token ids from 0 on, or a list of such lists",
-    "stop": "must be a text or a list of texts",
+    "prompt": "must be a string, a list of strings, a list of token ids from 0 on, or a list of such lists",
+    "stop": "must be a string or a list of strings",
 }
-"""Messages for fields of several types, because the schema would name only the first type."""
+"""Messages for fields that accept several types; pydantic's message would name only the first type."""
 BOUNDS = {
     "greater_than_equal": ("ge", ("below_min", ">="), "below minimum"),
     "less_than_equal": ("le", ("above_max", "<="), "above maximum"),
 }
-"""{pydantic's error type: (the bound's key, (a part of OpenAI's code, sign), OpenAI's message)}."""
+"""{pydantic's error type: (key of the bound, (part of OpenAI's error code, sign), OpenAI's wording)}."""
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
 class StreamOptions(BaseModel):
-    """Options for a stream's events other than text."""
+    """Options of a streamed response."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -52,7 +52,7 @@ class StreamOptions(BaseModel):
 
 
 class Common(BaseModel):
-    """Fields that both kinds of requests have."""
+    """Fields that completion and chat requests share."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -74,17 +74,17 @@ class Common(BaseModel):
     ignore_eos: bool | None = None
 
     def check(self) -> None:
-        """Raise Refusal for settings that have no effect here."""
+        """Raise Refusal for settings that this server does not support."""
 
     def generation(self, max_new_tokens: int, **more: Any) -> Generation:
-        """Return the engine's options. Raises Refusal for a value out of range."""
+        """Return the engine's generation settings. Raises Refusal if a value is out of range."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         top_k = self.top_k or 0
         try:
             return Generation(
                 max_new_tokens=max_new_tokens,
                 temperature=_or(self.temperature, 1.0),
-                # vLLM's value for no limit.
+                # In vLLM, -1 means no limit.
                 top_k=0 if top_k == -1 else top_k,
                 top_p=_or(self.top_p, 1.0),
                 min_p=_or(self.min_p, 0.0),
@@ -102,7 +102,7 @@ class Common(BaseModel):
             raise Refusal(400, str(error), error.findings[0].key, "invalid_value") from None
         except ValueError:
             raise Refusal(
-                400, "logit_bias: its keys must be token ids.", "logit_bias", "invalid_value"
+                400, "the keys of logit_bias must be token ids.", "logit_bias", "invalid_value"
             ) from None
 
 
@@ -116,15 +116,15 @@ class CompletionRequest(Common):
     suffix: str | None = None
 
     def check(self) -> None:
-        """Raise Refusal for settings that have no effect here."""
+        """Raise Refusal for settings that this server does not support."""
         if self.suffix:
-            raise unsupported_parameter("suffix", "the model only continues text")
+            raise unsupported_parameter("suffix", "the model can only continue a text")
         if self.best_of is not None and self.best_of != (self.n or 1):
             hint = "request n texts, or use beam search with `nbtrain generate --num-beams`"
             raise unsupported_value("best_of", self.best_of, hint)
 
     def prompts(self) -> list[str | list[int]]:
-        """Return the prompts, each as text or token ids."""
+        """Return the prompts, each as text or token ids. Raises Refusal if there are too many."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if self.prompt and isinstance(self.prompt[0], int):
@@ -155,12 +155,12 @@ class ChatMessage(BaseModel):
     function_call: Any = None
 
     def as_text(self, number: int) -> dict[str, str]:
-        """Return {"role", "content"}. Raises Refusal for pictures, sound and tool calls."""
+        """Return {"role", "content"}. Raises Refusal for images, audio and tool calls."""
         if self.tool_calls or self.function_call:
             raise unsupported_parameter(f"messages[{number}].tool_calls", "the model does not call tools")
-        # OpenAI allows only an assistant's message to have none.
+        # OpenAI's API allows only an assistant's message to omit the content.
         if self.content is None and self.role != "assistant":
-            raise missing_parameter(f"messages[{number}].content", "Give the text.")
+            raise missing_parameter(f"messages[{number}].content", "Set it to the text of the message.")
         content = self.content or ""
         if not isinstance(content, str):
             for part in content:
@@ -172,7 +172,7 @@ class ChatMessage(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """Format of an answer."""
+    """The format that a request asks for."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -200,7 +200,7 @@ class ChatRequest(Common):
     web_search_options: Any = None
 
     def check(self) -> None:
-        """Raise Refusal for settings that have no effect here."""
+        """Raise Refusal for settings that this server does not support."""
         for name in ("tools", "functions"):
             if getattr(self, name):
                 raise unsupported_parameter(name, "the model does not call tools")
@@ -208,22 +208,22 @@ class ChatRequest(Common):
             raise Refusal(
                 400,
                 f"Invalid parameter: 'response_format' of type '{shortened(kind)}' is not supported with "
-                "this model: it writes plain text.",
+                "this model: it only writes plain text.",
                 "response_format",
                 "unsupported_value",
             )
         if (self.modalities and "audio" in self.modalities) or self.audio is not None:
-            raise unsupported_parameter("audio", "the model writes text")
+            raise unsupported_parameter("audio", "the model only writes text")
         for name in ("prediction", "reasoning_effort", "verbosity", "web_search_options"):
             if getattr(self, name) is not None:
-                raise unsupported_parameter(name, "the model has no equivalent")
+                raise unsupported_parameter(name, "the model has no equivalent setting")
         if self.top_logprobs is not None and not self.logprobs:
             words = "Invalid value for 'top_logprobs': it is only allowed with 'logprobs' set to true."
             raise Refusal(400, words, "top_logprobs", "invalid_value")
 
     @property
     def most_tokens(self) -> int | None:
-        """Maximum number of new tokens, given under either of its two names."""
+        """Maximum number of new tokens: max_completion_tokens or, if that is not set, max_tokens."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
 
@@ -232,21 +232,21 @@ def _or(value: Any, default: Any) -> Any:
 
 
 def read(kind: type[Common], body: Any) -> Any:
-    """Parse a request from JSON. Raises Refusal 400 with the name of an invalid field."""
+    """Validate a parsed JSON body as a request. Raises Refusal 400 with the name of the invalid field."""
     if not isinstance(body, dict):
         raise Refusal(400, "We could not parse the JSON body of your request: it must be a JSON object.")
     body = {name: value for name, value in body.items() if name not in WITHOUT_EFFECT}
     try:
         found = kind.model_validate(body)
     except ValidationError as error:
-        # For a union, each alternative reports a separate error; the first field is sufficient.
+        # pydantic reports one error for each alternative of a union; the first error is enough.
         raise _invalid(error.errors(include_url=False)[0]) from None
     found.check()
     return found
 
 
 def _invalid(problem: Any) -> Refusal:
-    """Return the refusal of a field that the schema rejects, with pydantic's error as OpenAI's message."""
+    """Convert a pydantic error to a refusal with OpenAI's code and wording."""
     kind, value, context = problem["type"], problem["input"], problem.get("ctx", {})
     places = [str(part) for part in problem["loc"]]
     param = _param(place for place in places if not place.startswith(("list[", "constrained", "str")))
@@ -285,7 +285,7 @@ def _invalid(problem: Any) -> Refusal:
 
 
 def _param(places: Iterable[str]) -> str:
-    """Return the path of a field in OpenAI's notation, such as messages[0].role."""
+    """Return a field's path in OpenAI's notation, such as messages[0].role."""
     path = ""
     for place in places:
         path += f"[{place}]" if place.isdigit() else f".{place}" if path else place

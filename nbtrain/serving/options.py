@@ -1,4 +1,4 @@
-"""Options of a model server: fields, defaults and bounds, for the command line and nb.serve."""
+"""Options of a model server: fields, defaults and allowed values, for `nbtrain serve` and nb.serve."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,46 +13,49 @@ PORT = 8000
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """The options of a server. Raises ConfigError if a value is out of range."""
+    """The options of a model server. Raises ConfigError if a value is not allowed."""
 
     run: str | None = None
-    """Folder of a run; None for any run in the output directory, one at a time, by a request's `model`."""
+    """Folder of the run to serve. None serves every run in the output directory, one loaded at a time."""
     step: int | None = None
-    """Step of the checkpoint of `run`; None for the newest complete one."""
+    """Step of the checkpoint of `run` to serve; None means the newest complete checkpoint."""
     host: str = LOOPBACK
     """Address to listen on; 0.0.0.0 means every network interface of this machine."""
     port: int = PORT
-    """Port to listen on; 0 for a free one."""
+    """Port to listen on; 0 chooses a free port."""
     uds: str | None = None
-    """Unix socket to use instead of host and port. Users who can enter its folder do not need a token."""
+    """Path of a Unix socket to listen on instead of host and port. Only this user can open the socket."""
     dtype: str = "auto"
-    """fp32, bf16, fp16; auto: fp32 on a CPU, the training's format on a GPU."""
+    """Format of the weights: fp32, bf16, fp16 or auto (fp32 on a CPU, the training format on a GPU)."""
     tensor_parallel_size: int | None = None
-    """Processes that the model is sharded over; None: the fewest GPUs that it fits on."""
+    """Number of ranks to shard the model across; None means the fewest GPUs that it fits on."""
     threads: int | None = None
-    """Threads of the model's process on a CPU; None: all cores."""
+    """CPU threads of the model's process; None means all cores."""
     max_batch: int | None = None
-    """Maximum number of texts at once; None for 16 on a CPU, 64 on a GPU, or as many as the memory holds."""
+    """Texts generated at once; None means up to 16 on a CPU or 64 on a GPU, as far as memory allows."""
     max_queue: int = 128
-    """Maximum number of texts that wait for a slot in the batch; further requests are answered with 429."""
+    """Maximum number of texts that wait for a slot in the batch; further requests get status 429."""
     max_new_tokens: int | None = None
-    """Maximum number of new tokens that a request may have for one text; None for the model's positions."""
+    """Maximum number of new tokens a request may ask for per text; None means no limit but the positions."""
     max_body_bytes: int = 1 << 20
-    """Maximum size of a request in bytes."""
+    """Maximum size of a request body in bytes."""
     request_seconds: float = 600.0
-    """Seconds for one request, waiting included; then the answer is 504, or its stream ends with an error."""
+    """Time limit of a request in seconds, including waiting.
+
+    After it: status 504, or an error in the stream.
+    """
     write_seconds: float = 30.0
-    """Seconds after which a stream is ended if its client reads nothing."""
+    """Seconds after which a stream ends if its client has stopped reading."""
     grace_seconds: float = 20.0
     """Seconds that running requests may continue after SIGTERM."""
     idle_seconds: float = 600.0
-    """Seconds without a request after which a model is unloaded, if any run may be served."""
+    """Seconds without a request after which the model is unloaded, if `run` is None."""
     chat_template: str | None = None
-    """File with a chat template; None for the template of the fine-tuning data, or else the tokenizer's."""
+    """File with a chat template; None means the template of the training data, otherwise the tokenizer's."""
 
     def __post_init__(self) -> None:
         rules: tuple[tuple[str, Any, bool, str], ...] = (
-            ("port", self.port, 0 <= self.port <= 65535, "from 0 (a free one) to 65535"),
+            ("port", self.port, 0 <= self.port <= 65535, "from 0 (choose a free port) to 65535"),
             ("dtype", self.dtype, self.dtype in LOADED_DTYPES, f"one of {', '.join(LOADED_DTYPES)}"),
             *(
                 (name, value, value is None or value >= 1, "at least 1")
@@ -71,8 +74,8 @@ class ServeOptions:
         }
         if self.run is None and self.step is not None:
             problems["step"] = (
-                f"step = {self.step} is a checkpoint of one run: name the run (`nbtrain serve RUN --step "
-                f"{self.step}`). Without a run, the newest checkpoint of each is served."
+                f"step = {self.step} selects a checkpoint of one run, so name the run (`nbtrain serve RUN "
+                f"--step {self.step}`). Without a run, the server offers the newest checkpoint of every run."
             )
         findings = (Finding("error", "options", key, "", text, cost=FATAL) for key, text in problems.items())
         refuse(findings, ConfigError)

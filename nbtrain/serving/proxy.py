@@ -1,10 +1,10 @@
-"""A server of all runs' models behind Jupyter's own address and login, through jupyter-server-proxy.
+"""Registers a model server for all runs with jupyter-server-proxy, behind Jupyter's own URL and login.
 
-    <base_url>nbtrain-models/       a page to try a model
+    <base_url>nbtrain-models/       a page for trying a model
     <base_url>nbtrain-models/v1     OpenAI's base_url; the api_key is Jupyter's token
 
 The server listens on a Unix socket that only this user can open, and Jupyter's login protects access to it.
-It starts with the first request, loads a model on demand, and unloads it after ten minutes without a request.
+It starts with the first request, loads a model on demand, and unloads it after ten idle minutes.
 """
 
 import sys
@@ -17,7 +17,7 @@ def models_entry() -> dict[str, Any]:
     """Return the entry for jupyter-server-proxy (group jupyter_serverproxy_servers, name nbtrain-models)."""
     command = [sys.executable, "-m", "nbtrain", "serve", "--uds", "{unix_socket}"]
     return {
-        # Jupyter Server, whose child it is, may be killed.
+        # Jupyter Server, the parent of this process, may be killed.
         "command": [*command, "--end-with-parent"],
         "unix_socket": True,
         "timeout": START_SECONDS,

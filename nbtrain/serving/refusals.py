@@ -1,9 +1,10 @@
-"""Refusals of a request: OpenAI's error object, and whether its client should retry.
+"""Error responses: OpenAI's error object, and whether the client should retry.
 
-Clients decide by status, `code` and message, so these are OpenAI's wherever OpenAI defines them: LiteLLM and
-LangChain shorten a prompt after `context_length_exceeded`, and request another key after `invalid_api_key`.
-After 408, 409, 429 and 5xx, OpenAI's clients send a request up to three times, unless the header
-`x-should-retry` forbids it; an error that would recur must not cost three generations.
+Clients react to the status, `code` and message, so these are the same as OpenAI's wherever OpenAI defines
+them. For example, LiteLLM and LangChain shorten the prompt after `context_length_exceeded` and ask for
+another key after `invalid_api_key`. After 408, 409, 429 and 5xx, OpenAI's clients send a request up to three
+times, unless the header `x-should-retry` forbids it. The header prevents three generations that all end in
+the same error.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from starlette.responses import Response
 
 from nbtrain.serving.json_response import JSONAnswer
 
-# {status: the type in OpenAI's error object}: a refusal for a full queue counts requests.
+# {status: `type` in OpenAI's error object}, for a status that has a type of its own.
 TYPES = {429: "requests"}
 TRIED_AGAIN = (429, 503)
 RETRY_SECONDS = 1
@@ -21,7 +22,7 @@ TOO_LONG = "context_length_exceeded"
 
 
 class Refusal(Exception):
-    """An answer with a status other than 200."""
+    """An error response: a status other than 200, with a message."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None):
         super().__init__(message)
@@ -33,7 +34,7 @@ class Refusal(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
-        """Return the HTTP response, which tells clients whether to retry."""
+        """Return the HTTP response, with a header that tells the client whether to retry."""
         headers: Mapping[str, str] = {"x-should-retry": "false"}
         if self.status in TRIED_AGAIN:
             headers = {"retry-after": str(RETRY_SECONDS)}
@@ -43,20 +44,20 @@ class Refusal(Exception):
 
 
 def unsupported_parameter(param: str, reason: str) -> Refusal:
-    """Return the refusal of one of OpenAI's fields that is not supported here."""
+    """Return the refusal of a field of OpenAI's API that this server does not support."""
     return Refusal(
         400, f"Unsupported parameter: '{param}' is not supported: {reason}.", param, "unsupported_parameter"
     )
 
 
 def missing_parameter(param: str, hint: str = "") -> Refusal:
-    """Return the refusal of a request without a field that it needs."""
+    """Return the refusal of a request that lacks a required field."""
     words = f"Missing required parameter: '{param}'."
     return Refusal(400, f"{words} {hint}".rstrip(), param, "missing_required_parameter")
 
 
 def unsupported_value(param: str, value: object, reason: str) -> Refusal:
-    """Return the refusal of a value that OpenAI's models support and this model does not."""
+    """Return the refusal of a value that OpenAI's models support but this model does not."""
     return Refusal(
         400,
         f"Unsupported value: '{param}' does not support {value} with this model: {reason}.",
@@ -66,7 +67,7 @@ def unsupported_value(param: str, value: object, reason: str) -> Refusal:
 
 
 def unknown_model(name: str | None, served: str) -> Refusal:
-    """Return the refusal of a request for an unknown model; `served` is a sentence on the known models."""
+    """Return the refusal of a request for an unknown model. `served` is a sentence that lists the models."""
     return Refusal(
         404,
         f"The model `{name}` does not exist or you do not have access to it. {served}",
@@ -76,10 +77,10 @@ def unknown_model(name: str | None, served: str) -> Refusal:
 
 
 def too_long(positions: int, prompt_tokens: int, max_new_tokens: int, is_chat: bool) -> Refusal:
-    """Return the refusal of a prompt that leaves no room for the new tokens, with OpenAI's message.
+    """Return the refusal of a request that exceeds the model's positions, with OpenAI's message.
 
-    LiteLLM searches for this wording. LangChain searches for the code in the error's text, which openai 3
-    builds from the message alone, so the message ends with the code.
+    LiteLLM searches for this wording. LangChain searches the error's text for the code; version 3 of the
+    openai package builds that text from the message alone, so the message ends with the code.
     """
     most = f"This model's maximum context length is {positions} tokens"
     both = f"you requested {prompt_tokens + max_new_tokens} tokens"

@@ -1,8 +1,8 @@
-"""The model with which a notebook generates: loaded by the first call and kept for later calls.
+"""The model that a notebook generates with: loaded by the first call and kept for later calls.
 
-The model is unloaded when this process ends, after ten minutes without a call, when another run, checkpoint
-or format is requested, when a newer checkpoint has been saved, and when the run was deleted and trained again
-under its name. Only one model is kept, because two might not fit in memory.
+The model is unloaded after ten minutes without a call and when this process ends. A call replaces it if the
+call names another run, checkpoint or format, if a newer checkpoint has been saved, or if the run was deleted
+and trained again under the same name. Only one model is kept, because two might not fit in memory.
 """
 
 import atexit
@@ -23,25 +23,25 @@ IDLE_SECONDS = 600.0
 
 
 class Resident:
-    """The only engine of this process."""
+    """Holds the only engine of this process."""
 
     def __init__(self, idle_seconds: float = IDLE_SECONDS):
         self.idle_seconds = idle_seconds
         self.engine: EngineProcess | None = None
         self._wanted: tuple[str | None, Loading] | None = None
-        """Id of the run, and the loaded model."""
+        """Id of the run and options of the loaded model; None before the first load."""
         self._lock = threading.RLock()
         self._users = 0
         self._timer: threading.Timer | None = None
 
     def stream(self, loading: Loading, *requests: Mapping[str, Any]) -> Iterator[tuple[int, Event]]:
-        """Yield the events of requests to the model of `loading`, which is loaded if necessary."""
+        """Yield the events of requests to the model described by `loading`, which is loaded if necessary."""
         with self.used(loading) as engine:
             yield from engine.stream(*requests)
 
     @contextlib.contextmanager
     def used(self, loading: Loading) -> Iterator[EngineProcess]:
-        """Yield the ready engine of `loading`, and keep it loaded at least until the body ends."""
+        """Yield the engine described by `loading`, once ready. It stays loaded inside the `with` block."""
         with self._lock:
             engine = self._engine_of(loading)
             self._users += 1
@@ -60,7 +60,7 @@ class Resident:
                     self._timer.start()
 
     def _engine_of(self, loading: Loading) -> EngineProcess:
-        # The newest step now: a run may have saved since.
+        # The run may have saved a newer checkpoint since the last call.
         run = RunDir(loading.run_dir)
         newest = newest_checkpoint_step(run)
         # A run that was deleted and trained again has the same folder and often the same steps.
@@ -70,7 +70,7 @@ class Resident:
         if kept is not None and kept.is_alive and self._wanted == wanted:
             return kept
         self.close()
-        # `loading` itself: of the newest checkpoints, the process passes over those that are torn.
+        # Pass `loading` without the step: the process skips incomplete checkpoints by itself.
         self.engine = EngineProcess(loading, note=logger.warning)
         self._wanted = wanted
         return self.engine

@@ -1,11 +1,12 @@
-"""The process of a server: it listens, loads models, answers requests, and shuts down cleanly.
+"""The server process: listens, loads models, answers requests and shuts down cleanly.
 
     SIGTERM or Ctrl-C    no new connections; running requests continue for grace_seconds, then each stream
                          gets an error event and ends, and each other request gets 503; then the model is
                          unloaded
     a second Ctrl-C      ends the server at once
 
-If the model's process ends by itself, its last output answers every request, and the server ends with it too.
+If the model's process fails, every request gets its last output as an error, and the server ends with that
+error.
 """
 
 import asyncio
@@ -30,12 +31,12 @@ from nbtrain.serving.metrics import Metrics
 from nbtrain.serving.models import Models, check_run
 from nbtrain.serving.options import ServeOptions
 
-# For requests that do not end although they were cancelled.
+# Time limit for requests that do not end although they were cancelled.
 LAST_SECONDS = 5.0
-# Open connections, idle ones included; more of them are answered with 503.
+# Maximum number of open connections, including idle ones; requests on further connections get 503.
 MOST_CONNECTIONS = 1024
 BACKLOG = 512
-# nginx's default. OpenAI's client drops an idle connection after 5 s, and so does uvicorn by default: a
+# nginx's default. Uvicorn's default is 5 s, and OpenAI's client also keeps an idle connection for 5 s, so a
 # request sent at that moment would find its connection closed.
 KEEP_ALIVE_SECONDS = 75
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -46,11 +47,11 @@ class Ready:
     """The description of a server that answers requests."""
 
     url: str
-    """URL without the token; the path of a Unix socket."""
+    """URL without the token, or the path of the Unix socket."""
     name: str | None
     """Name of the run; None if any run is served."""
     facts: dict[str, Any]
-    """Properties of the model: step, dtype, device, max_batch, positions, chat_template."""
+    """Properties of the model, such as step, dtype, device, max_batch, positions and chat_template."""
 
 
 def serve(
@@ -60,10 +61,10 @@ def serve(
     say: Callable[[str], None] = print,
     until: Callable[[], None] | None = None,
 ) -> int:
-    """Serve until the process receives a signal to end, and return its exit code.
+    """Serve until the process receives SIGINT or SIGTERM, and return its exit code.
 
-    `until` runs in a thread, and the server ends when it returns. Raises NbtrainError if the model cannot be
-    loaded, and ConfigError if the port is in use.
+    `until`, if given, runs in a thread, and the server also ends when it returns. Raises NbtrainError if the
+    model cannot be loaded, and ConfigError if the port is in use.
     """
     check_run(options)
     listening = _socket(options)
@@ -97,7 +98,7 @@ async def _serve(
     app = Routes(options, models, metrics).app(token, lifespan)
     config = uvicorn.Config(
         app,
-        # Tokens may be in addresses.
+        # URLs may contain the token, which must not appear in a log.
         access_log=False,
         log_level="warning",
         server_header=False,
@@ -118,7 +119,7 @@ async def _serve(
         ready = Ready(_url(options, listening), None, {})
         if options.run is not None:
             loading = asyncio.ensure_future(models.load(Path(options.run)))
-            # Signalled while it loads: uvicorn has handled the signal.
+            # If a signal arrives during loading, uvicorn handles it and `answering` completes first.
             await asyncio.wait({loading, answering}, return_when=asyncio.FIRST_COMPLETED)
             if not loading.done():
                 loading.cancel()
@@ -150,8 +151,9 @@ async def _end_with_engine(
 
 
 class OrderlyServer(uvicorn.Server):
-    """uvicorn with a clean shutdown. By itself, uvicorn waits forever for streams, or cuts them off without
-    an error.
+    """A uvicorn server with a clean shutdown.
+
+    Plain uvicorn either waits indefinitely for streams or cuts them off without an error.
     """
 
     def __init__(self, config: uvicorn.Config, models: Models, grace_seconds: float):
@@ -160,7 +162,7 @@ class OrderlyServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals, because uvicorn's version raises the signal again before the model is unloaded."""
+        """Handle signals here, because uvicorn raises the signal again before the model is unloaded."""
         loop = asyncio.get_running_loop()
         is_main = threading.current_thread() is threading.main_thread()
         for number in SIGNALS if is_main else ():
@@ -195,7 +197,10 @@ class OrderlyServer(uvicorn.Server):
 
 
 def _socket(options: ServeOptions) -> socket.socket:
-    """Return a bound socket. It is bound before the model is loaded, which may take minutes."""
+    """Return a bound socket. Raises ConfigError if the address cannot be used.
+
+    Binding happens before the model is loaded, which may take minutes.
+    """
     if options.uds is not None:
         path = Path(options.uds)
         listening = socket.socket(socket.AF_UNIX)
@@ -219,24 +224,28 @@ def _socket(options: ServeOptions) -> socket.socket:
         listening.close()
         where = f"{options.host}, port {options.port}"
         if error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"{where}: in use by another program. `--port 0` chooses a free one.") from None
+            raise ConfigError(
+                f"{where}: the port is in use by another program. `--port 0` chooses a free port."
+            ) from None
         raise ConfigError(f"{where}: {error.strerror or error}.") from None
     return listening
 
 
 def _make_room(path: Path) -> None:
-    """Remove the socket of a server that was killed. Raises ConfigError if the path is anything else."""
+    """Remove a socket left by a killed server. Raises ConfigError if the path is in use or not a socket."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise ConfigError(f"--uds {path}: exists and is not a socket. Give another path.")
+            raise ConfigError(f"--uds {path}: the path exists and is not a socket. Choose another path.")
         with socket.socket(socket.AF_UNIX) as client:
             if client.connect_ex(str(path)) == 0:
-                raise ConfigError(f"--uds {path}: in use by another program. Give another path.")
+                raise ConfigError(
+                    f"--uds {path}: the socket is in use by another program. Choose another path."
+                )
         path.unlink()
 
 
 def _inode(path: str | None) -> int | None:
-    """Return the inode of the file at a path; None if there is no file."""
+    """Return the inode of the file at a path; None if the file does not exist."""
     if path is None:
         return None
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Generated texts: strings that carry their prompt and tokens, and their display in a notebook."""
+"""Generated texts: strings with their prompt and tokens as attributes, and their display in a notebook."""
 
 import html
 import math
@@ -23,20 +23,25 @@ class Text(str):
     tokens: list[int]
     """Ids of the generated tokens."""
     finish_reason: str
-    """length: all requested tokens were generated; stop: the end of a document or a stop string was
-    reached.
+    """Reason why the text ended.
+
+    "length": all requested tokens were generated; "stop": the model ended the document or wrote a stop
+    string.
     """
     logprobs: list[dict[str, Any]]
-    """Log-probabilities for each new token, if requested: {"id", "token", "bytes", "logprob", "top"}."""
+    """Log-probabilities, one entry per new token: {"id", "token", "bytes", "logprob", "top"}.
+
+    Empty unless they were requested.
+    """
     score: float | None
-    """Score of beam search."""
+    """Score from beam search; None without beam search."""
 
     def _repr_html_(self) -> str:
         return _shown(self)
 
 
 class Texts(list[Text]):
-    """A list of texts that a notebook displays."""
+    """A list of texts that a notebook displays one below the other."""
 
     def _repr_html_(self) -> str:
         return "".join(_shown(text) for text in self)
@@ -54,7 +59,7 @@ class Growing:
     score: float | None = None
 
     def take(self, event: Mapping[str, Any]) -> str:
-        """Add an event, and return its new piece."""
+        """Add an event, and return the piece of text that it contains."""
         self.pieces.append(event["text"])
         self.tokens += event["tokens"]
         self.logprobs += event.get("logprobs", ())
@@ -96,9 +101,7 @@ def _shown(text: Text) -> str:
 
 
 def _with_chances(text: Text) -> str:
-    """Return HTML that marks each token the more strongly the less likely it was; tooltips list
-    alternatives.
-    """
+    """Return HTML that shades each token, darker the less likely it was, with alternatives in a tooltip."""
     spans = []
     for entry in text.logprobs:
         chance = math.exp(entry["logprob"])

@@ -1,7 +1,8 @@
-"""The token that every request must send: generated at start or given by the user, compared in constant time.
+"""The access token that every request must send: generated at startup or set by the user.
 
-It is accepted in the form of OpenAI's clients (Authorization: Bearer TOKEN), of Jupyter's (Authorization:
-token TOKEN), and as ?token=TOKEN for pages and clients that cannot set a header.
+A request may send it as OpenAI's clients do (Authorization: Bearer TOKEN), as Jupyter's clients do
+(Authorization: token TOKEN), or as ?token=TOKEN in the URL, for pages and clients that cannot set a header.
+Tokens are compared in constant time.
 """
 
 import hmac
@@ -18,7 +19,7 @@ from nbtrain.serving.refusals import Refusal
 
 VARIABLE = "NBTRAIN_SERVE_TOKEN"
 LEAST_CHARS = 16
-# Route that reports only that the server runs, for monitoring.
+# Paths that need no token, because they reveal only whether the server is running.
 OPEN_PATHS = ("/health",)
 
 
@@ -28,11 +29,10 @@ def new_token() -> str:
 
 
 def token_of(file: str | None) -> tuple[str, str | None]:
-    """Return (token, source): from a file, otherwise from NBTRAIN_SERVE_TOKEN, otherwise a new one (source
-    None).
+    """Return (token, source), read from the file or from NBTRAIN_SERVE_TOKEN, or generated (source None).
 
-    Raises ConfigError for a file that does not exist or that others may read, and for a token that is too
-    short.
+    Raises ConfigError if the file cannot be read or if other users can read it, and if the token is too short
+    or contains spaces or non-ASCII characters.
     """
     if file is None:
         if not (token := os.environ.get(VARIABLE, "")):
@@ -46,14 +46,14 @@ def token_of(file: str | None) -> tuple[str, str | None]:
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not text"
             raise ConfigError(
-                f"{place}: cannot be read ({reason}): name a file that holds the token."
+                f"{place}: the file cannot be read ({reason}). Specify a file that contains the token."
             ) from None
         if mode & (stat.S_IRGRP | stat.S_IROTH):
-            raise ConfigError(f"{place}: other users can read it; run `chmod 600 {file}`.")
+            raise ConfigError(f"{place}: other users can read the file; run `chmod 600 {file}`.")
     if len(token) < LEAST_CHARS or not token.isascii() or not token.isprintable() or " " in token:
         raise ConfigError(
-            f"{place}: the token must be at least {LEAST_CHARS} characters of visible ASCII without spaces; "
-            f"this one has {len(token)} characters. `openssl rand -hex 24` makes one."
+            f"{place}: the token must be at least {LEAST_CHARS} visible ASCII characters without spaces; "
+            f"this token has {len(token)} characters. Run `openssl rand -hex 24` to generate one."
         )
     return token, place
 
@@ -73,12 +73,12 @@ class TokenRequired:
             await self.app(scope, receive, send)
             return
         what = "Incorrect API key provided" if brought else "You didn't provide an API key"
-        message = f"{what}: send the header `Authorization: Bearer TOKEN`, with the token of this server."
+        message = f"{what}: send the header `Authorization: Bearer TOKEN` with this server's token."
         await Refusal(401, message, code="invalid_api_key").response()(scope, receive, send)
 
 
 def _brought(scope: Scope) -> list[bytes]:
-    """Return the tokens in a request's header and address."""
+    """Return the tokens in a request's headers and URL."""
     headers = [value for name, value in scope["headers"] if name == b"authorization"]
     query = parse_qs(scope["query_string"].decode("latin-1"))
     tokens = [value.partition(b" ")[2].strip() for value in headers]

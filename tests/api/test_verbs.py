@@ -152,7 +152,7 @@ def test_generate_gives_strings_that_a_cell_shows(run, asked):
 def test_serve_refuses_an_option_before_a_process_is_started(run):
     for options, message in (
         ({"no_such": 1}, "no_such: no such option. The options are: chat_template, dtype, grace_seconds, "),
-        ({"port": -1}, "port = -1 must be from 0 (a free one) to 65535."),
+        ({"port": -1}, "port = -1 must be from 0 (choose a free port) to 65535."),
         ({"max_batch": 0}, "max_batch = 0 must be at least 1."),
         ({"max_queue": "x"}, "an option has a value of the wrong type."),
         (

@@ -382,7 +382,7 @@ def test_what_is_refused(place, tmp_path):
         (
             {"harness": "say", "include_path": folder / "tasks", "apply_chat_template": True},
             ConfigError,
-            "this run has no chat template: its data.sources hold no conversations",
+            "this run has no chat template: its data.sources contain no conversations",
         ),
         ({"apply_chat_template": True}, ConfigError, "(harness)"),
     ):

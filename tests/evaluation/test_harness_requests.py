@@ -284,7 +284,7 @@ def test_a_chat_begins_with_what_its_template_writes(tmp_path):
     with pytest.raises(ConfigError, match="must be one of"):
         own([{"role": "stranger", "content": "a"}])
     for prompt in (True, False):
-        with pytest.raises(ConfigError, match="the chat template refuses these messages: no"):
+        with pytest.raises(ConfigError, match="the chat template rejects these messages: no"):
             theirs([{"role": "system", "content": "alone"}], add_generation_prompt=prompt)
     assert own.takes_turns and theirs.takes_turns
     single = chat_of({"kind": "alpaca", "path": "x"})

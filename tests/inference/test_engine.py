@@ -282,22 +282,22 @@ def test_a_cancelled_request_gives_its_slots_back(model, tokenizer, alone):
 @pytest.mark.parametrize(
     ("prompt", "changes", "message"),
     [
-        ([], {}, "the prompt has no token: give at least one."),
-        ([1, 320], {}, "token 320 of the prompt must be from 0 to 319."),
+        ([], {}, "the prompt has no tokens; it must have at least one."),
+        ([1, 320], {}, "token id 320 in the prompt must be from 0 to 319."),
         (
             [1] * 80,
             {},
-            "the prompt has 80 tokens, and 20 more are requested: the model has 96 positions. Shorten the "
-            "prompt or request at most 16.",
+            "the prompt has 80 tokens and the request is for 20 new tokens, but the model has only 96 "
+            "positions. Shorten the prompt or request at most 16 new tokens.",
         ),
         (
             [1] * 96,
             {},
-            "the prompt has 96 tokens, and 20 more are requested: the model has 96 positions. Shorten the "
-            "prompt.",
+            "the prompt has 96 tokens and the request is for 20 new tokens, but the model has only 96 "
+            "positions. Shorten the prompt.",
         ),
-        ([1], {"logit_bias": ((400, 1.0),)}, "logit_bias of token 400: must be from 0 to 319."),
-        ([1], {"num_beams": 5}, "num_beams = 5 must be at most 4, the slots of the batch."),
+        ([1], {"logit_bias": ((400, 1.0),)}, "logit_bias: token id 400 must be from 0 to 319."),
+        ([1], {"num_beams": 5}, "num_beams = 5 must be at most 4, the number of slots in the batch."),
     ],
 )
 def test_what_the_model_has_no_room_for_is_refused(model, tokenizer, prompt, changes, message):

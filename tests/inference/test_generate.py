@@ -86,7 +86,7 @@ def test_a_prompt_is_text_ids_or_pieces_that_are_encoded_one_by_one(run):
     # An empty prompt starts a document.
     assert tokens["empty"] == made.without_cache(model, [tokenizer.eod_id], 12)
     refused = {event["id"]: event["message"] for event in found if "error" in event}
-    assert refused["wrong"] == "token 1000 of the prompt must be from 0 to 319."
+    assert refused["wrong"] == "token id 1000 in the prompt must be from 0 to 319."
     assert refused["long"].startswith("the prompt has 90 tokens, and 12 more are requested")
 
 
@@ -270,9 +270,9 @@ def test_how_many_gpus_and_texts_at_once():
     with pytest.raises(ConfigError) as error:
         fit(needs, [24 * gigabyte] * 2, [1, 2], slots=64)
     assert str(error.value) == (
-        "the model needs 30.0 GiB, and each of 64 texts that are generated at once needs 1.0 GiB, but only "
-        "24.0 GiB and 24.0 GiB are free. "
-        "Request fewer texts at once, end other programs that use the memory, or use a machine with more "
+        "the model needs 30.0 GiB of memory, plus 1.0 GiB per text for 64 texts at once, but only "
+        "24.0 GiB and 24.0 GiB is free. "
+        "Request fewer texts at once, stop other programs that use the memory, or use a machine with more "
         "memory."
     )
     # Ranks that share a key and value head have a copy of it each.
@@ -292,7 +292,7 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch):
     monkeypatch.setattr(generate, "free_memory", lambda: [80 << 30] * 4)
     with pytest.raises(ConfigError) as error:
         generate._ranks_and_slots(None, None, "bf16", 96, {"tensor_parallel_size": 8})
-    assert str(error.value) == "tensor_parallel_size = 8: this machine has 4 GPUs."
+    assert str(error.value) == "tensor_parallel_size = 8: this machine has only 4 GPUs."
 
 
 def test_a_model_that_cannot_be_cut_is_refused(run):

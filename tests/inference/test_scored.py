@@ -135,11 +135,15 @@ def test_the_likeliest_of_equal_logits_is_the_first():
 def test_what_cannot_be_scored_is_refused(model, tokenizer):
     engine = engine_of(model, tokenizer)
     for context, continuations, said in (
-        ([], [[1]], "a context and each of its continuations need at least one token."),
-        ([1], [[2], []], "a context and each of its continuations need at least one token."),
-        ([1], [], "a context and each of its continuations need at least one token."),
-        ([1], [[VOCAB_SIZE]], "token 320 of the prompt must be from 0 to 319."),
-        ([1] * 90, [[1] * 8], "the longest text has 97 tokens to read: the model has 96 positions."),
+        ([], [[1]], "the context and each of its continuations must have at least one token."),
+        ([1], [[2], []], "the context and each of its continuations must have at least one token."),
+        ([1], [], "the context and each of its continuations must have at least one token."),
+        ([1], [[VOCAB_SIZE]], "token id 320 in the prompt must be from 0 to 319."),
+        (
+            [1] * 90,
+            [[1] * 8],
+            "the longest text to score has 97 tokens to read, but the model has only 96 positions.",
+        ),
     ):
         with pytest.raises(ConfigError) as error:
             engine.score(ScoreRequest("a", context, continuations))

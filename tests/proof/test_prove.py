@@ -68,7 +68,7 @@ def test_no_run_of_that_name_is_removed(workspace):
     with pytest.raises(SubmitError, match=r"no run\.json but holds notes\.txt"):
         renew(run, TWIN_OF, "mine")
     files.write_json(run.run_json, {"schema_version": 1, "run_id": "a", "name": "mine-twin"})
-    with pytest.raises(SubmitError, match="is an ordinary run, not a twin"):
+    with pytest.raises(SubmitError, match="is not a twin but an ordinary run"):
         renew(run, TWIN_OF, "mine")
     assert (run.path / "notes.txt").is_file()
 
@@ -123,7 +123,7 @@ def test_a_twin_that_is_interrupted_can_be_made_again(workspace, tiny, error, ca
     renew(proof.run, TWIN_OF, "tiny")
     assert not proof.runs["exact"].path.exists()
     with pytest.raises(
-        JobError, match=r"^output/tiny-twin/jobs/.*/job\.json: is gone: the twin's folder was"
+        JobError, match=r"^output/tiny-twin/jobs/.*/job\.json is missing: the twin's folder was"
     ):
         end_job(job, None)
 
@@ -171,7 +171,7 @@ def test_how_a_layout_is_called():
         ([-9, 1, -9], False, "rank 0 ended with code -9, rank 1 ended with code 1, rank 2 ended with code "
             "-9: ValueError: no"),
         ([1], False, "rank 0 ended with code 1: ValueError: no"),
-        ([-9, -9], True, "not done after 900 s"),
+        ([-9, -9], True, "the ranks did not finish within 900 s"),
     ],
 )  # fmt: skip
 def test_why_a_launch_ended(tmp_path, codes, late, words):

@@ -65,7 +65,7 @@ def test_a_run_is_trained_when_every_step_has_its_number():
     missing = check_trained(without(curve(), 3), STEPS)
     assert (missing.outcome, missing.message) == ("failed", "6 of 7 steps were trained")
     odd = check_trained(curve(norm4=math.nan), STEPS)
-    assert odd.message == "loss or gradient norm of step 4 is NaN or Inf"
+    assert odd.message == "the loss or gradient norm of step 4 is NaN or Inf"
 
 
 @pytest.mark.parametrize("change", ["loss5", "norm5", "validation6"])
@@ -111,7 +111,7 @@ def test_exported_weights_have_the_last_validation_loss():
     answer = {"validation_loss": 5.2, "num_tensors": 3, "num_parameters": 1000, "bytes": 4000}
     assert check_export("export", answer, curve(), "fp32").outcome == "passed"
     off = check_export("export", {**answer, "validation_loss": 5.201}, curve(), "fp32")
-    assert off.outcome == "failed" and "1.0e-03, allowed 1e-05" in off.message
+    assert off.outcome == "failed" and "by 1.0e-03, at most 1e-05 is allowed" in off.message
     assert check_export("export", {**answer, "validation_loss": 5.201}, curve(), "bf16").outcome == "passed"
     assert (
         check_export("export", {**answer, "validation_loss": math.nan}, curve(), "bf16").outcome == "failed"
@@ -157,7 +157,7 @@ def test_a_report_passes_when_all_of_it_did(tmp_path):
         "Twin of gpt: FAILED in 61 s. 8 ranks: data 2 x pipeline 4, ZeRO 1, bf16.",
         "",
         "Scaled down",
-        "  data_parallel_size   4 in the run, 2 here",
+        "  data_parallel_size   4 in the run, 2 in the twin",
         "",
         "Checks",
         "  ok       check 0  words",
@@ -165,7 +165,7 @@ def test_a_report_passes_when_all_of_it_did(tmp_path):
         "  skipped  check 2  words",
         "",
         "Not proven here",
-        "  precision.fp8: true  only GPUs; here bf16",
+        "  precision.fp8: true  only GPUs; the twin uses bf16",
     ]
     figure = draw(files.read_json(run.path / "twin.json"))
     assert figure.get_suptitle().startswith("Twin of gpt: FAILED")

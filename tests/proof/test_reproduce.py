@@ -105,7 +105,7 @@ def test_a_window_is_bit_exact_in_a_second_workspace(original, copied, fork_serv
     assert contents(copied) == before and certificate_problems(copied) == []
     target = RunDir.named("original-reproduced")
     written = json.loads((target.path / REPRODUCTION_JSON).read_text())
-    assert written["headline"] == "steps 9 to 12 trained again: bit-exact"
+    assert written["headline"] == "steps 9 to 12, trained again, are bit-exact"
     assert b"</svg>" in (target.path / PICTURE).read_bytes()
     assert [path.name for path in target.path.rglob("*.tmp")] == []
     # The chains agree where both have a checkpoint, files included.
@@ -143,7 +143,7 @@ def test_a_changed_library_and_file_are_named_although_the_bits_are_equal(copied
     assert (
         "version of torch: 2.12.0 -> " in named and "file of nbtrain train/trainer.py: 000000000000" in named
     )
-    assert "lr_schedule.lr = 0.002; these steps were trained with 0.001" in made.notes[0]
+    assert "lr_schedule.lr = 0.002, but these steps were trained with 0.001" in made.notes[0]
     assert "certificate.json: file of nbtrain train/trainer.py" in made.notes[1]
 
 
@@ -320,7 +320,7 @@ def test_steps_of_fewer_gpus_are_trained_again_on_as_many(workspace, devices, la
     assert config.batch.global_batch_size == 8 and len(notes) == 1
     # Neither the labels of the run's sweep nor a fault that was injected into it belong to this one.
     assert (config.labels, config.notify.command, dict(config.backend.env)) == ({}, [], {"MKL_CBWR": "AVX2"})
-    assert "says parallel.data_parallel_size = 8; these steps were trained with" in notes[0]
+    assert "now has parallel.data_parallel_size = 8, but these steps were trained with" in notes[0]
     # Overrides come last.
     local = {"backend.kind": "local", "resources.nodes": 1, "resources.gpus_per_node": layout[0]}
     config, _ = _config(run, CertifiedPart(4, 8, made), 8, "again", local, [])
@@ -331,7 +331,7 @@ def test_a_reproduction_does_not_replace_itself(copied, workspace):
     """The shortened name of the reproduction may be the name of the run that is read."""
     target = workspace / "output" / ("a" * 42 + "-reproduced")
     shutil.copytree(copied.path, target)
-    with pytest.raises(ConfigError, match="is itself a reproduction, which would be replaced"):
+    with pytest.raises(ConfigError, match="is itself a reproduction and would be replaced"):
         reproduce(RunDir(target), (8, 12))
 
 
@@ -353,5 +353,5 @@ def test_a_run_of_the_same_name_is_never_removed(copied):
     target = RunDir.named("original-reproduced")
     target.path.mkdir(parents=True)
     files.write_json(target.run_json, {"schema_version": 1, "run_id": "a", "name": target.name})
-    with pytest.raises(SubmitError, match="is an ordinary run, not a reproduction"):
+    with pytest.raises(SubmitError, match="is not a reproduction but an ordinary run"):
         reproduce(copied, (8, 12))

@@ -173,9 +173,11 @@ def test_what_a_machine_lacks_is_replaced_and_said():
     assert twin.config.model.attention_backend == "auto"
     attention, compiler, precision = twin.not_proven[:3]
     assert attention == NotProven(
-        "model.attention_backend: flash", "that kernel runs only on GPUs", "attention_backend: auto"
+        "model.attention_backend: flash", "this kernel runs only on GPUs", "attention_backend: auto"
     )
-    assert compiler == NotProven("model.compile: true", "no C++ compiler was found here", "compile: false")
+    assert compiler == NotProven(
+        "model.compile: true", "no C++ compiler was found on this machine", "compile: false"
+    )
     assert precision.what == "precision.dtype: fp16 and its loss scale"
     assert precision.why.startswith("DeepSpeed's CPU accelerator has no fp16")
     able = make_twin(config, EVERYTHING).config

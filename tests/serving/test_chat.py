@@ -67,8 +67,8 @@ def test_a_run_without_conversations_says_so(tmp_path):
     with pytest.raises(Refusal) as refused:
         template.prompt(TALK)
     assert refused.value.message == (
-        "this run has no chat template: its data.sources hold no conversations, and its tokenizer came "
-        "without one. Use /v1/completions, or serve it with --chat-template FILE."
+        "this run has no chat template: its data.sources contain no conversations, and its tokenizer has "
+        "no template. Use /v1/completions, or serve it with --chat-template FILE."
     )
 
 
@@ -80,7 +80,7 @@ def test_a_file_of_either_kind(tmp_path):
     assert template_of(config, str(file), tmp_path, "").prompt(TALK[:1]).pieces == [
         "user: a {content} <|user|>\nassistant: "
     ]
-    for text, message in (("none", "has no {content}"), ("{% if", "is not a valid Jinja template")):
+    for text, message in (("none", "does not contain {content}"), ("{% if", "is not a valid Jinja template")):
         file.write_text(text)
         (tmp_path / ONE_FILE).write_bytes(orjson.dumps({"added_tokens": []}))
         with pytest.raises(ConfigError) as error:
@@ -107,10 +107,10 @@ def test_jinja_and_special_tokens(tmp_path):
     template = JinjaTemplate(JINJA, tmp_path, "<eod>", "file")
     found = template.prompt([{"role": "user", "content": "a"}])
     assert found.pieces == [7, "user\na", 8, "\n", 7, "assistant\n"]
-    with pytest.raises(Refusal, match="the chat template refuses these messages: no tools"):
+    with pytest.raises(Refusal, match="the chat template rejects these messages: no tools"):
         template.prompt([{"role": "tool", "content": "a"}])
     reaching = JinjaTemplate("{{ messages.__class__.__mro__[1].__subclasses__() }}", tmp_path, "", "file")
-    with pytest.raises(Refusal, match="refuses"):
+    with pytest.raises(Refusal, match="rejects"):
         reaching.prompt([{"role": "user", "content": "a"}])
 
 
@@ -230,7 +230,7 @@ def test_jinja_has_what_transformers_gives_it(tmp_path):
     assert template.prompt([{"role": "user", "content": "<ü>"}] * 2).pieces == [
         '4 {"role": "user", "content": "<ü>"}'
     ]
-    with pytest.raises(Refusal, match=r"the chat template refuses these messages: .*has no attribute 'none'"):
+    with pytest.raises(Refusal, match=r"the chat template rejects these messages: .*has no attribute 'none'"):
         JinjaTemplate(source, folder, "", "file").prompt(TALK)
 
 

@@ -248,7 +248,7 @@ def test_megatrons_clients(served, reference):
             {"max_tokens": 200, "prompt": [1] * 100},
             "This model's maximum context length is 256 tokens, however you requested 300 tokens",
         ),
-        ({"prompt": [1, 500]}, "token 500 of the prompt must be from 0 to 319."),
+        ({"prompt": [1, 500]}, "token id 500 in the prompt must be from 0 to 319."),
         ({"prompt": "a", "temperature": -1}, "temperature = -1.0 must be at least 0"),
         ({"prompt": "a", "suffix": "b"}, "'suffix' is not supported"),
         ({"prompt": "a", "best_of": 3}, "'best_of' does not support 3"),
@@ -321,10 +321,10 @@ def test_the_token_is_asked_for(served):
         (b'{"prompt": ""}', 200, "text_completion"),
         (b'{"prompt": "a", "n": 100}', 400, "Expected a value <= 64, but got 100 instead."),
         (b'{"prompt": "a", "stop": ["", "b"]}', 400, "stop = "),
-        (b'{"prompt": "a", "logit_bias": {"x": 1}}', 400, "its keys must be token ids"),
+        (b'{"prompt": "a", "logit_bias": {"x": 1}}', 400, "the keys of logit_bias must be token ids"),
         (b'{"prompt": "a", "temperature": NaN}', 400, "could not parse the JSON body"),
         (b"\xff\xfe", 400, "could not parse the JSON body"),
-        (b'{"prompt": "' + b"a" * 30_000 + b'"}', 413, "the body is larger than 20,000 bytes"),
+        (b'{"prompt": "' + b"a" * 30_000 + b'"}', 413, "the request body is larger than 20,000 bytes"),
     ],
 )
 def test_malformed_and_oversized_bodies(served, body, status, message):

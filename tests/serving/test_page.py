@@ -54,7 +54,7 @@ def test_the_page_in_a_tile(browser: Any) -> None:  # noqa: F811
     tile.get_by_text("No run has a checkpoint yet.").wait_for()
     generate = tile.get_by_role("button", name="Generate")
     expect(generate).to_be_disabled()
-    expect(generate).to_have_attribute("title", "There is no model yet.")
+    expect(generate).to_have_attribute("title", "No model is available yet.")
     root = tile.locator("html")
     expect(root).to_have_css("color-scheme", "dark")
     page.evaluate("""() => {
@@ -97,7 +97,7 @@ def test_chat_is_offered_to_models_that_can_and_tokens_have_their_probability(br
     chat = page.get_by_label("Answer it as a chat")
     page.wait_for_function("() => document.getElementById('model').value === 'gpt-b'")
     chat.check()
-    page.get_by_label("Next to it").select_option("gpt-a")
+    page.get_by_label("Compare with").select_option("gpt-a")
     page.get_by_text("gpt-a was not trained on conversations.").wait_for()
     expect(chat).to_be_disabled()
     expect(page.get_by_label("Continue the text")).to_be_checked()
@@ -113,7 +113,7 @@ def test_chat_is_offered_to_models_that_can_and_tokens_have_their_probability(br
     doubts = [float(one.evaluate("node => node.style.getPropertyValue('--doubt')")) for one in (sure, unsure)]
     assert doubts == [0.01, 0.865]
     # Two checkpoints of one run.
-    page.get_by_label("Next to it").select_option("gpt-b")
+    page.get_by_label("Compare with").select_option("gpt-b")
     older = page.get_by_label("The other checkpoint")
     older.select_option("20")
     expect(older.locator("option")).to_have_text(["newest, step 40", "step 30", "step 20"])

@@ -62,7 +62,7 @@ def test_openais_defaults_and_vllms_names():
         ({"prompt": ["a"] * 129}, "maximum length 128, but got 129", "prompt", "array_above_max_length"),
         ({"prompt": [1, -1]}, UNIONS["prompt"], "prompt", "invalid_type"),
         ({"prompt": {"text": "a"}}, UNIONS["prompt"], "prompt", "invalid_type"),
-        ({"prompt": "a", "stop": ["b", 3]}, "must be a text or a list of texts.", "stop", "invalid_type"),
+        ({"prompt": "a", "stop": ["b", 3]}, "must be a string or a list of strings.", "stop", "invalid_type"),
         ({"prompt": "a", "temperature": "1"}, "should be a valid number.", "temperature", "invalid_type"),
         ({"prompt": "a", "top_p": 2}, "top_p = 2.0 must be from 0 to 1", "top_p", "invalid_value"),
         (
@@ -268,7 +268,7 @@ def test_a_message_without_its_text_is_refused():
         ({"prompts": ["a"], "top_k": 5, "top_p": 0.5}, "cannot set both top-k and top-p samplings."),
         ({"prompts": ["a", "b"], "beam_width": 2}, "When doing beam_search, batch size must be 1"),
         ({"prompts": ["a"], "top_p_decay": 0.5}, "top_p_decay is not supported: omit it"),
-        ({"prompts": ["a"], "temperature": 0.5, "what": 1}, "what is not known"),
+        ({"prompts": ["a"], "temperature": 0.5, "what": 1}, "what is not a known field"),
         ({"prompts": ["a"], "temperature": "hot"}, "temperature must be a number from 0 to 100"),
     ],
 )
@@ -320,11 +320,11 @@ def test_where_the_token_is_from(tmp_path, monkeypatch):
     file.chmod(0o600)
     assert token_of(str(file)) == ("y" * 20, f"--token-file {file}")
     file.chmod(0o644)
-    with pytest.raises(ConfigError, match="other users can read it; run `chmod 600"):
+    with pytest.raises(ConfigError, match="other users can read the file; run `chmod 600"):
         token_of(str(file))
     file.chmod(0o600)
     file.write_text("short")
-    with pytest.raises(ConfigError, match="must be at least 16 characters"):
+    with pytest.raises(ConfigError, match="must be at least 16 visible ASCII characters"):
         token_of(str(file))
     with pytest.raises(ConfigError, match=r"cannot be read \(No such file"):
         token_of(str(tmp_path / "none"))
@@ -343,13 +343,13 @@ def test_bytes_that_are_no_text_are_no_token():
 
 def test_options_out_of_range():
     for options, message in (
-        ({"port": 70000}, "port = 70000 must be from 0 (a free one) to 65535."),
+        ({"port": 70000}, "port = 70000 must be from 0 (choose a free port) to 65535."),
         ({"max_queue": -1}, "max_queue = -1 must be at least 0."),
         ({"grace_seconds": 0}, "grace_seconds = 0 must be above 0."),
         (
             {"step": 100},
-            "step = 100 is a checkpoint of one run: name the run (`nbtrain serve RUN --step 100`). Without a "
-            "run, the newest checkpoint of each is served.",
+            "step = 100 selects a checkpoint of one run, so name the run (`nbtrain serve RUN --step 100`). "
+            "Without a run, the server offers the newest checkpoint of every run.",
         ),
         ({"dtype": "int4"}, "dtype = 'int4' must be one of auto, fp32, bf16, fp16."),
     ):
@@ -418,10 +418,10 @@ def test_no_more_may_wait_than_the_queue_holds(dispatcher):
             made.submit([{"n": 6}])
         assert (refusal.value.status, refusal.value.message) == (
             400,
-            "6 texts are requested at once; the maximum is 5.",
+            "the request is for 6 texts at once; the maximum is 5.",
         )
         first: RequestEvents = made.submit([{"n": 2}, {"n": 3}])
-        with pytest.raises(Refusal, match="5 texts are running or waiting, and this request has 1"):
+        with pytest.raises(Refusal, match="5 texts are running or waiting, and this request adds 1"):
             made.submit([{"n": 1}])
         first.cancel()
         assert [line["kind"] for line in made.process.sent] == ["generate", "generate", "cancel", "cancel"]
@@ -495,7 +495,7 @@ def test_an_engine_that_is_closed_lets_nobody_wait(monkeypatch, tmp_path):
         engine.close()
         with pytest.raises(NbtrainError, match="was unloaded while it was still loading"):
             waiting.result(600)
-        with pytest.raises(NbtrainError, match="was unloaded while it generated"):
+        with pytest.raises(NbtrainError, match="was unloaded while it was generating"):
             pool.submit(next, engine.stream({"prompt": "a"})).result(600)
 
 
@@ -591,7 +591,7 @@ def test_a_run_that_was_trained_anew_is_another_model(workspace, monkeypatch):
         assert await several.get("one") is first
         trained("second")
         first.dispatcher.is_busy = True
-        with pytest.raises(Refusal, match="one is answering, and one model is loaded at a time"):
+        with pytest.raises(Refusal, match="one is answering another request, and only one model"):
             await several.get("one")
         first.dispatcher.is_busy = False
         assert await several.get("one") is not first and several.loads == 2
@@ -643,7 +643,9 @@ def test_a_notebooks_server_is_asked_without_a_proxy(monkeypatch):
                     launched.post("/other", {})
             finally:
                 answers.shutdown()
-    assert str(refusal.value) == f"{url}/v1/other: answered with status 500: Internal Server Error"
+    assert (
+        str(refusal.value) == f"{url}/v1/other: the server responded with status 500: Internal Server Error"
+    )
 
 
 def test_a_socket_in_use_is_named():
@@ -651,7 +653,9 @@ def test_a_socket_in_use_is_named():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"127.0.0.1, port {port}: in use by another program"):
+        with pytest.raises(
+            ConfigError, match=f"127.0.0.1, port {port}: the port is in use by another program"
+        ):
             _socket(ServeOptions(port=port))
 
 
@@ -660,13 +664,13 @@ def test_a_unix_socket_replaces_nothing_but_a_dead_one(tmp_path):
     file.write_text("{}")
     with pytest.raises(ConfigError) as refusal:
         _socket(ServeOptions(uds=str(file)))
-    assert str(refusal.value) == f"--uds {file}: exists and is not a socket. Give another path."
+    assert str(refusal.value) == f"--uds {file}: the path exists and is not a socket. Choose another path."
     assert file.read_text() == "{}"
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(dead))
     with _socket(ServeOptions(uds=str(dead))) as listening:
         listening.listen()
-        with pytest.raises(ConfigError, match=f"--uds {dead}: in use by another program"):
+        with pytest.raises(ConfigError, match=f"--uds {dead}: the socket is in use by another program"):
             _socket(ServeOptions(uds=str(dead)))
 
 

@@ -66,7 +66,7 @@ class NotProven:
     """The property: a field with its value, or a description."""
     why: str
     instead: str
-    """What the twin has instead."""
+    """Replacement that the twin uses."""
 
 
 def small_model(

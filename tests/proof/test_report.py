@@ -171,5 +171,5 @@ def test_a_report_passes_when_all_of_it_did(tmp_path):
     assert figure.get_suptitle().startswith("Twin of gpt: FAILED")
     losses, differences = figure.axes
     assert len(losses.lines) == 5
-    assert {line.get_label() for line in differences.lines} >= {"its ranks, fp32", "its number format"}
+    assert {line.get_label() for line in differences.lines} >= {"all ranks, fp32", "the run's number format"}
     assert draw(report("passed").to_dict()).get_suptitle().startswith("Twin of gpt: passed")

@@ -140,11 +140,9 @@ def test_a_changed_library_and_file_are_named_although_the_bits_are_equal(copied
     made = reproduce(copied, train=forked(fork_server))
     assert (made.verdict, made.first_step, made.last_step) == ("bit-exact", 8, STEPS)
     named = "\n".join(map(str, made.differences))
-    assert (
-        "version of torch: 2.12.0 -> " in named and "file of nbtrain train/trainer.py: 000000000000" in named
-    )
+    assert "version of torch: 2.12.0 -> " in named and "nbtrain file train/trainer.py: 000000000000" in named
     assert "lr_schedule.lr = 0.002, but these steps were trained with 0.001" in made.notes[0]
-    assert "certificate.json: file of nbtrain train/trainer.py" in made.notes[1]
+    assert "certificate.json: nbtrain file train/trainer.py" in made.notes[1]
 
 
 def test_another_kind_of_processor_is_reported_and_not_failed(copied, fork_server):

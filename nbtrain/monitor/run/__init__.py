@@ -1,1 +1,1 @@
-"""Description of a run: its status with curves, ranks and events, as JSON, text and pictures."""
+"""Everything that nbtrain shows of a run: status, curves, ranks and events, as JSON, text and pictures."""

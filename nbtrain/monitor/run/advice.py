@@ -1,8 +1,7 @@
-"""Advice on a run's job page that follows from its state: pending requests, what the job waits for, where a
-resume continues.
+"""Advice for a run: what to do after a failure, what a job waits for, and since when the loss is NaN.
 
-Restarts, resumes, rollbacks and steps with NaN are marks on the charts, because the curves start again or
-have a gap there.
+The module also finds the marks for charts: restarts, resumes, rollbacks and steps with NaN, at which a curve
+starts again or has a gap.
 """
 
 import shutil
@@ -19,23 +18,25 @@ from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
 from nbtrain.monitor.status.resume_start import measure_again, only_measured, resume_start
 
-# Most steps with NaN that are marked.
+# Maximum number of steps with NaN that are marked.
 MOST_BAD_STEPS = 20
 
 
 def advice(run: RunDir, state: str, attempt: AttemptRecord | None, step: int | None) -> str:
-    """Return what to do about a job that has failed or is lost; "" for any other state.
+    """Return advice on what to do about a FAILED or LOST job; "" for any other state.
 
-    `attempt` is the job's newest one, None if it had none.
+    `attempt` is the job's newest attempt; None if the job had no attempt.
     """
     if state not in FAILURES:
         return ""
     start = resume_start(run)
     if only_measured(run):
-        going_on = f"It only measured and left nothing to continue from: {measure_again(run.name)}."
+        going_on = (
+            f"The run only measured performance, so there is nothing to resume; {measure_again(run.name)}."
+        )
     elif start.torn:
         going_on = (
-            f"No checkpoint is complete ({start.torn_names}), so that Resume is refused. Put a good copy "
+            f"No checkpoint is complete ({start.torn_names}), so Resume is refused. Put a complete copy "
             f"into {display(run.model)}, or remove these folders to start again at step 0."
         )
     elif start.step is None:
@@ -47,22 +48,23 @@ def advice(run: RunDir, state: str, attempt: AttemptRecord | None, step: int | N
     if state == LOST:
         return going_on
     stays = attempt is not None and (attempt.reason in RECURRING or bool(attempt.given_up))
-    first = "Remove the cause first. " if stays else ""
+    first = "Fix the cause first. " if stays else ""
     return f"{first}The logs show the last traceback, if there is one. {going_on}"
 
 
-# Policies that continue after a step of a kind, by the key that sets them (train/health/stability.py).
-# Weights that are NaN are not repaired by skipping a step.
+# {kind of bad step: (key in the section stability, policy with which a run continues after it)}, see
+# train/health/stability.py. If the weights are NaN, skipping a step does not help.
 _CURES = {"nan": ("on_nan", "skip"), "weights": ("on_nan", "rollback"), "spike": ("on_loss_spike", "skip")}
-# With a fixed loss scale, each step overflows again.
+# With a fixed loss scale, every step would overflow again.
 _SCALE = "precision.fp16.loss_scale"
 
 
 def remedies(run: RunDir, state: str, events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the settings with which a job that ended because of a bad step can continue.
+    """Return the settings that let a job continue after a bad step ended it.
 
-    [{"words" of a button, "title", "overrides" of the resume}], empty after any other end, and if a resume
-    is refused, because no checkpoint is complete or because a rule forbids the policy.
+    The form is [{"words": label of a button, "title", "overrides": settings of the resume}]. The list is
+    empty after any other end, and if a resume would be refused because no checkpoint is complete or a rule
+    forbids the policy.
     """
     if state != FAILED:
         return []
@@ -85,7 +87,10 @@ def remedies(run: RunDir, state: str, events: Sequence[Mapping[str, Any]]) -> li
 
 
 def _is_allowed(run: RunDir, overrides: Mapping[str, Any]) -> bool:
-    """Return whether the rules allow a resume with these settings: a rollback needs a checkpoint."""
+    """Return whether the rules allow a resume with these settings.
+
+    A rollback, for example, needs checkpoints.
+    """
     # Imported here, because it loads pydantic, and few runs end because of a bad step.
     from nbtrain.config.load.edits import with_overrides
     from nbtrain.config.load.resolved_cache import kept_config
@@ -93,7 +98,7 @@ def _is_allowed(run: RunDir, overrides: Mapping[str, Any]) -> bool:
     try:
         config = kept_config(run.config_yaml)
     except NbtrainError:
-        return True  # a resume reads the same file, and says what is wrong with it
+        return True  # a resume reads the same file and reports the error
     try:
         with_overrides(config, overrides)
     except ConfigError:
@@ -102,14 +107,14 @@ def _is_allowed(run: RunDir, overrides: Mapping[str, Any]) -> bool:
 
 
 def nan_words(curve: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str:
-    """Return text that says since which step the loss is NaN, with samples and ranks; "" if its newest value
-    is a number.
+    """Describe since which step the loss is NaN, such as "NaN since step 121 (samples 960 to 967, rank 1)".
 
-    `curve` is a description's, with the steps of NaN in "bad".
+    The text is "" if the newest loss is a number. `curve` is the loss curve of a description; its key "bad"
+    has the ranges of steps with NaN.
     """
     bad = [event for event in events if event.get("bad") in ("nan", "weights")]
     newest = curve["steps"][-1] if curve["steps"] else 0
-    # The step that ends a job is reported as an event, and is not in the curve.
+    # The step that ends a job is reported as an event but is not in the curve.
     ends = bool(bad) and bad[-1]["step"] > newest
     gap = next((first for first, last in reversed(curve.get("bad") or []) if last >= newest), None)
     if gap is None and not ends:
@@ -126,9 +131,7 @@ def nan_words(curve: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> 
 
 
 def waiting(run: RunDir, state: str, events: Sequence[Mapping[str, Any]], now: float) -> str:
-    """Return text that says what a job between two attempts waits for, and for how long at most; "" for any
-    other job.
-    """
+    """Describe what a job between two attempts waits for, and for how long at most; "" for any other job."""
     if state != RESTARTING:
         return ""
     for event in reversed(events):
@@ -136,31 +139,32 @@ def waiting(run: RunDir, state: str, events: Sequence[Mapping[str, Any]], now: f
             return _waits_for_disk(run, event, now)
         if event.get("kind") == "restart" and "wait_seconds" in event:
             left = max(0.0, event["time"] + event["wait_seconds"] - now)
-            return f"The next attempt starts by itself in {amounts.elapsed(left)}."
+            return f"The next attempt starts automatically in {amounts.elapsed(left)}."
         if event.get("kind") == "state" and event.get("state") not in (RESTARTING, None):
             break
-    return "The next attempt starts by itself."
+    return "The next attempt starts automatically."
 
 
 def _waits_for_disk(run: RunDir, event: Mapping[str, Any], now: float) -> str:
     needed, free = event["needed_bytes"], shutil.disk_usage(run.path).free
     if free >= needed:
-        return "There is room on the disk again: the next attempt starts by itself."
+        return "There is enough disk space again, so the next attempt starts automatically."
     words = (
-        f"Waiting for disk space: {amounts.size(needed)} are needed, but only {amounts.size(free)} are free. "
-        "The job continues by itself once there is room."
+        f"Waiting for disk space: {amounts.size(needed)} is needed, but only {amounts.size(free)} is free. "
+        "The job continues automatically once there is enough space."
     )
     if "wait_seconds" not in event:
         return words
     left = max(0.0, event["time"] + event["wait_seconds"] - now)
-    return f"{words} Without it, the job fails in {amounts.elapsed(left)}."
+    return f"{words} Otherwise the job fails in {amounts.elapsed(left)}."
 
 
 def marks(
     run: RunDir, records: Iterable[JobRecord], events: Iterable[Mapping[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """Return [{"step", "time", "kind": resume, restart, rollback or nan, "words"}] by time.
+    """Return the marks for a run's charts: [{"step", "time", "kind", "words"}].
 
+    The kind is resume, restart, rollback or nan. Steps with NaN come last; the others are ordered by time.
     `records` are the run's job records, oldest first; `events` are the newest job's events.
     """
     rolled = {(rollback.job_id, rollback.attempt) for rollback in Rollback.read_all(run.rollbacks_json)}
@@ -173,7 +177,7 @@ def marks(
                 if number and step:
                     found.append(_mark(step, attempt.started_at, "resume", record.job_id))
                 continue
-            # An attempt after a preemption does not count as a restart.
+            # An attempt that follows a preemption is not counted as a restart.
             kind = "resume" if before.attempt in preempted else "restart"
             kind = "rollback" if (record.job_id, before.attempt) in rolled else kind
             why = f": {before.cause}" if before.cause else ""

@@ -1,16 +1,16 @@
-"""The certificate of a run: hashes of everything that its numbers depend on, and the numbers themselves.
+"""A run's certificate: hashes of everything that its losses and gradient norms depend on, and these numbers.
 
-    parts         one for each attempt whose steps count: settings, code, versions, device, data
-    checkpoints   a chain: each entry hashes the one before it, the parts and the numbers of the steps between
-                  them, and the checkpoint's files
-    numbers       loss and gradient norm of every step, exact to the last bit
+    parts         the steps that each attempt contributed, with its settings, code, versions, device and data
+    checkpoints   a chain of hashes: each link covers the previous link, the parts and numbers of the steps
+                  since then, and the checkpoint's files
+    numbers       bit-exact loss and gradient norm of every step
 
-The supervisor writes it to certificate.json whenever a job ends. It is made from the run directory alone:
-provenance and events of the jobs, metrics.jsonl, code/. A checkpoint that was removed stays in the chain,
-because its event has its hash. Two runs with the same certificate hash were trained with the same settings,
-code, versions, data and kind of device, and have the same numbers and checkpoints.
+The supervisor writes certificate.json whenever a job ends. The certificate depends only on files in the run
+directory: the jobs' provenance records and events, metrics.jsonl, and code/. A deleted checkpoint stays in
+the chain, because its event contains its hash. Two runs with the same certificate hash were trained with the
+same settings, code, versions, data and kind of device, and have the same numbers and checkpoints.
 
-proof/reproduce.py trains a part of a run again and compares it with the certificate.
+proof/reproduce.py trains a window of a run's steps again and compares it with the certificate.
 """
 
 import bisect
@@ -35,11 +35,11 @@ from nbtrain.monitor.metrics.metrics_reader import ScalarReader
 from nbtrain.monitor.metrics.series import Series
 
 SCHEMA_VERSION = 1
-# Entries of the data order that say where a part begins, and not in which order the samples are.
+# Entries of the data order that give the position at which a part begins, not the order of samples.
 POSITION = ("consumed_samples", "next_batch_sha256")
-# The entry of the data with the hash of what init_from names.
+# Key in a part's data: the hash of the initial weights that init_from names.
 INITIAL_WEIGHTS = "initial_weights_sha256"
-# Most files of nbtrain that a sentence names.
+# Maximum number of nbtrain's files that are listed as different.
 MOST_FILES = 6
 SHOWN_CHECKPOINTS = 12
 HASH_CHARACTERS = 12
@@ -50,17 +50,17 @@ Numbers = tuple[str | None, str | None]
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that two trainings do not have in common."""
+    """One difference between two training runs."""
 
     kind: str
-    """setting, file, library, device, variable, data or number."""
+    """Kind of difference: setting, file, library, device, variable, data or number."""
     name: str
     before: str
     now: str
 
     def __str__(self) -> str:
         words = {
-            "file": "file of nbtrain ",
+            "file": "nbtrain file ",
             "library": "version of ",
             "device": "device ",
             "variable": "environment variable ",
@@ -71,10 +71,10 @@ class Difference:
 
 @dataclass
 class CertifiedPart(Record):
-    """The steps of one attempt that count, with its provenance."""
+    """The steps that one attempt contributed to the run, with the attempt's provenance."""
 
     first_step: int
-    """Step from which the part begins; its first trained step is the next one."""
+    """Step before the first trained step of the part."""
     last_step: int
     provenance: Provenance
 
@@ -89,16 +89,16 @@ class CertifiedPart(Record):
 
 @dataclass
 class CertifiedCheckpoint(Record):
-    """A link of the chain."""
+    """A link in the chain: one saved checkpoint."""
 
     step: int
     files_sha256: str
-    """SHA-256 over the files of the checkpoint."""
+    """SHA-256 of the checkpoint's files."""
     next_batch_sha256: str | None
     numbers_sha256: str
-    """SHA-256 over losses and gradient norms of the steps since the checkpoint before."""
+    """SHA-256 of the losses and gradient norms since the previous checkpoint."""
     chain_sha256: str
-    """SHA-256 over the link before, the parts since then, and the three hashes above."""
+    """SHA-256 of the previous link, the parts since then, and the three hashes above."""
 
 
 @dataclass(repr=False)
@@ -111,26 +111,26 @@ class RunCertificate(Result, Record):
     checkpoints: list[CertifiedCheckpoint]
     steps: list[int]
     losses: list[str | None]
-    """Losses of `steps` as hexadecimal floats; None for a step without a token in the loss."""
+    """Losses at `steps` as hexadecimal floats; None for a step without a token in the loss."""
     grad_norms: list[str | None]
-    """Gradient norms of `steps` as hexadecimal floats; None for a step that fp16 skipped."""
+    """Gradient norms at `steps` as hexadecimal floats; None for a step skipped after an fp16 overflow."""
     code: dict[str, dict[str, str]]
-    """{code_sha256: {file of nbtrain: SHA-256}}"""
+    """Files of nbtrain by the code hash of a part: {code_sha256: {file: SHA-256}}."""
     sha256: str
-    """The last link of the chain, continued to the last step: one hash for the whole run."""
+    """Hash of the whole run: the last link of the chain, extended to the last step."""
     schema_version: int = SCHEMA_VERSION
 
     def numbers(self) -> dict[int, tuple[float | None, float | None]]:
-        """Return {step: (loss, gradient norm)}, exact to the last bit."""
+        """Return {step: (loss, gradient norm)}, bit-exact."""
         pairs = zip(self.losses, self.grad_norms, strict=True)
         return {step: (_number(loss), _number(norm)) for step, (loss, norm) in zip(self.steps, pairs)}
 
     def part_of(self, step: int) -> CertifiedPart | None:
-        """Return the part that trained a step; None if no part did."""
+        """Return the part that trained a step; None if no part trained the step."""
         return next((part for part in self.parts if part.first_step < step <= part.last_step), None)
 
     def checkpoint(self, step: int) -> CertifiedCheckpoint | None:
-        """Return the checkpoint of a step; None if none was saved there."""
+        """Return the link for a step's checkpoint; None if no checkpoint was saved at that step."""
         return next((link for link in self.checkpoints if link.step == step), None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class RunCertificate(Result, Record):
         return asdict(self)
 
     def as_report(self) -> Report:
-        """Return the hash of the run, what its parts depend on, and the chain."""
+        """Return a report of the run's hash, what its parts depend on, and the chain."""
         numbers = self.numbers()
         saved = amounts.counted(len(self.checkpoints), "checkpoint")
         blocks: list[Any] = [Facts({"SHA-256 of the run": self.sha256})]
@@ -164,7 +164,7 @@ def _part_facts(made: Provenance) -> dict[str, str]:
     data = made.data.get("dataset_sha256") or ""
     return {
         "settings": hash_of(made.settings)[:HASH_CHARACTERS],
-        "code of nbtrain": made.code_sha256[:HASH_CHARACTERS],
+        "nbtrain's code": made.code_sha256[:HASH_CHARACTERS],
         "versions": versions,
         "device": f"{device.get('model') or device['name']} ({device['name']}){threads}"
         if device["kind"] == "cpu"
@@ -175,22 +175,22 @@ def _part_facts(made: Provenance) -> dict[str, str]:
 
 
 def hash_of(value: Any) -> str:
-    """Return the SHA-256 in hex of a JSON value, whatever the order of its keys."""
+    """Return the SHA-256 of a JSON value in hex. The order of keys does not matter."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def make_certificate(run: RunDir) -> RunCertificate:
-    """Return the certificate of a run, from the files of its directory as they are now.
+    """Build a run's certificate from the current files in its directory.
 
-    Raises JobError if the run has not trained a step, and RecordError if a file is damaged.
+    Raises JobError if the run has not trained a step yet, and RecordError if a file is damaged.
     """
     series = _series(run)
     parts = _parts(run, series["loss"], series["grad_norm"])
     if not parts:
         raise JobError(
-            f"{display(run.path)}: has trained no step yet, so there is nothing to certify. `nbtrain status "
-            f"{run.name}` shows its state."
+            f"{display(run.path)}: the run has not trained a step yet, so there is nothing to certify. Run "
+            f"`nbtrain status {run.name}` to see its state."
         )
     losses, norms = (dict(zip(series[name].steps, series[name].values)) for name in ("loss", "grad_norm"))
     steps = sorted(step for step in {*losses, *norms} if step <= parts[-1].last_step)
@@ -235,7 +235,10 @@ def write_certificate(run: RunDir) -> None:
 
 
 def read_certificate(path: Path) -> RunCertificate | None:
-    """Return the certificate in a file; None without a file. Raises RecordError for any other content."""
+    """Return the certificate in a file; None if the file does not exist.
+
+    Raises RecordError if the file is not a certificate.
+    """
     try:
         certificate = RunCertificate.read(path)
         if certificate is not None:
@@ -244,14 +247,15 @@ def read_certificate(path: Path) -> RunCertificate | None:
                 raise ValueError("it has no parts")
         return certificate
     except (TypeError, ValueError) as error:
-        raise RecordError(f"{display(path)}: is not the certificate of a run: {error}") from error
+        raise RecordError(f"{display(path)} is not a run's certificate: {error}") from error
 
 
 def differences(before: RunCertificate, now: RunCertificate) -> list[Difference]:
-    """Return what two certificates do not have in common: what their parts depend on, then the first step
-    with another loss or gradient norm.
+    """Return the differences between two certificates.
 
-    Files of checkpoints are not compared: a run that was resumed writes equal tensors in other bytes.
+    First come the differences between the last part of each, then the first step whose loss or gradient norm
+    differs, then a different number of steps. Checkpoint files are not compared, because a resumed run may
+    write equal tensors as different bytes.
     """
     found = part_differences(before.parts[-1], now.parts[-1], before.code, now.code)
     ours, theirs = before.numbers(), now.numbers()
@@ -270,10 +274,10 @@ def part_differences(
     code_before: Mapping[str, Mapping[str, str]],
     code_now: Mapping[str, Mapping[str, str]],
 ) -> list[Difference]:
-    """Return the settings, files, versions, device and data in which two parts differ."""
+    """Return the differences between two parts: settings, files, versions, device, variables and data."""
     ours, theirs = before.provenance, now.provenance
     settings = _mapping_differences("setting", ours.settings, theirs.settings)
-    # The file that `code` names and the checkpoint that init_step chooses are compared as parts of the data.
+    # The code file and the checkpoint chosen by init_step are compared by their hashes in the data instead.
     compared = {"code"}
     if ours.data.get(INITIAL_WEIGHTS) == theirs.data.get(INITIAL_WEIGHTS):
         compared.add("init_step")
@@ -288,11 +292,11 @@ def part_differences(
 
 
 def device_differences(before: Provenance, now: Provenance) -> list[Difference]:
-    """Return the properties in which the devices of two parts differ, such as the CPU's model."""
+    """Return the differences between the devices of two parts, such as the CPU model."""
     found = []
     for key, ours, theirs in _unequal(before.device, now.device):
         if isinstance(ours, list) and isinstance(theirs, list):
-            # Only the instructions that one of the processors lacks.
+            # Show only the instructions that the other processor lacks.
             ours, theirs = (
                 [name for name in own if name not in other] for own, other in ((ours, theirs), (theirs, ours))
             )
@@ -304,24 +308,24 @@ def first_difference(
     ours: Mapping[int, tuple[float | None, float | None]],
     theirs: Mapping[int, tuple[float | None, float | None]],
 ) -> int | None:
-    """Return the first step of both whose loss or gradient norm differs in any bit; None if none does."""
+    """Return the first common step whose loss or gradient norm is not bit-exact; None if all steps are."""
     common = sorted(ours.keys() & theirs.keys())
     return next((step for step in common if _bits(ours[step]) != _bits(theirs[step])), None)
 
 
 def numbers_text(numbers: tuple[float | None, float | None]) -> str:
-    """Return a step's loss and gradient norm with all of their digits."""
+    """Format a step's loss and gradient norm with all digits."""
     loss, norm = (("none" if number is None else repr(number)) for number in numbers)
     return f"loss {loss}, gradient norm {norm}"
 
 
 def certificate_problems(run: RunDir) -> list[str]:
-    """Return why certificate.json does not agree with the run directory; [] if it does.
+    """Return how certificate.json differs from the files in the run directory; [] if they agree.
 
-    Settings that were edited after the training, numbers, hashes of checkpoints and lists of code are
-    compared. A later attempt, for example of an active job, replaces the steps after the checkpoint that it
-    loaded, and only the steps up to that checkpoint are compared. `nbtrain checkpoint verify` reads the
-    checkpoints' files.
+    The check finds settings, numbers, checkpoint hashes and code lists that were edited after training. If a
+    later attempt, such as that of an active job, has replaced steps, only the steps up to the checkpoint that
+    it loaded are compared. The checkpoint files themselves are not read; `nbtrain checkpoint verify` reads
+    them.
     """
     stored, made = read_certificate(run.certificate_json), make_certificate(run)
     if stored is None:
@@ -340,12 +344,12 @@ def certificate_problems(run: RunDir) -> list[str]:
         found.append(f"{where}: the chain differs from the checkpoint of step {changed.step:,} on")
     if not (found or later) and stored.sha256 != made.sha256:
         digests = f"{_short(stored.sha256)} -> {_short(made.sha256)}"
-        found.append(f"{where}: the SHA-256 of the run differs: {digests}")
+        found.append(f"{where}: the run's SHA-256 differs: {digests}")
     return found
 
 
 def _attempts_since(run: RunDir, certificate: RunCertificate) -> list[Provenance]:
-    """Return the attempts of a run after the newest one in a certificate; none if it has none of them."""
+    """Return the attempts after the newest one in a certificate; [] if the certificate knows no attempt."""
     known = {_attempt(part.provenance) for part in certificate.parts}
     attempts = list(_provenances(run))
     places = [number for number, attempt in enumerate(attempts) if _attempt(attempt) in known]
@@ -353,7 +357,7 @@ def _attempts_since(run: RunDir, certificate: RunCertificate) -> list[Provenance
 
 
 def _up_to(certificate: RunCertificate, step: int) -> RunCertificate:
-    """Return the parts, checkpoints and numbers of a certificate up to a step."""
+    """Return a certificate cut to the parts, checkpoints and numbers up to a step."""
     count = bisect.bisect_right(certificate.steps, step)
     return replace(
         certificate,
@@ -370,7 +374,7 @@ def _up_to(certificate: RunCertificate, step: int) -> RunCertificate:
 
 
 def _series(run: RunDir) -> dict[str, Series]:
-    """Return the points of loss and gradient norm of the steps that count."""
+    """Return {"loss", "grad_norm"} over the steps that no later attempt replaced."""
     tags = {name: scalar(name).tag for name in ("loss", "grad_norm")}
     reader = ScalarReader(run.tensorboard, tags.values())
     reader.refresh()
@@ -378,8 +382,9 @@ def _series(run: RunDir) -> dict[str, Series]:
 
 
 def _parts(run: RunDir, *numbers: Series) -> list[CertifiedPart]:
-    """Return the parts in the order of their steps: a later attempt replaces the steps after its
-    checkpoint.
+    """Return the parts in the order of their steps.
+
+    A later attempt replaces the steps after the checkpoint that it loaded.
     """
     reached = max((series.steps[-1] for series in numbers if len(series)), default=0)
     parts: list[CertifiedPart] = []
@@ -400,12 +405,12 @@ def _provenances(run: RunDir) -> Iterator[Provenance]:
 
 
 def _attempt(provenance: Provenance) -> tuple[str, int]:
-    """Return the job and the number of its attempt."""
+    """Return (job id, attempt), which identifies a provenance record."""
     return provenance.job_id, provenance.attempt
 
 
 def _saved(run: RunDir, parts: list[CertifiedPart]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (step, event) of the checkpoints that the parts saved."""
+    """Yield (step, event) for each checkpoint that the parts saved."""
     for job_id in dict.fromkeys(part.provenance.job_id for part in parts):
         for event in read_events(run.job(job_id)):
             if event["kind"] != "checkpoint" or "files_sha256" not in event:
@@ -417,26 +422,32 @@ def _saved(run: RunDir, parts: list[CertifiedPart]) -> Iterator[tuple[int, dict[
 
 
 def _code(run: RunDir, sha256: str) -> dict[str, str]:
-    """Return {file: SHA-256} of the code of a part. Raises RecordError if the list was changed."""
+    """Return {file: SHA-256} for nbtrain's code in a part; {} if the list is missing.
+
+    Raises RecordError if the list was changed.
+    """
     path = run.code(sha256)
     hashes = files.read_json(path)
     if hashes is None:
         return {}
     if not isinstance(hashes, dict) or joint_sha256(hashes) != sha256:
         raise RecordError(
-            f"{display(path)}: was changed: its SHA-256 is not the one in its name. Restore the file."
+            f"{display(path)} was changed: its SHA-256 does not match its name. Restore the file."
         )
     return hashes
 
 
 def _identities(parts: list[CertifiedPart], first: int, last: int) -> list[str]:
-    """Return the hashes of the parts that trained steps after `first` up to `last`, each once in a row."""
+    """Return the hashes of the parts that trained steps after `first` up to `last`.
+
+    Equal consecutive hashes appear once.
+    """
     hashes = [hash_of(part.identity) for part in parts if part.first_step < last and part.last_step > first]
     return [own for number, own in enumerate(hashes) if number == 0 or own != hashes[number - 1]]
 
 
 def _numbers_sha256(written: Mapping[int, Numbers], steps: list[int], first: int, last: int) -> str:
-    """Return the SHA-256 of the numbers of the steps after `first` up to `last`."""
+    """Return the SHA-256 of the losses and gradient norms of the steps after `first` up to `last`."""
     own = steps[bisect.bisect_right(steps, first) : bisect.bisect_right(steps, last)]
     lines = "".join(f"{step} {written[step][0]} {written[step][1]}\n" for step in own)
     return hashlib.sha256(lines.encode()).hexdigest()
@@ -461,7 +472,7 @@ def _file_differences(before: Mapping[str, str], now: Mapping[str, str]) -> list
     if len(found) <= MOST_FILES:
         return found
     more = amounts.counted(len(found) - MOST_FILES, "more file")
-    return [*found[:MOST_FILES], Difference("file", more, "other contents", "see the certificates")]
+    return [*found[:MOST_FILES], Difference("file", more, "different contents", "see the certificates")]
 
 
 def _unequal(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

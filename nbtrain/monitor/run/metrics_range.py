@@ -1,10 +1,10 @@
-"""Curves of a run on request: scalars by step, tokens or time, in a range, in a given number of points.
+"""Curves of a run on request: scalars by step, tokens or time, in a given range and number of points.
 
     metrics(view, CurvesRequest(("loss",), "tokens", 1e6, 2e6))
         ->  {"tags", "charts", "series", "marks", "reading"}
 
-If there are too many points, each interval becomes its mean with its lowest and highest value, so that both
-the trend and the spikes are visible at any zoom.
+If a range has too many points, each interval is reduced to its mean, lowest and highest value, so that both
+the trend and the spikes stay visible at any zoom.
 """
 
 import functools
@@ -29,7 +29,7 @@ from nbtrain.monitor.run.advice import marks
 from nbtrain.monitor.run.run_view import RunView
 from nbtrain.monitor.usage.resources import ProcessTable
 
-# Names as on the tiles of a run (run_description.py).
+# The same names as on the tiles of a run (run_description.py).
 TITLES = {
     "loss": "training loss",
     "grad_norm": "gradient norm",
@@ -41,18 +41,18 @@ AXES = ("step", "tokens", "time")
 MOST_TAGS = 64
 POINTS = 500
 MOST_POINTS = 2000
-# An answer takes at most a second; files not read in this time are in the next answer.
+# Time limit for reading files in one response; files that were not read in time are in the next response.
 READ_SECONDS = 0.15
 DETAIL_SECONDS = 2.0
-# Seconds of reading at a time for a download.
+# Seconds of reading for each piece of a download.
 PIECE_SECONDS = 0.05
 PROCESSES = ProcessTable(age_seconds=0.9)
-"""Process table shared by all views of a server: panels ask once a second."""
+"""Process table that all views of a server share, because each open panel asks once a second."""
 
 
 @dataclass(frozen=True)
 class CurvesRequest:
-    """A request for curves: names, range of x, and maximum number of points."""
+    """A request for curves: names of scalars, range on the x axis, and maximum number of points."""
 
     names: tuple[str, ...]
     x: str = "step"
@@ -62,7 +62,7 @@ class CurvesRequest:
 
 
 def curve_view(run: RunDir) -> RunView:
-    """Return a view that keeps few points, for a process that reads many runs."""
+    """Return a view with thinned curves, for a process that reads many runs."""
     reader = CurveReader(run.tensorboard, lambda tag: name_of(tag) is not None)
     return RunView(run, reader, READ_SECONDS, PROCESSES)
 
@@ -72,12 +72,12 @@ def metrics(view: RunView, request: CurvesRequest) -> dict[str, Any]:
 
     {"tags", "charts", "series": {name: {step, time, tokens, value, num_points}}, "marks", "reading"}
 
-    A series of too many points has "low" and "high" too, and `value` is the mean of each interval. One with
-    NaN or Inf has "bad": [[first, last step], ...].
+    If a series has too many points, `value` is the mean of each interval, and the series also has "low" and
+    "high". A series with NaN or Inf has "bad": [[first step, last step], ...].
 
-    `tags` lists all scalars, and `charts` groups those that are drawn together. `reading` is the fraction of
-    the metrics files that was read: it is below 1 for a moment after the first request. Raises ConfigError
-    for an unknown scalar.
+    `tags` lists all scalars of the run, and `charts` groups those that are drawn together. `reading` is the
+    fraction of the metrics files that has been read, which is below 1 shortly after the first request. Raises
+    ConfigError for an unknown scalar.
     """
     tags = {name: _tag(name) for name in request.names}
     with view.lock:
@@ -92,7 +92,7 @@ def metrics(view: RunView, request: CurvesRequest) -> dict[str, Any]:
             if points[0] and _width(known[name]) > 1 and len(points[0]) < request.points
         }
         if coarse and isinstance(reader, CurveReader) and (request.first, request.last) != (None, None):
-            # The kept points are too far apart for this range.
+            # The thinned points are too far apart for this range, so read the range from the files.
             first, last = min(one for one, _ in coarse.values()), max(one for _, one in coarse.values())
             detail = reader.detail(coarse, first, last, DETAIL_SECONDS)
             found |= {
@@ -113,7 +113,7 @@ def metrics(view: RunView, request: CurvesRequest) -> dict[str, Any]:
 
 
 def whole_metrics(view: RunView, request: CurvesRequest, seconds: float) -> dict[str, Any]:
-    """Return the answer of metrics() when the metrics files are completely read, or after `seconds`."""
+    """Call metrics() until all files are read or `seconds` have passed, and return its last result."""
     deadline = time.monotonic() + seconds
     answer = metrics(view, request)
     while answer["reading"] < 1 and time.monotonic() < deadline:
@@ -125,11 +125,11 @@ def _tag(name: str) -> str:
     try:
         return scalar(name).tag
     except KeyError:
-        raise ConfigError(f"{name[:80]!r} is not a scalar of nbtrain.{nearest(name, BY_NAME)}") from None
+        raise ConfigError(f"{name[:80]!r} is not one of nbtrain's scalars.{nearest(name, BY_NAME)}") from None
 
 
 def _title(name: str) -> str:
-    """Return the title of a curve; names of datasets, of tasks and of the user's scalars are not changed."""
+    """Return a curve's title. Names of datasets, tasks and user-defined scalars appear unchanged."""
     for before, words in OF_DATASETS.items():
         if name.startswith(before):
             return f"{words} of {name.removeprefix(before)}"
@@ -140,7 +140,7 @@ def _title(name: str) -> str:
 
 
 def _known_tags(reader: ScalarReader) -> list[dict[str, Any]]:
-    """Return every scalar with points in the order of metrics.SCALARS, the scalars of datasets last."""
+    """Describe every scalar that has points, in the order of metrics.SCALARS, scalars of datasets last."""
     there = {name: points for tag, points in reader.series.items() if len(points) and (name := name_of(tag))}
     order = [name for name in BY_NAME if name in there] + sorted(there.keys() - BY_NAME.keys(), key=natural)
     rows = [scalar(name) for name in order]
@@ -158,18 +158,18 @@ def _known_tags(reader: ScalarReader) -> list[dict[str, Any]]:
 
 
 Part = tuple[list[int], list[float], list[float], list[float] | None]
-"""Steps, values, wall times, and the means of a thinned curve."""
+"""Steps, values, wall times, and means (None unless the curve was thinned)."""
 
 
 def _width(points: Curve | Series) -> int:
-    """Return the number of points that each pair of a curve represents; 1 if every point is kept."""
+    """Return the number of points that a pair of points in a curve represents; 1 if every point is kept."""
     return getattr(points, "width", 1)
 
 
 def _inside(points: Curve | Series, request: CurvesRequest, to_tokens: TokensBySteps) -> Part:
-    """Return the points of the requested range, with one more point on each side if there is one.
+    """Return the points in the requested range, and the neighbouring point on each side, if any.
 
-    A range between two points of a thinned curve has these two; the points between them are in the files.
+    For a range between two points of a thinned curve, return these two points.
     """
     steps, values, walls = list(points.steps), list(points.values), list(points.wall_times)
     thinned = thinned_means(points)
@@ -206,9 +206,10 @@ def _series(points: Part, kept: Curve | Series, most: int, to_tokens: TokensBySt
 
 
 def csv_pieces(view: RunView, names: Sequence[str] | None) -> Iterator[str]:
-    """Yield a CSV file in pieces, with every point of the scalars in the order in which they were written.
+    """Yield a CSV file in pieces, with every point of the scalars in the order of the metrics files.
 
-    None means all scalars of the run. A step that a restart has trained again is written once.
+    If `names` is None, the file has all scalars of the run. A step that was trained again after a restart
+    appears once.
     """
     tags = None if names is None else {_tag(name): name for name in names}
     with view.lock:
@@ -226,7 +227,7 @@ def csv_pieces(view: RunView, names: Sequence[str] | None) -> Iterator[str]:
 
 
 class _CsvLines(ScalarReader):
-    """A reader that converts points to CSV lines and stores none."""
+    """A reader that converts points to CSV lines instead of storing them."""
 
     def __init__(self, folder: Any, tags: dict[str, str] | None, to_tokens: TokensBySteps):
         super().__init__(folder)
@@ -235,7 +236,7 @@ class _CsvLines(ScalarReader):
         self._to_tokens = to_tokens
 
     def _take_rows(self, rows: list[Row]) -> bool:
-        """Add a CSV line for each scalar, in the order of the file."""
+        """Add a CSV line for each scalar in the rows, in the order of the file."""
         for row in rows:
             (tokens,) = self._to_tokens.at([row["step"]])
             at = datetime.fromtimestamp(row["wall_time"], UTC).isoformat(timespec="milliseconds")

@@ -1,8 +1,9 @@
-"""Figures of a run for a notebook and a report: curves with matplotlib, the newest scalars as a table.
+"""Figures of a run for notebooks and reports: curves drawn with matplotlib, a table of the newest scalars.
 
-Both accept a RunView, a run directory, or a folder of event files; Megatron-DeepSpeed's files have our tags.
-matplotlib is imported when a figure is created. Figures are created without pyplot, so they do not need a
-display, are not shown twice in a notebook, and are freed with their last reference.
+The functions accept a RunView, a run directory, or a folder with metrics or TensorBoard event files. Event
+files that Megatron-DeepSpeed wrote use the same tags. matplotlib is imported when a figure is created.
+Figures are created without pyplot, so they need no display, appear only once in a notebook, and are freed
+with their last reference.
 """
 
 import io
@@ -40,11 +41,14 @@ PARTS = {
     "optimizer_seconds": PURPLE,
     "pipeline_seconds": RED,
 }
-"""Parts of a step and their colours, from the bottom up."""
+"""Parts of a step and their colors, from the bottom of the stack to the top."""
 
 
 def scalars_of(source: Source) -> dict[str, Series]:
-    """Return {name in metrics.SCALARS, or tag: Series} of a run or a folder; DataError if it is neither."""
+    """Return {name in metrics.SCALARS, otherwise tag: Series} for a run or a folder.
+
+    Raises DataError if the folder has neither metrics nor event files.
+    """
     if isinstance(source, RunDir):
         source = RunView(source)
     if isinstance(source, RunView):
@@ -58,10 +62,11 @@ def scalars_of(source: Source) -> dict[str, Series]:
 
 
 def training_curves(source: Source) -> "Figure":
-    """Draw loss, validation perplexity, learning rate and throughput (written or computed) over the steps.
+    """Draw loss, validation perplexity, learning rate and throughput over the steps.
 
-    For a preference run (dpo), the reward margin replaces the perplexity. A run without validation has
-    neither, and its three plots are in one row.
+    A preference run (dpo) has the reward margin instead of the perplexity. A run without validation has
+    neither, so its three plots are in one row. If the files have no throughput, it is computed (see
+    throughput()).
     """
     series = scalars_of(source)
     margin = [name for name in ("reward_margin", "validation_reward_margin") if name in series]
@@ -94,7 +99,7 @@ def training_curves(source: Source) -> "Figure":
 
 
 def loss_png(view: RunView) -> bytes:
-    """Draw only training and validation loss, as a small image for readers that do not show HTML."""
+    """Draw training and validation loss as a small PNG image, for viewers that do not show HTML."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 2.4), dpi=80)
@@ -108,7 +113,7 @@ def loss_png(view: RunView) -> bytes:
 
 
 def timing(source: Source) -> "Figure":
-    """Draw the parts of each step's time, and the computing time of the slowest, median and fastest rank."""
+    """Draw the parts of the step time, and the computing time of the slowest, median and fastest rank."""
     series = scalars_of(source)
     figure = shown_figure(_title(source), 3.6)
     parts, ranks = figure.subplots(1, 2)
@@ -130,8 +135,9 @@ def timing(source: Source) -> "Figure":
 
 
 def _stacked(axes: "Axes", series: dict[str, Series]) -> None:
-    """Draw the parts of each step stacked, and the whole step as a line; the gap between belongs to no
-    part.
+    """Draw the parts of each step as a stack, and the whole step as a line.
+
+    A gap between the stack and the line is time that belongs to no part.
     """
     whole = series.get("iteration_time")
     if not whole:
@@ -152,7 +158,7 @@ def _stacked(axes: "Axes", series: dict[str, Series]) -> None:
 
 
 def shown_figure(title: str, height: float, width: float = 11.0) -> "Figure":
-    """Create an empty figure, with sizes in inches, that a notebook can show."""
+    """Create an empty figure that a notebook can show. Sizes are in inches."""
     from matplotlib.figure import Figure
 
     class NotebookFigure(Figure):
@@ -169,8 +175,9 @@ def shown_figure(title: str, height: float, width: float = 11.0) -> "Figure":
 
 
 def throughput(series: dict[str, Series]) -> Series | None:
-    """Return tokens per second: as written, else computed from batch size, sequence length and iteration
-    time.
+    """Return tokens per second as written, otherwise computed from batch size, length and iteration time.
+
+    Returns None if a part of the computation is missing.
     """
     if "tokens_per_second" in series:
         return series["tokens_per_second"]
@@ -184,12 +191,12 @@ def throughput(series: dict[str, Series]) -> Series | None:
 
 
 def scalars_table(source: Source) -> "ScalarsTable":
-    """Return the newest value of every scalar, with its unit, step and meaning."""
+    """Return a table of the newest value of every scalar, with unit, step and meaning."""
     return ScalarsTable(_title(source), scalars_of(source))
 
 
 class ScalarsTable(Result):
-    """The newest scalars, which a cell shows as a table and print() as lines."""
+    """The newest value of each scalar. A notebook shows an HTML table, print() a text table."""
 
     def __init__(self, title: str, series: dict[str, Series]):
         self.title = title
@@ -206,7 +213,7 @@ class ScalarsTable(Result):
             self.rows.append((name, _value(points.last, known.unit), f"{points.steps[-1]:,}", known.meaning))
 
     def as_report(self) -> Report:
-        """Return the table."""
+        """Return a report with the table."""
         if not self.rows:
             return Report("", [Sentence(f"{self.title}: no scalars yet")])
         return Report("", [Table(("scalar", "newest", "step", "meaning"), self.rows)])
@@ -248,7 +255,7 @@ def _curve(
 
 
 def _running_means(values: Sequence[float], at: Sequence[int], window: int) -> list[float]:
-    """Return the mean of each of some points with the `window` - 1 points before it."""
+    """Return, for each index in `at`, the mean of that value and the `window` - 1 values before it."""
     sums = [0.0, *itertools.accumulate(values)]
     first = [max(0, index + 1 - window) for index in at]
     return [(sums[last + 1] - sums[begin]) / (last + 1 - begin) for begin, last in zip(first, at)]

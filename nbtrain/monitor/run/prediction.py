@@ -1,4 +1,4 @@
-"""Predicted against measured step time and peak memory of a run, from plan.json and its progress.
+"""Compares a run's predicted and measured step time and peak memory, from plan.json and its progress.
 
 prediction(plan, progress, curves)  ->  {"rows": [{"name", "predicted", "measured", "ratio"}], "basis"}
 """
@@ -12,19 +12,19 @@ from typing import Any
 def prediction(
     plan: Mapping[str, Any] | None, progress: Mapping[str, Any] | None, curves: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Return the predictions that submit made and the measurements so far; None without a plan.
+    """Return the predictions made at submission and the measurements so far; None without a prediction.
 
-    name       "step" in seconds, "memory" in bytes: the device's, on a CPU the process's
-    measured   the median of the throughput as the time of a step; the peak memory of rank 0; None until then
-    ratio      measured / predicted
-    basis      where the predicted step time comes from, as a sentence
+    name       "step" for the step time in seconds, "memory" for bytes of device memory (on a CPU, of the
+    process) measured   step time at the median throughput, or peak memory of rank 0; None before a
+    measurement ratio      measured / predicted; None before a measurement basis      text that says where the
+    predicted step time comes from
     """
     if not plan:
         return None
     duration, memory = plan.get("duration") or {}, plan.get("memory") or {}
     rate, tokens = duration.get("tokens_per_second"), plan.get("tokens_per_step")
     speeds = [value for value in curves["tokens_per_second"]["values"] if value and math.isfinite(value)]
-    # The first steps allocate memory and compile kernels.
+    # Omit the first value, because the first steps allocate memory and compile kernels.
     speed = statistics.median(speeds[1:] or speeds) if speeds else None
     predicted_step = tokens / rate if tokens and rate else None
     pairs = (

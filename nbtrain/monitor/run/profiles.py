@@ -1,7 +1,7 @@
-"""Profiles that a run wrote to output/<run>/profiling, for display or printing.
+"""Profiles in output/<run>/profiling, for display in a notebook or as text.
 
-A training run with profile.enabled writes them: for each timeline a text page (.txt), its data (.json) and a
-picture (.svg).
+A run with profile.enabled writes three files for each profiled timeline: a text page (.txt), its data (.json)
+and a picture (.svg).
 """
 
 import re
@@ -20,16 +20,16 @@ _PAGE = re.compile(r"rank(\d+)\.step(\d+)\.txt")
 
 @dataclass(frozen=True, repr=False)
 class Profile(Result):
-    """A cycle of the profiler on one rank. A cell shows it as a picture, print() as text."""
+    """One profiler cycle on one rank. A notebook shows a picture, print() a page of text."""
 
     page: Path
     rank: int
     step: int
-    """Last step of the cycle."""
+    """Last step of the profiler cycle."""
 
     @cached_property
     def data(self) -> dict[str, Any]:
-        """Read seconds by category and by part, the most expensive operators, and the memory over time."""
+        """Contents of the JSON file: seconds by category and part, slowest operators, memory over time."""
         return files.read_json(self.page.with_suffix(".json")) or {}
 
     @property
@@ -38,11 +38,11 @@ class Profile(Result):
 
     @property
     def timeline(self) -> Path:
-        """Timeline for https://ui.perfetto.dev, which reads it in the browser, or chrome://tracing."""
+        """Path of the timeline, which https://ui.perfetto.dev and chrome://tracing can open."""
         return self.page.with_name(f"{self.page.stem}.trace.json.gz")
 
     def as_report(self) -> Report:
-        """Return the page of text, or in a notebook sentences and the picture."""
+        """Return a report: the text page or, in a notebook, a few sentences and the picture."""
         title = f"profile of rank {self.rank}, up to step {self.step}"
         page = InText(Code(self.page.read_text(encoding="utf-8").rstrip("\n"), indent=""))
         return Report(
@@ -59,10 +59,10 @@ class Profile(Result):
 
 
 class Profiles(Result, list[Profile]):
-    """Profiles of a run, by step and rank. A cell shows all pictures, print() all texts."""
+    """All profiles of a run, ordered by step and rank. A notebook shows pictures, print() shows text."""
 
     def as_report(self) -> Report:
-        """Return all pages of text, or in a notebook a fold for each profile."""
+        """Return a report: all text pages or, in a notebook, a collapsible section for each profile."""
         folds = [
             Fold(
                 f"rank {profile.rank}, up to step {profile.step}: {profile.page.name}",
@@ -75,12 +75,12 @@ class Profiles(Result, list[Profile]):
 
 
 def profiles(run: RunDir) -> Profiles:
-    """Return the profiles of a run. Raises DataError, which says how to create one, if there are none."""
+    """Return a run's profiles. Raises DataError, which explains how to create one, if there are none."""
     found = [(_PAGE.fullmatch(path.name), path) for path in run.profiling.glob("rank*.txt")]
     all_of_it = [Profile(path, int(match[1]), int(match[2])) for match, path in found if match]
     if not all_of_it:
         raise DataError(
-            f"{run.path} has no profile: set profile.enabled=true and train; by default the steps 2 to 4 and "
-            "7 to 9 of the job are profiled."
+            f"{run.path} has no profile. Set profile.enabled=true and train the run; by default, steps 2 to "
+            "4 and 7 to 9 of the job are profiled."
         )
     return Profiles(sorted(all_of_it, key=lambda profile: (profile.step, profile.rank)))

@@ -1,4 +1,4 @@
-"""Ranks of a job as rows: the phase, step, process and message of each, from heartbeats and exit records."""
+"""Table rows for a job's ranks: phase, step, process and message, from heartbeats and exit records."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,8 @@ from nbtrain.base.text import amounts
 from nbtrain.monitor.job.rank_records import records_of_rank
 from nbtrain.monitor.logs.logs import log_attempts
 
-# Heartbeats are at most a second apart while steps are short, but a step may be long.
+# A heartbeat older than this is marked as stale. Heartbeats come every second, but less often if a step is
+# long.
 STALE_HEARTBEAT_SECONDS = 60.0
 
 
@@ -23,7 +24,7 @@ def rank_rows(
     now: float,
     state: str,
 ) -> list[dict[str, Any]]:
-    """Return a row for each rank of a job. `resources` has the CPU and memory that each uses, if measured."""
+    """Return one row per rank. `resources` has the CPU and memory use of each rank; None if not measured."""
     if job is None:
         return []
     uses, logs = resources["ranks"] if resources else {}, log_attempts(job)
@@ -52,6 +53,6 @@ def rank_rows(
 
 
 def heartbeat_text(row: Mapping[str, Any], active: bool) -> str:
-    """Format the age of a rank's heartbeat; "" if its job has ended."""
+    """Format the age of a rank's heartbeat; "" if the job has ended or the rank has no heartbeat."""
     age = row["heartbeat_age_seconds"]
     return "" if age is None or not active else f"{amounts.elapsed(age)} ago"

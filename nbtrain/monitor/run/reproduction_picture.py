@@ -1,7 +1,6 @@
-"""Picture of a reproduction: the losses of the run and of the steps that were trained again, and their
-differences.
+"""Picture of a reproduction: the losses of the run and of the reproduction, and their differences.
 
-matplotlib is imported when the figure is made.
+matplotlib is imported when the figure is created.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,8 +13,9 @@ if TYPE_CHECKING:
 
 
 def draw(reproduction: dict[str, Any]) -> "Figure":
-    """Draw a Reproduction.to_dict(): losses by step, and the absolute difference of each step's loss and
-    gradient norm.
+    """Draw the result of Reproduction.to_dict().
+
+    The left plot shows the losses by step, the right plot the absolute differences of loss and gradient norm.
     """
     curves, run = reproduction["curves"], reproduction["run"]
     figure = shown_figure(f"{run}: {reproduction['headline']}", 4.0)
@@ -31,8 +31,8 @@ def draw(reproduction: dict[str, Any]) -> "Figure":
         label = name.replace("grad_norm", "gradient norm")
         differences.plot(curves["step"], far, ".-", color=color, label=label)
     if (step := reproduction["first_different_step"]) is not None:
-        differences.axvline(step, color=RED, linewidth=0.8, label=f"step {step:,}: the first that differs")
-        # Differences of the last bits and of whole nats are both visible.
+        differences.axvline(step, color=RED, linewidth=0.8, label=f"step {step:,}: first difference")
+        # On this scale, differences of the last bits and of whole nats are both visible.
         differences.set_yscale("symlog", linthresh=1e-9)
     else:
         differences.set_ylim(-1, 1)

@@ -1,11 +1,11 @@
-"""Description of a run: the one JSON object from which every view of a run draws.
+"""Description of a run: the JSON object that all views of a run are drawn from.
 
     RunView.describe()  ->  RunDescription  ->  to_dict()      `nbtrain status --json`, REST, the panel
                                             ->  run_html()     the static picture
 
-It is the run's status (run_status.py) with what a list has no room for: curves, ranks, events, resources and
-the end of the log. Its texts, every label, number and row of a page, are part of the JSON, so that the panel
-and the static picture only draw them.
+The description is the run's status (run_status.py) plus curves, ranks, events, resources and the end of the
+log. The JSON also contains every text of a page, such as labels, formatted numbers and table rows, so that
+the panel and the static picture only have to draw them.
 """
 
 import functools
@@ -25,11 +25,11 @@ from nbtrain.monitor.status.run_status import UNKNOWN, RunStatus
 
 SCHEMA_VERSION = 1
 STATUS_KEYS = ("name", "run_id", "state", "meaning", "cause", "active", "queued", "failed", "asked")
-"""Keys of the JSON that RunStatus has."""
+"""Keys of the JSON object that are taken from RunStatus."""
 
 
 MOST_GPUS = 8
-# Above this value amounts.count has no unit: the perplexity of a run that has diverged.
+# amounts.count has no unit above this value, which the perplexity of a diverged run may exceed.
 LARGEST_COUNT = 1e15
 CONFIG_ROWS = (
     (
@@ -44,69 +44,69 @@ CONFIG_ROWS = (
 
 
 def _step(seconds: float) -> str:
-    """Format the time of a step with three digits, also for a round number."""
+    """Format a step time with three significant digits, including trailing zeros."""
     return f"{seconds:#.3g} s" if seconds < 99.95 else amounts.step(seconds)
 
 
 PREDICTED = {"step": ("step time", _step), "memory": ("peak memory, rank 0", amounts.size)}
-"""Label of a prediction's tile, and the format of its numbers."""
+"""{name of a prediction: (label of its tile, function that formats its numbers)}."""
 RANK_HEADS = ("rank", "phase", "activity", "step", "pid", "CPU", "memory", "heartbeat", "message")
 
 
 @dataclass(frozen=True)
 class RunDescription:
-    """Everything that nbtrain shows of a run at one moment, in base units; unknown values are None.
+    """Everything that nbtrain shows of a run at one moment.
 
-    The parts are JSON: NaN and Inf are None.
+    Values are in base units and can be written as JSON; unknown values, NaN and Inf are None.
     """
 
     status: RunStatus
     time: float
     """Time of the description, in seconds since the epoch."""
     job: JobStatus | None
-    """Newest job; None before the first."""
+    """The newest job; None if no job was submitted yet."""
     advice: str
-    """Text that says what to do about a failure; "" if there was none."""
+    """Advice on what to do about a failure; "" if there was no failure."""
     remedies: list[dict[str, Any]]
-    """Settings with which a run that a bad step ended can continue."""
+    """Settings that let a run continue after a bad step ended it (advice.remedies())."""
     cost: str
-    """Device hours, money, energy and goodput of all jobs in one line; "" before the first attempt."""
+    """Device hours, money, energy and goodput of all jobs in one line; "" if no device was used yet."""
     waiting: str
     """Text that says what a job between two attempts waits for; "" for any other job."""
     nan: str
-    """Since when the training loss is NaN; "" if it is a number."""
+    """Text that says since which step the training loss is NaN; "" if the newest loss is a number."""
     jobs: list[dict[str, Any]]
     """State and times of every job, oldest first."""
     marks: list[dict[str, Any]]
-    """Resumes, restarts, rollbacks and steps with NaN, as marks for charts."""
+    """Marks for charts: resumes, restarts, rollbacks and steps with NaN."""
     config: dict[str, Any] | None
-    """Summary of model, batch and layout; None without a configuration."""
+    """Summary of model, batch and layout; None if the run has no configuration yet."""
     progress: dict[str, Any] | None
-    """Progress of the training; None if no rank reported any."""
+    """Progress of training; None if no progress is known."""
     prediction: dict[str, Any] | None
-    """Predicted and measured step time and memory; None without a plan."""
+    """Predicted and measured step time and memory; None without a prediction."""
     curves: dict[str, Any]
-    """Curves by the name of their scalar, in few points."""
+    """{name of a scalar: its curve, reduced to few points}."""
     reading: float
-    """Fraction of the metrics files that was read."""
+    """Fraction of the metrics files that has been read, 0 to 1."""
     resources: dict[str, Any] | None
-    """CPU, memory and GPUs that an active job uses on this machine."""
+    """CPU, memory and GPU use of an active job on this machine; None if the job is not active."""
     ranks: list[dict[str, Any]]
     failed_rank: int | None
-    """Rank of a failed run that failed first, or that the others waited for; None if none is known."""
+    """Rank that failed first, or that the others waited for; None if unknown or if the run did not fail."""
     log: dict[str, Any]
-    """End of a log: {"source", "lines"}."""
+    """Last lines of a log: {"source", "lines"}."""
     events: list[dict[str, Any]]
     alerts: list[dict[str, Any]]
     warnings: list[str]
 
     @functools.cached_property
     def texts(self) -> dict[str, Any]:
-        """Labels, numbers and rows as text, for pages and the static picture."""
+        """All labels, numbers and rows as text, for pages and the static picture (see texts_of())."""
         return texts_of(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object: STATUS_KEYS of the status, the fields of this class, and the texts."""
+        """Return the JSON object: the STATUS_KEYS of the status, the fields of this class, and the texts."""
         return {
             "schema_version": SCHEMA_VERSION,
             **{key: getattr(self.status, key) for key in STATUS_KEYS},
@@ -119,13 +119,11 @@ class RunDescription:
 def progress_part(
     status: RunStatus, heartbeat: Heartbeat | None, config: Mapping[str, Any] | None, now: float
 ) -> dict[str, Any] | None:
-    """Return the progress of training from rank 0's heartbeat, else from the checkpoint; None if there is
-    neither.
-    """
+    """Return the progress from rank 0's heartbeat or the checkpoint; None if neither has any progress."""
     known = status.progress
     if known is None:
         return None
-    # A trial (batch.max_steps) ends before train_tokens, and its bar must still reach the end.
+    # With batch.max_steps, the run ends before train_tokens, and its progress bar must still reach the end.
     target = config["target_tokens"] if config else known.goal_tokens
     has_perplexity = config is None or config["has_perplexity"]
     in_phase = heartbeat is not None and status.active and status.ranks_run
@@ -144,19 +142,20 @@ def progress_part(
 
 
 def texts_of(run: RunDescription) -> dict[str, Any]:
-    """Return the key "shown" of a run, from its other keys.
+    """Return the value of the key "shown": the texts of a run's page.
 
-    about       what is trained and where, in one line
-    pill        [the state's words, its tone: live, good, wait, bad or calm]
-    note, tone  the cause, or the newest alert that still holds; "error", "alert" or ""
+    about       model size, devices and job in one line
+    pill        [label of the state, tone: live, good, wait, bad or calm]
+    note        the cause of the state, what the job waits for, or the newest active alert
+    tone        how the note is shown: "error", "alert" or ""
     advice      what to do about a failure
-    fraction    how much of the run is done, 0 to 1
-    line        [[label, value], ...] below the bar
+    fraction    fraction of the run that is done, 0 to 1
+    line        [[label, value], ...] below the progress bar
     tiles       [[label, value, unit], ...]
     charts      see monitor/metrics/chart_data.py
     marks       see monitor/run/advice.py
     ranks       {"heads", "rows": [{"bad", "cells"}]}
-    alerts      the title of the events' page
+    alerts      title of the page with events
     job         [[label, text], ...]
     """
     bad = run.status.pill[1] == "bad"
@@ -181,7 +180,7 @@ def texts_of(run: RunDescription) -> dict[str, Any]:
 
 
 def _note(run: RunDescription, alert: str) -> str:
-    """Return what the job waits for and the cause of its state, or an alert."""
+    """Return the page's note: what the job waits for, that the loss is NaN, the cause, or an alert."""
     cause, waiting, nan = run.status.cause or "", run.waiting, run.nan
     if waiting:
         return f"{waiting} Cause: {cause}" if cause else waiting
@@ -229,11 +228,11 @@ def _figure(value: float | None, form: str) -> str:
 
 
 def _tiles(run: RunDescription) -> list[tuple[str, str, str]]:
-    """Return (label, value, unit) for each tile; a value that is not known yet is a dash."""
+    """Return (label, value, unit) for each tile. A value that is not known yet is shown as a dash."""
     progress, curves = run.progress or {}, run.curves
     perplexity = progress.get("validation_perplexity")
     words = "" if perplexity is None else f"ppl {_perplexity(perplexity)}"
-    # "NaN since step 121 (samples ...)": the number's place has NaN, the rest is its note.
+    # Of "NaN since step 121 (samples ...)", show NaN as the value and the rest as the unit.
     value, _, since = run.nan.partition(" ")
     loss = (value, since) if run.nan else (_figure(progress.get("loss"), ".4f"), "")
     found = [
@@ -255,7 +254,7 @@ def _tiles(run: RunDescription) -> list[tuple[str, str, str]]:
 
 
 def _predictions(run: RunDescription) -> list[tuple[str, str, str]]:
-    """Return the measured step time and peak memory, each next to its prediction, with their ratio."""
+    """Return tiles with the measured step time and peak memory, their predictions and the ratios."""
     tiles = []
     for row in (run.prediction or {}).get("rows", ()):
         label, form = PREDICTED[row["name"]]
@@ -285,8 +284,9 @@ def _size(num_bytes: float | None) -> tuple[str, str]:
 
 
 def _use(run: RunDescription) -> list[tuple[str, str, str]]:
-    """Return the use of CPU, memory and GPUs while the job is active, later the memory that rank 0 reported
-    last.
+    """Return tiles with the CPU, memory and GPU use of an active job.
+
+    After the job has ended, return only the memory that rank 0 reported last.
     """
     resources = run.resources or {}
     job = resources.get("job")

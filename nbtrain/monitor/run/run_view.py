@@ -1,9 +1,9 @@
-"""View of one run: state, progress, events, curves, logs, resources, read only from its directory.
+"""View of one run: state, progress, events, curves, logs and resources.
 
     RunView(RunDir)  ->  describe()  ->  RunDescription (run_description.py)
 
-Files and the process table are the only sources, so that readers in another kernel, a server or a shell see
-the same run.
+All data comes from the run directory and the process table, so a notebook kernel, a server and a shell all
+see the same run.
 """
 
 import threading
@@ -40,23 +40,23 @@ from nbtrain.monitor.usage.resources import ProcessTable, ResourceSampler
 
 _PROGRESS = ("loss", "validation_loss", "learning_rate", "tokens_per_second", "grad_norm")
 CURVES = (*_PROGRESS, "host_memory_bytes", "device_memory_bytes", "mfu")
-"""Names in metrics.SCALARS of the curves in a description."""
+"""Names, as in metrics.SCALARS, of the curves in a description."""
 
-# Fields of the configuration in a description.
+# Fields of the run's configuration that a description includes.
 MODEL_KEYS = ("num_layers", "hidden_size", "num_attention_heads", "seq_length")
 PARALLEL_KEYS = ("zero_stage", *SIZE_KEYS)
 
-# A point is the mean of an interval, with its lowest and highest value.
+# Maximum number of points in a curve. A point is the mean of an interval, with its lowest and highest value.
 LARGEST_NUM_POINTS = 200
 LOG_LINES = 12
-# Several panels and cells may request the same run: within this time they get the same answer.
+# Several panels and cells may ask for the same run. Within this time, they get the same description.
 DESCRIPTION_AGE_SECONDS = 0.4
-# The cost of a run is read from the events of all its jobs.
+# The cost is computed from the events of all jobs, so it is read less often.
 COST_AGE_SECONDS = 10.0
 
 
 class RunView:
-    """Reads one run directory. Keep the object between calls, because it reads only newly appended data."""
+    """Reads one run directory. Keep the object: later calls read only the data appended since."""
 
     def __init__(
         self,
@@ -67,22 +67,22 @@ class RunView:
     ):
         """Create a view of a run.
 
-        `reader` reads the run's metrics files, by default every point, for at most `read_seconds` in a
-        description. `processes` is a table that several views share.
+        `reader` reads the run's metrics files; by default, it keeps every point. A description reads for at
+        most `read_seconds`. `processes` is a process table that several views may share.
         """
         self.run = run
         self.reader = reader or ScalarReader(run.tensorboard, lambda tag: name_of(tag) is not None)
         self.lock = threading.RLock()
-        """Lock that a thread must hold while it uses `reader`."""
+        """Lock that a thread must hold while using `reader`."""
         self._read_seconds = read_seconds
         self._processes = processes or ProcessTable()
         self._samplers: dict[str, ResourceSampler] = {}
-        # {job id: (time stamp of job.json, its entry in a description)} of ended jobs
+        # {id of an ended job: (time stamp of job.json, (entry in a description, record))}
         self._ended: dict[str, tuple[int, tuple[dict[str, Any], JobRecord | None]]] = {}
         self._kept_plan: tuple[int, dict[str, Any] | None] = (0, None)
         self._events: tuple[Any, list[dict[str, Any]]] = (None, [])
         self._kept: tuple[float, RunDescription] | None = None
-        # (time of the clock, state) at which the run's cost was read, and its line
+        # (monotonic time at which the cost was read, state at that time, cost as text)
         self._kept_cost: tuple[float, str, str] | None = None
 
     def __repr__(self) -> str:
@@ -94,29 +94,32 @@ class RunView:
 
     @property
     def job(self) -> JobDir | None:
-        """Newest job; None if none was submitted."""
+        """The newest job; None if no job was submitted yet."""
         return self.run.newest_job()
 
     @property
     def state(self) -> str:
-        """State of the newest job (jobstate.py), or NEW."""
+        """State of the newest job (jobstate.py); NEW if no job was submitted yet."""
         return self._state_and_cause()[0]
 
     @property
     def cause(self) -> str | None:
-        """Reason for the newest job's state, in one sentence; every ended job has one."""
+        """Reason for the newest job's state, in one sentence. Every ended job has a cause."""
         return self._state_and_cause()[1]
 
     @property
     def active(self) -> bool:
-        """Whether the newest job is active: it has not ended."""
+        """Whether the newest job is active, that is, has not ended."""
         return self.state in ACTIVE
 
     def _state_and_cause(self) -> tuple[str, str | None]:
         return read_state(job, time.time()) if (job := self.job) else NOTHING_SUBMITTED
 
     def events(self) -> list[dict[str, Any]]:
-        """Return all events of the newest job by time. They are read again when a new event was written."""
+        """Return all events of the newest job, ordered by time.
+
+        The files are read again only if they have grown.
+        """
         if (job := self.job) is None:
             return []
         stamps = tuple((path, path.stat().st_size) for path in sorted(job.events.glob("*.jsonl")))
@@ -125,11 +128,11 @@ class RunView:
         return list(self._events[1])
 
     def scalars(self, name: str) -> Series:
-        """Return a scalar of metrics.SCALARS over all jobs; KeyError for an unknown name lists the names."""
+        """Return a scalar over all jobs. Raises KeyError, which lists all names, for an unknown name."""
         try:
             tag = scalar_named(name).tag
         except KeyError:
-            raise KeyError(f"{name!r} is not a scalar of nbtrain. Scalars: {', '.join(BY_NAME)}") from None
+            raise KeyError(f"{name!r} is not one of nbtrain's scalars: {', '.join(BY_NAME)}") from None
         with self.lock:
             self.reader.refresh()
             return self.reader.series.get(tag, Series())
@@ -144,7 +147,7 @@ class RunView:
         return [name for name in BY_NAME if name in there] + sorted(there - BY_NAME.keys(), key=natural)
 
     def describe(self) -> RunDescription:
-        """Return everything that is shown of the run now."""
+        """Return the current description of the run."""
         with self.lock:
             if self._kept is None or time.monotonic() - self._kept[0] > DESCRIPTION_AGE_SECONDS:
                 description = self._describe()
@@ -189,7 +192,7 @@ class RunView:
         return RunDescription(status, now, newest, **finite(parts))
 
     def _plan(self) -> dict[str, Any] | None:
-        """Return the contents of plan.json, which every submission writes again."""
+        """Return the contents of plan.json, which every submission overwrites; None if it is missing."""
         try:
             stamp = self.run.plan_json.stat().st_mtime_ns
         except OSError:
@@ -199,7 +202,7 @@ class RunView:
         return self._kept_plan[1]
 
     def _cost(self, state: str, config: dict[str, Any] | None, now: float) -> str:
-        """Return the run's device hours, money, energy and goodput in one line, read every few seconds."""
+        """Return device hours, money, energy and goodput in one line, updated every COST_AGE_SECONDS."""
         at = time.monotonic()
         if (
             self._kept_cost is None
@@ -211,8 +214,9 @@ class RunView:
         return self._kept_cost[2]
 
     def read_fraction(self) -> float:
-        """Return the fraction of the metrics files that was read, which is below 1 shortly after the first
-        description.
+        """Return the fraction of the metrics files that has been read.
+
+        The fraction is below 1 shortly after the first description.
         """
         if not self.reader.behind_bytes:
             return 1.0
@@ -220,18 +224,19 @@ class RunView:
 
     def _warnings(self) -> list[str]:
         behind = self.reader.behind_bytes
-        left = [f"{amounts.size(behind)} of its metrics files are still to be read."] if behind else []
+        left = [f"{amounts.size(behind)} of the run's metrics files has not been read yet."] if behind else []
         return [*self.reader.warnings, *left]
 
     def heartbeats(self) -> dict[int, Heartbeat]:
-        """Return {rank: newest heartbeat} of the newest job; until the checkpoint is loaded, they show the
-        checkpoint's step.
+        """Return {rank: newest heartbeat} of the newest job.
+
+        Until a rank has loaded the checkpoint, its heartbeat shows the checkpoint's step.
         """
         job = self.job
         return read_heartbeats(job, JobRecord.read(job.job_json) if job else None)
 
     def _jobs(self, now: float) -> list[tuple[dict[str, Any], JobRecord | None]]:
-        """Return the description's entry and the record of each job, oldest first."""
+        """Return (entry in the description, record) for each job, oldest first."""
         found = []
         for job_id in self.run.job_ids():
             job = self.run.job(job_id)
@@ -248,9 +253,7 @@ class RunView:
         return found
 
     def _config_summary(self) -> dict[str, Any] | None:
-        """Return a summary of model, batch and layout from config.yaml, which every submission writes
-        again.
-        """
+        """Return a summary of config.yaml, which every submission overwrites; None if it is missing."""
         if not self.run.config_yaml.is_file():
             return None
         from nbtrain.config.load.resolved_cache import kept_config
@@ -275,7 +278,7 @@ class RunView:
         }
 
     def _curve(self, name: str) -> dict[str, Any]:
-        """Return a curve: steps, values, and what curve_part() adds; for the loss, also tokens and times."""
+        """Return a curve: steps, values and the keys of curve_part(); for the loss, also times and tokens."""
         series = self.reader.series.get(BY_NAME[name].tag, Series())
         steps, found = series.steps, band(series.values, LARGEST_NUM_POINTS, thinned_means(series))
         shown_steps = [steps[at] for at in found.at]
@@ -300,7 +303,7 @@ class RunView:
         return sampler.sample(roots, {rank: heartbeat.process for rank, heartbeat in heartbeats.items()})
 
     def _log(self, job: JobDir | None, state: str) -> dict[str, Any]:
-        """Return the end of rank 0's log, or of the supervisor's or node 0's log while rank 0's is empty."""
+        """Return the last lines of rank 0's log; while it is empty, of the supervisor's or node 0's log."""
         if job is None:
             return {"source": None, "lines": []}
         lines = logs.tail_lines(logs.log_path(job), LOG_LINES)
@@ -308,6 +311,6 @@ class RunView:
             return {"source": "rank 0", "lines": lines}
         lines = logs.tail_lines(job.supervisor_log, LOG_LINES)
         if not lines and (said := logs.tail_lines(job.node_log(0), LOG_LINES)):
-            # Log of a pod that ended before it could start the supervisor.
+            # A pod that ended before it could start the supervisor leaves only the log of its node.
             return {"source": "node 0", "lines": said}
         return {"source": logs.SUPERVISOR, "lines": lines}

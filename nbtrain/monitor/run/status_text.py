@@ -1,4 +1,4 @@
-"""A run on a terminal: its progress as a line, its status as a report."""
+"""Terminal output about a run: its progress as one line, and its status as a report."""
 
 import time
 from typing import Any
@@ -33,7 +33,7 @@ from nbtrain.monitor.status.status_records import (
 STATUS_EVENTS = 8
 STATUS_RANKS = 16
 RANK_TITLES = ("RANK", "PHASE", "ACTIVITY", "STEP", "HEARTBEAT", "MESSAGE")
-# {state: (reason why there are no lines if the job has no cause, time when lines follow)}
+# {state: (why there are no log lines, used if the job has no cause; when lines will follow)}
 WAITING = {
     QUEUED: ("its supervisor has not started yet", "when it starts"),
     STARTING: ("its ranks have written nothing yet", "when they do"),
@@ -43,13 +43,13 @@ WAITING = {
 
 
 def progress_line(run: RunDir) -> str:
-    """Return state, step, tokens, loss, throughput, time left and cause in one line for a terminal or log."""
+    """Return a run's state, step, tokens, loss, throughput, time left and cause in one line."""
     status = read_status(run, time.time(), with_notes=False)
     return " | ".join([*_progress(status), *_reasons(run, status)])
 
 
 def _progress(status: RunStatus) -> list[str]:
-    """Return the state of a run and its progress, as the parts of a line."""
+    """Return a run's state and progress as parts of a line."""
     parts = [f"{status.name} {status.state}"]
     if status.step is not None and (status.progress or status.step):
         parts.append(f"step {status.steps_text()}")
@@ -73,9 +73,9 @@ def _progress(status: RunStatus) -> list[str]:
 
 
 def _reasons(run: RunDir, status: RunStatus) -> list[str]:
-    """Return why a run is in its state, how a LOST run continues, and whether its scheduler answers."""
+    """Return the cause of the state, how a LOST run continues, and whether the scheduler is unreachable."""
     job = run.newest_job()
-    # The cause of a restart is an earlier event.
+    # While a job restarts, its cause is about the attempt before.
     reasons = [one_line(status.cause)] if status.cause and status.state != RESTARTING else []
     if status.state == LOST and job:
         reasons.append(lost_words(job, time.time()))
@@ -85,12 +85,12 @@ def _reasons(run: RunDir, status: RunStatus) -> list[str]:
 
 
 def one_line(text: str) -> str:
-    """Return a message on one line: Python's error messages may have line ends."""
+    """Return a message without line breaks, which Python's error messages may contain."""
     return " ".join(text.split())
 
 
 def waiting_line(run: RunDir, rank: int | str) -> str | None:
-    """Return text that says why a followed job has no lines to show yet; None if it trains or has ended."""
+    """Explain why a followed log has no lines yet; None if the job is training or has ended."""
     job = run.newest_job()
     if job is None:
         return None
@@ -102,9 +102,7 @@ def waiting_line(run: RunDir, rank: int | str) -> str | None:
 
 
 def no_log_line(job: JobDir, rank: int | str) -> str:
-    """Return text that says why a log is empty, and the command that shows the newest job's log that is not
-    empty.
-    """
+    """Explain why a log is empty, and name the command that shows the newest log that is not empty."""
     name, which = job.run.name, f"the log of rank {rank}" if isinstance(rank, int) else whose(rank)
     state, cause = read_state(job, time.time())
     why = f": {one_line(cause)}" if cause else ""
@@ -113,12 +111,12 @@ def no_log_line(job: JobDir, rank: int | str) -> str:
     with_log = (other for other in others if read_log(log_path(other, rank), limit_bytes=1).size_bytes)
     if other := next(with_log, None):
         named = "" if rank == 0 else f" --rank {rank}"
-        said += f". Job {other.job_id} has one: `nbtrain logs {name}{named} --job {other.job_id}`"
+        said += f". Job {other.job_id} has a log: run `nbtrain logs {name}{named} --job {other.job_id}`"
     return f"{said.rstrip('.')}."
 
 
 def engine_lines(run: RunDir, status: RunStatus) -> list[str]:
-    """Return the last report of an active job's scheduler, and whether the scheduler can be reached."""
+    """Return the scheduler's last report on an active job as a list of lines; [] without a report."""
     report = _engine_report(run, status)
     return [engine_words(report, time.time() - report.get("asked_at", 0.0))] if report else []
 
@@ -129,10 +127,10 @@ def _engine_report(run: RunDir, status: RunStatus) -> dict[str, Any] | None:
 
 
 def resume_report(run: RunDir) -> list[Block]:
-    """Return the newest job's resume report, and the newer checkpoints that it skipped, with the reasons.
+    """Return the newest job's resume report, and the newer checkpoints that it skipped with the reasons.
 
-    A skipped checkpoint is omitted once the run has a complete one at that step or later, because the next
-    resume uses that one.
+    A skipped checkpoint is no longer listed once the run has a complete checkpoint at that step or later,
+    because the next resume uses the complete one. The list is empty if the job did not resume.
     """
     job = run.newest_job()
     made = ResumeCertificate.read(job.resume_json) if job else None
@@ -146,9 +144,9 @@ def resume_report(run: RunDir) -> list[Block]:
 
 
 def status_report(run: RunDir) -> Report:
-    """Return a run's status for one terminal screen: state, progress, ranks, last events.
+    """Return a run's status for one terminal screen: state, progress, ranks and last events.
 
-    It reads records and no scalar, so that it costs the same after a million steps.
+    Only records are read, not metrics files, so it takes the same time after a million steps.
     """
     now, job = time.time(), run.newest_job()
     record, state, cause = job_with_end(job, now) if job else (None, *NOTHING_SUBMITTED)
@@ -159,7 +157,7 @@ def status_report(run: RunDir) -> Report:
     lines = [reason for reason in _reasons(run, status) if not any(reason in line for line in engine)]
     if record:
         entry = job_status(record, status.active, events, now)
-        heard = "last heard of after " if state == LOST else ""
+        heard = "last sign of life after " if state == LOST else ""
         lines.append(
             f"job {entry.job_id}: {entry.ranks_text} on backend {entry.backend}, "
             f"{heard}{amounts.elapsed(entry.elapsed_seconds)}, attempt {entry.attempt}, {entry.restarts_text}"
@@ -176,10 +174,10 @@ def status_report(run: RunDir) -> Report:
 
 
 def _device(run: RunDir) -> str:
-    """Return resources.device of a run's config.yaml; "" without that file. Raises ConfigError.
+    """Return resources.device from a run's config.yaml; "" if there is no such file.
 
-    The schema is loaded only for a file without the key, to name what is wrong with it, because loading it
-    takes longer than everything else that a status needs.
+    Raises ConfigError if the file is invalid. Only then is the schema loaded, because loading it takes longer
+    than everything else that a status needs.
     """
     if not run.config_yaml.is_file():
         return ""
@@ -194,7 +192,7 @@ def _device(run: RunDir) -> str:
 
 def _ranks(ranks: list[dict[str, Any]], active: bool) -> list[Block]:
     if all(rank["phase"] in WAITING_PHASES for rank in ranks):
-        # None has reported: the job's own line says so.
+        # No rank has reported yet, which the line about the job already says.
         return []
     rows = [
         (
@@ -207,7 +205,7 @@ def _ranks(ranks: list[dict[str, Any]], active: bool) -> list[Block]:
         )
         for rank in ranks[:STATUS_RANKS]
     ]
-    # A column without a value would be a title above nothing.
+    # Omit columns that have no value.
     filled = [at for at in range(len(RANK_TITLES)) if any(row[at] not in ("", None) for row in rows)]
     table = Table([RANK_TITLES[at] for at in filled], [[row[at] for at in filled] for row in rows], "Ranks")
     more = len(ranks) - STATUS_RANKS

@@ -1,6 +1,6 @@
-"""Picture of a twin's report: the curves of its runs, and their differences from one process.
+"""Picture of a twin's report: the loss curves of its runs, and their differences from one process.
 
-matplotlib is imported when the figure is made.
+matplotlib is imported when the figure is created.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,16 +11,17 @@ from nbtrain.monitor.run.pictures import shown_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Name in the report: (words, colour, line). Drawn in this order; curves that coincide have different strokes.
+# {name in the report: (label, color, line style)}, in drawing order. The styles differ because curves may
+# coincide.
 CURVES = {
     "reference": ("one process, fp32", GREY, "-"),
-    "exact": ("its ranks, fp32", BLUE, "--"),
-    "rounded": ("its number format", ORANGE, "-."),
+    "exact": ("all ranks, fp32", BLUE, "--"),
+    "rounded": ("the run's number format", ORANGE, "-."),
     "reshaped": ("resumed in one process", PURPLE, ":"),
     "straight": ("the twin itself", GREEN, "-"),
     "resumed": ("stopped and resumed", RED, ":"),
 }
-# Below the smallest difference that fp32 losses can have; stands for none on the logarithmic axis.
+# Represents "no difference" on the logarithmic axis; smaller than any difference between two fp32 losses.
 NO_DIFFERENCE = 1e-8
 
 
@@ -38,13 +39,13 @@ def draw(report: dict[str, Any]) -> "Figure":
             continue
         losses.plot(curve["step"], curve["loss"], line, color=colour, label=words)
         both = [(at, loss) for at, loss in zip(curve["step"], curve["loss"]) if at in expected]
-        # With dropout the twin's own curve is different, so its difference means nothing.
+        # The twin's own run may use dropout, so its difference from the reference means nothing.
         if name in ("exact", "rounded", "reshaped") and both:
             far = [max(abs(loss - expected[at]), NO_DIFFERENCE) for at, loss in both]
             style = {"marker": "o", "markersize": 3, "color": colour, "label": words}
             differences.plot([at for at, _ in both], far, line, **style)
     losses.set(title="Loss", xlabel="step", ylabel="nats per token")
-    differences.set(title="Difference to one process", xlabel="step", yscale="log")
+    differences.set(title="Difference from one process", xlabel="step", yscale="log")
     for check in report["checks"]:
         tolerance = check["values"].get("loss_tolerance")
         if check["name"] in ("layout", "precision") and tolerance:

@@ -1,4 +1,4 @@
-"""A job's life and resources over time as a picture: colors and layout for the charts of usage_charts.py."""
+"""Picture of a job's life and resource use over time, drawn from the charts of usage_charts.py."""
 
 import math
 from typing import TYPE_CHECKING
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Height of the life's bar, as a fraction of a chart's.
+# Height of the bar with the job's life, as a fraction of a chart's height.
 LIFE_HEIGHT = 0.16
 BOUND_COLORS = {"request": GREEN, "limit": RED, "request = limit": RED}
 
 
 def usage_figure(page: JobDescription) -> "Figure":
-    """Draw the job's life, then every chart that has points, over the time since the job was submitted."""
+    """Draw the job's life, then every chart that has points, by time since submission."""
     charts = usage_charts(page)
     rows = max(1, -(-len(charts) // 2))
     figure = shown_figure(f"{page.name}, job {page.job_id}", 2.3 * rows + 1.3)
@@ -29,17 +29,17 @@ def usage_figure(page: JobDescription) -> "Figure":
         _chart(figure.add_subplot(grid[1 + place // 2, place % 2]), page, chart)
     _life(figure.add_subplot(grid[0, :]), page)
     if not charts:
-        figure.text(0.5, 0.3, "nothing was measured", ha="center", color=GREY)
+        figure.text(0.5, 0.3, "no measurements", ha="center", color=GREY)
     return themed(figure)
 
 
 def _life(axes: "Axes", page: JobDescription) -> None:
-    """Draw the spans of the job's life as one bar, with the time of each kind in the legend."""
+    """Draw the spans of the job's life as one bar, with the total time of each kind in the legend."""
     begin, end = page.life["begin"], page.life["end"]
     seconds, unit = unit_of(end - begin)
     names = {kind: f"{name} {words}" for kind, name, words in page.life["totals"]}
     for kind, first, last in page.life["spans"]:
-        # The name of a kind is in the legend once.
+        # Each kind appears in the legend only once.
         label = names.pop(kind, None)
         place = {"left": (first - begin) / seconds, "width": (last - first) / seconds}
         axes.barh(0.0, height=1.0, color=LIFE_COLORS[kind], label=label, linewidth=0, **place)
@@ -54,7 +54,7 @@ def _life(axes: "Axes", page: JobDescription) -> None:
 
 
 def unit_of(seconds: float) -> tuple[int, str]:
-    """Return the length and the name of the unit in which so many seconds are at least 3."""
+    """Return (length in seconds, name) of the largest unit in which a time is at least 3."""
     units = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
     return next((size, word) for size, word in units if seconds >= 3 * size or size == 1)
 
@@ -77,11 +77,11 @@ def _chart(axes: "Axes", page: JobDescription, chart: UsageChart) -> None:
     axes.set_title(chart.heading, fontsize=10, loc="left")
     axes.set_xlabel(f"{unit} since it was submitted", fontsize=8)
     labels = axes.get_legend_handles_labels()[1]
-    # Room for the legend above the curves.
+    # Leave space for the legend above the curves.
     axes.set_ylim(0, (chart.top or 1.0) * (1.25 if len(labels) > 1 else 1.05))
     axes.tick_params(labelsize=8)
     if FIGURES[chart.figure].unit.startswith("bytes"):
-        # Round numbers of a binary unit.
+        # Place ticks at round numbers of a binary unit.
         axes.yaxis.set_major_locator(MultipleLocator(2.0 ** math.ceil(math.log2(axes.get_ylim()[1] / 6))))
 
     def tick_label(value: float, _: int | None) -> str:

@@ -452,8 +452,8 @@ def test_a_job_that_waits_for_disk_space_says_how_long_still(job: FakeJob, brows
         note = page.locator(".nbt-note", has_text="Waiting for disk space: 1048576.0 TiB are needed")
         note.wait_for()
         words = note.inner_text()
-        assert "The job continues by itself once there is room." in words
-        assert re.search(r"Without it, the job fails in (9|10) min \d+ s\.", words)
+        assert "The job continues automatically once there is enough space." in words
+        assert re.search(r"Otherwise the job fails in (9|10) min \d+ s\.", words)
         assert words.endswith("Cause: rank 0 failed: the disk is full")
     job.finish("CANCELLED", "only a test")
 

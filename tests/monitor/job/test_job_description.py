@@ -378,7 +378,7 @@ def test_a_job_that_is_not_there(tmp_path: Path) -> None:
     job = FakeJob(run, steps=4)
     with pytest.raises(JobError, match=rf"has no job 'x'; there are: {job.job.job_id}\."):
         describe_job(run, "x")
-    assert usage_figure(describe_job(run)).texts[-1].get_text() == "nothing was measured"
+    assert usage_figure(describe_job(run)).texts[-1].get_text() == "no measurements"
     job.tensorboard.close()
 
 

@@ -213,7 +213,7 @@ def test_metrics_by_step_tokens_and_time(tmp_path):
     assert metrics(view, CurvesRequest(("loss",), "step", 200, 300))["series"]["loss"]["step"] == []
     few = metrics(view, CurvesRequest(("loss",), points=10))["series"]["loss"]
     assert len(few["step"]) <= 10 and 99.0 in few["high"] and few["num_points"] == 100
-    with pytest.raises(ConfigError, match=r"^'los' is not a scalar of nbtrain\. Nearest: loss\.$"):
+    with pytest.raises(ConfigError, match=r"^'los' is not one of nbtrain's scalars\. Nearest: loss\.$"):
         metrics(view, CurvesRequest(("los",)))
 
 

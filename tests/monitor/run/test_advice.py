@@ -33,7 +33,7 @@ from tests.lab.widgets.fake_run import FakeJob
             "FAILED",
             {"reason": "disk"},
             4,
-            "Remove the cause first. The logs show the last traceback, if there is one. A resume "
+            "Fix the cause first. The logs show the last traceback, if there is one. A resume "
             "continues from the checkpoint of step 4; 3 steps since then are trained again.",
         ),
         (
@@ -50,7 +50,7 @@ from tests.lab.widgets.fake_run import FakeJob
             "FAILED",
             {"reason": "killed", "given_up": "backend.max_restarts = 3 is used up"},
             7,
-            "Remove the cause first. The logs show the last traceback, if there is one. A resume "
+            "Fix the cause first. The logs show the last traceback, if there is one. A resume "
             "continues from the checkpoint of step 7.",
         ),
         (
@@ -75,9 +75,7 @@ def test_torn_checkpoints_are_not_called_no_checkpoint(tmp_path: Path) -> None:
     for step in (4, 8):
         run.checkpoint(step).mkdir(parents=True)
     said = advice(run, "LOST", None, 8)
-    assert said.startswith(
-        "No checkpoint is complete (global_step8, global_step4), so that Resume is refused."
-    )
+    assert said.startswith("No checkpoint is complete (global_step8, global_step4), so Resume is refused.")
     assert remedies(run, "FAILED", [BAD]) == []
     write_json(run.checkpoint_manifest(4), {"schema_version": 2, "files": {}})
     assert advice(run, "LOST", None, 8).startswith(
@@ -229,11 +227,12 @@ def test_what_a_job_between_two_attempts_waits_for(tmp_path):
     full = event("warning", needed_bytes=1 << 60, wait_seconds=600.0)
     assert waiting(run, "RUNNING", [restart], 100.0) == ""
     assert (
-        waiting(run, "RESTARTING", [running, restart], 110.0) == "The next attempt starts by itself in 30 s."
+        waiting(run, "RESTARTING", [running, restart], 110.0)
+        == "The next attempt starts automatically in 30 s."
     )
     words = waiting(run, "RESTARTING", [running, restart, full], 148.0)
-    assert words.startswith("Waiting for disk space: 1048576.0 TiB are needed, ")
-    assert words.endswith("once there is room. Without it, the job fails in 9 min 12 s.")
+    assert words.startswith("Waiting for disk space: 1048576.0 TiB is needed, ")
+    assert words.endswith("once there is enough space. Otherwise the job fails in 9 min 12 s.")
     there = waiting(run, "RESTARTING", [restart, {**full, "needed_bytes": 1}], 148.0)
-    assert there == "There is room on the disk again: the next attempt starts by itself."
-    assert waiting(run, "RESTARTING", [full, running], 148.0) == "The next attempt starts by itself."
+    assert there == "There is enough disk space again, so the next attempt starts automatically."
+    assert waiting(run, "RESTARTING", [full, running], 148.0) == "The next attempt starts automatically."

@@ -166,8 +166,8 @@ def test_a_changed_file_of_nbtrain_is_named(workspace):
     trained(two, LOSSES, code_sha256=joint_sha256(edited))
     found = differences(make_certificate(one), make_certificate(two))
     assert list(map(str, found)) == [
-        "file of nbtrain train/trainer.py: aa -> cc",
-        "file of nbtrain train/new.py: none -> dd",
+        "nbtrain file train/trainer.py: aa -> cc",
+        "nbtrain file train/new.py: none -> dd",
     ]
     files.write_json(two.code(joint_sha256(edited)), CODE)
     with pytest.raises(RecordError, match="was changed"):
@@ -188,7 +188,7 @@ def test_numbers_and_settings_that_were_edited_afterwards_are_found(workspace):
     assert "model.seed: 1234 -> 5" in certificate_problems(run)[0]
     for text in ('{"run": 1}', "{", "[1]"):
         run.certificate_json.write_text(text)
-        with pytest.raises(RecordError, match="is not the certificate of a run"):
+        with pytest.raises(RecordError, match="is not a run's certificate"):
             certificate_problems(run)
 
 
@@ -201,7 +201,7 @@ def test_a_certificate_that_was_edited_by_hand_is_refused(workspace, changes):
     trained(run, LOSSES)
     write_certificate(run)
     files.write_json(run.certificate_json, {**files.read_json(run.certificate_json), **changes})
-    with pytest.raises(RecordError, match="is not the certificate of a run: "):
+    with pytest.raises(RecordError, match="is not a run's certificate: "):
         read_certificate(run.certificate_json)
 
 
@@ -213,7 +213,7 @@ def test_what_changed_without_a_number_is_found(workspace):
     written = files.read_json(run.certificate_json)
     files.write_json(run.certificate_json, {**written, "sha256": "0" * 64})
     [problem] = certificate_problems(run)
-    assert "the SHA-256 of the run differs: 000000000000 -> " in problem
+    assert "the run's SHA-256 differs: 000000000000 -> " in problem
     files.write_json(run.certificate_json, written)
     path = job.events / "rank0.jsonl"
     path.write_text(path.read_text().splitlines(keepends=True)[0])
@@ -242,5 +242,5 @@ def test_a_run_without_a_step_has_no_certificate(workspace):
     run = a_run()
     write_certificate(run)
     assert not run.certificate_json.exists()
-    with pytest.raises(JobError, match="has trained no step"):
+    with pytest.raises(JobError, match="has not trained a step yet"):
         make_certificate(run)

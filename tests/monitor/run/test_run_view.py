@@ -348,9 +348,7 @@ def test_scalars_by_name(run: RunDir) -> None:
     view = RunView(run)
     assert view.scalars("grad_norm").steps == [1]
     assert len(view.scalars("mfu")) == 0
-    with pytest.raises(
-        KeyError, match=r"'lm loss' is not a scalar of nbtrain\. Scalars: loss, validation_loss"
-    ):
+    with pytest.raises(KeyError, match=r"'lm loss' is not one of nbtrain's scalars: loss, validation_loss"):
         view.scalars("lm loss")
     job.finish("CANCELLED", "stopped")
 
@@ -661,7 +659,7 @@ def test_a_lost_job_ended_at_its_last_heartbeat(
             os.utime(path, (moment - age, moment - age))
         later, longer = ends_and_durations(run, monkeypatch)
         assert (later, longer) == (pytest.approx(end + 40, abs=2), pytest.approx(elapsed + 40, abs=2))
-    assert ", last heard of after " in str(status_report(run))
+    assert ", last sign of life after " in str(status_report(run))
     assert RunView(run).state == "LOST"
 
 

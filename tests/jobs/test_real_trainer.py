@@ -192,7 +192,10 @@ def test_a_perf_run_measures_and_leaves_no_checkpoint(tiny):
     then trains.
     """
     job = submit(tiny(mode="perf"))
-    assert control.wait(job, 800) == ("SUCCEEDED", "all steps are measured, none is saved: 10 steps")
+    assert control.wait(job, 800) == (
+        "SUCCEEDED",
+        "all steps are measured, and no checkpoint is saved: 10 steps",
+    )
     assert job.run.checkpoint_steps() == []
     events = {event["kind"]: event for event in read_events(job)}
     assert not events.keys() & {"checkpoint", "validation", "test"}
@@ -217,7 +220,7 @@ def test_an_evaluation_reports_the_losses_of_the_training(tiny):
     evaluated = resume(run, ["mode=eval"])
     assert control.wait(evaluated, 800) == (
         "SUCCEEDED",
-        "the newest checkpoint is evaluated, nothing is trained",
+        "the newest checkpoint is evaluated, and nothing is trained",
     )
     same_losses_at(10, trained, evaluated)
     assert run.checkpoint_steps() == [8, 10]

@@ -62,7 +62,7 @@ def test_a_full_disk_is_reported(fake, start, small_disk, monkeypatch):
     assert cause.startswith(
         "rank 0 failed at step 7: the disk is full: OSError: [Errno 28] No space left on device"
     )
-    gave_up = "; not tried again: no space became free within backend.disk_wait_seconds = 0.5 (8"
+    gave_up = "; not tried again: the disk still had no room after backend.disk_wait_seconds = 0.5 (8"
     assert gave_up in cause and " MiB are needed" in cause
     assert cause.endswith("GiB free)")
     assert ExitRecord.read(job.exit_record(0, 0)).outcome == "failed"

@@ -1,1 +1,1 @@
-"""One attempt of a job: the interface that starts its ranks, how they are watched, and how they ended."""
+"""One attempt of a job: start its ranks, watch them, and decide how they ended."""

@@ -1,9 +1,9 @@
 """One attempt of a job: its ranks, watched from the first process to the last.
 
-It ends when the launcher has ended and no process with the job's marker is left. It ends early if a rank is
-gone (its peers get a short time to write their last log lines, since they cannot save without it), if a rank
-makes no progress for too long (hang.py says which), or if a stop was requested and the ranks did not leave in
-time. phases.py decides which action is due.
+An attempt ends when the launcher has exited and no process with the job's marker is left. The supervisor ends
+it early in three cases: a rank is gone (the other ranks cannot save without it, and get only a short time to
+write their last log lines); a rank makes no progress for too long (hang.py finds it); or a stop was requested
+and the ranks did not exit in time. phases.py decides which action is due.
 """
 
 import signal
@@ -32,12 +32,12 @@ from nbtrain.jobs.attempt.verdict import Circumstances, Verdict, judge, lost_a_p
 from nbtrain.monitor.logs.logs import read_log
 from nbtrain.monitor.logs.tracebacks import traceback_in
 
-# faulthandler writes the stacks of a hundred threads in less time.
+# Seconds to wait for stacks; faulthandler writes the stacks of a hundred threads in less time.
 STACK_SECONDS = 0.5
-# A rank that does not write its stacks delays the others by at most this many looks.
+# Largest number of such waits, after which ranks that have not written their stacks are skipped.
 STACK_LOOKS = 10
 LOG = "see logs/supervisor.log"
-# Bytes at the end of the launcher's log in which the error that ended it is searched.
+# Bytes at the end of the launcher's log that are searched for the error that ended the launcher.
 SAID_BYTES = 1 << 20
 
 
@@ -45,7 +45,7 @@ class Attempt:
     """The ranks of one attempt, and what the supervisor knows of them."""
 
     def __init__(self, job: JobDir, config: RunConfig, number: int, launcher: Launcher, first_step: int = 0):
-        """Create an attempt; `first_step` is the step of the checkpoint that it begins with."""
+        """Create an attempt that starts from the checkpoint of `first_step`, or from the beginning if 0."""
         self._job = job
         self._config = config
         self._number = number
@@ -54,15 +54,15 @@ class Attempt:
         self._limit_seconds = config.backend.heartbeat_timeout_seconds
         self._save_seconds = measured_save_seconds(job.run)
         self.hang: str | None = None
-        """Description of the ranks that hung, if they were killed for that."""
+        """Description of the ranks that hung, if the ranks were killed because of a hang; else None."""
         self.stuck: str | None = None
-        """Description of where the ranks were when the first of them gave up waiting."""
+        """Description of where the ranks were when the first rank gave up waiting; None if no rank did."""
         self.awaited: int | None = None
-        """The rank that hung, or that the others waited for, if it is known."""
+        """The rank that hung, or for which the others waited; None if it is not known."""
         self.stacks: dict[int, list[str]] = {}
-        """Innermost frames of the ranks that hung, for those that could write them."""
+        """{rank: innermost frames} of the ranks that hung and could write their stacks."""
         self.killed_at: float | None = None
-        """Time from which SIGKILL comes from the supervisor; seconds since the epoch."""
+        """Time from which the supervisor sent SIGKILL, in seconds since the epoch; None if it did not."""
         self._killed_after = ""
         self._stop_asked_at: float | None = None
         self._stop_now = False
@@ -82,7 +82,7 @@ class Attempt:
         self.ranks = Ranks(self._launcher, self._config.world_size, time.monotonic(), limit)
 
     def poll(self) -> bool:
-        """Check every rank once and take the action that is due; return False once the attempt has ended."""
+        """Check every rank once, and take the action that is due; return whether the attempt continues."""
         now = time.monotonic()
         observed = self._observe(now)
         phase = phase_of(observed)
@@ -104,11 +104,11 @@ class Attempt:
 
     @property
     def stop_asked(self) -> bool:
-        """Return whether ask_stop() was called."""
+        """Whether ask_stop() was called."""
         return self._stop_asked_at is not None
 
     def saves_on(self) -> str:
-        """Return a message if ranks take longer than their usual limit to save or exit; "" if they do not."""
+        """Return a message if ranks need more than their usual time to save or exit; "" if they do not."""
         now = time.monotonic()
         if self._stop_asked_at is None or self.killed_at is not None or self.ranks.saving_at() is None:
             return ""
@@ -118,8 +118,9 @@ class Attempt:
         written = sum(watch.beat.written_bytes for watch in self.ranks.watches.values() if watch.beat)
         return (
             f"{now - self._stop_asked_at:.0f} s after the request ({self._limit_words()}) ranks are still "
-            f"saving or exiting: {amounts.size(written)} are written; they are killed after {patience:.0f} s "
-            f"without progress, at the latest {cap_seconds(patience):.0f} s after the request"
+            f"saving or exiting and have written {amounts.size(written)}; they are killed after "
+            f"{patience:.0f} s without progress, at the latest {cap_seconds(patience):.0f} s after the "
+            "request"
         )
 
     def _patience_seconds(self) -> float:
@@ -131,14 +132,17 @@ class Attempt:
         return f"backend.shutdown_timeout_seconds = {limit:g}{measured}"
 
     def ask_stop(self, now: bool = False) -> None:
-        """Start the time limit for ranks that were asked to stop through control/. `now` kills at once."""
+        """Start the time limit for ranks that were asked to stop through control/.
+
+        With `now`, the ranks are killed at once.
+        """
         self._stop_asked_at = self._stop_asked_at or time.monotonic()
         self._stop_now = self._stop_now or now
         if self._stop_now and self.killed_at is None:
             self._kill()
 
     def finish(self) -> Verdict:
-        """Wait for the last process of the attempt and return the verdict."""
+        """Wait until the attempt's last process has exited, and return the verdict."""
         if self._launcher.finish():
             self.killed_at = self.killed_at or time.time()
         self.ranks.poll(time.monotonic())
@@ -169,7 +173,7 @@ class Attempt:
         )
 
     def _launchers_end(self, code: int | None) -> str:
-        """Return how the launcher ended, with the error of its traceback if it left one in this attempt."""
+        """Return the launcher's exit code, and its error if it wrote a traceback during this attempt."""
         part = read_log(self._job.supervisor_log, limit_bytes=SAID_BYTES)
         begin = max(0, self._log_bytes - part.start_bytes)
         traceback = traceback_in(part.text.encode()[begin:].decode("utf-8", "replace"))
@@ -177,7 +181,7 @@ class Attempt:
         return f"exit code {code}{error}; {LOG}"
 
     def _observe(self, now: float) -> Observed:
-        """Read the current state of the ranks, and note since when it has lasted."""
+        """Return the current state of the ranks, after recording when each change of state was seen."""
         code = self._launcher.poll()
         stood_still = self.ranks.poll(now)
         if self._stop_asked_at is not None:
@@ -210,8 +214,9 @@ class Attempt:
         )
 
     def _note_launcher_end(self, code: int, now: float) -> None:
-        """Note that the launcher has ended. If another process killed it, the ranks save and leave because of
-        that.
+        """Record that the launcher has ended.
+
+        If another process killed the launcher, the ranks save and exit because of that.
         """
         if self._launcher_ended:
             return
@@ -220,10 +225,11 @@ class Attempt:
             self._launcher_signal, self._launcher_killed_at = -code, now
 
     def _ask_about_peers(self, now: float) -> None:
-        """If every failed rank gave up waiting for other ranks, find out which ranks they waited for; done
-        once.
+        """If every failed rank gave up waiting for other ranks, find out which ranks it waited for.
+
+        This is done only once per attempt.
         """
-        # A missing rank is either the one that was waited for, or its own record is about to arrive.
+        # A missing rank is either the rank that the others waited for, or its own record is about to arrive.
         if self._asked_about_peers or self.ranks.gone:
             return
         self._asked_about_peers = True
@@ -233,8 +239,9 @@ class Attempt:
             self._dump_stacks(live)
 
     def _dump_stacks(self, live: list[Standstill]) -> None:
-        """Request the stacks of all threads from every rank that can write them to its log; keep the
-        culprits' stacks.
+        """Make every rank that can do so write the stacks of all its threads to its log.
+
+        The stacks of the ranks that hang are kept in `stacks`.
         """
         able = {
             rank.rank: rank.beat for rank in live if rank.beat and rank.beat.dumps_stack and not rank.stopped
@@ -243,7 +250,7 @@ class Attempt:
         sizes = _sizes(logs)
         if able:
             self._launcher.signal(STACK_SIGNAL, [beat.process for beat in able.values()])
-            # A signal to another machine, and the output there, need time to pass a shared disk.
+            # A signal to another machine and that machine's output need time to cross a shared disk.
             for _ in range(STACK_LOOKS):
                 time.sleep(STACK_SECONDS)
                 if all(size > sizes[rank] for rank, size in _sizes(logs).items()):

@@ -1,8 +1,9 @@
-"""Interfaces between nbtrain and a scheduler, in two layers.
+"""The interfaces between nbtrain and a scheduler: Backend and Launcher.
 
-A user chooses a Backend by `backend.kind`: the place where the job runs. The job's supervisor uses a
-Launcher, which starts and reaches the ranks of an attempt. To add a backend, write a module with both and add
-a line to BACKENDS. The defaults of Backend fit a place without a scheduler.
+`backend.kind` selects the Backend, which determines where the job runs. The job's supervisor uses a Launcher
+to start the ranks of an attempt and to communicate with them. To add a backend, write a module with both
+classes and add a line to BACKENDS and to CAPABILITIES. The default methods of Backend suit a backend without
+a scheduler.
 """
 
 import importlib
@@ -28,30 +29,31 @@ Value = TypeVar("Value")
 
 
 class Launcher(Protocol):
-    """Starts a job's ranks, each under a wrapper, and sends them signals; attempt.py decides when."""
+    """Starter of a job's ranks, each under a wrapper. It also sends them signals; attempt.py decides when."""
 
     end_message: str
-    """Reason that the attempt ended, for an attempt in which no rank lived long enough to report a reason."""
+    """Why the attempt ended, for an attempt in which no rank lived long enough to report a reason."""
 
     def launch(self, config: "RunConfig", attempt: int) -> None:
-        """Start the ranks of an attempt. If this process dies, they save and exit."""
+        """Start the ranks of an attempt. If this process dies, the ranks save and exit."""
 
     def poll(self) -> int | None:
-        """Return the launcher's exit code, or minus the signal that killed it; None while it runs."""
+        """Return the launcher's exit code, negative if a signal killed it; None while it runs."""
 
     def signal(self, number: int, only: Iterable[ProcessIdentity] | None = None) -> None:
         """Send a signal to every rank through its wrapper, or only to the processes in `only`."""
 
     def kill(self) -> None:
-        """Kill the ranks, give their wrappers time to record how they ended, then kill the remaining
-        processes.
+        """Kill the ranks, and then the other processes of the attempt.
+
+        In between, the ranks' wrappers get time to record how the ranks ended.
         """
 
     def processes_left(self) -> bool:
-        """Return whether any process of the job is left, apart from the launcher's."""
+        """Return whether any process of the job is left, apart from the launcher's own."""
 
     def finish(self) -> bool:
-        """Wait for the last process; return whether a process had to be killed."""
+        """Wait until the last process has exited; return whether a process had to be killed."""
 
     def heartbeat(self, rank: int) -> Heartbeat | None:
         """Return the rank's newest heartbeat of this attempt."""
@@ -65,36 +67,37 @@ class Launcher(Protocol):
     def devices(self, config: "RunConfig") -> list[int] | None:
         """Return the number of usable devices on each machine; None if devices are not counted.
 
-        `config` is the run's configuration as submitted, before any restart resized it."""
+        `config` is the run's configuration as submitted, before any restart resized it.
+        """
 
     def trouble(self) -> str:
-        """Return why the attempt cannot continue although ranks run, for example a lost machine; "" if it
-        can.
+        """Return why the attempt cannot continue although ranks are running; "" if it can continue.
+
+        For example, one of its machines is lost.
         """
 
     def preemption(self, signalled: bool = False) -> str:
-        """Return the notice that the job's devices are being taken away; "" without one.
+        """Return the notice that the job's devices are being taken away; "" if there is no notice.
 
-        Only the scheduler's own record or backend.preemption_notice counts. `signalled`: the scheduler has
-        sent this process a signal, so that its record is requested even if no machine has been told to leave.
+        Only the scheduler's own record and backend.preemption_notice count. `signalled` tells that the
+        scheduler has sent this process a signal: its record is then requested even if no machine has received
+        a notice.
         """
 
     def preemption_trouble(self) -> str:
         """Return why it is not known whether devices are being taken away; "" if it is known."""
 
     def give_back(self) -> None:
-        """Return the devices of a preempted job before its scheduler takes them, if the scheduler starts the
-        job again then.
-        """
+        """Release the devices of a preempted job early, if its scheduler then starts the job again."""
 
     def missing(self) -> str:
-        """Return which machines have not come back after a preemption; "" if ranks can start."""
+        """Return which machines are still missing after a preemption; "" if ranks can start."""
 
     def abandon(self) -> None:
         """Kill the ranks without saving and write nothing, because another supervisor owns the job now."""
 
     def close(self) -> None:
-        """End the scheduler's remaining processes, once the job has ended."""
+        """End the launcher's remaining processes, once the job has ended."""
 
 
 @dataclass(frozen=True)
@@ -102,54 +105,60 @@ class Capabilities:
     """Actions that a backend supports on a running job."""
 
     save: bool
-    """Request a checkpoint without ending the job."""
+    """Whether a checkpoint can be requested without ending the job."""
     stop_in_order: bool
-    """End the job after a checkpoint. Otherwise `cancel` kills it, and the steps since the newest checkpoint
-    are lost.
+    """Whether the job can be ended after a checkpoint.
+
+    Otherwise `cancel` kills the job, and the steps since its newest checkpoint are lost.
     """
     pause: bool = False
-    """Free the job's devices without ending it, because its supervisor needs none while it waits."""
+    """Whether a pause can free the job's devices without ending the job."""
     pause_ends_allocation: bool = False
-    """Pausing also ends the supervisor and frees its allocation; resuming submits the job again."""
+    """Whether a pause also ends the supervisor and frees its allocation; a resume submits the job again."""
 
 
 class Backend:
-    """A place where jobs run, chosen by the user. Every backend writes the same records to the run
-    directory.
+    """A place where jobs run, chosen with `backend.kind`.
+
+    Every backend writes the same records to the run directory.
     """
 
     capabilities: Capabilities
-    """Its row of CAPABILITIES."""
+    """The backend's entry in CAPABILITIES."""
 
     def submit(self, job: JobDir) -> None:
         """Start a job whose folder has been written, and its supervisor. Raises SubmitError."""
         raise NotImplementedError
 
     def make_ready(self, config: "RunConfig") -> None:
-        """Make what a job needs outside its run directory, before anything of the job is written. Raises
-        SubmitError.
+        """Create what a job needs outside its run directory, before any of its files is written.
+
+        Raises SubmitError.
         """
 
     def warnings(self, config: "RunConfig", machine: "Machine") -> list[str]:
-        """Return a sentence, without its full stop, for each request that `machine`, which submits the run,
-        cannot fully meet.
+        """Return a warning for each request that the submitting `machine` cannot fully meet.
+
+        Each warning is a sentence without its full stop.
         """
         return []
 
     def request_text(self, job: JobDir, config: "RunConfig", alone: bool = False) -> str:
-        """Return the text that submit() would send to the scheduler, or the commands that it would start; ""
-        if neither.
+        """Return the text that submit() would send to the scheduler, or the commands that it would start.
 
-        With `alone`, return a file with which the scheduler's own command starts the run before any file of
-        it exists.
+        Returns "" if there is neither. With `alone`, the text is a file with which the scheduler's own
+        command can start the run before any of its files exists.
         """
         return ""
 
     def was_started(self, job: JobDir, run_id: str) -> None:
-        """Record the scheduler's name for a job that another program started from its request_text()."""
+        """Record the scheduler's id of a job that another program started from its request_text()."""
 
     def taken_elsewhere(self, job: JobDir, run_id: str) -> str:
-        """Name the other allocation that runs a job started from request_text(); "" if this one runs it."""
+        """Return the name of another allocation that runs a job started from request_text().
+
+        Returns "" if this allocation runs the job.
+        """
         return ""
 
     def await_first_word(self, job: JobDir) -> None:
@@ -160,27 +169,29 @@ class Backend:
         return read_state(job, time.time())
 
     def settle(self, job: JobDir) -> None:
-        """Wait until a job that its scheduler has ended counts as ended for readers too."""
+        """Wait until a job that its scheduler has ended also counts as ended for readers."""
 
     def cancel(self, job: JobDir, now: bool) -> bool:
-        """Ask the job to save and exit, or to exit at once; return False if no process is left to do so."""
+        """Ask the job to save and exit, or with `now` to exit at once; return False if it has no process."""
         raise NotImplementedError
 
     def save(self, job: JobDir) -> bool:
-        """Ask the job for a checkpoint; return False if no process is left to save it."""
+        """Ask the job for a checkpoint; return False if no process is left that could save it."""
         raise NotImplementedError
 
     def pause(self, job: JobDir) -> None:
-        """Make the scheduler take back the devices of a job whose ranks have saved and exited. Raises
-        JobError.
+        """Make the scheduler take back the devices of a job whose ranks have saved and exited.
+
+        Raises JobError.
         """
 
     def unpause(self, job: JobDir) -> None:
-        """Make the scheduler give a paused job its devices again. Raises JobError."""
+        """Make the scheduler allocate devices to a paused job again. Raises JobError."""
 
     def finish(self, job: JobDir, now: bool) -> None:
-        """End the remaining processes of a job that has ended or is LOST; `now` gives them no time to
-        save.
+        """End the remaining processes of a job that has ended or is LOST.
+
+        With `now`, they get no time to save.
         """
         raise NotImplementedError
 
@@ -193,38 +204,42 @@ class Backend:
         return follow(job.run, rank)
 
     def next_change(self, job: JobDir, seconds: float) -> None:
-        """Wait until the scheduler reports a change, if the backend can tell; at most `seconds`."""
+        """Wait until the scheduler reports a change, if the backend can observe that, at most `seconds`."""
         time.sleep(seconds)
 
     def events(self, job: JobDir) -> list[dict[str, Any]]:
-        """Return all events of the job, by time."""
+        """Return all events of the job, oldest first."""
         return read_events(job)
 
     def findings(self, config: "RunConfig") -> Iterator[Finding]:
-        """Yield the problems that would stop the run in this place; nothing is started to find them."""
+        """Yield the problems that would keep the run from starting on this backend; nothing is started."""
         yield from ()
 
     def go_on(self, job: JobDir, config: "RunConfig") -> str:
-        """Request the next allocation when this one ends; return text that names the next one, "" if there is
-        none.
+        """Request the job's next allocation when the current one ends.
+
+        Returns text that names the next allocation; "" if there will be no next allocation.
         """
         return ""
 
     def preempted_since(self, job: JobDir, started_at: float) -> str:
-        """Return the scheduler's record of a preemption of this job since a time of this machine's clock; ""
-        without one. Raises JobError if the scheduler does not answer.
+        """Return the scheduler's record of a preemption of the job since `started_at`; "" without one.
+
+        `started_at` is a time by this machine's clock. Raises JobError if the scheduler does not respond.
         """
         return ""
 
     def after_preemption(self, job: JobDir, config: "RunConfig") -> str:
-        """Return text that says how a preempted job continues, submitting it again if need be; "" if it does
-        not continue by itself.
+        """Return text that says how a preempted job continues, submitting it again if necessary.
+
+        Returns "" if the job does not continue by itself.
         """
         return self.starts_again(job)
 
     def starts_again(self, job: JobDir) -> str:
-        """Return text that says that the scheduler will start the job again after ending it; "" if it will
-        not.
+        """Return text that says that the scheduler will start the job again after ending it.
+
+        Returns "" if the scheduler will not.
         """
         return ""
 
@@ -242,10 +257,10 @@ BACKENDS = {
     "kubernetes": "nbtrain.jobs.backends.kubernetes.backend",
     "slurm": "nbtrain.jobs.backends.slurm.backend",
 }
-"""{backend.kind: its module}, imported on use; the module's BACKEND is the backend."""
+"""{backend.kind: module}. A module is imported on first use; its BACKEND is the backend."""
 
 READ_FROM_FILES = ("local", "hosts")
-"""Backends without a scheduler: what they report of a job is in its run directory, and Backend reads it."""
+"""Backends without a scheduler. Their reports about a job are files in its run directory, read by Backend."""
 
 CAPABILITIES = {
     "local": Capabilities(save=True, stop_in_order=True, pause=True),
@@ -253,12 +268,13 @@ CAPABILITIES = {
     "kubernetes": Capabilities(save=True, stop_in_order=True, pause=True),
     "slurm": Capabilities(save=True, stop_in_order=True, pause=True, pause_ends_allocation=True),
 }
-"""{backend.kind: its capabilities}. A run's buttons follow them without loading its module or numpy."""
+"""{backend.kind: capabilities}. A run's buttons use this table without importing the module or numpy."""
 
 
 def backend_of(kind: str) -> Backend:
-    """Return the backend with that name. Raises JobError for an unknown name, which a newer nbtrain may have
-    written.
+    """Return the backend of this kind.
+
+    Raises JobError for an unknown kind, which a newer version of nbtrain may have recorded.
     """
     return importlib.import_module(_known(BACKENDS, kind)).BACKEND
 
@@ -269,9 +285,10 @@ def backend_of_job(job: JobDir) -> Backend:
 
 
 def reader_of_job(job: JobDir) -> Backend:
-    """Return what reads the state, logs and events of a job: its backend, or Backend where these are files.
+    """Return a backend that can read the job's state, logs and events.
 
-    `nbtrain status` then loads neither the backend's module nor the schema. Raises JobError.
+    For backends without a scheduler this is a plain Backend, so that `nbtrain status` imports neither the
+    backend's module nor the schema. Raises JobError.
     """
     kind = _kind_of(job)
     return Backend() if kind in READ_FROM_FILES else backend_of(kind)
@@ -290,12 +307,12 @@ def _kind_of(job: JobDir) -> str:
 def _known(table: Mapping[str, Value], kind: str) -> Value:
     if kind not in table:
         known = ", ".join(table)
-        raise JobError(f"backend.kind = {kind} is not known here; this nbtrain knows {known}.")
+        raise JobError(f"backend.kind = {kind} is unknown; this version of nbtrain has {known}.")
     return table[kind]
 
 
 def network_interface(config: "RunConfig") -> str | None:
-    """Return the network interface that the run's backend names for traffic between ranks."""
+    """Return the network interface that the backend's settings name for traffic between ranks, or None."""
     section = getattr(config.backend, config.backend.kind, None)
     return getattr(section, "network_interface", None)
 

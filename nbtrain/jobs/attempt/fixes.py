@@ -1,6 +1,6 @@
-"""Fixes of an attempt that ran out of memory or disk: only changes that this run can still make.
+"""Fixes for an attempt that ran out of memory or disk space.
 
-Each names settings that a resume may change.
+Each fix names only changes that this run can still make, in settings that a resume may change.
 """
 
 from nbtrain.base.run_directory import end_kinds
@@ -9,10 +9,13 @@ from nbtrain.config.schema import RunConfig
 
 
 def fix_of(kind: str, config: RunConfig) -> str:
-    """Return the fix of a kind of end for a run with these settings, without its full stop."""
+    """Return the fix for an attempt that ended with `kind`, for a run with these settings.
+
+    The fix is a sentence without its full stop.
+    """
     if kind == end_kinds.DISK:
         fewer = ", or lower checkpoint.keep_last" if config.checkpoint.keep_last > 1 else ""
-        return f"Free space there{fewer}; then resume the run"
+        return f"Free up space there{fewer}; then resume the run"
     ways = {
         end_kinds.DEVICE_MEMORY: _less_device_memory,
         end_kinds.SHARED_MEMORY: _less_shared_memory,
@@ -30,11 +33,11 @@ def _less_device_memory(config: RunConfig) -> list[str]:
         ways.append("set parallel.activation_checkpointing.granularity: full")
     if _higher_stage_helps(config):
         ways.append("raise parallel.zero_stage")
-    return ways or ["share each copy of the model among more GPUs, or use larger ones"]
+    return ways or ["shard each copy of the model across more GPUs, or use larger GPUs"]
 
 
 def _higher_stage_helps(config: RunConfig) -> bool:
-    # Imported here, because few attempts end like this, and each supervisor would load the planner.
+    # Imported here because few attempts end like this, and otherwise every supervisor would load the planner.
     from nbtrain.planner.lint.remedies import stages_allowed
 
     return config.parallel.data_axis_size > 1 and bool(stages_allowed(config))
@@ -43,7 +46,8 @@ def _higher_stage_helps(config: RunConfig) -> bool:
 def _less_shared_memory(config: RunConfig) -> list[str]:
     in_pods = config.backend.kind == "kubernetes"
     place = "backend.kubernetes.shared_memory_bytes" if in_pods else "docker run --shm-size"
-    return [*(["set data.num_workers=0"] if config.data.num_workers else []), f"give the job more: {place}"]
+    more = f"give the job more shared memory ({place})"
+    return [*(["set data.num_workers=0"] if config.data.num_workers else []), more]
 
 
 def _less_host_memory(config: RunConfig) -> list[str]:

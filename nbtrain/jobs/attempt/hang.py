@@ -1,8 +1,9 @@
 """Find the rank that stopped when no rank makes progress, from the position of each rank.
 
-One rank that stops makes all others wait for it, a moment later, in their next collective. So the culprit is
-not the rank that fell silent first, but the rank that the others wait for: a rank in a collective waits for
-the collective's other ranks that are not in it. Followed to the end, this leads to ranks that wait for none.
+When one rank stops, all others soon wait for it in their next collective. The culprit is therefore not the
+rank that became silent first, but the rank for which the others wait. A rank in a collective waits for those
+of the collective's ranks that have not entered it. Followed to the end, this leads to ranks that wait for no
+other rank.
 """
 
 import re
@@ -13,7 +14,8 @@ from nbtrain.base.run_directory.rank_phases import activity_of
 from nbtrain.base.run_directory.records import Collective, Heartbeat
 from nbtrain.jobs.machine import processes
 
-# A heartbeat's thread writes every second: an older file belongs to a rank that cannot even run that thread.
+# Age in seconds from which a heartbeat shows that its rank is frozen: a separate thread of the rank writes
+# the heartbeat every second.
 FROZEN_SECONDS = 10.0
 # A frame as faulthandler writes it.
 FRAME = re.compile(r'File "(.*)", line (\d+)')
@@ -21,47 +23,49 @@ FRAME = re.compile(r'File "(.*)", line (\d+)')
 
 @dataclass(frozen=True)
 class Standstill:
-    """The position at which a live rank makes no progress."""
+    """The position of a live rank that makes no progress."""
 
     rank: int
     beat: Heartbeat | None
     """The rank's newest heartbeat; None if it never reported."""
     still_seconds: float
-    """Seconds since anything except the time changed in its heartbeat."""
+    """Seconds since anything except the time changed in the rank's heartbeat."""
     unwritten_seconds: float
-    """Seconds since its heartbeat was last written."""
+    """Seconds since the rank's heartbeat was last written."""
 
     @property
     def stopped(self) -> bool:
-        """Whether its process was stopped by a signal (SIGSTOP, a debugger)."""
+        """Whether the rank's process is stopped by a signal (SIGSTOP, or a debugger)."""
         if self.beat is None or not self.beat.process.alive():
             return False
         return processes.process_state(self.beat.process.pid) in "Tt"
 
     @property
     def frozen(self) -> bool:
-        """Whether even the thread that writes heartbeats is silent: the process is stopped, starved, or waits
-        for a dead disk or driver.
+        """Whether even the thread that writes heartbeats is silent.
+
+        The process is then stopped or starved, or waits for a disk or driver that does not respond.
         """
         return self.beat is None or self.unwritten_seconds > FROZEN_SECONDS
 
     @property
     def collective(self) -> Collective | None:
-        """The collective in which the rank waits; None if it is in none."""
+        """The collective in which the rank waits; None if it does not wait in a collective."""
         known = self.beat.collective if self.beat else None
         return known if known and known.waiting else None
 
 
 def culprits(ranks: Iterable[Standstill]) -> list[Standstill]:
-    """Return the ranks that the others wait for; all ranks if it cannot be decided."""
+    """Return the ranks for which the others wait; all ranks if this cannot be determined."""
     ranks = list(ranks)
     longest = max((rank.still_seconds for rank in ranks), default=0.0)
-    # A rank that still made progress when others had long stopped is not to blame.
+    # A rank that still made progress long after others had stopped is not the cause.
     still = [rank for rank in ranks if 2 * rank.still_seconds >= longest]
     awaited, doubtful = _awaited(ranks), [_behind(ranks), still]
     if _waiting_hosts(ranks):
-        # A network that is down leaves ranks in different calls: some have ended a collective that others
-        # have not. So neither a rank in a collective of several hosts is to blame, nor one that is behind.
+        # A network that is down leaves ranks in different calls, because some ranks have finished a
+        # collective that others have not. So a rank that is behind, or in a collective across hosts, is not
+        # the cause.
         awaited = [rank for rank in awaited if len(_hosts(_members(rank, ranks))) < 2]
         doubtful = []
     for found in (
@@ -78,7 +82,7 @@ def culprits(ranks: Iterable[Standstill]) -> list[Standstill]:
 
 
 def culprit(ranks: Iterable[Standstill]) -> int | None:
-    """Return the lowest rank that the others wait for; None if it cannot be decided."""
+    """Return the lowest rank for which the others wait; None if this cannot be determined."""
     ranks = list(ranks)
     guilty = culprits(ranks)
     if len(ranks) > 1 and len(guilty) == len(ranks):
@@ -87,7 +91,7 @@ def culprit(ranks: Iterable[Standstill]) -> int | None:
 
 
 def _awaited(ranks: list[Standstill]) -> list[Standstill]:
-    """Return ranks that others wait for, and that do not wait for a rank outside their own collective."""
+    """Return the ranks for which others wait and which do not themselves wait for another rank."""
     waits_for: dict[int, set[int]] = {}
     for rank in ranks:
         here = rank.collective
@@ -104,9 +108,7 @@ def _awaited(ranks: list[Standstill]) -> list[Standstill]:
 
 
 def _waiting_hosts(ranks: list[Standstill]) -> list[str]:
-    """Return the hosts of the ranks if every rank waits in a collective and there are several hosts; [] if
-    not.
-    """
+    """Return the ranks' hosts if there are several hosts and every rank waits in a collective; else []."""
     hosts = _hosts(ranks)
     return hosts if len(hosts) > 1 and all(rank.collective for rank in ranks) else []
 
@@ -123,14 +125,15 @@ def _members(one: Standstill, ranks: list[Standstill]) -> list[Standstill]:
 def _together(one: Collective, other: Collective | None) -> bool:
     if other is None or (one.group, one.ranks) != (other.group, other.ranks):
         return False
-    # Point to point: sender and receiver call different functions.
+    # In point-to-point communication, sender and receiver call different functions.
     paired = " (" in one.name and " (" in other.name
     return paired or (one.name, one.number) == (other.name, other.number)
 
 
 def _behind(ranks: list[Standstill]) -> list[Standstill]:
-    """Return the ranks that have called the fewest collectives of a group, or done the fewest steps. On GPUs
-    no call blocks, so only the counts tell.
+    """Return the ranks that have called the fewest collectives of a group, or finished the fewest steps.
+
+    On GPUs, calls do not block, so only these counts show which rank is behind.
     """
     by_group: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
     for rank in ranks:
@@ -146,7 +149,7 @@ def _behind(ranks: list[Standstill]) -> list[Standstill]:
 
 
 def report(ranks: Iterable[Standstill]) -> str:
-    """Return one sentence: which ranks stopped, where and since when, and where the others wait."""
+    """Return a sentence that says which ranks stopped, where and when, and where the other ranks wait."""
     ranks = sorted(ranks, key=lambda rank: rank.rank)
     guilty = culprits(ranks)
     if gone := _gone_host(ranks, guilty):
@@ -170,9 +173,10 @@ def report(ranks: Iterable[Standstill]) -> str:
 
 
 def whereabouts(one: Standstill) -> str:
-    """Return `last heard of at step 6, 30 s ago, while training, outside any collective (last: ...)`.
+    """Return what a rank last reported, such as "last reported at step 6, 30 s ago, while training".
 
-    It describes the last heartbeat, not where the rank stopped, which may be later.
+    If the rank has called a collective, the text ends with ", in <call>" or ", outside any collective (last:
+    <call>)". It describes the rank's last heartbeat; the rank may have stopped at a later point.
     """
     if one.beat is None:
         return f"no heartbeat yet, for {one.still_seconds:.0f} s"
@@ -187,7 +191,10 @@ def whereabouts(one: Standstill) -> str:
 
 
 def _gone_host(ranks: list[Standstill], guilty: list[Standstill]) -> str:
-    """Return text if a node is gone: all ranks of one host are frozen, and a rank of another host is not."""
+    """Return text that names the nodes that are gone; "" if there are none.
+
+    A node is gone if all its ranks are frozen while a rank on another host is not.
+    """
     hosts: dict[str, list[Standstill]] = {}
     for rank in ranks:
         if rank.beat is not None:
@@ -204,14 +211,16 @@ def _gone_host(ranks: list[Standstill], guilty: list[Standstill]) -> str:
 
 
 def _all_in_one_place(ranks: list[Standstill]) -> str:
-    """Return text if no rank has reported, or if every rank waits in a collective and there are several
-    hosts; "" otherwise.
+    """Return text for a hang without a culprit; "" for any other hang.
+
+    That is a hang in which no rank has reported, or in which every rank waits in a collective and the ranks
+    are on several hosts.
     """
     first, seconds = ranks[0], max((rank.still_seconds for rank in ranks), default=0.0)
     if all(rank.beat is None for rank in ranks) and len(ranks) > 1:
         return (
-            f"no rank has reported within {seconds:.0f} s: none was started, or their machines do not reach "
-            "each other; see logs/"
+            f"no rank has reported within {seconds:.0f} s: no rank was started, or their machines cannot "
+            "reach each other; see logs/"
         )
     here, hosts = first.collective, _waiting_hosts(ranks)
     if here is None or not hosts:
@@ -228,8 +237,8 @@ def _all_in_one_place(ranks: list[Standstill]) -> str:
         f"rank{'s' if len(there) > 1 else ''} {numbers(there)} in {call}" for call, there in places.items()
     )
     return (
-        f"all ranks wait in a collective, for {seconds:.0f} s: {words}; {network}, or they do not make the "
-        "same calls"
+        f"all ranks wait in a collective, for {seconds:.0f} s: {words}; {network}, or the ranks do not make "
+        "the same calls"
     )
 
 
@@ -239,7 +248,7 @@ def _call(collective: Collective) -> str:
 
 
 def numbers(ranks: Iterable[int]) -> str:
-    """Return "0-3, 8" for the numbers 0 1 2 3 8."""
+    """Return the ranks with ranges, such as "0-3, 8" for the ranks 0 1 2 3 8."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and runs[-1][-1] == rank - 1:
@@ -250,21 +259,19 @@ def numbers(ranks: Iterable[int]) -> str:
 
 
 def stuck_words(rank: int, stack: list[str]) -> str:
-    """Return a sentence that says where a rank was stuck. `stack` is the result of main_stack()."""
+    """Return text that says where a rank was stuck. `stack` is the result of main_stack()."""
     if not stack:
-        return f"rank {rank} was stuck; its log shows no line of Python where"
+        return f"rank {rank} was stuck; its log does not show in which line of Python"
     where = FRAME.sub(r"\1:\2", stack[0])
     return f"rank {rank} was stuck at {where}; its log has the stacks of all threads"
 
 
 def main_stack(log: str, frames: int = 8) -> list[str]:
-    """Return the innermost frames of the main thread that faulthandler wrote to a rank's log; [] if there are
-    none.
-    """
+    """Return the main thread's innermost frames from faulthandler's output in a rank's log, or []."""
     heads = [line for line in log.splitlines() if line.startswith(("Thread 0x", "Current thread 0x"))]
     if not heads:
         return []
-    # The kernel delivers the signal to the main thread, whose stack is written last.
+    # The kernel delivers the signal to the main thread, and faulthandler writes that thread's stack last.
     after = log.rpartition(heads[-1])[2].splitlines()[1:]
     end = next((number for number, line in enumerate(after) if not line.startswith("  ")), len(after))
     return [line.strip() for line in after[:end] if "File" in line][:frames]

@@ -1,8 +1,8 @@
-"""Leftovers of killed processes in a run directory: temporary files, incomplete checkpoints, interrupted
-submissions.
+"""Find and remove the leftovers of killed processes in a run directory.
 
-Only called under the run's lock, when no process of the run's jobs is alive: then no file here is still being
-written, except those that any process may write (`ANYONES`).
+These are temporary files, incomplete checkpoints and interrupted submissions. The functions are called only
+under the run's lock, when no process of the run's jobs is alive. At that time, no file is still being
+written, except those that any process may write (ANYONES).
 """
 
 import shutil
@@ -13,8 +13,8 @@ from nbtrain.base.run_directory.checkpoint_files import MANIFEST, REJECTED, chec
 from nbtrain.base.run_directory.rundir import RunDir
 
 TEMPORARY = ".*.tmp"
-# A process that pauses a job or asks its scheduler holds no lock. It writes such a file in moments, and the
-# clocks of two machines differ by less than an hour.
+# Files written by processes without the run's lock, such as those that pause a job or ask its scheduler.
+# Writing takes moments, and two machines' clocks differ by less than an hour, so older files are leftovers.
 ANYONES = frozenset(
     {"pause.json", "ask.json", "devices.json", "given_up.json", "engine.json", "kubernetes.json"}
 )
@@ -22,7 +22,7 @@ ANYONES_SECONDS = 3600.0
 
 
 def temporaries(run: RunDir) -> list[Path]:
-    """Return the temporary files of atomic writes that were never completed, except those in notebooks/."""
+    """Return the temporary files of atomic writes that were not completed, except those in notebooks/."""
     found = list(run.path.glob(TEMPORARY))
     for folder in (run.jobs, run.model, run.tensorboard, run.profiling):
         found += folder.rglob(TEMPORARY) if folder.is_dir() else ()
@@ -30,21 +30,20 @@ def temporaries(run: RunDir) -> list[Path]:
 
 
 def _may_be_written(path: Path) -> bool:
-    """Return whether a process that does not hold the run's lock may be about to rename this temporary
-    file.
-    """
+    """Return whether a process without the run's lock may still be writing this temporary file."""
     # .<name>.<random part or pid>.tmp: base/files.py
     name = path.name[1:].rpartition(".")[0].rpartition(".")[0]
     try:
         return name in ANYONES and time.time() - path.stat().st_mtime < ANYONES_SECONDS
     except FileNotFoundError:
-        # It has been renamed meanwhile.
+        # Its writer has renamed it meanwhile.
         return True
 
 
 def torn_checkpoints(run: RunDir) -> list[Path]:
-    """Return invalid checkpoint folders: the manifest is unreadable, or files are missing or have the wrong
-    size.
+    """Return the folders of invalid checkpoints.
+
+    Their manifest is unreadable, or files are missing or have the wrong size.
     """
     return [
         run.checkpoint(step) for step in run.checkpoint_steps() if checkpoint_problem(run.checkpoint(step))
@@ -52,16 +51,16 @@ def torn_checkpoints(run: RunDir) -> list[Path]:
 
 
 def cut_off_submissions(run: RunDir) -> list[Path]:
-    """Return job folders without a job.json."""
+    """Return the job folders without a job.json, whose submission was interrupted."""
     return [run.job(job_id).path for job_id in run.job_ids() if not run.job(job_id).job_json.exists()]
 
 
 def sweep(run: RunDir, killed_since: float | None, keep: Path | None = None) -> list[str]:
     """Remove temporary files and checkpoints that were being written when their ranks were killed.
 
-    `killed_since` is the time from which ranks may have been killed, None if none was. An older torn
-    checkpoint stays, as evidence. `keep` is a file of the caller. Returns the removed paths, relative to the
-    run directory.
+    `killed_since` is the time from which ranks may have been killed; None if no rank was killed. Older torn
+    checkpoints stay as evidence. `keep` is a temporary file of the caller, which stays too. Returns the
+    removed paths, relative to the run directory.
     """
     removed = [path for path in temporaries(run) if path != keep]
     if killed_since is not None:
@@ -75,7 +74,7 @@ def sweep(run: RunDir, killed_since: float | None, keep: Path | None = None) -> 
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a whole folder."""
+    """Remove a file, or a folder with its contents."""
     if path.is_dir():
         shutil.rmtree(path)
     else:

@@ -2,10 +2,10 @@
 
     RUNNING -> LOSING_PEERS -> ENDED        a rank failed; the others wait for it in a collective that
        |            |                       cannot end
-       +-> STOPPING +-> ENDED               asked to stop, or the launcher was killed, which makes the ranks
-                                            stop
+       +-> STOPPING +-> ENDED               a stop was requested, or the launcher was killed, which makes the
+                                            ranks stop
 
-All times are the supervisor's own monotonic clock.
+All times are on the supervisor's own monotonic clock.
 """
 
 from dataclasses import dataclass
@@ -15,18 +15,17 @@ from nbtrain.base.run_directory.checkpoint_files import measured_save_seconds
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.schema import RunConfig
 
-# Peers of a dead rank wait in a collective that cannot end; this gives them time to write their last log
-# lines.
+# Seconds for the peers of a dead rank to write their last log lines; their collective cannot end.
 PEER_GRACE_SECONDS = 10.0
-# Before its first step a rank has nothing to save.
+# Seconds for a rank to exit before its first step, when it has nothing to save.
 EARLY_STOP_SECONDS = 5.0
-# A save on a busy machine, or one that overlaps another, takes longer than earlier ones.
+# Factor on the longest measured save: a save on a busy machine, or one that overlaps another, takes longer.
 SAVE_TIMES = 2.0
 # Ranks that still write a checkpoint may take this many times their patience_seconds.
 CAP_TIMES = 10.0
 # Seconds between SIGTERM to the ranks and the kill, once their patience_seconds are over.
 TERM_GRACE_SECONDS = 3.0
-# A wrapper records its rank's end in much less time; a wrapper that does not is itself gone.
+# Seconds for a wrapper to record its rank's end. It needs much less; after that, the wrapper itself is gone.
 RECORD_SECONDS = 2.0
 
 
@@ -40,7 +39,7 @@ class Phase(StrEnum):
 
 
 class Action(StrEnum):
-    """Action of the supervisor that is due."""
+    """Action that the supervisor must take."""
 
     KEEP = "keep"
     SIGNAL = "signal"
@@ -55,14 +54,12 @@ class Observed:
     patience_seconds: float
     """Seconds that ranks may take to save and exit; see patience_seconds()."""
     saving_at: float | None = None
-    """Time at which a rank last reported writing a checkpoint or starting to unload; None if none does."""
+    """Time at which a rank last reported writing a checkpoint or starting to exit; None if no rank does."""
     training: bool = False
     """Whether rank 0 has finished loading. Before that, there is nothing to save."""
     launcher_ended: bool = False
     launcher_killed_at: float | None = None
-    """Time since which the launcher is known to have been killed by a signal that the supervisor did not
-    send.
-    """
+    """Time at which the launcher was found killed by another process's signal; None if it was not killed."""
     processes_left: bool = True
     """Whether any process of the job is left after the launcher has ended."""
     killed: bool = False
@@ -72,9 +69,9 @@ class Observed:
     signalled_at: float | None = None
     """Time at which SIGTERM was sent to the ranks."""
     failed_at: float | None = None
-    """Time since which a rank is known to have failed."""
+    """Time at which a failed rank was first seen; None if no rank has failed."""
     hangs: bool = False
-    """Whether a rank has made no progress for longer than it may."""
+    """Whether a rank has made no progress for longer than its limit."""
 
 
 def patience_seconds(shutdown_timeout_seconds: float, save_seconds: float) -> float:
@@ -88,15 +85,15 @@ def stop_patience_seconds(run: RunDir, config: RunConfig) -> float:
 
 
 def cap_seconds(patience: float) -> float:
-    """Return the longest time in seconds that ranks may take, even if they are still writing."""
+    """Return the seconds after which ranks are killed even if they are still writing."""
     return CAP_TIMES * patience
 
 
 def time_is_over(now: float, asked_at: float, patience: float, saving_at: float | None) -> bool:
     """Return whether ranks that were asked to exit have used up their time.
 
-    They have `patience` seconds from the request, or from the last sign that they are still saving, but never
-    more than the cap.
+    They have `patience` seconds from the request or from the last sign that they are still saving, but no
+    more than cap_seconds() in all.
     """
     if saving_at is not None and now - asked_at < cap_seconds(patience):
         asked_at = max(asked_at, saving_at)
@@ -104,7 +101,7 @@ def time_is_over(now: float, asked_at: float, patience: float, saving_at: float 
 
 
 def phase_of(observed: Observed) -> Phase:
-    """Return the phase; the most final phase that applies wins."""
+    """Return the phase of an attempt; if several phases apply, the last in order."""
     if observed.launcher_ended:
         may_save = observed.launcher_killed_at is not None and not observed.killed and observed.processes_left
         return Phase.STOPPING if may_save else Phase.ENDED
@@ -114,7 +111,7 @@ def phase_of(observed: Observed) -> Phase:
 
 
 def decide(observed: Observed, now: float) -> Action:
-    """Return the action that is due now."""
+    """Return the action that is due at the time `now`."""
     match phase_of(observed):
         case Phase.ENDED:
             return Action.KEEP
@@ -138,9 +135,9 @@ def _while_stopping(observed: Observed, now: float) -> Action:
     assert since is not None
     over = time_is_over(now, since, patience, observed.saving_at)
     if observed.launcher_ended:
-        # The launcher's death was their signal.
+        # The ranks have already been signalled by the launcher's death.
         return Action.KILL if over else Action.KEEP
     if observed.signalled_at is None:
-        # A rank that is still importing looks at control/ only after its first step.
+        # A rank that is still importing reads control/ only after its first step.
         return Action.SIGNAL if over or not observed.training else Action.KEEP
     return Action.KILL if over and now - observed.signalled_at > TERM_GRACE_SECONDS else Action.KEEP

@@ -1,4 +1,4 @@
-"""The wrapper of one rank: starts it, forwards signals, and records how it ended.
+"""The wrapper of one rank: start the rank, forward signals, and record how it ended.
 
     python -m nbtrain.jobs.attempt.rank_wrapper <command of the rank ...>
 
@@ -8,10 +8,12 @@
                    v
               exit/<rank>.<attempt>.json  that report, with the exit code or signal that the kernel reports
 
-The job's final state comes from these records alone: the launcher's own code is 1 after any failure. If the
-rank and the kernel disagree, the kernel wins: a rank that reported "finished" and then died by a signal was
-killed.
-Standard library only, because every rank starts one; it keeps nothing in memory while the rank trains.
+The job's final state comes only from these records, because the launcher's own exit code is 1 after any
+failure. If the rank and the kernel disagree, the kernel is right: a rank that reported "finished" and then
+died by a signal counts as killed.
+
+The wrapper imports only the standard library, because it runs once per rank, and keeps nothing in memory
+while the rank trains.
 """
 
 import json
@@ -36,14 +38,15 @@ EXIT_FD = "NBTRAIN_EXIT_FD"
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 # Part of the message for a rank that ended without a report.
 WITHOUT_WORD = "without a word"
-# A rank's report holds a traceback at most; anything longer was not written by nbtrain.
+# Largest size of a rank's report. The longest part is a traceback; anything longer is not from nbtrain.
 MAX_WORD_BYTES = 1 << 20
-# The end of a traceback is the most useful part, and the record must fit into its reserve.
+# Number of characters to keep from the end of a traceback, its most useful part. The record must fit into
+# its reserve.
 MAX_DETAIL_CHARACTERS = 12_000
 
 
 def main(command: list[str]) -> int:
-    """Run `command` as this rank. Return 0 if it exited in order, else 1."""
+    """Run `command` as the rank; return 0 if the rank exited in an orderly way, else 1."""
     die_with_parent(signal.SIGTERM)
     rank, attempt = int(os.environ["RANK"]), int(os.environ["NBTRAIN_ATTEMPT"])
     job = JobDir(RunDir(os.environ["NBTRAIN_RUN_DIR"]), os.environ["NBTRAIN_JOB"])
@@ -63,8 +66,8 @@ def main(command: list[str]) -> int:
                 env={**os.environ, EXIT_FD: str(writer)},
                 pass_fds=(writer,),
                 preexec_fn=child_setup(signal.SIGKILL),
-                # The launcher signals the wrapper's whole group; in a separate group the rank gets the
-                # signal once, from the wrapper.
+                # The launcher signals the wrapper's whole process group. In a group of its own, the rank
+                # gets each signal only once, from the wrapper.
                 process_group=0,
             )
         except OSError as error:
@@ -86,10 +89,10 @@ def main(command: list[str]) -> int:
 
 
 def read_until_exit(child: subprocess.Popen, reader: int) -> dict:
-    """Wait for the rank and return its report, {} if it wrote none.
+    """Wait until the rank has exited, and return its report; {} if it wrote no valid report.
 
-    The pipe is read while the rank runs, so that a long report cannot block it. The pipe's end is not waited
-    for, because a forked data worker may hold the pipe open after the rank is gone.
+    The pipe is read while the rank runs, so that a long report cannot block the rank. This does not wait for
+    the end of the pipe, because a forked data worker may hold the pipe open after the rank has exited.
     """
     waker, wake = socket.socketpair()
     for end in (waker, wake):
@@ -100,7 +103,7 @@ def read_until_exit(child: subprocess.Popen, reader: int) -> dict:
     content = bytearray()
     open_pipe = True
     while child.poll() is None:
-        # The timeout only covers a SIGCHLD between the poll and the select.
+        # The timeout is only for a SIGCHLD that arrives between the poll and the select.
         watched = [waker.fileno(), reader] if open_pipe else [waker.fileno()]
         ready, _, _ = select.select(watched, [], [], 5.0)
         if waker.fileno() in ready:
@@ -133,7 +136,7 @@ def drain(reader: int, content: bytearray) -> bool:
 def write_record(
     job: JobDir, rank: int, attempt: int, returncode: int | None, word: dict, reserve: Reserve
 ) -> ExitRecord:
-    """Merge the kernel's result with the rank's report and write the exit record."""
+    """Combine the exit status with the rank's report, and write and return the exit record."""
     killed_by = -returncode if returncode is not None and returncode < 0 else None
     exit_code = None if killed_by else returncode
     said = str(word.get("outcome") or "")
@@ -142,8 +145,8 @@ def write_record(
     message = str(word.get("message") or "")
     in_order = said in outcomes.LEFT_IN_ORDER
     if killed_by and (said == outcomes.FAILED or (killed_by == signal.SIGTERM and in_order)):
-        # The report is a rank's last action, so the signal came while Python was ending. A failed rank is
-        # also aborted if its peers close their connections, or is ended by the launcher.
+        # The report is a rank's last action, so the signal arrived while Python was shutting down. A failed
+        # rank may also abort because its peers close their connections, or be ended by the launcher.
         pass
     elif killed_by == STACK_SIGNAL and said:
         pass
@@ -179,7 +182,7 @@ if __name__ == "__main__":
     hear_signals()
     if len(sys.argv) < 2:
         sys.exit(
-            f"usage: python -m nbtrain.jobs.attempt.rank_wrapper COMMAND ...   (found "
-            f"{Path(sys.argv[0]).name} alone)"
+            f"usage: python -m nbtrain.jobs.attempt.rank_wrapper COMMAND ...   ({Path(sys.argv[0]).name} was "
+            "called without a command)"
         )
     sys.exit(main(sys.argv[1:]))

@@ -12,14 +12,14 @@ from nbtrain.jobs.attempt.backend import Launcher
 from nbtrain.jobs.attempt.hang import Standstill
 from nbtrain.jobs.attempt.phases import RECORD_SECONDS, time_is_over
 
-# Additional seconds while a rank starts and imports torch, which is slow from a cold disk, and
-# while it unloads at the end.
+# Additional seconds without progress that a rank may take while it starts and imports torch, which is slow
+# from a cold disk, and while it exits.
 BIRTH_SECONDS = 120.0
-# A look that comes this much too late: the supervisor itself was suspended or starved. If half of
-# backend.heartbeat_timeout_seconds is less, that applies: otherwise a pause would count as a hang.
+# Seconds between two polls from which the supervisor itself was suspended or starved. Half of
+# backend.heartbeat_timeout_seconds applies if that is less; otherwise, such a pause would count as a hang.
 PAUSE_SECONDS = 5.0
 EARLY_PHASES = frozenset({"start", "build", "load"})
-# Python and torch need time to start and to end, and report nothing meanwhile.
+# Phases in which a rank reports no progress, because Python and torch are starting or shutting down.
 QUIET_PHASES = EARLY_PHASES | {"end"}
 
 
@@ -28,24 +28,26 @@ class RankWatch:
     """The last known state of one rank."""
 
     progressed_at: float
-    """Time at which anything except the time last changed in its heartbeat."""
+    """Time at which anything except the time last changed in the rank's heartbeat."""
     written_at: float
-    """Time of its last heartbeat. A separate thread writes it, so it is renewed even while the rank hangs."""
+    """Time of the last heartbeat, which a separate thread renews even while the rank hangs."""
     beat: Heartbeat | None = None
     record: ExitRecord | None = None
     """The rank's exit record; None while the rank runs."""
     gone_at: float | None = None
-    """Time since which the rank is gone without an exit record: the record is still being written, or was
-    lost with its wrapper.
+    """Time at which the rank was first found gone without an exit record; None if it has not been.
+
+    The record is then still being written, or was lost with the rank's wrapper.
     """
 
     def hear(self, beat: Heartbeat | None, now: float) -> None:
-        """Note a heartbeat. It is new if its contents changed; its time is not compared, because a clock may
-        jump.
+        """Record a heartbeat that was read at the time `now`.
+
+        It shows progress if anything except its time changed; the time is ignored, because a clock may jump.
         """
         if beat is None or beat == self.beat:
             return
-        # A checkpoint written in the background does not show that the training continues.
+        # Bytes written to a checkpoint in the background do not show that the training continues.
         written = beat.written_bytes if self.beat is None or beat.phase == "save" else self.beat.written_bytes
         if self.beat is None or replace(beat, time=self.beat.time, written_bytes=written) != self.beat:
             self.progressed_at = now
@@ -53,26 +55,29 @@ class RankWatch:
 
     @property
     def saving_at(self) -> float | None:
-        """Time at which the rank last wrote to a checkpoint, or began to save or unload; None if it did
-        neither.
+        """Time at which the rank last wrote to a checkpoint, or began to save or exit.
+
+        None if the rank is not saving or exiting.
         """
         leaves = self.beat is not None and self.beat.phase in LEAVING_PHASES and not self.beat.process.gone()
         return self.progressed_at if leaves else None
 
 
 def last_saving(watches: Iterable[RankWatch]) -> float | None:
-    """Return the latest saving_at of several ranks."""
+    """Return the latest saving_at of several ranks; None if no rank has one."""
     return max((at for watch in watches if (at := watch.saving_at) is not None), default=None)
 
 
 class Patience:
-    """Time limit for ranks that were asked to exit, extended by their heartbeats; for use outside the
-    supervisor.
+    """Time limit for ranks that were asked to exit, extended by their heartbeats.
+
+    It is for processes other than the supervisor.
     """
 
     def __init__(self, heartbeats: Iterable[Path], seconds: float):
-        """Create the limit. `heartbeats` are the ranks' heartbeat files; `seconds` is the result of
-        patience_seconds().
+        """Start the time limit.
+
+        `heartbeats` are the ranks' heartbeat files; `seconds` is the result of patience_seconds().
         """
         self._seconds, self._began = seconds, time.monotonic()
         self._watches = {path: RankWatch(self._began, self._began) for path in heartbeats}
@@ -96,8 +101,9 @@ class Ranks:
         self._trained = False
 
     def poll(self, now: float) -> float:
-        """Read every heartbeat and every new exit record. Return the seconds for which the supervisor itself
-        was suspended.
+        """Read every heartbeat and every new exit record.
+
+        Returns the seconds for which the supervisor itself was suspended, usually 0.
         """
         stood_still = self._excuse(now)
         for rank, watch in self.watches.items():
@@ -107,7 +113,7 @@ class Ranks:
         return stood_still
 
     def saving_at(self) -> float | None:
-        """Return when a rank last reported writing a checkpoint or starting to unload."""
+        """Return when a running rank last reported writing a checkpoint or starting to exit, or None."""
         return last_saving(watch for watch in self.watches.values() if watch.record is None)
 
     def _excuse(self, now: float) -> float:
@@ -122,24 +128,24 @@ class Ranks:
         return pause
 
     def note_gone(self, now: float) -> None:
-        """Record when a rank was first found gone without an exit record."""
+        """Set gone_at for each rank that is now found gone without an exit record."""
         for watch in self.watches.values():
             if watch.gone_at is None and watch.beat and not watch.record and watch.beat.process.gone():
                 watch.gone_at = now
 
     @property
     def records(self) -> dict[int, ExitRecord]:
-        """Return the exit records of the ranks that have ended: {rank: record}."""
+        """The exit records of the ranks that have ended, as {rank: record}."""
         return {rank: watch.record for rank, watch in self.watches.items() if watch.record}
 
     @property
     def gone(self) -> tuple[int, ...]:
-        """Return the ranks that are gone without an exit record."""
+        """The ranks that are gone without an exit record."""
         return tuple(rank for rank, watch in self.watches.items() if watch.gone_at is not None)
 
     @property
     def pids(self) -> dict[int, int]:
-        """Return the process ids of the ranks that have reported: {rank: pid}."""
+        """The process ids of the ranks that have reported, as {rank: pid}."""
         return {rank: watch.beat.process.pid for rank, watch in self.watches.items() if watch.beat}
 
     def failed(self, now: float) -> bool:
@@ -151,13 +157,13 @@ class Ranks:
         return late or any(record.outcome in FAILED_OUTCOMES for record in self.records.values())
 
     def lead(self) -> Heartbeat | None:
-        """Return rank 0's newest heartbeat."""
+        """Return rank 0's newest heartbeat; None if it has not reported."""
         return self.watches[0].beat
 
     def training(self) -> bool:
         """Return whether rank 0 has finished loading."""
         beat, record = self.lead(), self.watches[0].record
-        # Kept once true: between two phases a heartbeat shows the outer one, which is `start`.
+        # Once true, it stays true: between two phases, a heartbeat shows the outer phase, which is `start`.
         self._trained = (
             self._trained
             or (beat is not None and beat.phase not in EARLY_PHASES)
@@ -166,7 +172,7 @@ class Ranks:
         return self._trained
 
     def reached_step(self) -> int | None:
-        """Return the furthest step that any rank reported."""
+        """Return the furthest step that any rank has reported; None if no rank has reported a step."""
         steps = [watch.beat.step for watch in self.watches.values() if watch.beat]
         steps += [record.step for record in self.records.values() if record.step is not None]
         return max(steps, default=None)

@@ -1,11 +1,11 @@
 """Decide how an attempt ended, from the exit records of its ranks, and whether another attempt can help.
 
-Only the records decide. The launcher's own code is 1 after any failure, and silence counts as a failure: a
-rank without a record was killed together with its wrapper.
+Only the exit records decide, because the launcher's own exit code is 1 after any failure. A rank without a
+record counts as failed: it was killed together with its wrapper.
 
-When one rank fails, the ranks that wait for it fail too: the cause is the first failure other than the loss
-of a peer. The kind of failure decides what the supervisor does: wait for room on the disk, count the devices,
-roll back.
+When one rank fails, the ranks that wait for it fail too. The cause is therefore the first failure other than
+the loss of a peer. The kind of failure determines what the supervisor does next: wait for room on the disk,
+count the devices, or roll back.
 """
 
 import json
@@ -23,21 +23,24 @@ from nbtrain.jobs.machine.host_memory import HostMemory
 from nbtrain.jobs.machine.processes import signal_name
 
 SIGABRT, SIGBUS, SIGKILL, SIGTERM = 6, 7, 9, 15
-# Exit code that a shell reports for a death by SIGKILL.
+# Exit code that a shell reports for a process killed by SIGKILL.
 EXIT_137 = 128 + SIGKILL
 # Descriptions of success, by the run's mode.
 DONE = {
     "full": "all steps are trained and saved",
-    "perf": "all steps are measured, none is saved",
-    "eval": "the newest checkpoint is evaluated, nothing is trained",
+    "perf": "all steps are measured, and no checkpoint is saved",
+    "eval": "the newest checkpoint is evaluated, and nothing is trained",
 }
 # Part of the cause of a job that a full disk has ended.
 DISK_IS_FULL = "the disk is full"
 FULL_DISK = re.compile(
-    r"No space left on device|Errno 28\b|Disk quota exceeded|Errno 122\b|a checkpoint needs .* are free",
+    r"No space left on device|Errno 28\b|Disk quota exceeded|Errno 122\b|"
+    r"a checkpoint needs .* (?:is|are) free",
     re.IGNORECASE,
 )
-# Messages of torch, Python's multiprocessing and NCCL. Some add "No space left on device" on any disk.
+# Part of a message that already tells the user to free space.
+FREE_SPACE = re.compile(r"free (?:up )?space", re.IGNORECASE)
+# Messages of torch, Python's multiprocessing and NCCL, some of which also say "No space left on device".
 SHARED_MEMORY = re.compile(
     r"unable to \w+ shared memory|insufficient shared memory|out of shared memory|\bSemLock\(|/dev/shm/"
 )
@@ -48,7 +51,7 @@ LOST_DEVICE = re.compile(
     r"\bXid\b|needs GPU \d+, but torch",
     re.IGNORECASE,
 )
-# Messages of a rank that only lost a peer: gloo, NCCL, torch's store.
+# Messages of gloo, NCCL and torch's store from a rank that only lost a peer.
 LOST_PEER = re.compile(
     r"connection (?:was )?(?:closed|reset|refused|aborted)|broken pipe|socket (?:closed|timeout)|application "
     r"timeout|"
@@ -56,16 +59,16 @@ LOST_PEER = re.compile(
     r"DistNetworkError|DistBackendError|TCPStore|connectFullMesh|Watchdog caught",
     re.IGNORECASE,
 )
-# Messages of LOST_PEER from a rank that waited longer than it may.
+# Those messages of LOST_PEER that come from a rank whose wait has timed out.
 TIMED_OUT = re.compile(r"time-?out|timed out", re.IGNORECASE)
-# Kinds of ends that have a class of errors in base/errors.py.
+# {error class in base/errors.py: kind of end}.
 KIND_OF_ERROR = {
     "StabilityError": end_kinds.UNSTABLE,
     "LossScaleError": end_kinds.SMALLEST_LOSS_SCALE,
 }
-# After this many good steps, running out of memory is not only the configuration's fault.
+# Number of good steps after which the configuration alone does not explain running out of memory.
 STEADY_STEPS = 20
-# An error that names the step in which it happened: one more than the last finished step.
+# Beginning of an error that names the step in which it happened, which is one after the last finished step.
 NAMES_STEP = re.compile(r"step [\d,]+: ")
 # Errors that the user must fix; the same configuration fails the same way again.
 USER_ERROR = re.compile(r"\b(ConfigError|DataError|CheckpointError|NbtrainError|SubmitError)\b")
@@ -73,51 +76,47 @@ USER_ERROR = re.compile(r"\b(ConfigError|DataError|CheckpointError|NbtrainError|
 
 @dataclass(frozen=True)
 class Circumstances:
-    """Circumstances that the supervisor knows and the ranks do not."""
+    """Facts about an attempt that the supervisor knows and the ranks do not."""
 
     world_size: int
     config: RunConfig
-    """The configuration that the ranks trained with, which decides what a fix may name."""
+    """The configuration with which the ranks trained; it determines which fixes are possible."""
     stop_requested: bool = False
     hang: str | None = None
-    """Description of the ranks that hung, if ranks were killed for that: which ones, and since when."""
+    """Description of the ranks that hung and since when, if the ranks were killed because of a hang."""
     stuck: str | None = None
-    """Description of where the ranks were when the first rank gave up waiting for a peer."""
+    """Description of where the ranks were when the first rank gave up waiting for a peer, if any did."""
     awaited: int | None = None
-    """The rank that hung, or that the others waited for, if it is known."""
+    """The rank that hung, or for which the others waited; None if it is not known."""
     memory: HostMemory = field(default_factory=HostMemory)
     """The kernel's memory counters during the attempt."""
     pids: Mapping[int, int] = field(default_factory=dict)
     """{rank: process id} of the ranks that have reported."""
     killed_at: float | None = None
-    """Time since which any SIGKILL comes from the supervisor, in seconds since the epoch."""
+    """Time from which the supervisor sent SIGKILL, in seconds since the epoch; None if it did not."""
     killed_after: str = ""
-    """Text with the seconds after the request at which ranks were killed, and the limit; "" if all ranks
-    exited in time.
-    """
+    """Text with the seconds from the stop request to the kill, and the limit; "" if no rank was late."""
     first_step: int = 0
-    """The step of the checkpoint from which the attempt started."""
+    """The step of the checkpoint from which the attempt started; 0 without a checkpoint."""
     gone: tuple[int, ...] = ()
     """Ranks without an exit record that were gone before the supervisor killed any rank."""
     launcher_signal: int | None = None
-    """The signal that killed the launcher of the ranks, unless the supervisor sent it."""
+    """The signal with which another process killed the ranks' launcher; None if no other process did."""
     trained: bool = True
     """Whether rank 0 finished loading. Before that, there is nothing to save."""
     mode: str = "full"
     """The run's mode. Only mode full trains to the end and saves checkpoints."""
     saved_step: int | None = None
-    """The step of the run's newest checkpoint, including checkpoints on the nodes' own disks; None if there
-    is none.
-    """
+    """The step of the run's newest checkpoint, which may be on the nodes' own disks; None without one."""
     reached_step: int | None = None
-    """The last step that any rank has reported, in its exit record or earlier."""
+    """The last step that any rank has reported, in its exit record or in a heartbeat; None without one."""
     node_left: str = ""
-    """Name of the node that is gone, or that its scheduler told to leave, if that is why ranks stopped."""
+    """Text about the node that is gone or that its scheduler ended, if that is why ranks stopped; else ""."""
     launcher_message: str = ""
-    """The launcher's last log lines, for an attempt in which no rank lived long enough to report."""
+    """How the launcher ended, for an attempt in which no rank lived long enough to report."""
 
     def fix(self, kind: str) -> str:
-        """Return the fix of an end of this kind, for the settings of the run."""
+        """Return the fix for an end of this kind, for the run's settings."""
         return fix_of(kind, self.config)
 
 
@@ -126,27 +125,28 @@ class Verdict:
     """The end of one attempt."""
 
     state: str
-    """SUCCEEDED, CANCELLED or FAILED: the job's state if there is no further attempt."""
+    """State of the job if there is no further attempt: SUCCEEDED, CANCELLED or FAILED."""
     cause: str
     """Why the attempt ended, as one sentence without a full stop."""
     retry: bool = False
     """Whether another attempt can help."""
     signature: tuple | None = None
-    """Equal for two failures with the same place and reason; None if they cannot be compared."""
+    """Value that is equal for two failures with the same place and reason; None if not comparable."""
     step: int | None = None
     kind: str = ""
-    """Kind of the end (base/run_directory/end_kinds.py), or ""."""
+    """Kind of the end, one of base/run_directory/end_kinds.py; "" for any other end."""
     rank: int | None = None
-    """Rank that failed first, or that the others waited for; None if none is known."""
+    """Rank that failed first, or for which the others waited; None if it is not known."""
     given_up: str = ""
-    """Why there is no other attempt, although one could help; "" otherwise."""
+    """Why there is no further attempt, although one could help; "" otherwise."""
     bad_samples: tuple[int, int] | None = None
-    """Samples that a rollback skips: positions [first, last) in the training order that the bad step read."""
+    """Samples that a rollback skips: the positions [first, last) in the training order that the step read."""
 
 
 def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Verdict:
-    """Return the verdict on an attempt of which no process is left. `records` maps each rank to its exit
-    record.
+    """Return the verdict on an attempt whose processes have all exited.
+
+    `records` maps each rank to its exit record.
     """
     around = circumstances
     step = max((record.step for record in records.values() if record.step is not None), default=None)
@@ -164,7 +164,7 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
         if around.node_left:
             return failed(f"{around.node_left}, so its ranks stopped{_at(step)}; {saved}", retry=True)
         if around.launcher_signal is not None:
-            # The launcher's death makes the ranks stop and save; no user requested the end of the run.
+            # The launcher's death made the ranks save and exit; no user requested the end of the run.
             killed = _launcher_killed(around.launcher_signal)
             return failed(f"{killed}, so its ranks stopped{_at(step)}; {saved}", retry=True)
         if limit := next((record.detail for record in records.values() if record.detail), ""):
@@ -175,7 +175,7 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
         words = {record.said for record in records.values()}
         done = around.mode != "full" or _is_saved(around, step)
         if done and not missing and words <= outcomes.COMPLETED:
-            # A report is a rank's last action: whatever ended these ranks came while they unloaded.
+            # A report is a rank's last action, so whatever ended these ranks came while they were exiting.
             if words == {outcomes.FINISHED}:
                 return Verdict(SUCCEEDED, _done(around, step), step=step)
             return cancelled(f"stopped on request{_at(step)}; {saved}")
@@ -184,7 +184,8 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
     if around.hang:
         rank = around.awaited
         if rank is None and len(missing) < around.world_size:
-            # Ranks of a node that is gone leave no record; the supervisor's kill of the others left theirs.
+            # Ranks on a lost node leave no record; the other ranks left a record when the supervisor killed
+            # them.
             rank = next(iter(missing), None)
         return failed(around.hang, retry=True, kind=end_kinds.HANG, rank=rank)
     first = _first_failure(records, around)
@@ -214,11 +215,12 @@ def _is_saved(around: Circumstances, step: int | None) -> bool:
 
 
 def _kept(around: Circumstances, step: int | None) -> str:
-    """Return text that says whether `step` is saved, judged by the checkpoints that exist and not by the
-    ranks' reports.
+    """Return text that says whether `step` is saved.
+
+    This is judged by the existing checkpoints, not by the ranks' reports.
     """
     if around.mode != "full":
-        return f"mode: {around.mode} saves nothing"
+        return f"mode: {around.mode} saves no checkpoint"
     if _is_saved(around, step):
         return "saved"
     if around.saved_step is None:
@@ -229,8 +231,9 @@ def _kept(around: Circumstances, step: int | None) -> str:
 def _stop_out_of_order(
     records: Mapping[int, ExitRecord], around: Circumstances, step: int | None, saved: str
 ) -> tuple[str, int | None]:
-    """Return the cause of a stop in which a rank failed or was killed, possibly after it had saved, and the
-    rank that it names.
+    """Return the cause of a stop in which a rank failed or was killed, and the rank named in the cause.
+
+    The rank may have failed after it had saved. The rank is None if the cause does not name one.
     """
     killed, kept = around.killed_at is not None, around.saved_step
     first = _first_failure(records, around)
@@ -249,7 +252,7 @@ def _stop_out_of_order(
     newest = "no checkpoint was saved" if kept is None else f"its newest checkpoint is of step {kept:,}"
     if not killed:
         return f"stopped on request before it could save{_at(step)}{how}; {newest}", rank
-    # A rank that hangs after its save reports nothing: only the checkpoint is known.
+    # A rank that hangs after its save reports nothing, so only the checkpoint is known.
     missed = "had saved" if step is not None or kept is None else "reported that it had saved"
     late = f" {around.killed_after}" if around.killed_after else ""
     return f"stopped on request; killed{late} before it {missed}{_at(step)}; {newest}", None
@@ -275,12 +278,12 @@ def _failure(first: ExitRecord, missing: list[int], around: Circumstances, step:
     if killed:
         return _killed(first, where, around, step)
     if SHARED_MEMORY.search(said):
-        # Another attempt would find /dev/shm as small, and fail in any of the ranks.
+        # Another attempt would find the same small /dev/shm and fail again.
         full = f"{where}: /dev/shm is full: {_last_line(first)}. {around.fix(end_kinds.SHARED_MEMORY)}"
         return Verdict(FAILED, full, step=step, kind=end_kinds.SHARED_MEMORY)
     if FULL_DISK.search(said):
-        # A checkpoint that does not fit is refused with numbers and a fix; an error of the system has no fix.
-        fix = "" if "Free space" in first.message else f". {around.fix(end_kinds.DISK)}"
+        # The message about a checkpoint that does not fit already has a fix; a system error has none.
+        fix = "" if FREE_SPACE.search(first.message) else f". {around.fix(end_kinds.DISK)}"
         full = f"{where}: {DISK_IS_FULL}: {first.message.removesuffix('.')}{fix}"
         return Verdict(FAILED, full, True, step=step, kind=end_kinds.DISK)
     if DEVICE_MEMORY.search(said):
@@ -302,7 +305,7 @@ def _failure(first: ExitRecord, missing: list[int], around: Circumstances, step:
 
 
 def _last_line(record: ExitRecord) -> str:
-    """Return the last line of an error message: the error itself, which follows a data worker's traceback."""
+    """Return the last line of an error message, which is the error itself after a data worker's traceback."""
     return (record.detail.strip() or record.message).splitlines()[-1].rstrip(".")
 
 
@@ -310,17 +313,17 @@ def _killed(record: ExitRecord, where: str, around: Circumstances, step: int | N
     if record.signal not in (SIGKILL, None):
         said = _once(where, record.message)
         if record.signal == SIGBUS:
-            said += ": shared memory (/dev/shm) is full, or a mapped file was cut short"
+            said += ": shared memory (/dev/shm) is full, or a mapped file was truncated"
         return Verdict(FAILED, said, retry=True, step=step, kind=end_kinds.KILLED)
     how = "exit code 137" if record.signal is None else "SIGKILL"
     if evidence := around.memory.evidence(around.pids.get(record.rank)):
         fix = around.fix(end_kinds.HOST_MEMORY)
         said = f"out of host memory: the kernel ended it ({how}, {evidence}). {fix}"
-        # A second failure at the very same step means that the run does not fit.
+        # A second failure at the same step means that the run does not fit into memory.
         return Verdict(
             FAILED, f"{where}: {said}", True, (end_kinds.HOST_MEMORY, step), step, end_kinds.HOST_MEMORY
         )
-    # The kernel does not record who sent a signal, so the cause separates facts from guesses.
+    # The kernel does not record which process sent a signal, so the cause separates facts from guesses.
     said = "killed by SIGKILL" if record.signal else "exit code 137, which stands for SIGKILL"
     return Verdict(
         FAILED, f"{_once(where, said)}, {_by_whom(around)}", True, step=step, kind=end_kinds.KILLED
@@ -328,9 +331,7 @@ def _killed(record: ExitRecord, where: str, around: Circumstances, step: int | N
 
 
 def _once(where: str, said: str) -> str:
-    """Join two texts such as "rank 1 was killed at step 7" and "killed by SIGKILL" without repeating
-    "killed".
-    """
+    """Join texts such as "rank 1 was killed at step 7" and "killed by SIGKILL" without repeating "killed"."""
     by = said.removeprefix("killed ")
     return f"{where}: {said}" if by == said else f"{where} {by}"
 
@@ -345,7 +346,11 @@ def _by_whom(around: Circumstances) -> str:
 def _out_of_memory(
     record: ExitRecord, where: str, around: Circumstances, step: int | None, kind: str
 ) -> Verdict:
-    """Retry only if some steps succeeded: then memory fragmentation or another program may be the cause."""
+    """Return the verdict on a rank that ran out of memory.
+
+    It allows a retry only after STEADY_STEPS good steps, because then memory fragmentation or another program
+    may be the cause.
+    """
     made = (record.step or 0) - around.first_step
     title = "GPU memory" if kind == end_kinds.DEVICE_MEMORY else "host memory"
     said = f"{where}: out of {title}: {record.message.removeprefix('OutOfMemoryError: ')}"
@@ -366,8 +371,9 @@ def _lost_peers(first: ExitRecord, around: Circumstances, step: int | None) -> V
 
 
 def user_error(record: ExitRecord) -> bool:
-    """Return whether a rank failed with an error that only the user can fix: it has a message and no
-    traceback.
+    """Return whether a rank failed with an error that only the user can fix.
+
+    Such an error has a message and no traceback, or is of a class in USER_ERROR.
     """
     detail = record.detail.strip()
     if detail and not detail.startswith("Traceback"):
@@ -381,8 +387,9 @@ def _launcher_killed(number: int) -> str:
 
 
 def _without_witness(missing: list[int], around: Circumstances, step: int | None) -> Verdict:
-    """Judge ranks without an exit record as killed together with their wrappers. If there are many, name
-    those that went first.
+    """Return the verdict on ranks without an exit record, which were killed together with their wrappers.
+
+    If ranks were found gone before others were killed, the verdict names only those.
     """
     gone = [rank for rank in missing if rank in around.gone] or missing
     if len(gone) == around.world_size and not around.gone:
@@ -410,15 +417,18 @@ def _gone_with_node(missing: list[int], around: Circumstances, step: int | None)
 
 
 def _first_failure(records: Mapping[int, ExitRecord], around: Circumstances) -> ExitRecord | None:
-    """Return the failure that caused the others, which lost a peer or were ended by the launcher or the
-    supervisor.
+    """Return the failure that caused the other failures; None if no rank failed.
+
+    The other ranks lost a peer, or were ended by the launcher or the supervisor.
     """
     return min(_bad(records), key=lambda record: (_distance(record, around), record.time), default=None)
 
 
 def _distance(record: ExitRecord, around: Circumstances) -> int:
-    """Rank an exit by how likely it is the cause: 0 failed by itself, 1 lost a peer, 2 got a signal after
-    another rank's end, 3 was killed by the supervisor.
+    """Return how far an exit is from the cause of the failure, from 0 to 3.
+
+    0: the rank failed by itself; 1: it lost a peer; 2: it received a signal after another rank's end; 3: the
+    supervisor killed it.
     """
     if record.signal == SIGKILL and around.killed_at is not None and record.time >= around.killed_at:
         return 3
@@ -428,13 +438,13 @@ def _distance(record: ExitRecord, around: Circumstances) -> int:
 
 
 def _lost_peer(record: ExitRecord) -> bool:
-    # NCCL calls a full /dev/shm a system error, as it calls a lost peer.
+    # NCCL reports both a full /dev/shm and a lost peer as a system error.
     own = SHARED_MEMORY.search(f"{record.message}\n{record.detail}")
     return record.outcome == outcomes.FAILED and not own and bool(LOST_PEER.search(record.message))
 
 
 def lost_a_peer(records: Mapping[int, ExitRecord]) -> bool:
-    """Return whether all failed ranks gave up waiting for another rank, which may hang."""
+    """Return whether ranks failed and all of them gave up waiting for another rank, which may hang."""
     bad = _bad(records)
     return bool(bad) and all(_lost_peer(record) for record in bad)
 

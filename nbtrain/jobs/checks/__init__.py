@@ -1,1 +1,1 @@
-"""Checks before a launch: of the run directory, of the limits, and of data and machine."""
+"""Checks before a launch: the run directory, the limits, the data and the machine."""

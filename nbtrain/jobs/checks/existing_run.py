@@ -1,5 +1,6 @@
-"""Checks of a request against the run that exists in its directory; refuse_submission raises what they
-find.
+"""Checks that compare a submission with the run already in its directory.
+
+refuse_submission() raises SubmitError with all their findings.
 """
 
 import contextlib
@@ -24,15 +25,15 @@ from nbtrain.config.yaml_source import show
 from nbtrain.dataset.of_run import RunData
 from nbtrain.jobs.request.request import Request, read_run, submitted_changes
 
-# Papermill may have written its executed notebooks there before anything was submitted.
+# Papermill may have written its executed notebooks to the run directory before anything was submitted.
 HARMLESS_ENTRIES = frozenset({"notebooks", LOCK_FILE})
-# The first file of a new run (base/files.py).
+# Temporary name of a new run's first file while it is being written (base/files.py).
 BEING_WRITTEN = re.compile(r"\.run\.json\.\w+\.tmp")
 
-# Fields that a resume of a finished run may set again: how long to train.
+# Training length and mode: the fields that a resume of a finished run may change.
 LENGTH = ("mode", "batch.max_steps", *(f"batch.train_{unit}" for unit in UNITS))
-# Fields that say from which files a run was made, where and how it is started and what is reported of it;
-# training does not depend on them.
+# Fields that do not affect training: where the run came from, where and how it is started, and what it
+# reports.
 NOT_TRAINED = (
     "schema_version",
     "name",
@@ -62,22 +63,22 @@ def _about_run(run: RunDir, message: str, fix: str = "") -> Finding:
 
 
 def _about_folder(message: str, fix: str) -> Finding:
-    """Return an error about the run directory; `message` names it."""
+    """Return an error about the run directory; `message` itself names the directory."""
     return Finding("error", "", "", "", message, fix, FATAL)
 
 
 def folder_is_this_run(run: RunDir) -> Checks:
-    """Check that the folder is absent, empty, or a run of this name."""
+    """Check that the run directory is absent, empty, or already contains a run with this name."""
     where = display(run.path)
     if run.path.exists() and not run.path.is_dir():
         yield _about_folder(
-            f"{where} is a file, not a run directory.", "Choose another name, or move it away."
+            f"{where} is a file, not a run directory.", "Choose another name, or move the file away."
         )
         return
     try:
         identity = run.record()
     except (ValueError, OSError) as error:
-        fix = "Correct it, or choose another name."
+        fix = "Correct the file, or choose another name."
         yield _about_folder(f"{where}/run.json cannot be read: {error}.", fix)
         return
     if identity is None:
@@ -89,31 +90,32 @@ def folder_is_this_run(run: RunDir) -> Checks:
         elif entries:
             shown = ", ".join(sorted(entries)[:5]) + (", ..." if len(entries) > 5 else "")
             yield _about_folder(
-                f"{where} is not a run directory of nbtrain: it has no run.json but holds {shown}. Nothing "
-                "was written.",
+                f"{where} is not an nbtrain run directory: it has no run.json, but it contains {shown}. "
+                "Nothing was written.",
                 "Choose another `name:`, or move that folder away.",
             )
     elif identity.get("schema_version") != SCHEMA_VERSION:
         yield _about_folder(
-            f"{where}/run.json has schema_version {identity.get('schema_version')}; this nbtrain reads "
-            f"{SCHEMA_VERSION}.",
-            "Choose another `name:`, or use the nbtrain that wrote it.",
+            f"{where}/run.json has schema_version {identity.get('schema_version')}, but this version of "
+            f"nbtrain reads {SCHEMA_VERSION}.",
+            "Choose another `name:`, or use the nbtrain version that wrote the file.",
         )
     elif identity.get("name") != run.name:
         yield _about_folder(
-            f"{where} is the directory of another run, {identity.get('name')!r} (run.json). `nbtrain resume` "
-            f"continues a run under its own name: rename the folder to {identity.get('name')!r}.",
-            f"`nbtrain clone {run.name} NEWNAME` makes a new one from it.",
+            f"{where} is the directory of another run: its run.json has the name "
+            f"{identity.get('name')!r}. A run keeps its name, so rename the folder to "
+            f"{identity.get('name')!r} before you resume the run.",
+            f"To train it under a new name, run `nbtrain clone {identity.get('name')} NEWNAME` after that.",
         )
 
 
 def refuse_foreign(run: RunDir) -> None:
-    """Raise SubmitError if the folder contains anything but a run of this name."""
+    """Raise SubmitError if the run directory contains anything other than a run with this name."""
     refuse(folder_is_this_run(run), SubmitError)
 
 
 def is_not_finished(request: Request) -> Checks:
-    """Check that the run was not trained to its end, or that `config` only evaluates it."""
+    """Check that the run has not finished training. A submission with mode: eval always passes."""
     run, config, before = request.run, request.config, request.existing.finished_config
     if before is None or config.mode == "eval":
         return
@@ -126,33 +128,35 @@ def is_not_finished(request: Request) -> Checks:
 
 
 def pause_keeps_its_settings(request: Request) -> Checks:
-    """Check that `config` does not change the settings of a paused job."""
+    """Check that the submission does not change the settings of a paused job."""
     run, config, before = request.run, request.config, request.existing.config
     if before is None or not request.changes:
         return
     yield _about_run(
         run,
-        f"its job is paused, and the submitted run has other settings:{_lines(request.changes)}\n"
+        f"its job is paused, and the submission would change its settings:{_lines(request.changes)}\n"
         "Nothing was submitted, and the job stays paused. Choose:\n"
         f"  `nbtrain resume {run.name}` continues the job unchanged.\n"
-        f"  `nbtrain resume {run.name}{as_overrides(before, config)}` ends it; a new job continues from its "
+        f"  `nbtrain resume {run.name}{as_overrides(before, config)}` ends the job; a new job continues from "
+        "its checkpoint with these settings.\n"
+        f"  `nbtrain cancel {run.name}` ends the job; if you then submit again, a new job continues from its "
         "checkpoint with these settings.\n"
-        f"  `nbtrain cancel {run.name}` ends it; a submission afterwards does the same.\n"
-        f"  {_clone(run, before, config)} trains these settings from the beginning, next to it.",
+        f"  {_clone(run, before, config)} trains a new run with these settings from the beginning; the job "
+        "stays paused.",
     )
 
 
 def training_is_the_same(request: Request) -> Checks:
-    """Check that no setting that is bound to the training changes once the run has trained."""
+    """Check that no setting on which the training depends changes once the run has trained."""
     run = request.run
     bound = [change for change in request.changes if change.bound]
     if bound and request.existing.has_trained:
         lines = "\n".join(f"  {change}  ({change.where})" for change in bound)
         yield _about_folder(
-            f"{display(run.path)} holds a different training; these settings cannot change on resume:\n"
-            f"{lines}\nNothing was written.",
-            f"`nbtrain resume {run.name}` continues it with its own settings; another `name:` trains these "
-            "as a new run.",
+            f"{display(run.path)} contains a run that was trained with other settings, and these cannot "
+            f"change on resume:\n{lines}\nNothing was written.",
+            f"To continue the run with its own settings, run `nbtrain resume {run.name}`. To train with the "
+            "new settings, set another `name:`.",
         )
 
 
@@ -163,18 +167,20 @@ def backend_is_the_same(request: Request) -> Checks:
         yield mistake(
             config,
             "backend.kind",
-            f"backend.kind = {config.backend.kind}, but {display(run.path)} is "
-            f"{request.existing.state} on backend {record.backend}, and a run has one job at a time. "
-            "Nothing was submitted.",
-            f"`nbtrain cancel {run.name}` stops it; submitted again, it continues from its newest checkpoint "
-            f"on {config.backend.kind}. Another `name:` trains it there as a new run; a dry run shows what "
-            "would be sent.",
+            f"backend.kind = {config.backend.kind}, but the job of {display(run.path)} is "
+            f"{request.existing.state} on backend {record.backend}, and a run can have only one job at a "
+            "time. Nothing was submitted.",
+            f"To move the run to {config.backend.kind}, run `nbtrain cancel {run.name}` and submit again; it "
+            "continues from its newest checkpoint. To train a separate run there, set another `name:`. To "
+            "see what would be sent, use a dry run.",
         )
 
 
 def length_is_not_reached(request: Request) -> Checks:
-    """Check that the newest checkpoint is not beyond the run's last step, and that it exists for mode:
-    eval.
+    """Check that the newest checkpoint fits the run's length and mode.
+
+    It must not be beyond the run's last step. mode: eval needs a checkpoint; mode: perf must start without
+    one.
     """
     run, config, checkpoints = request.run, request.config, request.existing.checkpoints
     # mode: eval and perf also count checkpoints on the nodes' own disks, whether or not they still exist.
@@ -192,7 +198,7 @@ def length_is_not_reached(request: Request) -> Checks:
             "mode",
             f"mode = perf measures from the first step and saves nothing, but {display(run.path)} has been "
             f"trained to step {step:,}.",
-            "Measure under another `name:`.",
+            "Set another `name:` for the measurement.",
         )
     elif step is not None and step > config.train_steps:
         unit, _ = config.batch.train_amount
@@ -207,22 +213,18 @@ def length_is_not_reached(request: Request) -> Checks:
 
 
 def a_checkpoint_is_complete(request: Request) -> Checks:
-    """Check that one of the run's checkpoints is complete, judged by names and sizes; a run without
-    checkpoints passes.
-    """
+    """Check, by file names and sizes, that the run has a complete checkpoint or no checkpoint at all."""
     run, start = request.run, request.existing.checkpoints.resume_start(request.config.mode)
     torn = [f"{run.checkpoint(step).name}: {reason}" for step, reason in start.torn]
     if torn:
         yield _about_folder(
             f"{display(run.model)}: no checkpoint is complete: {'; '.join(torn)}.",
-            "Remove the folder to train from the start, or put a good copy there.",
+            "Remove the folder to train from the beginning, or restore a complete checkpoint there.",
         )
 
 
 def data_is_the_same(request: Request, data: RunData) -> Checks:
-    """Check that the dataset was not rebuilt since the newest checkpoint, because its order would then
-    differ.
-    """
+    """Check that the dataset has not been rebuilt since the newest checkpoint; its order would differ."""
     run, config = request.run, request.config
     step, now = request.existing.checkpoints.complete_step, data.dataset_sha256
     if step is None or now is None:
@@ -231,22 +233,22 @@ def data_is_the_same(request: Request, data: RunData) -> Checks:
     then = manifest.get("data_state", {}).get("dataset_sha256")
     if then not in (None, now):
         yield _about_folder(
-            f"{display(run.path)} was trained on dataset {config.data.name} {then[:12]}..., which has been "
-            f"rebuilt since then and is {now[:12]}...: the checkpoint of step {step:,} cannot continue with "
-            "it.",
+            f"{display(run.path)} was trained on dataset {config.data.name} with SHA-256 {then[:12]}..., but "
+            f"the dataset has since been rebuilt and its SHA-256 is now {now[:12]}...: the checkpoint of "
+            f"step {step:,} cannot continue on it.",
             "Restore the dataset, or train on the new one under another `name:`.",
         )
 
 
-# The checks whose answer does not depend on the data, in the order of their findings.
+# Checks of a resume that do not depend on the data, in the order in which their findings are listed.
 CONTINUES: tuple[Check, ...] = (training_is_the_same, a_checkpoint_is_complete, length_is_not_reached)
 
 
 def was_trained_with(run: RunDir, config: RunConfig) -> bool:
-    """Return whether a job of the run had the settings of `config`, in the fields that training depends on.
+    """Return whether any job of the run had the settings of `config`, in the fields that training depends on.
 
-    A run that was resumed with other settings, such as more tokens, was trained with the settings of its
-    earlier jobs too.
+    Earlier jobs count too: a run that was resumed with more tokens, for example, was also trained with its
+    earlier settings.
     """
     facts = read_run(run)
 
@@ -257,7 +259,8 @@ def was_trained_with(run: RunDir, config: RunConfig) -> bool:
         if before is not None and matches(before):
             return True
     for job_id in run.job_ids():
-        # A job that was cut off at its start has no file; a file of an earlier nbtrain may be unreadable.
+        # A job that was interrupted at its start has no config.yaml, and one from an earlier version of
+        # nbtrain may be unreadable.
         with contextlib.suppress(ConfigError):
             path = run.job(job_id).config_yaml
             if path.is_file() and matches(load_resolved(path)):
@@ -271,9 +274,9 @@ def _clone(run: RunDir, before: RunConfig, config: RunConfig) -> str:
 
 
 def _differs(before: RunConfig, config: RunConfig) -> str:
-    """Return the fields of a finished run that `config` would change, one per line; "" if none."""
+    """Return the settings of a finished run that `config` would change, one per line; "" if none change."""
     lines = _lines(trained_changes(before, config))
-    return f"\nWhat is submitted differs from what was trained:{lines}" if lines else ""
+    return f"\nThe submission would change these settings of the finished run:{lines}" if lines else ""
 
 
 def _lines(changes: Iterable[Change]) -> str:
@@ -281,7 +284,7 @@ def _lines(changes: Iterable[Change]) -> str:
 
 
 def trained_changes(before: RunConfig, now: RunConfig) -> list[Change]:
-    """Return the changed fields that training depends on, and backend.kind if it changed."""
+    """Return the changes to fields that training depends on, and to backend.kind."""
     return [
         change
         for change in submitted_changes(before, now)
@@ -290,10 +293,11 @@ def trained_changes(before: RunConfig, now: RunConfig) -> list[Change]:
 
 
 def more_to_train(run: RunDir, config: RunConfig, asked: RunConfig | None = None) -> str:
-    """Return the command that trains a finished run further, for the length in `asked` if that is longer.
+    """Return the command that continues training a finished run.
 
-    The command includes the other changes in `asked`. Changes that are not allowed on resume are listed after
-    the command.
+    The command sets the training length in `asked` if that is longer than the run's; otherwise it ends a
+    trial's limit or doubles the length. It includes the other changes in `asked`, followed by a list of the
+    changes that are not allowed on resume.
     """
     resume, others = f"`nbtrain resume {run.name}", "`"
     if asked:

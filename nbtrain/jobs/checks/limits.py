@@ -1,4 +1,4 @@
-"""Limits of a run and of its workspace: the refusal of a plan that exceeds one, and a shorter training."""
+"""Run and workspace limits: reject a plan that exceeds one, and find a training length that fits."""
 
 import math
 from typing import TYPE_CHECKING
@@ -12,14 +12,15 @@ from nbtrain.config.sections.schedule_section import given_unit
 if TYPE_CHECKING:
     from nbtrain.planner.plan import Plan
 
-# A proposed length is rounded down to this many digits.
+# Number of significant digits of a proposed training length, which is rounded down.
 LENGTH_DIGITS = 2
-# The plan is not exactly proportional to the length: validation and checkpoints have their own intervals.
+# Factors that are tried in turn on the proportional length. The plan is not exactly proportional to it,
+# because validation and checkpoints have their own intervals.
 SHRINKINGS = (1.0, 0.95, 0.8)
 
 
 def findings_over_limits(plan: "Plan") -> list[Finding]:
-    """Return a finding for each limit that refuses the plan: it is exceeded, or cannot be compared yet."""
+    """Return a finding for each limit that the plan exceeds or cannot be compared with yet."""
     from nbtrain.planner.lint.limits import limits_hold
 
     return [
@@ -30,11 +31,11 @@ def findings_over_limits(plan: "Plan") -> list[Finding]:
 
 
 def refuse_over_limits(plan: "Plan") -> None:
-    """Raise SubmitError with every limit of the run or of its workspace that the plan exceeds.
+    """Raise SubmitError with every run or workspace limit that the plan exceeds.
 
-    Every way to start a job calls this: submit, resume, clone, import, the form, REST and a dry run.
+    Everything that can start a job calls this: submit, resume, clone, import, the form, REST and a dry run.
     """
-    heading = f"{plan.config.name} may not start: its plan is not within its limits."
+    heading = f"{plan.config.name} cannot start: its plan is not within its limits."
     refuse(findings_over_limits(plan), SubmitError, heading, "Nothing was started and nothing written.")
 
 
@@ -46,11 +47,11 @@ def refuse_run_over_limits(config: RunConfig) -> None:
 
 
 def length_within_limits(plan: "Plan") -> tuple[str, int] | None:
-    """Return the field and value of a training length with which the run stays within its limits, such as
-    ("batch.train_tokens", 1900000000).
+    """Return a training length that keeps the run within its limits, as (field, value).
 
-    None if no shorter run does, for example because its checkpoints exceed disk_bytes. The length is checked
-    and planned before it is returned.
+    For example, ("batch.train_tokens", 1900000000). The length is checked and planned before it is returned.
+    Returns None if no limit is exceeded, or if no shorter training helps, for example because the checkpoints
+    exceed disk_bytes.
     """
     from nbtrain.planner.plan import plan as make_plan
 
@@ -68,7 +69,7 @@ def length_within_limits(plan: "Plan") -> tuple[str, int] | None:
         try:
             shorter = load(config, {f"batch.{name}": length})
         except ConfigError:
-            continue  # such as a warm-up that is longer than the training
+            continue  # for example, the warm-up would be longer than the training
         if not findings_over_limits(make_plan(shorter)):
             return f"batch.{name}", length
     return None

@@ -1,7 +1,7 @@
 """Checks of this machine before launch: data, folders, disk, memory, devices.
 
-Rules that need only the configuration are in config/rules/check.py. Every problem is reported at once, and
-each says whether it is a mistake to fix or a machine that is too small.
+Rules that need only the configuration are in config/rules/check.py. All problems are reported together, each
+one as a mistake to fix or as a machine that is too small.
 """
 
 import os
@@ -57,16 +57,16 @@ from nbtrain.planner.memory import SPARE_FRACTION, least_memory
 # The memory estimate is not a measurement: only a run that exceeds memory by more than this factor is
 # refused.
 ESTIMATE_SLACK = 1.1
-# A smaller part of a rank's memory is not named.
+# Parts of a rank's memory that are smaller than this are not listed in the message.
 LEAST_NAMED_BYTES = 50 << 20
-# CPU instructions of which fp16 needs one for matrix products (oneDNN's own requirement).
+# CPU flags for fp16 matrix products: oneDNN requires at least one of them.
 FP16_FLAGS = ("avx512_fp16", "amx_fp16", "fphp", "asimdhp")
 
 
 def preflight(launch: Launch, reads_data: bool = True) -> list[Finding]:
-    """Return every problem that would stop this run in the place where it is to run; [] if it can start.
+    """Return every problem that would keep the run from starting on its backend; [] if it can start.
 
-    Without `reads_data`, the checks that only a training needs are skipped.
+    Without `reads_data`, the checks of checkpoints, weights, data and tasks (OF_TRAINING) are skipped.
     """
     checks = CHECKS if launch.config.backend.kind == "local" else SHARED_CHECKS
     if not reads_data:
@@ -76,59 +76,63 @@ def preflight(launch: Launch, reads_data: bool = True) -> list[Finding]:
 
 
 def preflight_in_allocation(launch: Launch) -> list[Finding]:
-    """Run preflight's checks for a job that its scheduler has started, without asking the scheduler."""
+    """Run the shared checks for a job that its scheduler has already started; the scheduler is not called."""
     return run_checks(SHARED_CHECKS, launch)
 
 
 def refuse_to_start(launch: Launch, findings: Sequence[Finding], started: bool = False) -> None:
-    """Raise SubmitError with preflight's findings, if any. `started` is True inside an allocation that has
-    started.
+    """Raise SubmitError if preflight returned findings.
+
+    `started` is True inside an allocation that has started.
     """
     end = "Nothing was started and nothing written."
     if any(finding.lacks == "data" for finding in findings):
         machines = "pods" if launch.config.backend.kind == "kubernetes" else "nodes"
         end = (
-            f"Data must be in {data_home()} of the {machines}: prepare it where that is mounted. {end}"
+            f"The {machines} read data from {data_home()}: prepare it on a machine that mounts this folder. "
+            f"{end}"
             if started
-            else f"Data is looked for in {data_home()}. {the_workspace()}\n{end}"
+            else f"nbtrain looks for data in {data_home()}. {the_workspace()}\n{end}"
         )
     refuse(findings, SubmitError, f"{launch.config.name} cannot start here:", end)
 
 
 def nothing_is_a_placeholder(launch: Launch) -> Iterator[Finding]:
-    """Reject placeholders for an image, a volume or machines, such as those in notebook 06."""
+    """Reject placeholders that were left as the image, volume or hosts, such as those in notebook 06."""
     yield from placeholders_of(launch.config)
 
 
 def devices_suffice(launch: Launch) -> Iterator[Finding]:
-    """Check that one machine has a GPU for each rank, or a CPU."""
+    """Check that this machine has a GPU for every rank, or a CPU with enough cores for the ranks."""
     config, machine = launch.config, launch.machine
     resources = config.resources
     if resources.nodes > 1:
         yield shortage(
             config,
             "resources.nodes",
-            f"the run needs {resources.nodes} machines; backend `local` has 1.",
-            "Set backend.kind to hosts, slurm or kubernetes, or resources.nodes=1 and a layout that fits.",
+            f"the run needs {resources.nodes} machines, but backend `local` has 1.",
+            "Set backend.kind to hosts, slurm or kubernetes, or set resources.nodes=1 with a layout that "
+            "fits one machine.",
         )
     if resources.device == "gpu":
-        # LocalBackend.findings() reports that the queue's limit leaves too few.
+        # If the queue's limit leaves too few GPUs, LocalBackend.findings() reports that.
         needed, present = config.world_size, len(machine.gpus) + machine.withheld_gpus
         if present < needed:
             yield shortage(
                 config,
                 "resources.gpus_per_node",
-                f"the run needs {counted(needed, 'GPU')}; {machine.host} has "
+                f"the run needs {counted(needed, 'GPU')}, but {machine.host} has "
                 f"{present}{chosen_words(config)}.",
-                "Use a machine that has them, a smaller layout, or resources.device=cpu for a trial.",
+                "Use a machine with enough GPUs, choose a smaller layout, or set resources.device=cpu for a "
+                "trial.",
             )
         return
     if config.precision.dtype == "fp16" and machine.cpu_flags and machine.cpu_flags.isdisjoint(FP16_FLAGS):
         yield shortage(
             config,
             "precision.dtype",
-            f"precision.dtype = fp16 on a CPU needs one of "
-            f"{', '.join(FP16_FLAGS)}; {machine.cpu} has none of them.",
+            f"precision.dtype = fp16 on a CPU needs one of the CPU flags "
+            f"{', '.join(FP16_FLAGS)}, but {machine.cpu} has none of them.",
             "Set precision.dtype=bf16 or fp32.",
         )
     ranks = config.world_size
@@ -136,14 +140,17 @@ def devices_suffice(launch: Launch) -> Iterator[Finding]:
         yield shortage(
             config,
             "",
-            f"the run starts {ranks} ranks; {machine.host} has {counted(machine.cores, 'core')} for it, and "
-            "more than 4 ranks on a core wait for each other.",
-            "Use a machine with more cores, or a layout of fewer ranks.",
+            f"the run starts {ranks} ranks, but {machine.host} has {counted(machine.cores, 'core')} for it, "
+            "and at most 4 ranks per core are allowed: more would mostly wait for each other.",
+            "Use a machine with more cores, or a layout with fewer ranks.",
         )
 
 
 def gpus_have_the_kernels(launch: Launch) -> Iterator[Finding]:
-    """Check that the GPUs support the run's format and attention; ranks check GPUs that no table knows."""
+    """Check that the GPUs support the run's number format and attention kernels.
+
+    GPUs that are missing from the device table are skipped here; the ranks check them.
+    """
     config, machine = launch.config, launch.machine
     if config.resources.device != "gpu":
         return
@@ -154,19 +161,17 @@ def gpus_have_the_kernels(launch: Launch) -> Iterator[Finding]:
         without_fp8 = device.compute_capability < FP8_CAPABILITY
         without_flash = FLASH_GENERATION not in device.flash_attention
         for key, value, lacks, oldest, instead in (
-            ("precision.fp8", True, without_fp8, "Hopper on (9.0)", "false"),
-            ("precision.dtype", "bf16", device.peak("bf16") is None, "Ampere on (8.0)", "fp16 or fp32"),
-            ("model.attention_backend", "flash", without_flash, "Ampere on (8.0)", "auto"),
+            ("precision.fp8", True, without_fp8, "9.0 (Hopper)", "false"),
+            ("precision.dtype", "bf16", device.peak("bf16") is None, "8.0 (Ampere)", "fp16 or fp32"),
+            ("model.attention_backend", "flash", without_flash, "8.0 (Ampere)", "auto"),
         ):
             if lacks and value_of(config, key) == value:
-                needs = f"{key} = {show(value)} needs a GPU from {oldest}; {has}."
+                needs = f"{key} = {show(value)} needs a GPU of compute capability {oldest} or newer; {has}."
                 yield shortage(config, key, needs, f"Set {key}={instead}.")
 
 
 def memory_suffices(launch: Launch) -> Iterator[Finding]:
-    """Check that the planned peak memory of every rank fits its GPU, or the host memory that the ranks
-    share.
-    """
+    """Check that every rank's planned peak memory fits its GPU, or the host memory that CPU ranks share."""
     config, machine = launch.config, launch.machine
     estimate = least_memory(config)
     needed = estimate.total_bytes
@@ -195,18 +200,18 @@ def memory_suffices(launch: Launch) -> Iterator[Finding]:
         if remedy := cheapest_remedy(_on(machine, config), SPARE_FRACTION, limit, devices):
             fix = f"Set {remedy.words}; a rank then needs about {size(remedy.memory.total_bytes)}."
         else:
-            fix = "No layout fits these devices: use a larger machine, more of them, or a smaller model."
+            fix = "No layout fits these devices: use a larger machine, more machines, or a smaller model."
         yield shortage(
             config,
             "",
-            f"{where} will need about {size(needed)} of memory, but there is {size(present)}"
+            f"{where} will need about {size(needed)} of memory, but only {size(present)} is available"
             + (f" (per rank: {parts})." if parts else "."),
             fix,
         )
 
 
 def _on(machine: Machine, config: RunConfig) -> RunConfig:
-    """Return the run with the host memory of this machine."""
+    """Return the configuration with this machine's host memory as memory_per_node_bytes."""
     return with_values(config, {"resources.memory_per_node_bytes": machine.memory_bytes})
 
 
@@ -216,14 +221,14 @@ def shared_memory_suffices(launch: Launch) -> Iterator[Finding]:
 
 
 def host_memory_suffices(launch: Launch) -> Iterator[Finding]:
-    """Check that host memory is large enough for all that the ranks offload and save asynchronously."""
+    """Check that host memory can hold everything that the ranks offload and save asynchronously."""
     config, machine = launch.config, launch.machine
     estimate = least_memory(config)
     needed = estimate.total_host_bytes * min(config.ranks_per_node, config.world_size)
     if needed > machine.memory_bytes:
         parts = ", ".join(f"{name} {size(part)}" for name, part in estimate.host_parts.items() if part)
         if remedy := host_remedy(_on(machine, config)):
-            fix = f"Set {remedy.words}; a rank then needs {size(remedy.memory.total_host_bytes)} there."
+            fix = f"Set {remedy.words}; a rank then needs {size(remedy.memory.total_host_bytes)} of it."
         else:
             nvme = nvme_words(_on(machine, config))
             fix = f"Use a machine with more memory{f', or set {nvme}' if nvme else ''}."
@@ -231,17 +236,16 @@ def host_memory_suffices(launch: Launch) -> Iterator[Finding]:
             config,
             "",
             f"{counted(config.ranks_per_node, 'rank')} on {machine.host} will need about {size(needed)} of "
-            f"host memory, but there is {size(machine.memory_bytes)} (per rank: {parts}).",
+            f"host memory, but only {size(machine.memory_bytes)} is available (per rank: {parts}).",
             fix,
         )
 
 
 def notification_is_possible(launch: Launch) -> Iterator[Finding]:
-    """Check that the program of notify.command exists, and that the variable named by notify.url_variable is
-    set.
+    """Check the program in notify.command and the address in the variable that notify.url_variable names.
 
-    With hosts the supervisor runs here; Slurm passes this environment on to it. A pod has its image's
-    programs.
+    This machine is checked because with backend hosts the supervisor runs here, and Slurm passes it this
+    environment. On Kubernetes nothing is checked: a pod has the programs of its image.
     """
     config = launch.config
     notify = config.notify
@@ -253,21 +257,22 @@ def notification_is_possible(launch: Launch) -> Iterator[Finding]:
         yield mistake(
             config,
             "notify.url_variable",
-            f"the address in {notify.url_variable} has a user name before its @, which is not sent.",
-            "Use an address whose path or query holds the secret, as webhooks have, or notify.command.",
+            f"the address in {notify.url_variable} has a user name before its @, and nbtrain does not send "
+            "user names.",
+            "Use an address with the secret in its path or query, as webhooks do, or set notify.command.",
         )
     elif notify.url_variable and not address.startswith(SCHEMES):
         yield mistake(
             config,
             "notify.url_variable",
-            f"the environment variable {notify.url_variable} is not "
-            "set here to an address that begins with https:// or http://.",
+            f"the environment variable {notify.url_variable} must be set here to an address that begins "
+            "with https:// or http://, and it is not.",
             f"Set it in the shell or kernel that submits: export {notify.url_variable}=https://...",
         )
 
 
 def preemption_notice_is_possible(launch: Launch) -> Iterator[Finding]:
-    """Check that the program of backend.preemption_notice exists on this machine, if the ranks run here."""
+    """Check that the program in backend.preemption_notice exists, if the ranks run on this machine."""
     config = launch.config
     if config.backend.kind == "local":
         yield from _program_is_there(config, "backend.preemption_notice", config.backend.preemption_notice)
@@ -279,12 +284,12 @@ def _program_is_there(config: RunConfig, key: str, command: list[str]) -> Iterat
             config,
             key,
             f"{key}: the program {command[0]!r} was not found.",
-            "Give its path, absolute or relative to the workspace, or put it on PATH. Make it executable.",
+            "Set its path (absolute or relative to the workspace) or put it on PATH, and make it executable.",
         )
 
 
 def fault_orders_are_understood(launch: Launch) -> Iterator[Finding]:
-    """Check that ranks can parse NBTRAIN_FAULTS, and that it names existing ranks."""
+    """Check that NBTRAIN_FAULTS can be parsed and names only ranks that the run has."""
     config = launch.config
     if (text := config.backend.env.get(VARIABLE)) is None:
         return
@@ -298,11 +303,12 @@ def fault_orders_are_understood(launch: Launch) -> Iterator[Finding]:
     ranks = config.world_size
     if strange := sorted({order["rank"] for order in orders if order.get("rank", 0) >= ranks}):
         names = ", ".join(map(str, strange))
-        yield mistake(config, key, f"{key} names rank {names}; the run has {ranks}, 0 to {ranks - 1}.", fix)
+        has = f"the run has {counted(ranks, 'rank')}, 0 to {ranks - 1}"
+        yield mistake(config, key, f"{key} names rank {names}, but {has}.", fix)
 
 
 def output_is_writable(launch: Launch) -> Iterator[Finding]:
-    """Check that the run directory can be created, or written to."""
+    """Check that the run directory can be created or is writable."""
     config = launch.config
     run = RunDir.named(config.name)
     folder = nearest_existing(run.path)
@@ -315,14 +321,14 @@ def output_is_writable(launch: Launch) -> Iterator[Finding]:
             config,
             "",
             f"{display(run.path)} cannot be written: {display(folder)} is on a read-only disk.",
-            "Mount the disk for writing, or set NBTRAIN_OUTPUT to a folder that can be written.",
+            "Mount the disk for writing, or set NBTRAIN_OUTPUT to a writable folder.",
         )
     elif not os.access(folder, os.W_OK | os.X_OK):
         yield mistake(
             config,
             "",
             f"{display(run.path)} cannot be written: the permissions of {display(folder)} forbid it.",
-            "Set NBTRAIN_OUTPUT to a folder that can be written, or change the permissions.",
+            "Set NBTRAIN_OUTPUT to a writable folder, or change the permissions.",
         )
 
 
@@ -337,35 +343,39 @@ def disk_holds_checkpoints(launch: Launch) -> Iterator[Finding]:
     present, needed = estimate.room_for_checkpoints(run)
     free = shutil.disk_usage(folder).free
     if free < needed:
-        there = f", {size(present)} of them there already" if present else ""
+        there = f", besides the {size(present)} already there" if present else ""
         fewer = words_of(disk_remedy(config, estimate, present, free) or {})
         yield shortage(
             config,
             "",
             f"{display(output_root())}: the disk has {size(free)} free, but "
-            f"{counted(estimate.num_checkpoints, 'checkpoint')} of {size(estimate.checkpoint_bytes)} (those "
-            f"that are kept, and the one being written{there}) and logs need {size(needed)}.",
-            f"Free space, {f'set {fewer}, ' if fewer else ''}or set NBTRAIN_OUTPUT to a larger disk.",
+            f"{counted(estimate.num_checkpoints, 'checkpoint')} of {size(estimate.checkpoint_bytes)} (the "
+            f"kept checkpoints and the one being written) and the logs need {size(needed)}{there}.",
+            f"Free up space, {f'set {fewer}, ' if fewer else ''}or set NBTRAIN_OUTPUT to a folder on a "
+            "larger disk.",
         )
 
 
-# The command in the message is for a run that this name does not find.
+# End of a message from the dataset and tokenizer packages, which do not know the run's name. It is replaced
+# by the command for this run.
 MAKE_IT = " Make it with `nbtrain prepare RUN.yaml`."
-NO_SOURCES = "Copy the dataset there; or name text in data.sources, and `nbtrain prepare` makes it."
+NO_SOURCES = "Copy the dataset there, or set data.sources and run `nbtrain prepare` to make it."
 
 
 def initial_weights_fit(launch: Launch) -> Iterator[Finding]:
-    """Check that init_from's weights are complete and unchanged, fit the model, and have its tokenizer."""
+    """Check that init_from's weights are complete and unchanged and fit the model and its tokenizer."""
     yield from problems_of_weights(launch.config, launch.weights)
 
 
 def data_is_whole(launch: Launch) -> Iterator[Finding]:
-    """Check the .bin and .idx files: they exist, have the size that the index states, and match this
-    vocabulary and their manifest.
+    """Check the run's dataset and tokenizer.
+
+    The .bin and .idx files must exist, have the sizes that the index states, and match their manifest and
+    the run's vocabulary.
     """
     config, data = launch.config, launch.data
     dataset, tokenizer = data.dataset, data.tokenizer
-    prepare = f"`nbtrain prepare {shlex.join(config.as_arguments)}` makes what is missing."
+    prepare = f"Run `nbtrain prepare {shlex.join(config.as_arguments)}` to make what is missing."
     # Data that another program prepared needs no tokenizer for training.
     if data.tokenizer_problem and config.data.sources:
         yield missing_data(config, "", data.tokenizer_problem.replace(MAKE_IT, ""), prepare)
@@ -373,7 +383,8 @@ def data_is_whole(launch: Launch) -> Iterator[Finding]:
     if not problem and dataset is not None:
         problem = _problem_of_contents(config, data)
     if problem:
-        # Only missing data is prepared: for other problems, such as damaged files, the message has the fix.
+        # `nbtrain prepare` helps only with missing data. For other problems, such as damaged files, the
+        # message itself names the fix.
         said = problem.replace(MAKE_IT, "")
         make_it = prepare if config.data.sources or config.data.blend else NO_SOURCES
         yield missing_data(config, "", said, "" if said == problem else make_it)
@@ -384,7 +395,7 @@ def data_is_whole(launch: Launch) -> Iterator[Finding]:
             f"tokenizer.vocab_size = "
             f"{config.tokenizer.vocab_size:,}, but "
             f"{display(tokenizer.directory)} has {tokenizer.vocab_size:,} entries.",
-            f"Set tokenizer.vocab_size={tokenizer.vocab_size} or more, or name another tokenizer.",
+            f"Set tokenizer.vocab_size={tokenizer.vocab_size} or more, or choose another tokenizer.",
         )
     if dataset and isinstance(data.files, BlendFiles):
         try:
@@ -400,16 +411,17 @@ def data_is_whole(launch: Launch) -> Iterator[Finding]:
             config,
             "",
             f"dataset {config.data.name}: {found.what}.",
-            f"Name the tokenizer it was made with, or make the data again: `nbtrain prepare "
+            f"Use the tokenizer that the dataset was made with, or rebuild the dataset: run `nbtrain prepare "
             f"{shlex.join(config.as_arguments)} --force`.",
         )
 
 
 def _problem_of_contents(config: RunConfig, data: RunData) -> str:
-    """Return why an opened dataset is not what the run needs: other settings, changed files, or no token in
-    the loss; "" if it is.
+    """Return why an opened dataset cannot serve the run; "" if it can.
+
+    The reasons are other settings, changed files, and a dataset without a token in the loss.
     """
-    # Needs NumPy, which a run without data does not.
+    # Imported here because these modules need NumPy, which a run without data does not.
     from nbtrain.dataset.prepare.inputs import check_same_settings
     from nbtrain.dataset.samples.build import build_datasets, may_have_no_loss, refuse_without_loss
 
@@ -427,7 +439,7 @@ def _problem_of_contents(config: RunConfig, data: RunData) -> str:
 
 
 def tasks_are_readable(launch: Launch) -> Iterator[Finding]:
-    """Check that the files of evaluation.tasks exist and that every line is a valid question."""
+    """Check that the files in evaluation.tasks exist and that each of their lines is a valid question."""
     config = launch.config
     if not config.evaluation.tasks:
         return
@@ -438,7 +450,7 @@ def tasks_are_readable(launch: Launch) -> Iterator[Finding]:
 
 
 def code_is_usable(launch: Launch) -> Iterator[Finding]:
-    """Check the names and parameters of the functions in the file of `code`."""
+    """Check the names and parameters of the functions in the file that `code` names."""
     yield from findings_of_code(launch.config)
 
 
@@ -475,6 +487,6 @@ SHARED_CHECKS = (
     tasks_are_readable,
     code_is_usable,
 )
-"""Checks that apply wherever the ranks run, because all machines see the same folders."""
+"""Checks for every backend except `local`; they hold on all machines, which see the same folders."""
 OF_TRAINING = (disk_holds_checkpoints, initial_weights_fit, data_is_whole, tasks_are_readable)
-"""Checks of what a training reads and writes."""
+"""Checks of the files that training reads and writes."""

@@ -1,7 +1,7 @@
-"""Checks of what a run needs from this machine besides data and memory: compilers and disks.
+"""Checks of this machine's compilers, packages and local disks.
 
-Compilers build extensions on first use; the disks serve NVMe offloading and local checkpoints. preflight.py
-runs each check.
+Compilers build extensions on first use; local disks serve NVMe offloading and node-local checkpoints.
+preflight.py runs the checks.
 """
 
 import importlib.util
@@ -28,8 +28,9 @@ from nbtrain.jobs.request.launch import Launch
 
 
 def compiler_is_there(launch: Launch) -> Iterator[Finding]:
-    """Check that the compiler exists: torch.compile calls a C++ compiler on CPU, and Triton a C compiler for
-    GPUs.
+    """Check that model.compile finds its compiler.
+
+    torch.compile calls a C++ compiler on CPU; on GPUs, Triton calls a C compiler.
     """
     config = launch.config
     if not config.model.compile:
@@ -53,35 +54,37 @@ MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 
 
 def nvme_is_ready(launch: Launch) -> Iterator[Finding]:
-    """Check that the offloading folders exist, are writable, are on a local disk and have room."""
+    """Check that the NVMe offloading folders are writable and are on a local disk with enough space."""
     config = launch.config
     keys = [f"parallel.{name}.nvme_path" for name in _on_nvme(config)]
     for key in keys:
         folder = Path(str(value_of(config, key)))
         found = f"{key} = {folder}"
         if not folder.is_dir():
-            yield mistake(config, key, f"{found} is not a folder.", "Create it, on a local NVMe disk.")
+            fix = "Create the folder on a local NVMe disk."
+            yield mistake(config, key, f"{found} is not a folder.", fix)
             continue
         if not os.access(folder, os.W_OK | os.X_OK) or is_read_only(folder):
-            yield mistake(config, key, f"{found} is not writable.", "Name a writable folder on NVMe.")
+            fix = "Choose a writable folder on a local NVMe disk."
+            yield mistake(config, key, f"{found} is not writable.", fix)
         kind = file_system_of(folder)
         if kind in MEMORY_FILE_SYSTEMS:
             yield mistake(
                 config,
                 key,
-                f"{found} is in host memory ({kind}), which offloading should save.",
-                f"Name a folder on a local NVMe disk, or set {key}=null and "
+                f"{found} is in host memory ({kind}), the memory that offloading is meant to save.",
+                f"Choose a folder on a local NVMe disk, or set {key}=null and "
                 f"{key.replace('nvme_path', 'device')}=cpu.",
             )
         elif kind and REMOTE.fullmatch(kind):
             yield mistake(
                 config,
                 key,
-                f"{found} is on a file system of another machine ({kind}): every step would wait for it.",
-                "Name a folder on a local NVMe disk.",
+                f"{found} is on a network file system ({kind}), and every step would wait for it.",
+                "Choose a folder on a local NVMe disk.",
             )
-    # Both folders may be on one disk. Each must have room for everything, which overstates the need by at
-    # most the smaller part.
+    # Both folders may be on one disk, so each must have room for both parts. If they are on two disks, this
+    # overstates the need by at most the smaller part.
     for folder in dict.fromkeys(Path(str(value_of(config, key))) for key in keys):
         if not folder.is_dir():
             continue
@@ -92,7 +95,7 @@ def nvme_is_ready(launch: Launch) -> Iterator[Finding]:
                 "",
                 f"{folder}: the disk has {size(free)} free, but the state that is offloaded to NVMe needs "
                 f"{size(needed)}.",
-                "Free space, or name a folder on a larger disk.",
+                "Free up space, or choose a folder on a larger disk.",
             )
 
 
@@ -106,8 +109,9 @@ def local_dir_is_ready(launch: Launch) -> Iterator[Finding]:
         yield mistake(
             config,
             key,
-            f"{key} = {local_dir} is in {display(output_root())}, where the checkpoints are copied to.",
-            "Name a folder on a local disk of each node.",
+            f"{key} = {local_dir} is inside {display(output_root())}, the folder that its checkpoints are "
+            "copied to.",
+            "Choose a folder on a local disk of each node.",
         )
     if config.backend.kind == "local":
         disk = node_disk(local_dir, 0, machine.host, RunDir.named(config.name))
@@ -121,9 +125,7 @@ def _on_nvme(config: RunConfig) -> list[str]:
 
 
 def extensions_can_be_built(launch: Launch) -> Iterator[Finding]:
-    """Check that the tools exist with which DeepSpeed compiles its NVMe access and its quantization on first
-    use.
-    """
+    """Check the build tools for the NVMe and quantization extensions that DeepSpeed compiles on first use."""
     config = launch.config
     nvme = [f"parallel.{name}.device" for name in _on_nvme(config)]
     names = ("zero_quantized_weights", "zero_quantized_gradients")
@@ -135,14 +137,15 @@ def extensions_can_be_built(launch: Launch) -> Iterator[Finding]:
                 config,
                 key,
                 f"{key} = {show(value_of(config, key))} makes DeepSpeed compile an "
-                f"extension, and this is missing: {', '.join(lacking)}.",
-                "Install it, or leave the field at its default.",
+                f"extension, but this is missing on the machine: {', '.join(lacking)}.",
+                "Install what is missing, or leave the field at its default.",
             )
 
 
 def packages_are_there(launch: Launch) -> Iterator[Finding]:
-    """Check that the separate packages for FPDT's kernels and 4-bit matrices are installed; nbtrain installs
-    neither.
+    """Check that the optional packages for FPDT (flash-attn) and 4-bit matrices (bitsandbytes) are installed.
+
+    A plain installation of nbtrain includes neither package.
     """
     config = launch.config
     four_bits = config.lora is not None and config.lora.load_in_4bit

@@ -1,4 +1,4 @@
-"""Findings of a run before its submission: of this machine, the start weights, own code and the plan."""
+"""Findings about a run before its submission: this machine, initial weights, own code and the plan."""
 
 from nbtrain.base.findings import Finding, by_cost
 from nbtrain.config.schema import RunConfig
@@ -9,7 +9,7 @@ from nbtrain.planner.plan import plan
 
 
 def findings_of_run(config: RunConfig) -> list[Finding]:
-    """Return the findings of a run that breaks no rule, in the order of by_cost().
+    """Return the findings about a run that breaks no rule, most expensive first (by_cost()).
 
     No data is read. Raises ConfigError as plan() does.
     """

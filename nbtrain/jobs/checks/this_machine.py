@@ -1,4 +1,4 @@
-"""Problems of a run that only this machine can find, for `nbtrain check` and the form."""
+"""Problems that can only be found on this machine, for `nbtrain check` and the form."""
 
 from dataclasses import replace
 
@@ -15,9 +15,7 @@ from nbtrain.jobs.machine.shared_memory import too_little_here
 
 
 def findings_here(config: RunConfig) -> list[Finding]:
-    """Return the problems of the hostfile, devices, shared memory, sources, and the tokenizer's special
-    tokens.
-    """
+    """Return the problems with the run's hostfile, devices, shared memory, sources and special tokens."""
     found = [
         *findings_of_hostfile(config),
         *more_than_is_here(config),

@@ -1,6 +1,6 @@
 """Actions on a job from any process: stop, pause, request a checkpoint, wait for its end, clean up after it.
 
-The job's backend reaches the job (attempt/backend.py).
+The actions reach the job through its backend (attempt/backend.py).
 """
 
 import functools
@@ -15,7 +15,6 @@ from nbtrain.base.run_directory.jobstate import ACTIVE, FAILED, LOST, QUEUED, SU
 from nbtrain.base.run_directory.observed_state import CUT_OFF, ENGINES, at_rest
 from nbtrain.base.run_directory.records import ControlRequest, JobRecord
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
-from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
 from nbtrain.jobs.attempt import leftovers
@@ -36,7 +35,7 @@ SUPERVISOR_SECONDS = 60.0
 SUBMISSION_SECONDS = 60.0
 # An operator needs a second or two to report that it holds a job without ranks.
 ENGINE_SECONDS = 15.0
-# Seconds from a supervisor's last check for a pause until it has left its allocation, on a network disk.
+# Seconds from a supervisor's last check for a pause to the end of its allocation, on a network disk.
 LEAVING_SECONDS = 5.0
 
 
@@ -63,15 +62,15 @@ def by_its_owner(action: Action) -> Action:
 
 @by_its_owner
 def cancel(job: JobDir, now: bool = False, wait_seconds: float | None = None) -> tuple[str, str | None]:
-    """Stop a job and wait until none of its processes is left; return its (state, cause).
+    """Stop a job and wait until all its processes have exited; return its (state, cause).
 
-    The ranks save a checkpoint and leave. After `backend.shutdown_timeout_seconds`, or twice the run's
-    longest save if that is longer, ranks are killed unless they still save. `now` kills them at once; a
-    supervisor on another host that has shown no sign of life for a minute then counts as dead. A job that has
-    ended is not changed. For a LOST job, whose supervisor is gone, the remaining processes are ended in the
-    same way. `wait_seconds` None waits as long as the supervisor may take.
+    The ranks save a checkpoint and exit. After `backend.shutdown_timeout_seconds`, or twice the run's longest
+    save if that is longer, ranks are killed unless they are still saving. With `now`, they are killed at
+    once, and a supervisor on another host that has shown no sign of life for a minute counts as dead. A job
+    that has already ended keeps its state. For a LOST job, whose supervisor is gone, the remaining processes
+    are ended in the same way. With `wait_seconds` None, it waits as long as the supervisor may take.
 
-    Raises JobError if the job is still there after `wait_seconds`.
+    Raises JobError if the job is still active after `wait_seconds`.
     """
     if _cut_off_unwritten(job, wait_seconds):
         return LOST, CUT_OFF
@@ -88,7 +87,7 @@ def cancel(job: JobDir, now: bool = False, wait_seconds: float | None = None) ->
             state, cause = backend.status(job)
     if state in ACTIVE:
         raise JobError(
-            f"{display(job.run.path)}: job {job.job_id} was asked to stop {time.monotonic() - began:.0f} s "
+            f"{display(job.run.path)}: job {job.job_id} was told to stop {time.monotonic() - began:.0f} s "
             f"ago and is still {state}; {_harder(job, state, now)}"
         )
     backend.finish(job, now)
@@ -98,10 +97,10 @@ def cancel(job: JobDir, now: bool = False, wait_seconds: float | None = None) ->
 def _until_stopped(
     job: JobDir, while_in: Collection[str], wait_seconds: float | None
 ) -> tuple[str, str | None]:
-    """Return (state, cause) once the state is not in `while_in`, or after `wait_seconds`.
+    """Return (state, cause) once the state is no longer in `while_in`, or after `wait_seconds`.
 
-    If `wait_seconds` is None, it waits as long as the supervisor allows the ranks for saving, and longer if
-    they are still saving then.
+    With `wait_seconds` None, it waits as long as the supervisor gives the ranks to save, and longer if they
+    are still saving then.
     """
     backend, heartbeats = backend_of_job(job), job.heartbeats()
     if wait_seconds is None:
@@ -117,28 +116,31 @@ def _until_stopped(
 
 
 def _harder(job: JobDir, state: str, now: bool) -> str:
-    """Return why a job has not ended although a stop was requested, and which command ends it."""
+    """Return why a job has not ended after a stop was requested, and which command ends it."""
     record, name = JobRecord.read(job.job_json), job.run.name
     if not now and state not in (QUEUED, SUSPENDED):
         return f"it may still be saving; `nbtrain cancel --now {name}` kills it."
     if not now and record and record.backend in ENGINES:
         return (
-            "none of its ranks runs, so nothing is saved. It ends when it is started again; another "
-            f"`nbtrain cancel {name}` makes its scheduler end it."
+            "none of its ranks is running, so nothing needs to be saved. It ends when its scheduler starts "
+            f"it again; to end it now, run `nbtrain cancel {name}` again."
         )
     if not now:
-        return f"its supervisor does not answer. Try `nbtrain cancel --now {name}`."
+        return f"its supervisor does not respond. Run `nbtrain cancel --now {name}`."
     if record is None or record.supervisor is None:
-        return f"its supervisor has not started. `nbtrain status {name}` says what it waits for."
+        return f"its supervisor has not started. `nbtrain status {name}` shows what the job is waiting for."
     pid, host = record.supervisor.pid, record.supervisor.host
     return (
-        f"its supervisor does not answer. `kill -9 {pid}` on {host} ends it; "
-        f"`nbtrain cancel --now {name}` then ends its ranks."
+        f"its supervisor does not respond. Run `kill -9 {pid}` on {host} to end the supervisor, then "
+        f"`nbtrain cancel --now {name}` to end its ranks."
     )
 
 
 def give_up_silent(job: JobDir, heard: float) -> None:
-    """Treat a supervisor on another host as dead if job.json is unchanged since `heard` for too long."""
+    """Give up a supervisor on another host if job.json stays unchanged after the time `heard`.
+
+    It counts as dead UNHEARD_SECONDS after this call.
+    """
     record, backend = JobRecord.read(job.job_json), backend_of_job(job)
     supervisor = record.supervisor if record and record.backend not in ENGINES else None
     if supervisor is None or not supervisor.elsewhere():
@@ -152,10 +154,10 @@ def give_up_silent(job: JobDir, heard: float) -> None:
 
 
 def end_cut_off(job: JobDir) -> bool:
-    """Mark a job as FAILED if its submission was cut off before it reached a supervisor or scheduler.
+    """Mark a job as FAILED if its submission was interrupted before a supervisor or scheduler had the job.
 
-    Returns whether it was. submit() holds the run's lock until the job has reached one of them. A supervisor
-    that starts late reads this state and leaves.
+    Returns whether the job was marked. submit() holds the run's lock until a supervisor or scheduler has the
+    job. A supervisor that starts late reads this state and exits.
     """
 
     def cut_off() -> JobRecord | None:
@@ -168,21 +170,22 @@ def end_cut_off(job: JobDir) -> bool:
     with job.run.locked(blocking=False) as taken:
         if not taken or (record := cut_off()) is None:
             return False
-        record.state, record.cause = FAILED, "its submission was cut off before its supervisor started"
+        record.state, record.cause = FAILED, "its submission was interrupted before its supervisor started"
         record.mark("ended_at")
         record.write(job.job_json)
     return True
 
 
 def _cut_off_unwritten(job: JobDir, wait_seconds: float | None) -> bool:
-    """Return whether the submission was interrupted before job.json; wait for one that is still writing.
+    """Return whether the submission was interrupted before it wrote job.json.
 
-    submit() holds the run's lock while it writes. Raises JobError if it does not finish in time.
+    A submission that is still writing holds the run's lock, and is waited for. Raises JobError if it does not
+    finish in time.
     """
     began = time.monotonic()
     while not job.job_json.exists():
         with job.run.locked(blocking=False) as taken:
-            # The submission may have ended between the two looks.
+            # The submission may have ended between the two checks.
             if taken and not job.job_json.exists():
                 return True
         if time.monotonic() - began >= (SUBMISSION_SECONDS if wait_seconds is None else wait_seconds):
@@ -194,7 +197,7 @@ def _cut_off_unwritten(job: JobDir, wait_seconds: float | None) -> bool:
 
 
 def advice_to_resume(run: RunDir) -> str:
-    """Return one sentence that says how `nbtrain resume` continues a run that has stopped."""
+    """Return one sentence that says where `nbtrain resume` would continue a run that has stopped."""
     if only_measured(run):
         return f"{measure_again(run.name)}."
     start = resume_start(run)
@@ -205,33 +208,34 @@ def advice_to_resume(run: RunDir) -> str:
 
 
 def _instead(job: JobDir, state: str, what: str) -> str:
-    """Return two sentences: why a job that has ended cannot do this, and which command to run instead."""
+    """Return why a job that has ended cannot be paused or save, and which command to run instead."""
     if state != SUCCEEDED:
         return f"only an active job can {what}. {advice_to_resume(job.run)}"
     config = load_resolved(job.run.config_yaml)
     if config.mode != "full":
-        return f"it has finished its work and can no longer {what}."
+        return f"it has finished and can no longer {what}."
     return (
-        f"all its {amounts.counted(config.train_steps, 'step')} are trained, so it can no longer "
-        f"{what}. To continue training: {more_to_train(job.run, config)}."
+        f"it has trained all its steps ({config.train_steps:,}) and can no longer {what}. To continue "
+        f"training: {more_to_train(job.run, config)}."
     )
 
 
 def ask_devices(job: JobDir, devices: int | None) -> None:
-    """Set the number of devices that the next attempt may use (backend.elastic); with None, the supervisor
-    counts them.
+    """Request a number of devices for the job's next attempt (backend.elastic).
+
+    With None, the request is withdrawn, and the supervisor counts the usable devices.
     """
     files.write_json(job.control_devices, {"devices": devices, "time": time.time()})
 
 
 def asked_devices(job: JobDir) -> int | None:
-    """Return the number that ask_devices() set last; None if there is no request, or it was withdrawn."""
+    """Return the number of devices that ask_devices() last requested; None without a request."""
     asked = files.read_json(job.control_devices)
     return asked["devices"] if asked else None
 
 
 def ask_pause(job: JobDir, pause: bool) -> None:
-    """Request that the job pauses, or withdraw that request."""
+    """Request a pause of the job; with `pause` False, withdraw the request."""
     files.write_json(job.control_pause, {"pause": pause, "time": time.time()})
 
 
@@ -254,13 +258,14 @@ def asked_priority(job: JobDir) -> int | None:
 
 @by_its_owner
 def pause(job: JobDir, wait_seconds: float | None = None) -> tuple[str, str | None]:
-    """Have a job save, end its ranks and wait; returns its (state, cause), SUSPENDED unless it ended first.
+    """Pause a job after it has saved; return its (state, cause), which is SUSPENDED unless it ended first.
 
-    unpause() continues the same job. A scheduler takes the job's devices once it has saved, or at once if its
-    supervisor has not started; the state is QUEUED if the scheduler has not reported the pause after
-    ENGINE_SECONDS.
-    `wait_seconds` None waits as long as the supervisor may take. Raises JobError if the job is not active,
-    saves nothing (mode: perf, eval) or is not paused in time.
+    The ranks save and exit, and the job waits until unpause() continues it. A scheduler takes back the job's
+    devices once the job has saved, or at once if its supervisor has not started. If the scheduler has not
+    reported the pause after ENGINE_SECONDS, the state is QUEUED. With `wait_seconds` None, it waits as long
+    as the supervisor may take.
+
+    Raises JobError if the job is not active, saves nothing (mode: perf, eval) or is not paused in time.
     """
     backend, which = backend_of_job(job), f"{display(job.run.path)}: job {job.job_id}"
     began = time.monotonic()
@@ -270,18 +275,18 @@ def pause(job: JobDir, wait_seconds: float | None = None) -> tuple[str, str | No
     config, stop = load_resolved(job.run.config_yaml), f"`nbtrain cancel {job.run.name}` stops it."
     if config.mode != "full":
         raise JobError(
-            f"{which} runs with mode: {config.mode}, which saves nothing and would start from the "
-            f"beginning. {stop}"
+            f"{which} runs with mode: {config.mode}, which saves no checkpoint, so after a pause it would "
+            f"start from the beginning. {stop}"
         )
     if not backend.capabilities.pause:
-        raise JobError(f"{which} runs on a backend that cannot pause it. {stop}")
+        raise JobError(f"{which} runs on a backend that cannot pause jobs. {stop}")
     ask_pause(job, True)
     # A job in a scheduler's queue has no supervisor that could save.
     gone = {SUSPENDED, QUEUED} if config.backend.kind in ENGINES else {SUSPENDED}
     state, _ = _until_stopped(job, ACTIVE - gone, wait_seconds)
     if state in ACTIVE - gone:
         raise JobError(
-            f"{which} was asked to pause {time.monotonic() - began:.0f} s ago and is still {state}. It "
+            f"{which} was told to pause {time.monotonic() - began:.0f} s ago and is still {state}. It "
             f"pauses once its ranks have saved; {stop}"
         )
     if state in ACTIVE:
@@ -314,28 +319,31 @@ def unpause(job: JobDir) -> None:
 
 @by_its_owner
 def request_save(job: JobDir, wait_seconds: float | None = None) -> int | None:
-    """Ask a running job for a checkpoint at its next step; the job continues.
+    """Request that a running job saves a checkpoint at its next step and continues.
 
-    With `wait_seconds`, wait for the answer and return its step. Raises JobError if the job is not active,
-    waits in a queue, saves nothing (mode: perf, eval), or has not saved in that time.
+    With `wait_seconds`, wait for the checkpoint and return its step; otherwise, return None at once. Raises
+    JobError if the job is not active, waits in a queue, saves nothing (mode: perf, eval), or has not saved in
+    that time.
     """
     backend, which = backend_of_job(job), f"{display(job.run.path)}: job {job.job_id}"
     state, cause = backend.status(job)
     before, done = ControlRequest.read(job.control_request), files.read_json(job.control_ack)
     if state in ACTIVE and (mode := load_resolved(job.run.config_yaml).mode) != "full":
-        raise JobError(f"{which} runs with mode: {mode}, which saves nothing.")
+        raise JobError(f"{which} runs with mode: {mode}, which saves no checkpoint.")
     if state == SUSPENDED:
-        raise JobError(f"{which} is paused; it has saved already. {advice_to_resume(job.run)}")
+        raise JobError(f"{which} is paused and has already saved. {advice_to_resume(job.run)}")
     if state == QUEUED:
         waits = f": {cause}" if cause else ""
-        raise JobError(f"{which} is QUEUED{waits}. None of its ranks runs, so nothing can be saved yet.")
+        raise JobError(
+            f"{which} is QUEUED{waits}. None of its ranks is running, so there is nothing to save yet."
+        )
     if state in ACTIVE and not backend.capabilities.save:
-        raise JobError(f"{which} runs on a backend that cannot ask it to save.")
+        raise JobError(f"{which} runs on a backend that cannot request a checkpoint.")
     if state not in ACTIVE or not backend.save(job):
         raise JobError(f"{which} is {state}; {_instead(job, state, 'save')}")
     if wait_seconds is None:
         return None
-    # An attempt removes the request of the attempt before it, but keeps that one's answer.
+    # An attempt removes its predecessor's request but keeps its acknowledgement.
     known = max(before.request_id if before else 0, done["request_id"] if done else 0)
     deadline = time.monotonic() + wait_seconds
     while time.monotonic() < deadline:
@@ -355,9 +363,9 @@ def wait(
     timeout_seconds: float | None = None,
     on_change: Callable[[str, str | None], None] | None = None,
 ) -> tuple[str, str | None]:
-    """Return (state, cause) at the job's end, or the current ones after `timeout_seconds`.
+    """Wait until the job has ended, at most `timeout_seconds`, and return its (state, cause).
 
-    `on_change` is called with each new state and its cause, first with the current one.
+    `on_change` is called with the current state and its cause, and again after each change of state.
     """
     backend = backend_of_job(job)
     started = time.monotonic()
@@ -378,26 +386,27 @@ def wait(
 
 @by_its_owner
 def clean(run: RunDir, dry_run: bool = False) -> list[str]:
-    """Remove what failed and killed jobs left in a run directory; return what was removed, one line each.
+    """Remove what failed and killed jobs left behind; return one line for each removed thing.
 
-    That is: processes of jobs that have ended, temporary files, torn checkpoints, cut-off submissions. Logs,
-    records and complete checkpoints stay. `dry_run` removes nothing. Raises JobError while a job is active.
+    Removed are processes of ended jobs, temporary files, torn checkpoints and interrupted submissions. Logs,
+    records and complete checkpoints stay. With `dry_run`, nothing is removed. Raises JobError while a job is
+    active.
     """
     with run.locked(blocking=False) as taken:
         newest = run.newest_job()
         if not taken or (newest and backend_of_job(newest).status(newest)[0] in ACTIVE):
             raise JobError(
-                f"{display(run.path)}: a job is active; it cleans up after itself. "
-                f"`nbtrain cancel {run.name}` stops it."
+                f"{display(run.path)}: a job is active, and it cleans up after itself. To stop it, run "
+                f"`nbtrain cancel {run.name}`."
             )
         pids = processes.marked_pids(run.job_ids())
         torn = "torn checkpoint"
         if newest_checkpoint_step(run) is None:
-            torn += "; no complete checkpoint is left, so this is the last copy of the training"
+            torn += "; the run has no complete checkpoint, so this is the last copy of its training"
         found = [
             *((path, "temporary file") for path in leftovers.temporaries(run)),
             *((path, torn) for path in leftovers.torn_checkpoints(run)),
-            *((path, "submission that was cut off") for path in leftovers.cut_off_submissions(run)),
+            *((path, "interrupted submission") for path in leftovers.cut_off_submissions(run)),
         ]
         lines = [f"process {pid}: left by an ended job" for pid in pids]
         lines += [f"{path.relative_to(run.path)}: {what}" for path, what in found]

@@ -1,14 +1,14 @@
-"""Deletes a run with all its files: what prevents it, what is removed, and in which order.
+"""Delete a run with all its files.
 
-    refused      an active job; a folder outside the output directory, or reached by a link; a folder from
-                 which this user may remove nothing; unless `force`: a run with a file that another run or a
-                 run YAML names, with a damaged job.json, or with a LOST job of which something could not be
-                 ended. A fine-tuned run whose complete checkpoint holds all its weights no longer needs its
-                 source.
-    deleted      everything in the run directory; links are removed, but never what they point to
+    refused      a run with an active job; a folder outside the output directory, or reached through a link;
+                 a folder from which this user cannot remove files
+    refused      without `force`: a run with a file that another run or a run YAML refers to, with a damaged
+                 job.json, or with a LOST job whose processes could not be ended. A fine-tuned run with a
+                 complete checkpoint of all its weights no longer refers to the run it started from.
+    deleted      everything in the run directory; links are removed, but never the files they point to
 
-The folder is renamed first, so that a half-deleted run is never listed. Datasets and tokenizers are shared by
-runs and stay.
+The folder is renamed first, so that a half-deleted run is never listed. Datasets and tokenizers stay, because
+runs share them.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from nbtrain.jobs.machine import processes
 
 logger = logging.getLogger(__name__)
 
-# Links that are listed, at most.
+# Largest number of links to list.
 SHOWN_LINKS = 5
 
 
@@ -55,7 +55,7 @@ class Deletion(Result):
     exports: int
     """Models that `nbtrain export` wrote into the run directory."""
     links: tuple[str, ...]
-    """Links in the run directory, by their path relative to it, with their targets."""
+    """Links in the run directory, as "path -> target", with paths relative to the directory."""
 
     def as_report(self) -> Report:
         """Return the sizes, and the links that are removed without their targets."""
@@ -69,13 +69,13 @@ class Deletion(Result):
 
 @by_its_owner
 def survey(run: RunDir, force: bool = False) -> Deletion:
-    """Return the data that delete() would remove. Raises JobError if the run may not be deleted."""
+    """Return the data that delete() would remove. Raises JobError if the run cannot be deleted."""
     _refuse_place(run)
     _refuse_active(run, force)
     size, links = 0, []
     for folder, names, entries in os.walk(run.path, onerror=_refuse_unreadable):
-        # Renaming a run needs no write permission on its folder: without this check the run would be renamed
-        # and then could not be deleted.
+        # Renaming a run needs no write permission on its folder, so without this check the run could be
+        # renamed but not deleted.
         if (names or entries) and not os.access(folder, os.W_OK | os.X_OK):
             raise _closed(Path(folder))
         for path in (Path(folder) / name for name in (*names, *entries)):
@@ -91,9 +91,10 @@ def survey(run: RunDir, force: bool = False) -> Deletion:
 
 @by_its_owner
 def delete(run: RunDir, force: bool = False) -> Deletion:
-    """Remove the run directory, after ending processes that a LOST job left running.
+    """Delete the run directory, after ending processes that a LOST job left running.
 
-    `force` deletes it even if other runs or run YAMLs name its files. Raises JobError.
+    With `force`, the run is deleted even if other runs or run YAMLs refer to its files. Raises JobError if
+    the run cannot be deleted.
     """
     found = survey(run, force)
     with run.locked(blocking=False) as taken:
@@ -109,7 +110,7 @@ def delete(run: RunDir, force: bool = False) -> Deletion:
             run.path.rename(doomed)
         except OSError as error:
             raise JobError(f"{display(run.path)} cannot be deleted: {error.strerror}.") from error
-    # Also removes what an interrupted deletion of this name left.
+    # This also removes folders that interrupted deletions of runs with this name left behind.
     for folder in run.path.parent.glob(f".{glob.escape(run.name)}.*.deleted"):
         try:
             shutil.rmtree(folder)
@@ -122,11 +123,11 @@ def delete(run: RunDir, force: bool = False) -> Deletion:
 
 
 def _refuse_place(run: RunDir) -> None:
-    """Reject a folder that is not itself in the output directory."""
+    """Raise JobError unless the folder is a run directly in the output directory, and not a link."""
     where, root = display(run.path), output_root()
     if run.path.is_symlink():
         raise JobError(
-            f"{where} is a link to {run.path.readlink()}; nbtrain deletes nothing outside the output "
+            f"{where} is a link to {run.path.readlink()}, and nbtrain deletes nothing outside the output "
             "directory. Remove the link by hand."
         )
     if run.path.parent.resolve() != root.resolve():
@@ -135,7 +136,7 @@ def _refuse_place(run: RunDir) -> None:
             "that contains it, or remove it by hand."
         )
     if not run.exists():
-        raise JobError(f"{where}: there is no run to delete. `nbtrain runs` lists the runs.")
+        raise JobError(f"{where}: there is no run to delete. To list the runs, run `nbtrain runs`.")
 
 
 def _refuse_unreadable(error: OSError) -> None:
@@ -157,15 +158,18 @@ def _closed(folder: Path) -> JobError:
 
 
 def _let_go(job: JobDir, newest: bool, force: bool) -> None:
-    """End what is left of a job outside the run directory: processes, scheduler objects, its final record."""
+    """Remove what a job left outside the run directory: processes, scheduler objects and its final record.
+
+    A `newest` job whose machines cannot be reached raises JobError, or with `force` only logs a warning.
+    """
     if newest:
-        # A supervisor outlives its final state by the notification that it sends.
+        # A supervisor may still be sending a notification after it has written the job's final state.
         try:
             backend_of_job(job).finish(job, True)
         except RecordError:
             raise
         except NbtrainError as error:
-            # Machines may be gone for good, and so may the configuration with their addresses.
+            # The machines, or the configuration with their addresses, may no longer exist.
             words = str(error).rstrip(".")
             if not force:
                 raise JobError(
@@ -177,7 +181,7 @@ def _let_go(job: JobDir, newest: bool, force: bool) -> None:
 
 
 def _refuse_active(run: RunDir, force: bool) -> None:
-    """Raise JobError if a job is active; a damaged record counts as ended only if `force`."""
+    """Raise JobError if a job is active, or if its record is damaged and `force` is False."""
     newest = run.newest_job()
     try:
         if newest and (state := status_of(newest)[0]) in ACTIVE:
@@ -185,37 +189,40 @@ def _refuse_active(run: RunDir, force: bool) -> None:
     except RecordError as error:
         if not force:
             raise JobError(
-                f"{str(error).rstrip('.')}. It is therefore unknown whether a job is active. If none is, "
-                f"`nbtrain delete --force {run.name}` deletes the run, and ends what runs on "
-                "this machine with its marker."
+                f"{str(error).rstrip('.')}. It is therefore unknown whether a job is active. If no job is "
+                f"active, run `nbtrain delete --force {run.name}`: it deletes the run and ends its processes "
+                "on this machine."
             ) from error
 
 
 def _active(run: RunDir, state: str = "") -> JobError:
     how = "its job is SUSPENDED (paused) and may continue" if state == SUSPENDED else "a job is active"
-    return JobError(f"{display(run.path)}: {how}. `nbtrain cancel {run.name}` stops it; delete the run then.")
+    return JobError(
+        f"{display(run.path)}: {how}. Stop it with `nbtrain cancel {run.name}`, then delete the run."
+    )
 
 
 def _refuse_referred(run: RunDir) -> None:
-    """Raise JobError that names every other run and run YAML with a path into this run."""
+    """Raise JobError if another run or a run YAML refers to this run; the message lists the references."""
     if found := list(_references(run)):
         lines = "\n".join(f"  {line}" for line in found)
         raise JobError(
             f"{display(run.path)}: other configuration files refer to this run:\n{lines}\n"
-            "Nothing was deleted. Change these files, or delete the run anyway: "
-            f"`nbtrain delete --force {run.name}`."
+            "Nothing was deleted. Change these files, or run "
+            f"`nbtrain delete --force {run.name}` to delete the run anyway."
         )
 
 
 def _references(run: RunDir) -> Iterator[str]:
-    """Yield text such as "output/b/config.yaml: data.sources.0.path = output/a/export/text.jsonl" for each
-    reference.
+    """Yield a line of text for each reference to this run from another run or a run YAML.
+
+    For example, "output/b/config.yaml: data.sources.0.path = output/a/export/text.jsonl".
     """
     folders = (folder for folder in run_folders(run.path.parent) if folder != run.path)
     others = (RunDir(folder).config_yaml for folder in folders)
     for path in (*sorted(others), *_own_yamls()):
         try:
-            # Parsing a thousand configurations takes a minute, searching them a moment.
+            # Parsing a thousand configurations takes a minute; searching their text takes a moment.
             if run.name not in path.read_text(errors="replace"):
                 continue
             value = read_yaml(path).value
@@ -230,7 +237,7 @@ def _references(run: RunDir) -> Iterator[str]:
 
 
 def _own_yamls() -> list[Path]:
-    """Return the run YAMLs of the workspace's example folders, without unchanged copies of shipped ones."""
+    """Return the run YAMLs in the workspace's example folders, except unchanged copies of shipped files."""
     shipped = {path.name: path for path in bundled("examples/megatron-gpt").glob("*/*.yaml")}
     folders = [folder for folder in example_folders() if folder.is_relative_to(workspace())]
     found = sorted({path for folder in folders for path in folder.glob("*.yaml")})
@@ -242,15 +249,15 @@ def _own_yamls() -> list[Path]:
 
 
 def _needs_start(path: Path, config: Mapping[str, Any]) -> str | None:
-    """Return why a run still reads the run that it started from, as the end of a sentence; None if it does
-    not.
+    """Return why a run still needs the run it started from, as the end of a sentence.
 
-    `config` is the content of its config.yaml at `path`, or of a run YAML that was never submitted.
+    Returns None if it no longer needs that run, and "" if it has not started yet. `config` is the content of
+    `path`: the run's config.yaml, or a run YAML that was never submitted.
     """
     if config.get("lora") is not None:
-        return ", which it reads at every start because its checkpoints hold only adapters (lora)"
+        return ", which it reads at every start because its checkpoints contain only adapters (lora)"
     if config.get("dpo") is not None:
-        return ", which is the reference of its preferences (dpo)"
+        return ", which is the reference model of its preference training (dpo)"
     run = RunDir(path.parent)
     if not run.exists():
         return ""
@@ -263,7 +270,7 @@ def _lies_in(path: Path, folder: Path) -> bool:
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every string of a run YAML with its dotted key; list items have their index as key."""
+    """Yield (dotted key, text) for every string in a run YAML; a list item's key is its index."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, dict | list):

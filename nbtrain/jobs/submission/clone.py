@@ -1,7 +1,7 @@
-"""A run with another run's configuration: a run directory with run.json and config.yaml, or a submitted run.
+"""Make a new run from another run's configuration.
 
-clone(run, name)           a run directory; nothing is started
-submit_clone(run, name)    a job; nothing is written if it is refused
+clone(run, name)           write a run directory with run.json and config.yaml; start nothing
+submit_clone(run, name)    submit the new run; write nothing if it is refused
 """
 
 import contextlib
@@ -23,9 +23,9 @@ from nbtrain.monitor.status.notes import own_labels_of
 def clone(run: RunDir, name: str, overrides: Overrides = None) -> RunConfig:
     """Create a run directory `name` with the configuration of `run` and `overrides`; nothing is started.
 
-    The new run trains from the beginning, and has the labels that `run` has now; its run.json names `run` as
-    parent. Returns the configuration, to be submitted. Raises SubmitError if the name is taken or the disk
-    cannot be written, ConfigError if the overrides break a rule.
+    The new run trains from the beginning and has the current labels of `run`; its run.json names `run` as its
+    parent. Returns the new run's configuration, for submit(). Raises SubmitError if the name is taken or the
+    disk cannot be written, and ConfigError if the overrides break a rule.
     """
     config = _cloned(run, name, overrides)
     target = RunDir.named(name)
@@ -37,7 +37,7 @@ def clone(run: RunDir, name: str, overrides: Overrides = None) -> RunConfig:
             write_identity(target, run.run_id)
             files.write_text(target.config_yaml, to_yaml(config))
         except OSError as error:
-            # A clone that is half written would occupy the name.
+            # A half-written clone would keep the name taken.
             for path in (target.run_json, target.config_yaml):
                 with contextlib.suppress(OSError):
                     path.unlink()
@@ -48,9 +48,9 @@ def clone(run: RunDir, name: str, overrides: Overrides = None) -> RunConfig:
 def submit_clone(
     run: RunDir, name: str, overrides: Overrides = None, *, tries_code: bool = True
 ) -> tuple[JobDir, RunConfig]:
-    """Submit `run`'s configuration and `overrides` as a new run `name`; return its job and configuration.
+    """Submit `run`'s configuration with `overrides` as a new run `name`; return its job and configuration.
 
-    Nothing is written if the new run is refused. Raises what clone() and submit() raise.
+    Nothing is written if the new run is refused. Raises the same errors as clone() and submit().
     """
     config = _cloned(run, name, overrides)
     return submit(config, parent=run.run_id, tries_code=tries_code), config
@@ -63,7 +63,7 @@ def _cloned(run: RunDir, name: str, overrides: Overrides) -> RunConfig:
     before = load_resolved(run.config_yaml).model_copy(update={"labels": own_labels_of(run)})
     config = load(load(before, overrides, check=False), {"name": name})
     if config.mode == "eval":
-        # mode: eval belonged to the last job: a new run has nothing to evaluate yet.
+        # mode: eval was for the last job of the source run: a new run has nothing to evaluate yet.
         config = with_overrides(config, {"mode": "full"})
     _refuse_taken(RunDir.named(name))
     return config

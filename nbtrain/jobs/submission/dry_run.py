@@ -1,4 +1,4 @@
-"""Text of a submission to a scheduler: written by this process, submitted by any user who may submit it."""
+"""Dry run: write a submission to a file, which any user with access to the scheduler can submit."""
 
 import logging
 import re
@@ -16,16 +16,16 @@ from nbtrain.planner.run_file import path_of
 
 logger = logging.getLogger(__name__)
 
-# One of the first two lines of each text that request_text(alone=True) gives; a script begins with its shell.
+# First line of every text from request_text(alone=True); in a script, the second line, after the shebang.
 HEADING = re.compile(rb"(?:#!.*\n)?# .*\bjob \S.*, written by nbtrain\.")
 HEADING_BYTES = 4096
 
 
 def request_text(config: RunConfig, alone: bool = False) -> str:
-    """Return the batch script, manifest or commands that would start a run; "" if it runs here. No scheduler
-    is contacted.
+    """Return the batch script, manifest or commands that would start a run; "" for backend local.
 
-    With `alone`, the text starts the run without `nbtrain submit`. Raises ConfigError for a broken rule.
+    No scheduler is contacted. With `alone`, the text starts the run without `nbtrain submit`. Raises
+    ConfigError if the configuration breaks a rule.
     """
     check_config(config)
     run = RunDir.named(config.name)
@@ -33,18 +33,18 @@ def request_text(config: RunConfig, alone: bool = False) -> str:
 
 
 def dry_run(config: RunConfig, path: str | Path) -> Path:
-    """Write a file that starts the run by itself; an existing file is replaced only if a dry run wrote it.
+    """Write a file that can start the run by itself, and return its path.
 
-    A relative path starts at the current folder, as for every file to write. Warns if pods would be killed
-    before they have saved. Raises ConfigError if the backend has no scheduler or the path names no file,
-    SubmitError if it cannot be written.
+    An existing file is replaced only if a dry run wrote it. A relative path starts at the current folder, as
+    for every output file. Warns if pods would be killed before they have saved. Raises ConfigError if the
+    backend has no scheduler or the path does not name a file, and SubmitError if the file cannot be written.
     """
     path = typed_path(path_of(path)).absolute()
     text = request_text(config, alone=True)
     if not text:
         raise ConfigError(
-            f"{config.where('backend.kind')}: backend.kind = {config.backend.kind}: a dry run writes what a "
-            "scheduler receives, but this backend has none. Set backend.kind to hosts, slurm or kubernetes."
+            f"{config.where('backend.kind')}: backend.kind = {config.backend.kind} has no scheduler, so "
+            "a dry run has nothing to write. Set backend.kind to hosts, slurm or kubernetes."
         )
     refuse_run_over_limits(config)
     try:
@@ -58,7 +58,7 @@ def dry_run(config: RunConfig, path: str | Path) -> Path:
 
 
 def _warn(config: RunConfig) -> None:
-    """Warn about findings of the plan on the pods' grace period, which is in the file."""
+    """Log the plan's findings about the pods' grace period, which is part of the file."""
     from nbtrain.planner.lint.machine import pods_have_time_to_save
     from nbtrain.planner.plan import plan
 
@@ -68,13 +68,13 @@ def _warn(config: RunConfig) -> None:
 
 
 def _refuse_to_overwrite(path: Path) -> None:
-    """Raise SubmitError if the existing file was not written by a dry run, for example the run's own YAML."""
+    """Raise SubmitError if the file exists and was not written by a dry run, such as the run's own YAML."""
     if not path.is_file():
         return
     with path.open("rb") as stream:
         head = stream.read(HEADING_BYTES)
     if head and not HEADING.match(head):
         raise SubmitError(
-            f"{path}: exists already, and no dry run of nbtrain wrote it; nothing was written. Name another "
-            "file, or delete it first if you do not need it."
+            f"{path} already exists and was not written by a dry run; nothing was written. Choose another "
+            "file, or delete this one if you do not need it."
         )

@@ -1,4 +1,4 @@
-"""The files of a new job: everything that its supervisor needs, written from a checked Launch and its plan.
+"""Write the files of a new job, from a checked Launch and its plan: everything that its supervisor needs.
 
 output/<run>/run.json config.yaml plan.json init_from.json own_code.json own_code/
              jobs/<id>/config.yaml origins.json environment.json deepspeed.json events/ job.json
@@ -34,7 +34,7 @@ from nbtrain.planner.plan import Plan
 
 logger = logging.getLogger(__name__)
 
-# Clocks of two machines that differ by less are not reported.
+# Difference in seconds between the clocks of two machines that is not reported.
 CLOCK_SECONDS = 60.0
 
 
@@ -44,13 +44,13 @@ def make_folder(run: RunDir) -> None:
         run.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SubmitError(
-            f"{display(run.path)} cannot be created: {error.strerror}. Set NBTRAIN_OUTPUT to a folder that "
-            "can be written."
+            f"{display(run.path)} cannot be created: {error.strerror}. Set NBTRAIN_OUTPUT to a writable "
+            "folder."
         ) from error
 
 
 def write_identity(run: RunDir, parent: str | None = None, **more: str) -> str:
-    """Write run.json once, with the keys in `more`; return the run id."""
+    """Write run.json, with the keys in `more`, unless it exists; return the run id."""
     if existing := run.record():
         return existing["run_id"]
     identity: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "run_id": new_run_id(), "name": run.name}
@@ -68,8 +68,9 @@ def write_job(
     started: tuple[JobDir, str] | None = None,
     priority: int | None = None,
 ) -> JobDir:
-    """Write everything that a supervisor needs. job.json comes last, so a folder without it is an interrupted
-    submission.
+    """Write everything that the job's supervisor needs, and return the job.
+
+    job.json is written last, so a job folder without job.json is an interrupted submission.
     """
     run, config, changes = request.run, launch.config, request.changes
     backend = backend_of(config.backend.kind)
@@ -98,8 +99,9 @@ def write_job(
         events.write("state", f"submitted; trains {start}", state=QUEUED, step=step or 0)
         if (ahead := time_of_job(job.job_id) - time.time()) > CLOCK_SECONDS:
             said = (
-                f"the previous job was numbered by a clock that is {amounts.elapsed(ahead)} ahead of this "
-                f"machine's; this job is {job.job_id}, to come after it. Compare the clocks of the machines"
+                f"the previous job's id comes from a clock that is {amounts.elapsed(ahead)} ahead of this "
+                f"machine's clock; this job gets the id {job.job_id}, so that it sorts after the previous "
+                "job. Synchronize the clocks of the machines"
             )
             logger.warning("%s: %s.", run.name, said)
             events.write("warning", said)
@@ -108,13 +110,13 @@ def write_job(
                 events.write("warning", finding.text)
         if changes:
             lines = "".join(f"\n  {without_secrets(str(change))}  ({change.where})" for change in changes)
-            logger.warning("%s: trains %s with settings that have changed:%s", run.name, start, lines)
+            logger.warning("%s: trains %s with changed settings:%s", run.name, start, lines)
         for change in changes:
             now = without_secrets(change.now)
             events.write("config", f"changed on resume: {change}", key=change.key, now=now)
             unit = change.key.removeprefix("batch.train_")
             follows = step and given_unit(config.lr_schedule, "lr_decay") is None
-            # If the unit changed, two fields changed: the field that was set holds the previous length.
+            # If the unit changed, two fields changed: the one that was set before has the previous length.
             if follows and unit in UNITS and change.before is not None:
                 before = config.in_tokens(unit, change.before)
                 words = "lr_schedule.lr_decay_tokens is null and follows train_tokens: the learning rate"
@@ -140,7 +142,7 @@ def write_job(
         record.write(job.job_json)
     except OSError as error:
         if job and not started:
-            # A half-written job would count, for a while, as one that is being submitted.
+            # A half-written job would look, for a while, like a job that is being submitted.
             shutil.rmtree(job.path, ignore_errors=True)
         raise unwritable(run, error) from error
     return job
@@ -149,6 +151,6 @@ def write_job(
 def unwritable(run: RunDir, error: OSError) -> SubmitError:
     """Return the error for a run directory that is not writable."""
     return SubmitError(
-        f"{display(run.path)} cannot be written: {error.strerror}. Nothing was started. Free space or "
+        f"{display(run.path)} cannot be written: {error.strerror}. Nothing was started. Free up space, "
         "change the permissions, or set NBTRAIN_OUTPUT to another folder."
     )

@@ -1,4 +1,4 @@
-"""Place where each setting of a run was set, stored in origins.json of its jobs.
+"""Record where each setting of a run was set, in the origins.json of each job.
 
 origins(config, run)  ->  {"lr_schedule.lr": "gpt-tiny.yaml:14", "seed": "override seed=2"}
 """
@@ -13,10 +13,10 @@ from nbtrain.config.schema import RunConfig
 
 
 def origins(config: RunConfig, run: RunDir) -> dict[str, str]:
-    """Return the place of each setting that a file or an override sets; other settings have their defaults.
+    """Return the origin of each setting that a file or an override sets; other settings have their defaults.
 
-    A resumed run is loaded from its own config.yaml, which contains every setting. The places that its last
-    job recorded are therefore kept.
+    A resumed run is loaded from its own config.yaml, which contains every setting. Therefore the origins that
+    its last job recorded are kept.
     """
     own, newest = display(run.config_yaml.absolute()), run.newest_job()
     before = read_origins(newest) if newest else {}
@@ -33,6 +33,6 @@ def origins(config: RunConfig, run: RunDir) -> dict[str, str]:
 
 
 def read_origins(job: JobDir) -> dict[str, str]:
-    """Return the places of the settings of a job; {} for a job of another version."""
+    """Return the origins of a job's settings; {} if an earlier version of nbtrain wrote the job."""
     found: Any = files.read_json(job.origins_json)
     return found if isinstance(found, dict) else {}

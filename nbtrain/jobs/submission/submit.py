@@ -1,23 +1,21 @@
-"""Start a run in three stages: read everything that can be known, check it, write the run directory and start
-the job.
+"""Submit a run: read its inputs, check them, write the run directory, and start the job.
 
     read     read_request -> read_launch         the run directory; weights, data and this machine
-    check    refuse_submission, preflight        of both; then the plan
-    write    [run's lock: decide -> write_job]   config.yaml plan.json run.json jobs/<id>/
+    check    refuse_submission, preflight        the request and the launch; then the plan
+    write    [under the run's lock: write_job]   config.yaml plan.json run.json jobs/<id>/
     start    backend.submit                      the supervisor
 
-An active run is joined once the request is read. What the decision finds under output/<run>/, and what it
-does:
+The result depends on what is in output/<run>/:
 
-    nothing, or a folder that holds no more than notebooks/     a new run
-    this run, active                                            that job
-    this run, paused                                            that job; other settings: resume() alone
-    this run, failed, cancelled or lost                         a new job, from the newest complete checkpoint
-    this run, succeeded                                         refused: resume with more tokens, or clone
-    anything else                                               refused
+    nothing, or a folder with only notebooks/     a new run
+    this run, active                              the active job is returned
+    this run, paused                              the paused job continues; only resume() may change settings
+    this run, failed, cancelled or lost           a new job, from the newest complete checkpoint
+    this run, succeeded                           refused: resume with more tokens, or clone
+    anything else                                 refused
 
-If several processes submit the same run at once, one job starts: the process that gets the run's lock writes
-it, and the others return it, even if it has ended meanwhile.
+If several processes submit the same run at the same time, only one job starts: the process that gets the
+run's lock writes the job, and the others return it, even if it has ended meanwhile.
 """
 
 import functools
@@ -66,12 +64,12 @@ from nbtrain.planner.plan import plan as make_plan
 
 logger = logging.getLogger(__name__)
 
-# Arguments of Python for a rank, to which the run directory is added. Tests run another program.
+# Python arguments that start a rank; the run directory is appended. Tests start another program.
 TRAINER = ("-m", "nbtrain.train")
 LOCK_SECONDS = 10.0
-# A supervisor on another host that was silent for less is not reported: the clocks of two machines differ.
+# Seconds of silence before a supervisor on another host is reported, because two machines' clocks differ.
 SILENT_SECONDS = 60.0
-AGAIN = "write a new file (`nbtrain submit RUN --dry-run FILE`) and start that one"
+AGAIN = "write a new file with `nbtrain submit RUN --dry-run FILE` and submit that file"
 
 
 def submit(
@@ -83,19 +81,19 @@ def submit(
     tries_code: bool = True,
     code_tried: str = "",
 ) -> JobDir:
-    """Start a run as a detached job, or join it, or resume it; see the table above.
+    """Start a run as a detached job, return its active job, or resume it (see the table above).
 
-    `parent` is the run id of the run this one was made from. `reads_data` is False for a `command` that reads
-    neither data nor weights. With `tries_code`, the file of `code` is tried first, if torch is installed
-    (own_code.py); `code_tried` is the result of a trial that the caller knows. Raises ConfigError if the
-    configuration breaks a rule, and SubmitError with every problem found if the run cannot or may not start.
+    `parent` is the id of the run that this run was made from. `reads_data` is False for a `command` that
+    reads neither data nor weights. With `tries_code`, the file that `code` names is tried first, if torch is
+    installed (own_code.py); `code_tried` is the result of a trial that the caller has already made. Raises
+    ConfigError if the configuration breaks a rule, and SubmitError with all problems if the run cannot start.
     """
     check_config(config)
     refuse_foreign(RunDir.named(config.name))
     request = read_request(config)
     if active := _joined(request, _keep_paused):
         return active
-    # A job that was cut off or silent has been ended.
+    # _joined() has ended an active job whose submission was interrupted.
     request = read_request(config) if request.existing.active else request
     refuse_submission(request, is_not_finished)
     new_priority = config.sets("backend.priority")
@@ -111,16 +109,17 @@ def submit(
 
 
 def prepare_job(config: RunConfig, job: JobDir, run_id: str) -> None:
-    """Write what `submit` writes, for a job that its scheduler has already started from a dry run's text.
+    """Write the files that submit() writes, for a job that its scheduler has started from a dry run's text.
 
-    Nothing is started. Raises ConfigError and SubmitError as submit does, and if another job is in the way.
+    Nothing is started. Raises ConfigError and SubmitError as submit() does, and SubmitError if the run has
+    another active job.
     """
     check_config(config)
     run = job.run
     if run.name != config.name:
         raise ConfigError(
-            f"{run.path}: is not the directory of the run {config.name}. The file's command names the "
-            f"directory of its run: {AGAIN}."
+            f"{run.path} is not the directory of the run {config.name}. The command in the submitted file "
+            f"names the directory of its own run: {AGAIN}."
         )
     refuse_foreign(run)
     request = read_request(config, read_run(run))
@@ -133,14 +132,16 @@ def prepare_job(config: RunConfig, job: JobDir, run_id: str) -> None:
         _tell_changes(request, "is active")
     if in_the_way.job_id != job.job_id:
         raise SubmitError(
-            f"{display(run.path)}: its job {in_the_way.job_id} is {status_of(in_the_way)[0]}, and a run has "
-            f"one job at a time. Wait until it ends, or run `nbtrain cancel {run.name}`; then {AGAIN}."
+            f"{display(run.path)}: its job {in_the_way.job_id} is {status_of(in_the_way)[0]}, and a run can "
+            f"have only one job at a time. Wait until that job ends, or run `nbtrain cancel {run.name}`; "
+            f"then {AGAIN}."
         )
 
 
 def refuse_hopeless(config: RunConfig) -> None:
-    """Raise, before data is prepared, the errors that `submit` will raise whatever the data is; nothing is
-    written.
+    """Raise the errors that submit() would raise for any data, before the data is prepared.
+
+    Nothing is written.
     """
     check_config(config)
     refuse_foreign(RunDir.named(config.name))
@@ -162,11 +163,12 @@ def resume(
 ) -> JobDir:
     """Continue from the newest complete checkpoint as a new job, with `overrides` to the run's settings.
 
-    For an active run, its job is returned. A run that has succeeded needs more to train: batch.train_tokens
-    (or another field of its length), or batch.max_steps after a trial. Resuming means training: after a job
-    with mode: eval the mode becomes full again, and after a job with mode: perf the mode must be given.
-    `wanted` is called last, under the run's lock, and says whether the job is still to start. `tries_code` is
-    that of submit. Raises ConfigError and SubmitError as submit does.
+    If the run has an active job, that job is returned. A run that has succeeded needs a greater training
+    length: batch.train_tokens (or the same amount in another unit), or batch.max_steps after a trial.
+    Resuming means training: after a job with mode: eval the mode becomes full again, and after a job with
+    mode: perf the mode must be given. `wanted` is called last, under the run's lock, and returns whether to
+    start the job after all. `tries_code` is as in submit(). Raises ConfigError and SubmitError as submit()
+    does.
     """
     refuse_foreign(run)
     if not run.exists():
@@ -182,17 +184,17 @@ def resume(
     config = load(before, given)
     if given.get("name", run.name) != run.name:
         raise ConfigError(
-            f"{config.where('name')}: a run keeps its name on resume, and this one is {run.name}. `nbtrain "
-            f"clone {run.name} {config.name}` makes a new run of it, which trains from the beginning."
+            f"{config.where('name')}: a run keeps its name on resume, and this run is called {run.name}. To "
+            f"train it from the beginning as a new run, run `nbtrain clone {run.name} {config.name}`."
         )
     if active := _joined(read_request(config, existing), _end_paused):
         return active
     if existing.active:
-        # A paused job that was ended for a new one may have saved, or succeeded.
+        # A paused job that was ended for a new job may have saved a checkpoint or succeeded since.
         existing = read_run(run)
     if "mode" not in given and before.mode != "full":
         config = _mode_of_resume(run, before, config)
-    # The steps of a run whose last job has succeeded; other modes than full leave them as they were.
+    # Number of steps trained so far; only mode: full trains, so other modes leave it unchanged.
     done = before.train_steps if before.mode == "full" else existing.checkpoints.complete_step or 0
     if existing.state == SUCCEEDED and config.mode == "full" and config.train_steps <= done:
         again = f" To evaluate again: `nbtrain resume {run.name} mode=eval`." if before.mode == "eval" else ""
@@ -209,13 +211,13 @@ def _mode_of_resume(run: RunDir, before: RunConfig, config: RunConfig) -> RunCon
     """Return `config` with the mode to use after a job that did not train. Raises SubmitError."""
     if before.mode == "perf":
         raise SubmitError(
-            f"{display(run.path)}: its last job only measured (mode: perf), and left no checkpoint to "
-            f"continue from. `nbtrain resume {run.name} mode=full` trains it from the beginning; `nbtrain "
-            f"resume {run.name} mode=perf` measures again."
+            f"{display(run.path)}: its last job only measured throughput (mode: perf) and left no checkpoint "
+            f"to continue from. `nbtrain resume {run.name} mode=full` trains the run from the beginning; "
+            f"`nbtrain resume {run.name} mode=perf` measures again."
         )
     logger.info(
-        "%s: its last job evaluated (mode: eval); this one continues training (mode: full). `nbtrain resume "
-        "%s mode=eval` evaluates again.",
+        "%s: its last job evaluated (mode: eval); the new job continues training (mode: full). To evaluate "
+        "again instead, run `nbtrain resume %s mode=eval`.",
         run.name,
         run.name,
     )
@@ -223,10 +225,11 @@ def _mode_of_resume(run: RunDir, before: RunConfig, config: RunConfig) -> RunCon
 
 
 def _joined(request: Request, if_changed: Callable[[Request, JobDir], None]) -> JobDir | None:
-    """Return the run's active job, warning about every change that it ignores; None if no job is active.
+    """Return the run's active job; None if no job is active.
 
-    A paused job continues if its settings are unchanged; otherwise `if_changed` refuses the request, or ends
-    the job for a new one. Raises SubmitError, also for a job on another backend.
+    Warns about every requested change that the active job does not apply. A paused job continues if its
+    settings are unchanged; otherwise `if_changed` refuses the request, or ends the job so that a new job can
+    start. Raises SubmitError if the request is refused or the job is on another backend.
     """
     active, record = request.existing.active, request.existing.record
     if active is None or end_cut_off(active):
@@ -251,29 +254,30 @@ def _tell_silence(job: JobDir, record: JobRecord | None) -> None:
     if record and record.supervisor and record.supervisor.elsewhere() and silent > SILENT_SECONDS:
         name, host = job.run.name, record.supervisor.host
         logger.warning(
-            "%s: its supervisor last gave a sign of life %s ago, on %s. If that machine or container is "
-            "gone, `nbtrain cancel --now %s` ends the job, and `nbtrain resume %s` continues.",
+            "%s: its supervisor last reported %s ago, on %s. If that machine or container is gone, run "
+            "`nbtrain cancel --now %s` to end the job, then `nbtrain resume %s` to continue the run.",
             *(name, amounts.elapsed(silent), host, name, name),
         )
 
 
 def _keep_paused(request: Request, job: JobDir) -> None:
-    """Raise SubmitError for a submission with other settings than the paused job has."""
+    """Raise SubmitError, because the submission's settings differ from the paused job's."""
     refuse_submission(request, pause_keeps_its_settings)
 
 
 def _end_paused(request: Request, job: JobDir) -> None:
-    """End a paused job, for a new job with other settings."""
-    # Every check runs before the paused job is ended for a new one.
+    """End a paused job, so that a new job can continue with other settings."""
+    # All checks run first: if the new job cannot start, the paused job must stay.
     _checked_launch(request, preflight)
     sentence = f"resumed with other settings while it was paused: {'; '.join(map(str, request.changes))}"
-    EventWriter(job, "submit").write("state", f"{sentence}. This job ends, and a new one follows")
+    EventWriter(job, "submit").write("state", f"{sentence}. This job ends, and a new job continues the run")
     cancel(job)
 
 
 def _tell_changes(request: Request, why: str, before: RunConfig | None = None) -> None:
-    """Warn about every requested change that the run's newest job does not apply; `before` is its
-    configuration, if it is newer than the request.
+    """Warn about every requested change that the run's newest job does not apply.
+
+    `before` is that job's configuration, if the job is newer than the request.
     """
     name = request.run.name
     changes = request.changes if before is None else changes_between(before, request.config)
@@ -281,13 +285,13 @@ def _tell_changes(request: Request, why: str, before: RunConfig | None = None) -
         logger.warning("%s %s; this change is not applied: %s", name, why, change)
         if change.key == "backend.priority":
             logger.warning(
-                "While it waits, `nbtrain queue %s --priority %s` changes its place in the queue.",
+                "To change the priority of a waiting job, run `nbtrain queue %s --priority %s`.",
                 *(shlex.quote(name), change.now),
             )
 
 
 def _quicker(request: Request) -> JobDir | None:
-    """Return the job that another process has submitted since the request was read; None if there is none."""
+    """Return the job that another process submitted after the request was read; None if there is none."""
     run, known = request.run, request.existing.newest
     newest = run.newest_job()
     if newest is None or not newest.job_json.exists():
@@ -304,10 +308,10 @@ def _checked_launch(
     started: bool = False,
     same_data: bool = True,
 ) -> tuple[Launch, Plan]:
-    """Read what the next job depends on, and plan it. Raises SubmitError if the run cannot or may not start.
+    """Read what the next job depends on, check it and plan the job. Raises SubmitError if it cannot start.
 
-    `checks` finds the problems of the launch. `started` is True inside an allocation that has started. With
-    `same_data`, the dataset must be the one that the newest checkpoint was trained on.
+    `checks` returns the problems of a launch. `started` is True inside an allocation that has started. With
+    `same_data`, the dataset must be the one on which the newest checkpoint was trained.
     """
     launch = read_launch(request.config, request.weights)
     refuse_submission(request, *CONTINUES, code_is_the_same, data=launch.data if same_data else None)
@@ -330,14 +334,15 @@ def _launch(
 ) -> JobDir:
     """Write the run directory and start the job, under the run's lock.
 
-    `started` is the job that a scheduler has started, and its run id. `new_priority` ignores the queue's
-    priority. Without `reads_data`, the checks of data, weights and disk space are skipped.
+    `started` is a job that its scheduler has already started, with its run id. With `new_priority`, the
+    priority that the previous job had in the queue is not kept. Without `reads_data`, the checks of data,
+    weights and disk space are skipped.
     """
     run, known = request.run, request.existing.newest
     if started and known and known.job_id > started[0].job_id:
         raise SubmitError(
-            f"{display(run.path)}: its newest job is {known.job_id}, made after {started[0].job_id}, and "
-            f"only the newest may train. To continue the run, {AGAIN}."
+            f"{display(run.path)}: its newest job is {known.job_id}, which is newer than "
+            f"{started[0].job_id}, and only the newest job may train. To continue the run, {AGAIN}."
         )
     checks: Callable[[Launch], list[Finding]] = functools.partial(preflight, reads_data=reads_data)
     if started:
@@ -349,7 +354,7 @@ def _launch(
         block = read_own_block(launch.config)
         tried = code_tried or try_code(launch.config, launch.code, tries_code)
         if read_own_block(launch.config) != block:
-            # The trial has counted the parameters of the run's own blocks.
+            # The trial has counted the parameters of the run's own blocks, which changes the plan.
             launch, plan = _checked_launch(request, checks)
         launch = replace(launch, code_tried=tried)
     backend = backend_of(launch.config.backend.kind)
@@ -362,8 +367,8 @@ def _launch(
                 return job
             if taken:
                 if not wanted():
-                    raise SubmitError(f"{display(run.path)}: it was cancelled before it was started again.")
-                # Another process may have trained the run before this one had its lock.
+                    raise SubmitError(f"{display(run.path)}: the run was cancelled before it could restart.")
+                # Another process may have trained the run before this process got its lock.
                 request = read_run_again(request)
                 refuse_submission(request, training_is_the_same, code_is_the_same)
                 launch = replace(launch, weights=read_weights_again(launch.config, launch.weights))
@@ -376,10 +381,10 @@ def _launch(
                 break
         if time.monotonic() > deadline:
             raise SubmitError(
-                f"{display(run.path)}: another process has held this run for {LOCK_SECONDS:g} s, and no job "
-                f"of it is active. Look for it with `fuser {run.path}`, and submit again."
+                f"{display(run.path)}: another process has held the run's lock for {LOCK_SECONDS:g} s, and "
+                f"the run has no active job. Run `fuser {run.path}` to find that process, then submit again."
             )
         time.sleep(0.1)
-    # The supervisor continues once the run's lock is free.
+    # The supervisor starts its work only once the run's lock is free.
     backend.await_first_word(job)
     return job

@@ -1,8 +1,7 @@
-"""python -m nbtrain.jobs.supervisor [--foreground] RUN_DIR JOB_ID: run a job's supervisor; a backend starts
-it.
+"""Run a job's supervisor: python -m nbtrain.jobs.supervisor [--foreground] RUN_DIR JOB_ID.
 
---foreground is for an allocation or a pod: the process does not detach, and USR1 announces the end of the
-allocation.
+A backend starts it. --foreground is for an allocation or a pod: the process does not detach, and the signal
+USR1 announces the end of the allocation.
 """
 
 import sys

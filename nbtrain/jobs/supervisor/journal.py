@@ -1,8 +1,8 @@
 """A supervisor's record of its job: job.json, events, rollbacks.json and the final state.
 
-A full or read-only disk must not end the watch over the ranks, so a record that cannot be written is skipped.
-The final state is tried again, has disk space reserved for it, and is written elsewhere if all that fails
-(base/run_directory/final_record.py).
+A full or read-only disk must not stop the supervision of the ranks, so a record that cannot be written is
+skipped. Writing the final state is retried and has disk space reserved for it; if that fails too, the state
+is written elsewhere (base/run_directory/final_record.py).
 """
 
 import contextlib
@@ -42,26 +42,26 @@ from nbtrain.jobs.supervisor.summary import write_summary
 from nbtrain.monitor.run.certificate import write_certificate
 from nbtrain.planner.memory import saving_here
 
-# A program that filled the disk may also use up the reserve, so the final state is tried this often.
+# Number of attempts to write the final state: a program that filled the disk may also use up the reserve.
 LAST_WORD_TRIES = 20
 LAST_WORD_PAUSE_SECONDS = 0.5
 
 
 class Displaced(BaseException):
-    """Raised when another supervisor owns the job: not an error, but nothing more may be written."""
+    """Raised when another supervisor owns the job, so that this one must not write anything more."""
 
 
 class Journal:
-    """Owner of job.json and of the supervisor's events, once this supervisor owns the job."""
+    """Writer of job.json and of the supervisor's events, while this supervisor owns the job."""
 
     def __init__(self, job: JobDir):
         self.job = job
         record = JobRecord.read(job.job_json)
         if record is None:
-            raise FileNotFoundError(f"{job.job_json} is missing; a job is made by nbtrain submit")
+            raise FileNotFoundError(f"{job.job_json} is missing; jobs are created with `nbtrain submit`")
         self.record = record
         self.config: RunConfig | None = None
-        """Configuration that the ranks train with; None until it has been read."""
+        """The configuration with which the ranks train; None until it has been read."""
         self.reserve: Reserve | None = None
         self.last_beat: Heartbeat | None = None
         self.reached_step: int | None = None
@@ -71,20 +71,20 @@ class Journal:
         self._signed_at = 0.0
         self._own: ProcessIdentity | None = None
         self.lost_attempt: AttemptRecord | None = None
-        """The attempt during which the previous allocation was lost; None if none was."""
+        """The attempt during which the previous allocation was lost; None if no allocation was lost."""
         self.displaced: ProcessIdentity | None = None
-        """The supervisor from which this one took the job in the middle of an attempt."""
+        """The supervisor whose job this one took over during an attempt; None if there is none."""
 
     def take_over(self) -> None:
-        """Take ownership of the job. Install the signal handlers first, because readers of this identity may
-        send signals.
+        """Take ownership of the job by writing this process's identity to job.json.
 
-        In a new allocation of the same job, the attempt that the previous allocation lost is ended here, with
-        the time of its last sign of life, which is the best that is known of its end.
+        The caller installs the signal handlers first, because readers of the identity may send signals. If
+        the job's previous allocation was lost during an attempt, this method ends that attempt's record. As
+        its end it records the attempt's last sign of life, the best estimate that is available.
         """
         before, self._own = self.record.supervisor, ProcessIdentity.of(os.getpid())
         self.record.supervisor = self._own
-        # A scheduler may restart a job that it had ended, and that was CANCELLED then.
+        # A scheduler may restart a job that it ended earlier and that was CANCELLED then.
         self.record.ended_at = None
         self.record.stamps.pop("ended_at", None)
         if self.record.started_at is None:
@@ -98,15 +98,15 @@ class Journal:
                 self.displaced = before
             if last.attempt == self.record.attempt:
                 self.record.attempt += 1
-            said = f"a new allocation takes the job over; attempt {self.record.attempt} follows"
+            said = f"a new allocation takes over the job; attempt {self.record.attempt} follows"
             self.event("restart", said, attempt=self.record.attempt, reason=end_kinds.ALLOCATION)
         self.record.write(self.job.job_json)
 
     def check_owner(self) -> None:
         """Raise Displaced if another supervisor owns the job or the run.
 
-        The run's lock keeps two supervisors apart, but not on every network disk; and an allocation that its
-        scheduler gave up and restarted elsewhere may still be alive.
+        The run's lock prevents two supervisors from running at once, except on some network disks. Besides,
+        an allocation that its scheduler gave up and restarted elsewhere may still be alive.
         """
         if self._own is None:
             return
@@ -115,18 +115,19 @@ class Journal:
             if found is not None and found.supervisor != self._own:
                 other = found.supervisor
                 named = f"process {other.pid} on {other.host}" if other else "no supervisor"
-                raise Displaced(f"job.json names {named}, and this is {self._own.pid} on {self._own.host}")
+                own = f"process {self._own.pid} on {self._own.host}"
+                raise Displaced(f"job.json names {named} as its owner, and this is {own}")
             if newer := self.newer_job():
                 raise Displaced(f"the run has continued as job {newer}")
 
     def newer_job(self) -> str | None:
-        """Return the id of the run's newest job, if it was submitted after this one."""
+        """Return the id of the run's newest job if it was submitted after this job; None if it was not."""
         newest = self.job.run.newest_job()
         newer = newest and newest.job_id > self.job.job_id and newest.job_json.exists()
         return newest.job_id if newest and newer else None
 
     def superseded(self) -> bool:
-        """Record this job as CANCELLED if the run has a newer job; return whether it has."""
+        """Record this job as CANCELLED if the run has a newer job; return whether there is a newer job."""
         newer = self.newer_job()
         if newer is not None:
             previous, self.record.state = self.record.state, CANCELLED
@@ -141,9 +142,10 @@ class Journal:
         self.record.write(self.job.job_json)
 
     def hand_over(self, cause: str, state: str = QUEUED, paused: bool = False) -> None:
-        """Give up the job: QUEUED if another allocation continues it, SUSPENDED if it is paused.
+        """Give up ownership of the job, and record `state` and `cause`.
 
-        `paused` says that the job is QUEUED, because its scheduler keeps it, and still paused.
+        The state is QUEUED if another allocation continues the job, and SUSPENDED if the job is paused. With
+        `paused`, the job is paused but QUEUED, because its scheduler keeps it.
         """
         self.check_owner()
         self.forget_request()
@@ -152,7 +154,7 @@ class Journal:
         self.set_state(state, cause, **({"paused": True} if paused else {}))
 
     def sign_of_life(self) -> None:
-        """Renew job.json's time stamp, which is the only sign of this process on other hosts."""
+        """Renew job.json's time stamp, the only sign by which other hosts see that this process is alive."""
         if time.monotonic() - self._signed_at >= SIGN_OF_LIFE_SECONDS:
             self._signed_at = time.monotonic()
             self.check_owner()
@@ -160,8 +162,9 @@ class Journal:
                 os.utime(self.job.job_json)
 
     def set_state(self, state: str, cause: str | None = None, **data: object) -> None:
-        """Write the state to job.json, and an event with the seconds spent in the previous state, and `data`
-        in addition.
+        """Write the state to job.json and to an event.
+
+        The event also has the seconds spent in the previous state, and `data`.
         """
         self.check_owner()
         previous, self.record.state, self.record.cause = self.record.state, state, cause
@@ -169,7 +172,7 @@ class Journal:
         self._try_write(self._write_record)
 
     def set_cause(self, cause: str) -> None:
-        """Write the cause of the state, without an event."""
+        """Write a new cause of the current state, without an event."""
         if cause != self.record.cause:
             self.record.cause = cause
             self._try_write(self._write_record)
@@ -183,25 +186,26 @@ class Journal:
         self._state_since = now
 
     def event(self, kind: str, message: str, **data: object) -> None:
-        """Write one event, and the same line to supervisor.log."""
+        """Write one event, and the same text as a line of supervisor.log."""
         self._try_write(lambda: self._events.write(kind, message, **data))
-        # The log may be on the same full disk; losing one of its lines must not end the training.
+        # The log may be on the same full disk; a lost log line must not end the training.
         with contextlib.suppress(OSError):
             print(f"{amounts.moment(time.time())} {kind}: {message}", flush=True)
 
     def request(self, action: str, reason: str) -> None:
         """Write control/request.json, which asks the ranks for an action at their next step boundary."""
         before = ControlRequest.read(self.job.control_request)
-        # Requests of an earlier supervisor leave only ack.json, and rank 0 ignores numbers up to the one
-        # there.
+        # An earlier supervisor's requests leave only ack.json, and rank 0 ignores all numbers up to the
+        # number in that file.
         done = (files.read_json(self.job.control_ack) or {}).get("request_id", 0)
         self._requests = number = max(before.request_id if before else 0, done, self._requests) + 1
         requests = ControlRequest(number, action, reason, time.time())
         self._try_write(lambda: requests.write(self.job.control_request))
 
     def forget_request(self) -> None:
-        """Delete the stop request once the ranks have left, or the job page would keep showing
-        "Stopping...".
+        """Delete the stop request once the ranks have exited.
+
+        Otherwise, the job page would keep showing "Stopping...".
         """
         self._try_write(lambda: self.job.control_request.unlink(missing_ok=True))
 
@@ -222,12 +226,12 @@ class Journal:
         self.event("restart", said, **data)
 
     def note_rollback(self, rollback: Rollback) -> None:
-        """Make every later attempt, of this job or another, skip these samples."""
+        """Record a rollback, so that every later attempt, in this job or another, skips its samples."""
         assert self.reserve is not None
         self.reserve.write(lambda: rollback.append(self.job.run.rollbacks_json))
 
     def _try_write(self, write: Callable[[], None]) -> bool:
-        """Write a record; return False if the disk is full or read-only."""
+        """Write a record; return whether it was written, which a full or read-only disk prevents."""
         try:
             write()
         except OSError as error:
@@ -237,10 +241,10 @@ class Journal:
         return True
 
     def attempt_starts(self, config: RunConfig, paused_seconds: float = 0.0) -> AttemptRecord:
-        """Set STARTING; ranks read the attempt's record in job.json. Raises OSError if that cannot be
-        written.
+        """Set the state STARTING and return the new attempt's record, which ranks read from job.json.
 
-        `paused_seconds` is how long the job has been paused or has waited for its devices.
+        `paused_seconds` is how long the job has been paused or has waited for its devices. Raises OSError if
+        job.json cannot be written.
         """
         self.record.world_size = config.world_size
         found = newest_saved_step(self.job.run)
@@ -266,8 +270,9 @@ class Journal:
         return attempt
 
     def attempt_trains(self, beat: Heartbeat | None) -> None:
-        """Set RUNNING, from the step that was loaded, which is an older step if the newest checkpoint was
-        torn.
+        """Set the state RUNNING, and record the step that the ranks loaded.
+
+        It is older than the newest checkpoint's step if that checkpoint was torn.
         """
         found = self.record.first_step
         loaded = beat.progress.checkpoint_step if beat and beat.progress else None
@@ -294,8 +299,9 @@ class Journal:
             self.event("hang", stuck_words(rank, stack), rank=rank, stack=stack)
 
     def attempt_ended(self, verdict: Verdict) -> str:
-        """Complete the attempt's record, which is written with the next state; return text about the work
-        that a failure or a preemption lost.
+        """Complete the attempt's record, which is written together with the next state.
+
+        Returns text about the work that a failure or a preemption lost; "" after any other end.
         """
         lost, tokens = "", None
         if verdict.kind == end_kinds.PREEMPTED:
@@ -303,7 +309,7 @@ class Journal:
             lost, tokens = self.preempted(self.record.attempt, verdict.cause, reached)
         elif verdict.retry:
             lost, tokens = self._tell_lost(verdict)
-        # A stop before the ranks started is not an attempt; the newest record then describes an earlier one.
+        # A stop before the ranks started is not an attempt; the newest record is then an earlier attempt's.
         if (newest := self.record.attempt_record(self.record.attempt)) is not None:
             newest.ended_at, newest.reached_step = time.time(), self.reached_step
             newest.lost_tokens = tokens
@@ -313,13 +319,15 @@ class Journal:
         return lost
 
     def next_attempt(self, restart: bool) -> None:
-        """Count another attempt. With `restart`, it counts against backend.max_restarts."""
+        """Increase the attempt number. With `restart`, the attempt counts against backend.max_restarts."""
         self.record.attempt += 1
         self.record.restarts += restart
 
     def preempted(self, attempt: int, notice: str, reached: int, at: float | None = None) -> tuple[str, int]:
-        """Record a preemption, now or `at` an earlier time, of an attempt that had reached a step; return
-        text about the work that it lost, and its tokens.
+        """Record a preemption of an attempt, now or `at` an earlier time.
+
+        `reached` is the step that the attempt had reached. Returns text about the lost work, and the number
+        of lost tokens.
         """
         text, tokens, saved = self._lost_since_saved(reached)
         lost_steps = max(0, reached - saved)
@@ -338,7 +346,7 @@ class Journal:
         return text, tokens
 
     def lost_to_a_preemption(self, notice: str) -> None:
-        """Record that the previous allocation, which could not record its end, was lost to a preemption."""
+        """Record that a preemption ended the previous allocation, which could not record its own end."""
         lost = self.lost_attempt
         assert lost is not None
         beat = self._beat_of(lost)
@@ -347,7 +355,7 @@ class Journal:
         _, lost.lost_tokens = self.preempted(lost.attempt, notice, lost.reached_step, lost.ended_at)
 
     def _beat_of(self, attempt: AttemptRecord) -> Heartbeat | None:
-        """Return the last heartbeat of rank 0 in an attempt; None without a readable one."""
+        """Return rank 0's last heartbeat in an attempt; None if there is no readable heartbeat."""
         with contextlib.suppress(RecordError):
             beat = Heartbeat.read(self.job.heartbeat(0))
             return beat if beat is not None and beat.attempt == attempt.attempt else None
@@ -366,8 +374,9 @@ class Journal:
         return text, tokens
 
     def _lost_since_saved(self, reached: int) -> tuple[str, int, int]:
-        """Return text about the steps since the newest checkpoint, their tokens, and the checkpoint's
-        step.
+        """Return (text about the lost work, lost tokens, step of the newest checkpoint).
+
+        The work since the newest checkpoint is lost. The step is 0 if there is no checkpoint.
         """
         saved = newest_saved_step(self.job.run) or 0
         on_nodes = " on the nodes' own disks" if only_on_nodes(self.job.run) else ""
@@ -385,8 +394,9 @@ class Journal:
         return schedule.tokens_after(max(saved, reached)) - schedule.tokens_after(saved)
 
     def end(self, verdict: Verdict) -> None:
-        """Write the event, then summary.json, then the state, so that a reader of the final state finds
-        everything.
+        """Record the job's end: write the event, then summary.json, then the final state.
+
+        In this order, a reader who finds the final state also finds everything else.
         """
         self.check_owner()
         cause, config = verdict.cause, self.config
@@ -413,7 +423,7 @@ class Journal:
             time.sleep(LAST_WORD_PAUSE_SECONDS)
         path = final_record.keep(self.record)
         with contextlib.suppress(OSError):
-            print(f"the end could not be written to job.json; it is in {path}: {cause}", flush=True)
+            print(f"the job's end could not be written to job.json; it is in {path}: {cause}", flush=True)
 
     def _summarize(self) -> None:
         if self.config is None:
@@ -421,18 +431,18 @@ class Journal:
         try:
             write_summary(self.job.run, self.config, self.record, self.last_beat)
         except RecordError as error:
-            # A damaged record, perhaps of an earlier job, must not change how this job ends.
-            self.event("warning", f"summary.json is not written: {error}")
+            # A damaged record, perhaps an earlier job's, must not change how this job ends.
+            self.event("warning", f"summary.json could not be written: {error}")
         try:
             write_certificate(self.job.run)
         except (ValueError, OSError) as error:
-            # A damaged record, or a full disk: a certificate may be larger than the reserve, and the records
-            # of the end need that space.
-            self.event("warning", f"certificate.json is not written: {error}")
+            # A record is damaged, or the disk is full: a certificate may be larger than the reserve, whose
+            # space the job's final records need.
+            self.event("warning", f"certificate.json could not be written: {error}")
 
 
 def disk_note(folder: Path) -> str:
-    """Return a hint if the disk of a folder is nearly full."""
+    """Return a note that the disk with a folder is nearly full; "" if it is not."""
     usage = shutil.disk_usage(folder)
     if usage.free > max(64 * 2**20, usage.total // 1000):
         return ""

@@ -1,12 +1,12 @@
-"""A paused job: its ranks have saved and left, and its supervisor waits until it is resumed or stopped.
+"""A paused job: its ranks have saved and exited, and its supervisor waits until it is resumed or stopped.
 
-It stays the same job: a pause is neither a restart nor an end. While it is paused, the job has no process but
-its supervisor, so its devices and memory are free for others. If the supervisor dies meanwhile (a restart of
-the machine), the job is LOST like any other, and a resume continues as a new job.
+It stays the same job: a pause is neither a restart nor an end. While the job is paused, its supervisor is its
+only process, so its devices and memory are free for other jobs. If the supervisor dies meanwhile, for example
+because the machine restarts, the job is LOST like any other, and a resume starts a new job.
 
-On Kubernetes the pods would keep the devices. So once the ranks have saved, the process that requested the
-pause has the cluster end the pods, this supervisor included, and the job passes to the pods of its resume. In
-an allocation of Slurm the supervisor leaves by itself, and a resume submits the job again.
+On Kubernetes, the pods would keep the devices. Therefore, once the ranks have saved, the process that
+requested the pause makes the cluster delete the pods, including this supervisor's, and new pods continue the
+job on resume. In a Slurm allocation, the supervisor exits by itself, and a resume submits the job again.
 """
 
 import time
@@ -21,17 +21,17 @@ from nbtrain.jobs.control.control import asked_pause
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.signals import ALLOCATION, ENGINE, PAUSE, POLL_SECONDS, REQUEST, SignalRequests
 
-# States in which a job has its devices: its ranks run, or wait to be restarted.
+# States in which a job has its devices: its ranks are running, or will be restarted.
 WITH_RANKS = (STARTING, RUNNING, RESTARTING)
 
 
 def is_paused(requests: SignalRequests, verdict: Verdict) -> bool:
-    """Return whether the ranks left for a pause, rather than because the run ended or failed."""
+    """Return whether the ranks exited because of a pause, and not because the run ended or failed."""
     return requests.why == PAUSE and verdict.state == CANCELLED
 
 
 def poll_requests(job: JobDir, journal: Journal, requests: SignalRequests) -> None:
-    """Renew the sign of life, and read requests to end the job from other machines."""
+    """Renew the sign of life, and read requests from other machines to end the job."""
     journal.sign_of_life()
     requests.read_ask(job)
 
@@ -43,17 +43,16 @@ def paused_words(job: JobDir, verdict: Verdict) -> str:
 
 
 def stopped_while_paused(cause: str) -> Verdict:
-    """Return the verdict of a job that was stopped while paused; `cause` is the cause of its pause."""
+    """Return the verdict on a job that was stopped while paused; `cause` is the cause of its pause."""
     pause = cause.partition("; `nbtrain resume")[0]
     return Verdict(CANCELLED, f"stopped on request while the job was paused ({pause})")
 
 
 def paused_before(job: JobDir, record: JobRecord) -> float:
-    """Return the seconds since the job's start in which it was paused, or waited for its devices, under
-    earlier supervisors.
+    """Return the seconds for which the job was paused or waited for its devices under earlier supervisors.
 
-    A job waits for its devices after a preemption, after the end of its allocation, and after the loss of its
-    allocation, until the ranks start again. A pause during such a wait counts once.
+    A job waits for its devices after a preemption, and after its allocation has ended or was lost, until the
+    ranks start again. Time counts once even if the job was paused during such a wait.
     """
     now = time.time()
     preempted = [(preemption.preempted_at, preemption.resumed_at or now) for preemption in record.preemptions]
@@ -66,9 +65,7 @@ def paused_before(job: JobDir, record: JobRecord) -> float:
 
 
 def _without_ranks(job: JobDir, now: float) -> list[tuple[float, float]]:
-    """Return the spans, as (begin, end), from a state without ranks to the next start of ranks, or to
-    now.
-    """
+    """Return the spans (begin, end) during which the job had no ranks; a span that still lasts ends now."""
     told = [event for event in read_events(job) if event["kind"] == "state" and "state" in event]
     spans = []
     began: float | None = None
@@ -82,8 +79,9 @@ def _without_ranks(job: JobDir, now: float) -> list[tuple[float, float]]:
 
 
 def _lost_allocations(record: JobRecord, now: float) -> list[tuple[float, float]]:
-    """Return the spans, as (begin, end), from the last sign of life of an allocation that was lost to the
-    next attempt, or to now.
+    """Return the spans (begin, end) between the loss of an allocation and the next attempt.
+
+    A span begins at the lost allocation's last sign of life, and ends now if no attempt has followed.
     """
     starts = [*(attempt.started_at for attempt in record.attempts[1:]), now]
     return [
@@ -94,9 +92,9 @@ def _lost_allocations(record: JobRecord, now: float) -> list[tuple[float, float]
 
 
 def hold(job: JobDir, journal: Journal, requests: SignalRequests, verdict: Verdict) -> Verdict | None:
-    """Stay SUSPENDED until the job is resumed. If it is stopped meanwhile, return its verdict."""
+    """Stay SUSPENDED until the job is resumed. Return None then, or a verdict if the job was stopped."""
     if requests.why == PAUSE:
-        # A stop may have been requested since the ranks left, for example while devices were released.
+        # A stop may have been requested since the ranks exited, for example while devices were released.
         requests.stop, requests.why = False, ""
     journal.forget_request()
     cause = paused_words(job, verdict)

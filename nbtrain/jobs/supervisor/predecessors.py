@@ -1,4 +1,4 @@
-"""End an earlier job's processes and remove the leftovers of killed processes, before ranks start."""
+"""Before ranks start: end an earlier job's processes, and remove the leftovers of killed processes."""
 
 import itertools
 import signal
@@ -14,16 +14,17 @@ from nbtrain.jobs.attempt.reserve import READ_ONLY_ERRORS, RESERVE_SUFFIX
 from nbtrain.jobs.machine import processes
 from nbtrain.jobs.supervisor.journal import Journal
 
-# A supervisor that lost its job reads that in job.json within SIGN_OF_LIFE_SECONDS, and kills its ranks.
+# Seconds to wait for a supervisor that lost its job: it reads that in job.json within SIGN_OF_LIFE_SECONDS,
+# then kills its ranks.
 DISPLACED_SECONDS = 2 * SIGN_OF_LIFE_SECONDS
 POLL_SECONDS = 0.1
 
 
 def wait_for_displaced(journal: Journal) -> None:
-    """Wait for the supervisor that lost this job to exit: its ranks and ours must not write to the same
-    model/.
+    """Wait until the supervisor that lost this job has exited.
 
-    On another host its end cannot be seen, so it gets DISPLACED_SECONDS.
+    Otherwise, its ranks and the new ones could write to the same model/ folder. On another host its exit
+    cannot be observed, so the wait takes DISPLACED_SECONDS.
     """
     displaced, deadline = journal.displaced, time.monotonic() + DISPLACED_SECONDS
     if displaced is None or displaced.gone():
@@ -34,14 +35,15 @@ def wait_for_displaced(journal: Journal) -> None:
     while not displaced.gone():
         if time.monotonic() >= deadline:
             if not displaced.elsewhere():
-                journal.event("warning", f"{named}, has not left in {DISPLACED_SECONDS:g} s")
+                journal.event("warning", f"{named}, has not exited within {DISPLACED_SECONDS:g} s")
             return
         time.sleep(POLL_SECONDS)
 
 
 def wait_for_predecessors(journal: Journal, seconds: float) -> None:
-    """Wait for the ranks of a job without a supervisor, which may still save: two jobs must not write to the
-    same model/.
+    """End the processes of the run's earlier jobs, and wait up to `seconds` for ranks that still save.
+
+    Two jobs must not write to the same model/ folder.
     """
     job = journal.job
     others = [job_id for job_id in job.run.job_ids() if job_id != job.job_id]
@@ -49,15 +51,15 @@ def wait_for_predecessors(journal: Journal, seconds: float) -> None:
         many = f"{len(left)} processes of a lost job are" if len(left) > 1 else "1 process of a lost job is"
         said = f"{many} asked to save and exit; waiting up to {seconds:g} s"
         journal.event("warning", said)
-        # With backend local the kernel has signalled them; an agent ends its ranks once its supervisor is
-        # silent.
+        # With backend local, the kernel has already signalled the ranks; with other backends, an agent ends
+        # its ranks once its supervisor is silent.
         processes.send(left, signal.SIGTERM)
         beats = (job.run.job(other).heartbeats() for other in others)
         patience = Patience(itertools.chain.from_iterable(beats), seconds)
         killed = processes.end_marked(others, patience.over)
-        gone = f"they are gone, {len(killed)} of them killed"
+        gone = f"they have exited; {len(killed)} of them had to be killed"
         if len(left) == 1:
-            gone = "it was killed" if killed else "it has ended by itself"
+            gone = "it had to be killed" if killed else "it has exited by itself"
         journal.event("warning", gone)
     sweep(journal, "an earlier job", None)
     for job_id in others:
@@ -66,11 +68,11 @@ def wait_for_predecessors(journal: Journal, seconds: float) -> None:
 
 
 def sweep(journal: Journal, author: str, killed_since: float | None) -> None:
-    """Remove incomplete files of killed processes."""
+    """Remove the incomplete files of killed processes, and report them as events that name `author`."""
     keep = journal.reserve.path if journal.reserve else None
     try:
         for path in leftovers.sweep(journal.job.run, killed_since, keep=keep):
-            # Every killed process leaves a reserve, which holds no data.
+            # Every killed process leaves a reserve file, which contains no data.
             if not path.endswith(RESERVE_SUFFIX):
                 journal.event("warning", f"removed {path}, left half-written by {author}")
     except OSError as error:

@@ -1,8 +1,7 @@
-"""Post progress to the job's scheduler, if the scheduler gave an address, without blocking the supervisor's
-loop.
+"""Post training progress to the job's scheduler, if the scheduler has provided an address.
 
-A separate thread posts, so that an address that does not answer delays neither the checks of the ranks nor a
-signal. The first failure is recorded as an event, and the training continues.
+A separate thread posts, so that a server that does not respond delays neither the supervisor's checks nor its
+signals. The first failure is recorded as an event, and the training continues.
 """
 
 import os
@@ -16,9 +15,10 @@ from nbtrain.jobs.supervisor.journal import Journal
 if TYPE_CHECKING:
     from nbtrain.jobs.backends.kubernetes.trainer_status import TrainerStatus
 
-# Set by a TrainJob's operator in the pod, with two others: backends/kubernetes/trainer_status.py.
+# Variables with the address, which a TrainJob's operator sets in the pod together with two others
+# (backends/kubernetes/trainer_status.py).
 PLACES = ("KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_STATUS_URL")
-# Seconds for the last report at the end of the job.
+# Seconds to wait for the last report at the end of the job.
 END_SECONDS = 6.0
 
 
@@ -35,10 +35,13 @@ class ProgressReport:
 
             self._status = trainer_status.TrainerStatus.of(environment)
             if self._status is None:
-                self._tell(f"{place} is not https, or its token or certificate is not named")
+                self._tell(
+                    f"{place} is not an https address, or the variable with its token or certificate is not "
+                    "set"
+                )
 
     def poll(self, beat: Heartbeat | None) -> None:
-        """Start a report if one is due and the previous report was answered or given up."""
+        """Start a report if the next one is due and the previous one has ended."""
         status = self._status
         if status is None or beat is None or beat.progress is None:
             return
@@ -50,7 +53,7 @@ class ProgressReport:
             self._start(status, beat)
 
     def close(self, beat: Heartbeat | None) -> None:
-        """Send the last metrics, and wait some seconds for the answer."""
+        """Send the last metrics, and wait up to END_SECONDS for the response."""
         status = self._status
         if status is None:
             return
@@ -69,8 +72,9 @@ class ProgressReport:
         self._thread.start()
 
     def _tell(self, why: str) -> None:
-        """Record only the first failure, because a report every 30 seconds for a month would flood the
-        events.
+        """Record the first failure as an event.
+
+        Later failures are not recorded: an event every 30 seconds for a month would flood the events.
         """
         if not self._told:
             self._told = True

@@ -1,8 +1,8 @@
-"""A supervisor's place in its machine's queue: it waits for its devices, locks them, and releases them.
+"""A supervisor's place in its machine's queue: wait for the job's devices, lock them, and release them.
 
-Order: the greater backend.priority first, then the earlier submission. The first job waits until all its
-devices are free, and no later job takes one of them meanwhile, so many small jobs cannot starve a large one.
-A job waits for an earlier one only if both may use a device in common.
+Jobs with a higher backend.priority come first, then jobs that were submitted earlier. The first job waits
+until all its devices are free, and no later job takes any of them meanwhile, so many small jobs cannot starve
+a large one. A job waits for an earlier job only if there is a device that both may use.
 """
 
 import contextlib
@@ -29,15 +29,15 @@ from nbtrain.jobs.queue.listing import waiting_before, waiting_words
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.signals import PAUSE, POLL_SECONDS, SignalRequests
 
-# Jobs that are not first look less often, because many may wait.
+# Polling interval in seconds of jobs that are not first. It is longer, because many jobs may wait.
 LATER_POLL_SECONDS = 0.5
 
 
 class QueuePlace:
-    """A job's place in the queue: its ticket, its devices, and its turn."""
+    """A job's place in the queue: its ticket, and its devices once it has them."""
 
     def __init__(self, journal: Journal, config: RunConfig):
-        """Create the place. Raises SubmitError if the queue's folder cannot be used."""
+        """Create a place for the journal's job. Raises SubmitError if the queue's folder cannot be used."""
         self._queue = Queue()
         self._queue.make()
         self._journal = journal
@@ -48,10 +48,16 @@ class QueuePlace:
         self._first = False
         self._ticket_written = False
         self._priority = asked_priority(journal.job)
-        """Priority that `nbtrain queue` gave the run's previous job, or that the ticket had at a pause."""
+        """Priority set by `nbtrain queue` for the run's previous job, or the ticket's priority at a pause.
+
+        None stands for backend.priority.
+        """
 
     def wait(self, requests: SignalRequests, config: RunConfig) -> Verdict | None:
-        """Wait until the job has its devices. If a stop or a pause is requested first, return the verdict."""
+        """Wait until the job has its devices; return None then.
+
+        If a stop or a pause is requested first, leave the queue and return the job's verdict.
+        """
         if self._locks or self._shares:
             return None
         self._config = config
@@ -123,7 +129,7 @@ class QueuePlace:
         self._ticket_written = False
 
     def _join(self) -> None:
-        """Write the ticket, and remove the ticket of an older, lost job of the run."""
+        """Write the ticket, and remove the tickets of the run's earlier, lost jobs."""
         for other in self._queue.tickets():
             if other.run == self._ticket.run and other.job_id != self._ticket.job_id:
                 self._queue.remove(other.job)
@@ -131,8 +137,9 @@ class QueuePlace:
         self._ticket_written = True
 
     def _take(self) -> str | None:
-        """Lock the devices and return None if it is this job's turn; else return text that says what it waits
-        for.
+        """Lock the job's devices if it is this job's turn, and return None.
+
+        Otherwise, return text that says what the job waits for.
         """
         free: dict[str, int] = {}
         try:
@@ -143,10 +150,11 @@ class QueuePlace:
                     for slot in free.keys() - self._locks.keys():
                         os.close(free[slot])
         except OSError as error:
-            # The home folder may be full although runs are elsewhere, and the job may have waited for days.
+            # The home folder may be full although runs are elsewhere. The job may have waited for days, so
+            # it must not fail because of that.
             if error.errno not in FULL:
                 raise
-            return f"waits for space on the disk of the queue ({display(self._queue.path)}: {error.strerror})"
+            return f"waits for disk space for the queue ({display(self._queue.path)}: {error.strerror})"
         if words is not None:
             return words
         gpus = [slot.removeprefix("gpu-") for slot in self._locks if slot.startswith("gpu-")]
@@ -157,12 +165,14 @@ class QueuePlace:
         return None
 
     def _choose(self, free: dict[str, int]) -> str | None:
-        """Do the work of _take() under the queue's lock. All free devices are added to `free`, which the
-        caller closes.
+        """Lock the job's devices or return what it waits for, as _take() does, under the queue's lock.
+
+        Adds all free devices to `free`, as {slot: descriptor of its lock}; the caller closes those that the
+        job does not use.
         """
         if not self._ticket_written:
             self._join()
-        # Another process may have changed its priority, or removed the folder's contents.
+        # Another process may have changed the ticket's priority, or removed the contents of the folder.
         try:
             self._ticket = self._queue.ticket(self._journal.job) or self._ticket
         except RecordError:
@@ -182,16 +192,16 @@ class QueuePlace:
         return None
 
     def _lock_free(self, tickets: list[Ticket], free: dict[str, int]) -> None:
-        """Lock all free devices that the job may use and return {slot: descriptor}."""
+        """Lock all free devices that the job may use, and add them to `free` as {slot: descriptor}."""
         left: set[str] = set()
         for other in tickets:
             if other.holds and not other.supervisor.alive():
-                # Its ranks save and leave when their supervisor dies, and hold their devices until then.
+                # When a supervisor dies, its ranks save and exit; until then, they use their devices.
                 if processes.marked_pids([other.job_id]):
                     left.update(other.holds)
                 else:
                     other.holds = []
-                    with contextlib.suppress(OSError):  # on a full disk: its slots hold the same facts
+                    with contextlib.suppress(OSError):  # on a full disk, the locks of its slots tell the same
                         self._queue.write(other)
         for slot in self._ticket.slots:
             if slot not in left and (descriptor := self._queue.lock_slot(slot)) is not None:
@@ -199,9 +209,10 @@ class QueuePlace:
 
 
 def place_of(journal: Journal, config: RunConfig) -> QueuePlace | None:
-    """Return the place of a job that uses this machine's devices, locally or as one of its hosts; else None.
+    """Return the queue place of a job that uses this machine's devices; None for any other job.
 
-    Raises SubmitError if the queue's folder cannot be used.
+    Such a job runs with backend local, or with backend hosts and this machine among its hosts; jobs with
+    backend.share_devices are not queued. Raises SubmitError if the queue's folder cannot be used.
     """
     here = journal.record.backend == "local" or (
         journal.record.backend == "hosts" and gpus_of_hosts_job(config)
@@ -210,8 +221,9 @@ def place_of(journal: Journal, config: RunConfig) -> QueuePlace | None:
 
 
 def _memory_used(slot: str) -> int:
-    """Return a GPU's memory in use, in GiB. A GPU that a program outside the queue fills is thus chosen
-    last.
+    """Return the memory in use on a GPU, in GiB; 0 for other devices.
+
+    GPUs are chosen in this order, so a GPU that a program outside the queue uses is chosen last.
     """
     if not slot.startswith("gpu-"):
         return 0

@@ -1,12 +1,14 @@
 """Policy that decides what follows an attempt; supervise.py carries it out.
 
-preemption   once the scheduler has given the devices back; it is not a failure, so nothing limits it
-rollback     at once: the samples from the checkpoint to the bad step are skipped for good
-disk         after there is room, for at most backend.disk_wait_seconds
-GPU, rank    with backend.elastic, the devices are counted, and the next attempt has as many data-parallel
-             ranks as they hold; the global batch stays
-the rest     at most backend.max_restarts times: at once if the attempt saved a checkpoint, else after a wait
-             that doubles with each attempt that saved none
+How the next attempt starts, by the reason why the attempt ended:
+
+preemption     once the scheduler has given the devices back; any number of times, since it is not a failure
+rollback       at once; the samples from the checkpoint to the bad step are skipped permanently
+full disk      once the disk has room, after at most backend.disk_wait_seconds
+GPU or rank    with backend.elastic, the usable devices are counted, and the next attempt has as many
+               data-parallel ranks as fit on them; the global batch stays the same
+other reasons  at most backend.max_restarts times: at once if the attempt saved a checkpoint, otherwise after
+               a wait that doubles with each attempt that saved no checkpoint
 """
 
 import itertools
@@ -28,29 +30,29 @@ from nbtrain.jobs.attempt.rank_wrapper import WITHOUT_WORD
 from nbtrain.jobs.attempt.verdict import DISK_IS_FULL, Verdict
 
 LONGEST_BACKOFF_SECONDS = 300.0
-# A float cannot exceed 2.0 ** 1024, and backend.max_restarts allows a million.
+# A float cannot exceed 2.0 ** 1024, and backend.max_restarts may be a million.
 MOST_DOUBLINGS = 1000
 
-# After this many rollbacks from one checkpoint without progress, another would change nothing.
+# After this many rollbacks to one checkpoint without progress, the job is given up.
 VAIN_ROLLBACKS = 3
 
-# With less free space on the disk, a rank cannot write its exit record.
+# Free space below which a rank cannot write its exit record.
 NO_ROOM_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """Actions between two attempts."""
+    """Actions of the supervisor between two attempts."""
 
     give_up: str = ""
     """Reason to end the job; "" if another attempt follows."""
     rollback: Rollback | None = None
-    """Samples that the next attempt skips. It then starts at once."""
+    """Samples that the next attempt skips. With a rollback, the attempt starts at once."""
     wait_seconds: float = 0.0
     needs_room: bool = False
     """Whether to wait until the disk has room for one more checkpoint."""
     counts_devices: bool = False
-    """Whether the next attempt uses as many devices as are usable when it starts."""
+    """Whether to resize the next attempt to the devices that are usable when it starts."""
 
 
 def recovery_from(
@@ -62,18 +64,19 @@ def recovery_from(
     *,
     vain: int,
 ) -> Recovery:
-    """Return the recovery after a `verdict` to retry that follows `before`; its rollback is the last.
+    """Return the recovery after an attempt whose `verdict` allows a retry.
 
-    `vain` is the number of newest attempts in a row that saved no checkpoint (saved_nothing()).
+    `before` is the verdict on the previous attempt. If the attempt ended with a rollback, it is the last of
+    `rollbacks`. `vain` is the number of newest attempts in a row that saved no checkpoint (saved_nothing()).
     """
     if verdict.kind == end_kinds.ROLLBACK:
         return _after_rollback(config, rollbacks)
     backend = config.backend
     if before and verdict.signature and verdict.signature == before.signature:
-        return Recovery("the attempt before failed the same way")
+        return Recovery("the previous attempt failed in the same way")
     if restarts >= backend.max_restarts:
         return Recovery(f"backend.max_restarts = {backend.max_restarts} is used up")
-    # A device or a machine that failed needs a while before it is counted again, or answers again.
+    # A device or a machine that failed needs some time before it can be counted or reached again.
     at_once = (
         vain == 0 and backend.kind == "local" and not backend.elastic and verdict.kind != end_kinds.DEVICE
     )
@@ -86,7 +89,10 @@ def recovery_from(
 
 
 def saved_nothing(attempts: Sequence[AttemptRecord], saved_step: int | None) -> int:
-    """Count the newest attempts in a row that saved no checkpoint; `saved_step` is the newest one's step."""
+    """Count the newest attempts in a row that saved no checkpoint.
+
+    `saved_step` is the step of the newest checkpoint; None if there is no checkpoint.
+    """
     after, vain = saved_step or 0, 0
     for attempt in reversed(attempts):
         first = attempt.first_step or 0
@@ -97,8 +103,10 @@ def saved_nothing(attempts: Sequence[AttemptRecord], saved_step: int | None) -> 
 
 
 def _after_rollback(config: RunConfig, rollbacks: Sequence[Rollback]) -> Recovery:
-    """Retry at once, unless rollbacks exceed stability.max_skipped_steps in the window, or make no
-    progress.
+    """Return a recovery that retries at once, or gives up after too many rollbacks.
+
+    Too many are more than stability.max_skipped_steps within loss_spike_window_steps, or VAIN_ROLLBACKS
+    without progress.
     """
     stability = config.stability
     newest, window = rollbacks[-1], stability.loss_spike_window_steps
@@ -114,14 +122,15 @@ def _after_rollback(config: RunConfig, rollbacks: Sequence[Rollback]) -> Recover
         older = ", or remove that checkpoint to continue from an older one" if newest.checkpoint_step else ""
         return Recovery(
             f"{VAIN_ROLLBACKS} attempts from {starting_point(newest)} made no progress, although each "
-            f"skipped other samples, so the data is not the cause; lower lr_schedule.lr{older}"
+            f"skipped different samples, so the data is not the cause; lower lr_schedule.lr{older}"
         )
     return Recovery(rollback=newest)
 
 
 def in_vain(rollbacks: Sequence[Rollback]) -> int:
-    """Count the newest rollbacks of one job to one checkpoint that brought no progress: from the rollback
-    that first reached the furthest step.
+    """Count the newest rollbacks of one job to one checkpoint that made no progress.
+
+    The count begins with the rollback that first reached the furthest step.
     """
     newest = rollbacks[-1]
     place = (newest.job_id, newest.checkpoint_step)
@@ -134,20 +143,21 @@ def in_vain(rollbacks: Sequence[Rollback]) -> int:
 
 
 def starting_point(rollback: Rollback) -> str:
-    """Return "step 4", or "the start" without a checkpoint."""
+    """Return where a rollback returns to: "step 4", or "the start" if there is no checkpoint."""
     return f"step {rollback.checkpoint_step:,}" if rollback.checkpoint_step else "the start"
 
 
 def saved_words(job: JobDir) -> str:
-    """Return a sentence that says what is saved when an allocation ends."""
+    """Return text that says which step is saved when an allocation ends."""
     step = newest_checkpoint_step(job.run)
     said = "nothing is saved yet" if step is None else f"saved at step {step:,}"
     return "; ".join(filter(None, (said, on_nodes_words(job.run))))
 
 
 def rollback_of(verdict: Verdict, job: JobDir, attempt: int) -> Rollback:
-    """Return the rollback: later attempts skip the samples from the newest checkpoint to the end of the bad
-    step.
+    """Return the rollback that a verdict asks for.
+
+    Later attempts skip the samples from the newest checkpoint to the end of the bad step.
     """
     assert verdict.bad_samples is not None and verdict.step is not None
     step = newest_checkpoint_step(job.run) or 0
@@ -169,9 +179,10 @@ def rollback_of(verdict: Verdict, job: JobDir, attempt: int) -> Rollback:
 
 
 def with_the_disk(verdict: Verdict, free_bytes: int, read_only: bool = False) -> Verdict:
-    """Adjust a verdict for the state of the disk: on a full one, ranks can write neither report nor record.
+    """Return the verdict with a full or read-only disk as its cause, if the disk explains the failure.
 
-    On a disk that has turned read-only, no other attempt could save anything.
+    On a full disk, ranks can write neither a report nor an exit record. On a disk that has become read-only,
+    no further attempt could save anything, so the verdict no longer allows a retry.
     """
     silent = not verdict.kind and WITHOUT_WORD in verdict.cause
     if read_only and verdict.state == FAILED:
@@ -185,7 +196,7 @@ def with_the_disk(verdict: Verdict, free_bytes: int, read_only: bool = False) ->
 
 
 def given_up(verdict: Verdict, why: str) -> Verdict:
-    """Return the verdict of a job for which another attempt could help, but that is not tried again."""
+    """Return the final verdict on a job that is not tried again, although another attempt could help."""
     cause = f"{verdict.cause}; not tried again: {why}"
     return Verdict(FAILED, cause, step=verdict.step, kind=verdict.kind, rank=verdict.rank, given_up=why)
 
@@ -196,8 +207,9 @@ def preempted(verdict: Verdict, notice: str) -> Verdict:
 
 
 def overdue(verdict: Verdict, config: RunConfig) -> Verdict:
-    """Return the verdict of a job whose deadline has passed; a job that ended by itself keeps its own
-    verdict.
+    """Return the verdict on a job whose deadline has passed.
+
+    A job that ended by itself keeps its own verdict.
     """
     if verdict.state != CANCELLED:
         return verdict
@@ -207,7 +219,7 @@ def overdue(verdict: Verdict, config: RunConfig) -> Verdict:
 
 
 def cancelled_while_waiting(verdict: Verdict) -> Verdict:
-    """Return the verdict of a job that was stopped between two attempts."""
+    """Return the verdict on a job that was stopped between two attempts."""
     return Verdict(
         CANCELLED, f"stopped on request while it waited to restart after a failure: {verdict.cause}"
     )

@@ -1,8 +1,8 @@
 """Requests to a supervisor, by signals and by control/ask.json.
 
-TERM and INT stop, QUIT stops at once, USR1 saves, HUP is ignored. Inside an allocation USR1 announces that
-its time is nearly over: the ranks save and leave, and the run continues in the next allocation. TERM comes
-from the scheduler there, which may start the job again.
+TERM and INT stop the job, QUIT stops it without saving, USR1 saves a checkpoint, and HUP is ignored. Inside
+an allocation, USR1 announces that its time limit is near: the ranks save and exit, and the run continues in
+the next allocation. There, TERM comes from the scheduler, which may start the job again.
 """
 
 import signal
@@ -16,7 +16,7 @@ from nbtrain.base.run_directory.rundir import JobDir
 POLL_SECONDS = 0.2
 
 
-# Reasons for the ranks to leave.
+# Reasons for the ranks to exit.
 REQUEST, PAUSE, DEADLINE, PREEMPTION = "a request", "a pause", "the deadline", "a preemption"
 ALLOCATION = "the time limit of its allocation"
 ENGINE = "a signal from its scheduler (TERM, as scancel or a deleted pod sends it)"
@@ -24,20 +24,20 @@ ENGINE = "a signal from its scheduler (TERM, as scancel or a deleted pod sends i
 
 @dataclass
 class SignalRequests:
-    """Requests so far. Signal handlers set them, and the supervisor's loop acts on them."""
+    """Requests received so far. Signal handlers set them, and the supervisor's loop acts on them."""
 
     stop: bool = False
-    """Save and leave."""
+    """Whether the ranks must save and exit."""
     stop_now: bool = False
-    """Leave without saving."""
+    """Whether the ranks must exit without saving."""
     save: bool = False
-    """Save and continue. The loop resets it once the ranks have the request."""
+    """Whether to save and continue. The loop resets this once the ranks have received the request."""
     why: str = ""
-    """Reason of a stop: one of the reasons above. REQUEST overrides the others."""
+    """Reason for a stop: one of the constants above, or "" without a stop. REQUEST overrides the others."""
     _last_ask: Ask | None = None
 
     def listen(self, in_allocation: bool = False) -> "SignalRequests":
-        """Handle this process's signals from here on."""
+        """Install the signal handlers of this process; return self."""
 
         def stop(number: int, frame: object) -> None:
             if not in_allocation:
@@ -59,20 +59,19 @@ class SignalRequests:
         return self
 
     def leave(self, why: str) -> None:
-        """Make the ranks save and exit, unless that is already requested."""
+        """Make the ranks save and exit for the reason `why`, unless a stop is already requested."""
         if not self.stop:
             self.stop, self.why = True, why
 
     def read_ask(self, job: JobDir, at_start: bool = False) -> None:
-        """Read control/ask.json, through which processes on other hosts reach a supervisor, and obey each
-        request once.
+        """Read control/ask.json and obey each request once.
 
-        At its start, a supervisor obeys only a stop: a save was requested from the supervisor before it,
-        whose ranks saved when they left.
+        Processes on other hosts reach a supervisor through this file. At its start, a supervisor obeys only a
+        stop request: an older save request was for the previous supervisor, whose ranks saved on exit.
         """
         ask, last = Ask.read(job.control_ask), self._last_ask
-        # Two requests made at the same moment have one number; a network disk may show an older request
-        # again.
+        # Two requests made at the same moment have the same number, and a network disk may show an older
+        # request again.
         if ask is None or ask == last or (last and ask.number < last.number):
             return
         self._last_ask = ask
@@ -83,7 +82,10 @@ class SignalRequests:
             self.save = True
 
     def stop_within(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> bool:
-        """Wait `seconds` or until a stop is requested, calling `meanwhile`; return whether one was."""
+        """Wait for `seconds` or until a stop is requested; return whether a stop was requested.
+
+        `meanwhile` is called at every poll.
+        """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self.stop:
             meanwhile()

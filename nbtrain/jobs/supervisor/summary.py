@@ -1,7 +1,8 @@
 """summary.json: the results of a run, written whenever a job ends.
 
-Metrics come from rank 0's last heartbeat, totals from job.json, the newest checkpoint from the disk. Values
-that a short job cannot know (if it failed before its first validation) are kept from the previous summary.
+Metrics come from rank 0's last heartbeat, totals from job.json, and the newest checkpoint from the disk.
+Values that a short job does not have, for example because it failed before its first validation, are kept
+from the previous summary.
 """
 
 import contextlib
@@ -26,13 +27,13 @@ from nbtrain.planner.setup.last_job import record_of
 def write_summary(
     run: RunDir, config: RunConfig, record: JobRecord, beat: Heartbeat | None
 ) -> dict[str, Any]:
-    """Write summary.json for a job whose end is in `record`; return its contents.
+    """Write summary.json for a job whose end is in `record`; return the contents of the file.
 
-    `config` is the run as submitted, and `beat` rank 0's last heartbeat.
+    `config` is the run as submitted, and `beat` is rank 0's last heartbeat.
     """
     before = files.read_json(run.summary_json) or {}
     status = status_of(run, run.job(record.job_id), record, record.state, record.cause, beat)
-    # backend.elastic may have resized the attempt whose heartbeat this is.
+    # backend.elastic may have resized the attempt that the heartbeat belongs to.
     attempt = record.attempt_record(beat.attempt) if beat else None
     measured = attempt_config(config, attempt) if attempt else config
     summary = summarize(config, measured, record, status, before)
@@ -47,9 +48,10 @@ def write_summary(
 def summarize(
     config: RunConfig, measured: RunConfig, record: JobRecord, status: RunStatus, before: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the run's results at the end of this job. `before` is the previous job's summary, or {}.
+    """Return the run's results at the end of this job.
 
-    The throughput in `status` holds for the configuration `measured`.
+    `before` is the previous job's summary, or {}. The throughput in `status` was measured with the
+    configuration `measured`.
     """
     assert record.ended_at is not None
     progress = status.progress or TrainingProgress(config.train_steps, config.train_tokens)
@@ -86,8 +88,8 @@ def summarize(
         "global_batch_size": config.batch.global_batch_size,
         "world_size": status.world_size,
         "samples_per_second": newest("samples_per_second", progress.samples_per_second),
-        # The setup that the throughput was measured with; a job without a throughput keeps the previous
-        # job's.
+        # The setup with which the throughput was measured. A job without a throughput keeps the setup of the
+        # previous job.
         "measured_with": record_of(measured) if progress.samples_per_second else before.get("measured_with"),
         "tokens_per_second": newest("tokens_per_second", progress.tokens_per_second),
         "memory_bytes": newest("memory_bytes", progress.memory_bytes),
@@ -119,8 +121,9 @@ def summarize(
 
 
 def total_seconds(run: RunDir, record: JobRecord) -> float:
-    """Return the total seconds of all jobs of the run, including this one; a lost job counts until its last
-    report.
+    """Return the total seconds of all jobs of the run, including this one.
+
+    A lost job counts until its last report.
     """
     total = record.seconds_between("created_at", "ended_at")
     for job_id in run.job_ids():

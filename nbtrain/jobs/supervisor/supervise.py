@@ -1,19 +1,20 @@
-"""The supervisor of one job: a detached process that starts the ranks, watches them and reports their end.
+"""The supervisor of one job: a detached process that starts the ranks, watches them and records their end.
 
     python -m nbtrain.jobs.supervisor <run dir> <job id>
 
     QUEUED -> STARTING -> RUNNING -> SUCCEEDED | FAILED | CANCELLED
       ^          ^           |
       |          +-RESTARTING+     from the newest complete checkpoint
-      +----------+-SUSPENDED-+     the same, when it is resumed (pause.py); QUEUED if its devices are taken
-      +----------------------+     a preemption: the ranks have saved and left (wait_for_return)
+      +----------+-SUSPENDED-+     the same, on resume (pause.py); QUEUED if other jobs have its devices
+      +----------------------+     a preemption: the ranks have saved and exited (wait_for_return)
 
-The main path: supervise -> run_attempts -> run_attempt (attempt/attempt.py) -> its verdict
-(attempt/verdict.py) -> recover, by the policy of recovery.py. journal.py writes everything down.
+The main path is supervise -> run_attempts -> run_attempt (attempt/attempt.py) -> its verdict
+(attempt/verdict.py) -> recover, by the policy in recovery.py. journal.py records everything.
 
-It has its own session, so a kernel, a server or a shell may end around it, and it holds the run's lock while
-it lives. Signals: signals.py. If it is killed itself, the kernel tells the launcher (PR_SET_PDEATHSIG), the
-ranks save and leave, and readers see the job as LOST.
+The supervisor has its own session, so it survives the end of the notebook kernel, server or shell that
+submitted the job. It holds the run's lock while it lives. Its signals are described in signals.py. If the
+supervisor itself is killed, the kernel signals the launcher (PR_SET_PDEATHSIG), the ranks save and exit, and
+readers see the job as LOST.
 """
 
 import contextlib
@@ -85,7 +86,7 @@ from nbtrain.jobs.supervisor.signals import (
     SignalRequests,
 )
 
-# Bytes for events, logs and heartbeats, in addition to a checkpoint.
+# Free bytes required for events, logs and heartbeats, in addition to a checkpoint.
 SPARE_BYTES = 64 << 20
 DISK_POLL_SECONDS = 1.0
 RETURN_POLL_SECONDS = 1.0
@@ -94,35 +95,39 @@ RESUME = "`nbtrain resume` continues it"
 
 @dataclass
 class Supervision:
-    """State that the functions of this file share."""
+    """State shared by the functions in this file."""
 
     job: JobDir
     config: RunConfig
-    """Configuration of the next attempt: backend.elastic may resize it."""
+    """Configuration of the next attempt, which backend.elastic may have resized."""
     launcher: Launcher
     requests: SignalRequests
     journal: Journal
     usage: UsageWriter | None = None
-    """Writer of this machine's resource use; None if no ranks run here."""
+    """Writer of this machine's resource use; None if no ranks run on this machine."""
     paused_seconds: float = 0.0
-    """Seconds since the job's start in which it was paused or waited for its devices."""
+    """Seconds since the job's start during which it was paused or waited for its devices."""
     place: QueuePlace | None = None
-    """The job's place in this machine's queue; None if it has none."""
+    """The job's place in this machine's queue; None if the job is not queued here."""
     report: ProgressReport | None = None
-    """Reporter of progress to the scheduler; None if there is none."""
+    """Reporter of progress to the scheduler; None if progress is not reported."""
     attempt_told: int | None = None
-    """Attempt for which slow saving was already reported; None if none was."""
+    """Number of the newest attempt whose slow saving was reported; None if no attempt's was."""
     pause_ends_allocation: bool = False
-    """Whether the supervisor of a paused job leaves too."""
+    """Whether the supervisor of a paused job exits too."""
     notice: str = ""
-    """Newest notice that the job's devices are being taken away."""
+    """Newest notice that the job's devices are being taken away; "" if there was no notice."""
     notice_trouble: str = ""
-    """Newest reported reason why backend.preemption_notice gave no answer."""
+    """Newest reported reason why backend.preemption_notice could not be read; "" if it could."""
 
 
 def main(run_dir: str, job_id: str, foreground: bool = False) -> int:
-    """Detach and supervise; stay in the foreground inside an allocation."""
-    # The caller waits for this process only; its child is orphaned, so no zombie is left in a kernel.
+    """Detach from the caller, or stay in the foreground inside an allocation, and supervise the job.
+
+    Returns the exit code of the process.
+    """
+    # The caller waits only for this process. Its child becomes an orphan, so no zombie is left in the
+    # notebook kernel.
     if not foreground and os.fork():
         return 0
     processes.adopt_orphans()
@@ -133,7 +138,7 @@ def main(run_dir: str, job_id: str, foreground: bool = False) -> int:
     journal = Journal(job)
     requests.read_ask(job, at_start=True)
     state = journal.record.state
-    # At rest: this is the next task of an array, while the job is paused.
+    # A job that is at rest here is paused, and this is the next task of its job array.
     if at_rest(journal.record) or (state in FINAL and not asked_again(journal)):
         print(f"job {job_id} is {state}; there is nothing to do", flush=True)
         return 0 if state in (SUCCEEDED, SUSPENDED) else 1
@@ -144,22 +149,23 @@ def main(run_dir: str, job_id: str, foreground: bool = False) -> int:
 
 
 def asked_again(journal: Journal) -> bool:
-    """Return whether a scheduler has started the job again after ending it, such as after a preemption."""
+    """Return whether a scheduler has started the job again after ending it, as after a preemption."""
     ask = Ask.read(journal.job.control_ask)
     return journal.record.state == CANCELLED and (ask is None or ask.action not in STOPS)
 
 
 def wait_for_lock(job: JobDir) -> None:
-    """Wait for the run's lock, which a lost allocation may still hold; submit() holds it only briefly.
+    """Wait until the run's lock is free.
 
-    job.json is read only afterwards, with what that allocation wrote. A newer job's supervisor is not waited
-    for.
+    A lost allocation may still hold the lock; submit() holds it only briefly. job.json is read only after
+    this, so that it includes everything the lost allocation wrote. The wait is skipped if the run has a newer
+    job.
     """
     run = job.run
     with run.locked(blocking=False) as taken:
         if taken or Journal(job).newer_job():
             return
-    print(f"{run.path} is held by another process; waiting for it to exit", flush=True)
+    print(f"another process holds the lock of {run.path}; waiting for it to exit", flush=True)
     with run.locked():
         return
 
@@ -211,7 +217,7 @@ def supervise(journal: Journal, requests: SignalRequests) -> int:
                         return 0
                     verdict = replace(verdict, cause=f"{cause}, {RESUME}")
             except Exception as error:
-                # After any unexpected error, no rank may remain and the job must have a cause.
+                # After an unexpected error, no rank may remain, and the job must end with a cause.
                 traceback.print_exc()
                 said = f"the supervisor failed: {type(error).__name__}: {error}"
                 try:
@@ -232,13 +238,13 @@ def supervise(journal: Journal, requests: SignalRequests) -> int:
                 place.give_up()
         if launcher is not None:
             launcher.close()
-    # Sent without the run's lock: a resume need not wait for a slow receiver.
+    # Notifications are sent without the run's lock, so that a resume need not wait for a slow receiver.
     send_notifications(journal)
     return 0 if verdict.state in (SUCCEEDED, CANCELLED) else 1
 
 
 def send_notifications(journal: Journal) -> None:
-    """Send the notifications of `notify:` at the end; a failure is an event and does not change the end."""
+    """Send the job's notifications at its end; a failure is recorded as an event and changes nothing else."""
     if journal.config is None:
         return
     try:
@@ -250,7 +256,10 @@ def send_notifications(journal: Journal) -> None:
 
 
 def run_attempts(it: Supervision, run: Callable[[Supervision], Verdict] | None = None) -> Verdict:
-    """Run attempts until one ends the job. `run` is the function that runs one attempt: run_attempt()."""
+    """Run attempts until the job ends, and return the final verdict.
+
+    `run` is the function that runs one attempt, run_attempt() by default.
+    """
     before: Verdict | None = None
     while True:
         if (ended := wait_for_devices(it)) is not None:
@@ -284,19 +293,22 @@ def run_attempts(it: Supervision, run: Callable[[Supervision], Verdict] | None =
         if ended is not None:
             return overdue(ended, it.config) if it.requests.why == DEADLINE else ended
         before = verdict
-        # A rollback does not count as a restart, nor does waiting for room on the disk when that ended the
-        # job.
+        # A rollback does not count as a restart.
         it.journal.next_attempt(restart=verdict.kind != end_kinds.ROLLBACK)
 
 
 def wait_for_devices(it: Supervision) -> Verdict | None:
-    """Wait until the job has its devices. If a stop or a pause is requested first, return its verdict."""
+    """Wait until the job has its devices; return None then.
+
+    If a stop or a pause is requested first, return the job's verdict.
+    """
     if it.place is None:
         return None
     since, record = time.monotonic(), it.journal.record
     ended = it.place.wait(it.requests, it.config)
     if ended is None and not record.attempts:
-        # The job begins here, so its displayed time and its limits exclude the wait, and a pause during it.
+        # The job's time starts here, so its displayed time and its limits exclude the wait and any pause
+        # during it.
         record.mark("started_at")
         it.paused_seconds = 0.0
     else:
@@ -312,16 +324,16 @@ def note_lost_allocation(journal: Journal, backend: Backend) -> None:
     try:
         notice = backend.preempted_since(journal.job, lost.started_at)
     except JobError as error:
-        journal.event("warning", f"whether the lost allocation was preempted is not known: {error}")
+        journal.event("warning", f"cannot tell whether the lost allocation was preempted: {error}")
         return
     if notice:
         journal.lost_to_a_preemption(notice)
 
 
 def preemption_of(it: Supervision, verdict: Verdict) -> str:
-    """Return the notice if the attempt ended because the job's devices are taken away; "" if it did not.
+    """Return the preemption notice if the attempt ended because of a preemption; "" if it did not.
 
-    A stop that a user requested, a deadline and the end of the training take precedence.
+    A stop requested by a user, a deadline and the end of the training take precedence.
     """
     requests = it.requests
     scheduler = requests.why in (ALLOCATION, ENGINE)
@@ -332,8 +344,9 @@ def preemption_of(it: Supervision, verdict: Verdict) -> str:
 
 
 def wait_for_return(it: Supervision, verdict: Verdict) -> Verdict | None:
-    """Stay QUEUED without ranks until the devices are back. Return the job's verdict if the scheduler ends
-    the allocation first, or if the job is stopped or paused.
+    """Stay QUEUED without ranks until the devices are back; return None then.
+
+    If the scheduler ends the allocation first, or the job is stopped or paused, return the job's verdict.
     """
     requests, journal = it.requests, it.journal
     preemption = journal.record.waiting_preemption
@@ -345,8 +358,8 @@ def wait_for_return(it: Supervision, verdict: Verdict) -> Verdict | None:
         it.launcher.give_back()
     while True:
         if requests.why in (PREEMPTION, ALLOCATION):
-            # The scheduler ends the allocation with TERM; the warning of the time limit comes from the end
-            # that the preemption has set.
+            # The scheduler ends the allocation with TERM. A warning about the time limit refers only to the
+            # end that the preemption has set.
             requests.stop, requests.why = False, ""
         requests.save = False  # the ranks have saved
         if requests.stop:
@@ -362,9 +375,10 @@ def wait_for_return(it: Supervision, verdict: Verdict) -> Verdict | None:
 
 
 def pause(it: Supervision, verdict: Verdict) -> Verdict | None:
-    """Stay SUSPENDED, without devices, until the job is resumed; return its end if it is stopped meanwhile.
+    """Stay SUSPENDED, without devices, until the job is resumed; return None then.
 
-    In an allocation, this supervisor ends with SUSPENDED.
+    If the job is stopped first, return its verdict. If a pause ends the allocation, return a SUSPENDED
+    verdict at once, with which this supervisor exits.
     """
     if it.pause_ends_allocation and asked_pause(it.job):
         return Verdict(SUSPENDED, paused_words(it.job, verdict))
@@ -382,7 +396,7 @@ def pause(it: Supervision, verdict: Verdict) -> Verdict | None:
 
 
 def run_attempt(it: Supervision) -> Verdict:
-    """Run one attempt, from its start until the last process is gone."""
+    """Run one attempt, from its start until its last process has exited, and return its verdict."""
     poll_requests(it)
     if it.requests.stop:
         return Verdict(CANCELLED, "stopped on request before its ranks were started")
@@ -407,7 +421,7 @@ def run_attempt(it: Supervision) -> Verdict:
             if it.report:
                 it.report.poll(attempt.ranks.lead())
             time.sleep(POLL_SECONDS)
-    # An attempt may be shorter than the interval between two looks.
+    # An attempt may be shorter than the interval between two polls.
     tell_training(it, attempt)
     verdict = attempt.finish()
     it.journal.attempt_heard(attempt.ranks.lead(), attempt.ranks.reached_step(), attempt.stacks)
@@ -424,7 +438,7 @@ def look_for_requests(it: Supervision) -> None:
 
 
 def poll_requests(it: Supervision) -> None:
-    """Look for requests, and check for a passed deadline."""
+    """Read new requests, and request a stop if the job's deadline has passed."""
     look_for_requests(it)
     deadline = it.config.backend.deadline_seconds
     if deadline is not None and it.journal.record.seconds_since("started_at") - it.paused_seconds >= deadline:
@@ -440,7 +454,7 @@ def heed_preemption(it: Supervision) -> None:
         it.journal.event("preemption", notice)
         it.requests.leave(PREEMPTION)
     trouble = it.launcher.preemption_trouble()
-    # A service that fails now and then must not fill the events.
+    # A service that fails now and then must not flood the events.
     if trouble and trouble != it.notice_trouble:
         it.notice_trouble = trouble
         it.journal.event("warning", trouble)
@@ -448,7 +462,7 @@ def heed_preemption(it: Supervision) -> None:
 
 @contextlib.contextmanager
 def measured(it: Supervision) -> Iterator[None]:
-    """Measure the resources of this machine while the block runs, if the ranks are its processes."""
+    """Measure this machine's resources while the block runs, if the ranks run on this machine."""
     if it.usage is None:
         yield
         return
@@ -459,7 +473,7 @@ def measured(it: Supervision) -> Iterator[None]:
 
 
 def recover(it: Supervision, verdict: Verdict, before: Verdict | None, lost: str) -> Verdict | None:
-    """Prepare another attempt, or return the job's verdict if there is none."""
+    """Prepare another attempt and return None, or return the job's verdict if no attempt follows."""
     journal, restarts = it.journal, it.journal.record.restarts
     rollbacks = Rollback.read_all(it.job.run.rollbacks_json)
     vain = saved_nothing(journal.record.attempts, newest_saved_step(it.job.run))
@@ -479,7 +493,7 @@ def recover(it: Supervision, verdict: Verdict, before: Verdict | None, lost: str
 
 
 def obey(it: Supervision, attempt: Attempt) -> None:
-    """Forward the requests that arrived since the last call to the ranks."""
+    """Forward to the ranks the requests that have arrived since the last call."""
     requests, journal = it.requests, it.journal
     if requests.stop and not attempt.stop_asked:
         if not requests.stop_now:
@@ -496,34 +510,35 @@ def obey(it: Supervision, attempt: Attempt) -> None:
 
 
 def tell_training(it: Supervision, attempt: Attempt) -> None:
-    """End STARTING once rank 0 has finished loading."""
+    """Change the state from STARTING to RUNNING once rank 0 has finished loading."""
     if it.journal.record.state == STARTING and attempt.ranks.training():
         it.journal.attempt_trains(attempt.ranks.lead())
 
 
 def tell_saving(it: Supervision, attempt: Attempt) -> None:
-    """Report once that the ranks get more time because they are still saving or exiting."""
+    """Report, once per attempt, that the ranks get more time because they are still saving or exiting."""
     if it.attempt_told != it.journal.record.attempt and (words := attempt.saves_on()):
         it.attempt_told = it.journal.record.attempt
         it.journal.event("checkpoint", words)
 
 
 def wait_for_room(it: Supervision, verdict: Verdict) -> Verdict | None:
-    """Wait until the disk has room for one more checkpoint; return the job's verdict if that takes too
-    long.
+    """Wait until the disk has room for one more checkpoint; return None then.
+
+    If that takes longer than backend.disk_wait_seconds, or a stop is requested, return the job's verdict.
     """
     needed = checkpoint_room_bytes(it.config) + SPARE_BYTES
     seconds = it.config.backend.disk_wait_seconds
     deadline = time.monotonic() + seconds
     announced = False
     while (free := shutil.disk_usage(it.job.run.path).free) < needed:
-        words = f"{amounts.size(needed)} are needed, but only {amounts.size(free)} are free"
+        words = f"{amounts.size(needed)} is needed, but only {amounts.size(free)} is free"
         if time.monotonic() >= deadline:
-            waited = f"no space became free within backend.disk_wait_seconds = {seconds:g}"
+            waited = f"the disk still had no room after backend.disk_wait_seconds = {seconds:g}"
             return given_up(verdict, f"{waited} ({words})")
         if not announced:
             announced = True
-            said = f"waiting up to {seconds:g} s for space on the disk: {words}"
+            said = f"waiting up to {seconds:g} s for free disk space: {words}"
             it.journal.event("warning", said, needed_bytes=needed, wait_seconds=seconds)
         if it.requests.stop_within(DISK_POLL_SECONDS, lambda: poll_requests(it)):
             return cancelled_while_waiting(verdict)
@@ -531,7 +546,10 @@ def wait_for_room(it: Supervision, verdict: Verdict) -> Verdict | None:
 
 
 def fit_devices(it: Supervision, verdict: Verdict) -> Verdict | None:
-    """Resize the run to the usable devices, by its number of data-parallel ranks (backend.elastic)."""
+    """Resize the run to the usable devices by changing its number of data-parallel ranks (backend.elastic).
+
+    Returns None, or the job's verdict if the devices cannot hold a single copy of the model.
+    """
     own = it.journal.config or it.config
     requests, nodes = asked_devices(it.job), own.resources.nodes
     if requests is None:
@@ -546,7 +564,7 @@ def fit_devices(it: Supervision, verdict: Verdict) -> Verdict | None:
     if fits is None:
         copy = it.config.world_size // known
         left = f"{amounts.counted(devices, 'device')} {'is' if devices == 1 else 'are'} left"
-        return given_up(verdict, f"{left}, and one copy of the model needs {copy}")
+        return given_up(verdict, f"{left}, but one copy of the model needs {copy}")
     size = fits.parallel.data_parallel_size
     if size != known:
         machines = f" on {fits.resources.nodes} of {nodes} machines" if nodes > 1 else ""

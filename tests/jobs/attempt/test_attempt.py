@@ -214,9 +214,9 @@ def test_the_first_save_may_take_longer_than_the_limit_while_it_grows(watched):
             assert watched.attempt.saves_on() == ""
     assert not watched.killed
     assert watched.attempt.saves_on() == (
-        "100 s after the request (backend.shutdown_timeout_seconds = 20) ranks are still saving or exiting: "
-        "99.0 MiB are written; they are killed after 20 s without progress, at the latest 200 s after the "
-        "request"
+        "100 s after the request (backend.shutdown_timeout_seconds = 20) ranks are still saving or exiting "
+        "and have written 99.0 MiB; they are killed after 20 s without progress, at the latest 200 s after "
+        "the request"
     )
     for _ in range(25):
         watched.beat(1, 6, "save", written_bytes=99 << 20)

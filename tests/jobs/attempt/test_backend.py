@@ -88,14 +88,14 @@ def test_a_backend_whose_jobs_are_read_from_files_reads_them_as_backend_does():
 
 
 def test_what_a_backend_cannot_do_is_not_asked_for(job, elsewhere):
-    with pytest.raises(JobError, match="runs on a backend that cannot ask it to save"):
+    with pytest.raises(JobError, match="runs on a backend that cannot request a checkpoint"):
         control.request_save(job)
     assert elsewhere.asked == []
 
 
 def test_a_backend_of_a_newer_nbtrain_is_named(job):
     with pytest.raises(
-        JobError, match=r"backend\.kind = elsewhere is not known here; this nbtrain knows local"
+        JobError, match=r"backend\.kind = elsewhere is unknown; this version of nbtrain has local"
     ):
         control.cancel(job)
 

@@ -91,7 +91,7 @@ def test_a_link_between_machines_is_suspected_if_nothing_tells_the_ranks_apart()
         "network between host0, host1 may be down"
     )
     assert report([rank(number, spoke=False) for number in range(4)]) == (
-        "no rank has reported within 30 s: none was started, or their machines do not reach each other; "
+        "no rank has reported within 30 s: no rank was started, or their machines cannot reach each other; "
         "see logs/"
     )
     here = [rank(number, inside(range(2), 5)) for number in range(2)]
@@ -109,7 +109,7 @@ def test_a_link_that_was_cut_within_a_collective_that_one_rank_had_ended():
     assert report(everyone) == (
         "all ranks wait in a collective, for 30 s: rank 0 in all_reduce no. 179 of data_parallel ranks 0-3; "
         "ranks 1-3 in all_reduce no. 51 of data_parallel ranks 0-3; the network between host0, host1 may be "
-        "down, or they do not make the same calls"
+        "down, or the ranks do not make the same calls"
     )
 
 
@@ -122,8 +122,8 @@ def test_a_link_that_was_cut_between_two_collectives():
     everyone = [rank(number, calls[number], host=hosts[number]) for number in range(4)]
     assert report(everyone) == (
         "all ranks wait in a collective, for 30 s: ranks 0, 3 in all_reduce no. 52 of ranks 0-3; ranks 1, 2 "
-        "in all_reduce no. 51 of ranks 0-3; the network between host0, host1 may be down, or they do not "
-        "make the same calls"
+        "in all_reduce no. 51 of ranks 0-3; the network between host0, host1 may be down, or the ranks do "
+        "not make the same calls"
     )
     assert hang.culprit(everyone) is None
     # A rank that has waited for less time than the others is not behind.
@@ -144,8 +144,8 @@ def test_a_link_that_was_cut_while_a_host_waits_for_its_own_rank():
     assert report(everyone) == (
         "all ranks wait in a collective, for 30 s: ranks 0, 2 in all_reduce no. 8 of data_parallel ranks 0, "
         "2; rank 1 in all_reduce no. 20 of tensor_model_parallel ranks 0, 1; rank 3 in all_reduce no. 8 of "
-        "data_parallel ranks 1, 3; the network between host0, host1 may be down, or they do not make the "
-        "same calls"
+        "data_parallel ranks 1, 3; the network between host0, host1 may be down, or the ranks do not make "
+        "the same calls"
     )
     # A rank outside any collective is late.
     late = rank(0, inside([0, 2], 7, waiting=False), host="host0")
@@ -340,6 +340,6 @@ def test_the_main_threads_stack():
     assert stuck_words(3, main_stack(log)) == (
         "rank 3 was stuck at a.py:3 in inner; its log has the stacks of all threads"
     )
-    assert stuck_words(3, []) == "rank 3 was stuck; its log shows no line of Python where"
+    assert stuck_words(3, []) == "rank 3 was stuck; its log does not show in which line of Python"
     deep = "".join(f'  File "a.py", line {number} in f\n' for number in range(20))
     assert len(main_stack(f"Current thread 0x02 (most recent call first):\n{deep}")) == 8

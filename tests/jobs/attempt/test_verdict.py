@@ -109,11 +109,16 @@ def test_a_limit_of_the_run_is_the_cause():
 
 
 def test_mode_perf_saves_nothing_and_says_so():
-    assert judged(record(0, "finished"), mode="perf").cause == "all steps are measured, none is saved"
+    assert (
+        judged(record(0, "finished"), mode="perf").cause
+        == "all steps are measured, and no checkpoint is saved"
+    )
     stopped = judged(record(0, "stopped"), mode="perf", stop_requested=True)
-    assert stopped.cause == "stopped on request at step 7; mode: perf saves nothing"
+    assert stopped.cause == "stopped on request at step 7; mode: perf saves no checkpoint"
     limited = judged(record(0, "stopped", detail="batch.exit_interval_steps = 7 is reached"), mode="perf")
-    assert limited.cause == "batch.exit_interval_steps = 7 is reached at step 7; mode: perf saves nothing"
+    assert (
+        limited.cause == "batch.exit_interval_steps = 7 is reached at step 7; mode: perf saves no checkpoint"
+    )
 
 
 def test_a_killed_launcher_is_tried_again():
@@ -184,7 +189,7 @@ def test_a_stop_that_saved_says_so_whatever_became_of_its_processes():
         "stopped on request at step 7; saved (rank 0: exit code 1 after it reported 'stopped')"
     )
     measured = judged(KILLED_AFTER_ITS_WORD, killed_at=8.0, mode="eval", **stop)
-    assert "mode: eval saves nothing" in measured.cause
+    assert "mode: eval saves no checkpoint" in measured.cause
 
 
 @pytest.mark.parametrize("number", [6, 9, 15])
@@ -445,7 +450,7 @@ def test_a_full_disk_is_reported_and_waited_for():
     """
     said = "OSError: [Errno 28] No space left on device"
     verdict = judged(record(0, "failed", code=1, message=said, detail=f"{TRACEBACK}{said}"))
-    assert verdict.cause.startswith(f"rank 0 failed at step 7: the disk is full: {said}. Free space there")
+    assert verdict.cause.startswith(f"rank 0 failed at step 7: the disk is full: {said}. Free up space there")
     assert (verdict.retry, verdict.kind) == (True, "disk")
     said = (
         "model: a checkpoint needs 2.00 GB and 0.50 GB are free. Free space, or lower checkpoint.keep_last."
@@ -483,7 +488,7 @@ def test_out_of_gpu_memory_is_tried_again_only_after_good_steps():
     }
     for changes, fix in (
         ({"parallel.zero_stage": 1}, "Raise parallel.zero_stage"),
-        ({"parallel.zero_stage": 2}, "Share each copy of the model among more GPUs, or use larger ones"),
+        ({"parallel.zero_stage": 2}, "Shard each copy of the model across more GPUs, or use larger GPUs"),
         ({"batch.micro_batch_size": 2, "parallel.zero_stage": 2}, "Lower batch.micro_batch_size (the global"),
     ):
         config = load("gpt-125m-4xdp", {**tight, **changes})

@@ -59,7 +59,7 @@ def test_missing_gpus_are_counted(tiny):
     [(kind, message)] = found(config)
     assert kind == "resource"
     place = "override resources.gpus_per_node=4: "
-    assert lacks(message, place, "needs 4 GPUs; box has 0.", "resources.device=cpu") == []
+    assert lacks(message, place, "needs 4 GPUs, but box has 0.", "resources.device=cpu") == []
     assert found(config, replace(MACHINE, gpus=(Gpu("A100", 40 * GIB),) * 4)) == []
 
 
@@ -78,7 +78,7 @@ def test_a_fault_that_no_rank_would_understand_is_refused(tiny):
     [garbage] = messages("garbage")
     assert "is not JSON" in garbage
     [strange] = messages('[{"step": 6, "do": "nan", "rank": 7}]')
-    assert "names rank 7; the run has 1, 0 to 0." in strange
+    assert "names rank 7, but the run has 1 rank, 0 to 0." in strange
 
 
 def test_hidden_gpus_are_explained(tiny, monkeypatch):
@@ -105,7 +105,7 @@ def test_gpus_are_those_that_the_ranks_see(tiny, monkeypatch):
 
     assert problems("2,3") == []
     [kernels] = problems("2,1")
-    assert "bf16 needs a GPU from Ampere on (8.0); Tesla T4 has" in kernels
+    assert "bf16 needs a GPU of compute capability 8.0 (Ampere) or newer; Tesla T4 has" in kernels
     [few] = problems("3")
     assert "needs 2 GPUs" in few and " has 1 (backend.env.CUDA_VISIBLE_DEVICES=3)." in few
 
@@ -130,7 +130,7 @@ def test_devices_json_limits_what_is_checked(tiny, monkeypatch):
 
     assert problems('{"gpus": ["2", "3"]}', **gpu) == []
     [kernels] = problems('{"gpus": ["1", "2", "3"]}', **gpu)
-    assert "bf16 needs a GPU from Ampere on (8.0); Tesla T4 has" in kernels
+    assert "bf16 needs a GPU of compute capability 8.0 (Ampere) or newer; Tesla T4 has" in kernels
     [few] = problems('{"gpus": ["3"]}', **gpu)
     assert "needs 2 GPUs, and queue/devices.json leaves 1" in few
     shared = {**gpu, "backend.share_devices": True}
@@ -148,7 +148,7 @@ def test_devices_json_limits_what_is_checked(tiny, monkeypatch):
     cores = {"parallel.data_parallel_size": 8, "batch.global_batch_size": 16}
     assert problems('{"cores": 2}', **cores) == []
     [ranks] = problems('{"cores": 1}', **cores)
-    assert "the run starts 8 ranks; " in ranks and " has 1 core for it" in ranks
+    assert "the run starts 8 ranks, but " in ranks and " has 1 core for it" in ranks
 
 
 def test_a_cut_model_is_trained(tiny):
@@ -172,20 +172,21 @@ ON_GPU = {"resources.device": "gpu", "resources.gpus_per_node": 1}
         (
             "NVIDIA A100-SXM4-80GB",
             {"precision.fp8": True, "precision.dtype": "bf16"},
-            "override precision.fp8=true: precision.fp8 = true needs a GPU from Hopper on (9.0); NVIDIA "
-            "A100-SXM4-80GB has compute capability 8.0. Set precision.fp8=false.",
+            "override precision.fp8=true: precision.fp8 = true needs a GPU of compute capability 9.0 "
+            "(Hopper) or newer; NVIDIA A100-SXM4-80GB has compute capability 8.0. Set precision.fp8=false.",
         ),
         (
             "Tesla T4",
             {"precision.dtype": "bf16"},
-            "override precision.dtype=bf16: precision.dtype = bf16 needs a GPU from Ampere on (8.0); Tesla "
-            "T4 has compute capability 7.5. Set precision.dtype=fp16 or fp32.",
+            "override precision.dtype=bf16: precision.dtype = bf16 needs a GPU of compute capability 8.0 "
+            "(Ampere) or newer; Tesla T4 has compute capability 7.5. Set precision.dtype=fp16 or fp32.",
         ),
         (
             "Tesla T4",
             {"model.attention_backend": "flash", "precision.dtype": "fp16"},
-            "override model.attention_backend=flash: model.attention_backend = flash needs a GPU from Ampere "
-            "on (8.0); Tesla T4 has compute capability 7.5. Set model.attention_backend=auto.",
+            "override model.attention_backend=flash: model.attention_backend = flash needs a GPU of compute "
+            "capability 8.0 (Ampere) or newer; Tesla T4 has compute capability 7.5. Set "
+            "model.attention_backend=auto.",
         ),
     ],
 )
@@ -209,10 +210,10 @@ def test_host_memory_beside_the_gpus(tiny):
     machine = replace(MACHINE, gpus=(Gpu("NVIDIA H200", 141 * GIB),))
     [message] = host_memory(found(config, machine))
     assert re.match(r"1 rank on box will need about [\d.]+ GiB of host memory", message)
-    assert lacks(message, "there is 16.0 GiB (per rank: ", "gradients") == []
+    assert lacks(message, "only 16.0 GiB is available (per rank: ", "gradients") == []
     assert "optimizer" in message
     assert host_memory(found(config, replace(machine, memory_bytes=512 * GIB))) == []
-    assert "Set parallel.offload_optimizer.device: none; a rank then needs 0 B there." in message
+    assert "Set parallel.offload_optimizer.device: none; a rank then needs 0 B of it." in message
 
 
 def test_a_remedy_for_the_gpus_that_are_there(tiny):
@@ -283,7 +284,8 @@ def test_nvme_without_a_folder(tiny, tools, nvme):
     [(kind, message)] = found(tiny(**nvme[1]))
     assert kind == "error"
     assert message.endswith(
-        f"parallel.offload_optimizer.nvme_path = {nvme[0]} is not a folder. Create it, on a local NVMe disk."
+        f"parallel.offload_optimizer.nvme_path = {nvme[0]} is not a folder. Create the folder on a local "
+        "NVMe disk."
     )
 
 
@@ -294,7 +296,7 @@ def test_nvme_that_cannot_be_written(tiny, tools, nvme, monkeypatch):
     )
     [(kind, message)] = found(tiny(**nvme[1]))
     assert kind == "error"
-    assert message.endswith("is not writable. Name a writable folder on NVMe.")
+    assert message.endswith("is not writable. Choose a writable folder on a local NVMe disk.")
 
 
 @pytest.mark.parametrize(
@@ -302,14 +304,11 @@ def test_nvme_that_cannot_be_written(tiny, tools, nvme, monkeypatch):
     [
         (
             "tmpfs",
-            "is in host memory (tmpfs), which offloading should save. Name a folder on a local NVMe disk, or "
-            "set parallel.offload_optimizer.nvme_path=null and parallel.offload_optimizer.device=cpu.",
+            "on a local NVMe disk, or set parallel.offload_optimizer.nvme_path=null and "
+            "parallel.offload_optimizer.device=cpu.",
         ),
-        ("nfs4", "is on a file system of another machine (nfs4): every step would wait for it."),
-        (
-            "fuse.sshfs",
-            "is on a file system of another machine (fuse.sshfs): every step would wait for it.",
-        ),
+        ("nfs4", "is on a network file system (nfs4), and every step would wait for it."),
+        ("fuse.sshfs", "is on a network file system (fuse.sshfs), and every step would wait for it."),
     ],
 )
 def test_nvme_that_is_no_disk_of_this_machine(tiny, tools, nvme, monkeypatch, kind, expected):
@@ -326,7 +325,7 @@ def test_a_local_dir_that_cannot_serve(tiny, tmp_path, monkeypatch):
     [(kind, message)] = found(tiny(**{"checkpoint.local_dir": inside}))
     assert kind == "error"
     assert message.endswith(
-        "where the checkpoints are copied to. Name a folder on a local disk of each node."
+        "the folder that its checkpoints are copied to. Choose a folder on a local disk of each node."
     )
     (tmp_path / "file").write_text("")
     [(kind, message)] = found(tiny(**{"checkpoint.local_dir": f"{tmp_path}/file/x"}))
@@ -412,7 +411,7 @@ def test_nvme_needs_what_its_extension_is_built_with(tiny, tools, nvme, monkeypa
     [(kind, message)] = found(tiny(**nvme[1]))
     assert kind == "error"
     place = "parallel.offload_optimizer.device = nvme"
-    assert lacks(message, place, f"missing: {expected}. Install it") == []
+    assert lacks(message, place, f"machine: {expected}. Install what is missing") == []
 
 
 def test_a_header_is_looked_for_where_the_compiler_is_told_to(tiny, tools, nvme, monkeypatch, tmp_path):
@@ -440,9 +439,7 @@ def test_quantization_needs_cudas_compiler(tiny, tools, tmp_path, monkeypatch):
     tools["nvcc"] = False
     [(kind, message)] = found(config, machine)
     assert kind == "error"
-    assert (
-        f"this is missing: CUDA's compiler nvcc (in $CUDA_HOME/bin, PATH or {tmp_path}/cuda/bin)." in message
-    )
+    assert f"machine: CUDA's compiler nvcc (in $CUDA_HOME/bin, PATH or {tmp_path}/cuda/bin)." in message
     (tmp_path / "cuda" / "bin").mkdir(parents=True)
     (tmp_path / "cuda" / "bin" / "nvcc").touch()
     assert found(config, machine) == []
@@ -501,7 +498,7 @@ def test_fp16_needs_the_instructions(tiny):
     """fp16 on a CPU without fp16 instructions is rejected, and the message names the CPU."""
     [(kind, message)] = found(tiny(**{"precision.dtype": "fp16"}))
     assert kind == "resource"
-    instructions = "avx512_fp16, amx_fp16, fphp, asimdhp; CPU X has none"
+    instructions = "avx512_fp16, amx_fp16, fphp, asimdhp, but CPU X has none"
     assert lacks(message, "precision.dtype = fp16", instructions, "Set precision.dtype=bf16") == []
     assert found(tiny(**{"precision.dtype": "bf16"})) == []
 
@@ -511,7 +508,7 @@ def test_memory_is_estimated(tiny):
     config = tiny(**{"model.hidden_size": 4096, "model.num_layers": 24, "model.num_attention_heads": 32})
     message = next(message for kind, message in found(config) if "memory" in message)
     assert message.startswith("1 rank on box will need about ")
-    assert "there is 16.0 GiB (per rank: weights" in message
+    assert "only 16.0 GiB is available (per rank: weights" in message
 
 
 def test_a_disk_too_small_for_the_checkpoints(tiny, monkeypatch):
@@ -524,11 +521,11 @@ def test_a_disk_too_small_for_the_checkpoints(tiny, monkeypatch):
     assert kind == "resource"
     numbers = ("2.9 MiB free", "3 checkpoints of 638.1 KiB", "need 65.9 MiB")
     assert message.startswith("output: ")
-    assert lacks(message, *numbers, "Free space, or set NBTRAIN_OUTPUT") == []
+    assert lacks(message, *numbers, "Free up space, or set NBTRAIN_OUTPUT") == []
     # Two checkpoints and 64 MiB of logs.
     monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: usage._replace(free=69_000_000))
     [(_, message)] = found(tiny(**{"checkpoint.keep_last": 3}))
-    assert lacks(message, "Free space, set checkpoint.keep_last: 1, or set NBTRAIN_OUTPUT") == []
+    assert lacks(message, "Free up space, set checkpoint.keep_last: 1, or set NBTRAIN_OUTPUT") == []
     assert found(tiny(**{"checkpoint.keep_last": 1})) == []
 
 
@@ -617,8 +614,8 @@ def test_missing_data(tiny, own_data):
     problems = found(config)
     assert [kind for kind, _ in problems] == ["data", "data"]
     assert "the tokenizer is not ready" in problems[0][1]
-    assert "text_document.bin: no such file. `nbtrain prepare " in problems[1][1]
-    [command] = re.findall(r"`nbtrain prepare ([^`]*)` makes what is missing\.$", problems[1][1])
+    assert "text_document.bin: no such file. Run `nbtrain prepare " in problems[1][1]
+    [command] = re.findall(r"`nbtrain prepare ([^`]*)` to make what is missing\.$", problems[1][1])
     run, *overrides = shlex.split(command)
     assert load(run, overrides) == config
 
@@ -667,7 +664,7 @@ def test_missing_data_without_sources(tiny, own_data):
     shutil.rmtree(own_data / "dataset")
     [(kind, message)] = found(tiny(**{"data.sources": []}))
     assert kind == "data"
-    fixes = ("Copy the dataset there", "name text in data.sources", "`nbtrain prepare`")
+    fixes = ("Copy the dataset there", "set data.sources", "`nbtrain prepare`")
     assert lacks(message, "data/dataset/mock/text_document.bin: no such file.", *fixes) == []
 
 

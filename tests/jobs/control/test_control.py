@@ -84,7 +84,7 @@ def test_clean_lists_and_removes(job, leftover):
         f"jobs/{job.job_id}/heartbeat/.0.json.12.tmp: temporary file",
         "model/global_step8: torn checkpoint",
         "model/global_step9: torn checkpoint",
-        "jobs/20250101-000000-abcd: submission that was cut off",
+        "jobs/20250101-000000-abcd: interrupted submission",
     ]
     assert leftover.poll() is None
     assert cut.exists()
@@ -115,8 +115,8 @@ def test_clean_warns_of_last_copies(job):
     (job.run.checkpoint(8)).mkdir(parents=True)
     [line] = control.clean(job.run, dry_run=True)
     assert line == (
-        "model/global_step8: torn checkpoint; no complete checkpoint is left, so this is the last copy of "
-        "the training"
+        "model/global_step8: torn checkpoint; the run has no complete checkpoint, so this is the last copy "
+        "of its training"
     )
 
 
@@ -125,7 +125,7 @@ def test_clean_leaves_an_active_run_alone(job):
     record = JobRecord.read(job.job_json)
     record.supervisor = ProcessIdentity.of(os.getpid())
     record.write(job.job_json)
-    with pytest.raises(JobError, match=r"output/run: a job is active; it cleans up after itself"):
+    with pytest.raises(JobError, match=r"output/run: a job is active, .* `nbtrain cancel run`\.$"):
         control.clean(job.run)
     record.state = "FAILED"
     record.write(job.job_json)
@@ -217,7 +217,7 @@ def test_a_mode_that_saves_nothing_cannot_be_asked_to(job):
     record.supervisor = ProcessIdentity.of(os.getpid())
     record.write(job.job_json)
     files.write_text(job.run.config_yaml, to_yaml(load("gpt-tiny", {"mode": "perf"})))
-    with pytest.raises(JobError, match=r"job \S+ runs with mode: perf, which saves nothing\."):
+    with pytest.raises(JobError, match=r"job \S+ runs with mode: perf, which saves no checkpoint\."):
         control.request_save(job)
 
 
@@ -233,8 +233,8 @@ def test_a_job_that_waits_has_nothing_to_save(job):
     with pytest.raises(JobError) as refused:
         control.request_save(job)
     assert str(refused.value) == (
-        f"output/run: job {job.job_id} is QUEUED: waits for 2 cores. None of its ranks runs, so nothing can "
-        "be saved yet."
+        f"output/run: job {job.job_id} is QUEUED: waits for 2 cores. None of its ranks is running, so there "
+        "is nothing to save yet."
     )
     assert not job.control_ask.exists() and not job.control_request.exists()
 
@@ -329,8 +329,8 @@ def test_a_supervisor_that_answers_nothing_is_named(job, deaf):
     with pytest.raises(JobError) as refused:
         control.cancel(job, now=True, wait_seconds=0.1)
     assert str(refused.value).endswith(
-        f"s ago and is still RUNNING; its supervisor does not answer. `kill -9 {deaf.pid}` on {deaf.host} "
-        "ends it; `nbtrain cancel --now run` then ends its ranks."
+        f"s ago and is still RUNNING; its supervisor does not respond. Run `kill -9 {deaf.pid}` on "
+        f"{deaf.host} to end the supervisor, then `nbtrain cancel --now run` to end its ranks."
     )
 
 
@@ -338,7 +338,7 @@ def test_a_supervisor_that_answers_nothing_is_named(job, deaf):
     ("state", "words"),
     [
         ("RUNNING", "it may still be saving; `nbtrain cancel --now run` kills it."),
-        ("QUEUED", "its supervisor does not answer. Try `nbtrain cancel --now run`."),
+        ("QUEUED", "its supervisor does not respond. Run `nbtrain cancel --now run`."),
     ],
 )
 def test_a_job_that_does_not_stop_in_time_is_said_to_save_only_if_ranks_run(job, deaf, state, words):

@@ -65,7 +65,7 @@ def test_what_lies_elsewhere_is_refused(run, workspace):
         delete(RunDir(elsewhere))
     run.path.symlink_to(elsewhere)
     with pytest.raises(
-        JobError, match=r"^output/run is a link to .*/elsewhere; nbtrain deletes nothing outside"
+        JobError, match=r"^output/run is a link to .*/elsewhere, and nbtrain deletes nothing outside"
     ):
         delete(run)
     run.path.unlink()
@@ -137,7 +137,8 @@ def test_an_active_run_is_refused(run):
     record.state = "SUSPENDED"
     record.write(job.job_json)
     with pytest.raises(
-        JobError, match=r"^output/run: its job is SUSPENDED \(paused\) and may continue\. `nb"
+        JobError,
+        match=r"^output/run: its job is SUSPENDED \(paused\) and may continue\. .*`nbtrain cancel run`",
     ):
         delete(run)
     assert run.exists()

@@ -235,8 +235,8 @@ def test_the_run_that_another_starts_from_is_deleted_once_that_has_all_of_its_we
 @pytest.mark.parametrize(
     ("section", "why"),
     [
-        ("lora", r"which it reads at every start because its checkpoints hold only adapters \(lora\)"),
-        ("dpo", r"which is the reference of its preferences \(dpo\)"),
+        ("lora", r"which it reads at every start because its checkpoints contain only adapters \(lora\)"),
+        ("dpo", r"which is the reference model of its preference training \(dpo\)"),
     ],
 )
 def test_a_run_that_is_read_at_every_start_is_not_deleted(tiny, base, section, why):

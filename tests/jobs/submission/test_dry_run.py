@@ -47,7 +47,7 @@ def test_the_diffs_of_the_page_are_what_the_engines_get(places, workspace, tmp_p
     assert {config.train_steps for config in places.values()} == {400}
     assert all(check(config).works for config in places.values())
     with pytest.raises(
-        ConfigError, match=r"backend\.kind = local: a dry run writes what a scheduler receives"
+        ConfigError, match=r"backend\.kind = local has no scheduler, .* Set backend\.kind to hosts"
     ):
         dry_run(laptop, tmp_path / "none")
     (tmp_path / "link").symlink_to("my-run.sbatch")
@@ -116,7 +116,7 @@ def test_only_a_dry_run_is_overwritten(places, workspace, tmp_path, where):
     (tmp_path / "link").symlink_to(workspace / "my-run.yaml")
     (tmp_path / "notes").write_text("# job list\nwritten by nbtrain.\n")
     for path in (workspace / "my-run.yaml", tmp_path / "link", tmp_path / "notes"):
-        with pytest.raises(SubmitError, match=f"{path}: exists already, .* Name another file, or delete it"):
+        with pytest.raises(SubmitError, match=f"{path} already exists .* Choose another file, or delete"):
             dry_run(places[where], path)
     assert (workspace / "my-run.yaml").read_bytes() == before
     (tmp_path / "new").touch()

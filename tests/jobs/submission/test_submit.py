@@ -220,11 +220,9 @@ def test_a_clock_that_is_ahead_blocks_no_run(tiny, caplog):
     job.path.rename(job.path.with_name("20991231-235959-abcd"))
     second = resume(job.run)
     assert second.job_id.startswith("21000101-000000-")
-    assert "numbered by a clock that is " in caplog.text
+    assert "id comes from a clock that is " in caplog.text
     [warning] = [event["message"] for event in read_events(second) if event["kind"] == "warning"]
-    assert warning.endswith(
-        f"this job is {second.job_id}, to come after it. Compare the clocks of the machines"
-    )
+    assert lacks(warning, f"this job gets the id {second.job_id}", "Synchronize the clocks") == []
 
 
 def test_a_submission_that_was_cut_off_is_submitted_anew(tiny):
@@ -242,7 +240,7 @@ def test_a_submission_that_was_cut_off_is_submitted_anew(tiny):
     record = JobRecord.read(job.job_json)
     assert (record.state, record.cause) == (
         "FAILED",
-        "its submission was cut off before its supervisor started",
+        "its submission was interrupted before its supervisor started",
     )
     record = JobRecord.read(second.job_json)
     record.state, record.supervisor = "QUEUED", None
@@ -291,7 +289,7 @@ def test_no_whole_checkpoint_is_refused_before_launch(tiny):
     with pytest.raises(SubmitError) as refused:
         resume(job.run)
     reasons = ("global_step8: it has no manifest.json", "global_step4: manifest.json is not JSON.")
-    assert lacks(refused, "output/tiny/model: ", *reasons, "Remove the folder", "a good copy") == []
+    assert lacks(refused, "output/tiny/model: ", *reasons, "Remove the folder", "or restore") == []
     reasons = str(refused.value)
     with pytest.raises(SubmitError) as refused:
         resume(job.run, {"mode": "eval"})
@@ -472,7 +470,7 @@ def test_a_run_keeps_its_name_on_resume(tiny):
     end(job, "CANCELLED")
     with pytest.raises(ConfigError) as refused:
         resume(job.run, ["name=other", "batch.train_tokens=2560"])
-    assert lacks(refused, "override name=other: ", "is tiny.", "`nbtrain clone tiny other`") == []
+    assert lacks(refused, "override name=other: ", "called tiny.", "`nbtrain clone tiny other`") == []
     assert job.run.job_ids() == [job.job_id]
     assert resume(job.run, ["name=tiny"]).job_id != job.job_id
 
@@ -524,7 +522,7 @@ def test_data_made_anew_is_refused(tiny):
     with pytest.raises(SubmitError) as refused:
         resume(job.run)
     now = read_run_data(tiny()).dataset_sha256
-    hashes = ("output/tiny was trained on dataset mock 000000000000...", f" is {now[:12]}...")
+    hashes = ("output/tiny was trained on dataset mock with SHA-256 000000000000...", f" now {now[:12]}...")
     assert lacks(refused, *hashes, "step 5", "Restore the dataset", "another `name:`") == []
     assert job.run.job_ids() == [job.job_id]
     manifest["data_state"]["dataset_sha256"] = now
@@ -594,10 +592,10 @@ def test_an_active_run_is_not_joined_from_another_backend(tiny):
     job = submit(tiny())
     elsewhere = tiny(**{"backend.kind": "slurm"})
     said = (
-        "backend.kind = slurm, but output/tiny is RUNNING on backend local, and a run has one job at a time. "
-        "Nothing was submitted. `nbtrain cancel tiny` stops it; submitted again, it continues from its "
-        "newest checkpoint on slurm. Another `name:` trains it there as a new run; a dry run shows what "
-        "would be sent."
+        "backend.kind = slurm, but the job of output/tiny is RUNNING on backend local, and a run can have "
+        "only one job at a time. Nothing was submitted. To move the run to slurm, run `nbtrain cancel tiny` "
+        "and submit again; it continues from its newest checkpoint. To train a separate run there, set "
+        "another `name:`. To see what would be sent, use a dry run."
     )
     for start in (nb.launch, submit, lambda config: resume(job.run, {"backend.kind": "slurm"})):
         with pytest.raises(SubmitError) as refused:
@@ -650,7 +648,7 @@ def test_another_training_is_refused_by_name(tiny):
             )
         )
     first, *changes, last = str(refused.value).splitlines()
-    assert first.startswith("output/tiny holds a different training")
+    assert first.startswith("output/tiny contains a run that was trained with other settings")
     assert changes == [
         "  model.num_layers: 2 -> 4  (override model.num_layers=4)",
         "  data.seed: 1234 -> 7  (override data.seed=7)",
@@ -722,7 +720,7 @@ def test_a_foreign_folder_is_refused(tiny):
     (run.path / "thesis.tex").write_text("precious")
     with pytest.raises(SubmitError) as refused:
         submit(tiny())
-    assert lacks(refused, "output/tiny ", "holds thesis.tex.", "another `name:`") == []
+    assert lacks(refused, "output/tiny ", "contains thesis.tex.", "another `name:`") == []
     assert [path.name for path in run.path.iterdir()] == ["thesis.tex"]
 
 
@@ -750,8 +748,8 @@ def test_the_folder_of_another_run_is_refused(tiny):
     job.run.path.rename(job.run.path.with_name("renamed"))
     with pytest.raises(SubmitError) as refused:
         submit(tiny(name="renamed"))
-    place, fixes = "output/renamed ", ("rename the folder to 'tiny'", "`nbtrain clone renamed NEWNAME`")
-    assert lacks(refused, place, "another run, 'tiny' (run.json)", *fixes) == []
+    place, fixes = "output/renamed ", ("rename the folder to 'tiny'", "`nbtrain clone tiny NEWNAME`")
+    assert lacks(refused, place, "its run.json has the name 'tiny'", *fixes) == []
 
 
 def test_executed_notebooks_do_not_make_a_folder_foreign(tiny):
@@ -767,10 +765,10 @@ def test_every_problem_is_reported_at_once(tiny, monkeypatch):
         submit(tiny(**{"resources.device": "gpu", "resources.gpus_per_node": 1}))
     message = str(refused.value)
     assert message.startswith("tiny cannot start here:\n")
-    assert "needs 1 GPU;" in message
+    assert "needs 1 GPU, but" in message
     assert "text_document.bin: no such file" in message
     nowhere = RunDir.named("tiny").path.parent / "nowhere"
-    assert f"\nData is looked for in {nowhere}. The workspace is " in message
+    assert f"\nnbtrain looks for data in {nowhere}. The workspace is " in message
     assert message.endswith("\nNothing was started and nothing written.")
     assert not RunDir.named("tiny").path.exists()
 
@@ -953,7 +951,7 @@ def test_a_paused_run_that_is_submitted_changed_says_what_differs(tiny, workspac
         cli.main(["submit", str(workspace / "tiny.yaml"), "logging.log_interval_steps=7"])
         == SubmitError.exit_code
     )
-    assert "its job is paused, and the submitted run has other settings" in capsys.readouterr().err
+    assert "its job is paused, and the submission would change its settings" in capsys.readouterr().err
     assert asked_pause(job) and job.run.job_ids() == [job.job_id]
     assert submit(tiny()).job_id == job.job_id and not asked_pause(job)
 

@@ -69,13 +69,13 @@ def test_one_that_does_not_leave_and_one_on_another_host_are_waited_for_so_long(
     monkeypatch.setattr(predecessors, "DISPLACED_SECONDS", 0.3)
     here = ProcessIdentity.of(first.pid)
     elsewhere = replace(here, pid=here.pid + 1, start_ticks=1, host="other-host")
-    for supervisor, words in ((elsewhere, []), (here, ["has not left in 0.3 s"])):
+    for supervisor, words in ((elsewhere, []), (here, ["has not exited within 0.3 s"])):
         (job.events / "supervisor.jsonl").unlink(missing_ok=True)
         journal, began = taken_over(job, supervisor), time.monotonic()
         wait_for_displaced(journal)
         assert time.monotonic() - began >= 0.3
         said = events_of(job)
-        assert ["has not left in 0.3 s"] * ("has not left" in said) == words
+        assert ["has not exited within 0.3 s"] * ("has not exited" in said) == words
 
 
 def test_one_that_had_handed_the_job_over_or_is_gone_is_not_waited_for(job, first):

@@ -209,7 +209,7 @@ def test_a_job_that_is_cancelled_while_others_are_started_again_stays_so(holders
     monkeypatch.setattr(
         submit, "make_plan", lambda config, needs: SimpleNamespace(config=config, findings=[])
     )
-    with pytest.raises(SubmitError, match=r"^output/first: it was cancelled before it was started again\.$"):
+    with pytest.raises(SubmitError, match=r"^output/first: the run was cancelled before it could restart\.$"):
         restart.go_on(str(jobs["first"].run.path), jobs["first"].job_id)
 
 
@@ -427,7 +427,7 @@ def test_a_full_disk_of_the_queue_is_waited_for(holders, cause_of, monkeypatch):
     monkeypatch.setattr(queue_place, "POLL_SECONDS", 0.01)
     mine = place_of(journal, config := holders.config("one"))
     assert mine.wait(SignalRequests(), config) is None
-    assert said == ["waits for space on the disk of the queue (queue: Disk quota exceeded)"] * 3
+    assert said == ["waits for disk space for the queue (queue: Disk quota exceeded)"] * 3
     assert (cause_of(journal.job), holders.queue.ticket(journal.job).holds) == (said[0], ["cpu-0", "cpu-1"])
     mine.give_up()
     assert (holders.queue.tickets(), "NBTRAIN_CORES" in os.environ) == ([], False)

@@ -140,7 +140,7 @@ def test_the_same_failure_twice_ends_it(supervised):
     count.
     """
     supervised.verdicts = [failure((3, "boom")), failure((5, "boom")), failure((5, "boom")), failure()]
-    assert supervised.run().cause.endswith("not tried again: the attempt before failed the same way")
+    assert supervised.run().cause.endswith("not tried again: the previous attempt failed in the same way")
     assert len(supervised.verdicts) == 1
 
 
@@ -327,7 +327,7 @@ def test_it_waits_for_room(supervised, monkeypatch):
     supervised.verdicts = [full_disk(), Verdict("SUCCEEDED", "done")]
     assert supervised.run().cause == "done"
     (warning,) = supervised.events("warning")
-    parts = ("up to 600 s for space on the disk", "80.6 MiB are needed", "but only 0 B are free")
+    parts = ("up to 600 s for free disk space", "80.6 MiB is needed", "but only 0 B is free")
     assert lacks(warning["message"], *parts) == []
 
 
@@ -397,7 +397,9 @@ def test_a_damaged_record_of_an_earlier_job_does_not_keep_the_end_from_being_wri
     assert JobRecord.read(supervised.job.job_json).state == "SUCCEEDED"
     assert files.read_json(supervised.job.run.summary_json)["total_seconds"] >= 0
     [warning] = supervised.events("warning")
-    assert warning["message"].startswith(f"certificate.json is not written: {earlier.job_json}:1: not JSON: ")
+    assert warning["message"].startswith(
+        f"certificate.json could not be written: {earlier.job_json}:1: not JSON: "
+    )
 
 
 def test_a_lost_job_counts_until_its_last_sign_of_life(supervised):
@@ -425,14 +427,14 @@ def test_a_certificate_that_does_not_fit_on_the_disk_does_not_keep_the_end_from_
     supervised.journal.end(Verdict("SUCCEEDED", "done"))
     assert JobRecord.read(supervised.job.job_json).state == "SUCCEEDED"
     [warning] = supervised.events("warning")
-    assert warning["message"].startswith("certificate.json is not written: ")
+    assert warning["message"].startswith("certificate.json could not be written: ")
 
 
 def test_it_does_not_wait_for_ever(supervised, monkeypatch):
     supervised.change("backend", disk_wait_seconds=0.0)
     monkeypatch.setattr(supervise, "shutil", Disk(0))
     supervised.verdicts = [full_disk()]
-    parts = ("rank 0 failed: the disk is full", "backend.disk_wait_seconds = 0 (80.6 MiB are needed")
+    parts = ("rank 0 failed: the disk is full", "backend.disk_wait_seconds = 0 (80.6 MiB is needed")
     assert lacks(supervised.run().cause, *parts) == []
     assert supervised.journal.record.restarts == 0, "it was given up before one was made"
 

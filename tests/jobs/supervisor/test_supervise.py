@@ -313,7 +313,7 @@ def test_ranks_that_outlive_their_supervisor_are_asked_to_save(workspace, tmp_pa
     assert (tmp_path / "saved").read_text() == "saved"
     assert said == [
         "1 process of a lost job is asked to save and exit; waiting up to 300 s",
-        "it has ended by itself",
+        "it has exited by itself",
     ]
 
 
@@ -388,9 +388,9 @@ def test_a_job_goes_on_after_a_notice_and_after_a_pause(fake, start, states_of, 
     )
     supervisor = JobRecord.read(job.job_json).supervisor
     assert supervisor.alive() and processes.marked_pids([job.job_id]) == []
-    with pytest.raises(JobError, match="is paused; it has saved already"):
+    with pytest.raises(JobError, match="is paused and has already saved"):
         control.request_save(job)
-    with pytest.raises(SubmitError, match="these settings cannot change on resume"):
+    with pytest.raises(SubmitError, match="and these cannot change on resume"):
         resume(job.run, {"model.seed": 7})
     assert resume(job.run).job_id == job.job_id
     wait_until(lambda: JobRecord.read(job.job_json).state == "RUNNING", "it continues")
@@ -402,7 +402,7 @@ def test_a_job_goes_on_after_a_notice_and_after_a_pause(fake, start, states_of, 
         event["message"] for event in read_events(job) if "while it was paused: " in event["message"]
     ] == [
         "resumed with other settings while it was paused: logging.log_interval_steps: 10 -> 7; "
-        "backend.max_restarts: 0 -> 9. This job ends, and a new one follows"
+        "backend.max_restarts: 0 -> 9. This job ends, and a new job continues the run"
     ]
     control.cancel(second)
     record = JobRecord.read(job.job_json)

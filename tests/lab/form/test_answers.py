@@ -388,9 +388,9 @@ def test_a_paused_run_of_the_name_stands_against_other_settings(workspace: Path)
     [problem] = assessed(name="mine", batch__max_steps="250")["problems"]
     assert problem["key"] == "name"
     assert problem["message"] == "mine is paused, with other settings: batch.max_steps 300, not 250."
-    assert "`nbtrain resume mine batch.max_steps=250` ends it;" in problem["full"]
+    assert "`nbtrain resume mine batch.max_steps=250` ends the job;" in problem["full"]
     request = {"yaml": "gpt-tiny", "typed": {"batch.max_steps": "250"}, "name": "mine"}
-    with pytest.raises(SubmitError, match="its job is paused, and the submitted run has other settings"):
+    with pytest.raises(SubmitError, match="its job is paused, and the submission would change its settings"):
         answer("submit", request)
     assert assessed(name="mine", batch__max_steps="300")["may_submit"]
 

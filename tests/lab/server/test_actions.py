@@ -66,8 +66,8 @@ def test_what_has_ended_is_left_as_it_is(server: Server, run: RunDir) -> None:
     for action in ("stop", "cancel"):
         answer = server.ask(f"run/gpt-done/{action}", "POST", {"now": True})
         assert (answer.status, answer.json["state"]) == (200, "SUCCEEDED")
-    assert "so it can no longer be paused. To continue training" in refusal(server, "gpt-done", "pause")
-    assert "so it can no longer save. To continue training" in refusal(server, "gpt-done", "save")
+    assert "can no longer be paused. To continue training" in refusal(server, "gpt-done", "pause")
+    assert "can no longer save. To continue training" in refusal(server, "gpt-done", "save")
 
 
 def test_resume_says_what_the_library_says(server: Server, run: RunDir) -> None:

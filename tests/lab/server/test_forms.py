@@ -106,7 +106,7 @@ def test_submit_of_a_paused_run_with_other_settings_is_refused(server: Server) -
     request = {"yaml": "gpt-paused", "typed": {"logging.log_interval_steps": "7"}, "name": "gpt-paused"}
     answer = server.ask("submit", "POST", request)
     assert answer.status == 409
-    assert "gpt-paused: its job is paused, and the submitted run has other settings:" in answer.message
+    assert "gpt-paused: its job is paused, and the submission would change its settings:" in answer.message
     assert "`nbtrain resume gpt-paused logging.log_interval_steps=7` ends it;" in answer.message
     assert asked_pause(job.job) and job.run.job_ids() == [job.job.job_id]
     job.tensorboard.close()

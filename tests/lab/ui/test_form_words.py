@@ -270,7 +270,7 @@ def test_a_file_that_is_not_there_is_marked_at_its_field(
         expect(page.get_by_role("tab", name="Evaluation").locator(".nbf-wrong")).to_have_text("1 problem")
         said = page.locator(".nbf-found p").all_inner_texts()
         does = said.index("The cell that you can insert or copy below prepares the data first.")
-        assert said[does - 1].endswith("makes what is missing.")
+        assert said[does - 1].endswith("to make what is missing.")
         assert said[-1] == "Relative paths start at the workspace. Correct the path, or remove the entry."
         page.get_by_label("search all fields").fill("")
         page.get_by_title("go to evaluation.tasks").click()

@@ -38,7 +38,7 @@ def test_a_file_for_kubectl(workspace, tmp_path):
 def test_what_cannot_be_written_is_said(workspace, tmp_path):
     """A broken rule or a missing folder is reported before anything is written."""
     with pytest.raises(
-        ConfigError, match=r"backend\.kind = local: a dry run writes what a scheduler receives, but"
+        ConfigError, match=r"backend\.kind = local has no scheduler, .* Set backend\.kind to hosts"
     ):
         dry_run(load("gpt-125m"), tmp_path / "job.yaml")
     without = {"kind": "kubernetes", "kubernetes": {**PLAIN, "mounts": []}}

@@ -129,7 +129,9 @@ def test_kubectl_alone_takes_a_run_to_its_end(manifest, pod, prepare, volume):
 
     with pytest.raises(SubmitError, match=r"^output/tiny: this run has succeeded \(20 steps\)\. "):
         prepare(manifest({"checkpoint.keep_last": 3}))
-    with pytest.raises(SubmitError, match=r"^output/tiny holds a different training; these settings cannot "):
+    with pytest.raises(
+        SubmitError, match=r"^output/tiny contains a run that was trained with other settings"
+    ):
         prepare(manifest({"batch.train_tokens": 5120, "model.seed": 7, "mode": "eval"}))
     longer = manifest({"batch.train_tokens": 5120})
     with pytest.raises(SubmitError, match=r"this run has succeeded"):
@@ -150,9 +152,8 @@ def test_a_run_that_has_trained_is_resumed_and_another_job_in_the_way_is_named(m
     with pytest.raises(SubmitError) as refused:
         prepare(newer)
     assert str(refused.value) == (
-        f"output/tiny: its job {job.job_id} is QUEUED, and a run has one job at a time. Wait until it "
-        f"ends, or run "
-        f"`nbtrain cancel tiny`; then {AGAIN}."
+        f"output/tiny: its job {job.job_id} is QUEUED, and a run can have only one job at a time. Wait until "
+        f"that job ends, or run `nbtrain cancel tiny`; then {AGAIN}."
     )
     record = JobRecord.read(job.job_json)
     record.state = "FAILED"
@@ -160,8 +161,8 @@ def test_a_run_that_has_trained_is_resumed_and_another_job_in_the_way_is_named(m
     with pytest.raises(SubmitError) as refused:
         prepare(older)
     assert str(refused.value) == (
-        f"output/tiny: its newest job is {job.job_id}, made after {job_of(older).job_id}, and only the "
-        f"newest may train. To continue the run, {AGAIN}."
+        f"output/tiny: its newest job is {job.job_id}, which is newer than {job_of(older).job_id}, and only "
+        f"the newest job may train. To continue the run, {AGAIN}."
     )
     assert not job_of(older).path.exists()
     checkpoint = job.run.checkpoint(15)
@@ -199,13 +200,13 @@ def test_without_data_on_the_volume_the_pod_says_so_and_writes_nothing(manifest,
     (volume / "data").unlink()
     assert pod(written).wait(600) == 1
     said = (tmp_path / "said").read_text()
-    missing = "`nbtrain prepare RUN.yaml` makes what is missing."
+    missing = "Run `nbtrain prepare RUN.yaml` to make what is missing."
     assert said == (
         "nbtrain agent: tiny cannot start here:\n"
         f"  data/tokenizer/mock/manifest.json: no such file: the tokenizer is not ready. {missing}\n"
         f"  data/dataset/mock/text_document.bin: no such file. {missing}\n"
-        f"Data must be in {volume}/data of the pods: prepare it where that is mounted. Nothing was "
-        "started and nothing written.\n"
+        f"The pods read data from {volume}/data: prepare it on a machine that mounts this folder. Nothing "
+        "was started and nothing written.\n"
     )
     assert not (volume / "output").exists()
 

@@ -413,8 +413,8 @@ def test_a_job_that_waits_again_is_not_said_to_save(
     with pytest.raises(JobError) as refused:
         control.cancel(job, wait_seconds=0.0)
     assert str(refused.value).endswith(
-        "s ago and is still QUEUED; none of its ranks runs, so nothing is saved. It ends when it is started "
-        "again; another `nbtrain cancel tiny` makes its scheduler end it."
+        "s ago and is still QUEUED; none of its ranks is running, so nothing needs to be saved. It ends when "
+        "its scheduler starts it again; to end it now, run `nbtrain cancel tiny` again."
     )
 
 

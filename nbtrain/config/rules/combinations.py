@@ -7,7 +7,8 @@ of its cells with the rules. Statements about DeepSpeed come from the source cod
 measurements with it.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,8 @@ class Feature:
     """Threshold of a numeric field: every larger value turns the kind on."""
     also: Mapping[str, Any] = field(default_factory=dict)
     """Further overrides that the kind needs to be valid."""
+    only_with: tuple[str, ...] = ()
+    """Fields that may be set only with this kind, and are null otherwise."""
     axis: str = ""
     """Group of mutually exclusive kinds, such as the ZeRO stages; "" if the kind is in no such group."""
     instead: str = ""
@@ -50,11 +53,20 @@ class Feature:
         """Overrides that turn this kind on, but not the kinds that it needs."""
         return {self.key: self.value, **self.also}
 
-    @property
-    def off(self) -> str:
-        """Setting that turns the kind off."""
+    def off(self, config: RunConfig, in_section: str = "") -> str:
+        """Return the settings that turn the kind off in a run: also those that apply only with the kind.
+
+        With `in_section`, such as "parallel.", keys are written as they stand in that section.
+        """
         values: dict[type, str] = {bool: "false", int: "0", str: "none"}
-        return f"{self.key.rpartition('.')[2]}: {values[type(self.value)]}"
+        written = self.key.removeprefix(in_section) if in_section else self.key.rpartition(".")[2]
+        settings = [f"{written}: {values[type(self.value)]}"]
+        settings += [
+            f"{key.rpartition('.')[2]}: null"
+            for key in (*self.also, *self.only_with)
+            if key.rpartition(".")[0] == self.key.rpartition(".")[0] and value_of(config, key) is not None
+        ]
+        return " and ".join(settings)
 
     def present(self, config: RunConfig) -> bool:
         """Return whether a run has this kind."""
@@ -83,9 +95,16 @@ def _offload(what: str, device: str, short: str, needs: tuple[str, ...], needs_w
 
 
 def _zero_plus(name: str, short: str, words: str, key: str, gpu_only: bool) -> Feature:
-    key, needs = f"parallel.{key}", ("zero3",)
     return Feature(
-        name, short, f"ZeRO++ {words}", key, True, needs=needs, needs_words=ZERO_3, gpu_only=gpu_only
+        name,
+        short,
+        f"ZeRO++ {words}",
+        f"parallel.{key}",
+        True,
+        only_with=("parallel.zero_hpz_partition_size",) if name == "hpz" else (),
+        needs=("zero3",),
+        needs_words=ZERO_3,
+        gpu_only=gpu_only,
     )
 
 
@@ -258,16 +277,33 @@ def _name(kind: Feature) -> str:
 
 def kinds_have_what_they_need(config: RunConfig) -> Problems:
     """Check that the run turns on what each of its features needs, e.g. ZeRO 3 for ZeRO++."""
+    present = {kind.name for kind in KINDS if kind.present(config)}
     for kind in KINDS:
         needed = [BY_NAME[name] for name in kind.needs]
-        if needed and kind.present(config) and not any(other.present(config) for other in needed):
+        if needed and kind.name in present and present.isdisjoint(kind.needs):
             key = needed[0].key
+            settings = kind.needs_words
+            if all(other.key == key for other in needed):
+                # A value that clashes with the rest of the run is not proposed.
+                others = {name for name in present if BY_NAME[name].key != key}
+                possible = [other for other in needed if not _clashes_with(other.name, others)]
+                if len(possible) < len(needed):
+                    values = " or ".join(show(other.value) for other in possible)
+                    settings = f"{key}: {values}" if values else ""
             yield broken(
                 config,
                 kind.key,
                 f"needs {kind.needs_words}, but {key} is {show(value_of(config, key))}.",
-                f"Set {kind.off}, or set {kind.needs_words}.",
+                f"Set {kind.off(config)}{f', or set {settings}' if settings else ''}.",
             )
+
+
+def _clashes_with(name: str, present: Set[str]) -> bool:
+    """Return whether the kind `name` cannot be combined with one of the kinds that are present."""
+    return any(
+        clash.kind in present if name in clash.others else name == clash.kind and present & set(clash.others)
+        for clash in CLASHES
+    )
 
 
 def kinds_go_together(config: RunConfig) -> Problems:
@@ -280,4 +316,22 @@ def kinds_go_together(config: RunConfig) -> Problems:
                 f"{other.key.removeprefix('parallel.')}({show(value_of(config, other.key))})"
                 for other in others
             )
-            yield broken(config, kind.key, f"cannot be combined with {sizes}: {clash.reason}.\n  {clash.fix}")
+            fix = _complete_fix(config, kind, clash.fix)
+            yield broken(config, kind.key, f"cannot be combined with {sizes}: {clash.reason}.\n  {fix}")
+
+
+def _complete_fix(config: RunConfig, kind: Feature, fix: str) -> str:
+    """Add to the fix of a clash what the run must change with it: settings that apply only with `kind`, and
+    kinds that need the ZeRO stage which the fix lowers.
+    """
+    turned_off = f"{kind.key.rpartition('.')[2]}: false"
+    fix = fix.replace(turned_off, kind.off(config)) if turned_off in fix else fix
+    if (lower := re.search(r"zero_stage: \d", fix)) is None:
+        return fix
+    stage = f"zero{lower[0][-1]}"
+    dependent = [
+        other.off(config, "parallel.")
+        for other in KINDS
+        if "zero3" in other.needs and stage not in other.needs and other.present(config)
+    ]
+    return fix.replace(lower[0], " and ".join((lower[0], *dependent)))

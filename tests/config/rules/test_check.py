@@ -602,8 +602,8 @@ BROKEN = {
         "gpt-125m",
         ["parallel.offload_optimizer.device=nvme", "parallel.offload_optimizer.nvme_path=/nvme"],
         "@: parallel.offload_optimizer.device = nvme\n"
-        "  needs parallel.zero_stage: 3, but parallel.zero_stage is 2. Set device: none, or set "
-        "parallel.zero_stage: 3.",
+        "  needs parallel.zero_stage: 3, but parallel.zero_stage is 2. Set device: none and "
+        "nvme_path: null, or set parallel.zero_stage: 3.",
     ),
     "initial weights in swap files": (
         "gpt-125m",

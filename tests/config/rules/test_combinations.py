@@ -108,3 +108,40 @@ def test_a_fix_names_what_is_refused_alone():
         fixes[("offload_param_nvme",)]
         == "Set offload_param.device: cpu and nvme_path: null, or optimizer.type: AdamW."
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "fixes"),
+    [
+        # What applies only with a kind is turned off with it.
+        (
+            {"offload_param": {"device": "nvme", "nvme_path": "/nvme"}, "zero_stage": 2},
+            ["Set device: none and nvme_path: null, or set parallel.zero_stage: 3."],
+        ),
+        (
+            {"zero_hpz": True, "zero_hpz_partition_size": 1, "zero_stage": 1},
+            ["Set zero_hpz: false and zero_hpz_partition_size: null, or set parallel.zero_stage: 3."],
+        ),
+        # A pipeline has no ZeRO 2 or 3.
+        (
+            {"offload_optimizer": {"device": "cpu"}, "pipeline_parallel_size": 2, "zero_stage": 0},
+            ["Set device: none, or set parallel.zero_stage: 1."],
+        ),
+        (
+            {"zero_quantized_weights": True, "pipeline_parallel_size": 2, "zero_stage": 1},
+            ["Set zero_quantized_weights: false."],
+        ),
+        # What needs ZeRO 3 is turned off with it.
+        (
+            {"offload_param": {"device": "cpu"}, "pipeline_parallel_size": 2, "zero_stage": 3},
+            ["Set zero_stage: 1 and offload_param.device: none."],
+        ),
+    ],
+)
+def test_a_fix_is_accepted_as_it_stands(settings, fixes):
+    """The settings of a fix break no other rule of the run."""
+    parallel = {**PLAIN, **{f"parallel.{key}": value for key, value in settings.items()}}
+    config = load("gpt3-tiny", parallel, check=False)
+    config = load("gpt3-tiny", {**parallel, "resources.gpus_per_node": config.world_size}, check=False)
+    problems = [str(finding) for finding in find_problems(config)]
+    assert [text[text.find("Set ") :] for text in problems] == fixes, problems

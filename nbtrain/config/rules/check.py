@@ -210,11 +210,13 @@ def decay_style_has_its_amounts(config: RunConfig) -> Problems:
             "Set lr_decay_style: WSD, or remove the setting.",
         )
     elif style == "WSD" and wsd is None:
+        usual = max(config.lr_decay_tokens // 10, 1)
+        fits = f", but only {room} tokens follow the warm-up" if 0 < room < usual else ""
         yield broken(
             config,
             "lr_schedule.lr_decay_style",
             "needs lr_wsd_decay_tokens, the length of the final decay. A usual length is 10 % of the decay "
-            f"tokens: {max(config.lr_decay_tokens // 10, 1)}.",
+            f"tokens: {usual}{fits}.",
         )
     elif wsd is not None and wsd > room > 0:
         yield _broken_amount(

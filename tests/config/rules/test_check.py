@@ -1418,6 +1418,16 @@ BROKEN = {
         "  evaluates no batches, because evaluation.eval_iters is 0. Set evaluation.eval_iters, e.g. to 10, "
         "or set mode: full.",
     ),
+    "WSD whose warm-up leaves little": (
+        "gpt-125m",
+        [
+            "lr_schedule={lr_decay_style: WSD, lr_decay_tokens: 1000000000}",
+            "lr_schedule.lr_warmup_tokens=950000000",
+        ],
+        "@: lr_schedule.lr_decay_style = WSD\n"
+        "  needs lr_wsd_decay_tokens, the length of the final decay. A usual length is 10 % of the decay "
+        "tokens: 100000000, but only 50000000 tokens follow the warm-up.",
+    ),
     "WSD without its last part": (
         "gpt-125m",
         ["lr_schedule.lr_decay_style=WSD"],

@@ -1,1 +1,1 @@
-"""The JupyterLab side: widgets, the form and the server extension."""
+"""The JupyterLab interface: widgets, the launch form and the server extension."""

@@ -1,4 +1,4 @@
-"""Background polling of a scheduler while a page of its job is open: one thread per job and process.
+"""Background polling of a scheduler while a page shows its job: one thread per job and process.
 
 panel, wait -> look_after(job) -> thread: Backend.next_change, status -> engine.json -> every reader
 """
@@ -43,7 +43,7 @@ def look_after(job: JobDir) -> None:
 
 def _ask(job: JobDir, key: str, kind: str) -> None:
     try:
-        # Errors of a record or a disk are reported by the process that reads the record.
+        # The reader of the record reports errors in the record or of the disk.
         with contextlib.suppress(NbtrainError, OSError):
             backend = backend_of(kind)
             while backend.status(job)[0] in ACTIVE and time.monotonic() - _looked_at[key] < FORGET_SECONDS:

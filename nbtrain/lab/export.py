@@ -4,8 +4,9 @@
     require.js, MathJax, Mermaid              not requested if nothing on the page needs them
     the source of a folded cell               omitted, as JupyterLab shows it; its output stays
 
-`jupyter nbconvert --to html` uses it by lab/jupyter/jupyter_nbconvert_config.json, which the wheel installs;
-JupyterLab's export by the server extension. A notebook that does not import nbtrain is left as it is.
+`jupyter nbconvert --to html` uses this export because of lab/jupyter/jupyter_nbconvert_config.json, which the
+wheel installs; JupyterLab uses it because of the server extension. A notebook that does not import nbtrain is
+not changed.
 """
 
 import re
@@ -35,7 +36,7 @@ class OfflinePage(Preprocessor):
 
 
 def without_widgets(nb: Any) -> None:
-    """Remove the widget of outputs with a picture, and the saved widget state if no widget is left."""
+    """Remove widgets from outputs that also have a picture, and the saved state if no widget is left."""
     outputs = [output.get("data", {}) for cell in nb.cells for output in cell.get("outputs", [])]
     for data in outputs:
         if "text/html" in data or "image/png" in data:
@@ -52,7 +53,7 @@ def without_folded_sources(nb: Any) -> None:
 
 
 def unneeded(nb: Any) -> list[str]:
-    """Return nbconvert's names of the libraries that the notebook does not use."""
+    """Return the libraries that the notebook does not use, by their names in nbconvert's resources."""
     outputs = [output.get("data", {}) for cell in nb.cells for output in cell.get("outputs", [])]
     texts = [CODE.sub("", cell.source) for cell in nb.cells if cell.cell_type == "markdown"]
     names = []

@@ -1,4 +1,4 @@
-"""Parameters of a notebook: the check that the notebook has them, and a source of text as overrides.
+"""A notebook's parameters: checks that the notebook has them, and turns a text source into overrides.
 
 papermill only warns about a parameter that the notebook does not have, so a typo would train the default run.
 `nb.check_parameters()` in a notebook makes it an error, however the notebook was started.
@@ -25,9 +25,10 @@ TYPE_WORDS: dict[type, str] = {
 
 
 def check_parameters() -> None:
-    """Raise ConfigError for an injected parameter that the notebook does not have, or of another type.
+    """Raise ConfigError for an injected parameter that the notebook does not have, or of the wrong type.
 
-    The first cell that has run assigns the parameters; papermill's marked cell assigns other values to them.
+    The notebook has the parameters that the first executed cell assigns. papermill injects a marked cell that
+    assigns other values.
     """
     from IPython import get_ipython
 
@@ -45,7 +46,7 @@ def check_parameters() -> None:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Nearest: {near[0]}." if near else ""
-            problems.append(f"parameter {name}: this notebook has {', '.join(known)}.{hint}")
+            problems.append(f"parameter {name}: unknown; this notebook has {', '.join(known)}.{hint}")
         elif name not in types or name not in shell.user_ns:
             continue
         else:
@@ -88,14 +89,14 @@ def _statements(source: str) -> list[ast.stmt]:
         return ast.parse(TransformerManager().transform_cell(source)).body
     except SyntaxError as error:
         raise ConfigError(
-            f"the parameters cell, line {error.lineno}: is not valid Python ({error.msg}); correct it."
+            f"the parameters cell, line {error.lineno}, is not valid Python ({error.msg}): correct it."
         ) from None
 
 
 def with_source(overrides: Overrides, source: str, dataset: str) -> Overrides:
     """Return overrides that also set data.sources to one entry, and the name of its dataset.
 
-    Without `dataset`, the dataset gets a separate name (config/names/own_names.py). Raises ConfigError, as
+    Without `dataset`, the dataset gets a name of its own (config/names/own_names.py). Raises ConfigError, as
     nb.load does, for overrides or a source that cannot be read.
     """
     added = {"data.sources": f"[{source}]"} if source else {}
@@ -105,7 +106,7 @@ def with_source(overrides: Overrides, source: str, dataset: str) -> Overrides:
     read = dict(flatten(override_layer(further).value))
     if isinstance(overrides, Iterator):
         overrides = list(overrides)
-    override_layer(overrides)  # for its errors
+    override_layer(overrides)  # Called only for the errors that it raises.
     if isinstance(overrides, Mapping):
         return {**overrides, **read}
     return [*(shlex.split(overrides) if isinstance(overrides, str) else overrides or ()), *further]

@@ -1,12 +1,13 @@
-"""Actions that a user can take on a run now, with the labels of their buttons, for views and server.
+"""The actions possible on a run now, with button labels and confirmation questions, for views and server.
 
     run_shown(RunView)  ->  the JSON of its description with "actions": [{"key", "words", "title", "ask"?}]
                             and "off": {slot: {"key", "words", "title"}}
 
-key names the REST route, except clone, which opens the form. `ask` is the question that the page asks first.
+`key` is the name of the REST route, except for clone, which opens the form. `words` is the button's label and
+`title` its tooltip. `ask` is the question that the page asks before the action.
 
 On a run's page each button has a fixed place (SLOTS), so that a second click on the same place never does
-something worse than the first. "off" has the button of every place whose action is not possible now; its
+something worse than the first. "off" has a disabled button for every place without a possible action; its
 title says why.
 """
 
@@ -37,9 +38,7 @@ SLOTS = {
 
 
 def run_shown(view: RunView) -> dict[str, Any]:
-    """Return the JSON of a run's description with the actions that the run's state allows, and the buttons
-    that are off.
-    """
+    """Return the JSON of a run's description, with the actions that its state allows and disabled buttons."""
     description, now = view.describe(), time.monotonic()
     key = (description.status.state, description.status.asked)
     at, kept, buttons = _kept.get(view, (-math.inf, None, {}))
@@ -50,7 +49,7 @@ def run_shown(view: RunView) -> dict[str, Any]:
     return {**description.to_dict(), **buttons}
 
 
-# Their titles name checkpoints, which are looked for on disk.
+# Maximum age of the cached buttons: their titles name checkpoints, and finding these reads the disk.
 KEPT_SECONDS = 5.0
 _kept: "weakref.WeakKeyDictionary[RunView, tuple[float, Any, dict[str, Any]]]" = weakref.WeakKeyDictionary()
 
@@ -68,8 +67,8 @@ def actions(run: RunDir, state: str, asked: str | None = None) -> list[dict[str,
         title = "End the job now. Everything trained since the newest checkpoint is lost."
         return [clone, _action("kill", "Kill", title, f"Kill {run.name} without waiting for its checkpoint?")]
     if state == QUEUED:
-        waits = "Stay without devices until Resume puts it back into the queue."
-        return [*_pause(run, waits), clone, _action("stop", "Stop", "Remove it from the queue.")]
+        waits = "Hold the job without devices until Resume puts it back into the queue."
+        return [*_pause(run, waits), clone, _action("stop", "Stop", "Remove the job from the queue.")]
     return [*_save(run), *_pause(run), clone, _stop(run)]
 
 
@@ -101,29 +100,31 @@ def _action(key: str, words: str, title: str, ask: str = "") -> dict[str, Any]:
 def _why_no_pause(run: RunDir) -> str:
     mode = kept_config(run.config_yaml).mode
     if mode != "full":
-        return f"mode: {mode} saves nothing, so the job cannot continue after a pause."
+        return f"With mode: {mode} no checkpoint is saved, so the job could not continue after a pause."
     return "This job's backend cannot pause a job."
 
 
 def _why_no_save(run: RunDir, state: str) -> str:
     if state == SUSPENDED:
-        return "The job is paused; it has saved already."
+        return "The job is paused and has already saved."
     if state == QUEUED:
-        return "The job waits, and none of its ranks runs."
+        return "The job is waiting, and none of its ranks is running."
     mode = kept_config(run.config_yaml).mode
-    return f"mode: {mode} saves nothing." if mode != "full" else "This job's backend cannot ask it to save."
+    if mode != "full":
+        return f"With mode: {mode} no checkpoint is saved."
+    return "This job's backend cannot request a checkpoint."
 
 
 def _why_no_resume(run: RunDir) -> str:
     if only_measured(run):
-        return "The last job only measured (mode: perf), and left no checkpoint to continue from."
-    return "The run has trained all its tokens."
+        return "The last job only measured speed (mode: perf) and left no checkpoint to continue from."
+    return "The run has trained on all its tokens."
 
 
 def _stop(run: RunDir) -> dict[str, Any]:
     config = kept_config(run.config_yaml)
     if config.mode != "full":
-        return _action("stop", "Stop", f"End the job. mode: {config.mode} saves nothing.")
+        return _action("stop", "Stop", f"End the job. With mode: {config.mode} no checkpoint is saved.")
     patience = patience_seconds(config.backend.shutdown_timeout_seconds, measured_save_seconds(run))
     title = (
         "The ranks save a checkpoint at the next step and exit. Ranks that still run after "
@@ -158,12 +159,12 @@ def _pause(run: RunDir, title: str = SAVES) -> list[dict[str, Any]]:
 
 def _resume(run: RunDir) -> dict[str, Any]:
     start = resume_start(run)
-    does = "continues at step 0: no checkpoint was saved"
+    title = "Submit a new job of this run. It starts at step 0, because no checkpoint was saved."
     if start.torn:
-        does = f"is refused: no checkpoint is complete ({start.torn_names})"
+        title = f"Submit a new job. It will be refused: no checkpoint is complete ({start.torn_names})."
     elif start.step is not None:
-        does = f"continues from the checkpoint of step {start.step:,}"
-    return _action("resume", "Resume", f"Submit a new job of this run, which {does}.")
+        title = f"Submit a new job of this run, which continues from the checkpoint of step {start.step:,}."
+    return _action("resume", "Resume", title)
 
 
 def _unpause(run: RunDir) -> dict[str, Any]:
@@ -178,6 +179,10 @@ def _unpause(run: RunDir) -> dict[str, Any]:
 
 def _delete(run: RunDir) -> dict[str, Any]:
     saved = newest_saved_step(run)
-    newest = "" if saved is None else f", its checkpoints (the newest is of step {saved:,})"
-    ask = f"Delete {run.name} with all its files{newest} and logs? This cannot be undone."
-    return _action("delete", "Delete", "Delete the run with all its files; asks first.", ask)
+    ask = f"Delete {run.name} with all its files and logs? This cannot be undone."
+    if saved is not None:
+        ask = (
+            f"Delete {run.name} with all its files, checkpoints (the newest is of step {saved:,}) and logs? "
+            "This cannot be undone."
+        )
+    return _action("delete", "Delete", "Delete the run with all its files, after a confirmation.", ask)

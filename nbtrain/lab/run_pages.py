@@ -1,4 +1,4 @@
-"""The pages Plan, Config and Metrics of a run as JSON, for the server's routes and the static picture."""
+"""A run's Plan, Config and Metrics pages as JSON, for the server's routes and the static picture."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ from nbtrain.monitor.run.metrics_range import MOST_TAGS, CurvesRequest, metrics,
 from nbtrain.monitor.run.run_view import RunView
 from nbtrain.monitor.status.run_ids import name_of
 
-# Points of a picture's curve: as many as its few hundred pixels show.
+# Number of points per curve in a picture, which is a few hundred pixels wide.
 PICTURE_POINTS = 100
 # Maximum seconds for reading a long run's metrics files.
 READ_SECONDS = 3.0
@@ -33,15 +33,14 @@ def plan_page(run: RunDir) -> dict[str, Any]:
 
 
 def config_page(run: RunDir, readable: Callable[[Path], object] = lambda path: path) -> dict[str, Any]:
-    """Return {"yaml", "parent", "differences", "rows"}: the settings of a run.
+    """Return a run's settings as {"yaml", "parent", "differences", "rows"}.
 
-    A difference is [key, value here, value of the parent].
-
-    `parent` is the run that this one was cloned from, None if it no longer exists. `readable` raises an
-    NbtrainError for a path that may not be read. `rows` has every setting:
-    {"key", "value", "text", "default"?, "parent"?, "origin", "override"}. `text` is the value as it is typed,
-    None if the form has no such field; default and parent are there only if they differ, and a setting
-    without a default has None; origin is where the value was set, "" for a default.
+    `parent` is the name of the run that this run was cloned from, None if there is none or it no longer
+    exists. A difference is [key, value in this run, value in the parent]. `rows` has every setting as
+    {"key", "value", "text", "default"?, "parent"?, "origin", "override"}: `text` is the value as a user would
+    type it, None if the form has no field for it; `default` and `parent` are present only if they differ from
+    the value, and `default` is None for a setting without a default; `origin` is where the value was set, ""
+    for a default. `readable` raises an NbtrainError for a path that may not be read.
     """
     from nbtrain.config.load import flatten, load_resolved
     from nbtrain.config.load.changes import changes_between
@@ -85,16 +84,14 @@ def _parent_of(run: RunDir, readable: Callable[[Path], object]) -> RunDir | None
 
 
 def metrics_page(view: RunView) -> dict[str, Any]:
-    """Return every curve of a run with few points, in the form of monitor/run/metrics_range.py."""
+    """Return every curve of a run, thinned to a few points, in the form of monitor/run/metrics_range.py."""
     answer = whole_metrics(view, CurvesRequest((), points=PICTURE_POINTS), READ_SECONDS)
     names = [row["tag"] for row in answer["tags"]][:MOST_TAGS]
     return metrics(view, CurvesRequest(tuple(names), points=PICTURE_POINTS))
 
 
 def run_pages(view: RunView) -> dict[str, Any]:
-    """Return {"plan", "config", "metrics"}. A page that cannot be built, because the run is damaged or too
-    old, is None.
-    """
+    """Return {"plan", "config", "metrics"}. If a damaged or old run has no such page, its value is None."""
     made: dict[str, Callable[[], dict[str, Any]]] = {
         "metrics": lambda: metrics_page(view),
         "plan": lambda: plan_page(view.run),

@@ -241,7 +241,7 @@ def test_documents_are_leafed_through(lab: Lab, page: Any, monkeypatch: pytest.M
     for found in (1, 10):
         page.get_by_role("button", name="next", exact=True).last.click()
         shown.get_by_text(f"text {found}.").wait_for()
-        page.get_by_text(f"in document {found}", exact=True).wait_for()
+        page.get_by_text(f"found in document {found}", exact=True).wait_for()
 
 
 FOUR_NETWORKS = ["25 Gb/s", "100 Gb/s", "400 Gb/s", "3,200 Gb/s"]

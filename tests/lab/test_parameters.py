@@ -35,7 +35,10 @@ def test_an_unknown_parameter_is_an_error(monkeypatch):
     with_cells(monkeypatch, OWN, '# Parameters\noverride = "a=1"\n', "check_parameters()")
     with pytest.raises(ConfigError) as error:
         check_parameters()
-    assert str(error.value) == "parameter override: this notebook has run, overrides. Nearest: overrides."
+    assert (
+        str(error.value)
+        == "parameter override: unknown; this notebook has run, overrides. Nearest: overrides."
+    )
 
 
 def test_a_source_as_overrides():

@@ -50,8 +50,8 @@ def test_a_job_that_waits_is_taken_out_of_the_queue(job):
     devices.
     """
     pause, _, stop = (action["title"] for action in actions(job.run, "QUEUED"))
-    assert stop == "Remove it from the queue."
-    assert pause == "Stay without devices until Resume puts it back into the queue."
+    assert stop == "Remove the job from the queue."
+    assert pause == "Hold the job without devices until Resume puts it back into the queue."
     assert actions(job.run, "RUNNING")[1]["title"].startswith("Save a checkpoint and free the devices;")
 
 
@@ -80,11 +80,11 @@ def test_a_snapshot_with_its_buttons(job):
 
 def test_resume_and_delete_name_the_checkpoint(job):
     titles = {one["key"]: one for one in actions(job.run, "FAILED")}
-    assert titles["resume"]["title"].endswith("which continues at step 0: no checkpoint was saved.")
+    assert titles["resume"]["title"].endswith("It starts at step 0, because no checkpoint was saved.")
     assert titles["delete"]["ask"] == "Delete gpt-fake with all its files and logs? This cannot be undone."
     job.run.checkpoint(1200).mkdir(parents=True)
     (resume,) = (one["title"] for one in actions(job.run, "FAILED") if one["key"] == "resume")
-    assert resume.endswith("which is refused: no checkpoint is complete (global_step1200).")
+    assert resume.endswith("It will be refused: no checkpoint is complete (global_step1200).")
     text = job.run.config_yaml.read_text()
     job.run.config_yaml.write_text(text.replace("mode: full", "mode: perf"))
     # A resume after mode: perf is refused, however the job ended.
@@ -103,11 +103,11 @@ def test_a_mode_that_saves_nothing_says_so(job):
     job.run.config_yaml.write_text(text.replace("mode: full", "mode: eval"))
     found = actions(job.run, "RUNNING")
     stop = found[-1]
-    assert stop["title"] == "End the job. mode: eval saves nothing."
+    assert stop["title"] == "End the job. With mode: eval no checkpoint is saved."
     assert [action["key"] for action in found] == ["clone", "stop"]
     buttons = off(job.run, found, "RUNNING")
-    assert buttons["pause"]["title"].startswith("mode: eval saves nothing")
-    assert buttons["save"]["title"] == "mode: eval saves nothing."
+    assert buttons["pause"]["title"].startswith("With mode: eval no checkpoint is saved")
+    assert buttons["save"]["title"] == "With mode: eval no checkpoint is saved."
 
 
 def test_a_run_that_was_evaluated_before_its_end_can_be_resumed(job):
@@ -122,7 +122,7 @@ def test_a_run_that_was_evaluated_before_its_end_can_be_resumed(job):
     assert "pause" not in off(job.run, found, "SUCCEEDED")
     save(job.run, 40)
     found = actions(job.run, "SUCCEEDED")
-    assert off(job.run, found, "SUCCEEDED")["pause"]["title"] == "The run has trained all its tokens."
+    assert off(job.run, found, "SUCCEEDED")["pause"]["title"] == "The run has trained on all its tokens."
     job.run.config_yaml.write_text(text.replace("mode: full", "mode: perf"))
     found = actions(job.run, "SUCCEEDED")
     assert off(job.run, found, "SUCCEEDED")["pause"]["title"].startswith("The last job only measured")

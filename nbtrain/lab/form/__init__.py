@@ -1,1 +1,1 @@
-"""The launch form: its fields, the check of a draft, and the answers to its requests."""
+"""The launch form: its fields, checks of a draft, and responses to its requests."""

@@ -1,14 +1,14 @@
-"""The answers to the launch form's requests, JSON in and JSON out, for the server's routes and the kernel.
+"""Responses to the launch form's requests, JSON in and JSON out, for the server's routes and the kernel.
 
 form           the form's content for a YAML with overrides: fields, groups, values, and the assessment
-form/assess    the check of typed values: problems by field, headline, plan, changes, the line
-form/layouts   the layout search's suggestions, each with the changes that it makes
+form/assess    a check of the typed values: problems by field, headline, plan, changes, equivalent call
+form/layouts   layouts that the search suggests, each with the changes that it makes
 submit         submits the form's run; in mode twin, starts its twin (lab/form/twin.py)
 
-A request is {yaml, overrides, typed, name, mode, clone}: `overrides` are the ones that the form was opened
-with (as in nb.submit, or a JSON object as text), `typed` is {key: text} of the fields that the user changed.
-`clone` names a run whose configuration is used instead of the YAML; the new run becomes its child. `try_code`
-false submits it without the trial of the file of `code`.
+A request is {yaml, overrides, typed, name, mode, clone}: `overrides` are the overrides that the form was
+opened with (as in nb.submit, or a JSON object as text), `typed` is {key: text} of the fields that the user
+changed. `clone` names a run whose configuration is used instead of the YAML; the new run becomes its child.
+With `try_code` false, the run's own Python file (`code`) is not tried before the submission.
 """
 
 import json
@@ -64,7 +64,7 @@ DEFAULT_RUN = "gpt-tiny"
 
 
 def answer(path: str, request: Request, anywhere: bool = False) -> dict[str, Any]:
-    """Answer a request. Raises ConfigError if it is invalid, SubmitError if the submission is refused.
+    """Return the response to a request. Raises ConfigError if it is invalid, SubmitError if it is refused.
 
     `anywhere` allows run YAMLs outside the workspace: a kernel may read any file anyway.
     """
@@ -72,9 +72,9 @@ def answer(path: str, request: Request, anywhere: bool = False) -> dict[str, Any
 
 
 def prepare() -> None:
-    """Load what the answers need, also for a run that has data, and build the schema.
+    """Import the modules that the responses need, also for a run that has data, and build the schema.
 
-    Without it, the first answer takes up to half a second longer.
+    Otherwise the first response takes up to half a second longer.
     """
     import nbtrain.dataset.prepare.inputs
     import nbtrain.dataset.samples.build
@@ -123,14 +123,14 @@ def form_assessed(request: Request, anywhere: bool = False) -> dict[str, Any]:
 
 
 def form_layouts(request: Request, anywhere: bool = False) -> dict[str, Any]:
-    """Return the best layouts of the run on its GPUs, or on `gpus` of `gpu_type`, and the rejected ones."""
+    """Return the best and the rejected layouts of the run on its GPUs, or on `gpus` of `gpu_type`."""
     from nbtrain.planner.search.search import search
     from nbtrain.planner.search.search_results import FoundLayouts
 
     draft = _draft(request, anywhere)
     config = draft.unchecked
     if config is None:
-        raise ConfigError("Fix the marked fields first; then layouts can be searched.")
+        raise ConfigError("Correct the marked fields first; then search for layouts.")
     gpus, gpu_type = request.get("gpus"), request.get("gpu_type") or None
     if gpus is not None and (not isinstance(gpus, int) or isinstance(gpus, bool)):
         raise ConfigError(f"gpus = {gpus!r} must be a whole number.")
@@ -159,10 +159,10 @@ def form_layouts(request: Request, anywhere: bool = False) -> dict[str, Any]:
 
 
 def form_submitted(request: Request, anywhere: bool = False) -> dict[str, Any]:
-    """Submit the form's run, as nb.submit and nb.twin do: {"name", "job_id"}, and "twin_of" for a twin.
+    """Submit the form's run, as nb.submit and nb.twin do. Returns {"name", "job_id", "twin_of"?}.
 
-    If a job of the run is already active, the answer has its state as "joined", and as "not_applied" the
-    changes that the job does not get.
+    If a job of the run is already active, the result also has that job's state as "joined", and as
+    "not_applied" the changes that do not apply to that job.
     """
     from nbtrain.jobs.submission.submit import submit
 
@@ -195,8 +195,8 @@ ANSWERS: dict[str, Callable[[Request, bool], dict[str, Any]]] = {
 
 
 def place() -> str:
-    """Return where this process finds YAMLs and writes runs. A server and a kernel may use different
-    places.
+    """Return the folders in which this process finds YAMLs and writes runs. A server and a kernel may use
+    different folders.
     """
     return f"{workspace()} -> {output_root()}"
 
@@ -283,7 +283,7 @@ def run_of(request: Request, anywhere: bool) -> str:
     if not anywhere and not any(path.is_relative_to(root.resolve()) for root in roots):
         raise ConfigError(
             f"{display(path)} is outside of the workspace ({workspace()}), and the server does not read run "
-            "YAMLs there. Copy it into the workspace, or open the form in a notebook that has a kernel."
+            "YAMLs there. Copy the file into the workspace, or open the form in a notebook that has a kernel."
         )
     return run
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from nbtrain.planner.plan import Plan
 
 WIDTH = 88
-"""Characters of a line in a cell that is inserted into the notebook."""
+"""Maximum number of characters per line in a cell that is inserted into the notebook."""
 
 
 @dataclass(frozen=True)
@@ -119,13 +119,11 @@ class Draft:
         return one.as_held(_at(self._values_beside_names(one.within or key), key))
 
     def _of_another_kind(self, key: str) -> bool:
-        """Return whether the user changed the kind of the field's section, which changes the section's set of
-        keys.
-        """
+        """Return whether the user changed the kind of the field's section, and thereby the section's keys."""
         return bool(kind := kind_of(key)) and kind in self._changed
 
     def _values_beside_names(self, key: str) -> dict[str, Any]:
-        """Return the YAML's values together with those changes that the field of `key` depends on."""
+        """Return the YAML's values, with the changes applied that the field of `key` depends on."""
         if key in OWN_NAMES:
             leading = {
                 name: value for name, value in self._changed.items() if leads_names(name) and name != key
@@ -192,7 +190,7 @@ class Draft:
             value = parse_value(text)
         except (ValueError, NbtrainError) as error:
             raise ConfigError(f"{one.key} = {text_without_secrets(text)!r}: {error}") from error
-        # No field accepts it, and Python has no literal for it, so the shown call would fail.
+        # No field accepts NaN or infinity, and Python has no literal for them, so the shown call would fail.
         if not _is_finite(value):
             raise ConfigError(f"{one.key} = {text!r}: must be a finite number.")
         self.set(one.key, value)
@@ -210,7 +208,7 @@ class Draft:
             text = typed[key]
             if (one := known.get(key)) is None:
                 raise ConfigError(f"the form has no field {key!r}.")
-            # As lora.rank=8 does on the command line.
+            # Switch the section on, as lora.rank=8 does on the command line.
             if one.within and one.within not in typed and self.value(one.within) is None:
                 self.set(one.within, {})
             try:
@@ -236,7 +234,7 @@ class Draft:
 
     @property
     def unchecked(self) -> RunConfig | None:
-        """The run, which may break a rule between fields; None if a typed text or a value is invalid."""
+        """The run without checks of the rules between fields; None if a typed text or a value is invalid."""
         if self.unreadable:
             return None
         try:
@@ -274,7 +272,7 @@ class Draft:
         except ConfigError:
             return []
         dropped = self.overrides.keys() - fitting.keys()
-        # A rule about a field whose value was dropped checked another value.
+        # Rules about a dropped field were checked with another value than the user's.
         return [problem for problem in problems if not any(_names(problem.text, key) for key in dropped)]
 
     @property
@@ -298,14 +296,12 @@ class Draft:
         return f"import nbtrain as nb\n\n{name} = {call}\n{name}"
 
     def texts_for(self, configs: Iterable[RunConfig]) -> list[dict[str, str]]:
-        """Return the texts that turn this draft into each of `configs`: {key: text} of the fields that
-        differ.
-        """
+        """Return the changes that turn this draft into each of `configs`, as {key: text}."""
         values = {key: self.value(key) for key in every_field()}
         return [_texts_for(config.model_dump(), values) for config in configs]
 
     def _around(self, function: str) -> tuple[str, str, list[str]]:
-        """Return the overrides of a call, and the text before and after them."""
+        """Return the text of a call before its overrides, the text after them, and the overrides."""
         overrides = dict(self.overrides)
         head, tail = f"{function}({_python(self.run)}", ")"
         if self.clone_of:

@@ -37,7 +37,7 @@ GROUPS = {
     "Evaluation": ("evaluation",),
     "Logging": ("logging", "profile", "notify"),
 }
-# `name` has its own place on the form; the other two are not settings.
+# `name` has its own place on the form; the others are not settings.
 NOT_IN_GROUPS = ("schema_version", "extends", "name", "imported_from")
 
 # The fields that most runs change. The training length has the unit that the YAML uses.
@@ -57,7 +57,7 @@ ESSENTIALS = (
     "parallel.data_parallel_size",
 )
 
-# {the end of a key, or all of its last word: unit}, the longer endings first.
+# {ending of a key: unit}; longer endings come before shorter ones.
 FIELD_UNITS = {
     "_bytes_per_second": "bytes/s",
     "_tokens": "tokens",
@@ -83,13 +83,13 @@ FIELD_UNITS = {
 
 @dataclass(frozen=True)
 class Field:
-    """One field of the form."""
+    """A field of the launch form."""
 
     key: str
     """Dotted key, as in an override."""
     description: str
     kind: str
-    """choice, switch, section (on or off), text (taken as written) or yaml (read as in a run YAML)."""
+    """Input type: choice, switch, section (on or off), text (used as typed) or yaml (parsed as YAML)."""
     choices: tuple[Any, ...] = ()
     default: str | None = None
     """The schema's default, spelled as in a run YAML; None if the field has no default."""
@@ -112,7 +112,7 @@ class Field:
 
     @property
     def title(self) -> str:
-        """The plain label."""
+        """The field's label in words, e.g. Learning rate."""
         return title_of(self.key)
 
     @property
@@ -134,8 +134,8 @@ class Field:
         return spelled(value)
 
     def as_held(self, value: Any) -> Any:
-        """Return a value as a draft stores it. A section that is on becomes {}, because its keys are separate
-        fields. Sources keep only the keys that a user would write.
+        """Return a value in the form in which a draft stores it. A section that is on becomes {}, because its
+        keys are separate fields. Sources keep only the keys that a user would write.
         """
         if self.key == "data.sources" and isinstance(value, list):
             return [_short(entry) for entry in value]
@@ -149,8 +149,8 @@ class Field:
 
 
 def _short(source: Any) -> Any:
-    """Return a source without keys that have their defaults, its kind first. Other values are returned
-    unchanged.
+    """Return a source without the keys that have their default values, `kind` first. Values that are not a
+    source are returned unchanged.
     """
     kind = source.get("kind") if isinstance(source, Mapping) else None
     model = next((model for model in SOURCE_TYPES if kind_of_source(model) == kind), None)
@@ -161,7 +161,7 @@ def _short(source: Any) -> Any:
     return {"kind": kind, **own}
 
 
-# The texts of a section's switch, as a run YAML has them.
+# Values of a section's switch, spelled as in a run YAML.
 ON, OFF = "{}", "null"
 
 NAME = Field("name", "Name of the run and of its folder in the output directory.", "text")
@@ -198,7 +198,7 @@ def kind_of(key: str) -> str:
 @functools.cache
 def following() -> tuple[str, ...]:
     """Return the keys of fields whose values depend on another field: the recipe, the architecture, the kind
-    of their section, or a name of text or tokenizer."""
+    of their section, or the fields that dataset and tokenizer names are derived from."""
     known = every_field()
     leads = (*OF_RECIPE, *OWN_NAMES)
     return tuple(key for key in known if key in leads or known[key].within or kind_of(key))
@@ -210,7 +210,7 @@ def group_of(section: str) -> str:
 
 
 def essentials(given: Mapping[str, Any]) -> list[str]:
-    """Return the keys of the essential fields; `given` has the amounts of `batch` that are set."""
+    """Return the keys of the essential fields; `given` has the values of `batch`, None for unset lengths."""
     unit = next((unit for unit in UNITS if given.get(f"train_{unit}") is not None), "tokens")
     return [f"batch.train_{unit}" if key == LENGTH else key for key in ESSENTIALS]
 
@@ -241,8 +241,8 @@ def run_yamls() -> list[str]:
 
 @functools.cache
 def fields_of(section: str) -> tuple[Field, ...]:
-    """Return {dotted key: field} of a section of the schema, including nested sections; for a single field,
-    the field itself.
+    """Return the fields of a section of the schema, including those of nested sections. If `section` is a
+    single key, the result has only its field.
     """
     found: list[Field] = []
     within = ""
@@ -264,7 +264,7 @@ def fields_of(section: str) -> tuple[Field, ...]:
 
 
 def _keys_in(model: type[BaseModel]) -> str:
-    """`Keys, with their defaults: rank (8), path (required).`"""
+    """Return a sentence like this one: Keys, with their defaults: rank (8), path (required)."""
     defaults = {name: _default(info) for name, info in model.model_fields.items()}
     keys = (f"{name} ({'required' if value is None else value})" for name, value in defaults.items())
     return f"Keys, with their defaults: {', '.join(keys)}."

@@ -1,4 +1,4 @@
-"""Problems of a draft by field: the field that each belongs to, and the text that is shown there."""
+"""A draft's problems by form field: the field that shows each problem, and the text to show."""
 
 import math
 import re
@@ -21,7 +21,7 @@ _OVERRIDE = re.compile(r"override (?P<key>[a-z_]+(\.[A-Za-z0-9_-]+)*)")
 _KEY = re.compile(r"[a-z_]+(\.[a-z0-9_]+)*")
 # "micro_batch_size(5)": a rule's number with the field that it comes from.
 _NUMBER = re.compile(r"\b([a-z][a-z0-9_]+)\(")
-# What a layout's product calls the sizes that it multiplies.
+# Short names of the factors in a message about the number of ranks, and their fields.
 _PRODUCT = {
     "data": "data_parallel_size",
     "pipeline": "pipeline_parallel_size",
@@ -40,10 +40,10 @@ _VALUE = re.compile(r" = (?P<value>.*?)(?P<end>\n\s*|: )", re.DOTALL)
 def problems_by_key(
     draft: Draft, problems: Iterable[Finding], config: RunConfig | None
 ) -> list[dict[str, Any]]:
-    """Return {key, message, full, also} of each problem, in the order of the form's fields.
+    """Return {key, message, full, also} for each problem, in the order of the form's fields.
 
-    Problems without a field come first. `message` omits the place, key and value, which the field shows
-    anyway; `also` lists other changed fields whose numbers the rule names.
+    Problems without a field come first. `message` omits the place, key and value, which the field
+    shows anyway; `also` lists other changed fields that the rule mentions.
     """
     different = {str(finding): finding for finding in problems}
     found = [_problem(draft, finding, config) for finding in different.values()]
@@ -76,7 +76,8 @@ def _message_and_key(draft: Draft, finding: Finding, config: RunConfig | None) -
         place, rest = _place_and_message(draft, finding)
     exact = finding.key or _key_of_place(place, config)
     begins = match[0] if (match := _KEY.match(rest)) else ""
-    # The message is about invalid YAML, an item of a list, or a section that a key inside it switched on.
+    # The message begins with the key if it is about invalid YAML, an item of a list, or a section that was
+    # switched on by a key inside it.
     if (
         not exact and field_at(begins) and (rest.startswith((f"{begins} = ", f"{begins}: ")) or "." in begins)
     ) or (begins in every_field() and exact.startswith(f"{begins}.")):
@@ -113,7 +114,7 @@ def _rule(rest: str, key: str, whole: bool) -> str:
     if not (match := _VALUE.match(rest)):
         return _one_paragraph(rest.removeprefix(":") if whole else f"{key}{rest}")
     rule = _AND.sub(r"  together with \g<found>:", rest[match.start("end") :]).removeprefix(":")
-    # Repeat the value of an item inside a field's text, which is hard to spot.
+    # The value is an item inside the field's text, where it is hard to spot, so repeat it in the message.
     return _one_paragraph(rule if whole else f"{key} = {match['value']}: {rule}")
 
 
@@ -124,9 +125,9 @@ def _one_paragraph(text: str) -> str:
 
 
 def problems_of_limits(draft: Draft, plan: "Plan") -> list[dict[str, Any]]:
-    """Return the limits that refuse the plan, as problems_by_key() does, each with its ways out.
+    """Return the limits that the plan exceeds, in the form of problems_by_key(), with possible fixes.
 
-    `ways` is [{key: text}, ...]: a shorter training, and a higher limit if it is the run's own.
+    `ways` is [{key: text}, ...]: a shorter training, and a higher limit if the run itself sets the limit.
     """
     problems = problems_by_key(draft, findings_over_limits(plan), plan.config)
     length = length_within_limits(plan) if problems else None
@@ -146,7 +147,7 @@ def _just_above(value: float) -> str:
 
 
 def shortages_by_key(shortages: Iterable[Finding]) -> list[dict[str, Any]]:
-    """Return {key, kind, message, rule, fix} of each shortage of this machine; the field shows `rule`."""
+    """Return {key, kind, message, rule, fix} for each shortage of this machine; the field shows `rule`."""
     found = []
     for finding in shortages:
         field, message = field_at(finding.key), finding.message
@@ -173,7 +174,7 @@ def shortages_by_key(shortages: Iterable[Finding]) -> list[dict[str, Any]]:
 
 
 def findings_by_key(findings: Iterable[Finding]) -> list[dict[str, Any]]:
-    """Return {key, level, label, message, fix, typed} of each finding of the plan.
+    """Return {key, level, label, message, fix, typed} for each finding of the plan.
 
     `typed` is {key: text} if the fix is to set one field to a value, else None.
     """

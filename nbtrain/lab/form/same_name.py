@@ -28,7 +28,7 @@ from nbtrain.jobs.control.control import asked_pause
 from nbtrain.jobs.request.request import Request, read_request
 from nbtrain.lab.form.fields import field_at
 
-# Settings that a sentence names.
+# Maximum number of settings that a message lists.
 MOST_CHANGES = 3
 
 
@@ -36,14 +36,14 @@ def problems_of_name(config: RunConfig, clone_of: str = "") -> list[dict[str, An
     """Return why submit() would refuse the run, or would not apply its changes, because a run of this name
     exists.
 
-    The `message` of a problem is one sentence, because the form has buttons for what can be done; `full` is
-    the refusal of submit(), which names commands.
+    The `message` of a problem is one sentence, because the form has buttons for the fixes; `full` is the
+    error message of submit(), which names commands.
     """
     run = RunDir.named(config.name)
     if clone_of and run.exists():
         return [_problem(f"There is already a run {run.name}.", full=str(_taken(run)))]
     if findings := list(folder_is_this_run(run)):
-        return [_problem(f"{display(run.path)} is not a run of this name.", full=str(findings[0]))]
+        return [_problem(f"{display(run.path)} exists and is not a run of this name.", full=str(findings[0]))]
     try:
         request = read_request(config)
         if (active := request.existing.active) and not _is_paused(active):
@@ -55,7 +55,7 @@ def problems_of_name(config: RunConfig, clone_of: str = "") -> list[dict[str, An
 
 def _of_ended(request: Request) -> list[dict[str, Any]]:
     before = request.existing.finished_config
-    steps = f" in {amounts.counted(before.train_steps, 'step')}" if before else ""
+    steps = f" for {amounts.counted(before.train_steps, 'step')}" if before else ""
     sentence = f"{request.run.name} has already been trained{steps}."
     return _refused(sentence, is_not_finished, request) or _of_saved(request)
 
@@ -80,18 +80,18 @@ def _of_saved(request: Request) -> list[dict[str, Any]]:
 
 
 def _refused(sentence: str, check: Check, request: Request) -> list[dict[str, Any]]:
-    """Return a problem with a sentence of the form for the first finding of a check."""
+    """Return a problem with this sentence for the first finding of a check; [] without a finding."""
     return [_problem(sentence, full=str(finding)) for finding in check(request)][:1]
 
 
 def _named_changes(request: Request, bound: bool) -> str:
     """Return the first settings that differ; with `bound`, only those that cannot change on resume.
 
-    For example ": optimizer.lr 0.1, not 0.2; and 3 more".
+    For example ": optimizer.lr = 0.1, not 0.2; and 3 more". Returns "" if no setting differs.
     """
     changes = [change for change in request.changes if change.bound or not bound]
     words = [
-        f"{change.key} {show(change.before)}, not {show(change.now)}" for change in changes[:MOST_CHANGES]
+        f"{change.key} = {show(change.before)}, not {show(change.now)}" for change in changes[:MOST_CHANGES]
     ]
     more = f"; and {len(changes) - MOST_CHANGES} more" if len(changes) > MOST_CHANGES else ""
     return f": {'; '.join(words)}{more}" if words else ""
@@ -127,9 +127,7 @@ def _taken(run: RunDir) -> SubmitError:
 
 
 def not_applied(run: RunDir, config: RunConfig) -> list[Change]:
-    """Return the changes that do not apply to an already active run. A job that has just been started has
-    none.
-    """
+    """Return the changes that do not apply to an already active run; [] for a job that was just started."""
     return typed_changes(load_resolved(run.config_yaml), config)
 
 
@@ -139,10 +137,10 @@ def _of_active(request: Request) -> list[dict[str, Any]]:
     changes = [change for change in request.changes if request.config.sets(change.key)]
     if not changes:
         return []
-    words = ", ".join(f"{one.key} {show(one.before)}, not {show(one.now)}" for one in changes)
+    words = ", ".join(f"{one.key} = {show(one.before)}, not {show(one.now)}" for one in changes)
     message = (
         f"{request.run.name} is {request.existing.state} with other settings: {words}. Choose another "
-        "name, or stop it first."
+        "name, or stop that run first."
     )
     return [_problem(message, [at.key for one in changes if (at := field_at(one.key))])]
 

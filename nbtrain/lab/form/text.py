@@ -9,12 +9,12 @@ from nbtrain.jobs.new_run import name_for, new_run
 
 
 def form_of_text(paths: list[Path]) -> dict[str, Any]:
-    """Return {yaml, overrides, found, notes}: a run on the text at `paths`, named by the first of them.
+    """Return {yaml, overrides, found, notes}: a run on the text at `paths`, named after the first path.
 
     Raises DataError for text that cannot be read or is too short.
     """
     if not paths:
-        raise ConfigError("paths: name at least one file or folder.")
+        raise ConfigError("paths is empty: name at least one file or folder.")
     name = free_name(name_for(paths[0]))
     made = new_run(name, paths)
     overrides = {"name": name, **made.settings}

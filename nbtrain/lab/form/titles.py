@@ -1,6 +1,7 @@
 """Plain labels of the form's fields, shown before their keys: "Learning rate" for lr_schedule.lr.
 
-A key's last name is spelled out word by word. Names that would not be understood alone have their own label.
+By default the last part of a key is spelled out word by word. Keys whose last part would not be understood
+alone have their own label.
 """
 
 TITLES = {
@@ -141,7 +142,7 @@ TITLES = {
     "tokenizer.train_bytes": "Text to train the tokenizer on",
     "tokenizer.train_seed": "Seed of the tokenizer's training text",
 }
-"""{key of a field: its label}."""
+"""{field key: label}."""
 WORDS = {
     "4bit": "4-bit",
     "adam": "Adam",
@@ -195,15 +196,15 @@ WORDS = {
     "wsd": "WSD",
     "zero": "ZeRO",
 }
-"""{word of a key: its spelling in a label}."""
-# Units that the field shows next to its value.
+"""{word in a key: its spelling in a label}."""
+# Units that a field shows next to its value, so that its label omits them.
 SHOWN_UNITS = ("seconds", "minutes", "bytes")
-# Last names that are understood only with the name before them.
+# Last parts of keys that are understood only together with the part before them.
 GENERIC = ("kind", "enabled", "name", "path", "seed", "trainer", "command", "states")
 
 
 def title_of(key: str) -> str:
-    """Return the plain label of a field."""
+    """Return the label of a field in words."""
     if key in TITLES:
         return TITLES[key]
     *before, last = key.split(".")

@@ -20,7 +20,7 @@ from nbtrain.jobs.machine.environment import supervisor_environment
 COMMAND = ("-m", "nbtrain.cli", "twin", "--submit")
 # No run has a name with a dot.
 FOLDER = ".twins"
-# How long the twin's folder may take to appear: imports, and the checks of the twin.
+# Maximum time until the twin's folder appears: the process imports modules and checks the twin first.
 START_SECONDS = 90.0
 POLL_SECONDS = 0.2
 LAST_CHARACTERS = 2000
@@ -52,10 +52,11 @@ def start_twin(config: RunConfig) -> str:
             return name
         if ended is not None:
             said = log.read_text(errors="replace")[-LAST_CHARACTERS:].strip()
-            raise SubmitError(said or f"the twin ended with exit code {ended}; see {display(log)}.")
+            raise SubmitError(said or f"the twin ended with exit code {ended}; its log is {display(log)}.")
         time.sleep(POLL_SECONDS)
     raise SubmitError(
-        f"the twin has not started within {START_SECONDS:.0f} s; it may still start. Its log: {display(log)}."
+        f"the twin has not started within {START_SECONDS:.0f} s; it may still start. Its log is "
+        f"{display(log)}."
     )
 
 

@@ -3,4 +3,4 @@
 from pathlib import Path
 
 FOLDER = Path(__file__).with_name("labconfig").parent
-"""Folder for the variable JUPYTER_CONFIG_PATH."""
+"""Folder to add to the environment variable JUPYTER_CONFIG_PATH."""

@@ -1,4 +1,4 @@
-"""Server extension of nbtrain: REST under <base_url>nbtrain/, and TensorBoard's tile.
+"""nbtrain's server extension: REST routes under <base_url>nbtrain/, and the TensorBoard tile.
 
 Importing it is cheap: the handlers and jupyter_server are imported when the server loads the extension.
 """

@@ -14,9 +14,9 @@ from nbtrain.monitor.run.run_view import RunView
 
 
 class ActionHandler(NbtrainHandler):
-    """Base of the actions. They answer {"state", "cause", "name"} within two seconds, with status 202 if the
-    action is not done by then. If it fails later, GET run/<name> and GET runs carry the error until the next
-    action on the run, or until the job's state changes.
+    """Base of the actions. Each returns {"state", "cause", "name"} within two seconds, with status 202 if it
+    is not done by then. If it fails later, GET run/<name> and GET runs report the error until the next action
+    on the run, or until the job's state changes.
     """
 
     def need_job(self, view: RunView, what: str) -> JobDir:
@@ -79,8 +79,8 @@ class PauseHandler(ActionHandler):
 
 
 class ResumeHandler(ActionHandler):
-    """POST run/<name>/resume {"overrides"?, "try_code"?}: a new job from the newest checkpoint, or the paused
-    one. With `try_code` false, the file of `code` is not tried first.
+    """POST run/<name>/resume {"overrides"?, "try_code"?}: start a new job from the newest checkpoint, or
+    continue the paused job. With `try_code` false, the run's own Python file (`code`) is not tried first.
     """
 
     async def post(self, name: str) -> None:
@@ -91,9 +91,10 @@ class ResumeHandler(ActionHandler):
 
 
 class CloneHandler(ActionHandler):
-    """POST run/<name>/clone {"name", "overrides"?, "submit"?, "try_code"?}: a new run with these settings.
+    """POST run/<name>/clone {"name", "overrides"?, "submit"?, "try_code"?}: create a run with these settings.
 
-    Nothing is started unless `submit` is true. With `try_code` false, the file of `code` is not tried first.
+    Nothing is started unless `submit` is true. With `try_code` false, the run's own Python file (`code`) is
+    not tried first.
     """
 
     async def post(self, name: str) -> None:

@@ -1,6 +1,6 @@
 """Registration of nbtrain's routes in a Jupyter Server, enabled by nbtrain.json, which the package installs.
 
-openapi.yaml describes the requests and answers of each route; a test compares it with ROUTES.
+openapi.yaml describes the requests and responses of each route; a test compares it with ROUTES.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """The launch form over REST: its contents, findings on a draft, suggested layouts, and submission.
 
-The answers come from lab/form/answers.py, which also answers a kernel. Run YAMLs outside of the workspace are
-read only for a kernel.
+The responses come from lab/form/answers.py, which a kernel uses too. Run YAMLs outside the workspace are read
+only for a kernel.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.lab.server.requests import NbtrainHandler, named_run
 from nbtrain.lab.server.views import changed
 
-# Keys of a request with their types; the form itself checks values of type `object`.
+# {key of a request: its type}; the form itself checks values of type `object`.
 KEYS: dict[str, type] = {
     "yaml": str,
     "overrides": object,
@@ -64,17 +64,17 @@ class FormTextHandler(NbtrainHandler):
         self.answer({**value, "notes": [*value["notes"], *notes]})
 
     def file_of(self, path: Any) -> Path:
-        """Return the file that the file browser calls `path`. Raises ConfigError outside of its root."""
+        """Return the file with this path in the file browser. Raises ConfigError for paths outside it."""
         root = Path(self.contents_manager.root_dir).resolve()
         found = (root / str(path).strip("/")).resolve()
         if not found.is_relative_to(root):
-            raise ConfigError(f"{path}: is outside of the folder that this server shows.")
+            raise ConfigError(f"{path} is outside the folder that this server shows.")
         return found
 
 
 class SubmitHandler(AboutFormHandler):
-    """POST submit: submit the form's run; {"name", "job_id", "notes"}. With `try_code` false, the file of
-    `code` is not tried first.
+    """POST submit: submit the form's run; returns {"name", "job_id", "notes"}. With `try_code` false, the
+    run's own Python file (`code`) is not tried first.
     """
 
     async def post(self) -> None:

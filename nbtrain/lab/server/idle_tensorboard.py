@@ -1,8 +1,8 @@
-"""TensorBoard that ends after some hours without a request, for a pod that must release its memory.
+"""Runs TensorBoard and ends it after some hours without a request, so that a pod releases its memory.
 
 It is run as `python -m nbtrain.lab.server.idle_tensorboard`. The kernel's table of TCP connections shows
-whether there were requests: TensorBoard closes each connection after its answer, and the kernel keeps it for
-a minute.
+whether there were requests: TensorBoard closes each connection after its response, and the table lists the
+connection for another minute.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def serve(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run TensorBoard with the given options and --idle-hours."""
-    parser = argparse.ArgumentParser(description="TensorBoard that ends when it is not used.")
+    parser = argparse.ArgumentParser(description="Run TensorBoard until it is no longer used.")
     parser.add_argument("--idle-hours", type=float, default=24.0)
     parser.add_argument("--port", type=int, default=6006)
     options, rest = parser.parse_known_args(arguments)

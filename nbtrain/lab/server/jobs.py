@@ -1,6 +1,6 @@
 """Jobs over REST: the job page for the panel, or one part in the form of `nbtrain job --json`.
 
-The schema of run YAMLs, which a page names its settings by, is loaded at the first request.
+The run YAML schema, from which the job page takes the names of settings, is loaded at the first request.
 """
 
 import math
@@ -38,7 +38,7 @@ class JobHandler(NbtrainHandler):
         self.finish(await self.read(_page, name, self.get_argument("job", None)))
 
 
-# {folder of a job and its state: (when, its page as JSON)}
+# {job folder and state: (time, job page as JSON)}
 _kept: dict[str, tuple[float, bytes]] = {}
 
 

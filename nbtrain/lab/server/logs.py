@@ -1,7 +1,7 @@
 """Logs of a run over REST: a part from an offset on, a search, the last traceback, a complete file.
 
-For a rank that has written no log, the routes answer what `nbtrain logs` prints: on Kubernetes, the output of
-its pod.
+For a rank that has written no log, the routes return what `nbtrain logs` prints: on Kubernetes, the output of
+the rank's pod.
 
 Text is sent as JSON or as a file to save, never as a page, so that a browser does not run a log's content.
 """
@@ -32,9 +32,9 @@ MOST_TEXT = 1000
 PIECE_BYTES = 1 << 20
 # A log may have gigabytes: a search must not keep other readers waiting.
 SEARCHERS = ThreadPoolExecutor(2, "nbtrain-search")
-# Searches that run or wait. A page has one at a time.
+# Maximum number of searches that run or wait. A page starts one search at a time.
 MOST_SEARCHES = 16
-# Lines of a pod's output; a line of a log has about 120 bytes (READ_LIMIT_BYTES).
+# Maximum lines of a pod's output to return; a log line has about 120 bytes (READ_LIMIT_BYTES).
 OUTPUT_LINES = 2000
 # A cluster that does not answer must not keep readers of files waiting.
 CLUSTER_READERS = ThreadPoolExecutor(2, "nbtrain-pods")
@@ -44,7 +44,7 @@ class OneLogHandler(NbtrainHandler):
     """Shared base of routes for one log: ?rank=<number, "supervisor" or "node0">&job=&attempt=."""
 
     async def log_asked_for(self, name: str) -> tuple[JobDir, int | str, Path]:
-        """Return the job, the rank or the name of the log, and its file, which need not exist."""
+        """Return the job, the rank or log name, and the log file, which may not exist."""
         view = await self.view(name)
         rank = self.get_argument("rank", "0")
         known = rank == logs.SUPERVISOR or logs.NODE.fullmatch(rank)
@@ -58,14 +58,14 @@ class OneLogHandler(NbtrainHandler):
 
 class LogHandler(OneLogHandler):
     """GET run/<name>/log?rank=&job=&attempt=&offset=&line=: the text from an offset on, around a line, or at
-    the end. `whole` is true for the output of a pod, which is in no file and is answered as a whole each
+    the end. `whole` is true for the output of a pod, which is not in a file and is returned completely each
     time.
     """
 
     async def get(self, name: str) -> None:
         offset, line = self.number("offset"), self.number("line")
         job, rank, path = await self.log_asked_for(name)
-        # A line of a log of gigabytes is searched for like a text.
+        # Finding a line in a log of gigabytes takes as long as a text search, so it uses the same threads.
         read = self.read if line is None else functools.partial(in_pool, SEARCHERS)
         part = await read(LINES.read, path, offset, line)
         text = "" if part.size_bytes else await in_pool(CLUSTER_READERS, output_of, job, rank)
@@ -108,8 +108,9 @@ class LogSearchHandler(NbtrainHandler):
     """GET run/<name>/log/search?q=&job=&rank=&limit=&case=0|1&regex=0|1: {"hits", "more", "complete"}.
 
     The search covers all jobs, the newest first, or one job; case=0 ignores case. With regex=1, q is a
-    regular expression of Python. `more`: whether there are more hits than the limit. `complete` is false if
-    the search was ended after log_search.PATTERN_SECONDS. More than MOST_SEARCHES at a time are refused.
+    Python regular expression. `more` says whether there are more hits than the limit. `complete` is false if
+    the search was stopped after log_search.PATTERN_SECONDS. At most MOST_SEARCHES searches run or wait at a
+    time; further searches are refused.
     """
 
     num_searches = 0
@@ -117,9 +118,7 @@ class LogSearchHandler(NbtrainHandler):
     async def get(self, name: str) -> None:
         view, text = await self.view(name), self.get_argument("q", "", strip=False)
         if not text or len(text) > MOST_TEXT:
-            raise RequestError(
-                400, f"q must be a text of 1 to {MOST_TEXT:,} characters; this one has {len(text):,}."
-            )
+            raise RequestError(400, f"q has {len(text):,} characters and must have 1 to {MOST_TEXT:,}.")
         limit = self.number("limit", HITS, MOST_HITS)
         rank, case = self.number("rank"), self.switch("case")
         job_id = self.get_argument("job", None)
@@ -151,7 +150,7 @@ def _search(
 
 
 def hit_shown(hit: dict[str, Any]) -> dict[str, Any]:
-    """Add rank and attempt to a hit. They are in the name of the log: "3.0.log" is rank 3, attempt 0."""
+    """Return a hit as JSON, with rank and attempt from the log's name: "3.0.log" is rank 3, attempt 0."""
     who, _, attempt = hit["log"].removesuffix(".log").partition(".")
     return {
         "job": hit["job"],
@@ -165,7 +164,9 @@ def hit_shown(hit: dict[str, Any]) -> dict[str, Any]:
 
 
 class TracebackHandler(NbtrainHandler):
-    """GET run/<name>/log/traceback?rank=&job=: {"rank", "title", "text" or null}, of the rank that failed."""
+    """GET run/<name>/log/traceback?rank=&job=: {"rank", "title", "text" or null}; by default of the failed
+    rank.
+    """
 
     async def get(self, name: str) -> None:
         view, rank = await self.view(name), self.number("rank")
@@ -179,7 +180,5 @@ def _traceback(job: JobDir, rank: int | None) -> dict[str, Any]:
     state = read_state(job, time.time())[0]
     who: int | str = failed_rank(job) if rank is None else rank
     text = last_traceback(job, who)
-    title = (
-        f"The last traceback of {whose(who)}" if text else f"{whose(who).capitalize()} has left no traceback"
-    )
+    title = f"The last traceback of {whose(who)}" if text else f"{whose(who).capitalize()} has no traceback"
     return {"job_id": job.job_id, "state": state, "rank": who, "title": title, "text": text}

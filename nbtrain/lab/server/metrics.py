@@ -53,7 +53,7 @@ class CsvHandler(NamedScalarsHandler):
     async def get(self, name: str) -> None:
         view, names = await self.view(name), self.names() if self.get_argument("tags", "") else None
         pieces = await self.read(csv_pieces, view, names)
-        # An unknown name is refused before the answer begins.
+        # Read the first chunk now, so that an unknown name is refused before the response begins.
         piece = await self.read(_next, pieces)
         self.set_header("Content-Disposition", f'attachment; filename="{name}-metrics.csv"')
         self.set_header("Content-Type", "text/csv; charset=utf-8")

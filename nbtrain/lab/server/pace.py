@@ -14,8 +14,8 @@ LOOKS_SHARE = 0.02
 PAGES_SHARE = 0.007
 LEAST_SECONDS, MOST_SECONDS = 1.0, 10.0
 WINDOW_SECONDS = 10.0
-# Cost of a request in addition to reading the run: login, headers, sending. Measured with jupyter_server 2.21
-# on two busy cores: 2.1 ms in the server's main thread, plus the time of its pool.
+# CPU seconds of a request besides reading the run: authentication, headers, sending. Measured with
+# jupyter_server 2.21 on two busy cores: 2.1 ms in the server's main thread, plus the time of its pool.
 REQUEST_SECONDS = 0.0025
 
 

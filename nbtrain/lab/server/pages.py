@@ -8,12 +8,12 @@ from tornado import web
 from nbtrain.lab.server.tensorboard_proxy import PROXY_NAME, tensorboard_page
 from nbtrain.lab.ui.script import script
 
-# {name of a script: the module of lab/ui that it ends with}
+# {script name: the main module in lab/ui}
 SCRIPTS = {"panel": "run/panel", "form": "form/form_widget", "runs": "runs/runs_widget"}
 
 
 class ScriptHandler(JupyterHandler):
-    """GET static/panel.js, static/form.js, static/runs.js: the same module that a widget carries."""
+    """GET static/panel.js, static/form.js, static/runs.js: the same module that the widget includes."""
 
     auth_resource = "nbtrain"
 
@@ -26,8 +26,8 @@ class ScriptHandler(JupyterHandler):
 
 
 class TensorBoardPageHandler(JupyterHandler):
-    """GET tensorboard/: a page with TensorBoard in a frame. It reloads new points and passes ?runFilter= and
-    similar options on.
+    """GET tensorboard/: a page with TensorBoard in a frame. It loads new points and passes ?runFilter= and
+    similar options on to TensorBoard.
     """
 
     auth_resource = "nbtrain"

@@ -1,6 +1,6 @@
 """A run's plan and its configuration compared with its parent's, over REST; checks of any run.
 
-The planner is loaded at the first such request, so that a server that only shows runs does not load it.
+The planner is imported at the first request for a plan, so a server that only shows runs does not import it.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ class ConfigHandler(NbtrainHandler):
     """GET run/<name>/config: {"yaml", "parent", "differences", "rows"}, as run_pages.config_page() returns
     them.
 
-    `parent` is the run that this one was cloned from, null if it no longer exists.
+    `parent` is the run that this run was cloned from, null if there is none or it no longer exists.
     """
 
     async def get(self, name: str) -> None:
@@ -38,7 +38,7 @@ class ConfigHandler(NbtrainHandler):
 class CheckHandler(NbtrainHandler):
     """POST check {"yaml", "overrides"?}: {"what", "works", "findings"}, most expensive first.
 
-    The problems of a refused run are findings of level error.
+    If the run is refused, its problems are error-level findings.
     """
 
     async def post(self) -> None:

@@ -1,11 +1,11 @@
-"""Shared parts of the REST routes: authorization, limits of a request, the thread that answers it, errors.
+"""Shared parts of the REST routes: authorization, request limits, the threads that do the work, errors.
 
     read()     files of runs: four threads, so that a slow disk blocks neither kernels nor other requests
     read_first()  the list of runs: a separate thread; while it reads, calls of read() that have not begun
                   wait; after the server's start they also wait for a moment until the list is requested
-    library()  plan, check, submit: two threads, each may take seconds
-    act()      save, stop, pause: a separate thread; the answer waits up to two seconds for its end, and the
-               descriptions of the run carry an error that comes later
+    library()  plan, check, submit: two threads; a call may take seconds
+    act()      save, stop, pause: a separate thread; the response waits up to two seconds for its end, and
+               the run's description reports an error that occurs later
 
 A GET does not count as activity: a forgotten panel must not keep an idle server from being culled. A body
 over MOST_BODY_BYTES is refused before it is read.
@@ -39,17 +39,17 @@ from nbtrain.monitor.run.run_view import RunView
 
 Value = TypeVar("Value")
 
-# A run YAML has some KB; the longest field of a form is a text of 1,000 letters.
+# A run YAML has a few KB; the longest text in a form field has 1,000 characters.
 MOST_BODY_BYTES = 1 << 20
 # Bytes of a refused body that are read and discarded, so that the sender receives the reason.
 MOST_DISCARDED_BYTES = 64 << 20
-# A job that saves quickly is seen to end within the answer; otherwise the panel shows it later.
+# If a job ends within this time, the response reports it; otherwise the panel shows it later.
 ANSWER_SECONDS = 2.0
 # Each thread waits for the end of a job.
 MOST_ACTIONS = 32
 
-# A page that a user waits for begins with the list; the list's thread alternates with all others at each
-# file.
+# A page that a user waits for begins with the list, and the list's thread shares the interpreter with all
+# others, so the others wait for the list this long.
 MOST_WAIT_SECONDS = 1.0
 # After a server's start all pages are requested at once, and the list may be the last. The other requests
 # import modules first, which would block the interpreter for the list.
@@ -57,13 +57,13 @@ FIRST_WAIT_SECONDS = 0.2
 
 READERS = ThreadPoolExecutor(4, "nbtrain-read")
 LIST = ThreadPoolExecutor(1, "nbtrain-list")
-# Reading ahead and importing modules: no request waits for it.
+# Reads ahead and imports modules; no request waits for this pool.
 AHEAD = ThreadPoolExecutor(1, "nbtrain-ahead")
 LIBRARY = ThreadPoolExecutor(2, "nbtrain-library")
 
 
 class RequestError(web.HTTPError):
-    """An error answer with its message. It exists because tornado would double a % in the message."""
+    """An HTTP error with a message. It exists because tornado would double a % in the message."""
 
     def __init__(self, status: int, words: str):
         super().__init__(status, "%s", words)
@@ -83,7 +83,7 @@ METHODS = ("get", "post", "patch", "delete")
 
 
 def named_run(body: dict[str, Any]) -> dict[str, Any]:
-    """Return a request's body unchanged. Raises 400 if it names no run, which may be a client's mistake."""
+    """Return a request's body unchanged. Raises 400 if it names no run YAML and no run to clone."""
     if not (body.get("yaml") or body.get("clone")):
         raise RequestError(400, 'yaml is missing: {"yaml": the name or path of a run YAML}.')
     return body
@@ -93,9 +93,9 @@ def named_run(body: dict[str, Any]) -> dict[str, Any]:
 class NbtrainHandler(APIHandler):
     """Shared base of the REST handlers.
 
-    Each of METHODS that a subclass defines is authenticated and authorized like Jupyter's own. A request that
-    is refused before its body was read is answered after the body: a client whose connection closes while it
-    still sends would see an error without a message.
+    Each of METHODS that a subclass defines is authenticated and authorized like Jupyter's own. If a
+    request is refused before its body was read, the response is sent after the body: a client whose
+    connection closes while it is still sending would see an error without a message.
     """
 
     auth_resource = "nbtrain"
@@ -194,7 +194,7 @@ class NbtrainHandler(APIHandler):
         return await self.read(view_of, name)
 
     def catch_up(self, view: RunView) -> None:
-        """Read the rest of long metrics files in the background, for the next answer."""
+        """Read the rest of long metrics files in the background, for the next response."""
         if view.reader.behind_bytes:
             AHEAD.submit(catch_up, view)
 
@@ -228,7 +228,7 @@ class NbtrainHandler(APIHandler):
             super().log_exception(*error)
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """Send an error as {"message"}, which the panel shows."""
+        """Send an error as {"message"}; the panel shows the message."""
         error = kwargs.get("exc_info", (None, None))[1]
         message = error.words if isinstance(error, RequestError) else None
         if message is None and isinstance(error, web.HTTPError):
@@ -238,7 +238,7 @@ class NbtrainHandler(APIHandler):
 
 
 WORDS: dict[type, str] = {
-    str: "a text",
+    str: "text",
     bool: "true or false",
     dict: "a JSON object",
     list: "a list",
@@ -252,11 +252,10 @@ WORDLESS = {
 
 
 def _too_large(num_bytes: int | None) -> RequestError:
-    has = f"has {num_bytes:,}" if num_bytes else "has more"
-    return RequestError(
-        413,
-        f"the request {has} bytes; at most {MOST_BODY_BYTES:,} ({amounts.size(MOST_BODY_BYTES)}) are read.",
-    )
+    most = f"{MOST_BODY_BYTES:,} ({amounts.size(MOST_BODY_BYTES)})"
+    if num_bytes:
+        return RequestError(413, f"the request has {num_bytes:,} bytes; at most {most} are read.")
+    return RequestError(413, f"the request has more bytes than the {most} that are read.")
 
 
 def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -307,7 +306,7 @@ async def in_pool(pool: ThreadPoolExecutor, function: Callable[..., Value], *arg
 
 
 def words_of(error: NbtrainError | OSError) -> str:
-    """Return the message of an error, worded for readers."""
+    """Return the message of an error, worded for users."""
     if isinstance(error, NbtrainError):
         return str(error)
     if isinstance(error, PermissionError):
@@ -319,8 +318,8 @@ def words_of(error: NbtrainError | OSError) -> str:
 
 @contextmanager
 def said_here() -> Iterator[list[str]]:
-    """Collect the lines that nbtrain logs in this thread, to include them in the answer: users do not see the
-    server's log.
+    """Collect the lines that nbtrain logs in this thread, to include them in the response: users do not see
+    the server's log.
     """
     lines: list[str] = []
     here = threading.get_ident()
@@ -343,14 +342,14 @@ class FailedAction:
     """An action that failed after its request was answered."""
 
     action: str
-    """The key of its button: "save", "stop", "kill" or "pause"."""
+    """Key of the action's button: "save", "stop", "kill" or "pause"."""
     message: str
     at: float
-    """Time at which it failed."""
+    """Time of the failure, in seconds since the epoch."""
 
 
 class Actions:
-    """The running actions on jobs, and the newest one of each run that failed after its request was answered.
+    """Running actions on jobs, and each run's newest action that failed after its request was answered.
 
     Each action has its own thread, and runs only once even if it is requested several times.
     """
@@ -396,17 +395,16 @@ class Actions:
         if isinstance(error, NbtrainError | OSError):
             message = words_of(error)
         else:
-            message = "it failed for a reason that the server's log has."
+            message = "the action failed; the server's log has the reason."
         state, _ = read_state(job, time.time())
         failed = FailedAction(what, message, time.time())
         with self._lock:
             self._failed[job.run.name] = (job.job_id, state, failed)
 
     def failed(self, name: str, job_id: str | None, state: str) -> dict[str, Any] | None:
-        """Return the JSON of the FailedAction of a run whose newest job is in this state; None if there is
-        none.
+        """Return the FailedAction of a run as JSON; None if there is none or it is out of date.
 
-        It is out of date if the job has changed its state since, or if the run has a newer job.
+        It is out of date if the job's state has changed since the failure, or if the run has a newer job.
         """
         with self._lock:
             *about, failed = self._failed.get(name, (None, None, None))
@@ -433,8 +431,8 @@ ACTIONS = Actions()
 
 
 async def act(job: JobDir, what: str, function: Callable[[], Any], log: Any) -> bool:
-    """Start an action on a job and return whether it ended within ANSWER_SECONDS. Raises RequestError with
-    its error if it failed by then. The descriptions of the run carry an error that comes later.
+    """Start an action on a job and return whether it ended within ANSWER_SECONDS. If it failed by then,
+    raises RequestError with the reason; the run's description reports an error that occurs later.
     """
     action = ACTIONS.start(job, what, function, log)
     future = asyncio.wrap_future(action)

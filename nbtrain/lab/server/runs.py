@@ -28,9 +28,9 @@ from nbtrain.monitor.metrics.finite_json import encoded
 from nbtrain.monitor.run.run_view import RunView
 from nbtrain.monitor.status.notes import change_notes, labels_of
 
-# A page of the list.
+# The list shows at most this many runs per page.
 MOST_SPARKLINES = 100
-# Pages that open together are answered within two seconds (docs/evidence/server.md).
+# Pages that open at the same time have their responses within two seconds (docs/evidence/server.md).
 FORM_SECONDS = 2.0
 
 
@@ -52,13 +52,13 @@ def _load_the_rest() -> None:
 
 
 class FormAhead:
-    """Prepares the form of this server once, so that the first one opens half a second faster."""
+    """Prepares the launch form once per server, so that the first form opens half a second faster."""
 
     def __init__(self) -> None:
         self._is_planned = False
 
     def prepare_later(self) -> None:
-        """Prepare the form when the pages that open together with the list have been answered."""
+        """Prepare the form once the pages that open together with the list have their responses."""
         if not self._is_planned:
             self._is_planned = True
             asyncio.get_running_loop().call_later(FORM_SECONDS, AHEAD.submit, self._prepare)
@@ -90,7 +90,9 @@ class CompareHandler(NbtrainHandler):
         names, published = body.get("runs", []), body.get("published", {})
         texts = [*names, published.get("file"), published.get("text")]
         if set(published) != {"file", "text"} or not all(isinstance(text, str) for text in texts):
-            raise RequestError(400, "runs must be a list of names, and published {file, text}, both text.")
+            raise RequestError(
+                400, "runs must be a list of names, and published must be {file, text} with two texts."
+            )
         self.answer(await self.read(_compared, names, published["text"], published["file"]))
 
     @property
@@ -118,7 +120,7 @@ class ColumnsHandler(NbtrainHandler):
     """GET columns?key=a&key=b: these settings and results of all runs, and the keys that are available."""
 
     async def get(self) -> None:
-        # The name of a result may have a comma.
+        # The name of a result may contain a comma.
         self.answer(await self.read(_columns, self.get_arguments("key")))
 
 
@@ -135,9 +137,7 @@ class SparklinesHandler(NbtrainHandler):
     async def get(self) -> None:
         names = self.get_arguments("name")
         if len(names) > MOST_SPARKLINES:
-            raise RequestError(
-                400, f"name is given {len(names):,} times; at most {MOST_SPARKLINES} are allowed."
-            )
+            raise RequestError(400, f"{len(names):,} names are given; at most {MOST_SPARKLINES} are allowed.")
         self.answer(await self.read(_sparklines, names))
 
 
@@ -151,8 +151,8 @@ def _sparklines(names: list[str]) -> dict[str, Any]:
 
 
 def _look(name: str) -> tuple[RunView, bytes]:
-    """Return a run's view and its description as JSON. Both are made in one call to the thread, because pages
-    poll each second.
+    """Return a run's view and its description as JSON. One call to the thread makes both, because pages poll
+    each second.
     """
     from nbtrain.lab.engine_watch import look_after
     from nbtrain.lab.run_actions import run_shown
@@ -163,7 +163,8 @@ def _look(name: str) -> tuple[RunView, bytes]:
         look_after(job)
     shown = run_shown(view)
     again = PACE.spent(time.thread_time() - began) if shown["active"] else PACE.seconds
-    # The rest of long metrics files is read meanwhile: curves are half there, of a run that has ended too.
+    # The rest of long metrics files is read in the background; until then the curves are incomplete, even for
+    # a run that has ended.
     half = bool(view.reader.behind_bytes)
     failed = ACTIONS.failed(name, view.job.job_id if view.job else None, shown["state"])
     more = {"look_again_seconds": again, "half_read": half, "failed_action": failed}
@@ -174,13 +175,13 @@ class RunHandler(NbtrainHandler):
     """GET, PATCH, DELETE run/<name>."""
 
     async def get(self, name: str) -> None:
-        """Answer with the description, the actions that are possible, and the time until the next poll."""
+        """Return the description, the possible actions, and the time until the next poll."""
         view, content = await self.read(_look, name)
         self.finish(content)
         self.catch_up(view)
 
     async def patch(self, name: str) -> None:
-        """PATCH run/<name> {"labels"?, "notes"?, "archived"?}: change them and answer with all three; null
+        """PATCH run/<name> {"labels"?, "notes"?, "archived"?}: change these and return all three; null
         removes a label.
         """
         run = await self.read(run_of, name)
@@ -201,7 +202,8 @@ class RunHandler(NbtrainHandler):
         if confirmed != name:
             raise RequestError(
                 400,
-                f"confirm = {confirmed[:80]!r} must be the run's name, {name}: deleting it cannot be undone.",
+                f"confirm = {confirmed[:80]!r} must be the run's name, {name}, because a deletion cannot be "
+                "undone.",
             )
         deleted, notes = await self.library(delete, run, force)
         ACTIONS.clear(name)

@@ -1,4 +1,4 @@
-"""A proxy in front of TensorBoard that starts it with the first request and ends it when it is idle.
+"""A proxy in front of TensorBoard that starts it at the first request and ends it when it is idle.
 
     python -m nbtrain.lab.server.tensorboard_door --port 6006 --root DIR [options of TensorBoard]
 
@@ -33,7 +33,7 @@ IDLE_MINUTES = 30.0
 # TensorBoard needs 2 s on an idle machine and much more while a job trains on every core.
 START_SECONDS = 60.0
 TRY_SECONDS = 0.1
-# Between two looks for new runs: TensorBoard looks as often.
+# Seconds between two searches for new runs, as often as TensorBoard searches.
 LINK_SECONDS = 5.0
 END_SECONDS = 10.0
 PIECE_BYTES = 1 << 16
@@ -52,8 +52,8 @@ class Door:
         """Set the proxy up: `command` starts TensorBoard, without its port; `page` is the answer at
         PAGE_PATH.
 
-        `root` is the output root whose runs are shown by their names. None means that `command` says which
-        runs to show.
+        `root` is the output root whose runs are shown by their names. If it is None, `command` says
+        which runs to show.
         """
         self.command, self.idle_seconds, self.page, self.root = command, idle_seconds, page, root
         self._links: RunLinks | None = None
@@ -90,7 +90,7 @@ class Door:
         while True:
             await asyncio.sleep(LINK_SECONDS)
             if self._process is not None:
-                # An output root that cannot be read now may be there at the next look.
+                # If the output root cannot be read now, try again at the next search.
                 with contextlib.suppress(OSError):
                     links.refresh()
 
@@ -121,7 +121,7 @@ class Door:
                     writer.write(own)
                     await writer.drain()
         except (ConnectionError, OSError):
-            pass  # one side has gone: so does the other
+            pass  # One side has closed its connection, so close the other one too.
         finally:
             self._open -= 1
             self._last = time.monotonic()
@@ -215,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parent = os.getppid()
     die_with_parent(signal.SIGTERM)
     if os.getppid() != parent:
-        return 0  # it ended before the kernel was asked
+        return 0  # The parent ended before die_with_parent() took effect.
     parser = argparse.ArgumentParser(description="A proxy that runs TensorBoard while it is used.")
     parser.add_argument("--host", default=LOOPBACK)
     parser.add_argument("--port", type=int, default=6006)

@@ -3,7 +3,8 @@
     <base_url>tensorboard/            TensorBoard itself, behind a proxy (tensorboard_door.py)
     <base_url>nbtrain/tensorboard/    TensorBoard in a frame that keeps it live: what the tile opens
 
-One TensorBoard at the output root serves every run; ?run=NAME on the page shows one. It opens on the loss.
+One TensorBoard for the output root shows every run; the page's ?run=NAME selects one run. The page opens on
+the loss.
 """
 
 import html
@@ -19,18 +20,16 @@ PROXY_NAME = "tensorboard"
 PAGE_PATH = "nbtrain/tensorboard/"
 
 PAGE = Path(__file__).with_name("tensorboard.html")
-# Cards on top of all others, if the run has such a scalar: TensorBoard orders the others by name.
+# Scalars whose cards come first, if the run has them. TensorBoard orders the other cards by name.
 PINNED = ("loss", "validation_loss")
 
-# Limit for jupyter-server-proxy until the proxy in front of TensorBoard listens, which it does at once.
+# Time that jupyter-server-proxy waits until the proxy listens, which takes only a moment.
 START_TIMEOUT_SECONDS = 60
 RELOAD_INTERVAL_SECONDS = 5
 
 
 def board_options() -> list[str]:
-    """Return the options of TensorBoard, without its address and the runs that it shows: the proxy adds
-    these.
-    """
+    """Return TensorBoard's options without its address and the runs that it shows, which the proxy adds."""
     options = {
         "reload_interval": RELOAD_INTERVAL_SECONDS,
         "reload_multifile": "true",
@@ -53,7 +52,7 @@ def tensorboard_command(port: int | str) -> list[str]:
 
 
 def tensorboard_page(address: str) -> str:
-    """Return the page that keeps TensorBoard live. `address` is TensorBoard's, and ends with a slash."""
+    """Return the page that keeps TensorBoard live. `address` is TensorBoard's URL and ends with a slash."""
     pinned = json.dumps([{"plugin": "scalars", "tag": scalar(name).tag} for name in PINNED])
     page = PAGE.read_text(encoding="utf-8")
     return page.replace("{{address}}", html.escape(address)).replace("{{pinned}}", html.escape(pinned))

@@ -1,7 +1,7 @@
-"""The folder that TensorBoard reads: a link for each run, by the run's name, to its event files.
+"""The folder that TensorBoard reads: for each run, a link with the run's name to its event files.
 
-At the output root itself an entry would be named RUN/tensorboard, and the runs inside a twin's folder, which
-prove its layout, would be entries too. Nothing is copied.
+If TensorBoard read the output root itself, it would name each run RUN/tensorboard, and would also show the
+runs inside a twin's folder. Nothing is copied.
 
 TensorBoard reads every run before it draws the first card: 7 to 22 s for 311 runs of 200 steps on two cores.
 So the folder holds the newest runs, and a page can request the others.
@@ -19,13 +19,13 @@ ALL_RUNS = "all"
 
 
 class RunLinks:
-    """Links to the event files of the newest runs below `root`, in a folder that remove() deletes."""
+    """Links to the event files of the newest runs in `root`, in a folder that remove() deletes."""
 
     def __init__(self, root: Path):
         self.root = root.absolute()
         self.folder = Path(tempfile.mkdtemp(prefix="nbtrain-tensorboard-"))
         self.number_of_runs = 0
-        """Runs with event files at the last refresh()."""
+        """Number of runs with event files at the last refresh()."""
         self._asked: set[str] = set()
 
     @property

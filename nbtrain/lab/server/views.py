@@ -1,6 +1,6 @@
 """Views of the runs that this server shows: one RunView each, so that each request reads only new data.
 
-Files outside of the output directory are not shown: a link that leads out of it is refused.
+Files outside the output directory are not shown: a link to a path outside it is refused.
 """
 
 import functools
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from nbtrain.monitor.metrics.sparklines import Sparklines
     from nbtrain.monitor.runs.run_columns import RunColumns
 
-# A view holds the thinned curves of one run: 2 MB at most.
+# A view holds the thinned curves of one run, at most 2 MB.
 MOST_VIEWS = 16
-# Maximum seconds that another request for the run waits meanwhile.
+# Seconds of reading at a time, and so the maximum wait of another request for the same run.
 CATCH_UP_SECONDS = 0.05
-# Seconds between two pieces, in which other requests are answered.
+# Pause between two reads, in which other requests get their turn.
 HAND_OVER_SECONDS = 0.05
-# Folders of a job whose files are read.
+# Subfolders of a job whose files the server reads.
 FOLLOWED = ("logs", "heartbeat", "exit", "events", "nodes", "control", "resources")
 
 
 class NoRun(JobError):
-    """A run that does not exist."""
+    """Raised for a run that does not exist."""
 
 
 class OutsideError(JobError):
-    """A path that leads out of the output directory."""
+    """Raised for a path that leads out of the output directory."""
 
 
 def view_of(name: str) -> RunView:
@@ -92,8 +92,8 @@ def confined(path: Path) -> Path:
     if found != root and not found.startswith(root + os.sep):
         raise OutsideError(
             f"{display(path)} leads out of the output root {display(output_root())}, and the server shows "
-            "nothing outside of it. Move the files there, or start the server with NBTRAIN_OUTPUT set to "
-            "their folder."
+            "nothing outside it. Move the files there, or start the server with NBTRAIN_OUTPUT set to their "
+            "folder."
         )
     return path
 
@@ -104,7 +104,7 @@ def _kept(folder: str, run_id: str | None) -> RunView:
 
 
 def catch_up(view: RunView) -> None:
-    """Continue reading a view whose metrics files were too long for one answer, a piece at a time."""
+    """Continue to read metrics files that were too long for one response, for a short time at once."""
     while view.reader.behind_bytes:
         with view.lock:
             view.reader.refresh(CATCH_UP_SECONDS)
@@ -120,7 +120,7 @@ def watched(root: Path) -> WatchedRuns:
 @functools.lru_cache(1)
 def columns(root: Path) -> "RunColumns":
     """Return the columns of the runs in the output directory."""
-    # Most lists have none of them, and a server starts without the modules of a comparison.
+    # Imported here, because most lists have no such columns and a server should start without these modules.
     from nbtrain.monitor.runs.run_columns import RunColumns
 
     return RunColumns(root)

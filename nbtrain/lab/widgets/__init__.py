@@ -1,1 +1,1 @@
-"""The widgets of notebooks: the launch form, the live panel, TensorBoard."""
+"""Notebook widgets: the launch form, the live panel, TensorBoard and others."""

@@ -1,8 +1,8 @@
 """Runs side by side in a cell.
 
-live front end    the page, fed by the Jupyter server; without one, as of the moment the cell ran
-papermill, HTML   a picture with tables
-more than 12      one table with a row for each run
+live front end      a page with data from the Jupyter server; without a server, from when the cell ran
+papermill, HTML     a picture with tables
+more than 12 runs   one table with a row for each run
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from nbtrain.monitor.runs.watched_runs import root_id
 # Without a server: the curves that the page opens with (FIRST_COMPARED of compare.js), thinned.
 NAMES = ("loss", "validation_loss", "reward_margin", "reward_accuracy", "tokens_per_second", "grad_norm")
 POINTS = 200
-# The metrics files of a long run are read for so long at most.
+# Maximum seconds for reading a long run's metrics files.
 READ_SECONDS = 3.0
 
 
@@ -38,18 +38,18 @@ class ComparePage(anywidget.AnyWidget):
     _esm = script("compare/compare_widget")
     names: Any = traitlets.List().tag(sync=True)
     root_id = traitlets.Unicode().tag(sync=True)
-    """Id of the folder of the runs: a server with another output directory is not asked."""
+    """Id of the folder with the runs. The page does not query a server with another output directory."""
     published = traitlets.Dict().tag(sync=True)
-    """{"file", "text"} of published figures, or {}."""
+    """{"file", "text"}: name and content of the YAML with published results; {} without one."""
     value = traitlets.Dict().tag(sync=True)
-    """{"tables", "curves"} of the moment the cell ran."""
+    """{"tables", "curves"} from the moment when the cell ran."""
 
 
 class Comparison(Result):
     """Runs side by side: in a cell as the live page or a picture with tables, in a terminal as tables."""
 
     def __init__(self, runs: Sequence[RunDir], published: Path | None = None):
-        """`published` is a file of published figures (monitor/runs/published.py)."""
+        """Read the runs; `published` is a YAML with published results (monitor/runs/published.py)."""
         self.runs, self.published = list(runs), published
         self.tables = compared(self.runs, read_published(published) if published else ())
 
@@ -70,7 +70,7 @@ class Comparison(Result):
         return bundle(page, picture, repr(self))
 
     def _published_text(self) -> dict[str, str]:
-        """Return the file of published figures as the page sends it to a server."""
+        """Return the YAML with published results in the form in which the page sends it to a server."""
         if self.published is None:
             return {}
         return {"file": self.published.name, "text": self.published.read_text(encoding="utf-8")}
@@ -87,7 +87,7 @@ class Comparison(Result):
 
 
 def _curves(run: RunDir) -> dict[str, Any]:
-    """Return what the route `metrics` answers, for NAMES only."""
+    """Return the response of the route `metrics`, for NAMES only."""
     asked = CurvesRequest(tuple(name for name in NAMES if name in BY_NAME), points=POINTS)
     answer = whole_metrics(RunView(run), asked, READ_SECONDS)
     return {**answer, "tags": [row for row in answer["tags"] if row["tag"] in NAMES]}

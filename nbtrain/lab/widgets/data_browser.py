@@ -1,4 +1,4 @@
-"""Browser of a dataset in a notebook: the data card, and below it any document, read on demand.
+"""A dataset browser for notebooks: the data card, and below it any document, read on demand.
 
     +-- the card's tables and pictures ----------------------------------+
     | dataset [v]   document [ 17 ] of 120   ---o-----   [<] [>]         |
@@ -28,7 +28,7 @@ from nbtrain.lab.widgets.mime import bundle, show
 
 
 class SearchRow(anywidget.AnyWidget):
-    """A search field with [next] and the answer. `search` is called with the text of each search."""
+    """A search field with a [next] button and the result. `search` is called with each text to find."""
 
     _esm = Path(__file__).with_name("search_row.js").read_text(encoding="utf-8")
     answer = traitlets.Unicode().tag(sync=True)
@@ -40,9 +40,7 @@ class SearchRow(anywidget.AnyWidget):
 
 
 class DocumentBrowser(widgets.VBox):
-    """Browser that shows one document of a dataset at a time. Its methods `show` and `find` do the same as
-    its controls.
-    """
+    """Shows one document of a dataset at a time. Its methods `show` and `find` do what the controls do."""
 
     def __init__(self, browser: Browser):
         self.browser = browser
@@ -53,8 +51,8 @@ class DocumentBrowser(widgets.VBox):
         self.number = widgets.BoundedIntText(description="document", layout={"width": "190px"}, **bounds)
         stretched = widgets.Layout(flex="1 1 100px", max_width="420px")
         self.slider = widgets.IntSlider(readout=False, layout=stretched, continuous_update=False, **bounds)
-        self.previous_button = widgets.Button(icon="chevron-left", tooltip="the one before", layout=small)
-        self.next_button = widgets.Button(icon="chevron-right", tooltip="the next", layout=small)
+        self.previous_button = widgets.Button(icon="chevron-left", tooltip="previous document", layout=small)
+        self.next_button = widgets.Button(icon="chevron-right", tooltip="next document", layout=small)
         self.search = SearchRow(self.find)
         self.page = widgets.HTML(layout=widgets.Layout(max_height="420px", overflow="auto"))
         count = widgets.HTML(f"of {browser.num_documents:,}")
@@ -67,14 +65,13 @@ class DocumentBrowser(widgets.VBox):
         self._draw()
 
     def show(self, number: int) -> None:
-        """Show the document of a number; a number that is too large or too small shows the last or the first
-        one.
-        """
+        """Show a document by its number. A number out of range shows the first or the last document."""
         self.number.value = min(max(number, 0), self.number.max)
 
     def find(self, text: str) -> int | None:
-        """Show the next document that contains `text`, starting again from the first after the last; return
-        its number.
+        """Show the next document that contains `text`; after the last document, continue with the first.
+
+        Return the document's number, or None if no document was found.
         """
         if not text:
             self.search.answer = ""
@@ -88,12 +85,12 @@ class DocumentBrowser(widgets.VBox):
             self.search.answer = str(error)
             return None
         if found is None:
-            self.search.answer = "in no document"
+            self.search.answer = "not found in any document"
             if reached < self.browser.num_documents:
                 self.search.answer = f"not found up to document {reached - 1:,}; [next] continues there"
                 self.show(reached - 1)
             return None
-        self.search.answer = f"in document {found:,}"
+        self.search.answer = f"found in document {found:,}"
         self.show(found)
         return found
 

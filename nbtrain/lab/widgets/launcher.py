@@ -1,13 +1,13 @@
-"""The launch form as an anywidget, whose script (lab/ui/form/form_widget.js) asks the Jupyter server.
+"""The launch form as an anywidget, whose script (lab/ui/form/form_widget.js) queries the Jupyter server.
 
-    live front end    form + rescue     everything by REST: works while a cell runs, and without this kernel
-    no server half    form              the same requests as messages, which the kernel answers between cells
-    papermill, HTML   static picture    static_html()
+    live front end        form + rescue    everything by REST: works while a cell runs or without this kernel
+    no server extension   form             requests as messages, to which the kernel responds between cells
+    papermill, HTML       static picture   static_html()
 
 The page sends a message for each change of a value, so that the next cell has the form's values:
-`form.config`, `form.mode`. A page that is loaded again gets them back from the trait `held`.
+`form.config`, `form.mode`. A reloaded page restores the values from the trait `held`.
 The rescue is a second, invisible output, as in panel.py: after a reload without the kernel it shows the form,
-which then says that its kernel is gone.
+which then reports that its kernel has ended.
 """
 
 import html
@@ -52,7 +52,7 @@ class LaunchForm(anywidget.AnyWidget):
     _esm = form_script()
     form_id = traitlets.Unicode().tag(sync=True)
     key = traitlets.Unicode().tag(sync=True)
-    """The model's id, by which the script sees whether the kernel is there."""
+    """Id of the widget model, with which the script checks whether the kernel is running."""
     start = traitlets.Dict().tag(sync=True)
     """Start values of the form: yaml, overrides, mode, place."""
     held = traitlets.Dict().tag(sync=True)
@@ -116,9 +116,10 @@ class LaunchForm(anywidget.AnyWidget):
 
     def _on_message(self, _widget: Any, content: dict[str, Any], _buffers: Any) -> None:
         if content.get("kind") == "hold":
-            # Without an answer: ipykernel hears a widget where it last answered it, and it answers JupyterLab
-            # from a subshell. There a change could come after the cell that is run next, and its end would
-            # count as the kernel's: a server that culls idle kernels would end a cell that runs.
+            # Send no reply. ipykernel handles a widget's messages on the channel of its last reply to the
+            # widget, and it replies to JupyterLab from a subshell. In a subshell, a change could be handled
+            # after the next cell has started, and then marks the kernel as idle: a server that culls idle
+            # kernels would end the running cell.
             with self._lock_property(held=content["held"]):
                 self.held = content["held"]
         if content.get("kind") != "ask":
@@ -150,7 +151,7 @@ class LaunchForm(anywidget.AnyWidget):
 
 
 def assessment_html(draft: Draft, assessment: Assessment) -> str:
-    """Return messages, shortages of this machine, difference and plan as HTML."""
+    """Return problems, shortages of this machine, changes and plan as HTML."""
     parts = []
     if assessment.problems:
         parts += _messages(map(str, assessment.problems))

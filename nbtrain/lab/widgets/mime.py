@@ -1,12 +1,12 @@
 """The contents of one output of a widget.
 
 live front end    the widget, and a picture for readers who open the notebook without its kernel
-otherwise         only the picture: in exported HTML, a widget would hide it until a CDN answers
+otherwise         only the picture: in exported HTML, a widget would hide it until a CDN responds
 
 A trusted notebook without its kernel shows "Error displaying widget" instead of the picture. So a second,
-invisible output has the picture again, with a script that replaces such an error by it. The picture is in a
-script element, which readers without scripts drop completely. Widgets that do not need a kernel have their
-own rescue (lab/ui/host/rescue.js).
+invisible output has the picture again, with a script that replaces the error with the picture. The picture is
+in a script element, which viewers without scripts ignore. Widgets that do not need a kernel have their own
+rescue (lab/ui/host/rescue.js).
 """
 
 import json
@@ -45,7 +45,7 @@ KEPT = """<script type="application/json" class="nbtrain-kept">{picture}</script
 
 
 def show(bundle: dict[str, Any]) -> None:
-    """Show a mime bundle in the running cell; with a widget, also show the picture that replaces it later."""
+    """Show a MIME bundle in the running cell; for a widget, also the picture that may replace it later."""
     from IPython.display import display
 
     display(bundle, raw=True)
@@ -55,7 +55,7 @@ def show(bundle: dict[str, Any]) -> None:
 
 
 def bundle(widget: DOMWidget, picture_html: str, text: str) -> dict[str, Any]:
-    """Return the mime bundle of a widget, its picture and its text."""
+    """Return the MIME bundle of a widget with its picture and its text."""
     words = {"text/html": picture_html, "text/plain": text}
     if not is_watched():
         return words

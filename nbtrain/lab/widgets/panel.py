@@ -1,8 +1,8 @@
 """Live panel of a run: an anywidget whose script (lab/ui/) sends requests to the Jupyter server itself.
 
-    live front end    widget + rescue     data by REST each second, Stop by REST: works while a cell runs
-    no server half    widget              data by the trait `snap`, filled by a thread; Stop by the kernel
-    papermill, HTML   static picture      lab/widgets/static.py
+    live front end        widget + rescue   data by REST each second, Stop by REST: works while a cell runs
+    no server extension   widget            a thread sets the trait `snap`; Stop by the kernel
+    papermill, HTML       static picture    lab/widgets/static.py
 
 The rescue is a second, invisible output: a script that watches the widget next to it. After a page reload
 during a long cell, JupyterLab shows "Loading widget..." until the cell ends; after a kernel's end, "model not
@@ -34,7 +34,7 @@ from nbtrain.monitor.run.run_view import RunView
 
 PUSH_SECONDS = 1.0
 
-# Outputs without a panel that show an active run, by the run's folder.
+# {run folder: display handles of static pictures that show the run while it is active}
 _PICTURES: dict[Path, list[Any]] = {}
 
 RESCUE = """<div class="nbtrain-rescue" data-run="{name}" data-run-id="{run_id}" style="display:none">\
@@ -55,9 +55,11 @@ class RunPanel(anywidget.AnyWidget):
     name = traitlets.Unicode().tag(sync=True)
     run_id = traitlets.Unicode().tag(sync=True)
     snap = traitlets.Dict().tag(sync=True)
-    """JSON of run_shown(): at first, and later while no server half answers."""
+    """JSON from run_shown(). Sent when the panel is created, then only while the server extension does not
+    respond.
+    """
     served = traitlets.Bool(False).tag(sync=True)
-    """Set by the script: the server answers, so nothing is sent from here."""
+    """Whether the server extension responds, so that the kernel sends no data. Set by the script."""
 
     def __init__(self, view: RunView, **arguments: Any):
         self.view = view
@@ -80,18 +82,21 @@ class RunPanel(anywidget.AnyWidget):
         if self.handle is None or self._closed.is_set() or self._replaced():
             return
         if self.view.state not in ACTIVE:
-            # The output keeps this picture for readers without its kernel.
+            # The saved output then shows the final picture to readers without the kernel.
             self.handle.update({**self._repr_mimebundle_()[0], **_picture(self.view)}, raw=True)
 
     def _replaced(self) -> bool:
-        """Return whether the run was deleted and its name is now another run's, which is not shown here."""
+        """Return whether the run was deleted and another run now has its name, which this panel does not
+        show.
+        """
         there = self.view.run.run_id
         return bool(self.run_id and there and there != self.run_id)
 
     def _follow(self) -> None:
         """Update the panel until the job has ended, the run was replaced, or the panel is closed."""
         while not self._closed.wait(PUSH_SECONDS):
-            # A folder that may not be read for a moment, such as a remount's, may be read at the next tick.
+            # A folder that cannot be read for a moment, e.g. during a remount, is tried again at the next
+            # tick.
             with contextlib.suppress(NbtrainError, OSError):
                 if self._has_ended():
                     return
@@ -107,13 +112,13 @@ class RunPanel(anywidget.AnyWidget):
         snapshot = run_shown(self.view)
         if self._closed.is_set() or self._replaced():
             return True
-        # Only the trait is set here: printing from a thread would land in whichever cell runs.
+        # Only set the trait here: text printed by a thread would appear in whichever cell is running.
         self.snap = snapshot
         return not snapshot["active"] and snapshot["state"] != NO_JOB
 
     def _on_message(self, _widget: Any, content: dict[str, Any], _buffers: Any) -> None:
         if self._replaced():
-            text = f"The run {self.view.name} was deleted, and another run has its name."
+            text = f"The run {self.view.name} was deleted, and another run now has its name."
             self.send({"kind": "job", "error": text})
         elif content.get("kind") == "job":
             try:
@@ -138,7 +143,7 @@ class RunPanel(anywidget.AnyWidget):
 
 
 def finish_pictures(view: RunView) -> None:
-    """Replace the pictures that cells of this kernel showed while the run was active with its final one."""
+    """Replace pictures that this kernel's cells showed while the run was active with its final picture."""
     if handles := _PICTURES.pop(view.run.path, []):
         picture = _picture(view)
         for handle in handles:
@@ -146,7 +151,7 @@ def finish_pictures(view: RunView) -> None:
 
 
 def mimebundle(view: RunView) -> dict[str, Any]:
-    """Return the contents of a run's output: the panel and a picture; without a front end, the picture."""
+    """Return a run's output as a MIME bundle: panel and picture; without a front end, the picture only."""
     if is_watched():
         return RunPanel(view)._repr_mimebundle_()[0]
     return _picture(view)

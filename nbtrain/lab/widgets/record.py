@@ -21,17 +21,17 @@ from nbtrain.jobs.machine.environment import package_version
 from nbtrain.lab.parameters import INJECTED_MARK, assigned_names
 from nbtrain.monitor.run.certificate import hash_of
 
-# Type of the output that holds a record. Front ends show the text next to it.
+# MIME type of the output that holds a record. Front ends show the plain text of the same output.
 RECORD = "application/vnd.nbtrain.record+json"
 VERSION = 1
 LIBRARIES = ("torch", "deepspeed", "numpy")
 HASH_CHARACTERS = 12
-# The name in the line that runs a notebook again, as long as its file is not known.
+# Name in the command that runs the notebook again, as long as the notebook's file is not known.
 UNKNOWN_FILE = "NOTEBOOK.ipynb"
 
 
 def note_record(run: RunDir) -> None:
-    """Leave the record of a run in the output of the running cell; do nothing outside a notebook."""
+    """Store the record of a run in the output of the running cell; do nothing outside a notebook."""
     if "ipykernel" not in sys.modules:
         return
     from IPython import get_ipython
@@ -40,7 +40,7 @@ def note_record(run: RunDir) -> None:
     shell = get_ipython()
     if shell is None:
         return
-    # Jupyter servers set it to the notebook's path.
+    # Jupyter servers set this variable to the notebook's path.
     session = os.environ.get("JPY_SESSION_NAME", "")
     file = display(Path(session)) if session.endswith(".ipynb") else UNKNOWN_FILE
     made = record_of(run, parameters_of(shell.user_ns), file)
@@ -69,7 +69,7 @@ def record_of(run: RunDir, parameters: dict[str, Any], file: str = UNKNOWN_FILE)
 
 
 def with_file(record: dict[str, Any], file: str) -> dict[str, Any]:
-    """Return a record whose line names the notebook `file`."""
+    """Return a copy of a record in which the text and the command name the notebook `file`."""
     again = f"nbtrain notebook --again {shlex.quote(file)}"
     text = (
         f"run {record['run']}, id {record['run_id']}, "
@@ -99,7 +99,7 @@ def name_file(notebook: Any, file: str) -> None:
 
 
 def parameters_of(names: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of the parameters that the notebook's cells have set, from the kernel's names.
+    """Return the current values of the notebook's parameters; `names` is the kernel's namespace.
 
     As in check_parameters(), the first cell that has run assigns the parameters.
     """

@@ -1,8 +1,8 @@
-"""nb.runs() in a cell: a live table, an anywidget whose script (lab/ui/runs/runs_widget.js) asks the server.
+"""nb.runs() in a cell: a live table, whose script (lab/ui/runs/runs_widget.js) queries the server.
 
-live front end    table + rescue    rows and actions by REST: works while a cell runs
-no server half    table             rows by the trait `rows`, filled by a thread while the table is open
-papermill, HTML   static picture    runs_html()
+live front end        table + rescue   rows and actions by REST: works while a cell runs
+no server extension   table            a thread fills the trait `rows` while the table is open
+papermill, HTML       static picture   runs_html()
 """
 
 import html
@@ -59,11 +59,11 @@ class RunTable(anywidget.AnyWidget):
     table_id = traitlets.Unicode().tag(sync=True)
     root_id = traitlets.Unicode().tag(sync=True)
     names: Any = traitlets.List().tag(sync=True)
-    """Names of the runs to show, in this order. Empty: all runs in the output directory, including new
-    ones.
+    """Names of the runs to show, in this order. If empty, all runs in the output directory are shown,
+    including new runs.
     """
     archived = traitlets.Bool(False).tag(sync=True)
-    """Whether `names`, if there are none, stand for archived runs too."""
+    """Whether archived runs are shown too if `names` is empty."""
     rows: Any = traitlets.List().tag(sync=True)
 
     def __init__(self, runs: Sequence[RunStatus], everything: bool, archived: bool = False):
@@ -86,7 +86,7 @@ class RunTable(anywidget.AnyWidget):
 
     def _push(self, closed: threading.Event) -> None:
         watched = WatchedRuns(self.root)
-        # Only the trait is set here: printing from a thread would land in whichever cell runs.
+        # Only set the trait here: text printed by a thread would appear in whichever cell is running.
         while not closed.is_set():
             rows = json.loads(watched.answer(None))["runs"]
             if self.names:
@@ -120,7 +120,7 @@ class RunTable(anywidget.AnyWidget):
 
 
 def runs_html(runs: Sequence[RunStatus]) -> str:
-    """Return the list as a static picture: text only, all of it escaped."""
+    """Return the list as a static HTML table with escaped text."""
     if not runs:
         return f"<p>{html.escape(str(RunList(runs)))}</p>"
     rows = []

@@ -24,13 +24,13 @@ from nbtrain.monitor.status.run_status import RunStatus
 TONE_COLORS = {"live": BLUE, "good": GREEN, "wait": ORANGE, "bad": RED, "calm": GREY}
 FONT = "font-family:system-ui,-apple-system,'Segoe UI',sans-serif"
 NUMBERS = "font-variant-numeric:tabular-nums"
-# (width, height) in pixels of the charts, the large one first; it is readable on a page of 420 pixels.
+# (width, height) of the charts in pixels, the large chart first; it is readable on a page of 420 pixels.
 CHART_SIZES = ((420, 210), (270, 102), (270, 102))
 MOST_ROWS = 32
 MOST_EVENTS = 20
-# Rows of a description that its job's page says in its own words.
+# Rows of a run's description that the job page shows in another form.
 OF_JOB = ("backend", "command", "job")
-# Rows of a job's page that the head of the picture shows already.
+# Rows of the job page that the top of the picture already shows.
 OF_HEAD = ("state",)
 
 
@@ -160,8 +160,8 @@ def _usage(charts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _timed(title: str, table: Mapping[str, Any], most: int = MOST_ROWS) -> str:
-    """Return a table of the job page. Of events, whose first column is a time, only the newest rows are
-    shown.
+    """Return a table of the job page as HTML, with at most `most` rows. If the rows have times, the newest
+    rows are kept, otherwise the first rows.
     """
     rows, heads = table["rows"], table["heads"]
     timed = any(row["time"] is not None for row in rows)

@@ -19,11 +19,11 @@ COLORS = {"a": BLUE, "b": ORANGE} | {f"c{number}": color for number, color in en
 BOUND_COLORS = {"request": GREEN, "limit": RED, "request = limit": RED}
 MARK_COLORS = {"restart": ORANGE, "rollback": ORANGE, "resume": GREY, "nan": RED}
 RIGHT, TOP, BOTTOM = 10, 16, 18
-# Pixels of a letter on an axis.
+# Average width of a character on an axis, in pixels.
 LETTER = 5.6
-# Least width of the mark of a gap, in pixels.
+# Minimum width of the mark for a gap, in pixels.
 LEAST_GAP = 3.0
-# More points than this are drawn without dots.
+# Curves with this many points or more are drawn without dots.
 MOST_DOTS = 80
 # (width, height) of the small charts on pages with many of them.
 SMALL_SIZE = (270, 104)
@@ -60,7 +60,7 @@ def chart_image(
 
 
 def _sample(line: Mapping[str, Any]) -> str:
-    """Return the sample of a line in the legend: a bar, or dashes as long as the line's."""
+    """Return the symbol of a line in the legend: a bar, or long or short dashes like the line's."""
     dash = line.get("dash")
     if not dash:
         return "&#9644;"
@@ -80,7 +80,7 @@ def charts_in_rows(
 
 
 def beside(content: str, width: int) -> str:
-    """Return content of a width in pixels that is next to others where a page is wide enough."""
+    """Return HTML in a box of `width` pixels, which is placed next to others if the page is wide enough."""
     # A legend longer than its chart is wrapped; otherwise it would cover the next chart.
     box = f"display:inline-block;vertical-align:top;width:{width}px;max-width:100%;margin:0 12px 6px 0"
     return f'<div style="{box}">{content}</div>'

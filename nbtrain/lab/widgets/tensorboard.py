@@ -1,7 +1,7 @@
-"""TensorBoard inside a notebook: the live page of the server half, filtered to one run.
+"""TensorBoard inside a notebook: the live page of the server extension, filtered to one run.
 
-Without a server half, the widget says how to start TensorBoard; without a front end, the curves are a
-matplotlib picture.
+Without the server extension, the widget shows how to start TensorBoard; without a front end, the output is a
+Matplotlib picture of the curves.
 """
 
 import base64

@@ -26,7 +26,7 @@ class WhatIfPage(anywidget.AnyWidget):
     shown = traitlets.Dict().tag(sync=True)
     """Everything that the page shows of the layout: the result of WhatIf.shown()."""
     answer = traitlets.List(["", ""]).tag(sync=True)
-    """Result of "Use this" or of a refused change: "good" or "bad", and the message."""
+    """Result of "Use this" or of a refused change: ["good" or "bad", message]."""
 
     def __init__(self, state: WhatIf, **arguments: Any):
         self.state = state
@@ -39,7 +39,7 @@ class WhatIfPage(anywidget.AnyWidget):
         self.shown = self.state.shown()
 
     def use(self, path: str | Path, overwrite: bool = False) -> Path:
-        """Write the layout as a run YAML, with a comment if it does not fit its memory; `answer` says so too.
+        """Write the layout as a run YAML. If it does not fit into memory, a comment and `answer` say so.
 
         Raises ConfigError if the file exists and `overwrite` is False.
         """
@@ -72,7 +72,7 @@ class WhatIfPage(anywidget.AnyWidget):
 
 
 def report_of(shown: dict[str, Any]) -> Report:
-    """Return the page without its controls' scripts, as text and as HTML."""
+    """Return the page without working controls, as a report for text and HTML."""
     controls = ", ".join(f"{one['label']} {_value(one['value'])}" for one in shown["controls"])
     blocks = [Sentence(shown["layout"]), Headline(shown["words"]), InNotebook(Sentence(controls))]
     bars = (_memory(shown["memory"]), _time(shown["time"]), _networks(shown["networks"]))
@@ -114,7 +114,7 @@ def _time(found: list[list[Any]]) -> Bars | None:
 
 
 def _networks(found: list[dict[str, Any]]) -> Bars | None:
-    """Return a bar for each network, all on one scale: the step, and its part that waits."""
+    """Return a bar for each network, all on one scale: the time of a step, with the part spent waiting."""
     if not found:
         return None
     bars = [

@@ -272,7 +272,7 @@ def test_layouts_of_a_run_on_cpu_need_gpus(workspace: Path) -> None:
         answer("form/layouts", {"yaml": "gpt-tiny"})
     found = answer("form/layouts", {"yaml": "gpt-tiny", "gpus": 8, "gpu_type": "A100-80GB"})
     assert found["rows"][0]["typed"]["resources.gpu_type"] == "A100-80GB"
-    with pytest.raises(ConfigError, match="Fix the marked fields first"):
+    with pytest.raises(ConfigError, match="Correct the marked fields first"):
         answer("form/layouts", {"yaml": "gpt-tiny", "typed": {"model.num_layers": "four"}})
 
 
@@ -361,8 +361,8 @@ def test_an_active_run_of_the_name_stands_against_other_settings(workspace: Path
         {
             "key": "name",
             "message": (
-                text := "mine is RUNNING with other settings: batch.max_steps 300, not 250. Choose another "
-                "name, or stop it first."
+                text := "mine is RUNNING with other settings: batch.max_steps = 300, not 250. Choose another "
+                "name, or stop that run first."
             ),
             "full": text,
             "also": ["batch.max_steps"],
@@ -387,7 +387,7 @@ def test_a_paused_run_of_the_name_stands_against_other_settings(workspace: Path)
     ask_pause(job, True)
     [problem] = assessed(name="mine", batch__max_steps="250")["problems"]
     assert problem["key"] == "name"
-    assert problem["message"] == "mine is paused, with other settings: batch.max_steps 300, not 250."
+    assert problem["message"] == "mine is paused, with other settings: batch.max_steps = 300, not 250."
     assert "`nbtrain resume mine batch.max_steps=250` ends the job;" in problem["full"]
     request = {"yaml": "gpt-tiny", "typed": {"batch.max_steps": "250"}, "name": "mine"}
     with pytest.raises(SubmitError, match="its job is paused, and the submission would change its settings"):
@@ -403,7 +403,7 @@ def test_a_run_of_the_name_that_is_done_stands_against_it(workspace: Path) -> No
     found = assessed(name="mine", batch__max_steps="300")
     [problem] = found["problems"]
     assert problem["key"] == "name" and not found["may_submit"]
-    assert problem["message"] == "mine has already been trained in 300 steps."
+    assert problem["message"] == "mine has already been trained for 300 steps."
     assert "To continue training: `nbtrain resume mine" in problem["full"]
     assert found["taken"] == {"name": "mine", "is_run": True, "free": "mine-2"}
     run_as_submitted("mine-2")

@@ -90,7 +90,7 @@ def test_last_traceback_of_the_rank_that_failed(server: Server, failed: RunDir, 
     assert (found["rank"], found["title"]) == (1, "The last traceback of rank 1")
     assert found["text"].splitlines()[-1] == "ValueError: 100 % wrong"
     found = server.get("run/gpt-done/log/traceback")
-    assert (found["title"], found["text"]) == ("Rank 0 has left no traceback", None)
+    assert (found["title"], found["text"]) == ("Rank 0 has no traceback", None)
 
 
 def test_the_page_of_a_job(server: Server, run: RunDir) -> None:

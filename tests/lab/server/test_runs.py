@@ -147,7 +147,7 @@ def test_name_that_is_no_run_is_not_found(server: Server, run: RunDir, name: str
 def test_body_is_checked(server: Server, run: RunDir) -> None:
     """Unknown keys, wrong types and invalid JSON in a request body are reported."""
     for body, message in (
-        ({"notes": 3}, "notes = 3 must be a text."),
+        ({"notes": 3}, "notes = 3 must be text."),
         ({"archived": "yes"}, 'archived = "yes" must be true or false.'),
         ({"tags": []}, "'tags' is not a key of this request; its keys are: labels, notes, archived."),
         ([], "the body of the request must be a JSON object."),

@@ -98,7 +98,7 @@ def test_no_link_leads_out_of_the_root(server: Server, run: RunDir, tmp_path) ->
         assert answer.status == 403
         assert answer.message == (
             "output/gpt-link leads out of the output root output, and the server shows nothing outside "
-            "of it. Move the files there, or start the server with NBTRAIN_OUTPUT set to their folder."
+            "it. Move the files there, or start the server with NBTRAIN_OUTPUT set to their folder."
         )
     assert server.ask("run/gpt-link?confirm=gpt-link", "DELETE").status == 403
 
@@ -164,7 +164,9 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(server: Server, r
     connection.request("PATCH", f"{address.path}nbtrain/run/gpt-done", pieces, headers, encode_chunked=True)
     response = connection.getresponse()
     assert response.status == 413
-    assert json.loads(response.read())["message"].endswith("at most 1,048,576 (1.0 MiB) are read.")
+    assert json.loads(response.read())["message"].endswith(
+        "more bytes than the 1,048,576 (1.0 MiB) that are read."
+    )
     connection.close()
     assert server.get("runs")["runs"]
 

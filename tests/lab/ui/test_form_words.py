@@ -65,7 +65,7 @@ def test_a_new_run_gets_a_free_name_and_buttons_that_do_what_they_say(workspace:
         # The other way: the sentence has no command, and its buttons give the name back.
         notice.get_by_role("button", name="Use the name gpt-tiny").click()
         found = page.locator(".nbf-found")
-        found.get_by_text("gpt-tiny has already been trained in 300 steps.").wait_for()
+        found.get_by_text("gpt-tiny has already been trained for 300 steps.").wait_for()
         assert "`" not in found.inner_text()
         found.get_by_role("button", name="Use the name gpt-tiny-2").click()
         found.get_by_text("has already been trained").wait_for(state="detached")

@@ -49,7 +49,7 @@ def test_documents_by_number_and_by_text(make_config, texts):  # noqa: F811
     assert browser.find("(11") == 11
     assert browser.find("(11") == 110
     assert browser.find("no such words") is None
-    assert browser.search.answer == "in no document"
+    assert browser.search.answer == "not found in any document"
     assert browser.number.value == 110
 
 

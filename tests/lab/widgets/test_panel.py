@@ -140,7 +140,7 @@ def test_a_run_made_anew_under_its_name_is_left_alone(job: FakeJob, monkeypatch:
     write_json(job.run.run_json, {**job.run.record(), "run_id": "another"})
     for kind in ("job", "stop"):
         shown._handle_custom_msg({"kind": kind}, [])
-    words = "The run gpt-fake was deleted, and another run has its name."
+    words = "The run gpt-fake was deleted, and another run now has its name."
     assert [one.get("error") for one in sent] == [words, words] and stopped == []
     wait_until(lambda: not pushing(), "the thread has not ended")
     assert shown.snap["run_id"] == before["run_id"]

@@ -98,7 +98,7 @@ def evaluate(  # type: ignore[misc]  # the overloads omit options that affect no
     if not follow:
         return prepared(step)()
     if step is not None:
-        raise ConfigError(f"step = {step}: follow evaluates each new checkpoint; remove the step.")
+        raise ConfigError(f"step = {step}: follow = True evaluates each new checkpoint; omit step.")
     # Report an error now, not at the first checkpoint.
     prepared(None)
     return each_checkpoint(open_run(run).directory, lambda newest: prepared(newest)())

@@ -49,7 +49,7 @@ def _status(job: JobDir) -> tuple[str, str | None]:
 class Run:
     """A run on disk, usable from any kernel. A notebook cell shows it as the live panel.
 
-    Every property reads the files in output/<run>/ again; a Run object keeps nothing open.
+    Every property reads the files in output/<run>/ again; a Run object keeps no file open.
     """
 
     is_launched = True  # It is False in NotLaunched, which nb.launch returns for a run that it cannot start.
@@ -200,9 +200,9 @@ class Run:
         return HTML(report_html(self.view))
 
     def failure(self) -> str:
-        """Return the cause of the newest job's end, with the end of its log unless the cause is a full disk.
+        """Return the cause of the newest job's end, with the end of a log unless the cause is a full disk.
 
-        The log is the failed rank's, and its last traceback comes first.
+        The log is that of the failed rank. If the rank left a traceback, it comes first.
         """
         from nbtrain.base.run_directory.end_kinds import DISK
         from nbtrain.monitor.logs.tracebacks import whose
@@ -358,7 +358,7 @@ class Run:
 
     @property
     def notes(self) -> str:
-        """Notes about the run."""
+        """The user's notes about the run."""
         from nbtrain.monitor.status.notes import notes_of
 
         return notes_of(self.directory).notes

@@ -21,7 +21,7 @@ class TwinRun(Result):
     def as_report(self) -> Report:
         """Return the table of the checks, below the curves in a notebook."""
         report = self._report.as_report()
-        curves = Picture(lambda: self.report()._repr_png_(), "curves of the twin and of one process")
+        curves = Picture(lambda: self.report()._repr_png_(), "curves of the twin and of a run in one process")
         return Report(report.title, [curves, *report.blocks])
 
     @property
@@ -44,11 +44,11 @@ class TwinRun(Result):
         """Return at once, because the twin has finished."""
 
     def report(self) -> Any:
-        """Plot the curves, and their differences from one process, as a Matplotlib figure."""
+        """Plot the curves, and their differences from a run in one process, as a Matplotlib figure."""
         from nbtrain.monitor.run.twin_picture import draw
 
         return draw(self._report.to_dict())
 
     def job_page(self) -> "JobDescription":
-        """Return the page of the twin's newest job."""
+        """Return the job page of the twin's newest job."""
         return self.run.job_page()

@@ -99,8 +99,8 @@ def new(
 ) -> "NewRun":
     """Write a run YAML, NAME.yaml, for some text. The result prints, or shows in a cell, what was chosen.
 
-    `texts` are files, folders and patterns: .txt, .md, .jsonl, .json, .parquet, also compressed, and dataset
-    folders of Hugging Face. Vocabulary, size and number of steps are chosen for this machine, or for `gpus`
+    `texts` are files, folders and patterns: .txt, .md, .jsonl, .json, .parquet, also compressed, and Hugging
+    Face dataset folders. Vocabulary, size and number of steps are chosen for this machine, or for `gpus`
     of `gpu_type`; `minutes` limits the training time, by default to 4 on CPUs. Conversations and instructions
     make it a fine-tuning run that starts from the run `init_from`. Raises DataError for text that cannot be
     read or is too short.
@@ -236,12 +236,12 @@ def submit(
     """Start a run as a detached job, join it if it is active, or resume it if it ended early.
 
     A run that was trained to its end is refused with SubmitError. With finished="open" it is opened instead,
-    if `run` has the settings of one of its jobs, so that a notebook can be run twice. A machine that is too
-    small is refused too; with too_small="explain", a NotLaunched is returned instead, unless something else
-    is also wrong. Missing data is refused; with prepared=False, it is prepared first. With `dry_run`, nothing
-    is submitted: Slurm's batch script, the Kubernetes manifest or the commands for hosts are written to this
-    file. If torch is installed here, the run's own Python file (`code`) is first tried with one step of a
-    two-layer model, unless try_code=False.
+    if `run` has the settings of one of its jobs, so that a notebook can be run twice. If the machine is too
+    small, SubmitError is raised; with too_small="explain", a NotLaunched is returned instead, unless
+    something else is also wrong. Missing data is refused; with prepared=False, it is prepared first. With
+    `dry_run`, nothing is submitted: Slurm's batch script, the Kubernetes manifest or the commands for hosts
+    are written to this file. If torch is installed here, the run's own Python file (`code`) is first tried
+    with one step of a two-layer model, unless try_code=False.
     """
     from nbtrain.jobs.checks.existing_run import is_not_finished, refuse_submission, was_trained_with
     from nbtrain.jobs.queue.after_boot import start_after_boot
@@ -296,8 +296,8 @@ def launch(run: RunLike, mode: str = "full", dry_run: bool = False) -> Run | Not
 
     An active run is joined, and a finished run is opened. If this machine is too small or cannot reach the
     backend's scheduler, the result is a NotLaunched with the reason and the text that the scheduler would
-    receive. Nothing is submitted either with `dry_run`, or if the run has placeholders (see nb.load).
-    `dry_run` with mode "twin" raises ConfigError, because a twin trains here.
+    receive. With `dry_run`, or if the run has placeholders (see nb.load), nothing is submitted, and the
+    result is a NotLaunched too. `dry_run` with mode "twin" raises ConfigError, because a twin trains here.
     """
     if mode not in ("full", "twin"):
         raise ConfigError(

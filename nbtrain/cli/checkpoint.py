@@ -260,7 +260,8 @@ def verify(options: argparse.Namespace) -> None:
     if not steps:
         which = "no checkpoint" if options.step is None else f"no checkpoint of step {options.step:,}"
         raise CheckpointError(
-            f"{display(run.model)} has {which}. Run `nbtrain checkpoint list {run.name}` to see what it has."
+            f"{display(run.model)} has {which}. Run `nbtrain checkpoint list {run.name}` to list its "
+            "checkpoints."
         )
     problems: dict[int, str | None] = {}
     described: dict[int, dict[str, Any]] = {}

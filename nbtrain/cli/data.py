@@ -25,8 +25,8 @@ def add_verbs(under: Any) -> None:
     """Add `prepare` and `data ...` below `under`, the subparsers of nbtrain."""
     text = (
         "Downloads and extracts text, trains or imports the tokenizer, writes the tokens as .bin/.idx and "
-        "builds the sample indices. Only missing or outdated files are made, so running the command again "
-        "continues an interrupted one."
+        "builds the sample indices. Only missing or outdated files are made, so an interrupted command "
+        "can simply be run again."
     )
     parser = config_verb(under, "prepare", prepare, text, "nbtrain prepare gpt-tiny")
     parser.add_argument("--force", action="store_true", help=FORCE_HELP)

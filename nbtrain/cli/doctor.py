@@ -192,7 +192,7 @@ def shared_memory_finding() -> Finding:
     path = Path("/dev/shm")
     if not path.is_dir():
         advice = "Mount a tmpfs at /dev/shm: several ranks on one machine need it."
-        return _found("warning", "/dev/shm", "absent", advice)
+        return _found("warning", "/dev/shm", "does not exist", advice)
     if (free := shutil.disk_usage(path).free) < GIB // 2:
         text = f"{size(free)} free"
         return _found("warning", "/dev/shm", text, "Enlarge /dev/shm: NCCL and data workers need 1 GiB.")
@@ -203,7 +203,7 @@ def compiler_finding() -> Finding:
     if shutil.which(compiler := os.environ.get("CXX") or "g++"):
         return _found("ok", "compiler", compiler)
     advice = "Install g++ if a run sets model.compile: true; nothing else needs it."
-    return _found("note", "compiler", "none", advice)
+    return _found("note", "compiler", "not found", advice)
 
 
 def extension_findings(gpus: int) -> list[Finding]:

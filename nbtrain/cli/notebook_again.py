@@ -1,7 +1,7 @@
 """`nbtrain notebook --again EXECUTED.ipynb`: run an executed notebook again, from the record in its outputs.
 
     record      the newest run that its cells started (lab/widgets/record.py)
-    parameters  taken from the record; if the notebook's own differ, it was edited after it ran: an error
+    parameters  taken from the record; if the notebook has others, it was edited after it ran: an error
     name        the recorded name if that run no longer exists, else RUN-again, so that a new run is trained
     compare     settings, versions and code of both runs, and their certificates if both runs still exist
 

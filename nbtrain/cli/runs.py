@@ -276,7 +276,9 @@ def _started(run: Any, wanted: Any, options: argparse.Namespace) -> int:
 
     kept = bool(typed_changes(run.config, wanted))
     if not options.json:
-        show(f"{run.name}: job {run.job.job_id} is {run.state}. Watch it: `nbtrain logs -f {run.name}`")
+        show(
+            f"{run.name}: job {run.job.job_id} is {run.state}. To watch it, run `nbtrain logs -f {run.name}`."
+        )
     if kept:
         show(
             f"{run.name}: its job is active and keeps its settings; nothing was submitted. To change the "
@@ -551,7 +553,7 @@ def delete(options: argparse.Namespace) -> None:
             show("Nothing was deleted.")
             return
     deleted = delete_run(run.directory, options.force)
-    show(f"{run.name} is deleted, which freed {amounts.size(deleted.size_bytes)}.")
+    show(f"{run.name} was deleted, which freed {amounts.size(deleted.size_bytes)}.")
 
 
 def curves(options: argparse.Namespace) -> None:

@@ -279,7 +279,7 @@ def _serve(options: argparse.Namespace) -> int:
             facts = ready.facts
             show(
                 f"{ready.name}, step {facts['step']}, {facts['dtype']} on {facts['device']}: "
-                f"{facts['max_batch']} texts at once, of at most {facts['positions']:,} tokens"
+                f"{facts['max_batch']} texts at once, each with at most {facts['positions']:,} tokens"
             )
             show(f"chat template: {facts['chat_template']}")
         if token is None:

@@ -72,5 +72,5 @@ def sweep(options: argparse.Namespace) -> int:
         return 0
     # With --json, stdout holds the JSON alone.
     stream = sys.stderr if options.json else sys.stdout
-    show(f"The page of the sweep: {display(sweep_folder(found.name) / 'page.html')}", stream)
+    show(f"Sweep page: {display(sweep_folder(found.name) / 'page.html')}", stream)
     return 0 if found.succeeded else JobFailed.exit_code

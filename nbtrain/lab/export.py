@@ -4,9 +4,9 @@
     require.js, MathJax, Mermaid              not requested if nothing on the page needs them
     the source of a folded cell               omitted, as JupyterLab shows it; its output stays
 
-`jupyter nbconvert --to html` uses this export because of lab/jupyter/jupyter_nbconvert_config.json, which the
-wheel installs; JupyterLab uses it because of the server extension. A notebook that does not import nbtrain is
-not changed.
+lab/jupyter/jupyter_nbconvert_config.json, which the wheel installs, turns this on for `jupyter nbconvert --to
+html`, and the server extension turns it on for JupyterLab's export. A notebook that does not import nbtrain
+is not changed.
 """
 
 import re

@@ -124,7 +124,7 @@ def test_a_parameters_cell_may_hold_magics(papermill, tmp_path):
     cell.source = "%matplotlib inline\nname = = 2"
     nbformat.write(content, source)
     with pytest.raises(
-        ConfigError, match=r"^the parameters cell, line 2: is not valid Python \(invalid syntax\)"
+        ConfigError, match=r"^the parameters cell, line 2, is not valid Python \(invalid syntax\)"
     ):
         run_notebook(str(source), {"name": "b"})
 

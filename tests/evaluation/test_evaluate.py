@@ -117,7 +117,7 @@ def test_the_command_line(run, tmp_path, capsys):
     [line] = capsys.readouterr().out.splitlines()
     assert json.loads(line)["lambada"]["step"] == saved.STEP
     assert main(["evaluate", str(run.path), "--follow", "--step", "7"]) == 2
-    assert "step = 7: follow evaluates each new checkpoint; remove the step." in capsys.readouterr().err
+    assert "step = 7: follow = True evaluates each new checkpoint; omit step." in capsys.readouterr().err
     files["mmlu"].write_text('{"question": "?"}\n')
     engine = RESIDENT.engine
     assert engine is not None

@@ -1,4 +1,4 @@
-"""A run before it is submitted: a YAML, changes to it, and the check of both. Independent of widgets.
+"""A run before it is submitted: a YAML, changes to it, and the check of both. Uses no widgets.
 
 Draft("gpt-tiny").set("batch.micro_batch_size", "4")  ->  assess()  ->  problems, plan, difference, one line
 """
@@ -87,7 +87,7 @@ class Draft:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """{key: value} of the changed fields. Of a section that is off, only its switch is included."""
+        """The changed fields as {key: value}. For a section that is off, only its switch is included."""
         return {key: value for key, value in self._changed.items() if self._counts(every_field()[key])}
 
     @property
@@ -277,7 +277,7 @@ class Draft:
 
     @property
     def line(self) -> str:
-        """Call that does the same as the form's button, with passwords removed from addresses."""
+        """Python call that does the same as the form's button, with passwords removed from addresses."""
         return self.call("nb.submit")
 
     def call(self, function: str) -> str:

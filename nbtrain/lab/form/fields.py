@@ -205,7 +205,7 @@ def following() -> tuple[str, ...]:
 
 
 def group_of(section: str) -> str:
-    """Return the page of a section; "" for the name."""
+    """Return the form page that has a section; "" for the name."""
     return next((title for title, sections in GROUPS.items() if section in sections), "")
 
 

@@ -19,8 +19,8 @@ PARTS = ("conditions", "events", "replicas", "resources")
 
 
 def job_named(run: RunDir, job_id: str | None) -> JobDir:
-    """Return the run's job with an id; the newest job by default. Raises NoRun if it does not exist, and
-    OutsideError if it is a link.
+    """Return the run's job with this id, by default the newest job. Raises NoRun if there is no such job, and
+    OutsideError if its folder leads out of the output directory.
     """
     try:
         job = run.existing_job(job_id)

@@ -1,6 +1,6 @@
-"""Polling interval of pages that show an active run, so that the server stays cheap with many pages open.
+"""Polling interval of pages that show an active run, so that many open pages cost the server little.
 
-    PACE.spent(cpu_seconds)  ->  PACE.seconds  ->  "look_again_seconds" of the answer  ->  the page
+    PACE.spent(cpu_seconds)  ->  PACE.seconds  ->  "look_again_seconds" of the response  ->  the page
 
 One page polls once a second. If the requests of the last ten seconds took more than LOOKS_SHARE of a core,
 pages are instructed to wait longer in proportion. Job pages have a separate share (PAGES): within

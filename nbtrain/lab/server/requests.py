@@ -71,7 +71,7 @@ class RequestError(web.HTTPError):
 
 
 def status_of_error(error: BaseException) -> int:
-    """Return the HTTP status for an nbtrain error: 422 if the request is invalid, else 409."""
+    """Return the HTTP status for an error: 404 not found, 403 not allowed, 422 invalid, otherwise 409."""
     if isinstance(error, NoRun | FileNotFoundError):
         return 404
     if isinstance(error, OutsideError | PermissionError):
@@ -139,9 +139,11 @@ class NbtrainHandler(APIHandler):
             self._body += chunk
 
     def body(self, **known: type) -> dict[str, Any]:
-        """Return the JSON object of the request, {} without a body. Raises 400 for an unknown key.
+        """Return the JSON object of the request, {} without a body. Raises 400 for an unknown key or a wrong
+        type.
 
-        `known` maps the keys to their types, `object` for any type; null is always allowed, and omitted.
+        `known` maps the keys to their types, `object` for any type. null is always allowed; such keys are
+        omitted from the result.
         """
         try:
             value = json.loads(bytes(self._body) or b"{}")
@@ -391,7 +393,7 @@ class Actions:
         return future
 
     def failed_late(self, job: JobDir, what: str, error: BaseException) -> None:
-        """Keep the error of an action whose request was answered before."""
+        """Store the error of an action that failed after its request was answered."""
         if isinstance(error, NbtrainError | OSError):
             message = words_of(error)
         else:

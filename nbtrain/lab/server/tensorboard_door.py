@@ -49,7 +49,7 @@ class Door:
     def __init__(
         self, command: list[str], idle_seconds: float, page: bytes | None = None, root: Path | None = None
     ):
-        """Set the proxy up: `command` starts TensorBoard, without its port; `page` is the answer at
+        """Set the proxy up: `command` starts TensorBoard, without its port; `page` is the page at
         PAGE_PATH.
 
         `root` is the output root whose runs are shown by their names. If it is None, `command` says
@@ -130,8 +130,8 @@ class Door:
                 await writer.wait_closed()
 
     def _own_answer(self, line: bytes) -> bytes | None:
-        """Return the proxy's own answer to a request that begins with `line`; None if TensorBoard has to
-        answer.
+        """Return the proxy's own response to a request that begins with `line`; None if the request is for
+        TensorBoard.
         """
         method, _, rest = line.partition(b" ")
         if method != b"GET":
@@ -211,7 +211,7 @@ def _answer_of(kind: str, content: bytes) -> bytes:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the proxy until it is asked to end or its parent has ended."""
+    """Run the proxy until it receives SIGTERM or its parent has ended."""
     parent = os.getppid()
     die_with_parent(signal.SIGTERM)
     if os.getppid() != parent:

@@ -100,7 +100,7 @@ class LaunchForm(anywidget.AnyWidget):
 
     @property
     def line(self) -> str:
-        """Call that does the same as the form's button."""
+        """Python call that does the same as the form's button."""
         return self.draft.line
 
     def set(self, key: str, value: Any) -> None:
@@ -166,7 +166,7 @@ def assessment_html(draft: Draft, assessment: Assessment) -> str:
             (key, known[key].value_text(draft.base_value(key)), known[key].value_text(value))
             for key, value in draft.changes.items()
         ]
-        parts.append(Table(("setting", "YAML", "now"), shown, "Changed against the YAML").html())
+        parts.append(Table(("setting", "YAML", "now"), shown, "Changes from the YAML").html())
     if assessment.plan is not None:
         parts.append(assessment.plan._repr_html_())
     return "".join(parts)

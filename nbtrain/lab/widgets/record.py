@@ -1,7 +1,7 @@
 """The record of a run in the notebook that started it: which run, with which settings, and how to repeat it.
 
-An output of the cell holds the record as a MIME type of nbtrain. It is there after papermill and after a save
-in JupyterLab, without the kernel and without the run. `nbtrain notebook --again` reads it.
+An output of the cell holds the record under a MIME type of nbtrain. It is saved with the notebook, so it can
+be read later without the kernel and without the run. `nbtrain notebook --again` reads it.
 """
 
 import os

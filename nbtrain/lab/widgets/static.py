@@ -39,7 +39,7 @@ def run_html(
     job: Mapping[str, Any] | None = None,
     pages: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return a run's description as complete HTML: state, progress, metrics, curves, ranks, events, job, log.
+    """Return a run's description as HTML: state, progress, metrics, curves, ranks, events, job and log.
 
     With job_tables() of the newest job, it also has conditions, replicas, and the resources over time. With
     run_pages(), it also has all other curves, the plan and the configuration.
@@ -154,7 +154,7 @@ def _life(life: Mapping[str, Any]) -> str:
 
 
 def _usage(charts: Sequence[Mapping[str, Any]]) -> str:
-    """Return the use of resources over time, from the files that the job keeps."""
+    """Return charts of resource use over time as HTML; "" if there are none."""
     rows = charts_in_rows([({**chart, "x_name": "time"}, chart["curves"], ()) for chart in charts])
     return heading("Resources over time") + rows if rows else ""
 

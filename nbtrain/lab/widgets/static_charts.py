@@ -1,7 +1,7 @@
 """The charts of a static picture, as SVG in <img> data (static.py says why).
 
 Ranges, ticks and labels are part of the chart (monitor/metrics/chart_data.py, monitor/job/usage_charts.py).
-The live view draws the same ones (lab/ui/charts/chart.js).
+The live view draws the same charts (lab/ui/charts/chart.js).
 """
 
 import base64

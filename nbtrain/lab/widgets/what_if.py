@@ -34,7 +34,7 @@ class WhatIfPage(anywidget.AnyWidget):
         self.on_msg(self._on_message)
 
     def set(self, name: str, value: Any) -> None:
-        """Change one value, as its control does. Raises ConfigError if no legal layout has it."""
+        """Change one value, as its control does. Raises ConfigError if no legal layout has this value."""
         self.state = self.state.changed(name, value)
         self.shown = self.state.shown()
 
@@ -114,7 +114,7 @@ def _time(found: list[list[Any]]) -> Bars | None:
 
 
 def _networks(found: list[dict[str, Any]]) -> Bars | None:
-    """Return a bar for each network, all on one scale: the time of a step, with the part spent waiting."""
+    """Return a bar per network, all on one scale: the time of a step, with the part spent waiting."""
     if not found:
         return None
     bars = [

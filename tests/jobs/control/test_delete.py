@@ -193,7 +193,7 @@ def test_the_command_asks_first(run, capsys, monkeypatch):
     assert capsys.readouterr().out.endswith("Nothing was deleted.\n")
     assert run.exists()
     assert cli.main(["delete", "run", "--yes"]) == 0
-    assert capsys.readouterr().out.endswith("run is deleted, which freed 2.0 MiB.\n")
+    assert capsys.readouterr().out.endswith("run was deleted, which freed 2.0 MiB.\n")
     assert not run.path.exists()
 
 

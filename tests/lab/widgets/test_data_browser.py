@@ -43,7 +43,7 @@ def test_documents_by_number_and_by_text(make_config, texts):  # noqa: F811
     browser.next_button.click()
     assert browser.number.value == 119
     search(browser, "(7).")
-    assert (browser.number.value, browser.search.answer) == (7, "in document 7")
+    assert (browser.number.value, browser.search.answer) == (7, "found in document 7")
     search(browser, "(7).")
     assert browser.number.value == 7
     assert browser.find("(11") == 11

@@ -2,5 +2,5 @@
 
 - schema.py: what a run is; load/: YAML + overrides -> RunConfig; yaml_source.py: file and line of a key
 - rules/: rules that join fields; deepspeed/: the derived DeepSpeed JSON
-- arithmetic/: steps, tokens, parameters, FLOPs, devices and schedules, for both wings
+- arithmetic/: steps, tokens, parameters, FLOPs, devices and schedules, for the notebook side and the GPU side
 """

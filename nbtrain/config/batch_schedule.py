@@ -3,8 +3,8 @@ tokens.
 
 Megatron's `--rampup-batch-size start increment samples` (num_microbatches_calculator.py): the batch is start
 + floor(consumed / (samples / num_increments)) * increment, until it reaches the global batch size. Its
-successor `--step-batch-size-schedule "0:16 2.4B:320"` names each size and the tokens from which on it holds;
-a threshold that is not a whole number of sequences is rounded down to one.
+successor `--step-batch-size-schedule "0:16 2.4B:320"` lists each batch size with the number of tokens from
+which it applies. A threshold that is not a whole number of sequences is rounded down.
 """
 
 import bisect
@@ -15,7 +15,7 @@ from fractions import Fraction
 
 @dataclass(frozen=True)
 class Rampup:
-    """A batch ramp-up: its first size, its increment and its length, in sequences."""
+    """A batch-size ramp-up: its first batch size, its increment and its length, all in sequences."""
 
     start_batch_size: int
     batch_size_increment: int
@@ -24,8 +24,10 @@ class Rampup:
 
 @dataclass(frozen=True)
 class StepSizes:
-    """Batch sizes of a step schedule: (first sample, batch size) of each part of a run, ascending; the first
-    part begins at 0.
+    """Batch sizes of a step schedule.
+
+    `parts` holds (first sample, batch size) of each part of a run, ascending. The first part begins at sample
+    0.
     """
 
     parts: tuple[tuple[int, int], ...]
@@ -38,7 +40,7 @@ class StepSizes:
 
     @property
     def ramp_samples(self) -> int:
-        """Number of samples before the batch has its last size."""
+        """Number of samples before the batch reaches its last size."""
         return self.parts[-1][0]
 
     def size_at(self, consumed_samples: int) -> int:
@@ -112,10 +114,11 @@ class BatchSchedule:
 
 @functools.lru_cache(maxsize=64)
 def _stretches(schedule: BatchSchedule) -> tuple[list[int], list[int], list[int]]:
-    """Return (first step, samples before it, batch size) of each stretch of steps with one size; the last has
-    no end.
+    """Return the stretches of steps with the same batch size.
 
-    Not every step has an entry, because a ramp may be arbitrarily long.
+    The result is three lists: the first step of each stretch, the number of samples before it, and its batch
+    size. The last stretch has no end. Steps are not listed one by one, because a ramp may be arbitrarily
+    long.
     """
     steps, samples, sizes = [0], [0], [schedule.size_at(0)]
     while schedule.rampup and samples[-1] < schedule.rampup.ramp_samples:
@@ -131,6 +134,6 @@ def _end_of_size(schedule: BatchSchedule, ramp: Rampup | StepSizes, consumed_sam
     """Return the smallest sample count after `consumed_samples` at which the size may change."""
     if isinstance(ramp, StepSizes):
         return min(first for first, _ in ramp.parts if first > consumed_samples)
-    # size_at() never falls along a ramp. Asking it, rather than a formula, leaves no rounding to differ.
+    # size_at() never decreases along a ramp. Calling it instead of using a formula avoids different rounding.
     size = schedule.size_at(consumed_samples)
     return bisect.bisect_right(range(ramp.ramp_samples), size, consumed_samples, key=schedule.size_at)

@@ -28,23 +28,24 @@ from nbtrain.config.schema import RunConfig
 
 # The copy in the run directory has this name too.
 FILE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}\.py")
-# Environment variable that holds the file in the files of a dry run; Linux takes 131,072 bytes for one.
+# Environment variable that carries the code file in the files of a dry run. Linux allows 131,072 bytes for a
+# variable.
 RUN_CODE = "NBTRAIN_RUN_CODE"
 MOST_BYTES = 90_000
-# Values of `tried` in own_code.json (jobs/request/own_code.py) with which no rank tries the file.
+# Values of `tried` in own_code.json (jobs/request/own_code.py) with which the ranks do not try the file.
 PASSED = "passed"
 OMITTED = "not tried: --no-try"
 
 
 @dataclass(frozen=True)
 class Hook:
-    """A function of the file that nbtrain calls."""
+    """A function that nbtrain calls if the code file defines it."""
 
     name: str
     parameters: tuple[str, ...]
     """Names of the parameters, in order."""
     optional: tuple[str, ...] = ()
-    """Names that the function may have after `parameters`."""
+    """Names of further parameters that the function may have, after `parameters`."""
     returns: str = "None"
 
     @property
@@ -54,7 +55,7 @@ class Hook:
         return f"{self.name}({', '.join(self.parameters)}{more})"
 
     def accepts(self, names: tuple[str, ...]) -> bool:
-        """Return whether a function with these parameters can be called."""
+        """Return whether nbtrain can call a function with these parameters."""
         required = len(self.parameters)
         return (
             names[:required] == self.parameters and names[required:] == self.optional[: len(names) - required]
@@ -79,29 +80,29 @@ HOOKS = {
 }
 
 
-# Functions that users of Megatron pass to it, and those that users look for here.
+# Functions that users pass to Megatron or look for here, and what to use instead.
 OTHER_NAMES = {
-    "loss_func": "Megatron's loss_func is loss() here.",
-    "train_valid_test_datasets_provider": "Megatron's datasets come from dataset() here.",
-    "datasets_provider": "Megatron's datasets come from dataset() here.",
-    "forward_step": "There is no forward_step here: loss() gets the logits of a micro batch.",
-    "model_provider": "There is no model_provider here: the section `model` of the YAML sets the layers, and "
+    "loss_func": "Define loss() instead of Megatron's loss_func.",
+    "train_valid_test_datasets_provider": "Define dataset() instead of Megatron's provider.",
+    "datasets_provider": "Define dataset() instead of Megatron's provider.",
+    "forward_step": "nbtrain calls no forward_step: define loss(), which gets the logits of a micro-batch.",
+    "model_provider": "nbtrain calls no model_provider: the section `model` of the YAML sets the layers, and "
     "layer() returns a block of your own.",
 }
 
 
 @dataclass(frozen=True)
 class CodeFile:
-    """The file as it is on disk."""
+    """A code file as it is on disk."""
 
     path: Path
     content: bytes
     lines: tuple[tuple[str, int], ...] = ()
-    """(name, line of its def) of each of HOOKS that the file defines."""
+    """(name, line of its definition) for each of HOOKS that the file defines."""
     parameters: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """(name, names of its parameters) of the same functions."""
+    """(name, names of its parameters) for the same functions."""
     problems: tuple[Finding, ...] = ()
-    """The reasons why the file cannot be used."""
+    """Reasons why the file cannot be used; empty if it can."""
 
     @property
     def name(self) -> str:
@@ -113,7 +114,7 @@ class CodeFile:
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """Names of HOOKS that the file defines, in its order."""
+        """Names of the HOOKS that the file defines, in the file's order."""
         return tuple(name for name, _ in self.lines)
 
 
@@ -125,8 +126,9 @@ def copy_of(run: RunDir, name: str) -> Path:
 def code_file(config: RunConfig) -> CodeFile | None:
     """Return the file that `code` names; None if the run has none.
 
-    A job that a dry run's file starts gets the file from there. If the file is gone, for example on another
-    machine, it is the copy in the run directory. A file that cannot be read or used has `problems`.
+    A job that was started from the files of a dry run gets the code file from an environment variable. If the
+    file is gone, for example on another machine, the copy in the run directory is used. A file that cannot be
+    read or used has `problems`.
     """
     if config.code is None:
         return None
@@ -137,15 +139,15 @@ def code_file(config: RunConfig) -> CodeFile | None:
         copy = copy_of(RunDir.named(config.name), path.name)
         if not _is_there(copy):
             place = config.where("code")
-            fix = "The path is relative to the YAML's folder or to the workspace. Correct it, or write the "
-            fix += f"file: `nbtrain code {config.name} --start loss`."
+            fix = "The path is relative to the YAML's folder or to the workspace. Correct the path, or run "
+            fix += f"`nbtrain code {config.name} --start loss` to create the file."
             return CodeFile(path, b"", problems=(_error(place, f"code = {config.code}: no such file.", fix),))
         path = copy
     return read_code(path)
 
 
 def read_code(path: Path) -> CodeFile:
-    """Read a file. One that cannot be read has this as its problem."""
+    """Read a code file. If it cannot be read, the result has a problem that says why."""
     try:
         stat = path.stat()
         return _read(path, stat.st_mtime_ns, stat.st_size)
@@ -163,7 +165,7 @@ def _is_there(path: Path) -> bool:
 
 
 def carried(config: RunConfig) -> dict[str, str]:
-    """Return the file as an environment variable for a dry run; {} for a run without `code`.
+    """Return the code file as an environment variable for a dry run. {} for a run without `code`.
 
     Raises ConfigError if the file cannot be used.
     """
@@ -175,26 +177,28 @@ def carried(config: RunConfig) -> dict[str, str]:
 
 
 def code_sha256(config: RunConfig) -> str | None:
-    """Return the SHA-256 of the file; None if the run has no `code`."""
+    """Return the SHA-256 of the code file. None if the run has no `code`."""
     code = code_file(config)
     return None if code is None else code.sha256
 
 
 def defines(config: RunConfig, function: str) -> bool:
-    """Return whether the run's code defines this one of HOOKS."""
+    """Return whether the run's code defines the given one of HOOKS."""
     code = code_file(config)
     return code is not None and function in code.functions
 
 
 def submitted_functions(run: RunDir) -> tuple[str, ...]:
-    """Return the functions of the file that a run was submitted with; () if it has none."""
+    """Return the functions in the code file that a run was submitted with. () if there is no code file."""
     record = files.read_json(run.own_code_json)
     return tuple(record["functions"]) if record is not None else ()
 
 
 def own_loss(config: RunConfig) -> str:
-    """Return "shard" if the file's loss() takes `vocabulary` and so gets the logits of this rank's shard,
-    "whole" if it gets all logits, and "" if the file has no loss().
+    """Return which logits the loss() in the run's code gets; "" if the code has no loss().
+
+    "shard" means the logits of this rank's shard of the vocabulary, which a loss() with the parameter
+    `vocabulary` gets. "whole" means all logits.
     """
     code = code_file(config)
     if code is None or "loss" not in code.functions:
@@ -204,17 +208,20 @@ def own_loss(config: RunConfig) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _read(path: Path, _mtime_ns: int, size: int) -> CodeFile:
-    """Read a file. Its time and size are a part of the cache's key, so that a changed file is read again.
+    """Read a code file.
 
-    Raises OSError, which is not cached.
+    The modification time and the size are part of the cache key, so that a changed file is read again. Raises
+    OSError, which is not cached.
     """
     where = display(path)
     if not FILE_NAME.fullmatch(path.name):
         fix = "Rename it, for example to my_code.py."
-        return CodeFile(path, b"", problems=(_error(where, "the name is not one of a Python module.", fix),))
+        return CodeFile(
+            path, b"", problems=(_error(where, "the file name is not a valid Python module name.", fix),)
+        )
     if size > MOST_BYTES:
-        said = f"has {size:,} bytes; a code file may have {MOST_BYTES:,}."
-        fix = "Move what is large into an installed package, and import it."
+        said = f"has {size:,} bytes; a code file may have at most {MOST_BYTES:,}."
+        fix = "Move large parts into an installed package, and import them."
         return CodeFile(path, b"", problems=(_error(where, said, fix),))
     return _parse(path, path.read_bytes())
 
@@ -229,7 +236,7 @@ def _parse(path: Path, content: bytes) -> CodeFile:
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         said = f"is not UTF-8: byte {error.object[error.start]:#x}."
-        return CodeFile(path, content, problems=(_error(f"{where}:{line}", said, "Save it as UTF-8."),))
+        return CodeFile(path, content, problems=(_error(f"{where}:{line}", said, "Save the file as UTF-8."),))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None) or 1
         said = f"{getattr(error, 'msg', None) or str(error) or 'is nested too deeply'}."
@@ -238,8 +245,8 @@ def _parse(path: Path, content: bytes) -> CodeFile:
     known = [node for node in found if isinstance(node, ast.FunctionDef) and node.name in HOOKS]
     problems = tuple(_problems(tree, found, where))
     if not known and not problems:
-        said = f"defines no function that nbtrain calls: {', '.join(HOOKS)}."
-        problems = (_error(where, said, "Add one, or remove `code`."),)
+        said = f"defines none of the functions that nbtrain calls: {', '.join(HOOKS)}."
+        problems = (_error(where, said, "Define one of them, or remove `code` from the YAML."),)
     return CodeFile(
         path,
         content,
@@ -253,7 +260,9 @@ _Defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def _functions(tree: ast.Module) -> Iterator[_Defined]:
-    """Yield the functions and classes of the file's top level, also those inside `if` and `try`."""
+    """Yield the functions and classes at the top level of the file, including HOOKS inside `if`, `try` and
+    `with`.
+    """
     for node in tree.body:
         if isinstance(node, _Defined):
             yield node
@@ -278,31 +287,32 @@ def _problems(tree: ast.Module, found: list[_Defined], where: str) -> Iterator[F
             here = OTHER_NAMES.get(node.name) or nearest(node.name, HOOKS).strip()
             yield _error(
                 place,
-                f"{node.name} is not known: nbtrain calls {known}.",
-                f"{here} If it is a helper, name it _{node.name}.".strip(),
+                f"{node.name} is not a function that nbtrain calls: {known}.",
+                f"{here} If it is a helper, rename it to _{node.name}.".strip(),
             )
             continue
         hook = HOOKS[node.name]
         if not isinstance(node, ast.FunctionDef):
             kind = "a class" if isinstance(node, ast.ClassDef) else "an async function"
-            yield _error(place, f"{node.name} is {kind}.", f"Write `def {hook.signature}:`.")
+            yield _error(place, f"{node.name} is {kind}, not a function.", f"Write `def {hook.signature}:`.")
         elif node.name in first:
-            said = f"{node.name} is defined again; its first definition is in line {first[node.name]}."
-            yield _error(place, said, "Keep one of them.")
+            said = f"{node.name} is defined twice; the first definition is in line {first[node.name]}."
+            yield _error(place, said, "Remove one of the definitions.")
         elif not hook.accepts(_names(node)) or node.args.vararg or node.args.kwonlyargs or node.args.kwarg:
             yield _error(
                 place,
                 f"{node.name}({ast.unparse(node.args)}): nbtrain calls {hook.signature}.",
-                "Use these names, in this order.",
+                "Use these parameter names, in this order.",
             )
         first.setdefault(node.name, node.lineno)
     for name, line in _other_bindings(tree):
-        said = f"{name} is imported or assigned, and not a function of this file."
-        yield _error(f"{where}:{line}", said, f"Write `def {HOOKS[name].signature}:` and call the other one.")
+        said = f"{name} is imported or assigned, but must be a function defined in this file."
+        fix = f"Write `def {HOOKS[name].signature}:`, and call the other function in it."
+        yield _error(f"{where}:{line}", said, fix)
 
 
 def _other_bindings(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Yield (name, line) of HOOKS that the file imports or assigns, which would not be found by their def."""
+    """Yield (name, line) of HOOKS that the file imports or assigns instead of defining them."""
     for node in tree.body:
         names: list[str] = []
         if isinstance(node, ast.Import | ast.ImportFrom):

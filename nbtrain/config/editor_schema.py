@@ -1,4 +1,4 @@
-"""JSON Schema of a run YAML, with which editors complete and validate it."""
+"""JSON Schema of a run YAML, for completion and validation in editors."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from nbtrain.config.sections.sources import SOURCE_TYPES
 
 
 def editor_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a run YAML as users write it: with `extends`, and no required field."""
+    """Return the JSON Schema of a run YAML as users write it: with `extends`, and without required fields."""
     schema = RunConfig.model_json_schema()
     file_names = {"type": "string"}
     schema["properties"] = {
         "extends": {
             "anyOf": [file_names, {"type": "array", "items": file_names}],
-            "description": "Run YAMLs to start from, relative to this file.",
+            "description": "Run YAMLs that this file extends. Their paths are relative to this file.",
         },
         **schema["properties"],
     }

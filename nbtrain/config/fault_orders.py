@@ -1,7 +1,7 @@
 """Fault injection: the format of NBTRAIN_FAULTS in backend.env.
 
-Read before launch (jobs/checks/preflight.py) and by the ranks (train/health/faults.py), so that an order that
-no rank understands starts none.
+Both the checks before a launch (jobs/checks/preflight.py) and the ranks (train/health/faults.py) read it, so
+an invalid order is refused before any rank starts.
 """
 
 import json
@@ -10,18 +10,21 @@ from typing import Any
 
 VARIABLE = "NBTRAIN_FAULTS"
 KINDS = ("nan", "spike", "weights", "kill", "stop", "sleep", "raise", "oom", "memory", "full")
-"""Values of `do`; docs/try-a-fault.md says what each one does."""
+"""Values of `do`. docs/try-a-fault.md explains each of them."""
 FIELDS = dict.fromkeys(("rank", "attempt", "step", "do"), "all") | {
     "factor": "spike",
     "signal": "kill",
     "message": "raise",
 }
-"""{field of an order: the `do` that it belongs to}."""
+"""{field of an order: the value of `do` with which it may be set, or "all"}."""
 EXAMPLE = '[{"step": 6, "do": "nan"}]'
 
 
 def read_orders(text: str) -> list[dict[str, Any]]:
-    """Return the orders in the variable's value. Raises ValueError with the value and the rule."""
+    """Return the fault orders in the value of the variable.
+
+    Raises ValueError with the invalid part and the rule that it breaks.
+    """
     try:
         orders = json.loads(text)
     except ValueError as error:
@@ -37,7 +40,7 @@ def read_orders(text: str) -> list[dict[str, Any]]:
 
 
 def _wrong(order: object) -> str | None:
-    """Return the rule that an order violates; None if it is valid."""
+    """Return the rule that an order breaks. None if the order is valid."""
     if not isinstance(order, dict):
         return f"must be an object such as {EXAMPLE[1:-1]}"
     if missing := [key for key in ("step", "do") if key not in order]:
@@ -47,19 +50,19 @@ def _wrong(order: object) -> str | None:
         return f"do must be one of {', '.join(KINDS)}"
     if unknown := [key for key in order if FIELDS.get(key) not in ("all", kind)]:
         known = [key for key, of in FIELDS.items() if of in ("all", kind)]
-        return f"has {', '.join(unknown)}; do: {kind} takes {', '.join(known)}"
+        return f"cannot set {', '.join(unknown)}; with do: {kind}, it has the fields {', '.join(known)}"
     for key in ("step", "rank", "attempt"):
         if key in order and not (_whole(order[key]) and order[key] >= 0):
-            return f"{key} must be a whole number, at least 0"
+            return f"{key} must be a whole number of at least 0"
     if kind == "raise" and not isinstance(order.get("message"), str):
-        return "do: raise needs the text of its error, message"
+        return "do: raise needs message, the text of the error to raise"
     if "factor" in order and (
         isinstance(order["factor"], bool) or not isinstance(order["factor"], int | float)
     ):
         return "factor must be a number"
     valid = {int(number) for number in signal.valid_signals()}
     if "signal" in order and not (_whole(order["signal"]) and order["signal"] in valid):
-        return "signal must be the number of a signal, such as 9"
+        return "signal must be a signal number, such as 9"
     return None
 
 

@@ -25,8 +25,9 @@ def finding_of(
 
 
 def mistake(config: RunConfig, key: str, message: str, fix: str = "") -> Finding:
-    """Return an error in the run's settings; `key` is "" if the error is not about one key. run_checks adds
-    the rule.
+    """Return an error in the run's settings.
+
+    `key` is "" if the error is not about a single key. run_checks() adds the rule.
     """
     return _error(config, key, message, fix, "")
 
@@ -37,8 +38,9 @@ def missing_data(config: RunConfig, key: str, message: str, fix: str = "") -> Fi
 
 
 def shortage(config: RunConfig, key: str, message: str, fix: str = "", num_bytes: int = 0) -> Finding:
-    """Return an error about a machine that is too small for the run; `num_bytes` is the amount missing, if
-    known.
+    """Return an error about a machine that is too small for the run.
+
+    `num_bytes` is the number of bytes that are missing, if it is known.
     """
     return _error(config, key, message, fix, "resource", num_bytes)
 
@@ -49,7 +51,7 @@ def _error(config: RunConfig, key: str, message: str, fix: str, lacks: Lack, num
 
 
 def run_checks(checks: Iterable[Callable[..., Iterable[Finding]]], *arguments: Any) -> list[Finding]:
-    """Return the findings of all checks. A finding that names no rule gets the name of its check."""
+    """Return the findings of all checks. A finding without a rule gets the name of its check as its rule."""
     return [
         finding if finding.rule else replace(finding, rule=check.__name__)
         for check in checks
@@ -57,13 +59,14 @@ def run_checks(checks: Iterable[Callable[..., Iterable[Finding]]], *arguments: A
     ]
 
 
-# "gpt.yaml:22: " or "override batch.x=1: ", the beginning of the message of a single check.
+# The place at the beginning of an error message: "gpt.yaml:22: " or "override batch.x=1: ".
 _PLACE = re.compile(r"(?P<place>override .+?|\S+:\d+): ")
 
 
 def findings_of(error: NbtrainError) -> list[Finding]:
-    """Return the findings that an error carries, or else one finding with the text of the error. Control
-    characters are escaped, as in the text.
+    """Return the findings that an error carries. If it carries none, return one finding with its text.
+
+    Control characters are escaped, as in the text of the error.
     """
     if error.findings:
         return [

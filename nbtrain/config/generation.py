@@ -1,7 +1,7 @@
 """Settings of text generation: the fields of a request to a model, their defaults and bounds.
 
-Names are taken from transformers' GenerationConfig, or from OpenAI's API or vLLM if it has no such setting.
-The command line, notebooks, the server and the process that generates all use this class.
+The names are those of transformers' GenerationConfig or, for settings that it lacks, those of OpenAI's API or
+vLLM. The command line, notebooks, the server and the process that generates text all use this class.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,14 +16,14 @@ from nbtrain.base.text.terminal import shortened
 MOST_NEW_TOKENS = 1_000_000
 MOST_CHOICES = 64
 MOST_BEAMS = 64
-# A million tokens to this power, and a log-probability over it, are finite in fp64.
+# A million tokens raised to this power, and a log-probability divided by the result, are finite in fp64.
 MOST_LENGTH_PENALTY = 50
 MOST_STOPS = 16
 MOST_STOP_CHARS = 1000
 MOST_LOGPROBS = 20
-"""OpenAI's bound of top_logprobs."""
+"""OpenAI's maximum for top_logprobs."""
 MOST_BIASES = 1024
-# No model has more tokens; a larger id is also too large for the JSON between the processes.
+# No model has more tokens. A larger id would also be too large for the JSON that the processes exchange.
 TOKEN_IDS = 1 << 32
 
 
@@ -31,58 +31,65 @@ def _problem(name: str, message: str) -> Finding:
     return Finding("error", "generation", name, "", message, cost=FATAL)
 
 
-# Formats in which a model is loaded to generate. auto is fp32 on a CPU; on a GPU it is the training format.
+# Number formats in which a model can be loaded to generate text. auto means fp32 on a CPU and the training
+# format on a GPU.
 LOADED_DTYPES = ("auto", "fp32", "bf16", "fp16")
 
 
 @dataclass(frozen=True)
 class Generation(Record):
-    """Settings for the continuation of a prompt. Raises ConfigError if a value is out of range."""
+    """Settings for generating a continuation of a prompt. Raises ConfigError if a value is out of range."""
 
     max_new_tokens: int = 100
-    """Greatest number of new tokens; the end of a document or a stop string ends a text earlier."""
+    """Maximum number of new tokens. The end-of-document token or a stop string ends a text earlier."""
     temperature: float = 0.8
-    """Divisor of the logits; 0 takes the most likely token (greedy)."""
+    """Temperature: the number by which the logits are divided. 0 always picks the most likely token
+    (greedy).
+    """
     top_k: int = 40
-    """Number of the most likely tokens to choose among; 0 means all."""
+    """Number of most likely tokens to sample from. 0 means all tokens."""
     top_p: float = 1.0
-    """Total probability of the most likely tokens to choose among (arXiv:1904.09751, section 3.1); 1 means
-    all tokens, and 0 takes the most likely one (greedy).
+    """Total probability of the most likely tokens to sample from (nucleus sampling, arXiv:1904.09751, section
+    3.1). 1 means all tokens, and 0 always picks the most likely one (greedy).
     """
     min_p: float = 0.0
-    """Smallest probability of a token to choose among, as a fraction of the most likely token's
-    probability (arXiv:2407.01082); 0 means no limit.
+    """Minimum probability of a token to be sampled, as a fraction of the most likely token's probability
+    (arXiv:2407.01082). 0 sets no minimum.
     """
     repetition_penalty: float = 1.0
-    """Penalty for tokens that the text already contains: positive logits are divided by it, negative ones
-    multiplied (CTRL, arXiv:1909.05858, section 4.1); 1 changes nothing.
+    """Penalty for tokens that the text already contains: their positive logits are divided by it, their
+    negative logits multiplied by it (CTRL, arXiv:1909.05858, section 4.1). 1 changes nothing.
     """
     presence_penalty: float = 0.0
-    """Number subtracted once from the logit of each token that the new text already contains (OpenAI)."""
+    """Number that is subtracted once from the logit of each token that the new text already contains, as in
+    OpenAI's API.
+    """
     frequency_penalty: float = 0.0
-    """Number that is subtracted from the logit of a token for each time that it occurs in the new text
-    (OpenAI).
+    """Number that is subtracted from the logit of a token once for each time that it occurs in the new text,
+    as in OpenAI's API.
     """
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """Pairs (token id, number that is added to its logit) (OpenAI)."""
+    """Pairs of a token id and a number that is added to the token's logit, as in OpenAI's API."""
     num_beams: int = 1
-    """Number of beams; 1 means no beam search."""
+    """Number of beams. 1 means no beam search."""
     length_penalty: float = 1.0
-    """With beams: exponent of the beam's length, by which its log-probability is divided."""
+    """With beam search, exponent of a beam's length. The beam's log-probability is divided by the length to
+    this power.
+    """
     n: int = 1
-    """Number of texts for the prompt."""
+    """Number of texts to generate for the prompt."""
     stop: tuple[str, ...] = ()
-    """Strings before which the new text ends."""
+    """Strings that end the new text, which then does not include them."""
     ignore_eod: bool = False
-    """Whether the text continues after the end of a document."""
+    """Whether to continue after the end-of-document token."""
     logprobs: int | None = None
-    """Number of the most likely tokens to report at each position, with the log-probability of the chosen
-    one; null reports none.
+    """Number of most likely tokens whose log-probabilities are reported at each position, along with the
+    log-probability of the chosen token. None reports no log-probabilities.
     """
     echo: bool = False
-    """Whether the result begins with the prompt and its log-probabilities."""
+    """Whether the result begins with the prompt and the log-probabilities of its tokens."""
     seed: int | None = 1234
-    """Random seed: the same seed gives the same text, whatever else is generated at the same time. null gives
+    """Random seed. The same seed gives the same text, whatever else is generated at the same time. None gives
     another text each time.
     """
 
@@ -111,7 +118,7 @@ class Generation(Record):
         yield (
             "logit_bias",
             holds,
-            f"a bias of at most {MOST_BIASES:,} token ids, each from 0 to {TOKEN_IDS - 1:,}",
+            f"biases of at most {MOST_BIASES:,} token ids, each from 0 to {TOKEN_IDS - 1:,}",
         )
         yield (
             "num_beams",
@@ -125,10 +132,13 @@ class Generation(Record):
         yield "logprobs", holds, f"from 0 to {MOST_LOGPROBS}, or null for none"
         holds = len(self.stop) <= MOST_STOPS and all(0 < len(text) <= MOST_STOP_CHARS for text in self.stop)
         yield "stop", holds, f"at most {MOST_STOPS} texts of 1 to {MOST_STOP_CHARS} characters"
-        yield "seed", self.seed is None or abs(self.seed) < 1 << 63, "below 2^63, or null"
+        yield "seed", self.seed is None or abs(self.seed) < 1 << 63, "between -2^63 and 2^63, or null"
 
     def _problems_with_beams(self) -> Iterator[Finding]:
-        """Yield options that conflict with beams, because the text of a beam is complete only at the end."""
+        """Yield a problem for each option that conflicts with beam search.
+
+        These options need the text while it is generated, but the text of a beam is complete only at the end.
+        """
         if self.n > self.num_beams:
             yield _problem("n", f"n = {self.n} must be at most num_beams = {self.num_beams}.")
         for name in ("stop", "logprobs", "logit_bias", "presence_penalty", "frequency_penalty", "echo"):

@@ -1,13 +1,13 @@
-"""The number of parameters of a block that the layer() of a run's `code` builds, as its trial has counted
-them.
+"""Parameter counts of the blocks that layer() in a run's `code` builds, as counted in a trial of the file.
 
-    read_own_block(config)     None for nbtrain's own blocks, and until the file was tried with this model
+    read_own_block(config)     None for nbtrain's own blocks, and before the file's trial with this model
     write_own_block(config, code_sha256, block)
     know_own_block(config, block)
 
-A block's parameters are in the file's Python, which only the GPU side runs. Its trial counts them, and every
-plan with the same file and the same section `model` reads them from data/own-code/<hash>.json. Ranks count
-them themselves: DeepSpeed's buckets depend on the number, which has to be the same on every rank.
+A block's parameters are known only after running the file, which only the GPU side does. The trial of the
+file counts them, and every plan with the same file and the same section `model` reads the counts from
+data/own-code/<hash>.json. Ranks count the parameters themselves, because DeepSpeed's bucket sizes depend on
+the count, which must be the same on every rank.
 """
 
 import hashlib
@@ -34,13 +34,16 @@ def has_own_layer(config: RunConfig) -> bool:
 
 
 def shape_of(config: RunConfig) -> Shape:
-    """Return the shape of a run's model, with the parameters of the user's blocks if they are known."""
+    """Return the shape of a run's model, with the parameter counts of the user's blocks if they are known."""
     block = read_own_block(config)
     return config.shape if block is None else replace(config.shape, own_block=block)
 
 
 def read_own_block(config: RunConfig) -> OwnBlock | None:
-    """Return the parameters of a block from layer(); None without layer(), or before they were counted."""
+    """Return the parameter counts of a block from layer().
+
+    None if the run has no layer(), or if the counts are not known yet.
+    """
     if config.code is None:
         return None
     if _known and (known := _known.get(_model_of(config))) is not None:
@@ -51,9 +54,10 @@ def read_own_block(config: RunConfig) -> OwnBlock | None:
 
 
 def write_own_block(config: RunConfig, code_sha256: str, block: OwnBlock) -> None:
-    """Write what the trial of a file has counted.
+    """Write the parameter counts from the trial of a file.
 
-    Warns if the data directory cannot be written: plans then count nbtrain's own block.
+    Logs a warning if the data directory cannot be written. Plans then count the parameters of nbtrain's own
+    block.
     """
     path = _path(config, code_sha256)
     if path.is_file():
@@ -63,13 +67,13 @@ def write_own_block(config: RunConfig, code_sha256: str, block: OwnBlock) -> Non
         files.write_json(path, {"code_sha256": code_sha256, "block": asdict(block)})
     except OSError as error:
         logger.warning(
-            "%s: cannot be written: %s. Plans count nbtrain's own block instead of the one in %s.",
+            "%s: cannot be written: %s. Plans count nbtrain's own block instead of the block in %s.",
             *(display(path), error.strerror, config.code),
         )
 
 
 def know_own_block(config: RunConfig, block: OwnBlock) -> None:
-    """Have this process use what it has counted, whatever the data directory and the file hold meanwhile."""
+    """Make this process use these counts, even if the data directory or the code file changes later."""
     _known[_model_of(config)] = block
 
 

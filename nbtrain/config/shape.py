@@ -1,6 +1,6 @@
 """The shape of a decoder-only GPT, from which parameters and FLOPs are counted.
 
-A run's model is one Shape (`RunConfig.shape`). The planner also makes Shapes of published runs and of
+A run's model is one Shape (`RunConfig.shape`). The planner also builds Shapes of published runs and of
 sizes between them.
 
     embedding   V h + p h                      word embeddings, learned positions
@@ -18,37 +18,38 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class OwnBlock:
-    """Numbers of parameters of one block that the layer() of a run's code builds; the largest block, if they
-    differ.
+    """Parameter counts of a block that layer() in a run's code builds.
+
+    If the blocks differ, they are the counts of the largest block.
     """
 
     sharded: int
-    """Parameters that tensor-parallel ranks divide."""
+    """Number of parameters that are sharded across the tensor-parallel ranks."""
     whole: int
-    """Parameters that each of them has."""
+    """Number of parameters that every tensor-parallel rank has in full."""
     sharded_matrices: int
-    """The sharded parameters that belong to matrices."""
+    """Number of sharded parameters that belong to matrices."""
     whole_matrices: int
-    """The whole parameters that belong to matrices."""
+    """Number of unsharded parameters that belong to matrices."""
     largest_sharded: int
-    """Elements of the largest sharded parameter."""
+    """Number of elements in the largest sharded parameter."""
     largest_whole: int
-    """Elements of the largest whole parameter."""
+    """Number of elements in the largest unsharded parameter."""
     tensors: int
     """Number of parameter tensors."""
 
     def on_rank(self, tensor: int) -> int:
-        """Return the parameters on one of `tensor` tensor-parallel ranks."""
+        """Return the number of parameters on one of `tensor` tensor-parallel ranks."""
         return self.sharded // tensor + self.whole
 
     def matrices_on_rank(self, tensor: int) -> int:
-        """Return the elements of matrices on one of `tensor` tensor-parallel ranks."""
+        """Return the number of matrix elements on one of `tensor` tensor-parallel ranks."""
         return self.sharded_matrices // tensor + self.whole_matrices
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of one model; names as in Megatron-LM's arguments."""
+    """Sizes of one model, named as in Megatron-LM's arguments."""
 
     num_layers: int
     hidden_size: int
@@ -57,11 +58,11 @@ class Shape:
     padded_vocab_size: int
     seq_length: int
     num_query_groups: int
-    """Number of key and value heads; num_attention_heads without grouped queries (arXiv:2305.13245)."""
+    """Number of key and value heads (arXiv:2305.13245). Without sharing, it is num_attention_heads."""
     kv_channels: int
     """Size of one head; hidden_size / num_attention_heads in most models."""
     learned_positions: int = 0
-    """Rows of the table of learned positions; 0 for rotary positions and ALiBi."""
+    """Number of learned positions. 0 with rotary positions and with ALiBi."""
     gated: bool = False
     """Whether the MLP is gated (SwiGLU or GeGLU) and has three matrices instead of two (arXiv:2002.05202)."""
     rmsnorm: bool = False
@@ -87,7 +88,9 @@ class Shape:
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
     own_block: OwnBlock | None = None
-    """Parameters of a block of the user's own, if they are known; the sizes above are nbtrain's block's."""
+    """Parameter counts of a block from the user's layer(), if they are known. The sizes above are those of
+    nbtrain's block.
+    """
 
     @property
     def window_share(self) -> float:
@@ -96,7 +99,7 @@ class Shape:
 
     @property
     def visible_tokens(self) -> float:
-        """Number of tokens that a query attends to, its own included: the mean over positions and layers."""
+        """Mean number of tokens that a query attends to, including its own, over all positions and layers."""
         length, window = self.seq_length, min(self.window_size, self.seq_length)
         whole = (length + 1) / 2
         in_window = window * (1 - (window - 1) / (2 * length)) if window else whole
@@ -136,7 +139,8 @@ class Shape:
     def mlp_weights(self) -> int:
         """Number of elements in the MLP's matrices of one layer.
 
-        In a block of the user's own, these are all matrices, less what nbtrain's attention has.
+        For a block from the user's layer(), it is the number of elements in all its matrices, minus those of
+        nbtrain's attention.
         """
         if self.own_block is not None:
             return max(self.own_block.matrices_on_rank(1) - self.attention_weights, 0)
@@ -144,5 +148,5 @@ class Shape:
 
     @property
     def output_weights(self) -> int:
-        """Number of elements in the output layer, tied or not."""
+        """Number of elements in the output layer, whether it is tied or not."""
         return self.padded_vocab_size * self.hidden_size

@@ -1,10 +1,9 @@
-"""Read YAML with the file and line of every key, for messages; refuse values that YAML misreads (010, 1:30,
-yes).
+"""Read YAML with the file and line of every key, and refuse values that YAML misreads (010, 1:30, yes).
 
 A run YAML is a small, plain document: one mapping, text keys, no anchors and no tags. `extends:` is the way
-to share, and a file that could refer to itself would have to be guarded everywhere below. Values that YAML
-1.1 reads as something other than what they look like (1:30, 010, yes, 2024-01-01) are refused: see
-MisleadingValue.
+to share settings. Anchors could make a file refer to itself, and all code that reads it would have to guard
+against that. Values that YAML 1.1 reads as something other than what they look like (1:30, 010, yes,
+2024-01-01) are refused: see MisleadingValue.
 """
 
 import contextlib
@@ -45,7 +44,7 @@ _OCTAL_TAG = "tag:nbtrain,2026:octal"
 class MisleadingValue(ValueError):
     """A value that YAML reads differently from what it looks like.
 
-    The message says what YAML reads and what to write in its place. `text` is the value as it was written.
+    The message says what YAML reads and what to write instead. `text` is the value as it was written.
     """
 
     def __init__(self, text: str, message: str):
@@ -75,11 +74,11 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writer of YAML that _Loader reads: it quotes text that _Loader would read as a float."""
+    """Writer of YAML that _Loader can read. It quotes text that _Loader would read as a float."""
 
 
 class _LineDumper(_Dumper):
-    """Writer of one line: text of several lines is quoted, with its line ends escaped."""
+    """Writer of YAML on one line. Text of several lines is quoted, with its line ends escaped."""
 
 
 _LineDumper.add_representer(
@@ -97,7 +96,7 @@ _QUICK_DUMPER: Any = None
 if yaml.__with_libyaml__:
 
     class _QuickLoader(yaml.CSafeLoader):
-        """libyaml's loader, which remembers the types of scalars: runs share most of their values."""
+        """libyaml's loader with a cache of the types of scalars, because runs share most of their values."""
 
         _tags: ClassVar[dict[tuple[str, tuple[bool, bool]], str]] = {}
 
@@ -116,9 +115,9 @@ if yaml.__with_libyaml__:
     for _quick, _kind in ((_QUICK_LOADER, _Loader), (_QUICK_DUMPER, _Dumper)):
         _quick.yaml_implicit_resolvers = _kind.yaml_implicit_resolvers
 MOST_TAGS = 10_000
-"""Scalars whose types are remembered."""
-# Text that is left to PyYAML, because libyaml may read it differently or _Loader refuses it. Other text has
-# only keys, block lists and values in ASCII, as nbtrain writes them.
+"""Maximum number of scalars whose types are cached."""
+# Matches text that is left to PyYAML, because libyaml may read it differently or _Loader refuses it. Other
+# text has only keys, block lists and values in ASCII, as nbtrain writes them.
 _NOT_QUICK = re.compile(r"[^\n -~]|\\|(?:^|\s)[&*!%@`|>?]|\{[^}]|\[[^]]|^---|^\.\.\.", re.MULTILINE)
 
 
@@ -209,7 +208,9 @@ for _tag, _constructor in (
 
 
 class OverridePlace(str):
-    """Place where a value was overridden, as messages show it; `argument` is all of key=value."""
+    """Place of a value that an override has set, as messages show it. `argument` is the complete
+    key=value.
+    """
 
     argument: str
 
@@ -237,14 +238,18 @@ class Located:
     origins: dict[str, str] = field(default_factory=dict)
 
     def merged_with(self, child: "Located") -> "Located":
-        """Merge `child` over self. Mappings are merged; all other values are replaced, with their places."""
+        """Merge `child` over self. Mappings are merged; all other values are replaced, along with their
+        places.
+        """
         origins = dict(self.origins)
         value = _merge(self.value, child.value, "", origins)
         return Located(value, {**origins, **child.origins})
 
     def where(self, key: str) -> str | None:
-        """Return the place where a dotted key is set; if it is not, where a key inside it is, or the key that
-        contains it.
+        """Return the place where a dotted key is set.
+
+        If the key is not set, return the place of a key inside it or, if there is none, of the key that
+        contains it. None if none of them is set.
         """
         if key in self.origins:
             return self.origins[key]
@@ -262,11 +267,11 @@ def _merge(
     for key, value in over.items():
         old, dotted = merged.get(key), f"{prefix}{key}"
         if isinstance(old, list) and _is_part_of(value, old):
-            # data.sources.0.path=x: the entries as a mapping by their number, and back.
+            # data.sources.0.path=x: the list is merged as a mapping from number to entry.
             entries = {str(index): entry for index, entry in enumerate(old)}
             merged[key] = list(_merge(entries, value, f"{dotted}.", origins).values())
-        # Another kind of source or worker is another set of keys: replace it whole. The backend has fields
-        # for all kinds and a section for each kind.
+        # A source or worker of another kind has other keys, so it is replaced as a whole. The backend is
+        # merged, because it has fields for all kinds and a section for each kind.
         elif (
             isinstance(value, dict)
             and isinstance(old, dict)
@@ -280,7 +285,7 @@ def _merge(
     return merged
 
 
-# {section: its kind if none is given}
+# {section: its kind if the YAML sets none}
 DEFAULT_KINDS = {"lora": "lora", "data.workers": "local"}
 
 
@@ -290,23 +295,25 @@ def _same_kind(value: dict[str, Any], old: dict[str, Any], key: str) -> bool:
 
 
 def _is_part_of(value: Any, entries: list[Any]) -> bool:
-    """Return whether `value` is a mapping that names entries of a list by their numbers."""
+    """Return whether `value` is a mapping whose keys are numbers of entries in a list."""
     return (
         isinstance(value, dict) and bool(value) and all(key in map(str, range(len(entries))) for key in value)
     )
 
 
 def label_of(path: Path) -> str:
-    """Return the name of a YAML in messages: its file name, or its path if every run has a file of that
-    name."""
+    """Return the name of a YAML in messages: its file name or, for a config.yaml, its path.
+
+    Every run has a config.yaml, so its name alone would not identify it.
+    """
     return display(os.path.normpath(path.absolute())) if path.name == "config.yaml" else path.name
 
 
 def read_yaml(path: Path, label: str | None = None, shape: str | None = None) -> Located:
     """Read a run YAML with the places of its keys. Raises ConfigError if it is not a mapping.
 
-    Messages call the file `label`. `shape` is the text that describes the form of a file which
-    is not a run YAML.
+    `label` is the name of the file in messages. For a file that is not a run YAML, `shape` is a text that
+    describes its form.
     """
     label = label or label_of(path)
     try:
@@ -324,17 +331,21 @@ def read_yaml(path: Path, label: str | None = None, shape: str | None = None) ->
     return parse_yaml(text, label, shape)
 
 
-# Run YAMLs are small; another file may have any length, and its nodes take a hundred times as much.
+# Largest text whose nodes are cached. Run YAMLs are small, but another file may have any length, and its
+# nodes take a hundred times as much memory.
 _LONGEST_KEPT = 1 << 16
 
 
 @functools.lru_cache(maxsize=64)
 def _composed(text: str) -> yaml.Node | None:
-    """Return the nodes of a text, which callers must not change; cached, as a form reads it repeatedly."""
+    """Return the nodes of a text. They are cached, because a form reads the same text repeatedly.
+
+    Callers must not change the nodes.
+    """
     if _QUICK_LOADER and not _NOT_QUICK.search(text):
         with contextlib.suppress(yaml.YAMLError):
             return _QUICK_LOADER(text).get_single_node()
-    # It words errors itself.
+    # This loader reports errors in nbtrain's words.
     return _Loader(text).get_single_node()
 
 
@@ -396,11 +407,14 @@ def _construct(loader: _Loader, node: yaml.Node, prefix: str, label: str, origin
 
 
 def _scalar(loader: _Loader, node: yaml.Node, place: str, key: str | None = None) -> Any:
-    """Return the value of a node; messages about it begin with `place` and the `key` whose value it is."""
+    """Return the value of a node.
+
+    Error messages begin with `place` and, unless it is None, with the `key` to which the value belongs.
+    """
     try:
         return _value(node.tag, node.value)
     except (yaml.YAMLError, ValueError, MisleadingValue):
-        pass  # the node itself knows its place
+        pass  # the error below needs the node, which knows its place
     try:
         return loader.construct_object(node, deep=True)
     except MisleadingValue as error:
@@ -417,8 +431,11 @@ def _value(tag: str, text: str) -> Any:
 
 
 def parse_value(text: str) -> Any:
-    """Parse the value of `key=value`. Raises ValueError for invalid YAML, MisleadingValue for other types."""
-    # Most overrides are a number, true or false, and PyYAML takes 0.1 ms for each.
+    """Parse the value of `key=value`.
+
+    Raises MisleadingValue for a value that YAML misreads, and ValueError for text that is not YAML.
+    """
+    # A shortcut: most overrides are a number, true or false, and PyYAML takes 0.1 ms for each.
     if _WHOLE_NUMBER.fullmatch(text):
         return int(text)
     if text in ("true", "false"):
@@ -443,25 +460,27 @@ def to_text(value: Mapping[str, Any]) -> str:
     if _QUICK_DUMPER and not _NOT_QUICK.search(text := dump(True, _QUICK_DUMPER)):
         return text
     text = dump(allow_unicode=True)
-    # PyYAML writes Unicode's line ends unescaped and reads them as spaces; escaped they survive.
+    # PyYAML writes Unicode's line ends unescaped and reads them as spaces. Escaped, they survive.
     return dump(allow_unicode=False) if re.search("[\x85\u2028\u2029]", text) else text
 
 
 def show(value: Any) -> str:
-    """Return a value in one line, spelled as in a run YAML, without passwords, truncated if it is long."""
+    """Return a value on one line, spelled as in a run YAML, without passwords, and shortened if it is
+    long.
+    """
     return shortened(spelled(value))
 
 
 def spelled(value: Any) -> str:
-    """Return a value in one line, spelled as in a run YAML, without passwords."""
-    # Most overrides are one of these, and every override is spelled.
+    """Return a value on one line, spelled as in a run YAML, without passwords."""
+    # A shortcut for most overrides, because every override is spelled.
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if type(value) is int and abs(value) < 10**MOST_DIGITS:
         return str(value)
     if not value and type(value) in (list, dict):
         return "[]" if type(value) is list else "{}"
-    # A form spells hundreds of values for each answer, and most of them again.
+    # A form spells hundreds of values for each response, most of them repeatedly.
     return _spelled_scalar(value) if isinstance(value, str | float) else _spelled(value)
 
 
@@ -475,9 +494,9 @@ def _spelled(value: Any) -> str:
             allow_unicode=True,
             width=10**6,
         )
-    except yaml.YAMLError:  # an object that no YAML holds, given in Python
+    except yaml.YAMLError:  # an object passed in Python that YAML cannot represent
         text = text_without_secrets(repr(value))
-    except ValueError:  # an int of more digits than Python writes, given in Python
+    except ValueError:  # an int passed in Python with more digits than Python writes
         text = "a number of more than 4,300 digits"
     return text.removesuffix("...\n").strip()
 

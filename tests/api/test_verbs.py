@@ -185,7 +185,7 @@ def test_overrides(overrides, found):
         nb.load("gpt-tiny", overrides)
     assert str(caught.value) == (
         f'{found}: overrides must be {{"batch.micro_batch_size": 4}}, ["batch.micro_batch_size=4"], or '
-        '"batch.micro_batch_size=4" with spaces between several.'
+        '"batch.micro_batch_size=4", with spaces between several pairs.'
     )
 
 

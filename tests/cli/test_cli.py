@@ -114,15 +114,18 @@ def test_other_files_are_called_by_their_kind(workspace, capsys):
     (workspace / "pod.yaml").write_text("apiVersion: v1\nkind: Pod\n")
     (workspace / "job.yaml").write_text("apiVersion: v1\nkind: MPIJob\n")
     for name, words in (
-        ("prices.yaml", "is a table of prices, not a run YAML. Plans read prices from "),
-        ("job.sh", "is a shell script, not a run YAML. `nbtrain import job.sh -o run.yaml` makes"),
-        ("ds.json", "is a DeepSpeed JSON, not a run YAML. `nbtrain import ds.json --onto gpt-125m"),
+        ("prices.yaml", "is a price table, not a run YAML. Plans read prices from "),
+        ("job.sh", "is a shell script, not a run YAML. Run `nbtrain import job.sh -o run.yaml` to"),
+        ("ds.json", "is a DeepSpeed JSON, not a run YAML. Run `nbtrain import ds.json --onto gpt-125m"),
         (
             "pod.yaml",
-            "is a manifest of Kubernetes (Pod), not a run YAML. nbtrain reads manifests of "
+            "is a Kubernetes manifest (Pod), not a run YAML. nbtrain only reads manifests of "
             "kind DeepSpeedJob, TrainJob, ",
         ),
-        ("job.yaml", "is a manifest of Kubernetes (MPIJob), not a run YAML. `nbtrain import job.yaml -o run"),
+        (
+            "job.yaml",
+            "is a Kubernetes manifest (MPIJob), not a run YAML. Run `nbtrain import job.yaml -o run",
+        ),
     ):
         assert cli.main(["plan", str(workspace / name)]) == 2
         assert f"{name}: {words}" in capsys.readouterr().err

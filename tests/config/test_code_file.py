@@ -54,17 +54,17 @@ WRONG = {
     "a helper without an underscore": (
         f"{GOOD}\n\ndef smooth(x):\n    return x\n",
         "my_code.py:18",
-        "name it _smooth",
+        "rename it to _smooth",
     ),
     "a layer without its parts": (
         "def layer(config, index):\n    pass\n",
         "my_code.py:1",
-        "nbtrain calls layer(config, index, parts). Use these names",
+        "nbtrain calls layer(config, index, parts). Use these parameter names",
     ),
     "a function of Megatron": (
         "def loss_func(loss_mask, output):\n    pass\n",
         "my_code.py:1",
-        "Megatron's loss_func is loss() here",
+        "Define loss() instead of Megatron's loss_func",
     ),
     "other parameters": (
         "\ndef loss(output, labels, mask, batch):\n    pass\n",
@@ -80,18 +80,22 @@ WRONG = {
     "a second definition": (
         f"{GOOD}\n\ndef loss(logits, labels, mask, batch):\n    pass\n",
         "my_code.py:18",
-        "its first definition is in line 6",
+        "the first definition is in line 6",
     ),
-    "a class": ("class loss:\n    pass\n", "my_code.py:1", "loss is a class. Write `def loss(logits"),
+    "a class": (
+        "class loss:\n    pass\n",
+        "my_code.py:1",
+        "loss is a class, not a function. Write `def loss(logits",
+    ),
     "an async function": ("async def scalars(step):\n    pass\n", "my_code.py:1", "is an async function"),
     "an imported function": (
         "from elsewhere import loss\n",
         "my_code.py:1",
-        "loss is imported or assigned, and not a function of this file",
+        "loss is imported or assigned, but must be a function defined in this file",
     ),
-    "no function": ("x = 1\n", "my_code.py", "defines no function that nbtrain calls"),
-    "another encoding": (b"# \xe9\ndef scalars(step): pass\n", "my_code.py:1", "Save it as UTF-8"),
-    "a large file": (b"#" * 100_000, "my_code.py", "may have 90,000"),
+    "no function": ("x = 1\n", "my_code.py", "defines none of the functions that nbtrain calls"),
+    "another encoding": (b"# \xe9\ndef scalars(step): pass\n", "my_code.py:1", "Save the file as UTF-8"),
+    "a large file": (b"#" * 100_000, "my_code.py", "may have at most 90,000"),
 }
 
 

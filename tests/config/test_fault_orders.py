@@ -30,13 +30,16 @@ def test_orders_are_read():
         ('[{"step": 1, "do": "nan"}, {"step": 1, "do": "explode"}]', "order 1 ({"),
         ('[{"step": 1, "do": "explode"}]', "do must be one of nan, spike, weights, kill"),
         ('[{"step": 1, "do": ["nan"]}]', "do must be one of"),
-        ('[{"step": "6", "do": "nan"}]', "step must be a whole number, at least 0"),
-        ('[{"step": 6, "do": "nan", "rank": -1}]', "rank must be a whole number, at least 0"),
+        ('[{"step": "6", "do": "nan"}]', "step must be a whole number of at least 0"),
+        ('[{"step": 6, "do": "nan", "rank": -1}]', "rank must be a whole number of at least 0"),
         ('[{"step": 6, "do": "nan", "attempt": true}]', "attempt must be a whole number"),
-        ('[{"step": 6, "do": "raise"}]', "do: raise needs the text of its error, message"),
-        ('[{"step": 6, "do": "nan", "message": "x"}]', "has message; do: nan takes rank, attempt, step, do"),
+        ('[{"step": 6, "do": "raise"}]', "do: raise needs message, the text of the error"),
+        (
+            '[{"step": 6, "do": "nan", "message": "x"}]',
+            "cannot set message; with do: nan, it has the fields rank, attempt, step, do",
+        ),
         ('[{"step": 6, "do": "spike", "factor": "9"}]', "factor must be a number"),
-        ('[{"step": 6, "do": "kill", "signal": 900}]', "signal must be the number of a signal"),
+        ('[{"step": 6, "do": "kill", "signal": 900}]', "signal must be a signal number"),
     ],
 )
 def test_what_is_no_order_is_refused_with_the_reason(text, reason):

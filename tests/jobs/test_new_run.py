@@ -180,7 +180,7 @@ def test_a_text_in_place_of_a_run(place, capsys, verb, name):
     (place / name).write_text("[{}]")
     quoted = f"'{name}'" if " " in name else name
     assert main([verb, name]) == 2
-    assert f"`nbtrain new my-run --text {quoted}` makes a run YAML for it" in capsys.readouterr().err
+    assert f"`nbtrain new my-run --text {quoted}` to create a run YAML" in capsys.readouterr().err
 
 
 def test_a_folder_in_place_of_a_run(place, capsys):
@@ -192,7 +192,7 @@ def test_a_folder_in_place_of_a_run(place, capsys):
     assert "nbtrain new" not in capsys.readouterr().err
     (place / "texts" / "a.md").write_text("text")
     assert main(["prepare", "texts"]) == 2
-    assert "It holds text: `nbtrain new my-run --text texts`" in capsys.readouterr().err
+    assert "It contains text files. Run `nbtrain new my-run --text texts`" in capsys.readouterr().err
 
 
 def test_names_of_files(place):

@@ -56,7 +56,11 @@ def test_a_source_as_overrides():
 @pytest.mark.parametrize(
     ("overrides", "source", "message"),
     [
-        ("name=it's", "", 'overrides "name=it\'s": cannot be split into key=value: No closing quotation.'),
+        (
+            "name=it's",
+            "",
+            'overrides "name=it\'s": cannot be split into key=value pairs: No closing quotation.',
+        ),
         ("name", "", "override 'name': must be key=value, e.g. batch.micro_batch_size=4."),
         (5, "", "overrides 5 (int): overrides must be "),
         ({"name": "x"}, "{kind: [", "override 'data.sources=[{kind: []': not YAML: "),

@@ -26,10 +26,9 @@ def trained_row_elements(config: RunConfig) -> int:
 
 
 def adapter_sizes(config: RunConfig, tensor: int | None = None) -> tuple[int, ...]:
-    """Return the elements of each matrix in one block's adapters on one rank, in order; () if the run has no
-    adapters.
+    """Return the number of elements of each matrix in one block's adapters on one rank, in order.
 
-    `tensor`: number of tensor-parallel ranks; by default the run's.
+    () if the run has no adapters. `tensor` is the number of tensor-parallel ranks, by default the run's.
     """
     lora, shape = config.lora, config.shape
     tensor = tensor or config.parallel.tensor_parallel_size
@@ -49,9 +48,11 @@ def adapter_sizes(config: RunConfig, tensor: int | None = None) -> tuple[int, ..
 
 
 def adapter_activations(config: RunConfig, tensor: int | None = None) -> tuple[int, int]:
-    """Return (numbers between A and B, dropped-out inputs) that a block keeps of each token on one rank.
+    """Return the activations that a block's adapters keep for each token on one rank.
 
-    `tensor` has the same meaning as in adapter_sizes.
+    The result is (number of elements between A and B, number of input elements after dropout). For ia3, the
+    first number counts the elements that the vectors multiply. `tensor` has the same meaning as in
+    adapter_sizes.
     """
     lora, shape, tensor = config.lora, config.shape, tensor or config.parallel.tensor_parallel_size
     if lora is None:

@@ -1,15 +1,16 @@
-"""Attention kernel of a run, as far as it is known before launch. model/attention.py makes the choice.
+"""Attention kernel of a run, as far as it is known before launch. model/attention.py selects the kernel.
 
-On a GPU torch has the kernels flash (without a mask), efficient and math. Windows, and documents that are
-kept apart, are masks for all of them, unless flash gets lengths: torch's kernel for sequences of varying
-lengths is flash, called directly instead of through scaled_dot_product_attention.
+On a GPU, torch has the kernels flash (which takes no mask), efficient and math. Sliding windows and the
+separation of documents need a mask, unless the flash kernel gets sequence lengths: it is then called
+directly, as torch's kernel for sequences of varying lengths, instead of through scaled_dot_product_attention.
 """
 
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.schema import RunConfig
 
-# torch's flash kernel on a GPU: 16-bit formats, from Ampere on, heads of at most 256. Called with lengths, it
-# takes heads of a multiple of 8 (aten/native/transformers/cuda/flash_attn/flash_api.cpp, mha_varlen_fwd).
+# torch's flash kernel on a GPU supports 16-bit formats, GPUs from Ampere on, and heads of at most 256. With
+# lengths, the head size must be a multiple of 8 (aten/native/transformers/cuda/flash_attn/flash_api.cpp,
+# mha_varlen_fwd).
 FLASH_HEAD_SIZE = 256
 FLASH_HEAD_MULTIPLE = 8
 # FPDT and torch's flash kernel are of the second generation of flash-attn.
@@ -17,16 +18,18 @@ FLASH_GENERATION = 2
 
 
 def keeps_scores(config: RunConfig) -> bool:
-    """Return whether the kernel stores all attention scores. `math` does, and on CPU so does any kernel with
-    dropout.
+    """Return whether the attention kernel stores all attention scores.
+
+    `math` does, and on a CPU so does any kernel with dropout.
     """
     backend, on_cpu = config.model.attention_backend, config.resources.device == "cpu"
     return backend == "math" or (backend == "auto" and on_cpu and config.model.attention_dropout > 0)
 
 
 def masks_windows(config: RunConfig) -> bool:
-    """Return whether the kernel applies a window as a mask, and so computes the scores of all pairs of
-    positions.
+    """Return whether the attention kernel applies a window as a mask.
+
+    It then computes the scores of all pairs of positions.
     """
     model, on_cpu = config.model, config.resources.device == "cpu"
     if model.window_size is None or model.attn_logit_softcapping is not None:
@@ -37,9 +40,9 @@ def masks_windows(config: RunConfig) -> bool:
 
 
 def masks_parts(config: RunConfig) -> bool:
-    """Return whether torch's kernel needs a mask for queries that begin after its keys (context parallelism).
+    """Return whether torch's kernel needs a mask for queries that begin after the keys (context parallelism).
 
-    nbtrain's own kernel needs none (planner/memory/activations.py says where it runs).
+    nbtrain's own kernel needs no mask. planner/memory/activations.py says where that kernel runs.
     """
     model = config.model
     if config.resources.device == "cpu":
@@ -48,8 +51,9 @@ def masks_parts(config: RunConfig) -> bool:
 
 
 def lengths_problem(config: RunConfig) -> str | None:
-    """Return why the flash kernel cannot be called with lengths on a GPU, as its requirement and the run's
-    value; None if it can.
+    """Return why the flash kernel cannot be called with lengths on a GPU. None if it can.
+
+    The text names what the kernel requires and what the run has instead.
     """
     model, head = config.model, config.model.resolved_kv_channels
     device = find_device(config.resources.gpu_type)

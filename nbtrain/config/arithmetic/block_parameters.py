@@ -1,7 +1,8 @@
-"""Parameters of one block on one tensor-parallel rank: the list from which all counts of them derive.
+"""Parameters of one block on one tensor-parallel rank: the list from which all parameter counts are
+derived.
 
-model/layers.py makes the parameters of nbtrain's block. The parameters of a block from layer() were counted
-in its trial (config/own_blocks.py).
+model/layers.py creates the parameters of nbtrain's block. The parameters of a block from layer() are counted
+in the trial of the code file (config/own_blocks.py).
 """
 
 from collections.abc import Iterator
@@ -14,25 +15,27 @@ Part = Literal["attention", "mlp", "layernorm", "own"]
 
 
 class BlockParameter(NamedTuple):
-    """Parameters of one size and one module of a block, on one tensor-parallel rank."""
+    """Parameters of the same size in one module of a block, on one tensor-parallel rank."""
 
     part: Part
     module: str
-    """Name of the module that has them, as in model/names.py; "" in a block of the user's own."""
+    """Name of the module that contains them, as in model/names.py. "" in a block from layer()."""
     elements: int
-    """Elements of each."""
+    """Number of elements of each parameter."""
     copies: int
-    """Number of such parameters."""
+    """Number of parameters."""
     is_matrix: bool
 
     @property
     def total(self) -> int:
-        """Elements of all copies."""
+        """Number of elements of all parameters together."""
         return self.elements * self.copies
 
 
 def block_parameters(shape: Shape, tensor: int) -> tuple[BlockParameter, ...]:
-    """Return the parameters of a block of this model, of the user's own if they are known."""
+    """Return the parameters of a block of this model: of the user's layer() if they are known, else
+    nbtrain's.
+    """
     if shape.own_block is not None:
         return _counted(shape.own_block, tensor)
     return nbtrain_parameters(shape, tensor)
@@ -42,9 +45,9 @@ def block_parameters(shape: Shape, tensor: int) -> tuple[BlockParameter, ...]:
 def nbtrain_parameters(shape: Shape, tensor: int) -> tuple[BlockParameter, ...]:
     """Return the parameters of nbtrain's block, in the order of model/layers.py.
 
-    Matrices are cut, and the biases of column-parallel ones; row-parallel biases and norms are whole on every
-    rank (arXiv:1909.08053, section 3). Fewer groups of key and value heads than tensor-parallel ranks are cut
-    too, as in Megatron-LM (parallel/query_groups.py).
+    Matrices and the biases of column-parallel matrices are sharded. Row-parallel biases and norms are
+    complete on every rank (arXiv:1909.08053, section 3). Key and value heads are sharded even if there are
+    fewer groups of them than tensor-parallel ranks, as in Megatron-LM (parallel/query_groups.py).
     """
     return tuple(_of_nbtrain(shape, tensor))
 
@@ -74,12 +77,12 @@ def _of_nbtrain(shape: Shape, tensor: int) -> Iterator[BlockParameter]:
 
 @lru_cache(maxsize=4096)
 def _counted(own: OwnBlock, tensor: int) -> tuple[BlockParameter, ...]:
-    """Return parameters that have the sums and the maxima of a block of the user's own.
+    """Return parameters with the same sums and maxima as a block from the user's layer().
 
-    The trial records neither the size of each parameter nor the order. It is assumed that each matrix is as
-    large as the largest sharded (or whole) parameter, with one smaller matrix for the rest, that sharded
-    matrices come before whole ones, and that all vectors have the same size. Only ZeRO 3's padding and the
-    parameters that two ranks share under ZeRO 2 depend on that.
+    The trial records neither the size of each parameter nor their order. It is assumed that each matrix is as
+    large as the largest sharded (or unsharded) parameter, with one smaller matrix for the rest, that sharded
+    matrices come before unsharded ones, and that all vectors have the same size. Only ZeRO 3's padding and
+    the parameters that two ranks share under ZeRO 2 depend on these assumptions.
     """
     found: list[BlockParameter] = []
     vectors = 0
@@ -89,7 +92,7 @@ def _counted(own: OwnBlock, tensor: int) -> tuple[BlockParameter, ...]:
     ):
         others = total - matrices
         if others > matrices and largest > matrices:
-            # The largest one is not a matrix, but for example a stack of matrices.
+            # The largest parameter is not a matrix but, for example, a stack of matrices.
             found += _of_user(min(largest, others), 1, False)
             others -= min(largest, others)
             largest = matrices

@@ -1,7 +1,7 @@
 """Size of a checkpoint on disk in bytes, for planner, preflight, supervisor and trainer.
 
-    state         for each (pipeline, tensor) rank: weights, fp32 masters, two moments, or with Muon the one
-                  momentum of a matrix; data ranks divide them
+    state         for each (pipeline, tensor) rank: weights, fp32 masters and two moments (with Muon, one
+                  momentum per matrix), sharded across data-parallel ranks
     descriptions  names of tensors in each file, and the random state of every rank in each model file
 
 The state is exact except for the padding of ZeRO's flat buffers (a few elements per group). The descriptions
@@ -19,18 +19,19 @@ from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.own_blocks import shape_of
 from nbtrain.config.schema import RunConfig
 
-# In addition to the data of a checkpoint: its manifest, DeepSpeed's recovery script, file system overhead.
+# Space in addition to a checkpoint's data: for its manifest, DeepSpeed's recovery script and file system
+# overhead.
 SPARE_BYTES = 16 << 20
 
-# Generators of Python, NumPy and torch, pickled.
+# States of the random generators of Python, NumPy and torch, pickled.
 RANDOM_STATE_BYTES = 13_200
-# The generator of the tensor-parallel dropout.
+# State of the random generator for tensor-parallel dropout.
 STREAM_STATE_BYTES = 5_600
-# A tensor in one of torch's zip archives: its headers, twice its name, alignment to 64 bytes.
+# Overhead of a tensor in one of torch's zip archives: headers, its name twice, alignment to 64 bytes.
 TENSOR_ENTRY_BYTES = 512
 # A parameter's name and place in the flat buffers of an optimizer file.
 MAPPING_ENTRY_BYTES = 192
-# Other bytes in a file of torch.save.
+# Other overhead of a file written by torch.save.
 FILE_BYTES = 4_096
 # Word and position embeddings, weight and bias of the last norm, and an output layer that is not tied.
 TENSORS_BESIDE_LAYERS = 5
@@ -44,10 +45,10 @@ def weight_bytes(config: RunConfig) -> int:
 def state_bytes(config: RunConfig) -> int:
     """Return the bytes of all tensors of one checkpoint, summed over all ranks.
 
-    Each (pipeline, tensor) rank writes what it holds, so that LayerNorms, which tensor ranks hold alike,
-    count once for each of them. The last stage's copy of the tied word embedding has masters and moments but
-    no separate weight: PipelineModule writes a tied layer once. ZeRO 3 writes the masters and no weights. A
-    run with adapters writes the adapters only.
+    Each (pipeline, tensor) rank writes what it holds. LayerNorms, which all tensor-parallel ranks hold,
+    therefore count once for each of these ranks. The last stage's copy of the tied word embedding has masters
+    and moments but no separate weight: PipelineModule writes a tied layer once. ZeRO 3 writes the masters and
+    no weights. A run with adapters writes only the adapters.
     """
     return _weight_state_bytes(config) + _optimizer_state_bytes(config)
 
@@ -66,8 +67,9 @@ def _weight_state_bytes(config: RunConfig) -> int:
 
 
 def _optimizer_state_bytes(config: RunConfig) -> int:
-    """Return the bytes of the optimizer's state: fp32 masters, which every ZeRO stage except 0 keeps, and
-    fp32 moments.
+    """Return the bytes of the optimizer's state: fp32 masters and fp32 moments.
+
+    ZeRO 0 keeps no masters.
     """
     parallel, tensor = config.parallel, config.parallel.tensor_parallel_size
     if config.lora is not None:
@@ -89,8 +91,9 @@ def _adapters(config: RunConfig) -> int:
 
 
 def _trained_rows(config: RunConfig, tied_copies: int) -> int:
-    """Return the number of elements of token rows that are trained along with adapters, over all ranks that
-    have them.
+    """Return the number of elements in token rows that are trained along with adapters.
+
+    They are summed over all ranks that have these rows.
     """
     copies = tied_copies if config.shape.tied else 2
     return trained_row_elements(config) * copies * config.parallel.tensor_parallel_size
@@ -102,12 +105,12 @@ def checkpoint_bytes(config: RunConfig) -> int:
 
 
 def node_checkpoint_bytes(config: RunConfig, nodes: int) -> int:
-    """Return the largest number of bytes of a checkpoint that any of `nodes` nodes writes
-    (checkpoint.local_dir).
+    """Return the largest number of bytes that any of `nodes` nodes writes for a checkpoint.
 
-    ZeRO shards the optimizer's state across all data-parallel ranks. The weights are written only by the
-    first data-parallel rank of each (pipeline, tensor) rank, and all of those may be on one node. With ZeRO 0
-    these ranks write the optimizer's state too; without tensor and pipeline parallelism, every node does.
+    This is the space that a checkpoint needs in checkpoint.local_dir. ZeRO shards the optimizer's state
+    across all data-parallel ranks. The weights are written only by the first data-parallel rank of each
+    (pipeline, tensor) rank, and all of these may be on one node. With ZeRO 0, these ranks write the
+    optimizer's state too; without tensor and pipeline parallelism, every node does.
     """
     whole = checkpoint_bytes(config)
     if config.parallel.zero_stage == 0:

@@ -1,19 +1,19 @@
-"""Datasheet numbers of GPUs and other accelerators, found by their name in the table or by the name that
-torch reports.
+"""Datasheet numbers of GPUs and other accelerators, found by the names that the table or torch has for
+them.
 
 Peaks are FLOP/s without sparsity: half the datasheet's figure if it counts sparsity. fp32 is the rate outside
-tensor cores; fp16 and fp8 are the rates with fp32 accumulation. memory_bytes is what a process can have: the
-nominal memory in GiB, less one sixteenth if a GDDR6 card keeps its ECC bits in the same memory. A device that
-is not in the table has no peak, so that there is no MFU rather than a guessed one.
+tensor cores; fp16 and fp8 are the rates with fp32 accumulation. memory_bytes is the memory that a process can
+use: the nominal memory in GiB, less one sixteenth if a GDDR6 card keeps its ECC bits in the same memory. A
+device that is not in the table has no peak, so its MFU is unknown rather than guessed.
 
-find_device also takes the names that nvidia-smi and the labels of Kubernetes' nodes have. Device plugins make
-labels of the driver's names: NVIDIA's GPU feature discovery puts "-" for a space and adds "-SHARED" to a GPU
-that pods share (nvidia.com/gpu.product), AMD's node labeller puts "_" (amd.com/gpu.product-name). Google's
-labels are separate names (_LABELS).
+find_device also accepts the names in nvidia-smi and in labels of Kubernetes nodes. Device plugins derive
+labels from the driver's names. NVIDIA's GPU feature discovery replaces spaces by "-" and appends "-SHARED"
+for a GPU that pods share (nvidia.com/gpu.product); AMD's node labeller replaces them by "_"
+(amd.com/gpu.product-name). Google's labels have other names (_LABELS).
 
-Kinds of one GPU that differ in speed have separate rows: an A100 on PCIe sends 64 GB/s, the A100 of an
-HGX board 600. A name without a form factor (A100-80GB, H100) is the SXM module. Rows of AMD and Huawei are
-there for plans: nbtrain trains on NVIDIA GPUs and CPUs.
+Variants of a GPU that differ in speed have separate rows: an A100 on PCIe sends 64 GB/s, an A100 on an HGX
+board 600. A name without a form factor (A100-80GB, H100) is the SXM module. Rows for AMD and Huawei devices
+are for plans only: nbtrain trains on NVIDIA GPUs and CPUs.
 """
 
 import difflib
@@ -32,8 +32,9 @@ class Device:
     peak_flops: dict[str, float]
     """Dense peak FLOP/s by number format. Formats that are not listed are not supported."""
     compute_capability: tuple[int, int]
-    """(major, minor) of the architecture that kernels are compiled for, from NVIDIA's table of CUDA GPUs;
-    (0, 0) for others."""
+    """Compute capability (major, minor) from NVIDIA's table of CUDA GPUs. Kernels are compiled for it. (0, 0)
+    for other vendors.
+    """
     link_bytes_per_second: float
     """Bandwidth between any two devices of a machine, in both directions together, from the datasheet of
     NVLink or PCIe.
@@ -47,29 +48,30 @@ class Device:
     flash_attention: tuple[int, ...]
     """Generations of flash-attn that run on the device, from its README; empty if none does."""
     network_bytes_per_second: float
-    """Bandwidth in one direction of all network cards of a usual machine together, to other machines."""
+    """Bandwidth to other machines, one way, of all network cards of a typical machine together."""
     devices_per_node: int = 8
-    """Number of devices in a usual machine."""
+    """Number of devices in a typical machine."""
     link_devices: int = 8
-    """Number of devices that `link_bytes_per_second` connects; in an NVL72 rack these are more than one
+    """Number of devices that `link_bytes_per_second` connects. In an NVL72 rack, they are more than one
     machine has.
     """
     bridge_bytes_per_second: float | None = None
-    """Bandwidth between two cards that an NVLink bridge connects, in both directions together; None if there
-    is no bridge.
+    """Bandwidth between two cards that an NVLink bridge connects, both directions together. None without a
+    bridge.
     """
     vendor: str = "NVIDIA"
 
     def peak(self, dtype: str) -> float | None:
-        """Return the dense peak FLOP/s for fp32, tf32, bf16, fp16, fp8 or fp4; None if the device does not
-        support the format.
+        """Return the dense peak FLOP/s for fp32, tf32, bf16, fp16, fp8 or fp4.
+
+        None if the device does not support the format.
         """
         return self.peak_flops.get(dtype)
 
 
-# GB/s of all network cards of a usual machine, one way. Vendors' reference machines: DGX-1 and DGX-2 (4 and 8
-# cards of 100 Gb/s), DGX A100 (8 x 200 Gb/s), DGX H100 and DGX B200 (8 x 400), GB200 and GB300 NVL72 (4 x 400
-# and 4 x 800), Frontier's node (4 x 200). Cards without a reference machine: Ethernet with 100 Gb/s.
+# GB/s of all network cards of a typical machine, one way. Vendors' reference machines: DGX-1 and DGX-2 (4 and
+# 8 cards of 100 Gb/s), DGX A100 (8 x 200 Gb/s), DGX H100 and DGX B200 (8 x 400), GB200 and GB300 NVL72 (4 x
+# 400 and 4 x 800), Frontier's node (4 x 200). Cards without a reference machine: Ethernet with 100 Gb/s.
 _ETHERNET, _DGX1, _DGX_A100, _DGX_H100 = 12.5, 50, 200, 400
 
 # Generations of flash-attn by compute capability: its README; 3 is for Hopper, 4 for Hopper and datacenter
@@ -265,7 +267,7 @@ _NVIDIA = (
         "H200-NVL", 141, 4800, (835.5, 60, 417.5, 1671), (9, 0), 128, 600, _ETHERNET,
         "H200 NVL datasheet 2024", "H200 NVL", bridge=900,
     ),
-    # The name has the 480 or 120 GB of the processor's memory. A machine has one device; NVLink connects
+    # The 480 or 120 GB in the name is the processor's memory. A machine has one device; NVLink connects
     # machines.
     _gpu(
         "GH200-96GB", 96, 4000, _H100, (9, 0), 900, 1000, 50,
@@ -295,8 +297,8 @@ _NVIDIA = (
     ),
 )  # fmt: skip
 
-# For plans only. AMD: the MI250X is two devices, each of half the card. Huawei's pages disagree on the 910B
-# by a quarter: the row is the 910B3, and plans with it are rough.
+# For plans only. An MI250X card counts as two devices, each with half of its numbers. Huawei's pages on the
+# 910B differ by a quarter: the row is the 910B3, and plans with it are rough.
 _OTHERS = (
     Device(
         "MI250X", 64 * GIB, _flops(fp16=191.5, bf16=191.5, fp32=23.95), (0, 0), 400e9,
@@ -328,7 +330,8 @@ DEVICES: tuple[Device, ...] = (*_NVIDIA, *_OTHERS)
 BY_NAME = {device.name: device for device in DEVICES}
 
 
-# Google Kubernetes Engine's names of GPUs (cloud.google.com/gke-accelerator) that do not follow from torch's.
+# Names of GPUs in Google Kubernetes Engine (cloud.google.com/gke-accelerator) that cannot be derived from
+# torch's names.
 _LABELS = {
     "nvidia-tesla-v100": "V100-16GB",
     "nvidia-tesla-a100": "A100-40GB",
@@ -345,7 +348,8 @@ _PATTERNS = [
 
 
 def find_device(name: str | None) -> Device | None:
-    """Return the row for a table name, torch's and nvidia-smi's device name, or a node's label, or None.
+    """Return the row of a device, by its name in the table, torch, nvidia-smi or a node's label. None if
+    unknown.
 
     The whole name must match, because an A10G is not an A10 and a MIG slice is not a whole A100.
     """
@@ -359,7 +363,7 @@ def find_device(name: str | None) -> Device | None:
 
 
 def nearest_device_names(name: str) -> list[str]:
-    """Return table names similar to `name`."""
+    """Return up to three names in the table that are similar to `name`."""
     folded = {known.lower(): known for known in BY_NAME}
     starting = [key for key in folded if key.startswith(name.lower())]
     close = difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.5)

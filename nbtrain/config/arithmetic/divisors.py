@@ -1,4 +1,4 @@
-"""Divisors and multiples of whole numbers: all of them, or those nearest to a value that does not fit."""
+"""Divisors and multiples of whole numbers: all divisors, or those nearest to a value that does not fit."""
 
 import math
 
@@ -10,13 +10,15 @@ def divisors(number: int) -> list[int]:
 
 
 def nearest_divisors(value: int, whole: int) -> list[int]:
-    """Return the divisors of `whole` around `value`: the next smaller and the next larger, if any."""
+    """Return the divisors of `whole` around `value`: the next smaller and the next larger one, if they
+    exist.
+    """
     below = [divisor for divisor in divisors(whole) if divisor < value]
     above = [divisor for divisor in divisors(whole) if divisor > value]
     return [*below[-1:], *above[:1]]
 
 
 def nearest_multiples(value: int, unit: int) -> list[int]:
-    """Return the multiples of `unit` around `value`, without 0."""
+    """Return the multiples of `unit` around `value`, except 0."""
     below = value // unit * unit
     return [multiple for multiple in (below, below + unit) if multiple]

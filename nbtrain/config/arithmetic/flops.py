@@ -6,27 +6,29 @@ Per token and forward pass, a product with an [m, n] matrix costs 2 m n:
                4 s h               scores and their product with the values, over all s positions
     logits     2 h V
 
-The backward pass costs twice the forward one. Causality is not deducted, as in Megatron-LM
-(arXiv:2104.04473, section 5.1), so that MFU compares with published figures. Nor is a sliding window:
-Megatron-LM's count (training.py, num_floating_point_operations) does not look at --window-size. With f = 4 h
-the sum is
+The backward pass costs twice the forward one. Causality is not deducted, as in Megatron-LM (arXiv:2104.04473,
+section 5.1), so that MFU is comparable with published numbers. A sliding window is not deducted either:
+Megatron-LM's count (training.py, num_floating_point_operations) ignores --window-size. With f = 4 h the sum
+is
 
     72 L h^2 (1 + s / 6h + V / 12Lh)   per token, forward and backward
 
-Recomputation counts as hardware FLOPs, not as model FLOPs. Full activation checkpointing makes the layers'
-forward pass twice. Selective checkpointing makes the scores and their product with the values twice, if the
-attention kernel keeps the scores (attention_kernels.py); recomputing the MLP's activation takes no product.
-Products that flash attention repeats inside its own backward pass are not counted, as is usual. A device's
-share is the whole over world_size: tensor, pipeline, Ulysses and context-parallel ranks share the products of
-the same sequences, data-parallel ranks take other sequences, and no product is made on two ranks.
+Recomputation counts as hardware FLOPs, not as model FLOPs. Full activation checkpointing runs the layers'
+forward pass twice. Selective checkpointing computes the scores and their product with the values twice, if
+the attention kernel keeps the scores (attention_kernels.py); recomputing the MLP's activation takes no
+product. Products that flash attention repeats inside its own backward pass are not counted, as is usual. A
+device's share is the whole over world_size: tensor, pipeline, Ulysses and context-parallel ranks share the
+products of the same sequences, data-parallel ranks process other sequences, and no product is computed on two
+ranks.
 
 Megatron-DeepSpeed logs `24 f B s L h^2 (1 + s/6h + V/16Lh)` with f = 3, or 4 with activation checkpointing.
 Its 16 fits f = 4. With f = 3 it should be 12: the logits are counted a quarter short, which for GPT 125M is 6
 % of the whole (84.0 instead of 89.5 TFLOP/s). With f = 4 the formula counts recomputation, so that it gives
 no MFU.
 
-Muon's Newton-Schulz iterations are made once a step, whatever its batch, and count as neither. One iteration
-of an [m, n] matrix, m <= n, takes 4 m^2 n + 2 m^3: X X^T, the square of that, and its product with X.
+Muon's Newton-Schulz iterations run once per step, whatever the batch size, and count as neither. One
+iteration of an [m, n] matrix, m <= n, takes 4 m^2 n + 2 m^3: X X^T, the square of that, and its product with
+X.
 """
 
 from nbtrain.config.arithmetic.attention_kernels import keeps_scores
@@ -53,11 +55,10 @@ def hardware_flops_per_token(config: RunConfig) -> float:
 
 
 def peak_flops(config: RunConfig, device: str | None) -> float | None:
-    """Return the datasheet peak FLOP/s of a device in the run's number format: the denominator of MFU and
-    HFU. None if it is not known.
+    """Return the datasheet peak FLOP/s of a device in the run's number format. None if it is not known.
 
-    `device` is the name of the device that computes, as torch reports it, not resources.gpu_type,
-    which is optional and may name another GPU.
+    It is the denominator of MFU and HFU. `device` is the name of the device that computes, as torch reports
+    it, and not resources.gpu_type, which is optional and may name another GPU.
     """
     row = find_device(device)
     return row.peak(config.precision.dtype) if row else None
@@ -97,8 +98,9 @@ def block_forward(shape: Shape) -> float:
 
 
 def attention_forward(shape: Shape) -> float:
-    """Return FLOPs of one token's forward pass through a block's attention core, which attends to all
-    positions.
+    """Return FLOPs of one token's forward pass through a block's attention core.
+
+    The token attends to all positions.
     """
     return 4 * shape.seq_length * shape.query_width
 

@@ -1,4 +1,4 @@
-"""Bytes of a frozen matrix in 4 bits (lora.load_in_4bit; arXiv:2305.14314, section 3).
+"""Size of a frozen matrix in 4 bits (lora.load_in_4bit; arXiv:2305.14314, section 3).
 
 packed     half a byte for each number
 absmax     4 bytes for each block of 64 numbers                              4.5 bits a number
@@ -11,7 +11,7 @@ NESTED_BLOCK_ELEMENTS = 256
 
 
 def four_bit_bytes(elements: int, use_double_quant: bool) -> int:
-    """Return the bytes of a matrix of `elements` numbers."""
+    """Return the size in bytes of a matrix with `elements` numbers."""
     packed, blocks = -(-elements // 2), -(-elements // BLOCK_ELEMENTS)
     if not use_double_quant:
         return packed + 4 * blocks

@@ -13,13 +13,16 @@ PARALLELISM = {
     "ds_sequence": "Ulysses",
     "context": "context",
 }
-"""{kind, the beginning of its field `..._parallel_size`: its name in a layout}."""
+"""{kind of parallelism, with which its field `<kind>_parallel_size` begins: its name in a layout}."""
 MODEL_KINDS = tuple(kind for kind in PARALLELISM if kind != "data")
-"""Kinds that share one replica of the model among ranks."""
+"""Kinds of parallelism in which several ranks share one replica of the model."""
 SIZE_KEYS = tuple(f"{kind}_parallel_size" for kind in PARALLELISM)
 
 
 def layout_words(sizes: Mapping[str, Any]) -> str:
-    """Return the sizes above 1 of a layout, by the names of SIZE_KEYS; a size that is missing is 1."""
+    """Return a layout as text, such as "data 2 x pipeline 4"; "1 rank" if all sizes are 1.
+
+    The keys of `sizes` are SIZE_KEYS. A missing size is 1.
+    """
     found = [(name, sizes.get(key, 1)) for key, name in zip(SIZE_KEYS, PARALLELISM.values())]
     return " x ".join(f"{name} {size}" for name, size in found if size > 1) or "1 rank"

@@ -1,6 +1,6 @@
 """The learning rate of a step, counted in tokens exactly as in Megatron-DeepSpeed.
 
-    t <= w        i + (lr - i) t / w                          linear warm-up from i, 0 as a rule
+    t <= w        i + (lr - i) t / w                          linear warm-up from i, usually 0
     constant      lr
     t >  d        min_lr
     between       inverse-square-root  max(min_lr, lr sqrt(w) / sqrt(t))
@@ -13,10 +13,10 @@
                                minus_sqrt   c = 1 - sqrt(r)
 
 t is the number of tokens consumed BEFORE the step (so the first step of a warm-up has rate 0), w the warm-up
-tokens, d the decay tokens, z the tokens of WSD's last part. Every curve is continuous, but for
+tokens, d the decay tokens, z the tokens of WSD's last part. Every curve is continuous, except
 inverse-square-root, which drops to min_lr after d. Sources: megatron/optimizer_param_scheduler.py of
 Megatron-DeepSpeed, and for the last two styles megatron/core/optimizer_param_scheduler.py of Megatron-LM; the
-order of the operations is kept, so that the rates of their logs come out to the last digit. Their papers:
+order of the operations is kept, so that the learning rates match their logs to the last digit. Their papers:
 arXiv:1706.03762, section 5.3 (inverse square root), arXiv:2404.06395 (WSD), arXiv:2405.18392 (its 1 - sqrt).
 """
 

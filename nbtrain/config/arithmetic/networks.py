@@ -1,15 +1,15 @@
-"""Networks between machines: bandwidth of all cards of a machine together, found by name.
+"""Networks between machines, found by name, with the bandwidth of all network cards of a machine together.
 
-Bandwidths are one way, in bytes per second. A name is the kind of the network and its Gb/s: of all cards of
-a machine together (efa-3200), or of its cards, if there are several (ib-8x400). Names without a number of
-cards are one card, as cloud machines and lab clusters have it. A named network reaches a fraction of its
-bandwidth in collectives over large arrays:
+Bandwidths are one way, in bytes per second. A name consists of the kind of network and its Gb/s: the total of
+a machine (efa-3200), or the number of cards and the speed of each (ib-8x400). Other names stand for a single
+card, as is common in cloud machines and lab clusters. In collectives over large arrays, a network reaches
+this fraction of its bandwidth:
 
     EFA      0.85   340 of P4d's 400 Gb/s: all-reduce of 4 GiB (stas00/ml-engineering, model-parallelism)
     others   0.80   320 of 400 Gb/s at best (stas00/ml-engineering, network)
 
-Four machines of 3,200 Gb/s have reached 0.91 (364.65 GB/s, the same chapter) and of 400 Gb/s 0.59 (29.6 GB/s,
-NVIDIA/nccl issue 527): `nbtrain calibrate --network` measures yours.
+Four machines with 3,200 Gb/s have reached 0.91 (364.65 GB/s, the same chapter), and four with 400 Gb/s 0.59
+(29.6 GB/s, NVIDIA/nccl issue 527). Run `nbtrain calibrate --network` to measure your network.
 """
 
 import difflib
@@ -82,7 +82,7 @@ def find_network(name: str | None) -> Network | None:
 
 
 def nearest_network_names(name: str) -> list[str]:
-    """Return names of the table that are similar to `name`."""
+    """Return up to four names in the table that are similar to `name`."""
     folded = name.strip().lower()
     kind = folded.partition("-")[0]
     close = difflib.get_close_matches(folded, NETWORK_BY_NAME, n=3, cutoff=0.6)

@@ -16,7 +16,7 @@ from nbtrain.config.shape import Shape
 
 @dataclass(frozen=True)
 class Parameters:
-    """Numbers of parameters, by part of the model."""
+    """Parameter counts by part of the model."""
 
     word_embeddings: int
     position_embeddings: int
@@ -24,31 +24,31 @@ class Parameters:
     mlp: int
     layernorm: int
     output_layer: int = 0
-    """Parameters of the output layer; 0 if it is tied, because the word embeddings are counted then."""
+    """Parameters of the output layer. 0 if it is tied, because the word embeddings are counted already."""
 
     @property
     def total(self) -> int:
         return sum(vars(self).values())
 
     def to_dict(self) -> dict[str, int]:
-        """Return the counts by part, without parts that the model does not have: an untied output layer,
-        learned positions.
+        """Return the counts by part.
+
+        Parts that the model does not have, such as an untied output layer or learned positions, are omitted.
         """
         optional = ("output_layer", "position_embeddings")
         return {part: count for part, count in vars(self).items() if part not in optional or count}
 
 
 def count_parameters(config: RunConfig) -> Parameters:
-    """Return the parameters of the whole model, counting tied embeddings once."""
+    """Return the parameter counts of the whole model, with tied embeddings counted once."""
     return count_layers(shape_of(config), config.model.num_layers, first=True, last=True, tensor=1)
 
 
 def count_stage_parameters(config: RunConfig, stage: int) -> Parameters:
-    """Return the number of parameters on one rank of pipeline stage `stage`: its layers, sharded by tensor
-    parallelism.
+    """Return the parameter counts of one rank of pipeline stage `stage`.
 
-    Ulysses, context parallelism and Megatron's sequence parallelism cut no parameter. Which layers a stage
-    has: stages.py.
+    They are the counts of the stage's layers, sharded by tensor parallelism. Ulysses, context parallelism and
+    Megatron's sequence parallelism do not shard parameters. stages.py decides which layers a stage has.
     """
     last = config.parallel.pipeline_parallel_size - 1
     return count_layers(
@@ -62,18 +62,18 @@ def count_stage_parameters(config: RunConfig, stage: int) -> Parameters:
 
 @lru_cache(maxsize=4096)
 def count_layers(shape: Shape, layers: int, first: bool, last: bool, tensor: int) -> Parameters:
-    """Return the parameters of one rank with `layers` layers; `first` and `last` include the parameters of
-    the model's first and last part.
+    """Return the parameter counts of one rank with `layers` layers.
 
-    If stages are cut, the first and the last one each hold a copy of tied word embeddings. Norms and
-    positions are on every rank; what is cut of a block: block_parameters.py.
+    `first` and `last` say whether it also has the first and the last part of the model. In a pipeline, the
+    first and the last stage each hold a copy of tied word embeddings. Norms and positions are on every rank;
+    block_parameters.py says which parameters of a block are sharded.
     """
     sums = {"attention": 0, "mlp": 0, "layernorm": 0, "own": 0}
     for parameter in block_parameters(shape, tensor):
         sums[parameter.part] += parameter.total
     attention, mlp, norms = sums["attention"], sums["mlp"], sums["layernorm"]
     if shape.own_block is not None:
-        # The file says what a block has in all, and not what is attention.
+        # The trial counts a block as a whole and does not tell attention from the rest.
         ours = nbtrain_parameters(shape, tensor)
         vectors = sum(one.total for one in ours if one.part == "attention" and not one.is_matrix)
         attention = block_matrices(shape, tensor)[0] + vectors
@@ -109,12 +109,12 @@ def tensors_of_a_layer(shape: Shape) -> int:
 
 
 def largest_parameter(config: RunConfig) -> int:
-    """Return the elements of the largest parameter on a tensor-parallel rank."""
+    """Return the number of elements in the largest parameter on a tensor-parallel rank."""
     return largest_of(shape_of(config), config.parallel.tensor_parallel_size)
 
 
 def largest_of(shape: Shape, tensor: int) -> int:
-    """Return the elements of the largest parameter on one of `tensor` tensor-parallel ranks."""
+    """Return the number of elements in the largest parameter on one of `tensor` tensor-parallel ranks."""
     if (own := shape.own_block) is not None:
         of_block = max(own.largest_sharded // tensor, own.largest_whole)
     else:

@@ -1,4 +1,4 @@
-"""Number of checkpoints that a run saves: in its run directory, and on the nodes' own disks alone.
+"""Number of checkpoints that a run saves: in its run directory, and only on the nodes' own disks.
 
 A step that is due for both, and the last step, is saved in the run directory.
 """
@@ -9,7 +9,7 @@ from nbtrain.config.schema import RunConfig
 
 
 def shared_saves(config: RunConfig, after_step: int = 0) -> int:
-    """Return the number of checkpoints that the run saves in its run directory after a step."""
+    """Return the number of checkpoints that the run saves in its run directory after `after_step`."""
     steps, interval = config.train_steps, config.checkpoint.save_interval_steps
     if config.mode != "full" or after_step >= steps:
         return 0
@@ -17,8 +17,9 @@ def shared_saves(config: RunConfig, after_step: int = 0) -> int:
 
 
 def local_saves(config: RunConfig, after_step: int = 0) -> int:
-    """Return the number of checkpoints after a step that stay on the nodes' own disks
-    (checkpoint.local_save_interval_steps).
+    """Return the number of checkpoints after `after_step` that stay on the nodes' own disks.
+
+    checkpoint.local_save_interval_steps sets how often they are saved.
     """
     checkpoint, last = config.checkpoint, config.train_steps - 1
     interval = checkpoint.local_save_interval_steps

@@ -1,6 +1,6 @@
 """Bytes of /dev/shm that the data workers of a machine allocate.
 
-A worker hands each tensor of a micro batch over in shared memory, in whole pages. torch's DataLoader has
+A worker passes each tensor of a micro-batch on in shared memory, in whole pages. torch's DataLoader has
 every worker read PREFETCH_FACTOR micro batches ahead before the first step. The semaphores of its queues and
 events are files in /dev/shm too, a page each: 8 for each loader and 3 for each worker.
 """
@@ -9,17 +9,17 @@ from nbtrain.config.schema import RunConfig
 
 PAGE_BYTES = 4096
 PREFETCH_FACTOR = 2
-"""torch's default, which train/engine/batches.py keeps."""
+"""Number of micro-batches that a worker reads ahead: torch's default, which train/engine/batches.py keeps."""
 LOADER_SEMAPHORES = 8
 WORKER_SEMAPHORES = 3
 TOKEN_BYTES = 8
-"""int64."""
+"""Size of a token id or label in bytes (int64)."""
 
 
 def worker_shared_memory_bytes(config: RunConfig) -> int:
     """Return the minimum number of bytes that the data workers of one machine need; 0 without workers.
 
-    Tokens and labels are counted. The masks and positions of packed data come on top.
+    Only tokens and labels are counted. Packed data also has masks and positions.
     """
     micro, length = config.batch.micro_batch_size, config.model.seq_length
     return read_ahead_bytes(config.data.num_workers, micro, length) * config.ranks_per_node

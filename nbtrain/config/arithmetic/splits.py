@@ -1,4 +1,4 @@
-"""Megatron's splits of a dataset: which sequences are for training, validation and test."""
+"""Megatron's rules for splits: which sequences of a dataset are for training, validation and test."""
 
 import itertools
 import re
@@ -9,9 +9,9 @@ SPLIT_NAMES = ("train", "valid", "test")
 
 
 def split_bounds(split: str, rule: str, num_sequences: int) -> list[tuple[int, int]]:
-    """Return [first, last) sequences of train, valid and test.
+    """Return the ranges [first, last) of sequences for train, valid and test.
 
-    `split` holds relative sizes, e.g. "949,50,1"; missing ones are 0. megatron-core rounds each cumulative
+    `split` holds relative sizes, e.g. "949,50,1"; missing sizes are 0. megatron-core rounds each cumulative
     bound. Megatron-DeepSpeed adds rounded sizes and subtracts the excess from every bound but the first,
     which can give the test split a document more or less. Raises ConfigError for a split in another form.
     """
@@ -35,7 +35,7 @@ def split_bounds(split: str, rule: str, num_sequences: int) -> list[tuple[int, i
 
 
 def split_weights(split: str) -> list[float]:
-    """Return three relative sizes. Raises ConfigError."""
+    """Return the three relative sizes in a split. Raises ConfigError if it has another form."""
     parts = [part.strip() for part in re.split(r"[,/]", split)]
     try:
         weights = [float(part) for part in parts]
@@ -47,7 +47,8 @@ def split_weights(split: str) -> list[float]:
 
 
 def has_test_split(split: str) -> bool:
-    """Return whether a split has a part for the test; the trainer makes none without it. Raises
-    ConfigError.
+    """Return whether a split has a part for the test.
+
+    Without it, the trainer runs no test. Raises ConfigError if the split has another form.
     """
     return split_weights(split)[SPLIT_NAMES.index("test")] > 0

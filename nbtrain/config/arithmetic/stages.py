@@ -2,9 +2,9 @@
 
 A pipeline runs at the pace of its slowest stage (arXiv:2104.04473, section 2.2). All stages hold blocks, and
 the last one computes the logits too, which cost as much as several blocks if the vocabulary is large and the
-model narrow: the last stage then has fewer blocks. The embeddings cost next to nothing. Costs are the FLOPs
-of flops.py. Blocks that do not divide evenly go to later stages, because under 1F1B the first stages hold
-activations of more micro batches.
+model is narrow. The last stage then gets fewer blocks. The embeddings cost next to nothing. Costs are the
+FLOPs of flops.py. Blocks that do not divide evenly go to later stages, because under 1F1B the first stages
+hold activations of more micro batches.
 """
 
 from nbtrain.config.arithmetic.flops import block_forward, logits_forward
@@ -24,13 +24,15 @@ def stage_layers(config: RunConfig) -> list[int]:
 
 
 def cut_evenly(shape: Shape, stages: int, recomputed: bool) -> list[int]:
-    """Return the number of blocks in each of `stages` stages. With `recomputed`, each forward pass counts
-    twice.
+    """Return the number of blocks in each of `stages` stages.
+
+    `recomputed` says whether the forward pass of each block runs twice, because its activations are
+    recomputed.
     """
     layers = shape.num_layers
     if stages == 1:
         return [layers]
-    # Recomputation makes a block's second forward pass; logits are never recomputed.
+    # With recomputation, a block's forward pass runs twice. Logits are never recomputed.
     passes = 4 / 3 if recomputed else 1.0
     block, logits = passes * block_forward(shape), logits_forward(shape)
 
@@ -38,7 +40,7 @@ def cut_evenly(shape: Shape, stages: int, recomputed: bool) -> list[int]:
         others = -(-(layers - in_last) // (stages - 1))
         return max(others * block, in_last * block + logits)
 
-    # Of equally good cuts the most even one: the largest last stage.
+    # Among equally good numbers, take the most even ones: those with the largest last stage.
     most = max(layers // stages, 1)
     last = min(range(most, 0, -1), key=slowest)
     rest, more = divmod(layers - last, stages - 1)

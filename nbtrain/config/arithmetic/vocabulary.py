@@ -1,4 +1,4 @@
-"""Vocabulary size that suits a text and a model, and the number of tokens that the text then has.
+"""Vocabulary size that suits a text and a model, and the number of tokens that the text has with it.
 
 seen      95 % of the entries occur at least 100 times in the text: rarer entries are not learned (Gowda and
           May, arXiv:2004.02334, section 4). Where the sample is too short to count, occurrences fall as
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 LEAST_OCCURRENCES = 100
-# A count in a sample below this says little.
+# Smaller counts in a sample are not reliable.
 COUNTED = 20
 ROUNDED_TO = 128
 """Megatron's make_vocab_size_divisible_by: no entry of the model is without a token."""
 SMALLEST, LARGEST = 512, 65_408  # .bin holds 16-bit ids below 65,500
 _REFERENCE = (70e9, 216_000 * 8192)
 _POWER = 0.83
-# What a doubling adds in bytes a token falls by this factor from one doubling to the next.
+# Each doubling of the vocabulary adds bytes per token: this factor times what the previous doubling added.
 _GAIN_FACTOR = 0.85
 
 
@@ -31,13 +31,16 @@ class VocabularyFit:
     size: int
     bytes_per_token: float
     occurrences: int
-    """Times that the rarest of the most frequent 95 % of its merged entries occurs in the sample."""
+    """Number of times that the rarest of the most frequent 95 % of the merged entries occurs in the
+    sample.
+    """
     sample_tokens: int
 
 
 def largest_seen(fits: Sequence[VocabularyFit], num_bytes: float) -> int:
-    """Return the size of the largest vocabulary for which 95 % of the entries occur 100 times in a text of
-    `num_bytes`.
+    """Return the size of the largest vocabulary that a text of `num_bytes` supports.
+
+    At this size, 95 % of the entries occur at least 100 times in the text.
     """
     counted = [fit for fit in fits if fit.occurrences >= COUNTED] or list(fits[:1])
     last = counted[-1]
@@ -52,8 +55,9 @@ def suited_to(other_parameters: float, hidden_size: int) -> int:
 
 
 def bytes_per_token(fits: Sequence[VocabularyFit], size: int) -> float:
-    """Return the bytes of text per token for a vocabulary size, interpolated between and beyond the measured
-    sizes.
+    """Return the bytes of text per token for a vocabulary size.
+
+    They are interpolated between the measured sizes, and extrapolated beyond them.
     """
     points = [(math.log2(fit.size), fit.bytes_per_token) for fit in fits]
     at = math.log2(size)
@@ -73,5 +77,5 @@ def bytes_per_token(fits: Sequence[VocabularyFit], size: int) -> float:
 
 
 def rounded(size: float) -> int:
-    """Return a multiple of ROUNDED_TO between the smallest and the largest vocabulary."""
+    """Return the nearest multiple of ROUNDED_TO, between SMALLEST and LARGEST."""
     return int(min(max(ROUNDED_TO * round(size / ROUNDED_TO), SMALLEST), LARGEST))

@@ -1,1 +1,1 @@
-"""DeepSpeed's configuration of a run, and the keys that DeepSpeed knows."""
+"""Derivation of DeepSpeed's configuration from a run's, and the keys that DeepSpeed knows."""

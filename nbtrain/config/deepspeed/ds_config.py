@@ -1,23 +1,24 @@
-"""DeepSpeed's configuration, derived from the run's. No other module writes DeepSpeed's keys.
+"""DeepSpeed's configuration, derived from the run's configuration. No other module writes DeepSpeed's
+keys.
 
-What is decided here, and why:
+Decisions that are made here, and their reasons:
 - ZeRO 0 is for fp32 only. With bf16 or fp16, DeepSpeed's stage 0 makes a dummy optimizer step at start, so
   that Adam's bias correction is wrong from the first step on.
 - Gradients are summed over micro batches in fp32, whatever the format of the weights, and over ranks in
   communication_data_type. With bf16 weights, stage 1 is DeepSpeed's BF16_Optimizer, with or without a
   pipeline: it reduces the fp32 sums once a step and ignores the bucket sizes. With offloading it is the
   optimizer of stage 2.
-- With precision.autocast, DeepSpeed sees an fp32 model; the model casts by itself.
-- There is no `optimizer` key: the engine is given torch's AdamW, whose kernel needs no compiler, with
-  offloading too, or our Muon.
-- DeepSpeed does not know which ranks share sequences, by Ulysses or by context parallelism: it takes them for
+- With precision.autocast, DeepSpeed sees an fp32 model, and the model itself casts its weights.
+- There is no `optimizer` key. The engine gets torch's AdamW, whose kernel needs no compiler even with
+  offloading, or nbtrain's Muon.
+- DeepSpeed does not know which ranks share sequences, by Ulysses or by context parallelism. It treats them as
   data-parallel ranks with other tokens, and counts the batch over all of them.
-- A pipeline sends whole activations. DeepSpeed would cut them over the tensor-parallel ranks, as if all of
-  these held the same activations; with Megatron's sequence parallelism they do not. The layer list recomputes
-  by itself.
+- A pipeline sends complete activations. DeepSpeed would shard them across the tensor-parallel ranks, as if
+  all of these ranks held the same activations, which is not so with Megatron's sequence parallelism. The list
+  of layers does its own recomputation.
 - No bucket is larger than all parameters of a rank. DeepSpeed allocates its reduce buffers in full size (two
   with overlap_comm, of 2 GB each at 5e8 fp32 elements), however few gradients there are.
-- A buffer for parameters on NVMe holds a rank's part of the largest parameter: DeepSpeed cuts its buffers at
+- A buffer for parameters on NVMe holds a rank's shard of the largest parameter. DeepSpeed gives its buffers
   the configured size without checking whether a parameter is larger.
 """
 
@@ -32,9 +33,10 @@ from nbtrain.config.findings import mistake
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.parallel_section import OffloadConfig
 
-# DeepSpeed's own step reports are off: the trainer writes ours.
+# Turns DeepSpeed's own step reports off, because the trainer writes nbtrain's.
 _NEVER = 2**31
-# Buckets cut down to a rank's parameters are a multiple of this; DeepSpeed wants an even number.
+# A bucket that is limited to a rank's parameters is rounded up to a multiple of this. DeepSpeed requires an
+# even number.
 BUCKET_MULTIPLE = 2**20
 
 # What DeepSpeed 0.19.8 reads at the top of its configuration (runtime/config.py, DeepSpeedConfig). It ignores
@@ -58,7 +60,7 @@ KNOWN_KEYS = tuple(_KNOWN.split())
 def deepspeed_config(config: RunConfig) -> dict[str, Any]:
     """Return the dictionary for deepspeed.initialize.
 
-    Raises ConfigError if parallel.deepspeed_extra sets keys that are derived, or if the run has ZeRO 0
+    Raises ConfigError if parallel.deepspeed_extra sets keys that nbtrain derives, or if the run has ZeRO 0
     with 16-bit weights.
     """
     derived = derived_config(config)
@@ -67,8 +69,9 @@ def deepspeed_config(config: RunConfig) -> dict[str, Any]:
 
 
 def derived_config(config: RunConfig) -> dict[str, Any]:
-    """Return the part of the dictionary that follows from the run's fields, without
-    parallel.deepspeed_extra. Raises ConfigError for ZeRO 0 with 16-bit weights.
+    """Return the part of DeepSpeed's configuration that nbtrain derives from the run's fields.
+
+    It does not include parallel.deepspeed_extra. Raises ConfigError for ZeRO 0 with 16-bit weights.
     """
     parallel, precision = config.parallel, config.precision
     bf16 = precision.dtype == "bf16" and not precision.autocast
@@ -76,7 +79,7 @@ def derived_config(config: RunConfig) -> dict[str, Any]:
     if parallel.zero_stage == 0 and (bf16 or fp16):
         raise ConfigError(
             f"{config.where('parallel.zero_stage')}: parallel.zero_stage = 0 with 16-bit weights "
-            f"(precision.dtype = {precision.dtype}) trains wrongly in DeepSpeed; set zero_stage: 1, "
+            f"(precision.dtype = {precision.dtype}) trains incorrectly in DeepSpeed. Set zero_stage: 1, "
             "which costs nothing, or precision.dtype: fp32."
         )
     derived: dict[str, Any] = {
@@ -87,11 +90,11 @@ def derived_config(config: RunConfig) -> dict[str, Any]:
         "prescale_gradients": parallel.prescale_gradients,
         "steps_per_print": parallel.steps_per_print or _NEVER,
         "wall_clock_breakdown": parallel.wall_clock_breakdown,
-        # DeepSpeed's own throughput waits for the device before and after every micro batch.
+        # DeepSpeed's own throughput timer waits for the device before and after every micro-batch.
         "timers": {"throughput": {"enabled": parallel.steps_per_print is not None}},
         "communication_data_type": parallel.communication_data_type,
         "zero_force_ds_cpu_optimizer": False,
-        # DeepSpeed knows AdamW by its class, and our Muon is another one.
+        # DeepSpeed recognizes AdamW by its class, but does not know nbtrain's Muon.
         **({"zero_allow_untested_optimizer": True} if config.optimizer.type == "Muon" else {}),
         "zero_optimization": _zero_optimization(config),
     }
@@ -122,8 +125,9 @@ def _zero_optimization(config: RunConfig) -> dict[str, Any]:
     parallel = config.parallel
     zero: dict[str, Any] = {
         "stage": parallel.zero_stage,
-        # The pipeline engine reduces after its last micro batch, and warns if it is asked to overlap. A rank
-        # alone on the data axis has nothing to send, but would pay a second buffer and waits for the device.
+        # The pipeline engine reduces after its last micro-batch, and warns if overlap is requested. A single
+        # rank on the data axis has nothing to send, but would allocate a second buffer and wait for the
+        # device.
         "overlap_comm": parallel.overlap_comm
         and parallel.zero_stage > 0
         and parallel.pipeline_parallel_size == 1
@@ -154,23 +158,25 @@ def _offload(offload: OffloadConfig, run: str) -> dict[str, Any]:
     settings: dict[str, Any] = {"device": offload.device, "pin_memory": offload.pin_memory}
     if offload.device == "nvme":
         assert offload.nvme_path is not None
-        # DeepSpeed separates the files of ranks, but not of runs: two runs would share files.
+        # DeepSpeed separates the files of ranks but not of runs, so two runs would share files.
         folder = str(Path(offload.nvme_path) / run)
         settings |= {"nvme_path": folder, "buffer_count": offload.buffer_count}
     return settings
 
 
 def nvme_buffer_elements(config: RunConfig) -> int:
-    """Return the elements of one buffer for parameters on NVMe: a rank's part of the largest parameter."""
+    """Return the number of elements in one buffer for parameters on NVMe.
+
+    It is the size of a rank's shard of the largest parameter.
+    """
     return -(-largest_parameter(config) // config.parallel.data_axis_size)
 
 
 def bucket_elements(config: RunConfig, asked: int) -> int:
-    """Return a bucket size of `asked` elements, but at most the number of parameters of the fullest pipeline
-    stage.
+    """Return the bucket size to use if the run sets `asked` elements.
 
-    A bucket that holds all gradients is emptied once, at the end, just as a larger one would be: the sums are
-    equal bit by bit.
+    It is at most the number of parameters of the largest pipeline stage. A bucket that holds all gradients is
+    emptied once, at the end, just as a larger one would be: the sums are equal bit by bit.
     """
     stages = range(config.parallel.pipeline_parallel_size)
     count = max(count_stage_parameters(config, stage).total for stage in stages)
@@ -180,7 +186,9 @@ def bucket_elements(config: RunConfig, asked: int) -> int:
 def collisions(
     config: RunConfig, derived: dict[str, Any], extra: dict[str, Any] | None = None, prefix: str = ""
 ) -> Iterator[Finding]:
-    """Yield every key of parallel.deepspeed_extra that is derived from the run's fields."""
+    """Yield a finding for every key in parallel.deepspeed_extra that nbtrain derives from the run's
+    fields.
+    """
     for key, value in (config.parallel.deepspeed_extra if extra is None else extra).items():
         dotted = f"{prefix}{key}"
         if isinstance(value, dict) and isinstance(derived.get(key), dict):

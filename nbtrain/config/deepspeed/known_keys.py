@@ -1,10 +1,10 @@
 """Keys, types and bounds that DeepSpeed accepts inside the sections of its configuration.
 
-tests/config/deepspeed/deepspeed_table.py makes the table tables/deepspeed-0.19.8.json from the installed
-DeepSpeed, and test_known_keys.py next to it compares both, so that a new version is noticed. DeepSpeed
-refuses an unknown key of most sections when the ranks start, minutes after a launch. At the top and in aio,
-flops_profiler, autotuning and activation_checkpointing it reads the keys that it knows, ignores others and
-converts no value, so that "false" in quotes is true.
+tests/config/deepspeed/deepspeed_table.py generates the table tables/deepspeed-0.19.8.json from the installed
+DeepSpeed, and test_known_keys.py next to it compares the two, so that a new version is noticed. In most
+sections, DeepSpeed refuses an unknown key when the ranks start, minutes after a launch. At the top level and
+in aio, flops_profiler, autotuning and activation_checkpointing, it reads the keys that it knows, ignores all
+others and does not convert values, so that "false" in quotes is true.
 """
 
 import difflib
@@ -20,7 +20,7 @@ from nbtrain.config.yaml_source import show
 VERSION = "0.19.8"
 # DeepSpeed removes keys with this value before it looks at a section (config_utils.py).
 AUTO = "auto"
-# Values besides true and false that pydantic accepts as a bool.
+# Values that pydantic accepts as a bool, in addition to true and false.
 TRUTH_WORDS = {"0", "1", "off", "on", "f", "t", "false", "true", "n", "y", "no", "yes"}
 
 # torch's optimizers, which DeepSpeed accepts by their exact names in addition to its own; not the base class.
@@ -43,10 +43,11 @@ TORCH_OPTIMIZERS = (
 )
 # Sections in which DeepSpeed ignores unknown keys.
 IGNORING = ("aio", "flops_profiler", "autotuning", "activation_checkpointing")
-# Keys with a name of a number format (runtime/config.py, get_communication_data_type), in any case.
+# Number formats that the keys in OF_FORMATS accept, in upper or lower case (runtime/config.py,
+# get_communication_data_type).
 FORMATS = ("fp32", "fp16", "bf16")
 OF_FORMATS = ("communication_data_type", "seq_parallel_communication_data_type")
-# Names that earlier versions of DeepSpeed had.
+# {name of a key in an earlier version of DeepSpeed: its name now}
 RENAMED = {"aio.thread_count": "intra_op_parallelism"}
 _WORDS = {
     "bool": "true or false",
@@ -65,17 +66,18 @@ UNKNOWN_KEY, WRONG_VALUE = "deepspeed_keys_exist", "deepspeed_values_fit"
 
 
 def _problem(rule: str, path: str, message: str) -> Finding:
-    """Return a finding whose key is dotted from the top of DeepSpeed's configuration.
+    """Return a finding whose key is dotted from the top level of DeepSpeed's configuration.
 
-    The message is the rule and the fix, to follow "...sets PATH, which".
+    The message is the rule and the fix, worded to follow "...sets PATH, which".
     """
     return Finding("error", rule, path, "", message, cost=FATAL)
 
 
 @functools.lru_cache(1)
 def table() -> dict[str, Any]:
-    """Return the table of DeepSpeed's keys: version, optimizers, rejected paths, keys with their types, and
-    bounds.
+    """Return the table of DeepSpeed's keys.
+
+    It has the version, the optimizers, the rejected paths, the keys with their types, and the bounds.
     """
     path = PACKAGE / "config" / "deepspeed" / "tables" / f"deepspeed-{VERSION}.json"
     found: dict[str, Any] = json.loads(path.read_text())
@@ -83,9 +85,9 @@ def table() -> dict[str, Any]:
 
 
 def key_problems(values: Mapping[str, Any], prefix: str = "") -> Iterator[Finding]:
-    """Return all known problems of a DeepSpeed configuration, in the file's order.
+    """Yield the known problems of a DeepSpeed configuration, in the file's order.
 
-    The names of keys at the top are not checked here: config/deepspeed/ds_config.py has their list.
+    The names of top-level keys are not checked here: config/deepspeed/ds_config.py has their list.
     """
     sections, rejected, top = table()["sections"], table()["rejected"], table()["top"]
     for key, value in values.items():
@@ -111,7 +113,9 @@ def _broken_format(path: str, value: Any) -> str | None:
 
 
 def ignored_keys(values: Mapping[str, Any]) -> list[str]:
-    """Return the dotted keys that DeepSpeed ignores, because their section only reads the keys it knows."""
+    """Return the dotted keys that DeepSpeed ignores, because their section reads only the keys that it
+    knows.
+    """
     return [
         f"{section}.{key}"
         for section in IGNORING
@@ -137,12 +141,14 @@ def _section_problems(section: Section, values: Mapping[str, Any], path: str) ->
 
 
 def _known(section: Section) -> Section:
-    """Return the known keys of a section; both the alias of a field and its own name are accepted."""
+    """Return the known keys of a section, including both the alias of a field and its own name."""
     return {**section, **{entry["also"]: entry for entry in section.values() if "also" in entry}}
 
 
 def nearest_key(path: str) -> str:
-    """Return the known key of the same section that is most similar to an unknown key; "" if none is."""
+    """Return the known key of the same section that is most similar to an unknown key; "" if none is
+    similar.
+    """
     section, _, key = path.rpartition(".")
     known = _known(table()["sections"].get(section, {}))
     return RENAMED.get(path) or next(iter(difflib.get_close_matches(key, known, n=1)), "")
@@ -153,7 +159,7 @@ def unknown_optimizer(kind: object) -> str:
     own = table()["optimizers"]
     if kind == AUTO or (isinstance(kind, str) and (kind.lower() in own or kind in TORCH_OPTIMIZERS)):
         return ""
-    # Its own names count in any case; as torch writes them they are easier to recognise.
+    # DeepSpeed accepts its own names in any case. In torch's spelling, they are easier to recognize.
     known = {name.lower(): name for name in (*own, *TORCH_OPTIMIZERS)}
     near = difflib.get_close_matches(str(kind).lower(), known, n=1)
     return (
@@ -162,7 +168,9 @@ def unknown_optimizer(kind: object) -> str:
 
 
 def broken_rule(entry: Mapping[str, Any], value: Any) -> str | None:
-    """Return e.g. "must be at least 0" if DeepSpeed's model would reject a value; None if it accepts it."""
+    """Return a rule that a value breaks, such as "must be at least 0". None if DeepSpeed accepts the
+    value.
+    """
     kind = entry["type"]
     if kind in ("any", "section") or value == AUTO or (value is None and entry.get("null")):
         return None
@@ -185,7 +193,7 @@ def broken_rule(entry: Mapping[str, Any], value: Any) -> str | None:
 
 
 def _is(kind: str, value: Any) -> bool:
-    """Return whether pydantic accepts a value for a type, also by converting it."""
+    """Return whether pydantic accepts a value for a type, possibly by converting it."""
     if kind == "bool":
         return (
             isinstance(value, bool)
@@ -202,8 +210,9 @@ def _is(kind: str, value: Any) -> bool:
 
 
 def _is_exact(kind: str, value: Any) -> bool:
-    """Return whether a value has the type exactly, for code that converts nothing: a number must not be text
-    or a boolean.
+    """Return whether a value has exactly this type.
+
+    It must have it for code that does not convert values: a number must not be text or a boolean.
     """
     if kind == "str":
         return True

@@ -2,11 +2,11 @@
 
     read the YAML, its `extends:` first -> merge -> overrides -> schema -> rules (check.py)
 
-Each layer is merged with the fields of its recipe and its model.architecture (names/recipes.py). It inherits
-the names of a dataset and a tokenizer only if it also inherits the settings that they are made from
+Each layer is merged with the fields of its recipe and its model.architecture (names/recipes.py). A layer
+inherits the names of a dataset and a tokenizer only if it also inherits the settings from which they are made
 (names/own_names.py).
 
-All problems of a file are reported together, each with the file and line that set the value.
+All problems are reported together, each with the file and line that set the value.
 """
 
 import re
@@ -57,11 +57,11 @@ Overrides: TypeAlias = Mapping[str, Any] | Iterable[str] | None
 def load(run: str | Path | RunConfig, overrides: Overrides = None, check: bool = True) -> RunConfig:
     """Load the configuration of a run.
 
-    `run` is a path to a YAML, the name of one in examples/megatron-gpt/training/ (`gpt-tiny`), or a preset
-    (`13B`, names/presets.py). `overrides` is {"batch.micro_batch_size": 4}, nested dictionaries,
-    ["batch.micro_batch_size=4"], or one string of key=value pairs, split as a shell would split it.
+    `run` is the path of a YAML, the name of an example (`gpt-tiny`) or of a run, a preset (`13B`,
+    names/presets.py), or a RunConfig. `overrides` is {"batch.micro_batch_size": 4}, nested dictionaries,
+    ["batch.micro_batch_size=4"], or one string of key=value pairs, which is split as a shell would split it.
 
-    Raises ConfigError with every problem found.
+    Raises ConfigError with every problem that was found.
     """
     if isinstance(run, RunConfig):
         located, label, name = Located(run.model_dump(), dict(run._origins)), run.name, run._run
@@ -85,12 +85,13 @@ def load(run: str | Path | RunConfig, overrides: Overrides = None, check: bool =
 
 
 def load_resolved(path: str | Path) -> RunConfig:
-    """Return the configuration in the config.yaml of a run directory. That file must contain every field."""
+    """Return the configuration in the config.yaml of a run directory. The file must contain every field."""
     path = Path(path)
     if not path.exists():
         raise ConfigError(
-            f"{display(path)}: no such file: submit writes it, and a run cannot be read without it. Submit "
-            "the run again from its YAML, restore the file, or name another run (`nbtrain runs`)."
+            f"{display(path)}: no such file. `nbtrain submit` writes it, and the run cannot be read without "
+            "it. Restore the file, submit the run again from its YAML, or choose another run from `nbtrain "
+            "runs`."
         )
     label = display(path.absolute())
     located = read_yaml(path, label)
@@ -99,8 +100,8 @@ def load_resolved(path: str | Path) -> RunConfig:
     missing = sorted({key for key, _ in flatten(config.model_dump())} - located.origins.keys())
     if missing:
         raise ConfigError(
-            f"{label}: {len(missing)} fields are missing, first {missing[0]}. A resolved file holds every "
-            "field: it is written by submit and not edited; put changes in a run YAML or an override."
+            f"{label}: lacks {counted(len(missing), 'field')}, beginning with {missing[0]}. `nbtrain submit` "
+            "writes every field to this file, so do not edit it: put changes in a run YAML or an override."
         )
     return config
 
@@ -111,22 +112,25 @@ def to_yaml(config: RunConfig) -> str:
 
 
 def to_shown_yaml(config: RunConfig) -> str:
-    """Return the resolved configuration as YAML, with passwords in addresses replaced by ***, because copies
-    of the file may outlive the password.
+    """Return the resolved configuration as YAML, with passwords in addresses replaced by ***.
+
+    Copies of the file may outlive the password.
     """
     return to_text(without_secrets(config.model_dump()))
 
 
 def find(run: str | Path) -> Path:
-    """Return the file that `run` names: a path as typed or in the workspace, a bundled example, a run or a
-    preset.
+    """Return the file that `run` names.
+
+    `run` is a path, as typed or relative to the workspace, or the name of a shipped example, a run or a
+    preset. Raises ConfigError if no such file exists.
     """
     if not isinstance(run, str | Path):
         raise ConfigError(
             f"run = {reprlib.repr(run)} must be the path of a run YAML, or a name such as gpt-tiny."
         )
     if not str(run).strip():
-        raise ConfigError("no run YAML is named; give a path, or a name such as gpt-tiny.")
+        raise ConfigError("no run is specified. Specify the path of a run YAML, or a name such as gpt-tiny.")
     typed = typed_path(run)
     names = [typed]
     if typed.name and typed.suffix not in (".yaml", ".yml"):
@@ -144,18 +148,20 @@ def find(run: str | Path) -> Path:
         return resolved
     if _exists(typed):
         if typed.is_dir():
-            hint = f" It holds text: {for_text(typed.absolute())}" if holds_text_files(typed) else ""
-            raise ConfigError(f"{shortened(str(run))}: is a folder; give the path of a run YAML.{hint}")
-        raise ConfigError(f"{shortened(str(run))}: is not a regular file; give the path of a run YAML.")
+            hint = f" It contains text files. {for_text(typed.absolute())}" if holds_text_files(typed) else ""
+            raise ConfigError(
+                f"{shortened(str(run))}: is a folder, not a run YAML. Specify the path of a run YAML.{hint}"
+            )
+        raise ConfigError(f"{shortened(str(run))}: is not a regular file. Specify the path of a run YAML.")
     if (size := size_of(str(run))) is not None:
         raise ConfigError(
             f"{run}: no preset has this size. Nearest: {nearest_preset(size)}. Presets: {', '.join(PRESETS)}."
         )
     if typed.suffix in OTHER_ENDINGS:
-        raise ConfigError(f"{shortened(str(run))}: no such file. Name one that exists.")
+        raise ConfigError(f"{shortened(str(run))}: no such file. Correct the path.")
     if re.match(r"[a-z_.]+=", str(run)):
         raise ConfigError(
-            f"{shortened(str(run))}: is an override, but no run is named before it, as in `gpt-tiny {run}`."
+            f"{shortened(str(run))}: is an override, but a run must come before it, as in `gpt-tiny {run}`."
         )
     known, own = example_names(), run_names()
     raise ConfigError(
@@ -180,10 +186,11 @@ def _exists(path: Path) -> bool:
 
 
 def read_with_parents(path: Path, seen: tuple[Path, ...] = ()) -> Located:
-    """Read a YAML merged over the files that it extends. Each `extends` is relative to the folder of its
-    file.
+    """Read a YAML and merge it over the files that it extends.
+
+    Each `extends` is relative to the folder of its file.
     """
-    # Without "..": a path that alternates between ../a and ../b would be a new path in every round.
+    # Resolved, because a cycle through ../a and ../b would otherwise give a new path in every round.
     place = path.parent.resolve() / path.name
     if place in seen:
         chain = " -> ".join(entry.name for entry in (*seen, place))
@@ -191,19 +198,20 @@ def read_with_parents(path: Path, seen: tuple[Path, ...] = ()) -> Located:
     own = read_yaml(path)
     code = own.value.get("code")
     if isinstance(code, str) and code and _is_file(beside := path.absolute().parent / code):
-        # Relative to this file, wherever the one that extends it is.
-        # Without "..", which after a symlink is not the folder that the path seems to name.
+        # The path is relative to this file, wherever the file that extends it is. It is resolved, because
+        # ".." after a symlink is not the folder that it seems to be.
         own.value["code"] = display(beside.parent.resolve() / beside.name)
     parents = own.value.pop("extends", None) or []
     if isinstance(parents, str):
         parents = [parents]
     if not isinstance(parents, list) or not all(isinstance(parent, str) for parent in parents):
-        raise ConfigError(f"{own.origins['extends']}: extends must be a file name or a list of them.")
+        raise ConfigError(f"{own.origins['extends']}: extends must be a file name or a list of file names.")
     base = Located()
     for parent in parents:
         parent_path = path.parent / parent
         if not _is_file_name(parent_path) or preset_run(parent):
-            # A name, as on the command line: a file next to this one, of the workspace, or a shipped one.
+            # A name, as on the command line: of a file next to this one, in the workspace or among the
+            # examples.
             beside = parent_path.parent / f"{parent_path.name}.yaml"
             try:
                 parent_path = beside if _is_file(beside) else find(parent)
@@ -218,19 +226,23 @@ def read_with_parents(path: Path, seen: tuple[Path, ...] = ()) -> Located:
 
 
 def _over(base: Located, layer: Located) -> Located:
-    """Merge a layer over its base. The recipe and architecture that it names add their fields; inherited
-    dataset and tokenizer names that it contradicts are dropped.
+    """Merge a layer over its base.
+
+    The recipe and the architecture that the layer names add their fields. Inherited dataset and tokenizer
+    names that the layer contradicts are dropped.
     """
     return with_own_names(base.merged_with(expanded(layer, base)), layer, base)
 
 
 def _is_file_name(path: Path) -> bool:
-    """Return whether the value of `extends` is a file and not a name: the .5b of my-1.5b is not a suffix."""
+    """Return whether the value of `extends` is a file and not a name. The .5b of my-1.5b is not a file
+    extension.
+    """
     return path.suffix in (".yaml", ".yml") or (bool(path.suffix) and _is_file(path))
 
 
 def override_layer(overrides: Overrides) -> Located:
-    """Return overrides as one more layer over the YAML. If a key is overridden twice, the later one wins.
+    """Return overrides as another layer over the YAML. If a key is overridden twice, the later value wins.
 
     Raises ConfigError if an override is not key=value, or if a key and something inside it are both set.
     """
@@ -244,9 +256,11 @@ def override_layer(overrides: Overrides) -> Located:
             target = target.setdefault(parent, {})
             if not isinstance(target, dict):
                 outer = ".".join(parents[: depth + 1])
-                raise ConfigError(f"{place}: {outer} is overridden too; give one of the two.")
+                raise ConfigError(f"{place}: {outer} is overridden too. Remove one of the two overrides.")
         if isinstance(target.get(last), dict) and key not in whole:
-            raise ConfigError(f"{place}: keys inside {key} are overridden too; give one of the two.")
+            raise ConfigError(
+                f"{place}: keys inside {key} are overridden too. Remove this override or those."
+            )
         target[last] = value
         whole.add(key)
         layer.origins[key] = place
@@ -264,7 +278,7 @@ def _override_items(overrides: Overrides) -> Iterable[tuple[str, Any]]:
             overrides = shlex.split(overrides)
         except ValueError as error:
             raise ConfigError(
-                f"overrides {_typed(str(overrides))}: cannot be split into key=value: {error}."
+                f"overrides {_typed(str(overrides))}: cannot be split into key=value pairs: {error}."
             ) from error
     if isinstance(overrides, bytes) or not isinstance(overrides, Iterable):
         raise _not_overrides("overrides", overrides)
@@ -286,7 +300,7 @@ def _override_items(overrides: Overrides) -> Iterable[tuple[str, Any]]:
         except ValueError as error:
             raise ConfigError(f"override {_typed(text)}: {error}") from error
         if isinstance(parsed, bool | int | float) and holds_text(key):
-            parsed = value.strip()  # the field takes text alone, and the shell has eaten the quotes
+            parsed = value.strip()  # the field holds text, and the shell has removed the quotes
         yield from flatten({key: parsed})
 
 
@@ -299,7 +313,7 @@ def _not_overrides(what: str, found: object) -> ConfigError:
     return ConfigError(
         f"{what} {reprlib.repr(without_secrets(found))} ({type(found).__name__}): overrides must be "
         f'{{"batch.micro_batch_size": 4}}, '
-        '["batch.micro_batch_size=4"], or "batch.micro_batch_size=4" with spaces between several.'
+        '["batch.micro_batch_size=4"], or "batch.micro_batch_size=4", with spaces between several pairs.'
     )
 
 
@@ -307,22 +321,25 @@ _LEAVES = frozenset({str, int, float, bool, type(None), list})
 
 
 def flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield {"batch": {"seq": 4}} as ("batch.seq", 4); fields of free_form are not split."""
+    """Yield the dotted keys and the values of nested mappings: {"batch": {"seq": 4}} as ("batch.seq", 4).
+
+    The mappings in free_form() are not split.
+    """
     for key, value in mapping.items():
         dotted = f"{prefix}{key}"
-        # Most values are these, and isinstance() of an abstract class takes long.
+        # Most values have one of these types, and isinstance() with an abstract class is slow.
         if type(value) in _LEAVES:
             yield dotted, value
         elif isinstance(value, Mapping) and value and dotted not in free_form():
             yield from flatten(value, f"{dotted}.")
         else:
-            # Python's other sequences are lists in a YAML.
+            # In a YAML, Python's other sequences are lists.
             plain = list(value) if isinstance(value, tuple | range) else value
             yield dotted, dict(value) if isinstance(value, Mapping) else plain
 
 
 def validate(located: Located, label: str) -> RunConfig:
-    """Validate a merged mapping against the schema, with the default names of its dataset and tokenizer.
+    """Validate a merged mapping against the schema, after filling in default dataset and tokenizer names.
 
     Raises ConfigError with every problem.
     """
@@ -334,7 +351,7 @@ def _validated(located: Located, label: str) -> RunConfig:
     try:
         config = RunConfig.model_validate(located.value)
     except ValidationError as error:
-        # Unknown keys outside lists have been reported above, with the nearest known one.
+        # Unknown keys outside lists have been reported above, with the nearest known key.
         problems += [
             schema_finding(entry, located, label)
             for entry in error.errors(include_url=False)
@@ -353,7 +370,8 @@ def _validated(located: Located, label: str) -> RunConfig:
 def validate_section(located: Located, section: str) -> None:
     """Validate the given keys of one section while the rest of the run is not known yet.
 
-    Raises ConfigError, in the words of `validate`, which knows what is missing and what has no such name.
+    Raises ConfigError with the same messages as validate(). Missing and unknown keys are not reported,
+    because only validate() can find them.
     """
     model: Any = RunConfig.model_fields[section].annotation
     try:

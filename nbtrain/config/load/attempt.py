@@ -1,4 +1,4 @@
-"""The record of one attempt of a job in job.json. Its ranks read nothing else besides config.yaml.
+"""The record of one attempt in job.json. The ranks of the attempt read only this record and config.yaml.
 
 backend.env (injected faults, traces), the devices that are left -> attempt_record -> job.json -> the ranks
 """
@@ -12,13 +12,15 @@ from nbtrain.config.load.elastic import resized
 from nbtrain.config.schema import RunConfig
 
 TRACE = "NBTRAIN_TRACE"
-"""Variable in backend.env: with "1", rank 0 writes each step's loss and gradient norm as hex float events."""
+"""Variable in backend.env. If it is "1", rank 0 writes each step's loss and gradient norm as events, in
+hexadecimal.
+"""
 TAKEN_OVER = (fault_orders.VARIABLE, TRACE)
-"""Variables of backend.env that go into the record of each attempt. Ranks never see them."""
+"""Variables in backend.env that are stored in the record of each attempt, and that ranks do not get."""
 
 
 def environment_of_ranks(config: RunConfig) -> dict[str, str]:
-    """Return backend.env without the variables that only the record of an attempt has."""
+    """Return the variables in backend.env that ranks get: all except TAKEN_OVER."""
     return {name: value for name, value in config.backend.env.items() if name not in TAKEN_OVER}
 
 
@@ -33,10 +35,11 @@ def attempt_record(
 ) -> AttemptRecord:
     """Return the record of a new attempt. `first_step` is the step of the checkpoint to load.
 
-    `async_save` is the plan's decision, and `saving` its reason. Without it, checkpoints are written in the
-    background only if the run says so. `paused_seconds` do not count in batch.exit_duration_minutes.
+    `async_save` is the plan's decision whether to write checkpoints in the background, and `saving` is the
+    reason for it. If it is None, checkpoints are written in the background only if the run sets
+    checkpoint.async_save. `paused_seconds` do not count towards batch.exit_duration_minutes.
 
-    Raises ValueError if backend.env orders faults that no rank would understand.
+    Raises ValueError if the fault orders in backend.env are invalid.
     """
     env = config.backend.env
     return AttemptRecord(
@@ -56,11 +59,12 @@ def attempt_record(
 
 
 def attempt_config(config: RunConfig, record: AttemptRecord) -> RunConfig:
-    """Return the configuration that the ranks of an attempt train with. backend.elastic may have changed its
-    number of replicas, and checkpoint.async_save is decided.
+    """Return the configuration with which the ranks of an attempt train.
+
+    backend.elastic may have changed its number of replicas, and checkpoint.async_save is no longer null.
     """
     asked = config.checkpoint.async_save
-    # The record of an older version has no answer, but the configuration of its run has one.
+    # A record written by an older version has no decision, but the configuration of its run has one.
     decided = bool(asked) if record.async_save is None else record.async_save
     config = resized(config, record.data_parallel_size, record.nodes)
     return config if asked is decided else with_values(config, {"checkpoint.async_save": decided})

@@ -2,8 +2,8 @@
 
 The tuner reads a JSON, changes ZeRO stage and micro-batch size in it, and starts a script with each changed
 JSON (nbtrain/train/tuning/). Here every such JSON becomes overrides of the run, so that a trial trains what
-the rules allow, and the best one can be applied to the run. The global batch stays: each micro-batch size
-divides the sequences of a rank, and accumulation follows.
+the rules allow, and the best settings can be applied to the run. The global batch size stays the same: each
+micro-batch size divides the sequences of a rank, and the number of accumulation steps follows.
 """
 
 import base64
@@ -22,7 +22,8 @@ from nbtrain.config.deepspeed.ds_config import deepspeed_config
 from nbtrain.config.load.edits import with_overrides
 from nbtrain.config.schema import RunConfig
 
-# Beside the present size: half of it, and these multiples. Each is one trial for each ZeRO stage.
+# Multiples of the current micro-batch size to try, in addition to half of it. Each size takes one trial for
+# each ZeRO stage.
 MULTIPLES = (1, 2, 4, 8)
 ZERO_STAGES = (0, 1, 2, 3)
 # Keys of zero_optimization that are fields of parallel with the same names.
@@ -37,7 +38,8 @@ SAME_NAME = (
     "stage3_prefetch_bucket_size",
     "stage3_param_persistence_threshold",
 )
-# The launcher names a script, not a module; python puts its folder, which holds no module, at sys.path[0].
+# DeepSpeed's launcher starts a script, not a module. Python puts the script's folder, which holds no modules,
+# at sys.path[0].
 SCRIPT = """import runpy
 
 runpy.run_module("nbtrain.train.tuning", run_name="__main__", alter_sys=True)
@@ -45,8 +47,9 @@ runpy.run_module("nbtrain.train.tuning", run_name="__main__", alter_sys=True)
 
 
 def mode_of(config: RunConfig) -> str:
-    """Return the autotuner's mode, which is none, tune or run: whether the run's job begins with DeepSpeed's
-    autotuner.
+    """Return the mode of DeepSpeed's autotuner for the run: none, tune or run.
+
+    With tune or run, the run's job begins with the autotuner.
     """
     return config.backend.kubernetes.autotune if config.backend.kind == "kubernetes" else "none"
 
@@ -60,7 +63,7 @@ def tuner_json(config: RunConfig, run_path: str) -> dict[str, Any]:
     given = deepspeed_config(config)
     sizes = _allowed(config, "batch.micro_batch_size", micro_batch_sizes(config))
     given["train_micro_batch_size_per_gpu"] = sizes
-    # Of the largest size: the tuner keeps its product with the size.
+    # For the largest size. The tuner keeps the product of this number and the size.
     given["gradient_accumulation_steps"] = sequences_of_rank(config) // max(sizes)
     del given["train_batch_size"]
     given["zero_optimization"]["stage"] = _allowed(config, "parallel.zero_stage", ZERO_STAGES)
@@ -74,13 +77,14 @@ def tuner_json(config: RunConfig, run_path: str) -> dict[str, Any]:
 
 
 def sequences_of_rank(config: RunConfig) -> int:
-    """Return the number of sequences per step that one data-parallel rank trains on."""
+    """Return the number of sequences that one data-parallel rank trains on in each step."""
     return config.batch.global_batch_size // config.parallel.data_parallel_size
 
 
 def micro_batch_sizes(config: RunConfig) -> list[int]:
-    """Return at most five micro-batch sizes to try, ascending. Each divides the number of sequences of a
-    rank.
+    """Return at most five micro-batch sizes to try, ascending.
+
+    Each of them divides the number of sequences of a rank.
     """
     size, sequences = config.batch.micro_batch_size, sequences_of_rank(config)
     sizes = {size // 2, *(size * multiple for multiple in MULTIPLES)}
@@ -100,9 +104,9 @@ def _allowed(config: RunConfig, key: str, values: tuple[int, ...] | list[int]) -
 
 
 def overrides_of(config: RunConfig, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the overrides that correspond to a JSON of the tuner; {} if it changes nothing in the run.
+    """Return the overrides that correspond to a JSON from the tuner. {} if it changes nothing in the run.
 
-    Keys that are not fields of nbtrain go to parallel.deepspeed_extra. Raises ConfigError for a key that
+    Keys for which nbtrain has no field go to parallel.deepspeed_extra. Raises ConfigError for a key that
     nbtrain derives from another field.
     """
     derived, overrides = deepspeed_config(config)["zero_optimization"], {}
@@ -133,14 +137,15 @@ def overrides_of(config: RunConfig, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def found_overrides(run: RunDir, config: RunConfig) -> dict[str, Any] | None:
-    """Return the tuner's result for the run, as overrides; None if there is no result (yet)."""
+    """Return the tuner's result for the run, as overrides. None if there is no result yet."""
     given = files.read_json(run.autotuning_optimum)
     return None if given is None else overrides_of(config, given)
 
 
 def found_words(run: RunDir, config: RunConfig, mode: str, active: bool) -> str | None:
-    """Describe the tuner's result for a job: the settings, the file and how to apply them; None if mode is
-    none.
+    """Describe the tuner's result for a job: the settings, their file and how to apply them.
+
+    None if the mode is none.
     """
     if mode == "none":
         return None
@@ -153,16 +158,18 @@ def found_words(run: RunDir, config: RunConfig, mode: str, active: bool) -> str 
         folder = display(run.autotuning_results)
         if active:
             return f"its trials are written to {folder}/"
-        return f"no trial finished; look at stderr.log and stdout.log of each in {folder}/"
+        return f"no trial finished; see stderr.log and stdout.log of each trial in {folder}/"
     if mode == "run" or not overrides:
-        return f"the best settings are this run's own ({where})"
+        return f"the run already has the best settings ({where})"
     words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
     taken = " ".join(shlex.quote(word) for word in [*words, "backend.kubernetes.autotune=none"])
     return f"{where} has the best settings; `nbtrain resume {run.name} {taken}` trains with them"
 
 
 def write_files(job: JobDir, config: RunConfig) -> None:
-    """Write the tuner's JSON and script to the job's folder, which the pods see, unless mode is none."""
+    """Write the tuner's JSON and script to the job's folder, which the pods see. Do nothing if the mode is
+    none.
+    """
     if mode_of(config) == "none":
         return
     run_path = f"{config.backend.kubernetes.workspace_path}/output/{config.name}"
@@ -179,8 +186,8 @@ def read_given(text: str) -> dict[str, Any]:
             given = json.loads(base64.urlsafe_b64decode(text))
     except (OSError, binascii.Error, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"--deepspeed_config {text[:60]}: is neither the path of a JSON nor base64 of one: {error}. "
-            "DeepSpeed's launcher passes this argument itself (--autotuning tune)."
+            f"--deepspeed_config {text[:60]}: is neither the path of a JSON file nor base64-encoded JSON: "
+            f"{error}. DeepSpeed's launcher passes this argument itself (--autotuning tune)."
         ) from error
     if not isinstance(given, dict):
         raise ConfigError(f"--deepspeed_config {text[:60]}: must hold a JSON object, not {given!r:.60}.")

@@ -25,7 +25,9 @@ class Change:
 
     @property
     def bound(self) -> bool:
-        """Whether a run with this change would be another run."""
+        """Whether the field must stay the same when a run is resumed, so that the change requires a new
+        run.
+        """
         return is_bound(self.key)
 
     def __str__(self) -> str:
@@ -33,11 +35,12 @@ class Change:
 
 
 def changes_between(before: RunConfig, now: RunConfig) -> list[Change]:
-    """Return every field that differs, in the schema's order, followed by the weights of packed sources that
-    differ.
+    """Return every field that differs between two configurations, in the schema's order.
+
+    If both pack documents with best_fit, the weights of sources that differ come last.
     """
     old, new = dict(flatten(before.model_dump())), dict(flatten(now.model_dump()))
-    # data.packing: null stands for one of the two packings.
+    # data.packing: null stands for one of the two methods.
     old["data.packing"], new["data.packing"] = before.data.resolved_packing, now.data.resolved_packing
     if old["data.packing"] == new["data.packing"] == "best_fit":
         old |= _weights(before)
@@ -56,18 +59,20 @@ def typed_changes(before: RunConfig, now: RunConfig) -> list[Change]:
 
 
 def as_overrides(before: RunConfig, now: RunConfig, but: Callable[[str], bool] = lambda key: False) -> str:
-    """Return the changes from `before` to `now` as key=value for a shell, a space before each; "" if none.
+    """Return the changes from `before` to `now` as key=value for a shell, each after a space; "" if there are
+    none.
 
-    Keys for which `but` holds are omitted.
+    Keys for which `but` returns true are omitted.
     """
-    # A section that was removed is null as a whole; a weight is a key of its source.
+    # Keys inside a removed section are left out, because the section itself becomes null. Weights are left
+    # out, because they are part of data.sources.
     own = dict(flatten(now.model_dump()))
     changes = [change for change in changes_between(before, now) if change.key in own and not but(change.key)]
     return "".join(f" {shlex.quote(f'{change.key}={spelled(change.now)}')}" for change in changes)
 
 
 def _says(config: RunConfig, key: str) -> bool:
-    """Return whether the key itself was set. The place where its section was set does not count."""
+    """Return whether the key itself was set, and not only its section."""
     return config.sets(key) or key.startswith("data.sources.")
 
 

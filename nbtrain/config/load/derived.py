@@ -1,4 +1,4 @@
-"""Settings of the user's run that a run derived from it for a check or a measurement does not inherit."""
+"""Settings that a run derived from the user's run, for a check or a measurement, does not inherit."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from nbtrain.config.load.edits import with_values
 from nbtrain.config.schema import RunConfig
 
 NOT_INHERITED: dict[str, Any] = {
-    # It announces nothing, and belongs to no group of the user's runs.
+    # The derived run sends no notification and does not belong to a group of the user's runs.
     "labels": {},
     "notify.command": [],
     "notify.url_variable": None,
@@ -17,9 +17,12 @@ NOT_INHERITED: dict[str, Any] = {
     "checkpoint.local_save_interval_steps": None,
     "checkpoint.local_copy_bytes_per_second": None,
 }
-"""{dotted key: value}: of a twin, of a reproduced run, and of one that measures the network."""
+"""{dotted key: value} for a twin, for a reproduced run and for a run that measures the network."""
 
 
 def without_inherited(config: RunConfig) -> RunConfig:
-    """Return the user's run with NOT_INHERITED. An override would add to labels, not replace them."""
+    """Return the user's run with the values in NOT_INHERITED.
+
+    An override would not do, because it would add to `labels` instead of replacing them.
+    """
     return with_values(config, NOT_INHERITED)

@@ -3,8 +3,9 @@
     with_values(config, {"parallel.zero_stage": 2})       types are checked; places and rules are not
     with_overrides(config, {"parallel.zero_stage": 2})    the places become overrides; rules are checked too
 
-Neither reads text or fills in names, as load() does. A change of the recipe, the architecture, the run's name
-or the settings that a dataset or tokenizer is made from needs load().
+Unlike load(), both take values instead of text and leave default names as they are. Changes of the recipe,
+the architecture, the run's name or the settings that a dataset or tokenizer is made from therefore need
+load().
 """
 
 from collections.abc import Mapping
@@ -21,10 +22,10 @@ from nbtrain.config.yaml_source import Located, OverridePlace
 
 
 def with_values(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
-    """Return a run with other values, by dotted key, each checked by the type of its field.
+    """Return a run with other values, given by dotted key. The type of each value is checked.
 
     Rules between fields are not checked, and the places of the values stay as they are. A value takes about
-    20 us. Raises ConfigError with every value that its field does not take.
+    20 us. Raises ConfigError with every value that its field does not accept.
     """
     problems = []
     for key, value in values.items():
@@ -52,9 +53,9 @@ def _checked(section: ConfigModel, name: str, value: Any) -> Any:
 
 
 def with_overrides(config: RunConfig, values: Mapping[str, Any], check: bool = True) -> RunConfig:
-    """Return a run with other values, by dotted key, whose places are overrides.
+    """Return a run with other values, given by dotted key, whose places are overrides.
 
-    Raises ConfigError with every broken rule; without `check`, rules are not checked.
+    Raises ConfigError with every broken rule. With `check` False, only types are checked.
     """
     changed = with_values(config, values)
     kept = {

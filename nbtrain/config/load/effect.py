@@ -1,4 +1,4 @@
-"""The settings of a run that may affect a number of its training, for its certificate."""
+"""The settings of a run that may affect the numbers of its training, for the run's certificate."""
 
 from typing import Any
 
@@ -7,16 +7,16 @@ from nbtrain.config.load import flatten
 from nbtrain.config.rules.resume import WITHOUT_EFFECT, within
 from nbtrain.config.schema import RunConfig
 
-# Data with another name has the same effect: a certificate has the hashes of its contents.
+# Data with another name has the same effect. The certificate has hashes of the data's contents instead.
 NAMES = ("data.name", "tokenizer.name")
 
 
 def shown_settings(config: RunConfig) -> dict[str, Any]:
-    """Return {dotted key: JSON value} of all settings, without passwords in addresses."""
+    """Return {dotted key: JSON value} for all settings, without passwords in addresses."""
     return without_secrets(dict(flatten(config.model_dump(mode="json"))))
 
 
 def settings_with_effect(config: RunConfig) -> dict[str, Any]:
-    """Return {dotted key: JSON value} of the settings that may affect a number of the training."""
+    """Return {dotted key: JSON value} for the settings that may affect the numbers of the training."""
     settings = shown_settings(config).items()
     return {key: value for key, value in settings if not within(key, (*WITHOUT_EFFECT, *NAMES))}

@@ -1,10 +1,11 @@
-"""The run with another number of data-parallel ranks. The global batch stays the same, and so do the steps.
+"""A run resized to another number of data-parallel ranks, with the same global batch size and the same
+steps.
 
     backend.elastic: a restart counts the devices -> fitted -> job.json -> attempt_config (attempt.py)
 
-Only data_parallel_size changes, and with it how many machines and GPUs the ranks fill. Each step takes the
-same samples in the same order (dataset/samples/state.py); fewer ranks take more micro batches one after the
-other.
+Only data_parallel_size changes, and with it the number of machines and GPUs that the ranks use. Each step
+trains on the same samples in the same order (dataset/samples/state.py). With fewer ranks, each rank processes
+more micro-batches one after the other.
 """
 
 from collections.abc import Sequence
@@ -15,8 +16,9 @@ from nbtrain.config.schema import RunConfig
 
 
 def resized(config: RunConfig, data_parallel_size: int, nodes: int | None = None) -> RunConfig:
-    """Return the run with this number of data-parallel replicas, spread evenly over `nodes` machines (None:
-    as many as before).
+    """Return the run with this number of data-parallel replicas, spread evenly over `nodes` machines.
+
+    With `nodes` None, the number of machines stays the same.
     """
     resources, nodes = config.resources, nodes or config.resources.nodes
     if (data_parallel_size, nodes) == (config.parallel.data_parallel_size, resources.nodes):
@@ -25,8 +27,10 @@ def resized(config: RunConfig, data_parallel_size: int, nodes: int | None = None
 
 
 def spread(config: RunConfig, nodes: int | None = None) -> RunConfig:
-    """Return the run with its ranks spread evenly over `nodes` machines (None: as few as can hold them, or as
-    many as before if they cannot).
+    """Return the run with its ranks spread evenly over `nodes` machines.
+
+    With `nodes` None, they are spread over as few machines as can hold them, or over as many as before if no
+    number of machines can hold them.
     """
     resources, ranks = config.resources, config.world_size
     nodes = nodes or _machines(ranks, [config.ranks_per_node] * resources.nodes) or resources.nodes
@@ -35,10 +39,10 @@ def spread(config: RunConfig, nodes: int | None = None) -> RunConfig:
 
 
 def fitted(config: RunConfig, devices: Sequence[int]) -> RunConfig | None:
-    """Return the run with the largest data_parallel_size that passes all rules; None if there is none.
+    """Return the run with the largest data_parallel_size that passes all rules. None if no size does.
 
-    `devices` is the number of devices of each machine. The run uses the first machines, and as few of them as
-    can hold all ranks evenly.
+    `devices` is the number of devices on each machine. The run uses the first machines, as few of them as can
+    hold all ranks evenly.
     """
     copy = config.world_size // config.parallel.data_parallel_size
     most = min(sum(devices) // copy, config.batch.global_batch_size // config.batch.micro_batch_size)
@@ -52,8 +56,9 @@ def fitted(config: RunConfig, devices: Sequence[int]) -> RunConfig | None:
 
 
 def _machines(ranks: int, devices: Sequence[int]) -> int | None:
-    """Return how many of the first machines are needed for `ranks`, the same number on each; None if it is
-    impossible.
+    """Return how many of the first machines are needed for `ranks`, with the same number on each machine.
+
+    None if no number of machines can hold the ranks.
     """
     for nodes in range(1, len(devices) + 1):
         if ranks % nodes == 0 and min(devices[:nodes]) >= ranks // nodes:

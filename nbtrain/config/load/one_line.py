@@ -1,4 +1,4 @@
-"""A resolved run as the value of one environment variable, and back. The files of a dry run contain it."""
+"""A resolved run as the value of an environment variable, and back, for the files of a dry run."""
 
 import json
 import re
@@ -12,18 +12,19 @@ from nbtrain.config.yaml_source import parse_yaml
 
 # Environment variables that hold the run, and its id, in the files of a dry run.
 RUN_YAML, RUN_ID = "NBTRAIN_RUN_YAML", "NBTRAIN_RUN_ID"
-# Linux takes 131,072 bytes for a variable with its name.
+# Linux allows 131,072 bytes for a variable, including its name.
 MOST_CHARS = 130_000
-# Each escape of a JSON text. For a character beyond U+FFFF JSON has two, which YAML reads as two characters.
+# An escape sequence in JSON. JSON writes a character beyond U+FFFF as two escapes, which YAML would read as
+# two characters.
 ESCAPE = re.compile(r"\\(?:u(d[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2})|.)")
 
 
 def one_line(config: RunConfig) -> str:
-    """Return all fields as one line of JSON, which is YAML.
+    """Return all fields as one line of JSON, which is also YAML.
 
-    DeepSpeed's environment file has one line per variable.
+    It is one line because DeepSpeed's environment file has one line per variable.
 
-    Raises ConfigError for an address that may have a secret, and for a text that a variable cannot hold.
+    Raises ConfigError if an address may contain a secret, or if the text is too long for a variable.
     """
     values = config.model_dump()
     secret = [
@@ -32,23 +33,23 @@ def one_line(config: RunConfig) -> str:
             "no_secrets",
             key,
             config.where(key).partition("=")[0],
-            f"{key} has an address with a user, password or query, any of which may be a secret, and the "
-            "file would show it.",
-            "Remove that part, or submit the run without a dry run.",
+            f"{key} has a URL with a user, password or query, any of which may be a secret, and the file "
+            "would show it.",
+            "Remove that part of the URL, or submit the run without a dry run.",
             FATAL,
         )
         for key, value in flatten(values)
         if without_secrets(value, key.rpartition(".")[2]) != value
     ]
     refuse(secret, ConfigError)
-    # Kubernetes replaces $(NAME), pdsh %h and its like.
+    # Kubernetes replaces $(NAME), and pdsh replaces %h and similar codes.
     text = json.dumps(values).replace("$", r"\u0024").replace("%", r"\u0025")
     text = ESCAPE.sub(_of_yaml, text)
     if len(text) > MOST_CHARS:
         raise ConfigError(
             f"{config.name}: the resolved run has {len(text):,} characters, but an environment variable "
-            f"in the file may have {MOST_CHARS:,}. Name fewer files in data.sources, or submit it "
-            "without a dry run."
+            f"in the file may have at most {MOST_CHARS:,}. List fewer files in data.sources, or submit the "
+            "run without a dry run."
         )
     return text
 
@@ -61,8 +62,8 @@ def _of_yaml(escape: re.Match[str]) -> str:
 
 
 def from_one_line(text: str, variable: str) -> RunConfig:
-    """Return the run from an environment variable, without checking its rules. Raises ConfigError."""
+    """Return the run in the text of an environment variable, without checking rules. Raises ConfigError."""
     config = validate(parse_yaml(text, variable), variable)
-    # For commands in messages: the file is on the machine where the manifest was written.
+    # Commands in messages use this name, because the YAML is on the machine where the manifest was written.
     config._run = "RUN.yaml"
     return config

@@ -1,6 +1,4 @@
-"""Files that are passed as a run YAML but are something else: messages that say what each is, and what reads
-it.
-"""
+"""Recognize files that are passed as a run YAML but are something else, and say which command reads them."""
 
 import contextlib
 import os
@@ -17,7 +15,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.kubernetes_section import Workload
 
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".job")
-"""Endings of shell scripts, batch scripts of Slurm among them."""
+"""File name extensions of shell scripts, including Slurm batch scripts."""
 TEXTS = (
     ".txt",
     ".md",
@@ -33,10 +31,10 @@ TEXTS = (
     ".xz",
 )
 OTHER_ENDINGS = (*SCRIPTS, *TEXTS, ".json", ".jsonc")
-# Keys at the top that no run YAML has; all keys of a table of prices (planner/budget/cost.py reads it).
+# Top-level keys of a price table, which no run YAML has. planner/budget/cost.py reads the table.
 PRICES = ("currency", "date", "source", "per_kwh", "per_device_hour")
 MANIFEST = {"apiVersion", "kind"}
-# Kinds of manifests that hold a training job (foreign/job_files/manifests.py reads them).
+# Kinds of Kubernetes manifests that contain a training job. foreign/job_files/manifests.py reads them.
 JOB_KINDS = get_args(Workload)
 DEEPSPEED = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "fp16", "bf16"}
 
@@ -46,7 +44,11 @@ def refuse_script(path: Path) -> None:
     if path.suffix in SCRIPTS:
         raise _other(path, "a shell script", _import(path))
     if path.suffix == ".py":
-        raise _other(path, "a Python program", "Name a run YAML, or import the shell script that starts it.")
+        raise _other(
+            path,
+            "a Python program",
+            "Specify a run YAML, or import the shell script that starts the program.",
+        )
 
 
 def refuse_text(path: Path) -> None:
@@ -63,39 +65,39 @@ def holds_text_files(folder: Path) -> bool:
 
 
 def for_text(path: Path) -> str:
-    """Return the command that creates a run YAML for a text file."""
-    return f"`nbtrain new my-run --text {shlex.quote(display(path))}` makes a run YAML for it."
+    """Return a sentence with the command that creates a run YAML for a text file."""
+    return f"Run `nbtrain new my-run --text {shlex.quote(display(path))}` to create a run YAML for it."
 
 
 def begins_array(path: Path) -> bool:
-    """Return whether the content of a file begins like one JSON array, as files of records do."""
+    """Return whether the content of a file begins like a JSON array, as files of records do."""
     with path.open("rb") as stream:
         return stream.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
 
 
 def refuse_other(path: Path, value: Mapping[str, Any]) -> None:
-    """Raise ConfigError if the top keys of a file belong to another kind of file."""
+    """Raise ConfigError if the top-level keys of a file belong to another kind of file."""
     keys = {str(key) for key in value}
     if is_price_table(keys) and not keys & {"extends", "model", "batch"}:
         place = display(data_home() / "prices.yaml")
-        fix = f"Plans read prices from {place}; `nbtrain check {path.name}` checks the file. Name a run here."
-        raise _other(path, "a table of prices", fix)
+        fix = f"Plans read prices from {place}. Run `nbtrain check {path.name}` to check the file."
+        raise _other(path, "a price table", fix)
     if keys >= MANIFEST:
         kind = str(value["kind"])
-        other = f"nbtrain reads manifests of kind {', '.join(JOB_KINDS)}."
+        other = f"nbtrain only reads manifests of kind {', '.join(JOB_KINDS)}."
         fix = _import(path) if kind in JOB_KINDS else other
-        raise _other(path, f"a manifest of Kubernetes ({kind})", fix)
-    onto = f"`nbtrain import {path.name} --onto gpt-125m -o run.yaml` combines it with a run."
+        raise _other(path, f"a Kubernetes manifest ({kind})", fix)
+    onto = f"Run `nbtrain import {path.name} --onto gpt-125m -o run.yaml` to combine it with a run."
     if path.suffix in (".json", ".jsonc") and keys & DEEPSPEED:
         raise _other(path, "a DeepSpeed JSON", onto)
     if is_accelerate(value):
-        raise _other(path, "a configuration of Accelerate", onto)
+        raise _other(path, "an Accelerate configuration", onto)
     if not is_run(value) and (program := program_of_file(value)):
-        raise _other(path, f"a configuration of {program}", "nbtrain does not read it.")
+        raise _other(path, f"a configuration file for {program}", "nbtrain does not read it.")
 
 
 def is_run(value: Mapping[str, Any]) -> bool:
-    """Return whether a mapping is a run YAML, judging by its top keys."""
+    """Return whether a mapping is a run YAML, judged by its top-level keys."""
     keys = {str(key) for key in value}
     return "extends" in keys or (("model" in keys or "batch" in keys) and keys <= {*RunConfig.model_fields})
 
@@ -106,7 +108,10 @@ def is_price_table(keys: Iterable[object]) -> bool:
 
 
 def _import(path: Path) -> str:
-    return f"`nbtrain import {path.name} -o run.yaml` makes a run YAML of it, and `nbtrain check` checks it."
+    return (
+        f"Run `nbtrain import {path.name} -o run.yaml` to create a run YAML from it, or "
+        f"`nbtrain check {path.name}` to check it."
+    )
 
 
 def _other(path: Path, kind: str, fix: str) -> ConfigError:

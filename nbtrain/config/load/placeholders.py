@@ -1,7 +1,7 @@
-"""Placeholders for an image, a volume or machines that a run does not name, so that its manifest or commands
-can be shown.
+"""Placeholders for an image, a volume or machines that a run does not name.
 
-A run with placeholders can be planned, and its manifest or commands shown; preflight refuses to start it.
+With placeholders, a run can be planned, and its manifest or commands can be shown. Preflight refuses to start
+it.
 """
 
 import re
@@ -13,12 +13,12 @@ from nbtrain.config.load.edits import with_overrides
 from nbtrain.config.rules.kubernetes import carries_workspace
 from nbtrain.config.schema import RunConfig
 
-# No registry has a name with capitals, so that no cluster starts such a pod.
+# Image names have no capitals, so no cluster starts a pod with this image.
 IMAGE = "REPLACE-ME/image:tag"
-# Kubernetes has small letters only.
+# Names in Kubernetes are in lower case.
 CLAIM = "replace-me"
 HOST = "REPLACE-ME-"
-# Each of them in a text.
+# Matches each placeholder in a text.
 MARK = re.compile(rf"{IMAGE}|{CLAIM}|{HOST}\d+")
 
 
@@ -31,7 +31,7 @@ def with_placeholders(config: RunConfig) -> RunConfig:
 
 
 def _missing(config: RunConfig) -> dict[str, Any]:
-    """Return {dotted key: placeholder} of the missing settings."""
+    """Return {dotted key: placeholder} for the missing settings."""
     found: dict[str, Any] = {}
     pods, hosts = config.backend.kubernetes, config.backend.hosts
     if config.backend.kind == "kubernetes":
@@ -51,14 +51,14 @@ def placeholders_of(config: RunConfig) -> list[Finding]:
     found = []
     pods, hosts = config.backend.kubernetes, config.backend.hosts
     if config.backend.kind == "kubernetes":
-        fix = "Set it to a container image with nbtrain in it."
+        fix = "Set it to a container image that contains nbtrain."
         for section, image in (("backend.kubernetes", pods.image), ("resources", config.resources.image)):
             if image == IMAGE:
                 key = f"{section}.image"
                 found.append(mistake(config, key, f"{key} = {IMAGE} is a placeholder.", fix))
         if any(mount.claim == CLAIM for mount in pods.mounts):
             key = "backend.kubernetes.mounts"
-            fix = f"Set it to a PersistentVolumeClaim that every pod can write, for {pods.workspace_path}."
+            fix = f"Set it to a PersistentVolumeClaim for {pods.workspace_path} that every pod can write to."
             found.append(mistake(config, key, f"{key}: claim = {CLAIM} is a placeholder.", fix))
     if config.backend.kind == "hosts" and (named := [name for name in hosts.hosts if name.startswith(HOST)]):
         key = "backend.hosts.hosts"

@@ -8,11 +8,11 @@ from nbtrain.config.schema import RunConfig
 
 
 def kept_config(path: Path) -> RunConfig:
-    """Return load_resolved() of a config.yaml, cached. Raises ConfigError if there is none."""
+    """Return load_resolved() of a config.yaml, cached. Raises ConfigError if the file does not exist."""
     return _read(str(path), path.stat().st_mtime_ns if path.exists() else 0)
 
 
-# Reading one takes 10 ms of CPU, most of the time of looking at a run.
+# Reading a config.yaml takes 10 ms of CPU time, which is most of the time needed to show a run.
 @functools.lru_cache(32)
 def _read(path: str, _changed: int) -> RunConfig:
     return load_resolved(path)

@@ -19,7 +19,7 @@ from nbtrain.config.yaml_source import Located, show
 
 SOURCES = {kind_of(source): source for source in SOURCE_TYPES}
 
-# nbtrain's messages for pydantic's errors, where they say more than pydantic's own.
+# nbtrain's messages for those of pydantic's errors whose own messages say less.
 _WORDING = {
     "int_type": "must be a whole number",
     "float_type": "must be a number",
@@ -31,7 +31,7 @@ _WORDING = {
     "model_attributes_type": "must be a mapping with a kind, e.g. {kind: jsonl, path: texts.jsonl}",
     "finite_number": "must be a finite number",
 }
-# {end of a key: message if its value is not a number}
+# {end of a key: message if the key's value is not a number}
 _UNITS = {
     "_seconds": "must be a number of seconds, e.g. 7200",
     "_minutes": "must be a number of minutes, e.g. 90",
@@ -48,15 +48,14 @@ _BOUNDS = {
 }
 _PATTERNS = {
     f"^{NAME_PATTERN.pattern}$": NAME_RULE,
-    STEP_SIZES: "must be pairs TOKENS:SEQUENCES that begin at 0 tokens (K, M, B and T are allowed), e.g. "
-    '"0:16 2.4B:320 12B:1536"',
+    STEP_SIZES: "must be TOKENS:SEQUENCES pairs, the first at 0 tokens (suffixes K, M, B and T are allowed), "
+    'e.g. "0:16 2.4B:320 12B:1536"',
     LANGUAGE_CODE: "must be a language code of two or three lower-case letters, such as en, de or zh",
-    "^[a-z][a-z0-9-]{0,23}$": "must be the code of a Wikipedia as in its address, such as en, simple or "
-    "zh-yue",
-    "^([0-9]{8}|latest)$": "must be the day of a dump, YYYYMMDD, or latest",
-    "^[0-9a-f]{40}$": "must be a SHA-1: 40 digits of 0 to 9 and a to f",
-    r"\{content\}": "must hold {content}",
-    r"\{instruction\}": "must hold {instruction}",
+    "^[a-z][a-z0-9-]{0,23}$": "must be the code of a Wikipedia as in its URL, such as en, simple or zh-yue",
+    "^([0-9]{8}|latest)$": "must be the date of a dump (YYYYMMDD), or latest",
+    "^[0-9a-f]{40}$": "must be a SHA-1: 40 lower-case hexadecimal digits",
+    r"\{content\}": "must contain {content}",
+    r"\{instruction\}": "must contain {instruction}",
     **LABEL_WORDS,
     **BACKEND_WORDS,
 }
@@ -67,8 +66,8 @@ NAMES = ("name", "data.name", "tokenizer.name")
 def schema_finding(entry: Any, located: Located, label: str) -> Finding:
     """Return the finding about one of pydantic's errors: the place, the value, and the rule."""
     location = entry["loc"]
-    # In a list of sources pydantic names the kind after the index, of a pattern or a step its form, such as
-    # "<each layer>": these are not keys.
+    # pydantic's location also has the kind of a source after its index, and the form of a layer pattern or
+    # checkpoint step, such as "<each layer>". They are not keys.
     parts = [
         part
         for before, part in zip((None, *location), location)
@@ -85,7 +84,7 @@ def schema_finding(entry: Any, located: Located, label: str) -> Finding:
 def _message(entry: Any, location: tuple[Any, ...], parts: list[Any], dotted: str) -> str:
     kind, context = entry["type"], entry.get("ctx", {})
     if kind == "string_type" and entry["input"] is None and dotted in NAMES:
-        fix = f"Give one, e.g. {dotted}=my-run, or omit {dotted} to keep the YAML's value."
+        fix = f"Set a name, e.g. {dotted}=my-run, or omit {dotted} to keep the YAML's value."
         rule = NAME_RULE.rpartition(", e.g. ")[0]
         return f"{dotted} is empty: a name {rule}. {fix}"
     found = f"{dotted} = {show(entry['input'])}"
@@ -123,7 +122,7 @@ def _message(entry: Any, location: tuple[Any, ...], parts: list[Any], dotted: st
         return f"{found}: must have at least {counted(context['min_length'], 'item')}."
     if kind == "string_too_long":
         length, most = len(entry["input"]), context["max_length"]
-        return f"{found}: has {length:,} characters; the field takes at most {most:,}."
+        return f"{found}: has {length:,} characters; at most {most:,} are allowed."
     if kind == "literal_error":
         rule = entry["msg"].replace("Input should be ", "must be ")
         choices = re.findall(r"'([^']*)'", context["expected"])

@@ -1,6 +1,7 @@
-"""Names of the datasets and tokenizers of the shipped runs, under which no other run may make something else.
+"""Dataset and tokenizer names of the shipped runs, which no other run may use for different contents.
 
-Whatever is prepared first, `nbtrain prepare gpt-tiny` finds its own files or none.
+Whichever run is prepared first, `nbtrain prepare gpt-tiny` then finds its own files or none, never another
+run's.
 """
 
 from collections.abc import Iterator
@@ -21,8 +22,8 @@ def refuse_name_of_shipped_dataset(config: RunConfig) -> None:
             and not makes_same_dataset(other, config)
         ):
             raise DataError(
-                f"{config.where(DATA_NAME)}: {DATA_NAME} = {config.data.name}: is the dataset that "
-                f"{other.name} makes from other settings. Give {DATA_NAME} another value."
+                f"{config.where(DATA_NAME)}: {DATA_NAME} = {config.data.name}: is the name of the "
+                f"dataset that {other.name} makes from other settings. Set {DATA_NAME} to another name."
             )
 
 
@@ -33,10 +34,10 @@ def refuse_name_of_shipped_tokenizer(config: RunConfig) -> None:
         trains = other.data.sources and other.tokenizer.path is None and other.init_from is None
         if other.tokenizer.name == name and trains and not makes_same_tokenizer(other, config):
             raise DataError(
-                f"{config.where(TOKENIZER_NAME)}: {TOKENIZER_NAME} = {name}: is the tokenizer that "
-                f"{other.name} trains on its own text, and does not exist yet. To use it, run `nbtrain "
-                f"prepare {other.name}` first; to train one on this text, leave {TOKENIZER_NAME} out or give "
-                "it another value."
+                f"{config.where(TOKENIZER_NAME)}: {TOKENIZER_NAME} = {name}: is the name of the "
+                f"tokenizer that {other.name} trains on its own text, but this tokenizer does not exist "
+                f"yet. To use it, run `nbtrain prepare {other.name}` first. To train a tokenizer on this "
+                f"text instead, remove {TOKENIZER_NAME} or set it to another name."
             )
 
 
@@ -49,5 +50,5 @@ def _runs_that_say(name: str) -> Iterator[RunConfig]:
     for run in example_names():
         try:
             yield load(run, check=False)
-        except ConfigError:  # it is being edited; a command that names it reports the error
+        except ConfigError:  # the file is being edited; a command for this run reports the error
             continue

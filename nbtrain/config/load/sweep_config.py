@@ -1,4 +1,4 @@
-"""Check the fields of a sweep's file."""
+"""Check the fields of a sweep file."""
 
 from pydantic import ValidationError
 
@@ -11,14 +11,14 @@ from nbtrain.config.yaml_source import Located
 
 
 def sweep_config(located: Located, shown: str) -> SweepConfig:
-    """Return the checked fields of a sweep; `shown` is its file's name in messages.
+    """Return the checked fields of a sweep file. `shown` is the name of the file in messages.
 
     Raises ConfigError with every unknown key and every value of a wrong type, each with its place.
     """
     problems, known = [], tuple(SweepConfig.model_fields)
     for key in located.value:
         if key not in known:
-            words = f"a sweep has no key `{key}`. Known: {', '.join(known)}.{nearest(key, known)}"
+            words = f"a sweep has no key `{key}`. Its keys are {', '.join(known)}.{nearest(key, known)}"
             problems.append(Finding("error", "sweep", key, located.where(key) or shown, words, cost=FATAL))
     config = None
     try:

@@ -8,8 +8,8 @@ replace the family's:
     extends: gpt-tiny
     model: {architecture: llama, norm_epsilon: 1.0e-6}    Llama's fields, with another epsilon
 
-Repeating the name of an extended file changes nothing. The resolved file holds the name and every field, so
-it does not depend on the definition of the family.
+Setting the name that an extended file already sets changes nothing. The resolved file holds the name and
+every field, so it does not depend on the definition of the family.
 """
 
 from collections.abc import Mapping
@@ -62,15 +62,17 @@ NAMES: tuple[str, ...] = get_args(ModelConfig.model_fields["architecture"].annot
 
 @cache
 def fields_of(name: str) -> Mapping[str, Any]:
-    """Return {field of `model`: value} of a named architecture, for all of FIELDS. Raises KeyError for an
-    unknown name.
+    """Return {field of `model`: value} of a named architecture, for all of FIELDS.
+
+    Raises KeyError for an unknown name.
     """
     different = _DIFFERENCES[name]
     return {field: different.get(field, ModelConfig.model_fields[field].default) for field in FIELDS}
 
 
 def expanded(layer: Located, base: Located) -> Located:
-    """Return a layer (a file or overrides) over `base`, with the fields that its architecture sets.
+    """Return a layer (a file or overrides) with the fields that its architecture sets. `base` is below the
+    layer.
 
     Changes the layer in place. A name that is not an architecture is left to the schema's check. The default
     does not count as a name that was set.

@@ -17,8 +17,9 @@ from nbtrain.config.yaml_source import Located
 
 @functools.cache
 def field_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Mapping[str, type[BaseModel] | None]:
-    """Return all dotted keys of the schema, read-only. A section's value is its model; a single field's
-    value is None.
+    """Return all dotted keys of the schema, read-only.
+
+    The value of a section is its model; the value of a single field is None.
     """
     keys: dict[str, type[BaseModel] | None] = {}
     for name, info in model.model_fields.items():
@@ -45,8 +46,8 @@ def free_form() -> Mapping[str, Any]:
 def parts_of(key: str) -> list[str]:
     """Return the parts of a dotted key.
 
-    Below a mapping of single values, the rest is one name, whatever dots it has (labels.example.com/team);
-    parallel.deepspeed_extra is nested, as DeepSpeed's JSON is.
+    Inside a mapping of single values, the rest of the key is one name, even if it contains dots
+    (labels.example.com/team). parallel.deepspeed_extra is nested, as DeepSpeed's JSON is.
     """
     for mapping, values in free_form().items():
         if values is not Any and key.startswith(f"{mapping}."):
@@ -73,7 +74,7 @@ def entry_models() -> Mapping[str, type[BaseModel]]:
 
 
 def _section(annotation: Any) -> type[ConfigModel] | None:
-    if get_origin(annotation) is list:  # its items have keys, it has none
+    if get_origin(annotation) is list:  # its items have keys, the list itself has none
         return None
     for candidate in (annotation, *get_args(annotation)):
         if isinstance(candidate, type) and issubclass(candidate, ConfigModel):

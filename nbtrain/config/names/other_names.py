@@ -104,26 +104,26 @@ resources.gpu_type | gpu accelerator gpu_model
 
 FIELD_OF = {name: field for field, names in rows(_FIELDS) for name in names.split()}
 
-# Settings of other programs without a field here, and what decides them instead.
+# Settings of other programs for which nbtrain has no field, and what to use instead.
 INSTEAD = {
     **dict.fromkeys(
         ("save_dir", "save", "output_dir", "checkpoint_dir", "default_root_dir", "dump_folder"),
-        "A run is written to $NBTRAIN_OUTPUT/<name>; `name` and checkpoint.* decide the rest",
+        "nbtrain writes a run to $NBTRAIN_OUTPUT/<name>: set `name`, $NBTRAIN_OUTPUT and checkpoint.*",
     ),
     **dict.fromkeys(
         ("load", "load_dir", "resume_from_checkpoint", "ckpt_path", "load_checkpoint"),
-        "A run is resumed from its own newest checkpoint: `nbtrain resume`",
+        "Run `nbtrain resume` to continue a run from its newest checkpoint",
     ),
     **dict.fromkeys(
         ("tensorboard_dir", "logging_dir", "log_dir", "wandb_project", "report_to"),
-        "Metrics are written to $NBTRAIN_OUTPUT/<name>/tensorboard",
+        "nbtrain writes metrics to $NBTRAIN_OUTPUT/<name>/tensorboard",
     ),
     **dict.fromkeys(
         ("num_train_epochs", "max_epochs", "epochs"),
-        "A run's length is batch.train_tokens; the plan says how many epochs of the dataset these are",
+        "Set the training length with batch.train_tokens; the plan says how many epochs this is",
     ),
     **dict.fromkeys(
-        ("world_size", "num_processes"), "The product of parallel.* sizes is the number of ranks"
+        ("world_size", "num_processes"), "The number of ranks is the product of the parallel.* sizes"
     ),
     **dict.fromkeys(
         ("expert_model_parallel_size", "expert_parallel_size", "num_experts", "moe_router_topk"),
@@ -133,10 +133,9 @@ INSTEAD = {
 
 
 def other_name(word: str) -> str:
-    """Return " Nearest: parallel.zero_stage." for a name of another program, with the leading space; "" for
-    an unknown name.
+    """Return a hint for a name of another program, after a space: " Nearest: parallel.zero_stage."
 
-    Dashes count as underscores, and upper case as lower case.
+    Return "" for an unknown name. Dashes count as underscores, and upper case as lower case.
     """
     folded = word.strip().lstrip("-").replace("-", "_").lower()
     if folded in FIELD_OF:

@@ -1,7 +1,7 @@
-"""The table of other training programs: how their scripts, commands and configuration files are recognized.
+"""Table of other training programs: how their scripts, commands and configuration files are recognized.
 
-nbtrain imports GPT models of Megatron-LM and Megatron-DeepSpeed. Every other program is named, so that its
-files are neither read as a GPT's nor refused flag by flag.
+nbtrain imports GPT runs of Megatron-LM and Megatron-DeepSpeed. Other programs are recognized, so that their
+files are neither read as a GPT run nor refused flag by flag.
 """
 
 import re
@@ -12,16 +12,18 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class OtherModel:
-    """A model other than a dense GPT, which a program trains with Megatron's flags."""
+    """A model other than a dense GPT that a program trains with Megatron's flags."""
 
     name: str
-    """Name of the model, to follow "trains"."""
+    """Name of the model, worded to follow "trains"."""
     scripts: str
-    """Pattern of the file names of the programs that train it."""
+    """Regular expression for the file names of programs that train this model."""
     flags: str = "(?!)"
-    """Pattern of flags that only this model has, in a program whose name says nothing."""
+    """Regular expression for flags that only this model has. It is used if the program's name does not
+    identify a model.
+    """
     changes_gpt: str = "(?!)"
-    """Pattern of flags with which pretrain_gpt.py trains this model too."""
+    """Regular expression for flags with which pretrain_gpt.py, too, trains this model."""
 
 
 OTHER_MODELS = (
@@ -58,8 +60,8 @@ OTHER_MODELS = (
     OtherModel("or evaluates a downstream task", r"(?!)", r"--task"),
 )
 EXPERTS = re.compile(r"--(num-experts|moe-num-experts)")
-"""Flags with the number of experts; 1 expert is a dense model."""
-# Programs that add flags to Megatron's, by flags that only they have.
+"""Flags that set the number of experts. A model with 1 expert is dense."""
+# Programs that add flags to Megatron's, with the flags that only they have.
 DIALECTS = {
     "MindSpeed-LLM": re.compile(
         r"--(tokenizer-name-or-path|prompt-type(-path)?|stage|is-instruction-dataset|context-parallel-algo|"
@@ -79,12 +81,12 @@ DIALECTS = {
         r"kill-switch-path|skip-train-iteration-range|(train|valid|test)-weighted-split-paths(-path)?|glu-activation)"
     ),
 }
-# Programs that take flags of Megatron and train nothing.
+# Programs that accept Megatron's flags but do not train.
 NO_TRAINING = re.compile(
     r"(preprocess|prepare|convert|merge|split|build|create|download|tokenize|clean)_?\w*\.py|(?!train_)\w*(_eval|"
     r"evaluate|generate|generation|inference|_server|_cli|checkpoint_util)\w*\.py|setup\.py"
 )
-# Names that say GPT somewhere else: their flags tell whether they train another model.
+# Other names that contain GPT. The flags tell whether such a program trains another model.
 GPT_NAMES = re.compile(r"(.*[_-])?gpt\d?([_.-].*)")
 GPT_SCRIPTS = re.compile(r"pretrain_gpt\w*\.py|pretrain_llama\w*\.py|pretrain_qwen\w*\.py")
 
@@ -93,17 +95,17 @@ Keys = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class OtherProgram:
-    """A program with its own settings, none of which nbtrain reads."""
+    """A program with its own settings, which nbtrain does not read."""
 
     name: str
     keys: Keys = ()
-    """Signature of its YAML, TOML or JSON: at least one dotted key of each group is present."""
+    """Signature of its YAML, TOML or JSON: the file has at least one dotted key of each group."""
     commands: str = "(?!)"
-    """Pattern of its commands, as the words "tune run"."""
+    """Regular expression for its command lines, such as "tune run"."""
     scripts: str = "(?!)"
-    """Pattern of its Python programs or modules."""
+    """Regular expression for its Python programs or modules."""
     flags: str = "(?!)"
-    """Pattern of flags that only it has."""
+    """Regular expression for flags that only this program has."""
 
 
 OTHER_PROGRAMS = (
@@ -261,7 +263,7 @@ MODEL_CONFIG: Keys = (("architectures", "torch_dtype", "transformers_version"), 
 
 
 def has_keys(value: Mapping[str, Any], keys: Keys) -> bool:
-    """Return whether a mapping has a dotted key of each group."""
+    """Return whether a mapping has at least one dotted key of each group. False if there are no groups."""
     return bool(keys) and all(any(_is_there(value, dotted) for dotted in group) for group in keys)
 
 
@@ -274,13 +276,13 @@ def _is_there(value: Any, dotted: str) -> bool:
 
 
 def is_accelerate(value: Mapping[str, Any]) -> bool:
-    """Return whether a mapping is a configuration of Accelerate, or only its section for FSDP."""
+    """Return whether a mapping is an Accelerate configuration, or only its FSDP section."""
     whole = "distributed_type" in value and len(value) > 1
     return whole or ("fsdp_config" in value and not value.keys() & {"model", "models", "model_name_or_path"})
 
 
 def program_of_file(value: Mapping[str, Any]) -> str:
-    """Return the program whose configuration a mapping is, by its keys; "" if none is known."""
+    """Return the name of the program whose configuration a mapping is, judged by its keys; "" if unknown."""
     for program in OTHER_PROGRAMS:
         if has_keys(value, program.keys):
             return program.name
@@ -290,7 +292,7 @@ def program_of_file(value: Mapping[str, Any]) -> str:
 
 
 def program_of_command(words: Sequence[str]) -> str:
-    """Return the known program that a command line starts; "" if there is none."""
+    """Return the name of the known program that a command line starts; "" if it starts none of them."""
     text = " ".join(words)
     for program in OTHER_PROGRAMS:
         if re.fullmatch(program.commands, text, re.DOTALL):
@@ -299,7 +301,10 @@ def program_of_command(words: Sequence[str]) -> str:
 
 
 def program_of_script(script: str, flags: Sequence[str]) -> str:
-    """Return the program to which a Python program belongs, by its path and flags; "" if none is known."""
+    """Return the name of the known program that a Python script belongs to; "" if it is unknown.
+
+    It is recognized by the script's path and flags.
+    """
     for program in OTHER_PROGRAMS:
         if re.fullmatch(program.scripts, script):
             return program.name
@@ -310,8 +315,9 @@ def program_of_script(script: str, flags: Sequence[str]) -> str:
 
 
 def models_by_flag(gpt: bool) -> Iterator[tuple[OtherModel, re.Pattern[str]]]:
-    """Yield each other model with the pattern of the flags that show that a program trains it. `gpt` says
-    that the program's name is one that trains a GPT.
+    """Yield each other model with a pattern for the flags that show that a program trains it.
+
+    `gpt` says whether the program's name is one that trains a GPT.
     """
     for model in OTHER_MODELS:
         yield model, re.compile(model.changes_gpt if gpt else f"{model.flags}|{model.changes_gpt}")

@@ -7,9 +7,9 @@ what a dataset or a tokenizer is made from, and does not name it, therefore gets
     data.name         the run's name if the layer sets it, otherwise the run's name and a hash of the settings
     tokenizer.name    data.name
 
-A run with init_from has the tokenizer of the run that it starts from, or keeps the inherited name if that run
-is not here: its weights know the ids of that tokenizer only. A run whose sources are all token ids keeps the
-inherited name too: no tokenizer can be trained on them.
+A run with init_from has the tokenizer of the run that it starts from, because its weights know only the ids
+of that tokenizer. If that run does not exist here, it keeps the inherited name. A run whose sources are all
+token ids keeps the inherited name too: no tokenizer can be trained on them.
 """
 
 import contextlib
@@ -40,16 +40,17 @@ _HASH_DIGITS = 8
 
 
 def leads_names(key: str) -> bool:
-    """Return whether a change of this dotted key may give a run its own names of dataset and tokenizer."""
+    """Return whether changing this dotted key may give a run its own dataset or tokenizer name."""
     made = [f"data.{name}" for name in MAKES_DATASET]
     made += [f"tokenizer.{name}" for name in (*MAKES_TRAINED, *MAKES_BROUGHT)]
     return any(f"{key}.".startswith(f"{other}.") for other in (*made, *OWN_NAMES, "name", "init_from"))
 
 
 def with_own_names(merged: Located, layer: Located, base: Located) -> Located:
-    """Replace the names in `merged`, a layer over its base, that the layer does not inherit; return `merged`.
+    """Replace the dataset and tokenizer names in `merged` that the layer does not inherit, and return it.
 
-    Changes `merged`. Values that the schema will refuse are compared as they are written.
+    `merged` is the layer merged over `base`, and is changed. Values that the schema will refuse are compared
+    as they are written.
     """
     sections = [merged.value.get(section, {}) for section in ("data", "tokenizer")]
     if not layer.value.keys() & LEADING or not all(isinstance(section, dict) for section in sections):
@@ -71,10 +72,10 @@ def with_own_names(merged: Located, layer: Located, base: Located) -> Located:
 
 
 def with_default_names(located: Located) -> Located:
-    """Give a dataset without a name the run's name, and a tokenizer without a name the dataset's. Changes the
-    layer in place.
+    """Give a dataset without a name the run's name, and a tokenizer without a name the dataset's name.
 
-    A file without a name is a part of runs: the first run that extends it gives the names.
+    Changes `located` in place. A file without a run name is a shared part of runs: the first run that extends
+    it provides the names.
     """
     if isinstance(run := located.value.get("name"), str):
         _fill(located, DATA_NAME, run)
@@ -129,7 +130,7 @@ def makes_same_tokenizer(one: Any, other: Any) -> bool:
 
 
 def _tokenizer_of_start(layer: Located) -> str | None:
-    """Return the tokenizer's name of the run that a layer's init_from names; None if it names no run."""
+    """Return the tokenizer name of the run that a layer's init_from names. None if it names no run."""
     start = layer.value.get("init_from")
     if not isinstance(start, str) or "://" in start:
         return None
@@ -141,8 +142,9 @@ def _tokenizer_of_start(layer: Located) -> str | None:
 
 
 def _is_shared_part(base: Located) -> bool:
-    """Return whether a file is only a base for runs: it is not a run and has no text, so its names are meant
-    for the runs that extend it.
+    """Return whether a file is only a base for runs.
+
+    Such a file is not a run and has no text, so its names are meant for the runs that extend it.
     """
     return "name" not in base.value and not _at(base, "data.sources")
 

@@ -1,4 +1,5 @@
-"""Named sizes: "13B" may be used wherever a run is named, and means the shipped run YAML of that size.
+"""Presets: a size such as "13B" can be used instead of the name of a run, and means the shipped run of that
+size.
 
 The sizes are from GPT-3 (arXiv:2005.14165, table 2.1); 345M is GPT-2 medium, 3.7B is from Ascend's example,
 and 135M, 360M, 1B, 3B and 8B are from SmolLM and Llama 3.
@@ -29,7 +30,9 @@ _UNITS = {"M": 1e6, "B": 1e9, "T": 1e12}
 
 
 def preset_run(name: object) -> str | None:
-    """Return the name of a preset's run, for "13B" or "13b"; None if `name` is not a preset."""
+    """Return the name of the run that a preset such as "13B" or "13b" means. None if `name` is not a
+    preset.
+    """
     if not isinstance(name, str):
         return None
     return next((run for key, run in PRESETS.items() if key.lower() == name.strip().lower()), None)
@@ -42,5 +45,5 @@ def size_of(name: str) -> float | None:
 
 
 def nearest_preset(size: float) -> str:
-    """Return the preset whose size is nearest by ratio."""
+    """Return the preset whose size is nearest to `size`, compared by their ratio."""
     return min(PRESETS, key=lambda name: abs(math.log((size_of(name) or 1.0) / max(size, 1.0))))

@@ -1,13 +1,15 @@
 """Named recipes: `recipe: modern` stands for an architecture, an optimizer and a schedule.
 
 A recipe sets all of FIELDS, and the fields of its architecture (architectures.py). Like an architecture, it
-replaces the settings of the files below, and is replaced by settings next to its name or above it.
+replaces settings of the files that are extended; settings next to its name or in later layers take
+precedence.
 
     extends: gpt-125m
     recipe: modern
-    optimizer: {muon_lr: 0.01}      the recipe's fields, with a separate rate for the matrices
+    optimizer: {muon_lr: 0.01}      the recipe's fields, with a separate learning rate for the matrices
 
-Sizes, rates and lengths are the run's own. A name that the files below set already changes nothing.
+A recipe sets no sizes, learning rates or training lengths. Setting the name that an extended file already
+sets changes nothing.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,8 +33,8 @@ FIELDS = (
 _DIFFERENCES: dict[str, dict[str, Any]] = {
     # arXiv:2005.14165, appendix B.
     "gpt3": {},
-    # Llama's layers with norms of queries and keys, tied as small models are; Muon (arXiv:2502.16982); a rate
-    # that falls as 1 - sqrt in the last fifth (arXiv:2405.18392, section 4).
+    # Llama's layers with norms of queries and keys, tied as small models are; Muon (arXiv:2502.16982); a
+    # learning rate that falls as 1 - sqrt in the last fifth (arXiv:2405.18392, section 4).
     "modern": {
         "model.architecture": "qwen3",
         "optimizer.type": "Muon",
@@ -62,7 +64,7 @@ def _default(key: str) -> Any:
 
 
 def expanded(layer: Located, base: Located) -> Located:
-    """Return a layer (a file or overrides) over `base`, with the fields that its names set.
+    """Return a layer (a file or overrides) with the fields that its names set. `base` is below the layer.
 
     Changes the layer in place. A name that is not a recipe is left to the schema's check. The default does
     not count as a name that was set.
@@ -84,7 +86,7 @@ def _missing(layer: Located, fields: Mapping[str, Any]) -> Iterator[tuple[str, A
         if isinstance(values, dict)
         for name, value in values.items()
     }
-    # Another amount, or a schedule without one, is set next to the name.
+    # The layer sets the decay length in another unit, or a schedule without one.
     schedule = layer.value.get("lr_schedule")
     style = schedule.get("lr_decay_style", "WSD") if isinstance(schedule, dict) else "WSD"
     amount_is_given = style != "WSD" or any(key in written for key in WSD_DECAY)

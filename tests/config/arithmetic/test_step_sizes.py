@@ -81,5 +81,5 @@ def test_two_ways_to_grow_are_refused():
 
 @pytest.mark.parametrize("text", ["16 32", "1:16 2B:32", "0:0", "0:16, 2B:32", "0:16 2X:32", ""])
 def test_another_form_is_reported(text):
-    with pytest.raises(ConfigError, match=r"pairs TOKENS:SEQUENCES that begin at 0 tokens"):
+    with pytest.raises(ConfigError, match=r"TOKENS:SEQUENCES pairs, the first at 0 tokens"):
         load("gpt-125m", {"batch.step_batch_size_schedule": text})

@@ -43,7 +43,8 @@ def test_zero_0_with_16_bit_weights_is_refused():
         deepspeed_config(config_of(parallel__zero_stage=0, precision__dtype="bf16"))
     assert str(caught.value) == (
         "override parallel.zero_stage=0: parallel.zero_stage = 0 with 16-bit weights (precision.dtype = "
-        "bf16) trains wrongly in DeepSpeed; set zero_stage: 1, which costs nothing, or precision.dtype: fp32."
+        "bf16) trains incorrectly in DeepSpeed. Set zero_stage: 1, which costs nothing, or precision.dtype: "
+        "fp32."
     )
 
 

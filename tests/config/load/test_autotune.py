@@ -75,7 +75,7 @@ def test_what_was_found_is_said_with_the_command_that_takes_it_over(config, work
     folder = "output/gpt/autotuning_results"
     assert found_words(run, config, "tune", active=True) == f"its trials are written to {folder}/"
     assert found_words(run, config, "tune", active=False) == (
-        f"no trial finished; look at stderr.log and stdout.log of each in {folder}/"
+        f"no trial finished; see stderr.log and stdout.log of each trial in {folder}/"
     )
     run.autotuning_results.mkdir(parents=True)
     best = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 3}}
@@ -85,7 +85,7 @@ def test_what_was_found_is_said_with_the_command_that_takes_it_over(config, work
         "batch.micro_batch_size=4 parallel.zero_stage=3 backend.kubernetes.autotune=none` trains with them"
     )
     assert found_words(run, config, "run", active=True) == (
-        f"the best settings are this run's own ({folder}/ds_config_optimal.json)"
+        f"the run already has the best settings ({folder}/ds_config_optimal.json)"
     )
 
 
@@ -97,6 +97,6 @@ def test_a_json_is_read_from_its_path_or_base64(tmp_path):
         read_given("Mw==")
     path.write_text("[" * 100_000)
     with pytest.raises(
-        ConfigError, match="is neither the path of a JSON nor base64 of one: maximum recursion"
+        ConfigError, match="is neither the path of a JSON file nor base64-encoded JSON: maximum recursion"
     ):
         read_given(str(path))

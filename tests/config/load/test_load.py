@@ -103,15 +103,16 @@ REFUSED = {
     "the name of a Wikipedia": (
         "data:\n  sources:\n    - kind: wiki\n      language: English\n",
         "my-run.yaml:5: data.sources.0.language = English: must be the code of a Wikipedia as in its "
-        "address, such as en, simple or zh-yue.",
+        "URL, such as en, simple or zh-yue.",
     ),
     "a day with dashes": (
         "data:\n  sources:\n    - kind: wiki\n      date: '2026-11-01'\n",
-        "my-run.yaml:5: data.sources.0.date = '2026-11-01': must be the day of a dump, YYYYMMDD, or latest.",
+        "my-run.yaml:5: data.sources.0.date = '2026-11-01': must be the date of a dump (YYYYMMDD), or "
+        "latest.",
     ),
     "what is no SHA-1": (
         "data:\n  sources:\n    - kind: wiki\n      sha1: abc\n",
-        "my-run.yaml:5: data.sources.0.sha1 = abc: must be a SHA-1: 40 digits of 0 to 9 and a to f.",
+        "my-run.yaml:5: data.sources.0.sha1 = abc: must be a SHA-1: 40 lower-case hexadecimal digits.",
     ),
     "text for a number": (
         "batch:\n  micro_batch_size: '4'\n",
@@ -279,7 +280,7 @@ def test_every_number_and_text_of_the_schema_has_an_upper_bound():
     [
         (
             f"tokenizer.eod_token={'x' * 100_000}",
-            f"tokenizer.eod_token = {'x' * 77}...: has 100,000 characters; the field takes at most 256.",
+            f"tokenizer.eod_token = {'x' * 77}...: has 100,000 characters; at most 256 are allowed.",
         ),
         (
             f"model.seq_length={'9' * 5_000}",
@@ -380,9 +381,12 @@ def test_several_parents_apply_in_order(run_yaml):
     ("text", "expected"),
     [
         ("extends: nope.yaml\n", "my-run.yaml:1: extends 'nope.yaml': no such file in {folder}."),
-        ("extends: 3\n", "my-run.yaml:1: extends must be a file name or a list of them."),
-        ("extends: [a.yaml, 3]\n", "my-run.yaml:1: extends must be a file name or a list of them."),
-        ("extends: /\n", "my-run.yaml:1: extends /: is a folder; give the path of a run YAML."),
+        ("extends: 3\n", "my-run.yaml:1: extends must be a file name or a list of file names."),
+        ("extends: [a.yaml, 3]\n", "my-run.yaml:1: extends must be a file name or a list of file names."),
+        (
+            "extends: /\n",
+            "my-run.yaml:1: extends /: is a folder, not a run YAML. Specify the path of a run YAML.",
+        ),
         ("extends: my-run.yaml\n", "my-run.yaml: `extends` forms a cycle: my-run.yaml -> my-run.yaml."),
     ],
 )
@@ -568,14 +572,14 @@ def test_the_later_of_two_overrides_wins():
             ["batch={max_steps: 1, max_steps: 2}"],
             "override 'batch={max_steps: 1, max_steps: 2}': not YAML: max_steps is written twice; keep one.",
         ),
-        ("a='b", 'overrides "a=\'b": cannot be split into key=value: No closing quotation.'),
+        ("a='b", 'overrides "a=\'b": cannot be split into key=value pairs: No closing quotation.'),
         (
             ["batch=1", "batch.max_steps=2"],
-            "override batch.max_steps=2: batch is overridden too; give one of the two.",
+            "override batch.max_steps=2: batch is overridden too. Remove one of the two overrides.",
         ),
         (
             ["batch.max_steps=2", "batch=1"],
-            "override batch=1: keys inside batch are overridden too; give one of the two.",
+            "override batch=1: keys inside batch are overridden too. Remove this override or those.",
         ),
         (["extends=x.yaml"], "override extends=x.yaml: a run has no key `extends`."),
         (
@@ -631,16 +635,16 @@ def test_the_place_of_an_override_has_no_password():
 @pytest.mark.parametrize(
     ("run", "expected"),
     [
-        ("", "no run YAML is named; give a path, or a name such as gpt-tiny."),
+        ("", "no run is specified. Specify the path of a run YAML, or a name such as gpt-tiny."),
         ("gpt-tinny", "Nearest: gpt-tiny, gpt3-tiny. There are "),
-        (".", ".: is a folder; give the path of a run YAML."),
-        ("/dev/null", "/dev/null: is not a regular file; give the path of a run YAML."),
+        (".", ".: is a folder, not a run YAML. Specify the path of a run YAML."),
+        ("/dev/null", "/dev/null: is not a regular file. Specify the path of a run YAML."),
         ("mine-tvo", "Nearest: mine-two, mine-one. There are "),
         (
             "batch.max_steps=2",
-            "batch.max_steps=2: is an override, but no run is named before it, as in `gpt-",
+            "batch.max_steps=2: is an override, but a run must come before it, as in `gpt-",
         ),
-        ("name=", "name=: is an override, but no run is named before it, as in `gpt-tiny name=`."),
+        ("name=", "name=: is an override, but a run must come before it, as in `gpt-tiny name=`."),
     ],
 )
 def test_a_run_that_is_not_there_names_the_near_ones(workspace, run, expected):
@@ -667,7 +671,7 @@ def test_an_empty_name_is_refused_with_its_rule(key):
     """`name=` means null in YAML, so the message gives the rule for names and an example."""
     assert message_of("gpt-tiny", [f"{key}="]) == (
         f"override {key}=: {key} is empty: a name must be 1 to 53 lower case letters, digits and inner "
-        f"dashes. Give one, e.g. {key}=my-run, or omit {key} to keep the YAML's value."
+        f"dashes. Set a name, e.g. {key}=my-run, or omit {key} to keep the YAML's value."
     )
 
 
@@ -704,7 +708,7 @@ def test_a_resolved_file_must_say_everything(tmp_path):
     text = to_yaml(load("gpt-tiny"))
     path = tmp_path / "config.yaml"
     path.write_text(text.replace("  clip_grad: 1.0\n", ""))
-    with pytest.raises(ConfigError, match=r"1 fields are missing, first optimizer\.clip_grad"):
+    with pytest.raises(ConfigError, match=r"lacks 1 field, beginning with optimizer\.clip_grad"):
         load_resolved(path)
     path.write_text(text + "foo: 1\n")
     with pytest.raises(ConfigError, match="a run has no key `foo`"):
@@ -714,7 +718,7 @@ def test_a_resolved_file_must_say_everything(tmp_path):
 def test_a_run_without_its_resolved_file(tmp_path):
     """A folder with only run.json is refused; the message names the missing file and the fix."""
     with pytest.raises(
-        ConfigError, match=r"config\.yaml: no such file: submit writes it.* Submit the run again"
+        ConfigError, match=r"config\.yaml: no such file\. `nbtrain submit` writes it.* submit the run again"
     ):
         load_resolved(tmp_path / "config.yaml")
 

@@ -11,12 +11,12 @@ pytestmark = pytest.mark.usefixtures("workspace")
 IMAGE = (
     "backend.kubernetes.image",
     "backend.kubernetes.image = REPLACE-ME/image:tag is a placeholder.",
-    "Set it to a container image with nbtrain in it.",
+    "Set it to a container image that contains nbtrain.",
 )
 CLAIM = (
     "backend.kubernetes.mounts",
     "backend.kubernetes.mounts: claim = replace-me is a placeholder.",
-    "Set it to a PersistentVolumeClaim that every pod can write, for /workspace.",
+    "Set it to a PersistentVolumeClaim for /workspace that every pod can write to.",
 )
 HOSTS = (
     "backend.hosts.hosts",

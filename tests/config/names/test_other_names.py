@@ -23,8 +23,8 @@ from nbtrain.config.names.other_names import FIELD_OF, INSTEAD, other_name
         ),
         (
             "checkpoint.save_dir",
-            "checkpoint has no key `save_dir`. A run is written to $NBTRAIN_OUTPUT/<name>; `name` and "
-            "checkpoint.* decide the rest.",
+            "checkpoint has no key `save_dir`. nbtrain writes a run to $NBTRAIN_OUTPUT/<name>: set `name`, "
+            "$NBTRAIN_OUTPUT and checkpoint.*.",
         ),
         (
             "parallel.tensor-model-parallel-size",
@@ -46,9 +46,8 @@ from nbtrain.config.names.other_names import FIELD_OF, INSTEAD, other_name
         ("model.n_layer", "model has no key `n_layer`. Nearest: model.num_layers."),
         (
             "num_train_epochs",
-            "a run has no key `num_train_epochs`. A run's length is batch.train_tokens; the plan says how "
-            "many "
-            "epochs of the dataset these are.",
+            "a run has no key `num_train_epochs`. Set the training length with batch.train_tokens; the plan "
+            "says how many epochs this is.",
         ),
         # A typing error in one of our own names is still answered by spelling.
         ("optimizer.weight_decy", "optimizer has no key `weight_decy`. Nearest: optimizer.weight_decay."),

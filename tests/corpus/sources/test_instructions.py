@@ -276,9 +276,9 @@ def test_templates_without_their_field_are_refused(tmp_path):
 
     expected = {
         "{kind: chat, path: x, template: '{role} {contents}'}": (
-            "template = '{role} {contents}': must hold {content}."
+            "template = '{role} {contents}': must contain {content}."
         ),
-        "{kind: alpaca, path: x, template: '{input}'}": "template = '{input}': must hold {instruction}.",
+        "{kind: alpaca, path: x, template: '{input}'}": "template = '{input}': must contain {instruction}.",
         "{kind: chat, path: x, learn_roles: []}": ("learn_roles = []: must have at least 1 item."),
         "{kind: chat, path: x, weight: 0.0}": "weight = 0.0: must be more than 0.",
     }

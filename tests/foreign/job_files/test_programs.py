@@ -165,7 +165,7 @@ def test_the_configuration_of_another_program_is_named(name, tmp_path):
     path.write_text(text)
     assert refusal(path) == f"{name}: is a configuration of {program}, which nbtrain does not read: {ONLY}"
     if path.suffix != ".toml":
-        with pytest.raises(ConfigError, match=f"is a configuration of {program}, not a run YAML"):
+        with pytest.raises(ConfigError, match=f"is a configuration file for {program}, not a run YAML"):
             load(path)
 
 

@@ -103,7 +103,10 @@ def test_an_error_of_the_trial_starts_nothing(own, monkeypatch):
 
 def test_a_problem_that_needs_no_trial_is_refused_with_all_others(own, workspace, tried):
     (workspace / "my_code.py").write_text("def scalar(step):\n    return {}\n")
-    with pytest.raises(SubmitError, match=r"my_code.py:1: (.|\n)*scalar is not known(.|\n)*Nearest: scalars"):
+    with pytest.raises(
+        SubmitError,
+        match=r"my_code.py:1: (.|\n)*scalar is not a function that nbtrain calls(.|\n)*Nearest: scalars",
+    ):
         submit(own())
     found = nb.check(own())
     assert not found.works and any(finding.place == "my_code.py:1" for finding in found.findings)

@@ -388,7 +388,7 @@ def test_what_deepspeeds_autotuner_found(failed, workspace):
     failed.record.autotune = "tune"
     failed.record.write(failed.job.job_json)
     text = str(describe_job(failed.job.run))
-    assert "\nDeepSpeed's autotuner  no trial finished; look at stderr.log and stdout.log of each" in text
+    assert "\nDeepSpeed's autotuner  no trial finished; see stderr.log and stdout.log of each" in text
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,8 @@ def test_what_a_trial_refuses(run):
     words = [sys.executable, "-c", script, str(run.path), "--deepspeed_config", "bm9uZQ=="]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     assert ended.returncode == ConfigError.exit_code and ended.stderr.startswith(
-        "ConfigError: --deepspeed_config bm9uZQ==: is neither the path of a JSON nor base64 of one: "
+        "ConfigError: --deepspeed_config bm9uZQ==: is neither the path of a JSON file nor "
+        "base64-encoded JSON: "
     )
 
 

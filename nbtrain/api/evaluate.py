@@ -179,14 +179,14 @@ def _prepared(
             if judged:
                 started = time.time()
                 judged.answer(answers)
-        # The model is not needed while the judge works.
+        # The judge does not need the model, so this runs after the model was released.
         if judged and judge:
             beside = directory.evaluation / f"global_step{found.step}" / f"{judged.name}.jsonl"
             judged.write_answers(beside)
             try:
                 outcome = judged.judge(judge)
             finally:
-                # Includes the answers that were rated before the judge failed.
+                # Also write the answers that were rated before the judge failed.
                 judged.write_answers(beside)
             found.keep(outcome, started, **judged_record(judged, judge))
         return found

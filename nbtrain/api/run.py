@@ -508,7 +508,7 @@ def open_run(run: RunLike) -> Run:
     if isinstance(run, str | Path) and str(run).strip():
         directory = _directory_of(str(run))
     else:
-        # The schema takes longer to load than the rest of `nbtrain status`.
+        # Import the schema only here: it takes longer to load than the rest of `nbtrain status`.
         from nbtrain.config.schema import RunConfig
 
         if not isinstance(run, RunConfig):

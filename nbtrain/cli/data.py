@@ -127,7 +127,7 @@ def card(options: argparse.Namespace) -> None:
     for path, ending in ((options.html, ".html"), (options.json, ".json")):
         if path is None:
             continue
-        # A device, such as /dev/stdout, may have any name.
+        # The suffix of a device such as /dev/stdout is not checked.
         if path.suffix.lower() != ending and (path.is_file() or not path.exists()):
             raise ConfigError(f"{path}: name a file that ends in {ending} for --{ending[1:]}.")
         if not path.parent.is_dir() or path.is_dir() or not path.name:

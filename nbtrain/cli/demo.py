@@ -45,7 +45,7 @@ def run_demo(run: str, overrides: list[str]) -> "DemoSummary":
         # again.
         text = json.dumps([files.sha256_of(find_notebook(name)), parameters, config.model_dump_json()])
         key = hashlib.sha256(text.encode()).hexdigest()
-        # Read again each time: a run's first submission creates the folder.
+        # Read the record again each time, because a run's first submission creates its folder.
         done = (files.read_json(done_record) or {}) if done_record.exists() else {}
         output = folder / f"{name}.ipynb"
         if done.get(name) == key and output.is_file():

@@ -23,7 +23,8 @@ from nbtrain.lab.parameters import annotated_types, assigned_names
 from nbtrain.lab.widgets.record import name_file
 from nbtrain.lab.widgets.watched import noted_unfinished
 
-# On a machine that trains on every core, a kernel may need minutes to start; papermill waits one by default.
+# On a machine that trains on every core, a kernel may need minutes to start. papermill's default is one
+# minute.
 KERNEL_START_SECONDS = 600
 # Jupyter chooses a kernel's ports before the kernel binds them, so another process may take them first.
 KERNEL_STARTS = 3
@@ -31,7 +32,7 @@ STILLBORN = "Kernel died before replying"
 """Part of the error that nbclient and jupyter_client raise for a kernel that died before its first cell."""
 EXPECTED_PICTURE = "expected-picture"
 """Tag of a cell with a picture of the output expected from the cell above, for notebooks without outputs."""
-# [words](target) and ![words](target) with a relative target, without what follows a "#".
+# The relative target in [text](target) and ![text](target), without a "#fragment".
 RELATIVE_LINK = re.compile(r"(?<=\]\()(?![a-z]+:|[/#])[^)\s#]+")
 
 
@@ -86,7 +87,7 @@ def run_notebook(name: str, parameters: Mapping[str, Any], output: Path | None =
         _execute(source, output, parameters)
     except PapermillExecutionError as error:
         kind = JobFailed if error.ename == JobFailed.__name__ else JobError
-        # If the run was stopped, only the last cell fails, on purpose.
+        # If the run was stopped, the last cell fails on purpose, which is not an error here.
         if kind is JobError or noted_unfinished(nbformat.read(output, as_version=4)) is None:
             raise kind(
                 f"{source.name}, cell {error.exec_count}: {error.ename}: {error.evalue}\n"
@@ -201,7 +202,7 @@ def read_notebook(source: Path) -> Any:
             raise TypeError("cells is not a list")
         return notebook
     except (ValueError, KeyError, TypeError, AttributeError, nbformat.ValidationError) as error:
-        # For other JSON, nbformat's message only names a part that is missing or has another type.
+        # If the JSON is not a notebook, nbformat only says which part is missing or has the wrong type.
         why = shortened(str(error).partition("\n")[0])
         raise ConfigError(f"{source}: not a notebook ({why}): name a file that ends in .ipynb.") from None
 

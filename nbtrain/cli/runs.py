@@ -416,7 +416,7 @@ def logs(options: argparse.Namespace) -> None:
         elif traceback or rank:
             print(f"The end of the log of rank {rank}:\n")
     rank = rank or 0
-    # Until the rank has a log, the pod's output is followed from its beginning.
+    # Until the rank has a log, follow() prints the pod's output from its beginning.
     if not (options.follow and job and state in ACTIVE and not log_path(job, rank).exists()):
         log = run.log(lines, rank, options.job, options.attempt)
         for line in log:

@@ -16,7 +16,7 @@ from nbtrain.jobs.attempt.backend import backend_of
 
 # Seconds between two requests to a scheduler.
 ASK_SECONDS = 5.0
-# A panel requests its data once a second, unless its page is hidden.
+# Polling ends after this time without a call. A panel calls once a second, unless its page is hidden.
 FORGET_SECONDS = 30.0
 
 _looked_at: dict[str, float] = {}

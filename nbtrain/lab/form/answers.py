@@ -180,7 +180,7 @@ def form_submitted(request: Request, anywhere: bool = False) -> dict[str, Any]:
     job = submit(config, parent=parent, tries_code=request.get("try_code", True))
     found: dict[str, Any] = {"name": job.run.name, "job_id": job.job_id}
     changes = [str(change) for change in not_applied(job.run, config)]
-    # Another process may have submitted the run meanwhile; then the changes show it.
+    # If another process has submitted the run in the meantime, only the changes show that.
     if changes or (before and before.job_id == job.job_id):
         found |= {"joined": status_of(job)[0], "not_applied": changes}
     return found

@@ -145,7 +145,7 @@ class Draft:
         changed, names = self._changed, dict[str, Any]()
         if changed.get(RECIPE) in recipes.NAMES:
             names[RECIPE] = changed[RECIPE]
-            # Another schedule, or another amount, replaces the recipe's amount.
+            # Another decay style or another decay length replaces the recipe's decay length.
             if changed.get(DECAY_STYLE) in every_field()[DECAY_STYLE].choices:
                 names[DECAY_STYLE] = changed[DECAY_STYLE]
             names |= {one: None for one in recipes.WSD_DECAY if one in changed}

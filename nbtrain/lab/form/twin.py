@@ -18,7 +18,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.machine.environment import supervisor_environment
 
 COMMAND = ("-m", "nbtrain.cli", "twin", "--submit")
-# No run has a name with a dot.
+# Run names contain no dots, so no run can have this name.
 FOLDER = ".twins"
 # Maximum time until the twin's folder appears: the process imports modules and checks the twin first.
 START_SECONDS = 90.0

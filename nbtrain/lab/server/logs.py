@@ -36,7 +36,7 @@ SEARCHERS = ThreadPoolExecutor(2, "nbtrain-search")
 MOST_SEARCHES = 16
 # Maximum lines of a pod's output to return; a log line has about 120 bytes (READ_LIMIT_BYTES).
 OUTPUT_LINES = 2000
-# A cluster that does not answer must not keep readers of files waiting.
+# A cluster that does not respond must not keep readers of files waiting.
 CLUSTER_READERS = ThreadPoolExecutor(2, "nbtrain-pods")
 
 

@@ -112,7 +112,7 @@ class Door:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open += 1
         try:
-            # TensorBoard closes each connection after its answer, so a connection has one request.
+            # TensorBoard closes each connection after its response, so a connection has one request.
             with contextlib.suppress(asyncio.IncompleteReadError, asyncio.LimitOverrunError):
                 line = await reader.readuntil(b"\r\n")
                 if (own := self._own_answer(line)) is None:

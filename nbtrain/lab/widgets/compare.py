@@ -25,7 +25,7 @@ from nbtrain.monitor.runs.compare_picture import comparison_report
 from nbtrain.monitor.runs.published import read_published
 from nbtrain.monitor.runs.watched_runs import root_id
 
-# Without a server: the curves that the page opens with (FIRST_COMPARED of compare.js), thinned.
+# Curves that the page shows without a server: its first curves (FIRST_COMPARED in compare.js), thinned.
 NAMES = ("loss", "validation_loss", "reward_margin", "reward_accuracy", "tokens_per_second", "grad_norm")
 POINTS = 200
 # Maximum seconds for reading a long run's metrics files.

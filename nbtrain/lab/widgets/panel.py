@@ -126,7 +126,7 @@ class RunPanel(anywidget.AnyWidget):
             except NbtrainError as error:
                 self.send({"kind": "job", "error": str(error)})
         elif content.get("kind") == "stop" and (job := self.view.job) is not None:
-            # A thread, because the function waits for the end of the job and the kernel must not.
+            # In a thread, because cancel() waits for the end of the job and the kernel must not wait.
             threading.Thread(target=self._stop, args=[job], daemon=True).start()
 
     def _stop(self, job: JobDir) -> None:

@@ -115,7 +115,7 @@ class RunTable(anywidget.AnyWidget):
         if name not in [row["name"] for row in self.rows]:
             return
         if (job := RunDir(self.root / name).newest_job()) is not None:
-            # A thread, because the function waits for the end of the job and the kernel must not.
+            # In a thread, because cancel() waits for the end of the job and the kernel must not wait.
             threading.Thread(target=cancel, args=[job], daemon=True).start()
 
 

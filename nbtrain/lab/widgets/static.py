@@ -168,7 +168,7 @@ def _timed(title: str, table: Mapping[str, Any], most: int = MOST_ROWS) -> str:
     kept = rows[-most:] if timed else rows[:most]
     more = f" ({len(rows) - len(kept):,} more)" if len(kept) < len(rows) else ""
     cells = [([utc(row["time"])] if timed else []) + row["cells"] for row in kept]
-    # An empty column would take room from the message.
+    # Omit empty columns, which would take space from the message.
     said = [at for at in range(len(heads)) if any(row[at] for row in cells)]
     narrow = ([row[at] for at in said] for row in cells)
     return _table(f"{title}{more}{', UTC' if timed else ''}", [heads[at] for at in said], narrow)

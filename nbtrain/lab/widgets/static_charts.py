@@ -159,7 +159,7 @@ def _line(
 ) -> list[str]:
     color, steps = COLORS[line["color"]], curve["steps"]
     dash = f'stroke-dasharray="{line["dash"]}" ' if line.get("dash") else ""
-    # A gap is between two points if the curve was thinned, and at a point without a value otherwise.
+    # In a thinned curve, a gap lies between two points; otherwise it is a point without a value.
     broken = {bisect.bisect_left(steps, first) for first, _ in curve.get("bad") or ()}
 
     def segments(values: Sequence[float | None]) -> list[list[tuple[float, float]]]:

@@ -9,7 +9,7 @@ from nbtrain.base.printing.report import Facts, Findings, Headline, Report, Tabl
 from nbtrain.lab.widgets.static_charts import charts_in_rows
 from nbtrain.monitor.metrics.metric_charts import drawn
 
-# Long parts are folded.
+# HTML for long parts, which are folded.
 FOLDED = '<details><summary style="cursor:pointer">{words}</summary>{content}</details>'
 
 

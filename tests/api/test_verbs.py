@@ -225,7 +225,7 @@ def test_the_log_of_an_earlier_attempt(cancelled, capsys):
     assert cancelled.log(attempt=0) == ["attempt 0 ends"]
     assert cli.main(["logs", "mine", "--attempt", "0"]) == 0
     assert capsys.readouterr().out == "attempt 0 ends\n"
-    with pytest.raises(ConfigError, match=r"attempt 2: rank 0 .* its logs are of 0, 1\."):
+    with pytest.raises(ConfigError, match=r"rank 0 .* no log of attempt 2; it has logs of attempts 0, 1\."):
         cancelled.log(attempt=2)
     with pytest.raises(ConfigError, match="supervisor has a single log"):
         cancelled.log(rank="supervisor", attempt=0)
@@ -548,7 +548,7 @@ def test_the_log_of_a_failed_run_begins_with_the_traceback_of_the_rank_that_fail
     assert cli.main(["logs", "mine", "--job", earlier.job_id, "--rank", "node0"]) == 0
     assert capsys.readouterr().out == "the agent ends\n"
     assert cli.main(["logs", "mine", "--rank", "2"]) == 2
-    assert "rank 2: mine has 2 ranks: 0 to 1; also `supervisor` and" in capsys.readouterr().err
+    assert "rank 2: mine has 2 ranks: 0 to 1. You can also name `supervisor`" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"the text to search for is empty\."):
         run.search("")
 

@@ -1,1 +1,1 @@
-"""Description of a job: conditions, events, replicas and resources, and its tables."""
+"""Description of a job: conditions, events, replicas and resources, and the tables that show them."""

@@ -1,8 +1,8 @@
-"""Conditions of a job, its events and its alerts, in the terms of a cluster's job page, for every backend.
+"""A job's conditions, events and alerts, in the terms of a cluster's job page, for every backend.
 
-A condition is a state that the job has been in: whether it is in that state now, since when, and why. States
-come from the events of the submitter and of the supervisor, each in the order in which they were written.
-LOST, and SUSPENDED by a scheduler, which only a reader can determine, are added last.
+A condition is a state that the job has been in: whether the job is in that state now, since when, and why.
+States come from the events of the submitter and the supervisor, in the order in which they were written.
+LOST, and SUSPENDED by a scheduler, are determined only when the job is read, so they are added last.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,14 +35,14 @@ REASONS = {
     CANCELLED: "StoppedOnRequest",
     LOST: "NoSignOfLife",
 }
-"""The reason of a state if nothing more is known."""
+"""{state: default reason of its condition}."""
 SUCCEEDED_REASONS = {
     "full": REASONS[SUCCEEDED],
     "eval": "CheckpointEvaluated",
     "perf": "StepsMeasured",
 }
-"""The reason of a job that has succeeded, by its mode."""
-# Reason in a restart's event -> reason of the condition.
+"""{mode of the run: reason of the condition Succeeded}."""
+# {reason in a restart event: reason of the condition}
 RESTART_REASONS = {
     end_kinds.HANG: "Hang",
     end_kinds.KILLED: "RankKilled",
@@ -53,9 +53,9 @@ RESTART_REASONS = {
     end_kinds.ALLOCATION: "AllocationLost",
 }
 NUM_EVENTS = 60
-# Important events, which stay visible however many newer events of other kinds there are.
+# Kinds of important events, which stay visible however many newer events of other kinds there are.
 WEIGHTY = frozenset({"error", "restart", "rollback", "hang"})
-# Kinds of events that a reader should look at.
+# Kinds of events that are shown as warnings.
 WARNINGS = frozenset({"warning", "error", "alert", "hang", "restart", "rollback", "preemption"})
 
 
@@ -70,35 +70,36 @@ class Condition:
     last_change: float
     """Time of the last change, in seconds since the epoch."""
     reason: str
-    """Reason as one word; if `status` is false, the type of the condition that replaced this one."""
+    """Reason in one word; if `status` is false, the type of the condition that replaced this one."""
     message: str
 
 
 @dataclass(frozen=True)
 class JobEvent:
-    """An event of the job."""
+    """An event as a job page shows it."""
 
     time: float
     type: str
     """Normal or Warning."""
     reason: str
     object: str
-    """Object that the event is about: job, replica 0, rank 3, or a scheduler's own name."""
+    """Object of the event: "job", "replica 0", "rank 3", or a name from the scheduler."""
     message: str
     writer: str
 
 
 def type_of(state: str) -> str:
-    """Return the condition type of a state: Running for RUNNING."""
+    """Return a state's condition type, such as Running for RUNNING."""
     return state.capitalize()
 
 
 def conditions(
     events: Iterable[Mapping[str, Any]], created_at: float, final: tuple[str, str | None, float, str | None]
 ) -> list[Condition]:
-    """Return Submitted and every state that the job was in, in the order in which it last entered them.
+    """Return a condition for Submitted and for every state of the job, in the order last entered.
 
-    `final` is (state, cause, since when, reason) as a reader sees it now; its reason is used if it is known.
+    `final` is (state, cause, time of the last change, reason), as determined now. Its reason is used unless
+    it is None.
     """
     found = {"Submitted": Condition("Submitted", True, created_at, "Submitted", "the job was submitted")}
     current, restart_reason, preempted = "", None, False
@@ -118,7 +119,8 @@ def conditions(
         current = _enter(found, current, state, event["time"], reason, message)
     state, cause, since, reason = final
     if state in MEANING and type_of(state) != current:
-        # A job that its supervisor has paused says so in an event.
+        # If the supervisor has paused the job, an event has already said so; otherwise the scheduler holds
+        # it.
         reason = "HeldByScheduler" if state == SUSPENDED else reason
         _enter(found, current, state, since, reason, cause or MEANING[state])
     elif reason and current in found:
@@ -128,7 +130,7 @@ def conditions(
 
 
 def failure_reason(state: str, cause: str | None, exit_codes: Iterable[int | None]) -> str | None:
-    """Return the reason of a failed job: its deadline, else the exit code of the first rank that failed."""
+    """Return the reason why a job failed: its deadline, or the first known exit code; otherwise None."""
     if state == FAILED and (cause or "").startswith("deadline:"):
         return "DeadlineExceeded"
     code = next((code for code in exit_codes if code is not None), None)
@@ -138,7 +140,7 @@ def failure_reason(state: str, cause: str | None, exit_codes: Iterable[int | Non
 def _enter(
     found: dict[str, Condition], current: str, state: str, time: float, reason: str | None, message: str
 ) -> str:
-    """Record that the job enters `state`, and return the condition's type."""
+    """Record that the job enters `state`, and return the type of its condition."""
     entered = type_of(state)
     if current and current != entered:
         before = found[current]
@@ -150,7 +152,7 @@ def _enter(
 
 
 def job_events(events: Iterable[Mapping[str, Any]]) -> list[JobEvent]:
-    """Return events as a job page shows them; a scheduler's own type, reason and object are kept."""
+    """Convert events for a job page. The type, reason and object of a scheduler's event are kept."""
     return [_event(event) for event in events]
 
 
@@ -161,7 +163,7 @@ def _event(event: Mapping[str, Any]) -> JobEvent:
     return JobEvent(
         time=float(event["time"]),
         type=str(event.get("type") or ("Warning" if kind in WARNINGS else "Normal")),
-        # A scheduler's reason is one capitalized word; a supervisor's reasons are for its restarts.
+        # A scheduler's reason is one capitalized word. Other reasons are the supervisor's, for its own use.
         reason=own if own[:1].isupper() and own.isalnum() else reason,
         object=str(event.get("object") or _object(event, writer)),
         message=str(event.get("message") or ""),
@@ -179,24 +181,22 @@ def _object(event: Mapping[str, Any], writer: str) -> str:
 
 
 def event_part(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an event that are shown."""
+    """Return the fields of an event that a run's page shows."""
     return {key: event.get(key) for key in ("time", "kind", "writer", "message")}
 
 
 def in_sight(events: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Return at most `most` events in order: the newest important ones fill up to half of them, the newest
-    others the rest.
-    """
+    """Return at most `most` events in order: up to half of them important, otherwise the newest."""
     weighty = [number for number, event in enumerate(events) if event.get("kind") in WEIGHTY][-(most // 2) :]
     others = [number for number in range(len(events)) if number not in weighty]
     return [events[number] for number in sorted([*weighty, *others[-(most - len(weighty)) :]])]
 
 
 def alerts_part(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the newest alerts, oldest first. "raised" is true while the metric is beyond its threshold.
+    """Return the newest alerts, oldest first; "raised" is true while the metric is beyond its threshold.
 
-    A rank reports once that a metric has crossed its threshold, and once that it has returned (alert_over).
-    A new attempt starts without alerts.
+    A rank reports an alert when a metric crosses its threshold, and alert_over when the metric returns. A new
+    attempt starts without raised alerts.
     """
     found: list[dict[str, Any]] = []
     for event in events:

@@ -1,10 +1,10 @@
-"""Description of a job, the same for every backend: basic facts, conditions, events, replicas, resources.
+"""Description of a job for every backend: basic facts, conditions, events, replicas and resources.
 
     job_records.describe_job(RunDir)  ->  JobDescription  ->  to_dict()    `nbtrain job --json`, REST
                                                           ->  as_report()  `nbtrain job`, a cell
                                                           ->  job_tables() the panel and the static picture
 
-All data comes from the run directory, while the job runs and afterwards: no scheduler is queried. A replica
+All data comes from the run directory, while the job runs and afterwards; no scheduler is queried. A replica
 is one machine or pod with its ranks.
 """
 
@@ -31,23 +31,24 @@ from nbtrain.monitor.usage.job_use import Gpu, Use
 from nbtrain.monitor.usage.usage import NodeUsage, usage_part
 
 SCHEMA_VERSION = 1
-# Points of a curve in to_dict(): as many as a chart has room for.
+# Maximum number of points of a curve in to_dict(), as many as fit into a chart.
 MOST_POINTS = 240
 NUM_EVENTS = 20
-# More ranks than this are not listed one by one unless they have failed.
+# If a replica has more ranks than this, only failed ranks are listed.
 MOST_RANKS = 32
-# Failures of earlier attempts that are shown for each rank.
+# Maximum number of failures in earlier attempts that are shown for a rank.
 MOST_EARLIER = 3
 UNKNOWN = "-"
 REPLICA_TITLES = ("REPLICA", "HOST", "PHASE", "RESTARTS", "CPU", "MEMORY", "MESSAGE")
 FAULT_TITLES = ("ENDED (UTC)", "ATTEMPT", "CAUSE", "COST", "DEVICE HOURS", "MONEY")
-# A scheduler is queried every few seconds while a page of its job is open.
+# The age of a scheduler's report is shown if it is older than this. While a job page is open, the scheduler
+# is queried every few seconds.
 OLD_WORD_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class LogFile:
-    """A log of the job."""
+    """A log file of the job."""
 
     path: str
     """Path relative to the run directory."""
@@ -62,26 +63,26 @@ class RankEnd:
     attempt: int
     time: float
     exit_code: int | None
-    """Exit code as a shell or a container reports it: 137 if SIGKILL ended the rank."""
+    """Exit code as a shell or container reports it, such as 137 if SIGKILL ended the rank."""
     failed: bool
     message: str
 
 
 @dataclass(frozen=True)
 class RankRow:
-    """A row of the table of ranks."""
+    """A row in the table of ranks."""
 
     rank: int
     phase: str
-    """Phase of run_directory/rank_phases.py, such as Running."""
+    """Phase as in run_directory/rank_phases.py, such as Running."""
     activity: str
-    """Activity of the rank, such as "training", or how it ended."""
+    """Activity of the rank, such as "training", or how the rank ended."""
     attempt: int
     step: int | None
     compute_seconds: float | None
-    """Seconds for which the rank computed in its newest logged step, without waiting for other ranks."""
+    """Computing time of the newest logged step in seconds, without waiting for other ranks."""
     exit_code: int | None
-    """Exit code, as in RankEnd; None while the rank runs."""
+    """Exit code as in RankEnd; None while the rank is running."""
     message: str
     earlier: list[RankEnd]
     """How the rank ended in earlier attempts, oldest first."""
@@ -99,22 +100,22 @@ class Replica:
     address: str
     phase: str
     restarts: int
-    """Restarts of the replica's ranks; restarts of its pod are in `pod`."""
+    """Number of restarts of the ranks; restarts of the pod are in `pod`."""
     message: str
     labels: dict[str, str]
     image: str | None
     ranks: list[RankRow]
     logs: list[LogFile]
-    """Log files of the replica itself; the logs of its ranks are in `ranks`."""
+    """Log files of the replica itself; its ranks' logs are in `ranks`."""
     use: dict[str, Use]
     gpus: dict[str, Gpu] = field(default_factory=dict)
     pod: Pod | None = None
-    """Pod as its cluster reported it last; None on other backends."""
+    """Pod as the cluster reported it last; None on other backends."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """Size and times of a job, from its record and its events."""
+    """Size and times of a job, from its record and events."""
 
     job_id: str
     created_at: float
@@ -127,18 +128,18 @@ class JobStatus:
     world_size: int
     backend: str
     command: list[str]
-    """Command of each rank: the arguments of Python, to which the run directory is appended."""
+    """Arguments of Python in each rank's command, without the run directory at the end."""
     elapsed_seconds: float
-    """Time since the start, or since the submission of a job that has not started; until its end or now."""
+    """Time from the job's start (or submission, if it has not started) until its end or now."""
     paused_seconds: float
-    """Part of elapsed_seconds in which the job was paused."""
+    """Time for which the job was paused; part of elapsed_seconds."""
     preemptions: int = 0
     preemption_lost_steps: int = 0
-    """Steps that all preemptions together have lost."""
+    """Steps lost in all preemptions together."""
     preemption_waited_seconds: float = 0.0
     """Seconds that the job waited for devices after its preemptions."""
     saving: str = ""
-    """How the newest attempt writes checkpoints, and why; "" if it writes none."""
+    """How the newest attempt writes checkpoints, and why; "" if it does not write checkpoints."""
 
     @property
     def ranks_text(self) -> str:
@@ -146,8 +147,9 @@ class JobStatus:
 
     @property
     def restarts_text(self) -> str:
-        """Number of restarts, and of preemptions with what they cost: "0 restarts, 2 preemptions (3 steps
-        lost, 5 min 20 s waited)".
+        """Restarts and preemptions as text.
+
+        Example: "0 restarts, 2 preemptions (3 steps lost, 5 min 20 s waited)".
         """
         text = amounts.counted(self.restarts, "restart")
         if not self.preemptions:
@@ -158,12 +160,12 @@ class JobStatus:
 
     @property
     def elapsed_text(self) -> str:
-        """Elapsed time as text, with the part of it that was a pause."""
+        """Elapsed time as text, with the paused part."""
         return elapsed_words(self.elapsed_seconds, self.paused_seconds)
 
 
 def job_status(record: JobRecord, active: bool, events: Sequence[Mapping[str, Any]], now: float) -> JobStatus:
-    """Return the status of a job. If the job is not active, the record includes its end."""
+    """Return the status of a job. If the job is not active, `record` must include its end."""
     begin = "started_at" if record.started_at else "created_at"
     elapsed = record.seconds_since(begin, now) if active else record.seconds_between(begin, "ended_at")
     return JobStatus(
@@ -188,57 +190,60 @@ def job_status(record: JobRecord, active: bool, events: Sequence[Mapping[str, An
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class JobDescription(Result, JobStatus):
-    """Everything that nbtrain shows of one job: status, conditions, events, replicas and resources."""
+    """Everything that nbtrain shows of a job: status, conditions, events, replicas and resources."""
 
     name: str
     run_id: str | None
     parent: str | None
-    """The run id of the run that this one was cloned from."""
+    """Run id of the run that this run was cloned from; None if it is not a clone."""
     parent_name: str | None
-    """Name of the parent run, if it still exists."""
+    """Name of the parent run; None if it no longer exists or there is no parent."""
     place: dict[str, str]
-    """Location of the job in its scheduler's terms (job_records.py); {} on kind: local."""
+    """Identity of the job in its scheduler (place_of() in job_records.py); {} with kind: local."""
     restart_policy: str
     started_from: str
-    """Checkpoint or model of init_from; "" if the run's weights were initialized randomly."""
+    """Checkpoint or model that init_from names; "" if the weights were initialized randomly."""
     twin: str
-    """For a twin, the run that it belongs to and the results of its checks; "" for any other run."""
+    """For a twin, its run and the results of its checks; "" for any other run."""
     state: str
     phase: str
     cause: str | None
     engine: dict[str, Any] | None
-    """Last report of the scheduler (engine.json); None without a scheduler."""
+    """Last report of the scheduler (engine.json); None if there is no report."""
     labels: dict[str, str]
-    """Labels that the user set, without nbtrain's own."""
+    """Labels set by the user, without those that nbtrain sets."""
     notes: str
-    """The user's notes on the run. `archived` also belongs to the run, not to the job."""
+    """The user's notes on the run. Like `archived`, they belong to the run, not to the job."""
     archived: bool
     image: str | None
     requests: dict[str, float]
-    """Requests of each replica: {metric or "gpus": requested amount}."""
+    """Resources requested for each replica: {metric or "gpus": amount}."""
     autotuner: str | None
-    """Result of DeepSpeed's autotuner, and how to apply it; None if it was not requested."""
+    """Result of DeepSpeed's autotuner and how to apply it; None if the autotuner was not requested."""
     limits: dict[str, float]
-    """Limits of each replica: the maximum that it may use, the smallest if replicas differ."""
+    """Limits of each replica: {metric: maximum}; the smallest maximum if replicas differ."""
     folder: str
     yaml: str
-    """The resolved configuration with which the job was submitted."""
+    """Resolved configuration that the job was submitted with."""
     conditions: list[Condition]
     events: list[JobEvent]
     replicas: list[Replica]
     life: dict[str, Any]
-    """Life of the job as spans over time (monitor/status/life.py)."""
+    """The job's life as spans of time (monitor/status/life.py)."""
     spending: Spending
-    """Use of devices by all jobs of the run, with what each fault cost."""
+    """Device use of all jobs of the run, with the cost of each fault."""
     device: str
-    """Kind of device that each rank computes on: "cpu" or "gpu"."""
+    """Kind of device that the ranks compute on: "cpu" or "gpu"."""
     usage: list[NodeUsage]
-    """Resource use over time, one entry for each replica with measurements."""
+    """Resource use over time; one entry per replica that has measurements."""
     usage_warnings: list[str]
-    """Sentences about measurements that cannot be read, such as a file of another version of nbtrain."""
+    """Messages about measurements that cannot be read, such as a file from another version of nbtrain."""
 
     def to_dict(self, most_points: int = MOST_POINTS) -> dict[str, Any]:
-        """Return the page as JSON: base units, seconds since the epoch, None if not known; thinned curves."""
+        """Return the job page as JSON values: base units, seconds since the epoch, None if not known.
+
+        Curves have at most `most_points` points.
+        """
         own = {name: value for name, value in vars(self).items() if name != "usage"}
         plain = {name: _plain(value) for name, value in own.items()}
         plain["spending"] = self.spending.to_dict()
@@ -246,7 +251,7 @@ class JobDescription(Result, JobStatus):
         return finite({"schema_version": SCHEMA_VERSION, **plain, "resources": curves})
 
     def as_report(self, num_events: int = NUM_EVENTS) -> Report:
-        """Return basic facts, conditions, replicas with their ranks, resources, and the newest events."""
+        """Return a report: basic facts, conditions, faults, replicas with ranks, resources, newest events."""
         conditions = [
             (entry.type, str(entry.status), amounts.utc(entry.last_change), entry.reason, entry.message)
             for entry in self.conditions
@@ -284,7 +289,7 @@ class JobDescription(Result, JobStatus):
         ]
         heads = ("TIME (UTC)" if self.ended_at else "AGE", "TYPE", "REASON", "OBJECT", "MESSAGE")
         is_part = len(events) < len(self.events)
-        title = f"Events, the last {len(events)} of {len(self.events)}" if is_part else "Events"
+        title = f"Events, newest {len(events)} of {len(self.events)}" if is_part else "Events"
         return Table(heads, rows, title, wraps_last=True)
 
 
@@ -295,7 +300,7 @@ def _plain(value: Any) -> Any:
 
 
 def basics(page: JobDescription) -> list[list[str]]:
-    """Return basic facts as [label, text]: state, scheduler, times, size and requests."""
+    """Return the basic facts of a job as [label, text], without empty ones."""
     size = f"{page.ranks_text}, attempt {page.attempt}, {page.restarts_text}"
     rows = [
         ("state", page.state + (f": {page.cause}" if page.cause else "")),
@@ -317,14 +322,14 @@ def basics(page: JobDescription) -> list[list[str]]:
         ("restart policy", page.restart_policy),
         ("scheduler", engine_words(page.engine, ended=page.ended_at is not None) if page.engine else ""),
         ("DeepSpeed's autotuner", page.autotuner or ""),
-        ("archived", "not in `nbtrain runs` without --archived" if page.archived else ""),
+        ("archived", "hidden in `nbtrain runs` without --archived" if page.archived else ""),
         ("command", shlex.join(["python", *page.command, page.folder]) if page.command else ""),
     ]
     return [[label, text] for label, text in rows if text]
 
 
 def fault_rows(spending: Spending) -> list[tuple[str, ...]]:
-    """Return the rows of the table of faults, oldest first."""
+    """Return the rows under FAULT_TITLES, oldest first."""
     return [
         (
             amounts.utc(fault.time),
@@ -339,14 +344,14 @@ def fault_rows(spending: Spending) -> list[tuple[str, ...]]:
 
 
 def cloned_from(page: JobDescription) -> str:
-    """Return the parent run: its name, or its id if it no longer exists; "" without a parent."""
+    """Return the parent run's name and id, or only its id if it no longer exists; "" without a parent."""
     if page.parent is None:
         return ""
     return f"{page.parent_name} (run {page.parent})" if page.parent_name else f"run {page.parent}"
 
 
 def replicas_words(page: JobDescription) -> str:
-    """Count replicas by role and phase: "2 x worker: 2 Running"."""
+    """Count replicas by role and phase, such as "2 x worker: 2 Running"."""
     roles = Counter(replica.labels.get("role", "") for replica in page.replicas)
     phases = Counter(replica.phase for replica in page.replicas)
     states = ", ".join(f"{count} {phase}" for phase, count in phases.items())
@@ -354,13 +359,14 @@ def replicas_words(page: JobDescription) -> str:
 
 
 def engine_words(said: Mapping[str, Any], asked_seconds_ago: float = 0.0, ended: bool = False) -> str:
-    """Return the scheduler's last report and whether it can be reached. After the job's end, it is not
-    queried.
+    """Describe the scheduler's last report, its age, and whether the scheduler cannot be reached.
+
+    After the job's end, the scheduler is no longer queried.
     """
     engine, reason = said.get("engine") or "the scheduler", said.get("reason") or ""
     if ended and said.get("state") in ACTIVE - {RUNNING}:
         # The reason for waiting does not apply to a job that has ended.
-        return f"{engine}: not queried since the job ended"
+        return f"{engine}: no longer queried, because the job has ended"
     if reason.startswith(engine):
         words = reason
     else:
@@ -368,14 +374,14 @@ def engine_words(said: Mapping[str, Any], asked_seconds_ago: float = 0.0, ended:
     if ended and said.get("state") in ACTIVE:
         words += " (its last report before the job's end)"
     elif said.get("seen") is False:
-        words += f" (scheduler not reachable now: {said.get('trouble') or 'it does not answer'})"
+        words += f" (scheduler not reachable now: {said.get('trouble') or 'it does not respond'})"
     elif asked_seconds_ago >= OLD_WORD_SECONDS:
         words += f" (queried {amounts.elapsed(asked_seconds_ago)} ago)"
     return words
 
 
 def amounts_text(found: Mapping[str, float]) -> str:
-    """Format requests or limits: "2 cores, 23.5 GiB of memory"; "" if there are none."""
+    """Format requests or limits, such as "2 cores, 23.5 GiB of memory"; "" for an empty mapping."""
     words = []
     for name, value in found.items():
         if name == "gpus":
@@ -388,7 +394,7 @@ def amounts_text(found: Mapping[str, float]) -> str:
 
 
 def replica_rows(replica: Replica) -> list[tuple[str, ...]]:
-    """Return the rows under REPLICA_TITLES: the replica, then its ranks."""
+    """Return the rows under REPLICA_TITLES: one for the replica, then one for each rank."""
     rows: list[tuple[str, ...]] = [
         (
             replica.name,
@@ -417,12 +423,12 @@ def replica_rows(replica: Replica) -> list[tuple[str, ...]]:
 
 
 def _pair(use: dict[str, Use]) -> tuple[str, str]:
-    """Return the newest CPU and memory use with their limits."""
+    """Return the newest (CPU use, memory use), each with its limit."""
     return use_of_limit("cpu_cores", use), use_of_limit("memory_bytes", use)
 
 
 def use_of_limit(name: str, use: dict[str, Use]) -> str:
-    """Return "2.00 of 4.00": the newest value and the limit."""
+    """Format the newest value of a metric with its limit, such as "2.00 of 4.00"."""
     one = use.get(name)
     if one is None or one.newest is None:
         return UNKNOWN
@@ -443,7 +449,7 @@ def resource_rows(replica: Replica) -> list[tuple[str, ...]]:
 
 
 def metric_text(name: str, value: float | None) -> str:
-    """Format a metric with its unit."""
+    """Format the value of a metric with its unit."""
     if value is None:
         return UNKNOWN
     unit = FIGURES[name].unit if name in FIGURES else ""

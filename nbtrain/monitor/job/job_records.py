@@ -1,4 +1,4 @@
-"""Read the description of a job from the run directory, without querying a scheduler.
+"""Reads the description of a job from the run directory, without querying a scheduler.
 
 describe_job(RunDir, job_id)  ->  JobDescription
 """
@@ -55,9 +55,10 @@ from nbtrain.monitor.status.status_records import job_with_end, lost_words
 from nbtrain.monitor.usage.job_use import gpus, limits, uses
 from nbtrain.monitor.usage.usage import NodeUsage, read_usage, usage_warnings
 
-# If there are many machines, only this many are named.
+# Maximum number of hosts that are listed by name.
 MOST_HOSTS = 8
-# Metrics that are measured only for the whole machine or pod, and shown along with its replica's own.
+# Prefixes of metrics that are measured only for the whole machine or pod; they are shown with its replica's
+# metrics.
 OF_NODES = ("network_", "rdma_", "disk_reads_", "disk_writes_")
 PHASES = {
     QUEUED: "Pending",
@@ -70,16 +71,16 @@ PHASES = {
     CANCELLED: "Cancelled",
     LOST: "Lost",
 }
-"""Phase of a job's state on a cluster's job page."""
+"""{state of a job: its phase on a job page}."""
 
 
 def describe_job(run: RunDir, job_id: str | None = None, now: float | None = None) -> JobDescription:
-    """Return the description of a run's newest job, or of `job_id`. Raises JobError if there is none."""
+    """Return the description of a run's newest job, or of `job_id`. Raises JobError if it does not exist."""
     job = run.existing_job(job_id)
     now = time.time() if now is None else now
     record, state, cause = job_with_end(job, now)
     if record is None:
-        raise JobError(f"{display(job.path)}: the submission was interrupted before job.json was written.")
+        raise JobError(f"{display(job.path)}: there is no job.json, because the submission was interrupted.")
     config = kept_config(job.config_yaml)
     usage = read_usage(job.resources)
     active, said = state in ACTIVE, notes_of(run)
@@ -136,7 +137,7 @@ def describe_job(run: RunDir, job_id: str | None = None, now: float | None = Non
 
 
 def _doing(job: JobDir, active: bool) -> tuple[str, float] | None:
-    """Return the current phase of rank 0 and its start; None if rank 0 does not run."""
+    """Return (current phase of rank 0, time of its start); None if rank 0 is not running."""
     heartbeat = Heartbeat.read(job.heartbeat(0)) if active else None
     if heartbeat is None or heartbeat.process.gone():
         return None
@@ -144,7 +145,7 @@ def _doing(job: JobDir, active: bool) -> tuple[str, float] | None:
 
 
 def _labels(run: RunDir, job: JobDir, record: JobRecord, said: RunNotes) -> dict[str, str]:
-    """Return the user's labels of a job; for the newest job, the current labels of the run."""
+    """Return the user's labels: the run's current ones for the newest job, otherwise those at submission."""
     newest = job.job_id == run.job_ids()[-1]
     return said.applied(record.labels) if newest else dict(record.labels)
 
@@ -164,9 +165,9 @@ def _replicas(
         rows = [_rank(job, record, rank, heartbeats, logs, node, single, state) for rank in ranks_of[index]]
         bad = [row for row in rows if row.phase == ERROR]
         seen = words.get("host") or (node.host if node else "") or _host(heartbeats, rows)
-        # Until a rank reports, the pod is all that is known.
+        # Until a rank reports, only the state of the pod is known.
         waits = all(row.phase in WAITING_PHASES for row in rows)
-        # The machine's name, if the agent knows only its pod's name.
+        # The pod knows the machine's name; the node agent may know only the name of its pod.
         host = str((pod.host if pod else "") or seen or "")
         own_log = job.node_log(index)
         first_log = job.supervisor_log if index == 0 else own_log
@@ -195,14 +196,12 @@ def _replicas(
 
 
 def _node_records(job: JobDir) -> dict[int, dict[str, Any]]:
-    """Return the records nodes/<k>.json of the node agents; empty on backends without agents."""
+    """Return {node: record of its agent, nodes/<k>.json}; empty on backends without node agents."""
     return {node: files.read_json(path) or {} for node, path in job.node_records().items()}
 
 
 def _ranks_of(job: JobDir, config: RunConfig, measured: Mapping[int, NodeUsage]) -> dict[int, list[int]]:
-    """Return {replica: its ranks} from the newest launch order, else from measurements, else from the
-    configuration.
-    """
+    """Return {replica: its ranks} from the launch order, otherwise measurements, otherwise configuration."""
     order = files.read_json(job.control_launch) or {}
     found = {index: list(node.about.get("ranks") or []) for index, node in measured.items()}
     if not order.get("ranks") and any(found.values()):
@@ -273,7 +272,10 @@ def _log(job: JobDir, path: Any, attempt: int | None = None) -> LogFile:
 
 
 def place_of(job: JobDir, config: RunConfig) -> dict[str, str]:
-    """Return {label: text}: Kubernetes' object and UID, Slurm's job, the hosts; {} on kind: local."""
+    """Return {label: text} that identifies the job in its scheduler; {} with kind: local.
+
+    Examples are the Kubernetes object and its UID, the Slurm job id, and the hosts.
+    """
     handle = files.read_json(job.handle_json) or {}
     found: dict[str, Any] = {}
     if config.backend.kind == "kubernetes":
@@ -301,15 +303,15 @@ def place_of(job: JobDir, config: RunConfig) -> dict[str, str]:
 
 
 def started_from(run: RunDir, config: RunConfig) -> str:
-    """Return the checkpoint or model with which the run started; "" if its weights were initialized
-    randomly.
-    """
+    """Describe the checkpoint or model that the run started from; "" with randomly initialized weights."""
     if config.init_from is None:
         return ""
     taken = files.read_json(run.init_from_json) or {}
-    adapters = f", with adapters of {config.lora.init_from}" if config.lora and config.lora.init_from else ""
+    adapters = (
+        f", with adapters from {config.lora.init_from}" if config.lora and config.lora.init_from else ""
+    )
     if "step" in taken:
-        chosen = f", its {config.init_step} at the submission" if isinstance(config.init_step, str) else ""
+        chosen = f", its {config.init_step} at submission" if isinstance(config.init_step, str) else ""
         run_id = f" (run {taken['run_id']}{chosen})" if taken.get("run_id") else ""
         return f"step {taken['step']:,} of {taken['run']}{run_id}{adapters}"
     family = f"{taken['family']}, " if taken.get("family") else ""
@@ -317,13 +319,13 @@ def started_from(run: RunDir, config: RunConfig) -> str:
 
 
 def twin_words(run: RunDir) -> str:
-    """Return the results of a twin's checks and the run that it belongs to; "" for any other run."""
+    """Describe a twin: its run and the results of its checks; "" for any other run."""
     of = (run.record() or {}).get("twin_of")
     if not of:
         return ""
     report = files.read_json(run.path / "twin.json")
     if report is None:
-        return f"of {of}: its checks continue; their report comes when all are done"
+        return f"of {of}: its checks are still running; the report is written when they are done"
     failed = [check for check in report["checks"] if check["outcome"] != "passed"]
     if not failed:
         return f"of {of}: PASSED: {', '.join(check['name'] for check in report['checks'])}"
@@ -331,13 +333,13 @@ def twin_words(run: RunDir) -> str:
 
 
 def restart_policy(config: RunConfig) -> str:
-    """Return what happens after a failure, as a part of a sentence."""
+    """Describe what happens after a failure, as part of a sentence."""
     most = config.backend.max_restarts
-    words = f"after a failure from the newest checkpoint, at most {amounts.counted(most, 'time')}"
-    words = words if most else "never: a failure ends the job"
+    words = f"restarts from the newest checkpoint after a failure, at most {amounts.counted(most, 'time')}"
+    words = words if most else "does not restart: a failure ends the job"
     if config.backend.kind == "kubernetes":
         section = config.backend.kubernetes
-        words += f"; pods: {section.pod_restart_policy or f'as the runtime {section.runtime} says'}"
+        words += f"; pods: {section.pod_restart_policy or f'as set by the runtime {section.runtime}'}"
     slurm = config.backend.slurm
     if config.backend.kind == "slurm" and (slurm.requeue or slurm.resubmissions):
         again = [amounts.counted(slurm.resubmissions, "resubmission")] if slurm.resubmissions else []

@@ -1,6 +1,6 @@
-"""Tables of a job for the panel: rows, charts, and the jobs and logs to choose from.
+"""The data of a job page in the panel: tables, charts, and the jobs and logs to choose from.
 
-job_tables(run, job_id)  ->  one JSON object  ->  the pages of the live panel; static.py draws a part of it
+job_tables(run, job_id)  ->  one JSON object  ->  the live panel's pages; static.py draws part of it
 """
 
 import itertools
@@ -27,14 +27,14 @@ from nbtrain.monitor.job.rank_strip import rank_strip, seconds_text
 from nbtrain.monitor.job.usage_charts import drawn, usage_charts
 from nbtrain.monitor.logs.logs import SUPERVISOR
 
-# A chart of the panel is about this many pixels wide.
+# Maximum number of points of a curve; a chart in the panel is about this many pixels wide.
 CHART_POINTS = 160
 MOST_EVENTS = 500
-# Failures of earlier attempts that are shown for each rank.
+# Maximum number of failures in earlier attempts that are shown for a rank.
 MOST_EARLIER = 3
-# Logs in the log menu; the tables have more of them.
+# Maximum number of rank logs in the log menu; the tables offer the others.
 MOST_LOGS = 256
-# Jobs in the job menu; older ones: `nbtrain job --job`.
+# Maximum number of jobs in the job menu; `nbtrain job --job` shows older jobs.
 MOST_JOBS = 50
 CONDITION_HEADS = ("since", "type", "status", "reason", "message")
 FAULT_HEADS = ("ended", *(title.lower() for title in FAULT_TITLES[1:]))
@@ -60,30 +60,31 @@ RANK_HEADS = (
     ),
 )
 FAILED_TYPES = frozenset(type_of(state) for state in FAILURES)
-"""Types of the conditions that are shown as failures."""
-# Ranks of a replica whose logs are in its menu; all are in the table of ranks.
+"""Types of conditions that are shown as failures."""
+# Maximum number of ranks whose logs are in their replica's menu; the table of ranks offers all logs.
 MOST_IN_MENU = 32
-# Rows of basics() that every page of the run shows already, whichever job it shows.
+# Labels of basics() that are about the run, so its page already shows them elsewhere.
 OF_RUN = ("cost of the run",)
 FIGURE_HEADS = ("replica", "metric", "newest", "mean", "peak", "request", "limit")
 
 
 def job_tables(run: RunDir, job_id: str | None = None, now: float | None = None) -> dict[str, Any]:
-    """Return the job page of the newest job, or of `job_id`, as data. Raises JobError if there is none.
+    """Return the data of a job page: of the newest job, or of `job_id`. Raises JobError if it does not exist.
 
-    job_id, active  which job, and whether it is active
-    jobs            [[job id, its description], ...] to choose from, the newest first
-    basics          [[label, text], ...]; times: {label: seconds since the epoch} of some of them
-    life            monitor/status/life.py
+    job_id, active  id of the job, and whether the job is active
+    jobs            [[job id, label], ...] to choose from, newest first
+    basics          [[label, text], ...]
+    times           {label in basics: seconds since the epoch} for the labels that are times
+    life            see monitor/status/life.py
     conditions, events, faults, replicas, ranks, figures
                     {"heads", "rows": [{"kind", "time", "cells"}]}: kind is "", "past", "warning" or "bad";
-                    time is the first column's time in seconds since the epoch, shown in the reader's time
-                    zone; logs of a replica or rank as below
-    charts          usage_charts.drawn()
-    warnings        sentences about measurements that cannot be read
-    strip           monitor/job/rank_strip.py
-    logs            [[rank, attempt, description], ...]: the logs that the log viewer can show
-    yaml            the run's resolved configuration
+                    time is the first column in seconds since the epoch, which the page shows in the viewer's
+                    time zone; rows of replicas and ranks also have "logs", in the form below
+    charts          see usage_charts.drawn()
+    warnings        messages about measurements that cannot be read
+    strip           see monitor/job/rank_strip.py
+    logs            [[rank, attempt, label], ...]: the logs that the log viewer can show
+    yaml            resolved configuration of the job
     """
     page = describe_job(run, job_id, now)
     return {
@@ -129,15 +130,16 @@ def job_tables(run: RunDir, job_id: str | None = None, now: float | None = None)
 
 
 def rank_charts(run: RunDir, job_id: str | None, rank: int) -> list[dict[str, Any]]:
-    """Return the charts of one rank's resources, in the form of job_tables(). Raises JobError if there is no
-    such job.
+    """Return the charts of one rank's resources, in the form of job_tables().
+
+    Raises JobError if the job does not exist.
     """
     page = describe_job(run, job_id)
     return [drawn(chart, page.created_at) for chart in usage_charts(page, CHART_POINTS, rank)]
 
 
 def conditions_shown(page: JobDescription) -> dict[str, Any]:
-    """Return the rows of the conditions table."""
+    """Return the table of conditions, in the form of job_tables()."""
     rows = (
         (
             "bad"
@@ -157,7 +159,7 @@ def _jobs(run: RunDir, page: JobDescription) -> list[list[str]]:
     ids = run.job_ids()
     newest = [*reversed(ids)][:MOST_JOBS]
     shown = newest if page.job_id in newest else [*newest, page.job_id]
-    return [[job_id, f"job {job_id}{', the newest' if job_id == ids[-1] else ''}"] for job_id in shown]
+    return [[job_id, f"job {job_id}{', newest' if job_id == ids[-1] else ''}"] for job_id in shown]
 
 
 def _replica(replica: Replica) -> dict[str, Any]:
@@ -178,7 +180,7 @@ def _replica(replica: Replica) -> dict[str, Any]:
 
 
 def _gpus(replica: Replica) -> str:
-    """Return "2 x H100, 90 % busy"; "" without GPUs."""
+    """Describe a replica's GPUs, such as "2 x H100, 90 % busy"; "" without GPUs."""
     if not replica.gpus:
         return ""
     name = next(iter(replica.gpus.values())).name
@@ -214,7 +216,7 @@ def _own_logs(replica: Replica) -> list[list[Any]]:
 
 
 def _rank_logs(row: RankRow) -> list[list[Any]]:
-    """Return the logs of a rank, the newest attempt first."""
+    """Return a rank's logs as [rank, attempt, label], newest attempt first."""
     several = len(row.logs) > 1
     return [
         [str(row.rank), log.attempt, f"rank {row.rank}" + (f", attempt {log.attempt}" if several else "")]
@@ -223,7 +225,7 @@ def _rank_logs(row: RankRow) -> list[list[Any]]:
 
 
 def _logs(page: JobDescription) -> list[list[Any]]:
-    """Return the logs: newest attempts of all ranks, then earlier attempts, then supervisor and machines."""
+    """Return all logs: the ranks' newest attempts, then earlier attempts, then supervisor and machines."""
     by_rank = [_rank_logs(row) for replica in page.replicas for row in replica.ranks]
     by_age = itertools.zip_longest(*by_rank)
     ranks = [log for attempts in by_age for log in attempts if log is not None]

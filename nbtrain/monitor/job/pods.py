@@ -1,5 +1,6 @@
-"""A job's pods and events as its cluster reported them, from kubernetes.json, which the process that queries
-the cluster writes.
+"""A job's pods and events as its cluster reported them, from kubernetes.json.
+
+The process that queries the cluster writes this file.
 """
 
 from dataclasses import dataclass
@@ -8,28 +9,28 @@ from typing import Any
 from nbtrain.base import files
 from nbtrain.base.run_directory.rundir import JobDir
 
-# Types of conditions, in lower case, of an object that has failed (jobs/backends/kubernetes/states.py).
+# Condition types, in lower case, that mean that an object has failed (jobs/backends/kubernetes/states.py).
 FAILURES = ("failed", "error")
 SAYS_NOTHING = ("Failed", "Error")
 
 
 @dataclass(frozen=True)
 class Pod:
-    """The newest pod of one node."""
+    """The newest pod of a node."""
 
     pod: str
     host: str
     phase: str
     restarts: int
-    """Restarts of the pod's containers."""
+    """Number of restarts of the pod's containers."""
     exit_code: int | None
-    """Exit code of the container that ended last; None if none has ended."""
+    """Exit code of the container that ended last; None if no container has ended."""
     reason: str
-    """Reason why the pod waits or how it ended; "" while it runs."""
+    """Why the pod is waiting, or how it ended; "" while it is running."""
 
 
 def pods_of(job: JobDir) -> dict[int, Pod]:
-    """Return {node: its pod}; empty on other backends."""
+    """Return {node: its newest pod}; {} on other backends."""
     said = (files.read_json(job.kubernetes_json) or {}).get("replicas") or []
     known = sorted((pod for pod in said if pod.get("node") is not None), key=lambda pod: pod["created"])
     names = Pod.__dataclass_fields__
@@ -37,14 +38,14 @@ def pods_of(job: JobDir) -> dict[int, Pod]:
 
 
 def cluster_events(job: JobDir) -> list[dict[str, Any]]:
-    """Return the cluster's events in the format of the job's events; empty on other backends."""
+    """Return the cluster's events in the format of a job's events; [] on other backends."""
     return (files.read_json(job.kubernetes_json) or {}).get("events") or []
 
 
 def reason_of_failure(job: JobDir) -> str | None:
-    """Return the cluster's reason for the failure of the job's object; None if there is none.
+    """Return the cluster's reason why the job's object failed; None if it gave no reason.
 
-    A reason that only repeats the state, such as PyTorchJobFailed, does not count.
+    A reason that only repeats the state, such as PyTorchJobFailed, is ignored.
     """
     said = (files.read_json(job.kubernetes_json) or {}).get("conditions") or []
     words = [

@@ -1,4 +1,4 @@
-"""Read the heartbeats and exit records of a job's ranks, and choose the ones that describe each rank now."""
+"""Reads the heartbeats and exit records of a job's ranks, and selects those that are current."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -9,20 +9,22 @@ from nbtrain.base.run_directory.rundir import JobDir
 
 
 class RankRecords(NamedTuple):
-    """The newest attempt of a rank, and the records that describe the rank."""
+    """The newest attempt of a rank, and its records."""
 
     attempt: int
     beat: Heartbeat | None
-    """Newest heartbeat, after JobRecord.placed(); None if there is none, or if the current attempt has
-    none yet.
+    """Newest heartbeat, after JobRecord.placed().
+
+    None if the rank has no heartbeat, or if the current attempt is starting or running without one.
     """
     end: ExitRecord | None
-    """Exit record of `attempt`; None if the rank has not ended in it."""
+    """Exit record of `attempt`; None if the rank has not ended in that attempt."""
 
 
 def read_heartbeats(job: JobDir | None, record: JobRecord | None) -> dict[int, Heartbeat]:
-    """Return {rank: newest heartbeat} of a job; until the checkpoint is loaded, they show the checkpoint's
-    step.
+    """Return {rank: newest heartbeat} of a job.
+
+    Until a rank has loaded the checkpoint, its heartbeat shows the checkpoint's step.
     """
     found = {}
     for path in job.heartbeats() if job else ():
@@ -39,10 +41,11 @@ def records_of_rank(
     logs: Mapping[int, Sequence[int]],
     state: str,
 ) -> RankRecords:
-    """Return the records that describe a rank, from read_heartbeats() and log_attempts() of its job.
+    """Return the current records of a rank.
 
-    A rank that ended before its first heartbeat has a log of that attempt. While the ranks start or run, an
-    earlier attempt says nothing about a rank; between two attempts, it says how the rank ended.
+    `heartbeats` comes from read_heartbeats(), and `logs` from log_attempts(): a rank that ended before its
+    first heartbeat has only a log of that attempt. While ranks are starting or running, records of earlier
+    attempts are ignored; between two attempts, the last one shows how the rank ended.
     """
     beat, current = heartbeats.get(rank), record.attempt if record else 0
     attempts = [*logs.get(rank, ())] + ([beat.attempt] if beat else [])

@@ -1,4 +1,4 @@
-"""The ranks of a job as a strip of cells: state, computing time and memory of each, compared with the median.
+"""A job's ranks as a strip of colored cells: state, and computing time and memory compared with the median.
 
 rank_strip(page)  ->  {"measures", "cells"}  ->  lab/ui/run_tabs/strip.js
 """
@@ -18,9 +18,10 @@ from nbtrain.base.run_directory.rank_phases import (
 )
 from nbtrain.monitor.job.job_description import JobDescription, RankRow, Replica, metric_text
 
-# A cell is a click target; with more ranks, the strip would be longer than the table.
+# Maximum number of cells. Each cell is a click target, so a longer strip would take more space than the
+# table.
 MOST_CELLS = 1024
-# A value that is this fraction above or below the median has the full colour.
+# A value that is at least this fraction above or below the median gets the strongest color.
 FULL_FRACTION = 0.5
 TONES = {
     RUNNING_RANK: "live",
@@ -29,15 +30,15 @@ TONES = {
     PENDING_RANK: "wait",
     STARTING_RANK: "wait",
 }
-"""Tones of the phases of a rank; all others are calm."""
+"""{phase of a rank: its tone}; all other phases are calm."""
 
 
 def rank_strip(page: JobDescription) -> dict[str, Any]:
     """Return the strip of a job's ranks.
 
-    measures   [[key, title, summary], ...]: what the cells can be coloured by; the first one is the state
-    cells      [{"rank", "group", "tone", "words", "message", "texts", "levels"}, ...]; `group` is the
-               replica, texts {measure: its text}, levels {measure: -1 to 1, below to above the median}
+    measures   [[key, title, summary], ...]: what the cells can be colored by; the first is the state cells
+    [{"rank", "group", "tone", "words", "message", "texts", "levels"}, ...]: "group" is the replica,
+               "texts" is {measure: text}, and "levels" is {measure: -1 (below the median) to 1 (above)}
     left_out   number of ranks without a cell
     """
     rows = [(replica, row) for replica in page.replicas for row in replica.ranks]
@@ -55,7 +56,7 @@ def rank_strip(page: JobDescription) -> dict[str, Any]:
 
 
 def seconds_text(value: float) -> str:
-    """Format the time of a step with three decimals, or with three significant digits if it is very short."""
+    """Format a step time with three decimals, or with three significant digits if it is below 0.01 s."""
     return f"{value:.3f} s" if value >= 0.01 else f"{value:.3g} s"
 
 
@@ -69,7 +70,7 @@ def _cell(replica: Replica, row: RankRow, levels: dict[str, Any]) -> dict[str, A
         if (value := values.get(row.rank)) is None:
             continue
         texts[key] = text(value)
-        words.append(f"computes {texts[key]} a step" if key == "seconds" else f"{texts[key]} of memory")
+        words.append(f"computes {texts[key]} per step" if key == "seconds" else f"{texts[key]} of memory")
         share = (value / median - 1) / FULL_FRACTION if median else 0.0
         shares[key] = round(max(-1.0, min(1.0, share)), 3)
     failed = next((end.message for end in reversed(row.earlier) if end.failed), "")
@@ -78,7 +79,7 @@ def _cell(replica: Replica, row: RankRow, levels: dict[str, Any]) -> dict[str, A
         "group": " \N{MIDDLE DOT} ".join(filter(None, (replica.name, replica.host))),
         "tone": TONES.get(row.phase, "calm"),
         "words": ", ".join(words),
-        "message": row.message or (f"An earlier attempt: {failed}" if failed else ""),
+        "message": row.message or (f"In an earlier attempt: {failed}" if failed else ""),
         "texts": texts,
         "levels": shares,
     }
@@ -90,7 +91,7 @@ def _states(rows: list[tuple[Replica, RankRow]]) -> str:
 
 
 def _summary(values: dict[int, float], text: Callable[[float], str]) -> str:
-    """Return "median 0.12 s, lowest 0.11 s (rank 3), highest 0.31 s (rank 37)"."""
+    """Summarize values, such as "median 0.12 s, lowest 0.11 s (rank 3), highest 0.31 s (rank 37)"."""
     if len(values) == 1:
         return text(next(iter(values.values())))
     low, high = min(values, key=lambda rank: values[rank]), max(values, key=lambda rank: values[rank])

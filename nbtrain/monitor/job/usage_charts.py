@@ -1,6 +1,6 @@
-"""A job's resources over time as charts, with lines, limits, ticks and all labels.
+"""Charts of a job's resource use over time, complete with lines, limits, ticks and labels.
 
-`nbtrain job --picture`, the panel and the static picture draw these charts without computing numbers.
+`nbtrain job --picture`, the panel and the static picture only draw these charts and compute nothing.
 """
 
 import math
@@ -15,16 +15,17 @@ from nbtrain.monitor.job.job_description import MOST_POINTS, JobDescription
 from nbtrain.monitor.metrics.chart_data import LEAST_BYTES, byte_ticks, share, ticks
 from nbtrain.monitor.usage.usage import NodeUsage, Points
 
-# A chart with more lines shows the mean of each group of them, with a band, its highest and its lowest line.
+# If a chart has more lines than this, each group of lines is replaced by its mean with a band, and by its
+# highest and lowest line.
 MOST_NAMED = 8
-# A group with fewer lines is shown line by line.
+# Groups with at most this many lines are not replaced.
 MOST_IN_GROUP = 3
 GROUPS = {"replica": "replicas", "rank": "ranks", "gpu": "GPUs", "node": "machines"}
-# A bound higher than this many times the largest value is not drawn, because it would flatten the curves.
+# A bound more than this many times above the largest value is not drawn, because it would flatten the curves.
 MOST_ABOVE = 5.0
-# Margin above the highest point or bound, as a fraction of it.
+# Margin above the highest point or bound, as a fraction of its value.
 MARGIN_FRACTION = 0.06
-# Chart: title -> (beginnings of subjects, {metric: word in the legend}).
+# {title of a chart: (prefixes of its subjects, {metric: word in the legend})}
 CHARTS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "CPU": (("replica", "rank"), {"cpu_cores": ""}),
     "Memory": (("replica", "rank"), {"memory_bytes": ""}),
@@ -52,7 +53,7 @@ CHARTS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         {"disk_reads_per_second": "reads", "disk_writes_per_second": "writes"},
     ),
 }
-# Seconds between two ticks.
+# Possible distances between two ticks, in seconds.
 TIME_STEPS = (
     *(1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400),
     *(172_800, 432_000, 864_000, 1_728_000, 4_320_000, 8_640_000),
@@ -61,19 +62,19 @@ TIME_STEPS = (
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve of a chart."""
+    """A curve in a chart."""
 
     label: str
     points: Points
     group: str = ""
-    """Name of the lines that are drawn as one band if there are many: "ranks", "GPUs, received"."""
+    """Group of lines that may be replaced by their mean, such as "ranks" or "machines, received"."""
     minima: list[float] | None = None
-    """Lowest values, if the line is the mean of a group; the maxima are then the group's highest values."""
+    """Lowest values of the group, if the line is a group's mean; the maxima are then the group's highest."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The request or limit of one replica, or of one GPU; "request = limit" if they are equal."""
+    """A request or limit of a replica or GPU, drawn as a horizontal line."""
 
     word: str
     value: float
@@ -81,11 +82,11 @@ class Bound:
 
 @dataclass(frozen=True)
 class UsageChart:
-    """One chart that has points."""
+    """A chart with at least one line."""
 
     title: str
     figure: str
-    """Metric of base/run_directory/usage.py, whose unit all lines have."""
+    """Metric in base/run_directory/usage.py whose unit applies to all lines."""
     lines: list[Curve]
     bounds: list[Bound]
     """Bounds close enough to the curves to be drawn."""
@@ -94,13 +95,13 @@ class UsageChart:
 
     @property
     def heading(self) -> str:
-        """Return the title, followed by the bounds that are not drawn."""
+        """Title of the chart, followed by the bounds that are not drawn."""
         words = [f"{bound.word} {axis_label(self.figure, bound.value)}" for bound in self.far]
         return ", ".join([self.title, *words])
 
     @property
     def top(self) -> float:
-        """Return the largest value that is drawn."""
+        """Largest value that is drawn."""
         peak = max(max(line.points.maxima) for line in self.lines)
         return max([peak, *(bound.value for bound in self.bounds)])
 
@@ -108,8 +109,9 @@ class UsageChart:
 def usage_charts(
     page: JobDescription, most_points: int = MOST_POINTS, rank: int | None = None
 ) -> list[UsageChart]:
-    """Return every chart that has a line, in the order of CHARTS; with `rank`, only the charts of that
-    rank.
+    """Return every chart that has a line, in the order of CHARTS.
+
+    With `rank`, the charts show only that rank.
     """
     found = []
     for title, (_, figures) in CHARTS.items():
@@ -117,7 +119,7 @@ def usage_charts(
         lines = list(every if rank is None else _of_rank(page, title, rank, most_points))
         if len(lines) > MOST_NAMED:
             lines = _grouped(lines, most_points)
-        # A single point is not a line; the second values come a second after a job's first ones.
+        # A single point is not a line; the second point follows a second after the first.
         if any(len(line.points) > 1 for line in lines):
             figure = next(iter(figures))
             peak = max(max(line.points.maxima) for line in lines)
@@ -135,7 +137,7 @@ def _lines(page: JobDescription, title: str, most_points: int) -> Iterator[Curve
         for subject in node.subjects():
             if not subject.startswith(beginnings):
                 continue
-            # The sums include the ranks of several replicas.
+            # With several replicas, show only the replicas, whose values include those of their ranks.
             if subject.startswith("rank") and len(page.usage) > 1:
                 continue
             for figure, word in figures.items():
@@ -147,7 +149,7 @@ def _lines(page: JobDescription, title: str, most_points: int) -> Iterator[Curve
 
 
 def _of_rank(page: JobDescription, title: str, rank: int, most_points: int) -> Iterator[Curve]:
-    """Yield the lines of one rank. A rank that is alone on its node is measured as the replica."""
+    """Yield the lines of a rank. If it is the only rank of its replica, its values are the replica's."""
     beginnings, figures = CHARTS[title]
     replica = next((one for one in page.replicas if rank in [row.rank for row in one.ranks]), None)
     if replica is None or "rank" not in beginnings:
@@ -161,7 +163,7 @@ def _of_rank(page: JobDescription, title: str, rank: int, most_points: int) -> I
 
 
 def _grouped(lines: list[Curve], most_points: int) -> list[Curve]:
-    """Replace each group of lines by its mean with a band, and its highest and lowest line."""
+    """Replace each large group of lines by its mean with a band, and by its highest and lowest line."""
     found = []
     for group in dict.fromkeys(line.group for line in lines):
         own = [line for line in lines if line.group == group]
@@ -177,13 +179,13 @@ def _grouped(lines: list[Curve], most_points: int) -> list[Curve]:
 
 
 def _extreme(line: Curve, word: str) -> Curve:
-    """Return the line with this name, without a band."""
+    """Return the line with `word` in its label and without a band."""
     points = line.points
     return Curve(f"{line.label}, {word} mean", Points(points.times, points.means, points.means))
 
 
 def _mean(lines: list[Curve], label: str, most_points: int) -> Curve:
-    """Return the mean of lines over intervals of equal length, with their lowest and highest values."""
+    """Return the mean of several lines over intervals of equal length, with lowest and highest values."""
     begin = min(line.points.times[0] for line in lines)
     length = max(max(line.points.times) for line in lines) - begin
     count = min(most_points, max(len(line.points) for line in lines))
@@ -220,7 +222,7 @@ def _bounds(page: JobDescription, figure: str) -> Iterator[Bound]:
         ]
         found = [("limit", min(sizes, default=None))]
     if found[0][1] is not None and found[0][1] == found[-1][1] and len(found) > 1:
-        # One line, because the second would be hidden under it.
+        # Draw a single line, because a second one would be hidden under the first.
         found = [("request = limit", found[0][1])]
     for word, value in found:
         if value is not None:
@@ -228,7 +230,7 @@ def _bounds(page: JobDescription, figure: str) -> Iterator[Bound]:
 
 
 def axis_label(figure: str, value: float, step: float = 1.0) -> str:
-    """Format a value with its unit, as short as ticks that are `step` apart allow."""
+    """Format a value with its unit and enough digits for ticks that are `step` apart."""
     unit = FIGURES[figure].unit
     if unit == "bytes":
         return amounts.size(value)
@@ -242,16 +244,18 @@ def axis_label(figure: str, value: float, step: float = 1.0) -> str:
 
 
 def drawn(chart: UsageChart, begin: float) -> dict[str, Any]:
-    """Return a chart for a panel, in the form of chart_data.charts() with its curves and times since `begin`.
+    """Return a chart for the panel, in the form of chart_data.charts(), with its curves.
 
-    title    includes the bounds that are not drawn
-    form     the unit, a form of lab/ui/charts/numbers.js
-    begin    seconds since the epoch
-    bounds   [{"word", "value"}]: lines across
-    lines    [{"name", "label", "color", "dash"}], as in base/printing/theme.py
-    curves   {name: {"steps": seconds since begin, "values", "maxima", "minima"? of a group's mean, "words":
-             each value with its unit}}
-    x, y     [lowest, highest value]; x_ticks, y_ticks: [[value, label], ...]
+    title    title, with the bounds that are not drawn
+    form     unit, which is also a form in lab/ui/charts/numbers.js
+    begin    start of the time axis, in seconds since the epoch
+    bounds   [{"word", "value"}]: horizontal lines
+    lines    [{"name", "label", "color", "dash", "dots"}], styled as in base/printing/theme.py
+    curves   {name: {"steps": seconds since begin, "values", "maxima", "minima" (only for a group's mean),
+             "words": each value with its unit}}
+    x, y     [lowest, highest value] of each axis
+    x_ticks, y_ticks
+             [[value, label], ...]
     """
     last = max(line.points.times[-1] for line in chart.lines) - begin
     top = (chart.top or 1.0) * (1 + MARGIN_FRACTION)
@@ -287,7 +291,7 @@ def drawn(chart: UsageChart, begin: float) -> dict[str, Any]:
 
 
 def value_label(figure: str, value: float) -> str:
-    """Format a value for the tooltip: cores with two decimals, other units as on the axis."""
+    """Format a value for a tooltip: cores with two decimals, other units as on the axis."""
     if FIGURES[figure].unit == "cores":
         return f"{value:.2f} cores"
     rounded = value if FIGURES[figure].unit in ("bytes", "bytes/s", "share") else round(value)
@@ -295,7 +299,7 @@ def value_label(figure: str, value: float) -> str:
 
 
 def time_ticks(last: float, count: int) -> list[list[Any]]:
-    """Return about `count` round times from 0 to `last` seconds, with labels such as "10 min"."""
+    """Return about `count` ticks at round times from 0 to `last` seconds, as [seconds, label]."""
     step = next((seconds for seconds in TIME_STEPS if last / seconds <= count), TIME_STEPS[-1])
     size, unit = next((size, unit) for size, unit in TIME_UNITS if step >= size)
     numbers = range(int(last / step) + 1)

@@ -1,1 +1,1 @@
-"""Logs of a job: their list, their lines, a search, and the last traceback."""
+"""A job's logs: listing, reading and searching them, and finding the last traceback."""

@@ -1,4 +1,4 @@
-"""Line numbers of logs, counted once and cached, so that a poll does not count gigabytes again.
+"""Line numbers of logs, counted once and cached, so that polling does not read gigabytes again.
 
 LINES.read(path)             the end of a log, with the number of its first line
 LINES.read(path, line=1200)  the part of a log around a line
@@ -14,36 +14,37 @@ from typing import BinaryIO
 
 from nbtrain.monitor.logs.logs import LogPart, read_log
 
-# Line ends are counted in blocks of this size.
+# Line breaks are counted in blocks of this size.
 BLOCK_BYTES = 1 << 20
-# Bytes that one request counts for the number of a log's last lines: a tenth of a second. The next requests
-# continue.
+# Maximum number of bytes that one request reads to number a log's last lines, which takes a tenth of a
+# second. Later requests continue counting.
 MOST_COUNTED_BYTES = 128 << 20
-# Bytes before a line that are read along with it.
+# Bytes before a requested line that are read with it.
 BEFORE_BYTES = 20_000
-# Logs whose counts are kept.
+# Maximum number of logs whose counts are cached.
 MOST_LOGS = 256
 
 
 @dataclass
 class _Counted:
-    """Number of line ends before each complete block of a log."""
+    """Number of line breaks before each block of a log."""
 
     inode: int
     before: list[int] = field(default_factory=lambda: [0])
 
 
 class LineNumbers:
-    """Caches line counts of the logs that were read last. Thread-safe."""
+    """A cache of line counts for the logs that were read last. Thread-safe."""
 
     def __init__(self) -> None:
         self._logs: OrderedDict[Path, _Counted] = OrderedDict()
         self._lock = threading.Lock()
 
     def read(self, path: Path, offset_bytes: int | None = None, line: int | None = None) -> LogPart:
-        """Read a log like read_log(), with the number of the first line if it has been counted.
+        """Read part of a log like read_log(), with the number of its first line if it has been counted.
 
-        With `line`, read the part that begins BEFORE_BYTES before that line; after the last line, the end.
+        With `line`, read the part that begins BEFORE_BYTES before that line. If the log has fewer lines, read
+        its end.
         """
         if line is None:
             part = read_log(path, offset_bytes)
@@ -56,8 +57,9 @@ class LineNumbers:
         return replace(part, first_line=None if before is None else before + 1)
 
     def _before(self, path: Path, offset_bytes: int, most_bytes: int) -> int | None:
-        """Return the number of line ends before an offset; None if counting them would read more than
-        `most_bytes`.
+        """Return the number of line breaks before an offset.
+
+        Returns None if counting them would read more than `most_bytes`.
         """
         if not offset_bytes:
             return 0
@@ -72,7 +74,7 @@ class LineNumbers:
             return before[last] + stream.read(offset_bytes - last * BLOCK_BYTES).count(b"\n")
 
     def _offset_of(self, path: Path, line: int) -> int | None:
-        """Return the offset at which a line begins; None if the log has fewer lines."""
+        """Return the offset of a line; None if the log has fewer lines."""
         if line <= 1:
             return 0
         try:
@@ -83,7 +85,7 @@ class LineNumbers:
             before = self._counted(path, stream)
             while before[-1] < line - 1 and self._count_block(stream, before):
                 pass
-            # The line follows the line end number `line - 1`, which is in the block `at`.
+            # The line begins after line break number `line - 1`, which is in block `at`.
             at = bisect_left(before, line - 1) - 1
             stream.seek(at * BLOCK_BYTES)
             block, found = stream.read(BLOCK_BYTES), -1
@@ -94,7 +96,7 @@ class LineNumbers:
             return at * BLOCK_BYTES + found + 1
 
     def _counted(self, path: Path, stream: BinaryIO) -> list[int]:
-        """Return the cached counts of a log, or new ones if its file was replaced or truncated."""
+        """Return a log's cached counts, or empty counts if the file is new, replaced or truncated."""
         status = os.fstat(stream.fileno())
         with self._lock:
             found = self._logs.get(path)
@@ -110,9 +112,9 @@ class LineNumbers:
             return found.before
 
     def _count_block(self, stream: BinaryIO, before: list[int]) -> bool:
-        """Count the next complete block; return whether there was one.
+        """Count the next complete block. Return whether there was a complete block.
 
-        The lock is not held while the block is read: a log of gigabytes must not keep other readers waiting.
+        The lock is not held during reading, because a log of gigabytes must not block other readers.
         """
         at = len(before) - 1
         stream.seek(at * BLOCK_BYTES)
@@ -121,7 +123,7 @@ class LineNumbers:
             return False
         line_ends = block.count(b"\n")
         with self._lock:
-            # Another thread may have counted this block meanwhile.
+            # Another thread may have counted this block in the meantime.
             if len(before) == at + 1:
                 before.append(before[at] + line_ends)
         return True

@@ -1,10 +1,10 @@
-"""Search the logs of a run by job, node, rank and attempt, in blocks, to use little memory.
+"""Searches the logs of a run block by block, so that large logs need little memory.
 
-    search(jobs, text)                     a text, compared byte by byte
-    search(jobs, pattern, is_pattern=True) a regular expression, line by line
-    search_in_time(jobs, pattern)          the same in another process, ended after some seconds
+    search(jobs, text)                     searches for a text, byte by byte
+    search(jobs, pattern, is_pattern=True) searches for a regular expression, line by line
+    search_in_time(jobs, pattern)          the same in another process, with a time limit
 
-A progress bar is shown as it was when it had the text.
+If a progress bar matches, the hit shows the state of the bar that contains the match.
 """
 
 import json
@@ -20,42 +20,43 @@ from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.monitor.logs.logs import log_attempts
 
-# Bytes that are read at a time: they stay in the cache while they are searched and their lines counted.
+# Bytes read at a time. This many stay in the CPU cache while they are searched and their lines counted.
 READ_BYTES = 1 << 16
-# Longest line that is searched as a whole; it is in memory twice.
+# Longest line that is searched as a whole; such a line is in memory twice.
 BLOCK_BYTES = 1 << 20
-# Characters of a matching line that are shown, around the match.
+# Maximum number of bytes of a matching line that are shown, around the match.
 SHOWN_BYTES = 2000
-# Matches within a line that are marked.
+# Maximum number of matches marked in a line.
 MOST_SPANS = 50
-# Python's regular expressions can take hours for a line, and hold the interpreter meanwhile.
+# Time limit, because a regular expression can take hours on a single line and blocks the interpreter
+# meanwhile.
 PATTERN_SECONDS = 10.0
-# The process of a search ends itself this long after its time, if the process that started it was killed.
+# A search process whose parent was killed ends itself this long after its time limit.
 ORPHAN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A line that contains the text."""
+    """A matching line."""
 
     job: str
     """Id of the job."""
     log: str
     """File name of the log; 3.0.log is rank 3, attempt 0."""
     line_number: int
-    """Number of the line, from 1."""
+    """Line number, starting at 1."""
     text: str
     offset_bytes: int = 0
-    """Offset of the line in the file; for a very long line, offset of the block that contains the match."""
+    """Offset of the line in the file; in a very long line, the offset of the block with the match."""
     spans: tuple[tuple[int, int], ...] = ()
-    """Start and end of each match in `text`, in characters."""
+    """Start and end of each match in `text`, in characters; at most MOST_SPANS."""
 
     def __str__(self) -> str:
         return f"{self.job}/{self.log}:{self.line_number}: {self.text}"
 
 
 def compiled(pattern: str, ignore_case: bool = False) -> re.Pattern[str]:
-    """Compile a regular expression. Raises ConfigError with the error and its position."""
+    """Compile a regular expression. Raises ConfigError, with the position of the error, if it is invalid."""
     try:
         return re.compile(pattern, re.IGNORECASE if ignore_case else 0)
     except (re.error, OverflowError, RecursionError) as error:
@@ -69,10 +70,10 @@ def search(
     ignore_case: bool = False,
     is_pattern: bool = False,
 ) -> Iterator[Hit]:
-    """Yield the lines that contain `text`, job by job: of one rank, of the supervisor, or of all nodes and
-    ranks.
+    """Yield the matching lines, job by job.
 
-    `ignore_case` applies to ASCII letters only, unless `text` is a regular expression (`is_pattern`).
+    With `rank`, only that rank's logs are searched; otherwise the logs of the supervisor, all nodes and all
+    ranks. `ignore_case` applies only to ASCII letters, unless `text` is a regular expression (`is_pattern`).
     """
     for job in jobs:
         ranks = log_attempts(job)
@@ -96,9 +97,9 @@ def search_in_time(
     most: int = 1000,
     seconds: float = PATTERN_SECONDS,
 ) -> tuple[list[Hit], bool]:
-    """Search for a regular expression in another process that is ended after `seconds`.
+    """Search for a regular expression in another process, which is ended after `seconds`.
 
-    Returns at most `most` hits, and whether the search came to its end. Raises ConfigError if the pattern is
+    Return (at most `most` hits, whether the search finished in time). Raises ConfigError if the pattern is
     not a regular expression, and JobError if the other process fails.
     """
     compiled(pattern, ignore_case)
@@ -118,13 +119,13 @@ def search_in_time(
         )
         if done.returncode != 0:
             raise JobError(
-                f"the search for {pattern[:80]!r} ended with exit code {done.returncode}; the log of this "
-                "process has the error."
+                f"the search for {pattern[:80]!r} ended with exit code {done.returncode}; the error is in "
+                "the log of this process."
             )
         content, is_complete = done.stdout, True
     except subprocess.TimeoutExpired as error:
         content, is_complete = error.stdout or b"", False
-    # A process that is ended may have written a part of its last line.
+    # A process that was ended may have written only part of its last line.
     lines = content[: content.rfind(b"\n") + 1].splitlines()
     return [Hit(**json.loads(line)) for line in lines], is_complete
 
@@ -132,10 +133,10 @@ def search_in_time(
 def search_file(
     path: Path, text: str, ignore_case: bool = False, job_id: str = "", is_pattern: bool = False
 ) -> Iterator[Hit]:
-    """Yield the lines of a file that contain `text`; of a line longer than a block, yield one hit per
-    matching block.
+    """Yield the matching lines of a file.
 
-    A match of a regular expression that continues in the next block of such a line is not found.
+    A line longer than a block yields one hit per matching block. In such a line, a match of a regular
+    expression that spans two blocks is not found.
     """
     needle = b"" if is_pattern else text.encode("utf-8", "replace")
     needle = needle.lower() if ignore_case else needle
@@ -155,11 +156,13 @@ def search_file(
             if not end and len(block) < BLOCK_BYTES:
                 rest = block
                 continue
-            # In a line longer than a block, a text that the block's end splits is found in the next block.
+            # In a line longer than a block, carry over enough bytes to find a text that the block's end
+            # splits.
             overlap = max(0, len(needle) - 1)
             whole, rest = (block[:end], block[end:]) if end else (block, block[len(block) - overlap :])
             yield from _hits(job_id, path.name, whole, needle, pattern, lines, start, ignore_case)
-            # replace() jumps from one line's end to the next; count() compares every byte, in twice the time.
+            # replace() jumps from line break to line break; count() compares every byte and takes twice as
+            # long.
             lines += len(whole) - len(whole.replace(b"\n", b""))
             start += len(block) - len(rest)
         if rest:
@@ -176,8 +179,9 @@ def _hits(
     start: int,
     ignore_case: bool,
 ) -> Iterator[Hit]:
-    """Yield the hits of a block that begins at offset `start`; with an empty needle, search for the
-    pattern.
+    """Yield the hits in a block that begins at offset `start`.
+
+    With an empty needle, search for the pattern.
     """
     places = _places(block, needle, ignore_case) if needle else _matching_lines(block, pattern)
     counted, lines = 0, lines_before
@@ -191,7 +195,7 @@ def _hits(
 
 
 def _places(block: bytes, needle: bytes, ignore_case: bool) -> Iterator[tuple[int, int]]:
-    """Yield the first match of each line that contains the needle, and the end of the line."""
+    """Yield (first match, end of the line) for each line that contains the needle."""
     compared = block.lower() if ignore_case else block
     found = compared.find(needle)
     while found >= 0:
@@ -202,18 +206,19 @@ def _places(block: bytes, needle: bytes, ignore_case: bool) -> Iterator[tuple[in
 
 
 def _matching_lines(block: bytes, pattern: re.Pattern[str]) -> Iterator[tuple[int, int]]:
-    """Yield the first match of each line that matches the pattern, and the end of the line.
+    """Yield (first match, end of the line) for each line that matches the pattern.
 
-    The states of a progress bar, which carriage returns separate, are matched one by one.
+    The states of a progress bar, which are separated by carriage returns, are matched one by one.
     """
     at = 0
-    # What follows the last line's end is not an empty line.
+    # The text after the last line break is not an empty line.
     for line in block.removesuffix(b"\n").split(b"\n"):
         begin = at
         for state in line.split(b"\r"):
             text = state.decode("utf-8", "replace")
             if match := pattern.search(text):
-                # Bytes that are not UTF-8 were replaced by a longer character.
+                # Invalid bytes were replaced by a character with more bytes, so the position is only
+                # approximate.
                 before = min(len(text[: match.start()].encode()), len(state))
                 yield begin + before, at + len(line)
                 break
@@ -222,7 +227,7 @@ def _matching_lines(block: bytes, pattern: re.Pattern[str]) -> Iterator[tuple[in
 
 
 def _shown(block: bytes, found: int, end: int) -> str:
-    """Return the part of a line that is shown: the text between the carriage returns around the match."""
+    """Return the part of a line to show: the text between the carriage returns around the match."""
     start = max(block.rfind(b"\n", 0, found), block.rfind(b"\r", 0, found)) + 1
     redrawn = block.find(b"\r", found, end)
     end = end if redrawn < 0 else redrawn
@@ -231,9 +236,9 @@ def _shown(block: bytes, found: int, end: int) -> str:
 
 
 def main() -> None:
-    """Run the search that search_in_time() sends on stdin, and write each hit as one line of JSON."""
+    """Run the search that search_in_time() sends on stdin, and print each hit as a line of JSON."""
     asked = json.load(sys.stdin)
-    # The signal's default action ends the process within a match too.
+    # The default action of SIGALRM ends the process even in the middle of a match.
     signal.setitimer(signal.ITIMER_REAL, asked["seconds"] + ORPHAN_SECONDS)
     folders = [Path(path) for path in asked["jobs"]]
     jobs = [RunDir(folder.parent.parent).job(folder.name) for folder in folders]

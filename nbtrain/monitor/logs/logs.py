@@ -1,4 +1,4 @@
-"""Logs of a job: the list of logs, the end of a log, and newly appended lines."""
+"""A job's logs: lists them, reads their ends, and follows them as they grow."""
 
 import re
 import time
@@ -15,30 +15,30 @@ from nbtrain.base.text import amounts
 SUPERVISOR = "supervisor"
 NODE = re.compile(r"node(\d+)")
 
-# A line of a log has about 120 bytes; this is a screen or two at a time.
+# Maximum number of bytes read at a time, about 2,000 lines.
 READ_LIMIT_BYTES = 256 * 1024
-# Bytes that a tail reads for each requested line: few lines are longer.
+# Bytes that tail_lines() reads per requested line; few lines are longer.
 TAIL_LINE_BYTES = 1024
 FOLLOW_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class LogPart:
-    """A part of a log file."""
+    """Part of a log file."""
 
     text: str
     start_bytes: int
-    """Offset in the file at which the part begins."""
+    """Offset of the part in the file."""
     end_bytes: int
     """Offset from which to continue reading."""
     size_bytes: int
     """Current size of the whole file."""
     first_line: int | None = None
-    """Number of the part's first line, from 1; None if it was not counted (log_lines.py)."""
+    """Line number of the part's first line, starting at 1; None if it was not counted (log_lines.py)."""
 
 
 def log_attempts(job: JobDir) -> dict[int, list[int]]:
-    """Return {rank: attempts} of the existing rank logs, both ascending."""
+    """Return {rank: attempts that have a log}, both in ascending order."""
     found: dict[int, list[int]] = {}
     for path in job.logs.glob("*.*.log"):
         rank, attempt, _ = path.name.split(".")
@@ -48,28 +48,31 @@ def log_attempts(job: JobDir) -> dict[int, list[int]]:
 
 
 def checked_rank(run: str, rank: int, world_size: int) -> int:
-    """Return a rank whose log a user wants. Raises ConfigError if the run has no such rank."""
+    """Return `rank` if the run has it. Raises ConfigError if it does not."""
     if not 0 <= rank < world_size:
         numbers = f"0 to {world_size - 1}" if world_size > 1 else "0"
         has = f"{run} has {amounts.counted(world_size, 'rank')}: {numbers}"
-        raise ConfigError(f"rank {rank}: {has}; also `supervisor` and, on several machines, node0.")
+        raise ConfigError(
+            f"rank {rank}: {has}. You can also name `supervisor` or, with several machines, a node such as "
+            "node0."
+        )
     return rank
 
 
 def log_of_attempt(job: JobDir, rank: int, attempt: int) -> Path:
-    """Return the path of a rank's log of one attempt. Raises ConfigError if there is none."""
+    """Return the path of a rank's log in an attempt. Raises ConfigError if there is no such log."""
     attempts = log_attempts(job).get(rank, [])
     if attempt not in attempts:
-        known = f"its logs are of {', '.join(map(str, attempts))}" if attempts else "it has no log"
-        raise ConfigError(f"attempt {attempt}: rank {rank} of job {job.job_id} has none; {known}.")
+        numbers = ", ".join(map(str, attempts))
+        known = f"it has logs of attempts {numbers}" if attempts else "it has no logs"
+        raise ConfigError(f"rank {rank} of job {job.job_id} has no log of attempt {attempt}; {known}.")
     return job.log(rank, attempt)
 
 
 def log_path(job: JobDir, rank: int | str = 0, attempt: int | None = None) -> Path:
-    """Return the path of a log: of a rank (by default its newest attempt), "supervisor", or a machine such as
-    "node0".
+    """Return the path of a log: of a rank, of "supervisor", or of a machine such as "node0".
 
-    The file need not exist.
+    For a rank, the default is the newest attempt. The file need not exist.
     """
     if rank == SUPERVISOR:
         return job.supervisor_log
@@ -80,10 +83,10 @@ def log_path(job: JobDir, rank: int | str = 0, attempt: int | None = None) -> Pa
 
 
 def read_log(path: Path, offset_bytes: int | None = None, limit_bytes: int = READ_LIMIT_BYTES) -> LogPart:
-    """Read a log from an offset, at most `limit_bytes`; without an offset, read the end of the file.
+    """Read at most `limit_bytes` of a log from an offset; without an offset, read the end of the file.
 
-    The piece begins and ends at line ends if it can; a file that does not exist counts as empty. Bytes that
-    are not UTF-8 appear as U+FFFD.
+    If possible, the part begins and ends at line breaks. A missing file is treated as empty. Invalid UTF-8
+    becomes U+FFFD.
     """
     try:
         with path.open("rb") as stream:
@@ -97,16 +100,16 @@ def read_log(path: Path, offset_bytes: int | None = None, limit_bytes: int = REA
         first = content.index(b"\n") + 1
         start, content = start + first, content[first:]
     if start + len(content) < size and b"\n" in content:
-        # More follows: stop at a line's end, so that no character is cut in two.
+        # The file has more: stop at a line break, so that no character is split.
         content = content[: content.rindex(b"\n") + 1]
     return LogPart(content.decode("utf-8", "replace"), start, start + len(content), size)
 
 
 def tail_lines(path: Path, num_lines: int) -> list[str]:
-    """Return the last lines of a log, without line ends. A progress bar counts as one line, in its last
-    state.
+    """Return the last non-empty lines of a log, without line breaks.
 
-    Fewer lines are returned if they are longer than TAIL_LINE_BYTES on average.
+    A progress bar is one line, in its last state. If lines are longer than TAIL_LINE_BYTES on average, fewer
+    lines are returned.
     """
     text = read_log(path, limit_bytes=TAIL_LINE_BYTES * max(1, num_lines)).text
     lines = [line for line in _lines(text) if line.strip()]
@@ -114,24 +117,24 @@ def tail_lines(path: Path, num_lines: int) -> list[str]:
 
 
 def _lines(text: str) -> list[str]:
-    """Split a log into lines; a progress bar, which rewrites its line, has its last state."""
+    """Split a log into lines. Of a progress bar, which rewrites its line, keep only the last state."""
     return [line.rstrip("\r").rpartition("\r")[2] for line in text.removesuffix("\n").split("\n")]
 
 
 def follow(run: RunDir, rank: int | str = 0, from_start: bool = False) -> Iterator[str]:
-    """Yield lines added to a rank's log until the newest job ends; a new log is followed from its start.
+    """Yield the lines that are added to a rank's log, until the newest job ends.
 
-    With `from_start`, the first log is also followed from its start. At most READ_LIMIT_BYTES are in memory
-    at a time, however much was added; a longer line is yielded in pieces.
+    When a new attempt or job begins, its log is followed from the start; with `from_start`, the first log is
+    too. At most READ_LIMIT_BYTES are in memory at a time; a longer line is yielded in pieces.
     """
     path, offset = None, 0
     while (job := run.newest_job()) is not None:
-        # The state is read first, so that lines written before the end are read after it.
+        # Read the state before the log, so that no line written before the end is missed.
         active = read_state(job, time.time())[0] in ACTIVE
         newest = log_path(job, rank)
         if path is None:
             path, offset = newest, 0 if from_start else read_log(newest, limit_bytes=1).size_bytes
-        # A newer log says that the attempt of this one has ended, maybe within a line.
+        # A newer log means that the attempt of this log has ended, perhaps in the middle of a line.
         ended = newest != path
         while content := _added(path, offset, to_the_end=ended or not active):
             offset += len(content)
@@ -145,7 +148,10 @@ def follow(run: RunDir, rank: int | str = 0, from_start: bool = False) -> Iterat
 
 
 def _added(path: Path, offset_bytes: int, to_the_end: bool) -> bytes:
-    """Read at most READ_LIMIT_BYTES after an offset: complete lines, or if `to_the_end` an unfinished one."""
+    """Read complete lines after an offset, at most READ_LIMIT_BYTES; b"" if there are no complete lines.
+
+    With `to_the_end`, an unfinished last line is read too.
+    """
     try:
         with path.open("rb") as stream:
             stream.seek(offset_bytes)

@@ -1,9 +1,8 @@
-"""Find the traceback of a failed job: of the rank that failed first, in its exit record or its log.
+"""Finds the traceback of a failed job, usually that of the rank that failed first.
 
-exit/<rank>.<attempt>.json holds the traceback of a rank that could still report its failure; any other rank
-may have left one in its log. For a rank that hung, the supervisor's event holds the stack. If no rank has
-begun, the launcher may have left a traceback in the supervisor's log, or with several machines in a node's
-log.
+If the rank could report its failure, the traceback is in exit/<rank>.<attempt>.json; otherwise it may be in
+the rank's log. For a rank that hung, the stack is in the supervisor's event. If no rank has started, the
+launcher may have written a traceback to the supervisor's log or, with several machines, to a node's log.
 """
 
 import time
@@ -15,14 +14,15 @@ from nbtrain.monitor.logs.logs import SUPERVISOR, log_attempts, log_path, read_l
 from nbtrain.monitor.status.status_records import job_with_end
 
 TRACEBACK = "Traceback (most recent call last):"
-# Bytes at the end of a log that are searched.
+# Number of bytes searched at the end of a log.
 SEARCHED_BYTES = 1 << 20
 
 
 def failed_rank(job: JobDir) -> int | str:
-    """Return the rank that failed first in a job's newest attempt; 0 if none is known or it has no log.
+    """Return the rank that failed first in a job's newest attempt; 0 if unknown or if it has no log.
 
-    If no rank has a log, return the log that may explain the end: a node's with a traceback, or "supervisor".
+    If no rank has a log, return the name of a log with a traceback, or of one that is not empty: "supervisor"
+    or a node such as "node0". If there is no such log, return 0.
     """
     attempts = log_attempts(job)
     if not attempts:
@@ -35,16 +35,16 @@ def failed_rank(job: JobDir) -> int | str:
 
 
 def whose(rank: int | str) -> str:
-    """Name the log of a rank, node or supervisor: "rank 0", "the supervisor's log" and the like."""
+    """Name a rank or log in a sentence: "rank 0", "the supervisor's log" or "the log of node0"."""
     if rank == SUPERVISOR:
         return "the supervisor's log"
     return f"rank {rank}" if isinstance(rank, int) else f"the log of {rank}"
 
 
 def last_traceback(job: JobDir, rank: int | str) -> str | None:
-    """Return the newest traceback of a rank, or the stack of a rank that hung; None if there is neither.
+    """Return the newest traceback of a rank, or the stack of a rank that hung; None if neither exists.
 
-    For "supervisor" and a machine such as "node0", return the last traceback in its log.
+    For "supervisor" or a machine such as "node0", return the last traceback in its log.
     """
     if isinstance(rank, str):
         return traceback_in(read_log(log_path(job, rank), limit_bytes=SEARCHED_BYTES).text)
@@ -57,16 +57,16 @@ def last_traceback(job: JobDir, rank: int | str) -> str | None:
         hung = [event for event in read_events(job) if event["kind"] == "hang" and event.get("rank") == rank]
         if hung and hung[-1].get("stack"):
             frames = "\n".join(f"  {frame}" for frame in hung[-1]["stack"])
-            return f"Stack when it hung, the innermost frame first:\n{frames}"
+            return f"Stack of the hanging rank, innermost frame first:\n{frames}"
     return None
 
 
 def traceback_in(text: str) -> str | None:
-    """Return the last traceback in a text, up to and including the line of its exception."""
+    """Return the last traceback in a text, including the line with its exception; None without one."""
     start = text.rfind(TRACEBACK)
     if start < 0:
         return None
-    # Other threads write prefixes; a prefix of the first line is on every line.
+    # If the first line has a prefix, every line of the traceback has it; lines of other threads differ.
     before = text[text.rfind("\n", 0, start) + 1 : start]
     lines = []
     for line in text[start - len(before) :].splitlines():

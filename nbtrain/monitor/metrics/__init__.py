@@ -1,1 +1,1 @@
-"""Scalars of a run: read from its files while they grow, reduced to curves, and laid out as charts."""
+"""A run's scalars: read from growing files, reduced to curves, and laid out as charts."""

@@ -1,8 +1,8 @@
-"""Charts of a run's description: the curves of each chart, its range, and its ticks with their labels.
+"""The charts in a run's description: the curves of each chart, its range, and its labeled ticks.
 
-The static picture draws these charts unchanged. The live view starts with them and does the same calculations
-when a reader zooms or changes an axis (lab/ui/charts/numbers.js); tests/lab/ui/numbers.json holds results
-that both must give.
+The static picture draws these charts unchanged. The live view starts with them and repeats the calculations
+in JavaScript when a user zooms or changes an axis (lab/ui/charts/numbers.js). tests/lab/ui/numbers.json
+contains results that both implementations must return.
 """
 
 import itertools
@@ -13,24 +13,24 @@ from typing import Any
 
 from nbtrain.base.text import amounts
 
-# Margin between a curve and the frame, as a fraction of the curve's own range.
+# Margin between a curve and the frame, as a fraction of the curve's range.
 MARGIN_FRACTION = 0.06
-# Weight of the previous step's smoothed loss in the next one; the raw line stays faintly visible.
+# Weight of the previous value in the smoothed loss. The raw line stays faintly visible.
 SMOOTHING = 0.6
-# With fewer labels on a value axis, the values between them cannot be read.
+# Minimum number of ticks; with fewer labels, values between them cannot be read.
 LEAST_Y_TICKS = 3
 LEAST_X_TICKS = 2
-# An axis of bytes ends here at least, so that it has three labels.
+# Minimum upper end of an axis of bytes, so that the axis has three labels.
 LEAST_BYTES = 4.0
 
 
 def _decimals(value: float, step: float) -> str:
-    """Format `value` with just enough decimals to differ from its neighbor at distance `step`."""
+    """Format a value with just enough decimals to distinguish ticks that are `step` apart."""
     return f"{value:.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"
 
 
 def scientific(value: float, step: float = 0.0) -> str:
-    """Format 0.00015 as "1.5e-4", with enough digits to differ from its neighbor at distance `step`."""
+    """Format 0.00015 as "1.5e-4", with enough digits to distinguish ticks that are `step` apart."""
     if not value:
         return "0"
     digits = 1
@@ -42,7 +42,7 @@ def scientific(value: float, step: float = 0.0) -> str:
 
 
 def _number(value: float, step: float) -> str:
-    """Format any number with as many decimals as distinguish it from its neighbor at distance `step`."""
+    """Format any number with enough decimals to distinguish ticks that are `step` apart."""
     if step < 1e-3:
         return scientific(value, step)
     if step >= 1000:
@@ -55,12 +55,12 @@ def _counted(value: float, step: float) -> str:
 
 
 def whole_number(value: float, step: float) -> str:
-    """Format whole numbers such as steps: 1200 as "1,200"; 12000 as "12k" if all ticks are thousands."""
+    """Format a whole number: 1200 as "1,200", and 12000 as "12k" if all ticks are thousands."""
     return amounts.count(value) if value >= 10_000 and step % 1000 == 0 else f"{round(value):,}"
 
 
 def share(value: float, step: float) -> str:
-    """Format 0.125 as "12 %", or as "12.5 %" if its neighbor is half a percent away."""
+    """Format 0.125 as "12 %", or as "12.5 %" if ticks are half a percent apart."""
     return f"{_decimals(100 * value, 100 * step)} %"
 
 
@@ -77,7 +77,7 @@ FORMS: dict[str, Callable[[float, float], str]] = {
     "share": share,
     "bytes": _bytes,
 }
-"""Label of a value on an axis with ticks `step` apart, by the names that lab/ui/charts/numbers.js knows."""
+"""{name, as in lab/ui/charts/numbers.js: function(value, step) that labels a tick}."""
 
 
 def _curve(name: str, label: str, color: str = "a", dots: bool = False) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def _curve(name: str, label: str, color: str = "a", dots: bool = False) -> dict[
 
 @dataclass(frozen=True)
 class ChartKind:
-    """Appearance of a chart of a description (CHARTS) or of scalars (metric_charts.py)."""
+    """The appearance of a chart, in a description (CHARTS) or of scalars (metric_charts.py)."""
 
     lines: list[dict[str, Any]]
     y_name: str
@@ -106,13 +106,17 @@ CHARTS = (
 
 
 def charts(curves: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one object per chart of a panel, the large one first.
+    """Return the charts of a panel, the large one first.
 
-    lines    [{"name" of a curve, "label", "color" a or b, "dots": whether each point gets one}]
+    lines    [{"name": name of a curve, "label", "color": a or b, "dots": whether to mark each point}]
     x, y     [lowest, highest value] of the frame; None if no curve has a point
-    x_ticks  [[value, label], ...], and y_ticks
-    x_name, y_name, form, from_zero, smoothing
-             names of the axes; the form of y's labels; whether y begins at 0; the weight of smoothed()
+    x_ticks, y_ticks
+             [[value, label], ...]
+    x_name, y_name
+             names of the axes
+    form     how the labels of y are formatted (FORMS)
+    from_zero, smoothing
+             whether y begins at 0, and the weight for smoothed()
     """
     return [chart(curves, kind) for kind in CHARTS]
 
@@ -134,7 +138,7 @@ def chart(curves: Mapping[str, Mapping[str, Any]], kind: ChartKind) -> dict[str,
         steps.extend(itertools.compress(there["steps"], known))
         for key in ("values", "low", "high"):
             values.extend(itertools.compress(there.get(key) or (), known))
-        # The gap of a curve that ends with NaN is in the frame too.
+        # Steps at which a curve is NaN belong to the frame too.
         steps.extend(last for _, last in there.get("bad") or ())
     if not values:
         return found
@@ -162,9 +166,9 @@ def _labelled(at: list[float], label: Callable[[float, float], str]) -> list[lis
 def ticks(
     low: float, high: float, most: int, least: int = LEAST_Y_TICKS, integer: bool = False
 ) -> list[float]:
-    """Return about `most` round numbers from `low` to `high`, 1, 2 or 5 times a power of ten apart.
+    """Return about `most` round ticks from `low` to `high`, 1, 2 or 5 times a power of ten apart.
 
-    There are more if these are fewer than `least`, unless whole numbers do not allow it.
+    If that gives fewer than `least` ticks, a smaller step is used. With `integer`, the step is at least 1.
     """
     for wanted in range(most, most + 13):
         rough = (high - low) / wanted
@@ -179,13 +183,13 @@ def ticks(
 
 
 def byte_ticks(top: float) -> list[float]:
-    """Return round numbers of a binary unit from 0 to `top`."""
+    """Return ticks from 0 to `top` at round numbers of a binary unit."""
     step = 2.0 ** max(0, math.ceil(math.log2(max(top, 1.0) / 5)))
     return [number * step for number in range(int(top / step) + 1)]
 
 
 def smoothed(values: Sequence[float | None], weight: float) -> list[float | None]:
-    """Exponential moving average, corrected for its start: the first value is the curve's own."""
+    """Return the exponential moving average, corrected for its start so that the first value is unchanged."""
     if weight <= 0:
         return list(values)
     total, share, found = 0.0, 1.0, []

@@ -1,13 +1,13 @@
-"""Downsampled curves of a run for display: few points that include spikes, and ranges read in detail.
+"""Downsampled curves of a run for display: few points that still show spikes, and details on request.
 
-    CurveReader(folder)  ->  series: {tag: Curve}, at most MOST_POINTS each, however long the run
-                         ->  detail(tags, first, last): as many points of only these steps, from the files
+    CurveReader(folder).series                       {tag: Curve}, each with at most MOST_POINTS points
+    CurveReader(folder).detail(tags, first, last)    the same for a range of steps, read from the files again
 
-A Curve keeps every point until there are MOST_POINTS. Then it keeps the lowest and the highest of every
-`width` consecutive points together with their mean, and doubles the width whenever it is full again. Steps
+A Curve keeps every point until there are MOST_POINTS. From then on, it keeps only the lowest and the highest
+of every `width` consecutive points, with their mean, and doubles the width whenever it is full again. Steps
 with NaN or Inf are kept as ranges, because NaN is neither the lowest nor the highest value.
 
-band() reduces a curve further, to the points of one chart: means with the lowest and highest value.
+band() reduces a curve further for a chart: to means with their lowest and highest values.
 """
 
 import bisect
@@ -24,29 +24,30 @@ from typing import Any
 from nbtrain.monitor.metrics.metrics_reader import ScalarReader
 from nbtrain.monitor.metrics.series import Gaps
 
-# A chart is 300 to 1,400 pixels wide. 24 bytes each: a run with 60 curves takes 3 MB.
+# Maximum number of points of a Curve. A chart is 300 to 1,400 pixels wide. At 24 bytes per point, a run with
+# 60 curves takes 3 MB.
 MOST_POINTS = 2048
 MOST_DRAWN = 2000
-"""Points of a line in a picture: the lowest and the highest of each of 1,000 columns, about a pixel wide."""
+"""Maximum number of points of a line in a picture: lowest and highest in each of 1,000 columns."""
 
 Point = tuple[int, float, float]
 """Step, value, wall time."""
 
 
 class Curve:
-    """Points of one tag, thinned while they are read. Of points at one step, the later is kept."""
+    """The points of one tag, thinned while they are read. A later point replaces one at the same step."""
 
     def __init__(self, most: int = MOST_POINTS) -> None:
         self._most = most
         self.width = 1
-        """Number of points that each pair represents; 1 if every point is kept."""
+        """Number of points that each pair of points represents; 1 if every point is kept."""
         self.gaps = Gaps()
         """Ranges of steps whose value is NaN or Inf."""
         self._steps, self._values, self._walls = array("q"), array("d"), array("d")
-        # The mean of the points that a point stands for; both points of a pair have the same.
+        # The mean of the points that a kept point represents; both points of a pair have the same mean.
         self._means = array("d")
-        # The pair in progress: number of points, the lowest, the highest, the newest, and the sum
-        # and number of its finite values.
+        # State of the pair in progress: number of points, sum and number of finite values, and the lowest,
+        # highest and newest point.
         self._num = 0
         self._sum, self._num_finite = 0.0, 0
         self._low: Point = (0, math.nan, 0.0)
@@ -71,7 +72,7 @@ class Curve:
 
     @property
     def means(self) -> array:
-        """For each point, the mean of the points that it stands for; NaN and Inf do not count."""
+        """For each kept point, the mean of the points that it represents, without NaN and Inf."""
         if self._num == 0:
             return self._means
         mean = self._sum / self._num_finite if self._num_finite else math.nan
@@ -79,7 +80,7 @@ class Curve:
 
     @property
     def last(self) -> float | None:
-        """Value of the highest step, or None."""
+        """Value at the highest step; None without points."""
         values = self.values
         return values[-1] if len(values) else None
 
@@ -117,11 +118,11 @@ class Curve:
                 self._widen()
 
     def put_many(self, steps: Sequence[int], values: Sequence[float], wall_times: Sequence[float]) -> None:
-        """Add points whose steps rise, with the same result as put() for each, in a tenth of the time."""
+        """Add points with ascending steps. The result is the same as with put(), in a tenth of the time."""
         at, num = 0, len(steps)
         self.gaps.note_many(steps, values)
         while at < num:
-            # Until the curve has one more point than `most` and widens; later the points of one pair.
+            # Take as many points as fit until the curve must widen or, later, the points of one pair.
             size = self._most + 1 - len(self._steps) if self.width == 1 else self.width
             end = min(at + size, num)
             part = values[at:end]
@@ -140,7 +141,7 @@ class Curve:
                     self._values.append(part[index])
                     self._walls.append(wall_times[at + index])
             else:
-                # An incomplete pair.
+                # The points do not fill the pair, so add the next point individually.
                 size = 0
             if size == 0:
                 end = at + 1
@@ -150,11 +151,11 @@ class Curve:
             at = end
 
     def keep(self, wanted: Iterable[bool]) -> None:
-        """Drop the points whose flag is false, in the order of `steps`."""
+        """Keep only the points whose flag is true; `wanted` has a flag per point, in the order of `steps`."""
         flags = list(wanted)
         points, means = list(zip(self.steps, self.values, self.wall_times)), self.means
         kept = len(self._steps)
-        # The rest of the pair in progress.
+        # The points of the pair in progress.
         rest = [point for point, flag in zip(points[kept:], flags[kept:]) if flag]
         group = 1 if self.width == 1 else 2
         self._clear()
@@ -162,12 +163,12 @@ class Curve:
             left = [point for point, flag in zip(points[at : at + group], flags[at : at + group]) if flag]
             if left:
                 self._store(means[at], *(left * group)[:group])
-        # The highest step that is kept is now the newest.
+        # The highest remaining step is now the newest.
         self._num = min(len(rest), self.width - 1) if self.width > 1 else 0
         if self._num:
             self._low, self._high = min(rest, key=_value), max(rest, key=_value)
             self._newest = rest[-1]
-            # Of the points that were dropped, only the lowest and the highest are known.
+            # Estimate the sum, because only the lowest, highest and newest point of the pair are known.
             self._begin_sum(finite_mean([value for _, value, _ in rest]), self._num)
 
     def _all(self, kept: array, field: int) -> array:
@@ -189,11 +190,11 @@ class Curve:
             self._walls[at] = wall_time
 
     def _begin_sum(self, mean: float, num: int) -> None:
-        """Begin the mean of a pair with `num` points whose mean is known."""
+        """Initialize the sum of a pair from the mean of its first `num` points."""
         self._sum, self._num_finite = (mean * num, num) if math.isfinite(mean) else (0.0, 0)
 
     def _put_again(self, point: Point) -> None:
-        """Add a point of a step repeated without a restart's mark; it counts if that step was kept."""
+        """Add a point at an earlier step. It replaces the kept points of that step, or is ignored."""
         step, value, wall_time = point
         if self._num and step == self._newest[0]:
             self._newest = point
@@ -203,7 +204,7 @@ class Curve:
             at += 1
 
     def _widen(self) -> None:
-        """Keep the lowest and the highest of four points: each pair then represents twice as many points."""
+        """Double the width: of every four points, keep only the lowest and the highest."""
         steps, values, walls = self._steps, self._values, self._walls
         size = 2 if self.width == 1 else 4
         whole = len(steps) - len(steps) % size
@@ -238,7 +239,7 @@ class Curve:
 
 
 def finite_mean(values: Sequence[float]) -> float:
-    """Return the mean of the values that are neither NaN nor Inf; NaN without any."""
+    """Return the mean of the finite values; NaN if there are no finite values."""
     total, num = sum(values), len(values)
     if not math.isfinite(total):
         finite = [value for value in values if math.isfinite(value)]
@@ -247,10 +248,10 @@ def finite_mean(values: Sequence[float]) -> float:
 
 
 def _ends(values: Sequence[float]) -> list[int]:
-    """Return the indices of the lowest and the highest value, in order; NaN is neither if possible."""
+    """Return the indices of the lowest and highest value, in ascending order. NaN is ignored if possible."""
     low, high = min(values), max(values)
     if low != low or high != high:
-        # If the first value is NaN, min and max return it.
+        # min() and max() return NaN if the first value is NaN.
         numbers = [value for value in values if value == value]
         if not numbers:
             return [0, 0]
@@ -259,12 +260,12 @@ def _ends(values: Sequence[float]) -> list[int]:
 
 
 def _value(point: Point, of_nan: float = math.inf) -> float:
-    """Return the value of a point, or `of_nan` for NaN, which must never be the lowest or highest value."""
+    """Return a point's value, or `of_nan` for NaN, so that NaN never is the lowest or highest value."""
     return of_nan if point[1] != point[1] else point[1]
 
 
 class CurveReader(ScalarReader):
-    """Scalars of one folder, thinned. One thread at a time."""
+    """Reads the scalars of a folder as thinned curves. Not thread-safe."""
 
     series: dict[str, Curve]
 
@@ -272,12 +273,12 @@ class CurveReader(ScalarReader):
         super().__init__(folder, tags, Curve)
 
     def detail(self, tags: Iterable[str], first: int, last: int, seconds: float) -> dict[str, Curve]:
-        """Read the points of `tags` at steps first to last again from the files, for at most `seconds`."""
+        """Read the points at steps `first` to `last` from the files again, for at most `seconds`."""
         inside = ScalarReader(self.folder, tags, lambda: _Range(first, last))
         deadline = time.monotonic() + seconds
         for _, file in sorted(self.files.items()):
-            # The parts before and after the range are skipped. Steps are slightly out of order, so one more
-            # block is read after the first line with a later step.
+            # Skip the parts before and after the range. Steps may be slightly out of order, so read one more
+            # block after the first line with a later step.
             begin = max((offset for offset, step in file.places if step < first), default=0)
             after = [offset for offset, step in file.places if step > last and offset > begin]
             inside.read_range(file, begin, after[1] if len(after) > 1 else file.offset, deadline)
@@ -285,7 +286,7 @@ class CurveReader(ScalarReader):
 
 
 class _Range(Curve):
-    """A curve of some steps only."""
+    """A curve that keeps only a range of steps."""
 
     def __init__(self, first: int, last: int) -> None:
         super().__init__()
@@ -302,22 +303,23 @@ class _Range(Curve):
 
 @dataclass
 class Band:
-    """A curve reduced to few points: means of intervals, with their lowest and highest value if it was
-    thinned.
+    """A curve reduced to few points: the means of intervals, with their lowest and highest values.
+
+    The lowest and highest values are None if the curve was not reduced.
     """
 
     at: list[int]
-    """Index of the middle point of each interval."""
+    """Index of each interval's middle point in the original curve."""
     values: list[float]
     lows: list[float] | None = None
     highs: list[float] | None = None
 
 
 def band(values: Sequence[float], most: int, means: Sequence[float] | None = None) -> Band:
-    """Reduce a curve to at most `most` points. The first and the last point stay as they are.
+    """Reduce a curve to at most `most` points. The first and the last point stay unchanged.
 
-    `means` has, for a curve that was thinned when it was read, the mean of the points that each value stands
-    for. NaN and Inf do not count, unless an interval has nothing else.
+    If the curve was thinned when it was read, `means` has the mean of the points that each value represents.
+    NaN and Inf are ignored, unless an interval contains nothing else.
     """
     num = len(values)
     if num <= 2 or (means is None and num <= most):
@@ -339,11 +341,11 @@ def band(values: Sequence[float], most: int, means: Sequence[float] | None = Non
 
 
 def drawn_points(values: Sequence[float], most: int = MOST_DRAWN) -> list[int]:
-    """Return the indices of the points, at most `most` + 2, that draw the same line as all of them.
+    """Return the indices of at most `most` + 2 points that draw the same line as all points.
 
-    These are the first and the last point, and the lowest and the highest of each of `most` / 2 intervals
-    with equal numbers of points. NaN is neither, unless an interval has nothing else: the line has a gap
-    there.
+    These are the first and the last point, and the lowest and the highest in each of `most` / 2 intervals
+    with equal numbers of points. NaN is ignored, unless an interval contains only NaN; the line then has a
+    gap.
     """
     num = len(values)
     if num <= most:
@@ -356,13 +358,13 @@ def drawn_points(values: Sequence[float], most: int = MOST_DRAWN) -> list[int]:
 
 
 def thinned_means(points: Any) -> Sequence[float] | None:
-    """Return the means of a curve that was thinned while it was read (curves.py); None for other curves."""
+    """Return the means of a curve that was thinned while it was read; None for any other curve."""
     return points.means if getattr(points, "width", 1) > 1 else None
 
 
 def curve_part(key: str, found: Band, gaps: Gaps) -> dict[str, Any]:
-    """Return a curve's values under `key`; "low" and "high" if it was thinned; "bad", its ranges of NaN."""
-    # A picture shows at most six digits, and more would triple the bytes sent each second.
+    """Return a curve as JSON: values under `key`, "low" and "high" if reduced, "bad" if it has NaN or Inf."""
+    # A picture shows at most six digits, and more digits would triple the bytes sent each second.
     part: dict[str, Any] = {key: [six_digits(value) for value in found.values]}
     if found.lows is not None and found.highs is not None:
         part["low"] = [six_digits(value) for value in found.lows]
@@ -372,5 +374,5 @@ def curve_part(key: str, found: Band, gaps: Gaps) -> dict[str, Any]:
 
 @functools.lru_cache(1 << 15)
 def six_digits(value: float) -> float:
-    """Round to six digits, because a picture shows no more, and curves are sent at each poll."""
+    """Round a value to six significant digits. A picture shows no more, and curves are sent at each poll."""
     return float(f"{value:.6g}")

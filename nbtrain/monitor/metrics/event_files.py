@@ -1,7 +1,8 @@
-"""Scalars from TensorBoard event files of other programs, such as Megatron-DeepSpeed, with its own loader.
+"""Reads scalars from TensorBoard event files of other programs, such as Megatron-DeepSpeed.
 
-nbtrain's own runs are read from metrics.jsonl (metrics_reader.py). The loader checks every record's checksum
-in Python, about 25 microseconds per scalar, so a bar shows the progress of a large folder.
+nbtrain's own runs are read from metrics.jsonl (metrics_reader.py). TensorBoard's loader checks every record's
+checksum in Python, which takes about 25 microseconds per scalar, so a progress bar is shown for a large
+folder.
 """
 
 import math
@@ -16,27 +17,28 @@ from nbtrain.monitor.metrics.series import Series
 
 FILE_GLOB = "*tfevents*"
 COUNTED_BY_OTHERS = (" vs tokens", " vs samples")
-"""Ends of tags whose "step" counts tokens or samples."""
-# A record's length, and the checksums of its length and of its content.
+"""Suffixes of tags whose "step" counts tokens or samples."""
+# Bytes of a record besides its content: the length, and the checksums of length and content.
 _FRAME_BYTES = 16
-# Reading less takes under two seconds.
+# Up to this size, reading takes less than two seconds, so no progress bar is shown.
 _QUIET_BYTES = 8 << 20
 
 
 def read_event_files(folder: Path) -> dict[str, Series]:
-    """Return the scalars of a folder of event files as {tag: Series}.
+    """Return the scalars in a folder of event files as {tag: Series}.
 
-    Files are read in the order in which they were opened, and the newest value of a step counts. A SessionLog
-    START, which `purge_step` of torch's SummaryWriter writes, drops the earlier points from its step on, but
-    not those of tags whose "step" counts tokens or samples. Warns of a file that is read only in part.
+    Files are read in the order in which they were created, and the newest value of a step counts. A
+    SessionLog START, which `purge_step` of torch's SummaryWriter writes, drops the earlier points from its
+    step on. For tags whose "step" counts tokens or samples, it drops the points written at the same time or
+    later. Warns if a file can be read only in part.
 
-    Raises DataError if the folder holds no event file, and names subfolders that hold some.
+    Raises DataError, which names subfolders with event files, if the folder contains no event file.
     """
     files = event_files(folder)
     if not files:
         below = sorted({path.parent.relative_to(folder).as_posix() for path in folder.rglob(FILE_GLOB)})
-        hint = f" These folders below it do: {', '.join(below[:5])}." if below else ""
-        raise DataError(f"{folder}: holds no TensorBoard event file (*tfevents*).{hint}")
+        hint = f" These subfolders do: {', '.join(below[:5])}." if below else ""
+        raise DataError(f"{folder} contains no TensorBoard event file (*tfevents*).{hint}")
     series: dict[str, Series] = {}
     num_bytes = sum(path.stat().st_size for path in files)
     if num_bytes < _QUIET_BYTES:
@@ -52,7 +54,7 @@ def read_event_files(folder: Path) -> dict[str, Series]:
 
 
 def event_files(folder: Path) -> list[Path]:
-    """Return the event files of a folder, oldest first, by the time in their names."""
+    """Return the event files in a folder, oldest first by the time in their names."""
     return sorted((path for path in folder.glob(FILE_GLOB) if path.is_file()), key=_opened_at)
 
 
@@ -62,7 +64,7 @@ def _opened_at(path: Path) -> tuple[int, str]:
 
 
 def _read_file(path: Path, series: dict[str, Series]) -> Iterator[int]:
-    """Add the scalars of a file, and yield the bytes of each record."""
+    """Add the scalars of a file to `series`, and yield the size of each record."""
     from google.protobuf.message import DecodeError
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event
@@ -74,12 +76,12 @@ def _read_file(path: Path, series: dict[str, Series]) -> Iterator[int]:
             read_bytes += _FRAME_BYTES + len(record)
             yield _FRAME_BYTES + len(record)
     except DecodeError:
-        # The bytes that are left are reported below.
+        # The unread bytes are reported below.
         pass
     if read_bytes < num_bytes:
         warnings.warn(
-            f"{path}: read up to byte {read_bytes:,} of {num_bytes:,}; the record there is incomplete or "
-            "damaged.",
+            f"{path}: only {read_bytes:,} of {num_bytes:,} bytes were read, because the next record is "
+            "incomplete or damaged.",
             stacklevel=4,
         )
 
@@ -96,7 +98,7 @@ def _add_event(event: Any, series: dict[str, Series]) -> None:
 
 
 def _number(value: Any) -> float | None:
-    """Return the scalar in a Summary.Value: simple_value, or a rank 0 tensor (TensorBoard 2)."""
+    """Return the scalar in a Summary.Value (a simple_value or a rank-0 tensor); None for anything else."""
     kind = value.WhichOneof("value")
     if kind == "simple_value":
         return value.simple_value
@@ -109,8 +111,9 @@ def _number(value: Any) -> float | None:
 
 
 def _purge(step: int, series: dict[str, Series]) -> None:
-    """Drop the points at or after `step`, and the points counted in tokens or samples that were written with
-    them.
+    """Drop the points at or after `step`.
+
+    Of tags that count tokens or samples, drop the points written at the same time or later.
     """
     by_step = [points for tag, points in series.items() if not tag.endswith(COUNTED_BY_OTHERS)]
     late = [at for points in by_step for own, at in zip(points.steps, points.wall_times) if own >= step]

@@ -1,4 +1,4 @@
-"""Charts of a run's scalars: their grouping and their appearance, live and in the static picture.
+"""Groups a run's scalars into charts and sets their appearance, live and in the static picture.
 
 metric_charts(tags)  ->  [{"title", "names"}]      drawn(chart, answer)  ->  a chart for static_charts.py
 """
@@ -22,7 +22,7 @@ TOGETHER: dict[str, tuple[str, ...]] = {
     "Throughput": ("tokens_per_second",),
     "Samples per second": ("samples_per_second",),
     "Utilization": ("mfu", "hfu"),
-    # Not a fraction of a peak: it exceeds 100 % if the device was slower when the rate was measured.
+    # This is not a fraction of a peak: it exceeds 100 % if the device was slower when its rate was measured.
     "Model FLOPs as a share of the measured matrix rate": ("matmul_fraction",),
     "Time of a step": ("iteration_time",),
     "Parts of a step": (
@@ -39,8 +39,8 @@ TOGETHER: dict[str, tuple[str, ...]] = {
         *("skipped_steps", "overflow_steps", "loss_spikes", "rollbacks", "steps_without_loss"),
     ),
 }
-"""Charts with several curves that are read together; every other curve has a separate chart."""
-# {beginning of a family's names: the label of one of its curves, before `of` and the dataset}
+"""{title of a chart: names of its scalars}; every other scalar gets its own chart."""
+# {prefix of a scalar's name: its label, which "of" and the dataset's name follow}
 OF_DATASETS = {
     "loss/": "loss",
     "validation_loss/": "validation loss",
@@ -48,9 +48,9 @@ OF_DATASETS = {
 }
 OF_TASKS = "task/"
 OF_CODE = "code/"
-# Scalars that are not drawn as curves, because other curves have them as their axis.
+# Scalars that are not drawn, because they only convert the axis of other curves.
 NO_CURVES = ("steps_vs_tokens", "steps_vs_samples")
-# Noisy curves are smoothed; a smoothed schedule or count would be wrong.
+# Scalars that are smoothed because they are noisy. A smoothed schedule or count would be misleading.
 SMOOTHED = re.compile(
     "^(?!task/|loss_s(cale|pikes)$|steps_without_loss$).*(loss|reward|grad_norm|per_second|tflops|seconds|iteration_time|perplexity)"
 )
@@ -63,7 +63,7 @@ COUNTED = ("steps", "ranks", "sequences", "tokens")
 
 
 def form_of(name: str, unit: str) -> str:
-    """Return the form of a scalar's labels, a name of chart_data.FORMS and lab/ui/charts/numbers.js."""
+    """Return the form of a scalar's labels, a name in chart_data.FORMS and lab/ui/charts/numbers.js."""
     if SHARES.search(name):
         return "share"
     if name == "learning_rate":
@@ -74,7 +74,7 @@ def form_of(name: str, unit: str) -> str:
 
 
 def how_drawn(name: str, unit: str) -> dict[str, Any]:
-    """Return the appearance of a scalar with a separate chart."""
+    """Return the appearance of a scalar in its own chart."""
     form = form_of(name, unit)
     return {
         "form": form,
@@ -86,7 +86,7 @@ def how_drawn(name: str, unit: str) -> dict[str, Any]:
 
 
 def metric_charts(tags: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return {"title", "names"} of each chart; `tags` comes from metrics_range.metrics()."""
+    """Return {"title", "names"} for each chart; `tags` comes from metrics_range.metrics()."""
     there = {row["tag"]: row for row in tags if row["tag"] not in NO_CURVES}
     found = []
     for title, names in TOGETHER.items():
@@ -107,14 +107,15 @@ def metric_charts(tags: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _drawable(values: Sequence[float | None]) -> list[float | None]:
-    """Return the values with None for NaN and Inf, because a browser stops drawing a line at the first
-    NaN.
-    """
+    """Replace NaN and Inf by None, because a browser stops drawing a line at the first NaN."""
     return [value if value is not None and math.isfinite(value) else None for value in values]
 
 
 def drawn(one: Mapping[str, Any], answer: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a chart of metric_charts() with its curves, for static_charts; `answer` comes from metrics()."""
+    """Return (chart, curves) of a chart from metric_charts(), for static_charts.py.
+
+    `answer` comes from metrics_range.metrics().
+    """
     rows = {row["tag"]: row for row in answer["tags"]}
     names = [name for name in one["names"] if answer["series"].get(name, {}).get("value")]
     lines, curves = [], {}

@@ -1,12 +1,10 @@
-"""Read the scalars of a run from its metrics.jsonl files while they grow.
+"""Reads the scalars of a run from its metrics.jsonl files while they grow.
 
-base/run_directory/metrics_files.py describes the format.
+base/run_directory/metrics_files.py describes the format. A restarted run writes some steps again into a new
+file, whose header contains the step that it resumed from. Later steps in older files then no longer count.
 
-A restarted run writes some steps again into a new file, whose header says from which step it resumed: the
-later steps of older files no longer count.
-
-Price: about 1.5 microseconds per scalar of a line at the first read; later reads parse only what was
-appended. At most BLOCK_BYTES of a file are held, unless a line is longer.
+The first read takes about 1.5 microseconds per scalar; later reads parse only appended lines. At most
+BLOCK_BYTES of a file are in memory, unless a line is longer.
 """
 
 import functools
@@ -33,9 +31,9 @@ from nbtrain.base.run_directory.metrics_files import (
 from nbtrain.base.text import amounts
 from nbtrain.monitor.metrics.series import Points, Series
 
-# Bytes of a file that are read at a time.
+# Number of bytes read at a time.
 BLOCK_BYTES = 1 << 20
-# A header is much shorter.
+# Maximum size of a header, which is normally much shorter.
 _HEADER_BYTES = 4096
 
 Row = dict[str, Any]
@@ -48,31 +46,31 @@ class _OpenFile:
 
     path: Path
     header: bytes
-    """First line, which has the time of writing: another one means that the file was replaced."""
+    """First line, which contains the time of writing. If it changes, the file was replaced."""
     offset: int = 0
-    """Number of bytes that were read; only complete lines count."""
+    """Number of bytes read so far, up to the last complete line."""
     seen_bytes: int = 0
     """Size of the file when it was last read to the end."""
     resumed_from_step: int = 0
     last_step: float = math.inf
-    """Steps after this one do not count, because a later file has resumed from it."""
+    """Last step that counts, because a later file resumed from it."""
     skipped_lines: int = 0
     first_skipped: int = 0
-    """Offset of the first line that was skipped."""
+    """Offset of the first skipped line."""
     refused: str | None = None
     """Reason why the file is not read; None if it is read."""
     highest_step: int = 0
-    """Highest step of the lines that were read and count. Steps may be slightly out of order: a GPU's steps
-    are written when a log line is due, after lines of later steps.
+    """Highest step that was read and counts.
+
+    Steps may be slightly out of order, because a GPU's values are written when a log line is due, after lines
+    of later steps.
     """
     places: list[tuple[int, int]] = field(default_factory=list)
-    """Pairs (offset, highest step before it), one about every BLOCK_BYTES, to read a range of steps without
-    reading the whole file.
-    """
+    """(offset, highest step before it) about every BLOCK_BYTES, used to read only a range of steps."""
 
 
 class ScalarReader:
-    """Reads the scalars of one folder while it grows. Not thread-safe."""
+    """Reads the scalars in a folder while its files grow. Not thread-safe."""
 
     def __init__(
         self,
@@ -82,8 +80,8 @@ class ScalarReader:
     ):
         """Create a reader.
 
-        `tags` are the tags to read, or a function that says whether a tag is read; None reads all. `points`
-        makes the container of a tag's points, by default one that keeps all.
+        `tags` are the tags to read, or a function that returns whether to read a tag; None means all tags.
+        `points` creates the container for a tag's points; by default, it keeps all points.
         """
         self.folder = Path(folder)
         self.series: dict[str, Any] = {}
@@ -93,7 +91,7 @@ class ScalarReader:
         wanted = tags if tags is None or callable(tags) else frozenset(tags).__contains__
         self._wanted = functools.cache(wanted) if wanted is not None else lambda tag: True
         self.files: dict[int, _OpenFile] = {}
-        """The files that were opened, by number."""
+        """{number of a file: its reading position}."""
 
     @property
     def warnings(self) -> list[str]:
@@ -102,25 +100,25 @@ class ScalarReader:
         for number, file in sorted(self.files.items()):
             name = file_name(number)
             if file.refused:
-                found.append(f"{name}: {file.refused}; it is not shown.")
+                found.append(f"{name} is not shown: {file.refused}.")
             if file.skipped_lines:
                 lines = amounts.counted(file.skipped_lines, "line")
                 found.append(
-                    f"{name}: skipped {lines} without scalars in JSON, the first at byte "
-                    f"{file.first_skipped}; every other line is shown."
+                    f"{name}: skipped {lines} without valid JSON scalars, the first at byte "
+                    f"{file.first_skipped}; all other lines are shown."
                 )
         return found
 
     @property
     def total_bytes(self) -> int:
-        """Total size of the files at the last check."""
+        """Current total size of the opened files."""
         return sum(file.path.stat().st_size for file in self.files.values() if file.path.exists())
 
     def refresh(self, seconds: float | None = None) -> bool:
-        """Read the lines appended since the last call, and return whether there were any.
+        """Read the lines appended since the last call, and return whether the points have changed.
 
-        An incomplete line is read in the next call, and so is data that is not read after `seconds`. A folder
-        that does not exist has no points.
+        An incomplete line, and data not read within `seconds`, is left to the next call. A folder that does
+        not exist has no points.
         """
         deadline = None if seconds is None else time.monotonic() + seconds
         sizes = {number: (path, path.stat().st_size) for number, path in metrics_files(self.folder)}
@@ -138,7 +136,7 @@ class ScalarReader:
         return changed
 
     def _start_again(self, sizes: dict[int, tuple[Path, int]]) -> bool:
-        """Start again if files were removed or replaced, because the folder then belongs to another run."""
+        """Drop all points if files were removed or replaced: the folder then has another run's data."""
 
         def continues(number: int, file: _OpenFile) -> bool:
             if number not in sizes:
@@ -153,19 +151,19 @@ class ScalarReader:
         return True
 
     def _open(self, sizes: dict[int, tuple[Path, int]]) -> bool:
-        """Read the headers of new files, and drop the steps that their jobs train again."""
+        """Read the headers of new files, and drop the points of steps that their jobs train again."""
         changed = False
         for number, (path, _) in sizes.items():
             if number in self.files:
                 continue
             line, is_complete = _first_line(path)
             if not is_complete:
-                # Its writer is about to write the header.
+                # The header is still being written.
                 continue
             step = _resumed_from_step(line)
             if step is None:
                 self.files[number] = _OpenFile(
-                    path, line, refused=f"its first line is not a header of version {FORMAT_VERSION}"
+                    path, line, refused=f"the first line is not a header of version {FORMAT_VERSION}"
                 )
                 continue
             later = [file for other, file in self.files.items() if other > number and not file.refused]
@@ -200,13 +198,13 @@ class ScalarReader:
                 if len(content) < num_bytes:
                     file.seen_bytes = before + len(content)
                     return changed
-                # A line that is longer than a block is read in one piece.
+                # If a line is longer than a block, double the size until the line fits.
                 num_bytes = BLOCK_BYTES if file.offset > before else 2 * num_bytes
                 if deadline is not None and time.monotonic() > deadline:
                     return changed
 
     def read_range(self, file: _OpenFile, begin: int, end: int, deadline: float) -> None:
-        """Read the lines of a file from one offset to another; both are ends of lines."""
+        """Read the lines of a file between two offsets, both at line boundaries, until `deadline`."""
         part = _OpenFile(file.path, file.header, begin, last_step=file.last_step)
         num_bytes = BLOCK_BYTES
         with part.path.open("rb") as stream:
@@ -217,9 +215,7 @@ class ScalarReader:
                 num_bytes = BLOCK_BYTES if part.offset > before else 2 * num_bytes
 
     def _take_block(self, file: _OpenFile, content: bytes) -> bool:
-        """Read the complete lines of a block, and return whether any of them contained a scalar that
-        counts.
-        """
+        """Read the complete lines of a block, and return whether a scalar was added."""
         rows, at = [], file.offset
         for line in content.split(b"\n")[:-1]:
             row = parsed(line)
@@ -250,7 +246,7 @@ class ScalarReader:
             changed |= self._take_columns(
                 columns, [tag for tag in keys if tag not in KEYS and kinds_of_tag[tag] == 1]
             )
-        # A tag that some lines lack, such as the gradient norm of steps that overflow.
+        # Tags that only some lines have, such as the gradient norm, which overflow steps lack.
         for tag, kinds in kinds_of_tag.items():
             if kinds > 1 and tag not in KEYS:
                 with_tag = [row for row in rows if tag in row]
@@ -279,7 +275,7 @@ _NUMBERS = {int, float}
 
 
 def parsed(line: bytes) -> Row | None:
-    """Return the scalars of a line; None if the line contains no scalars."""
+    """Parse a line; return None if it does not contain valid scalars."""
     try:
         row = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -298,27 +294,25 @@ def parsed(line: bytes) -> Row | None:
 
 
 def _numbers(values: Sequence[Any]) -> Sequence[float]:
-    """Return the values of a tag as floats; NaN and infinities are strings in the file."""
+    """Return the values of a tag as floats. In the file, NaN and infinities are strings."""
     return values if set(map(type, values)) == {float} else list(map(float, values))
 
 
 def _first_line(path: Path) -> tuple[bytes, bool]:
-    """Return the beginning of a file up to its first line end, and whether the line is complete or too long
-    for a header.
-    """
+    """Return (first line of a file, whether the line is complete or too long for a header)."""
     with path.open("rb") as stream:
         line, newline, _ = stream.read(_HEADER_BYTES).partition(b"\n")
     return line, bool(newline) or len(line) == _HEADER_BYTES
 
 
 def resumed_from_step(path: Path) -> int | None:
-    """Return the step from which the job of a metrics file resumed; None for a file that is not read."""
+    """Return the step that the job of a metrics file resumed from; None if the file is not readable."""
     line, is_complete = _first_line(path)
     return _resumed_from_step(line) if is_complete else None
 
 
 def _resumed_from_step(header: bytes) -> int | None:
-    """Return the step in a file's first line; None if that line is not a header of a known version."""
+    """Return the step in a header; None if the line is not a header of a known version."""
     try:
         value = orjson.loads(header)
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""Points of a scalar by step, and the ranges of steps at which it is NaN or infinite."""
+"""The points of a scalar by step, and the ranges of steps at which it is NaN or Inf."""
 
 import bisect
 import math
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 
 class Points(Protocol):
-    """Interface of the container in which a reader keeps the points of one tag."""
+    """Interface of a container for the points of one tag."""
 
     @property
     def steps(self) -> Any: ...
@@ -37,18 +37,18 @@ class Points(Protocol):
 
 
 class Gaps:
-    """Ranges of steps at which a curve is NaN or Inf, in the order in which they were read."""
+    """The ranges of steps at which a curve is NaN or Inf, in reading order."""
 
-    # A curve with more ranges is broken at so many places that one range covers the newest.
+    # Maximum number of ranges; the last one is then extended to cover all later steps with NaN or Inf.
     MOST = 200
 
     def __init__(self) -> None:
         self.ranges: list[list[int]] = []
-        """[first step, last step] of each range."""
+        """[first step, last step] for each range."""
         self._open = False
 
     def note(self, step: int, value: float) -> None:
-        """Record whether the next point of the curve is NaN or infinite."""
+        """Record whether the next point of the curve is NaN or Inf."""
         if math.isfinite(value):
             self._open = False
         elif (self._open or len(self.ranges) == self.MOST) and step > self.ranges[-1][1]:
@@ -58,8 +58,9 @@ class Gaps:
             self._open = True
 
     def note_many(self, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Record points whose steps rise. If their sum is finite, all of them are: a check of the sum takes a
-        tenth of the time.
+        """Record points with ascending steps.
+
+        If the sum of the values is finite, all values are; checking the sum takes a tenth of the time.
         """
         if math.isfinite(sum(values)):
             self._open = False
@@ -68,14 +69,14 @@ class Gaps:
             self.note(step, value)
 
     def drop_from(self, step: int) -> None:
-        """Forget the gaps from `step` on, because those steps are trained again."""
+        """Drop the ranges from `step` on, because these steps are trained again."""
         self.ranges = [[first, min(last, step - 1)] for first, last in self.ranges if first < step]
         self._open = False
 
 
 @dataclass
 class Series:
-    """Points of one tag by ascending step, one point per step."""
+    """The points of one tag in ascending order of steps, one point per step."""
 
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
@@ -86,7 +87,7 @@ class Series:
 
     @property
     def means(self) -> list[float]:
-        """Return the values: without thinning, each point represents only itself."""
+        """The values: without thinning, each point represents only itself."""
         return self.values
 
     def __len__(self) -> int:
@@ -94,11 +95,11 @@ class Series:
 
     @property
     def last(self) -> float | None:
-        """Value at the highest step, or None."""
+        """Value at the highest step; None without points."""
         return self.values[-1] if self.values else None
 
     def put(self, step: int, value: float, wall_time: float) -> None:
-        """Add a point; it replaces an earlier point of the same step."""
+        """Add a point. It replaces an earlier point at the same step."""
         self.gaps.note(step, value)
         if not self.steps or step > self.steps[-1]:
             self.steps.append(step)
@@ -114,7 +115,7 @@ class Series:
             self.values[at], self.wall_times[at] = value, wall_time
 
     def put_many(self, steps: Sequence[int], values: Sequence[float], wall_times: Sequence[float]) -> None:
-        """Add points whose steps rise."""
+        """Add points with ascending steps."""
         if self.steps and steps[0] <= self.steps[-1]:
             for point in zip(steps, values, wall_times):
                 self.put(*point)
@@ -125,7 +126,7 @@ class Series:
         self.wall_times.extend(wall_times)
 
     def keep(self, wanted: Iterable[bool]) -> None:
-        """Drop the points whose flag is false."""
+        """Keep only the points whose flag is true; `wanted` has one flag per point."""
         chosen = [at for at, flag in enumerate(wanted) if flag]
         self.steps = [self.steps[at] for at in chosen]
         self.values = [self.values[at] for at in chosen]

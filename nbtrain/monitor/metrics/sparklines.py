@@ -1,11 +1,10 @@
-"""The loss of a run in few points for the list of runs, sampled so that a long run costs as little as a short
-one.
+"""A run's loss in few points, for the list of runs. A long run takes no more time than a short one.
 
     Sparklines().of(run)  ->  {"steps", "values", "label"}, or None without two points
 
-Metrics files of up to WHOLE_BYTES are read completely. Of longer ones, POINTS pieces of WINDOW_BYTES are
-read, and the first line with a loss in each piece becomes a point: 1 ms for a run of any length. A run is
-read again if one of its metrics files has changed.
+Metrics files of up to WHOLE_BYTES are read completely. In longer files, POINTS windows of WINDOW_BYTES are
+read, and the first line with a loss in each window becomes a point, which takes 1 ms for a run of any length.
+A run is read again only if one of its metrics files has changed.
 """
 
 import math
@@ -25,16 +24,16 @@ POINTS = 20
 WHOLE_BYTES = 16 << 10
 # A line with 40 scalars takes 2 KiB.
 WINDOW_BYTES = 8 << 10
-# Read if WINDOW_BYTES contain no loss: a line with the losses of 1,000 datasets takes 60 KiB.
+# Size of the window if WINDOW_BYTES contain no loss. A line with the losses of 1,000 datasets takes 60 KiB.
 LONG_WINDOW_BYTES = 128 << 10
-# Runs whose points are kept: 1 KB each.
+# Maximum number of cached runs, 1 KB each.
 MOST_RUNS = 4096
 
 LOSS = scalar("loss").tag
 
 
 class Sparklines:
-    """Sampled losses of many runs, each cached until its metrics files change. Thread-safe."""
+    """A cache of sampled losses of many runs, each valid until its metrics files change. Thread-safe."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[list[tuple[str, int, int]], dict[str, Any] | None]] = {}
@@ -58,9 +57,10 @@ class Sparklines:
 
 
 def sampled_loss(folder: Path, files: list[Path], num_bytes: int) -> list[tuple[int, float]]:
-    """Return at most about POINTS pairs (step, loss) of a folder with `files` of `num_bytes` in total.
+    """Return about POINTS pairs (step, loss) from the metrics files of a folder.
 
-    Steps after the one from which a later file resumed do not count, as in ScalarReader.
+    `num_bytes` is the total size of `files`. As in ScalarReader, steps that a later file trained again do not
+    count.
     """
     if num_bytes <= WHOLE_BYTES:
         reader = ScalarReader(folder, [LOSS])
@@ -82,7 +82,7 @@ def sampled_loss(folder: Path, files: list[Path], num_bytes: int) -> list[tuple[
 
 
 def _sampled(path: Path, num: int) -> list[tuple[int, float]]:
-    """Return the losses at `num` places of a file, from its start to its end."""
+    """Return the losses at `num` positions in a file, spread evenly from its start to its end."""
     size = path.stat().st_size
     points: dict[int, float] = {}
     with path.open("rb") as stream:
@@ -92,7 +92,7 @@ def _sampled(path: Path, num: int) -> list[tuple[int, float]]:
             for num_bytes in (WINDOW_BYTES, LONG_WINDOW_BYTES):
                 start = max(0, size - num_bytes) if is_last else begin
                 lines = os.pread(stream.fileno(), num_bytes, start).split(b"\n")
-                # The first line may have begun before the piece, and the last one may end after it.
+                # The window may begin and end in the middle of a line.
                 complete = lines[1 if start else 0 : -1]
                 if loss := _first_loss(reversed(complete) if is_last else complete):
                     points.update(loss)
@@ -101,7 +101,7 @@ def _sampled(path: Path, num: int) -> list[tuple[int, float]]:
 
 
 def _first_loss(lines: Iterable[bytes]) -> dict[int, float]:
-    """Return {step: loss} of the first line that contains a loss; {} if none does."""
+    """Return {step: loss} from the first line that contains a loss; {} if no line does."""
     for line in lines:
         row = parsed(line)
         if row is not None and LOSS in row:
@@ -110,7 +110,7 @@ def _first_loss(lines: Iterable[bytes]) -> dict[int, float]:
 
 
 def _described(points: list[tuple[int, float]]) -> dict[str, Any] | None:
-    """Return the points and a sentence for screen readers; None for fewer than two points."""
+    """Return the points with a label for screen readers; None for fewer than two points."""
     finite = [value for _, value in points if math.isfinite(value)]
     if len(points) < 2 or not finite:
         return None

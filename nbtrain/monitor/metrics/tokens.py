@@ -1,4 +1,4 @@
-"""Number of tokens that a run had trained at a step, from the scalar that counts them.
+"""The number of tokens that a run had trained at a step, from the scalar that counts tokens.
 
 tokens_at(reader, [100, 200])  ->  [6400, 12800]
 """
@@ -10,24 +10,24 @@ from nbtrain.base.run_directory.metrics import BY_NAME
 from nbtrain.monitor.metrics.metrics_reader import ScalarReader
 from nbtrain.monitor.metrics.series import Series
 
-# Number of tokens at each step.
+# Tag of the scalar with the number of tokens at each step.
 TOKENS_TAG = BY_NAME["steps_vs_tokens"].tag
 
 
 class TokensBySteps:
-    """Number of tokens trained at a step, interpolated linearly between the known steps."""
+    """The number of tokens trained at each step, interpolated linearly between known steps."""
 
     def __init__(self, steps: list[int], tokens: list[float]):
         self.steps, self.tokens = steps, tokens
 
     @classmethod
     def of(cls, reader: ScalarReader) -> "TokensBySteps":
-        """Return the counts from what a reader has read so far."""
+        """Create an object from the points that a reader has read so far."""
         points = reader.series.get(TOKENS_TAG, Series())
         return cls(list(points.steps), list(points.values))
 
     def at(self, steps: Sequence[int]) -> list[float | None]:
-        """Return the number of tokens at each of `steps`; None for all if no count is known."""
+        """Return the number of tokens at each step; a list of None if no count is known."""
         return [self._at(step) for step in steps]
 
     def _at(self, step: int) -> float | None:
@@ -35,7 +35,7 @@ class TokensBySteps:
             return None
         at = min(bisect.bisect_left(self.steps, step), len(self.steps) - 1)
         right = self.steps[at]
-        # Before the first known step the count starts at 0.
+        # Before the first known step, the count starts at 0.
         left, least = (self.steps[at - 1], self.tokens[at - 1]) if at else (0, 0.0)
         if right == left:
             return self.tokens[at]
@@ -43,6 +43,6 @@ class TokensBySteps:
 
 
 def tokens_at(reader: ScalarReader, steps: Sequence[int]) -> list[int]:
-    """Return the rounded number of tokens at each of `steps`; [] if no count is known."""
+    """Return the rounded number of tokens at each step; [] if no count is known."""
     counts = TokensBySteps.of(reader)
     return [round(count or 0) for count in counts.at(steps)] if counts.steps else []

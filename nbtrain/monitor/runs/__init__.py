@@ -1,1 +1,1 @@
-"""Many runs: their list with filter and columns, and their comparison."""
+"""Views of many runs: the list of runs with its filter and columns, and comparisons."""

@@ -1,16 +1,16 @@
-"""Comparison of runs: the settings in which they differ, and the results of each.
+"""Comparison of runs: the settings that differ, and the results of each run.
 
     compared([RunDir, ...])  ->  {"names", "active", "settings": {"heads", "rows"}, "figures": {...}, ...}
 
-    settings, figures  one row for a setting or metric and one column for each run, as text
-    same               of the settings: [key, value] of those that all runs share
-    values, better     of the figures: the numbers behind the texts; which number is better: low, high or ""
-    scales             what turns the tokens of a run into FLOPs, and its time into money
-    refused            {name: reason} of runs that cannot be compared
-    sweep              name of the sweep that all runs belong to; "" if they do not belong to one
-    published          names of the columns of published figures (published.py), after those of the runs
+    settings, figures  tables of text: one row per setting or metric, one column per run
+    same               in settings: [key, value] for each setting that all runs share
+    values, better     in figures: the numbers behind the texts, and whether low or high numbers are better
+    scales             factors that convert a run's tokens to FLOPs and its time to money
+    refused            {name: reason} for the runs that cannot be compared
+    sweep              name of the sweep that all runs belong to; "" if there is no such sweep
+    published          names of the columns with published figures (published.py), after the runs' columns
 
-The curves of runs come from metrics_range.metrics(), one run at a time.
+The curves of a run come from metrics_range.metrics().
 """
 
 import contextlib
@@ -42,59 +42,59 @@ from nbtrain.monitor.status.run_status import UNKNOWN, RunStatus
 from nbtrain.monitor.status.spending import Spending, spending_of
 from nbtrain.monitor.status.status_records import job_with_end, status_or_damage
 
-# Maximum of runs that fit on a screen of 1,400 pixels with distinguishable curves.
+# Maximum number of runs whose curves can be told apart on a screen of 1,400 pixels.
 MOST_RUNS = 12
-# Maximum of runs in tables alone, one row for each: as many as a sweep has.
+# Maximum number of runs in tables without curves, where each run is a row: as many as a sweep may have.
 MOST_TABULATED = 500
-# A run's own name differs by definition.
+# Settings that are not compared, such as the name, which differs by definition.
 NOT_COMPARED = ("name", "schema_version", "extends")
 HOUR_SECONDS = 3600.0
-# Metrics of an evaluation of which the lower number is better; of all others, the higher one is.
+# Evaluation metrics for which a lower number is better. For all other metrics, a higher number is better.
 LOWER_IS_BETTER = re.compile(r"loss|perplexity|bits_per|ppl")
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Data of a run for a comparison with other runs."""
+    """A run's data for a comparison with other runs."""
 
     status: RunStatus
     config: RunConfig | None
-    """Configuration of the run. None if it cannot be read; the run's settings are then not compared."""
+    """Configuration of the run; None if it cannot be read, in which case its settings are not compared."""
     train_seconds: float
-    """Seconds of training over all attempts of all jobs."""
+    """Seconds of training, summed over all attempts of all jobs."""
     devices: int
-    """Ranks of the newest attempt; 0 before the first."""
+    """Number of ranks in the newest attempt; 0 if there was no attempt yet."""
     price: DevicePrice | None
-    """Price and energy of a device for an hour, from the plan of the newest job; None if neither is known."""
+    """Price and energy of a device per hour, from the newest job that has them; None if unknown."""
     spending: Spending | None
-    """Use of devices by all jobs of the run; None if its records cannot be read."""
+    """Device use of all jobs of the run; None if the run's records cannot be read."""
     evaluations: dict[str, EvaluationRecord]
-    """Evaluations by name, each at the newest step for which it exists."""
+    """{name of an evaluation: its result at the newest evaluated step}."""
     gpu: str | None = None
-    """Name of rank 0's GPU in the newest attempt that trained, as torch reports it; None for a CPU."""
+    """Name of rank 0's GPU in the newest attempt with a provenance record; None on a CPU."""
     code_sha256: str | None = None
-    """SHA-256 of the Python file that `code` names; None without one."""
+    """SHA-256 of the Python file that `code` names; None if the run uses no such file."""
 
 
 def compared(runs: Sequence[RunDir], published: Sequence[Published] = ()) -> dict[str, Any]:
-    """Return the tables of runs. Raises ConfigError for duplicates, and for fewer than two or more than
-    MOST_TABULATED.
+    """Return the tables that compare runs.
 
-    With published figures, one run is enough.
+    Raises ConfigError for duplicate names, for more than MOST_TABULATED runs, and for fewer than two runs
+    (one run is enough if there are published figures).
     """
     names = [run.name for run in runs]
     least = 1 if published else 2
     if not least <= len(runs) <= MOST_TABULATED:
         raise ConfigError(
-            f"{amounts.counted(len(runs), 'run')}: a comparison takes {least} to {MOST_TABULATED}."
+            f"cannot compare {amounts.counted(len(runs), 'run')}: choose {least} to {MOST_TABULATED} runs."
         )
     if twice := sorted({name for name in names if names.count(name) > 1}):
         folders = [run.path.resolve() for run in runs]
         if len(set(folders)) < len(folders):
-            raise ConfigError(f"{', '.join(twice)}: named twice; a comparison takes each run once.")
+            raise ConfigError(f"{', '.join(twice)} is named more than once; name each run only once.")
         raise ConfigError(
-            f"{', '.join(twice)}: runs of one name in different folders; a comparison tells runs apart "
-            "by name. Give one of the folders another name."
+            f"{', '.join(twice)}: several folders contain a run with this name, and a comparison identifies "
+            "runs by name. Rename one of the folders."
         )
     return tables(runs, published=published)
 
@@ -104,14 +104,15 @@ def tables(
     refused: Mapping[str, str] | None = None,
     published: Sequence[Published] = (),
 ) -> dict[str, Any]:
-    """Return the tables of any number of runs, and why each run in `refused` is not among them.
+    """Return the tables that compare any number of runs.
 
-    Raises ConfigError for published figures that do not fit the table.
+    `refused` has the reasons why other runs are not compared, and is part of the result. Raises ConfigError
+    if the published figures do not fit the table.
     """
     names, now = [run.name for run in runs], time.time()
     if entry := next((entry for entry in published if entry.name in names), None):
         raise ConfigError(
-            f"{entry.place}: {entry.name} is the name of a compared run too. Give the published figures "
+            f"{entry.place}: {entry.name} is also the name of a compared run. Give the published figures "
             "another name."
         )
     read = [read_compared(run, now) for run in runs]
@@ -135,8 +136,10 @@ def tables(
 
 
 def settings(runs: Sequence[Compared]) -> tuple[list[list[str]], list[list[str]]]:
-    """Return [key, value of each run] for every setting in which two runs differ, and [key, value] for every
-    setting that all share, in the schema's order. Runs without a configuration count for neither.
+    """Return (settings that differ, settings that are the same), in the order of the schema.
+
+    The first list has [key, value of each run], the second [key, value]. Runs without a configuration are
+    ignored when settings are compared.
     """
     configured = [run.config is not None for run in runs]
     differing, same = [], []
@@ -153,20 +156,20 @@ def _all_settings(runs: Sequence[Compared]) -> Iterator[list[str]]:
     values = [dict(flatten(run.config.model_dump())) if run.config else {} for run in runs]
     for run, found in zip(runs, values, strict=True):
         if run.code_sha256 and found:
-            # Files of one name may differ.
+            # Files with the same name may have different contents.
             found["code"] = f"{found['code']}, SHA-256 {run.code_sha256[:12]}"
     keys = dict.fromkeys(key for found in values for key in found)
-    # A section that is null in one run is compared by its keys, which other runs have.
+    # If a section is null in one run, compare its keys, which other runs have.
     sections = {key[:at] for key in keys for at, letter in enumerate(key) if letter == "."}
     for key in keys:
         if key not in NOT_COMPARED and key not in sections:
-            # Most runs share most values, and YAML takes long for each.
+            # Most runs share most values, and formatting a value as YAML is slow.
             spelled: dict[str, str] = {}
             yield [key, *(_shown(found[key], spelled) if key in found else UNKNOWN for found in values)]
 
 
 def _shown(value: Any, spelled: dict[str, str]) -> str:
-    """Return show() of a value; `spelled` keeps the values that were shown before."""
+    """Return show() of a value, cached in `spelled`."""
     written = repr(value)
     if written not in spelled:
         spelled[written] = show(value)
@@ -188,19 +191,19 @@ def _scale(run: Compared) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Row:
-    """A metric with its value for each run."""
+    """A row of the results: a metric with its value for each run."""
 
     name: str
     words: Sequence[str]
     """Text for each run; UNKNOWN if the run does not have the metric."""
     values: Sequence[float | None]
-    """Number for each run; None if the run does not have it or if the metric is text."""
+    """Number for each run; None if the run does not have the metric or if the metric is text."""
     better: str = ""
-    """Whether low or high numbers are better; "" for a metric that does not rank runs."""
+    """Which numbers are better, "low" or "high"; "" for a metric that does not rank runs."""
 
 
 def figures(runs: Sequence[Compared], published: Sequence[Published] = ()) -> list[Row]:
-    """Return the metrics that at least one run or one entry of published figures has."""
+    """Return the rows of all metrics for which at least one run or published entry has a value."""
     rows = [figure.row(runs) for figure in FIGURES]
     rows += costs(runs) + of_datasets(runs) + evaluations(runs)
     if published:
@@ -209,7 +212,7 @@ def figures(runs: Sequence[Compared], published: Sequence[Published] = ()) -> li
 
 
 def _with_published(rows: Sequence[Row], published: Sequence[Published]) -> list[Row]:
-    """Return the rows with one more column for each entry, and a row for each figure that no row is for."""
+    """Add a column for each published entry, and a row for each published figure without a row."""
     names, written = [row.name for row in rows], {figure.name: figure for figure in FIGURES}
     is_number = [not isinstance(written.get(name), TextFigure) for name in names]
     columns: list[dict[int, float | str]] = []
@@ -245,7 +248,7 @@ def _published_words(value: float | str | None, words: Callable[[float], str] | 
 
 
 def costs(runs: Sequence[Compared]) -> list[Row]:
-    """Return the cost of the runs' device hours, one row per currency."""
+    """Return rows with the cost of the runs' device hours, one row per currency."""
     rows = []
     spent = [run.spending if run.spending and run.spending.money else None for run in runs]
     for currency in sorted({cost.currency for cost in spent if cost}):
@@ -258,7 +261,7 @@ def costs(runs: Sequence[Compared]) -> list[Row]:
 
 
 def of_datasets(runs: Sequence[Compared]) -> list[Row]:
-    """Return validation loss and perplexity for each dataset of the runs' blends."""
+    """Return rows with validation loss and perplexity for each dataset in the runs' blends."""
     losses = [run.status.progress.validation_losses if run.status.progress else {} for run in runs]
     rows = []
     for name in sorted({name for found in losses for name in found}, key=natural):
@@ -272,7 +275,7 @@ def of_datasets(runs: Sequence[Compared]) -> list[Row]:
 
 
 def evaluations(runs: Sequence[Compared]) -> list[Row]:
-    """Return the results of `nbtrain evaluate`."""
+    """Return rows with the results of `nbtrain evaluate`."""
     keys = {
         (name, metric) for run in runs for name in run.evaluations for metric in run.evaluations[name].metrics
     }
@@ -306,7 +309,7 @@ def _perplexity_of(run: Compared, loss: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class Figure:
-    """A metric of a run: its number, and how the number is formatted."""
+    """A metric that is a number: how to compute it from a run, and how to format it."""
 
     name: str
     value: Callable[[Compared], float | None]
@@ -325,7 +328,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class TextFigure:
-    """A metric of a run that is not a single number."""
+    """A metric that is shown as text because it is not a single number."""
 
     name: str
     text: Callable[[Compared], str | None]
@@ -364,7 +367,7 @@ def _hours_on(device: str) -> Callable[[Compared], float | None]:
 
 
 def _mfu(run: Compared) -> float | None:
-    """Return the mean share of the devices' peak; None for a device without a known peak, such as a CPU."""
+    """Return the mean MFU; None if it is unknown, for example because a CPU has no known peak."""
     speed = run.status.progress and run.status.progress.mean_tokens_per_second
     if run.config is None or not speed or not run.devices:
         return None
@@ -410,14 +413,14 @@ FIGURES: tuple[Figure | TextFigure, ...] = (
         "restarts", lambda run: None if run.status.state == NO_JOB else run.status.restarts, "{:,}".format
     ),
 )
-"""Metrics of a run, in the order of the table."""
+"""Metrics of a run, in the order of the table's rows."""
 
 
 def read_compared(run: RunDir, now: float) -> Compared:
-    """Return a run's data; a part that is damaged or missing is empty."""
+    """Read a run's data for a comparison. Damaged or missing parts are left empty."""
     status = status_or_damage(run, now)
     config = None
-    # A run that is damaged or of a later version still has a state and metrics.
+    # If the configuration is damaged or from a newer version, the state and metrics can still be compared.
     with contextlib.suppress(NbtrainError, OSError):
         config = load_resolved(run.config_yaml)
     seconds, devices, price, provenance = 0.0, 0, None, None
@@ -447,8 +450,9 @@ def read_compared(run: RunDir, now: float) -> Compared:
 
 
 def _seconds(attempt: AttemptRecord, until: float | None) -> float:
-    """Return the seconds for which an attempt trained. If it has no recorded end, it counts until `until`:
-    its job's end or now.
+    """Return the seconds for which an attempt trained.
+
+    If the attempt has no recorded end, `until` (the end of its job, or now) is used.
     """
     if attempt.running_at is None:
         return 0.0

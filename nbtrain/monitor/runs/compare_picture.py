@@ -1,4 +1,4 @@
-"""A comparison of runs for readers: overlaid curves with matplotlib, and tables."""
+"""A comparison of runs as a report: overlaid curves drawn with matplotlib, and tables."""
 
 import functools
 import io
@@ -22,21 +22,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DRAWN = ("loss", "validation_loss", "tokens_per_second")
-# Sizes in inches: of the curves, of each run's name below them, and the width of a picture in a notebook.
+# Sizes in inches: height of the curves, height of each run's name below them, width of a picture in a
+# notebook.
 FIGURE_HEIGHT, LEGEND_HEIGHT, PICTURE_WIDTH = 2.7, 0.19, 2.9
-# Follows the best value of a row, as in the live page.
+# Marks the best value of a row, as on the live page.
 BEST = " \u2605"
 
 
 def comparison_figure(runs: Sequence[RunDir]) -> "Figure | None":
-    """Draw each metric of DRAWN over the steps, one line per run; None if no run has a point.
+    """Draw each metric in DRAWN over the steps, with one line per run; None if no run has a point.
 
-    Raises ConfigError for more than MOST_RUNS.
+    Raises ConfigError for more than MOST_RUNS runs.
     """
     if len(runs) > MOST_RUNS:
         raise ConfigError(
-            f"{len(runs)} runs: a picture shows at most {MOST_RUNS}. Choose fewer runs, or draw a sweep's "
-            "settings with `nbtrain sweep NAME --status -o FILE`."
+            f"{len(runs)} runs are too many: a picture shows at most {MOST_RUNS}. Choose fewer runs, or draw "
+            "a sweep's settings with `nbtrain sweep NAME --status -o FILE`."
         )
     found = {run.name: scalars_of(run) for run in runs}
     return _figure(found, _drawn(found), 11.0)
@@ -47,7 +48,7 @@ def _drawn(found: Mapping[str, Mapping[str, Series]]) -> list[str]:
 
 
 def _figure(found: Mapping[str, Mapping[str, Series]], names: Sequence[str], width: float) -> "Figure | None":
-    """Draw these metrics next to each other, with the names of the runs below all of them."""
+    """Draw the metrics next to each other, with the names of the runs below; None without a metric."""
     if not names:
         return None
     figure = shown_figure("", FIGURE_HEIGHT + LEGEND_HEIGHT * len(found), width)
@@ -69,7 +70,10 @@ def _figure(found: Mapping[str, Mapping[str, Series]], names: Sequence[str], wid
 
 
 def comparison_report(runs: Sequence[RunDir], tables: Mapping[str, Any]) -> Report:
-    """Return the tables of compare.compared() below the curves; of more than MOST_RUNS, one row each."""
+    """Return a report with curves and the tables of compare.compared().
+
+    With more than MOST_RUNS runs, the report is a single table with one row per run.
+    """
     figures, settings = tables["figures"], tables["settings"]
     if len(runs) > MOST_RUNS:
         return _report_by_run(tables)
@@ -91,12 +95,13 @@ def comparison_report(runs: Sequence[RunDir], tables: Mapping[str, Any]) -> Repo
 
 
 def _report_by_run(tables: Mapping[str, Any]) -> Report:
-    """Return one table with a row for each run, then for each entry of published figures: the settings that
-    differ, and the results that do.
+    """Return a report with one table: a row per run and published entry, a column per difference.
+
+    The columns are the settings and the results that differ.
     """
     figures, settings = tables["figures"], tables["settings"]
     names = [*tables["names"], *tables["published"]]
-    # An entry has few of the figures: where it has none, only the runs count.
+    # A published entry usually lacks most figures, so ignore its unknown values here.
     end = 1 + len(tables["names"])
     differing = [
         row
@@ -115,14 +120,14 @@ def _report_by_run(tables: Mapping[str, Any]) -> Report:
         texts += [""] * (len(names) - len(texts))
         columns.append([f"{text}{mark}" for text, mark in itertools.zip_longest(texts, marks, fillvalue="")])
     table = [[name, *(column[at] for column in columns)] for at, name in enumerate(names)]
-    blocks: list[Block] = [Table(["run", *(row[0] for row in rows)], table, "Runs, with what differs")]
+    blocks: list[Block] = [Table(["run", *(row[0] for row in rows)], table, "Runs and their differences")]
     if has_best:
         blocks.append(Sentence(f"{BEST.strip()} marks the best value of a column."))
     return Report("", blocks)
 
 
 def best_of(values: Sequence[float | None], better: str) -> float | None:
-    """Return the lowest or the highest number, whichever `better` names; None if none stands out."""
+    """Return the lowest or highest number, as `better` says; None if the values do not differ."""
     numbers = [value for value in values if value is not None and math.isfinite(value)]
     if not better or len(set(numbers)) < 2:
         return None

@@ -1,10 +1,10 @@
-"""Settings and results of many runs, for columns that a user adds to the list of runs.
+"""Settings and results of many runs, for the columns that a user adds to the list of runs.
 
     RunColumns(root).answer(["lr_schedule.lr", "MFU, mean of 100 steps"])
         ->  {"known": [key, ...], "runs": {name: {key: {"text", "value"}}}}
 
-The results are the rows of a comparison (compare.py). The values of an ended run are cached until the time
-stamp of one of its folders changes.
+The results are the rows of a comparison (compare.py). The values of an ended run are cached until the
+modification time of one of its folders changes.
 """
 
 import threading
@@ -20,11 +20,11 @@ from nbtrain.monitor.runs.compare import FIGURES, UNKNOWN, Compared, read_compar
 from nbtrain.monitor.runs.watched_runs import folder_stamps
 
 Cells = dict[str, dict[str, Any]]
-"""{key: {"text", "value"}}; `value` is a number to sort by, or None."""
+"""{key: {"text", "value"}}; "value" is the number to sort by, or None for text."""
 
 
 class RunColumns:
-    """Values of the runs in one output directory. Thread-safe."""
+    """Column values of the runs in one output directory. Thread-safe."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -32,9 +32,9 @@ class RunColumns:
         self._lock = threading.Lock()
 
     def answer(self, keys: Sequence[str], names: Iterable[str], known: Iterable[str]) -> dict[str, Any]:
-        """Return the values of `keys` for the runs `names`; a key that a run does not have is omitted.
+        """Return the values of `keys` for the runs `names`; a run omits the keys that it does not have.
 
-        `known` are the settings that the answer offers, besides the results.
+        `known` lists the settings that can be chosen as columns; the response lists them after the results.
         """
         runs: dict[str, Cells] = {}
         if keys:

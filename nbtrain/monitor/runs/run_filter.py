@@ -1,6 +1,6 @@
-"""Filter and order of a list of runs: `nbtrain runs --state failed --sort loss`.
+"""Filters and sorts a list of runs, as in `nbtrain runs --state failed --sort loss`.
 
-A name is compared before a file of its run is opened; everything else needs the run's records.
+A run's name is compared before any of its files is opened. All other conditions need the run's records.
 """
 
 import fnmatch
@@ -21,7 +21,7 @@ STATES = tuple(RUN_MEANING)
 GROUPS = {"active": ACTIVE, "ended": FINAL}
 """Names for groups of states."""
 
-# {word after --sort: (field of RunStatus, whether the largest comes first)}
+# {word after --sort: (field of RunStatus, whether the largest value comes first)}
 SORTS = {
     "submitted": ("created_at", True),
     "ended": ("ended_at", True),
@@ -32,7 +32,7 @@ SORTS = {
     "validation": ("validation_loss", False),
     "restarts": ("restarts", True),
 }
-# A comma between rules. A comma in parentheses belongs to one rule, which an error quotes in full.
+# A comma between rules, not within parentheses, so that an error message quotes `key in (a, b)` in full.
 RULE_END = re.compile(r",(?![^(]*\))")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
@@ -43,9 +43,9 @@ class LabelRule:
 
     key: str
     value: str | None
-    """Value that the label must have; None for any value."""
+    """Value that the label must have; None means any value."""
     wanted: bool
-    """Whether runs with such a label are listed, or runs without it."""
+    """True to list the runs with such a label, False to list the runs without it."""
 
     def holds(self, labels: Mapping[str, str]) -> bool:
         found = self.key in labels and self.value in (None, labels[self.key])
@@ -54,24 +54,24 @@ class LabelRule:
 
 @dataclass(frozen=True)
 class RunFilter:
-    """Conditions that a run must meet to be listed; an empty filter accepts every run."""
+    """Conditions that a run must meet to be listed. By default, every run that is not archived is listed."""
 
     name: str = ""
-    """Shell pattern such as gpt-*; a text without * ? [ matches any part of the name."""
+    """Shell pattern such as gpt-*. A text without *, ? or [ matches any part of the name."""
     states: frozenset[str] = frozenset()
     newer_seconds: float | None = None
-    """Only runs whose newest job was submitted within this time."""
+    """Maximum age of the newest job's submission in seconds; None means any age."""
     older_seconds: float | None = None
-    """Only runs whose newest job was submitted before this time."""
+    """Minimum age of the newest job's submission in seconds; None means any age."""
     sort: str = "submitted"
     reverse: bool = False
     limit: int | None = None
     labels: tuple[LabelRule, ...] = ()
     archived: bool = False
-    """Whether archived runs are listed too; a run with an active job is always listed."""
+    """Whether to list archived runs too. An archived run with an active job is always listed."""
 
     def named(self, name: str) -> bool:
-        """Return whether the filter accepts the name of a run; its records are not read."""
+        """Return whether the filter accepts a run's name."""
         if not self.name:
             return True
         if any(letter in self.name for letter in "*?["):
@@ -79,7 +79,7 @@ class RunFilter:
         return self.name in name
 
     def wants(self, run: RunStatus, now: float) -> bool:
-        """Return whether the filter accepts a run whose name matches."""
+        """Return whether the filter accepts a run's status. The name is not checked."""
         age = now - run.created_at
         return (
             (not self.states or run.state in self.states)
@@ -90,7 +90,7 @@ class RunFilter:
         )
 
     def ordered(self, runs: Iterable[RunStatus]) -> list[RunStatus]:
-        """Return at most `limit` runs in the order of `sort`. Runs without a value come last in any order."""
+        """Return at most `limit` runs, sorted by `sort`. Runs without a value always come last."""
         field, largest_first = SORTS[self.sort]
 
         def value_of(run: RunStatus) -> Any:
@@ -122,7 +122,7 @@ def run_filter(
 ) -> RunFilter:
     """Build a filter from user input: states in any case, ages such as 2d, labels as in label_rules().
 
-    Raises ConfigError.
+    Raises ConfigError if a value is invalid.
     """
     if sort not in SORTS:
         raise ConfigError(f"sort = {sort!r} must be one of {', '.join(SORTS)}.{nearest(sort, SORTS)}")
@@ -134,9 +134,10 @@ def run_filter(
 
 
 def label_rules(given: str | Mapping[str, str] | Sequence[str]) -> tuple[LabelRule, ...]:
-    """Parse rules that must all hold, from {key: value} or from comma-separated text as in kubectl:
+    """Parse label rules, which must all hold, from {key: value} or from comma-separated text as in kubectl.
 
-    team=nlp, team!=nlp, team (has such a label), !team (has no such label). Raises ConfigError.
+    A rule is team=nlp, team!=nlp, team (the run has this label) or !team (the run does not have it). Raises
+    ConfigError for any other form.
     """
     if isinstance(given, Mapping):
         return tuple(LabelRule(str(key), str(value), True) for key, value in given.items())
@@ -146,8 +147,8 @@ def label_rules(given: str | Mapping[str, str] | Sequence[str]) -> tuple[LabelRu
         match = re.fullmatch(r"(!?)([^\s=!]+)(?:(!?==?)([^\s=!]*))?", word)
         if match is None or (match[1] and match[3]):
             raise ConfigError(
-                f"label = {shortened(word)!r} must be key=value, key!=value, key or !key. Rules with commas "
-                "between them must all hold; other forms, such as kubectl's `in (a, b)`, are not known."
+                f"label = {shortened(word)!r} must be key=value, key!=value, key or !key. Comma-separated "
+                "rules must all hold. Other forms, such as kubectl's `in (a, b)`, are not supported."
             )
         wanted = not match[1] and not (match[3] or "").startswith("!")
         found.append(LabelRule(match[2], match[4], wanted))
@@ -164,15 +165,18 @@ def _states(given: str | Sequence[str]) -> frozenset[str]:
             found.add(word.upper())
         else:
             known = ", ".join([*GROUPS, *STATES])
-            raise ConfigError(f"state = {word!r} is none of {known}.{nearest(word.upper(), STATES)}")
+            raise ConfigError(f"state = {word!r} must be one of {known}.{nearest(word.upper(), STATES)}")
     return frozenset(found)
 
 
 def age_seconds(what: str, given: str | float | None) -> float | None:
-    """Return the seconds of an age: 90, "90s", "30m", "12h", "2d", "1w". Raises ConfigError."""
+    """Convert an age such as 90, "90s", "30m", "12h", "2d" or "1w" to seconds; None stays None.
+
+    Raises ConfigError for any other form.
+    """
     if given is None or (isinstance(given, int | float) and not isinstance(given, bool) and given >= 0):
         return given
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw]?)", given) if isinstance(given, str) else None
     if match is None:
-        raise ConfigError(f"{what} = {given!r} must be a time such as 90s, 30m, 12h, 2d or 1w.")
+        raise ConfigError(f"{what} = {given!r} must be an age such as 90s, 30m, 12h, 2d or 1w.")
     return float(match[1]) * SECONDS[match[2] or "s"]

@@ -1,4 +1,4 @@
-"""List of runs, read from the output directory for each request, and its table as text."""
+"""The list of runs, read from the output directory on each call, and its table as text."""
 
 import json
 import os
@@ -18,18 +18,18 @@ from nbtrain.monitor.status.resume_start import resume_words
 from nbtrain.monitor.status.run_status import RunStatus
 from nbtrain.monitor.status.status_records import listed_status
 
-# One or two sentences of a cause; the job page has all of it.
+# Maximum length of a cause: one or two sentences. The job page shows the whole cause.
 CAUSE_LENGTH = 140
 
 
 class RunList(Result, list[RunStatus]):
-    """A list of runs that is shown as the table of `nbtrain runs`."""
+    """A list of runs that displays as the table of `nbtrain runs`."""
 
     def as_report(self) -> Report:
-        """Return the table."""
+        """Return a report with the table of runs."""
         if not self:
             return Report(
-                "", [Sentence(f"No runs under {output_root()}. `nbtrain submit gpt-tiny` starts one.")]
+                "", [Sentence(f"No runs under {output_root()}. Run `nbtrain submit gpt-tiny` to start one.")]
             )
         heads = ["NAME", "STATE", "STEP", "LOSS", "VALIDATION", "JOBS", "SUBMITTED (UTC)", "CAUSE"]
         labelled = any(entry.labels for entry in self)
@@ -39,13 +39,13 @@ class RunList(Result, list[RunStatus]):
 
 
 def _row(entry: RunStatus, labelled: bool) -> list[str]:
-    """Return the cells of a run in the table."""
+    """Return a run's cells in the table."""
     losses = ("-" if loss is None else f"{loss:.4f}" for loss in (entry.loss, entry.validation_loss))
     cause = shorter(entry.cause or "")
     if entry.state == LOST:
         cause += f"; {resume_words(RunDir.named(entry.name))}"
     elif entry.state == QUEUED and entry.asked == "pause" and entry.backend in ENGINES:
-        # The list asks no scheduler, which may have confirmed the pause since.
+        # The list does not query the scheduler, which may have confirmed the pause since.
         cause = "; ".join(filter(None, (cause, f"`nbtrain status {entry.name}` shows whether it is paused")))
     return [
         entry.name,
@@ -60,7 +60,7 @@ def _row(entry: RunStatus, labelled: bool) -> list[str]:
 
 
 def list_runs(root: Path | None = None, wanted: RunFilter = EVERY_RUN) -> RunList:
-    """Return the runs in the output directory (or `root`) that `wanted` accepts, the newest job first."""
+    """Return the runs in the output directory (or `root`) that `wanted` accepts, in its order."""
     return RunList(wanted.ordered(_found(output_root() if root is None else root, wanted)))
 
 
@@ -74,15 +74,15 @@ def _found(root: Path, wanted: RunFilter) -> Iterator[RunStatus]:
 
 
 def runs_json(entries: Sequence[RunStatus]) -> str:
-    """Return a JSON list with one run per line."""
-    # With indentation json writes at a fifth of this speed.
+    """Return the runs as a JSON list with one run per line."""
+    # json takes five times as long if it indents.
     return "[\n" + ",\n".join(json.dumps(entry.to_dict()) for entry in entries) + "\n]"
 
 
 def shorter(cause: str, most: int = CAUSE_LENGTH) -> str:
-    """Return the first sentences of a cause that fit into `most` characters, with "..." if some are omitted.
+    """Shorten a cause to the first sentences that fit into `most` characters, with "..." at the cut.
 
-    A first sentence that is longer is cut after a word.
+    If the first sentence is too long, it is cut after a word.
     """
     whole = " ".join(cause.split())
     if len(whole) <= most:

@@ -1,11 +1,11 @@
-"""List of runs for repeated requests: files of ended runs are read again only if they have changed.
+"""The list of runs for repeated requests. Files of ended runs are read again only if they have changed.
 
     WatchedRuns(root).answer(archived, failed)
         ->  the JSON of {"runs": [...], "root", "run_root_id", "failed_actions"}
 
-Records appear by rename, so that the time stamps of three folders (the run, its jobs, its newest job) say
-that nothing has changed. A thousand ended runs cost 3,000 stat calls; a run that is active or LOST is read
-each time.
+Records are replaced by rename, so the modification times of three folders (the run, its jobs folder, its
+newest job) show whether anything has changed. A thousand ended runs cost 3,000 stat calls. A run that is
+active or LOST is read each time.
 """
 
 import hashlib
@@ -26,20 +26,21 @@ from nbtrain.monitor.metrics.finite_json import encoded
 from nbtrain.monitor.status.run_status import UNKNOWN, RunStatus
 from nbtrain.monitor.status.status_records import listed_status
 
-# Seconds within which several open lists get the same answer.
+# Seconds within which several open lists get the same response.
 ANSWER_AGE_SECONDS = 0.9
-# Two changes within one tick of a file system's clock have one time stamp: a younger folder is read again.
+# Two changes within one tick of a file system's clock have the same time stamp, so a folder that changed this
+# recently is read again.
 SETTLED_SECONDS = 2.0
 
-# Keys of a row, with the field of RunStatus.
+# {field of RunStatus: its key in a row}, where they differ.
 RENAMED = {"total_steps": "max_steps", "created_at": "created", "ended_at": "ended"}
 
 
 class Row(NamedTuple):
-    """A run of the list."""
+    """A row of the list: one run."""
 
     text: str
-    """Row as JSON."""
+    """The row as JSON."""
     archived: bool
     active: bool
     state: str
@@ -47,17 +48,15 @@ class Row(NamedTuple):
     folder: str
     job: str | None
     stamps: tuple[int, ...] | None
-    """Modification stamps of the folders, if the row stays valid while they do not change."""
+    """Modification times of the run's folders, if the row stays valid until they change; otherwise None."""
 
     def is_among(self, archived: bool) -> bool:
-        """Return whether the row belongs to the list of archived runs (`archived`), or to the list of the
-        others.
-        """
+        """Return whether the row belongs to the list of archived runs (`archived`) or of other runs."""
         return self.archived == archived or (self.active and not archived)
 
 
 FailedActions = Callable[[Mapping[str, tuple[str | None, str]]], dict[str, Any]]
-"""Returns the failed actions by the runs' names; its argument has each run's newest job and state."""
+"""A function that returns {name of a run: its failed action}, from {name: (newest job, state)}."""
 
 
 def _none_failed(_: Mapping[str, tuple[str | None, str]]) -> dict[str, Any]:
@@ -65,7 +64,7 @@ def _none_failed(_: Mapping[str, tuple[str | None, str]]) -> dict[str, Any]:
 
 
 class WatchedRuns:
-    """Runs of one output directory. Thread-safe."""
+    """The list of runs in one output directory. Thread-safe."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -74,10 +73,10 @@ class WatchedRuns:
         self._lock = threading.Lock()
 
     def answer(self, archived: bool | None = None, failed: FailedActions = _none_failed) -> str:
-        """Return the JSON of the list, the newest run first.
+        """Return the list as JSON, newest run first.
 
-        `archived` selects archived runs, or the others. An archived run with an active job is in both lists.
-        `failed` returns the JSON of the actions on these runs that failed.
+        `archived` selects only archived runs (True), only other runs (False) or all runs (None). An archived
+        run with an active job is in both lists. `failed` returns the failed actions on these runs.
         """
         with self._lock:
             if time.monotonic() - self._read_at >= ANSWER_AGE_SECONDS:
@@ -91,14 +90,14 @@ class WatchedRuns:
         return f'{{"runs":[{",".join(row.text for row in rows)}],{about[1:]}'
 
     def names(self) -> list[str]:
-        """Return the names of the runs in the last answer."""
+        """Return the names of all runs found by the last read."""
         with self._lock:
             if not self._rows:
                 self._read()
             return list(self._rows)
 
     def expire(self) -> None:
-        """Make the next answer read the runs again, because a run has changed."""
+        """Make the next answer() read the runs again, because a run has changed."""
         self._read_at = -math.inf
 
     def _read(self) -> None:
@@ -107,7 +106,7 @@ class WatchedRuns:
         self._read_at = time.monotonic()
 
     def _names(self) -> Iterator[str]:
-        """Yield the folders of the output directory. Links that lead out of it are not shown."""
+        """Yield the names of possible runs in the output directory, except links that point outside it."""
         try:
             entries = os.scandir(self.root)
         except OSError:
@@ -136,19 +135,20 @@ class WatchedRuns:
 
 
 def folder_stamps(folder: str, job: str | None) -> tuple[int, ...] | None:
-    """Return the modification times of a run's folder, its jobs folder and a job's folder; None if one is
-    missing.
+    """Return the modification times of a run's folder, its jobs folder and a job's folder.
+
+    Returns None if a folder is missing.
     """
     try:
         paths = (folder, f"{folder}/jobs", f"{folder}/jobs/{job}")
-        # Creating a Path for each would take longer than the call.
+        # Creating a Path object would take longer than the stat call.
         return tuple(os.stat(path).st_mtime_ns for path in paths)  # noqa: PTH116
     except OSError:
         return None
 
 
 def row_of(run: RunStatus) -> dict[str, Any]:
-    """Return a run's row: its fields, its state as a pill and as text, and its metrics as text."""
+    """Return a run's row: its fields, the label and meaning of its state, and its metrics as text."""
     value = {RENAMED.get(key, key): found for key, found in run.to_dict().items()}
     losses = {
         key: UNKNOWN if value[key] is None else f"{value[key]:.4f}" for key in ("loss", "validation_loss")
@@ -166,5 +166,8 @@ def row_of(run: RunStatus) -> dict[str, Any]:
 
 
 def root_id(root: Path) -> str:
-    """Return an id of the output directory, by which a page checks that a server shows its kernel's runs."""
+    """Return an id of the output directory.
+
+    A page uses it to check that kernel and server show the same runs.
+    """
     return hashlib.sha256(os.path.realpath(root).encode()).hexdigest()[:16]

@@ -1,1 +1,1 @@
-"""Status of a run, read from its records and the user's notes: the smallest part of every view."""
+"""The status of a run, read from its records and the user's notes; the basis of every view."""

@@ -1,10 +1,10 @@
-"""Life of a job as a bar: waiting, tuning, loading, training, validating, saving, restarting, paused.
+"""A job's life as a bar of spans: waiting, tuning, loading, training, validating, saving, restarting, paused.
 
 life(events, created_at, now, phase)  ->  {"begin", "end", "spans": [[kind, begin, end], ...], "totals"}
 
-States come from events (told_state), most of them the supervisor's, and the phases within a state from the
-events of rank 0, which are written when a phase ends. DeepSpeed's autotuner runs before there is a
-supervisor: the events of its trials say when.
+States come from events (told_state), mostly the supervisor's. Phases within a state come from rank 0's
+events, which are written when a phase ends. DeepSpeed's autotuner runs before the supervisor starts, so its
+times come from the events of its trials.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ KINDS = {
     "restarting": "restarting",
     "paused": "paused",
 }
-"""Kinds of spans with their names, in the order of the legend."""
+"""{kind of span: its name}, in the order of the legend."""
 COLORS = {
     "waiting": LINE,
     "tuning": BROWN,
@@ -40,7 +40,7 @@ COLORS = {
     "restarting": RED,
     "paused": ORANGE,
 }
-"""Colors of the kinds, as in lab/ui/elements/style.js."""
+"""{kind of span: its color}, as in lab/ui/elements/style.js."""
 _OF_STATES = {
     QUEUED: "waiting",
     STARTING: "starting",
@@ -55,7 +55,7 @@ _OF_PHASES = {
     "test": "validating",
     "save": "saving",
 }
-# A bar has fewer pixels than this.
+# Maximum number of spans; a bar has fewer pixels than this.
 MOST_SPANS = 400
 
 Span = tuple[str, float, float]
@@ -69,8 +69,8 @@ def life(
 ) -> dict[str, Any]:
     """Return the spans of a job's life in order, without gaps, and the total time of each kind.
 
-    `now` is the end of a job that has ended. `phase` is the unfinished phase of rank 0 and its beginning.
-    "totals" is [[kind, its name, its time and share], ...].
+    For a job that has ended, `now` is its end. `phase` is (rank 0's unfinished phase, time of its start).
+    "totals" is [[kind, name, text with time and share], ...].
     """
     spans = life_spans(events, created_at, now, phase)
     seconds = {kind: sum(end - begin for of, begin, end in spans if of == kind) for kind in KINDS}
@@ -103,9 +103,10 @@ def life_spans(
 
 
 def told_state(event: Mapping[str, Any]) -> str | None:
-    """Return the state that an event reports; None for an event that reports none.
+    """Return the state that an event reports; None if the event does not report a state.
 
-    A paused job that its scheduler keeps is recorded as QUEUED when its supervisor leaves.
+    If a job is paused in its scheduler's queue, its supervisor exits and records QUEUED with "paused"; this
+    counts as SUSPENDED.
     """
     if event.get("kind") != "state":
         return None
@@ -113,14 +114,12 @@ def told_state(event: Mapping[str, Any]) -> str | None:
 
 
 def paused_seconds(events: Sequence[Mapping[str, Any]], created_at: float, now: float) -> float:
-    """Return the seconds for which a job was paused until `now`; for a job that has ended, `now` is its
-    end.
-    """
+    """Return the seconds for which a job was paused until `now`, or until its end if passed as `now`."""
     return sum(end - begin for kind, begin, end in _states(events, created_at, now) if kind == "paused")
 
 
 def elapsed_words(elapsed_seconds: float, paused: float) -> str:
-    """Format the time since a job's start, and how much of it was a pause: "3 h 2 min (40 min paused)"."""
+    """Format the time since a job's start and the paused part of it: "3 h 2 min (40 min paused)"."""
     words = amounts.elapsed(elapsed_seconds)
     return f"{words} ({amounts.elapsed(paused)} paused)" if paused >= 1 else words
 
@@ -141,8 +140,10 @@ def _states(events: Sequence[Mapping[str, Any]], created_at: float, now: float) 
 
 
 def _with_trials(states: Sequence[Span], events: Sequence[Mapping[str, Any]]) -> list[Span]:
-    """Insert the time of the autotuner's trials into the waiting states: from the first trial until the
-    supervisor starts, or until the last trial's end if none does.
+    """Insert the time of the autotuner's trials into the waiting states.
+
+    The trials last from the first trial until the supervisor starts or, if no supervisor has started, until
+    the end of the last trial.
     """
     trials = [event for event in events if event.get("kind") == "trial"]
     found: list[Span] = []
@@ -158,7 +159,7 @@ def _with_trials(states: Sequence[Span], events: Sequence[Mapping[str, Any]]) ->
 
 
 def _with_phases(states: Sequence[Span], phases: Sequence[Span]) -> list[Span]:
-    """Insert the phases of the ranks into the running states; adjacent spans of one kind become one span."""
+    """Insert rank 0's phases into the starting and training states, and merge adjacent spans of one kind."""
     found: list[Span] = []
     phases = sorted(phases, key=lambda span: span[1])
     number = 0
@@ -171,7 +172,7 @@ def _with_phases(states: Sequence[Span], phases: Sequence[Span]) -> list[Span]:
                 found += [(kind, at, first), (phase, first, until)]
                 at = until
             if last > end:
-                break  # the rest of it is in the next state
+                break  # the rest of the phase is in the next state
             number += 1
         found.append((kind, at, end))
     return _merged(found)
@@ -190,7 +191,7 @@ def _merged(spans: Sequence[Span]) -> list[Span]:
 
 
 def _coarse(spans: Sequence[Span], begin: float, end: float) -> list[Span]:
-    """Return at most MOST_SPANS spans of equal length, each of the kind that fills most of it."""
+    """Divide the spans into MOST_SPANS parts of equal length, each with its longest kind, and merge them."""
     width = (end - begin) / MOST_SPANS
     shares: list[dict[str, float]] = [{} for _ in range(MOST_SPANS)]
     for kind, first, last in spans:

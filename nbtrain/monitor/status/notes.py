@@ -1,9 +1,9 @@
-"""A user's additions to a submitted run in notes.json: labels, notes, and whether it is archived.
+"""A user's additions to a submitted run, stored in notes.json: labels, notes and the archived flag.
 
     change_notes(RunDir, labels={"team": "nlp", "stage": None}, notes="…", archived=True)  ->  RunNotes
 
-The file belongs to the user's verbs (`nbtrain label`, `notes`, `archive`, REST); no job reads it.
-A run has the labels that its newest job was submitted with, and over them the changes made since then.
+Only the user's commands (`nbtrain label`, `notes`, `archive`) and the REST API write the file; jobs do not
+read it. A run has the labels that its newest job was submitted with, plus the changes made since then.
 """
 
 import os
@@ -19,30 +19,31 @@ from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import display, the_workspace
 
-# A page of text: a list of runs reads it with each line.
+# Maximum length of the notes, because a list of runs reads the notes of every run.
 MOST_NOTES_CHARS = 10_000
 
 
 @dataclass
 class Relabelled(Record):
-    """A label that the user changed after submission."""
+    """A change that the user made to a label after submission."""
 
     value: str | None
     """New value; None if the label was removed."""
     submitted: str | None
-    """Value that the newest job had at the time. If a later job is submitted with another value, that value
-    counts.
+    """Value that the newest job had at the time of the change; None if it did not have the label.
+
+    If a later job is submitted with another value, the change no longer applies.
     """
 
 
 @dataclass
 class RunNotes(Record):
-    """Contents of notes.json."""
+    """The contents of notes.json."""
 
     labels: dict[str, Relabelled] = field(default_factory=dict)
     notes: str = ""
     archived: bool = False
-    """Whether `nbtrain runs` omits the run while none of its jobs is active."""
+    """Whether `nbtrain runs` hides the run, except while a job is active."""
     changed_at: float | None = None
 
     def applied(self, submitted: Mapping[str, str]) -> dict[str, str]:
@@ -59,7 +60,7 @@ class RunNotes(Record):
 
 
 def notes_of(run: RunDir) -> RunNotes:
-    """Read a run's notes; without notes.json they are empty. Raises RecordError for a damaged file."""
+    """Read a run's notes; empty if there is no notes.json. Raises RecordError if the file is damaged."""
     return RunNotes.read(run.notes_json) or RunNotes()
 
 
@@ -69,7 +70,7 @@ def labels_of(run: RunDir) -> dict[str, str]:
 
 
 def own_labels_of(run: RunDir) -> dict[str, str]:
-    """Return a run's current labels as `labels:` of a copy, without those from its backend's section."""
+    """Return a run's current labels for the `labels:` of a copy, without those from backend.kubernetes."""
     from nbtrain.config.load import load_resolved
 
     config = load_resolved(run.config_yaml)
@@ -83,17 +84,18 @@ def change_notes(
     notes: str | None = None,
     archived: bool | None = None,
 ) -> RunNotes:
-    """Change the given fields. None keeps a field; as the value of a label, None removes the label.
+    """Change the given fields and return the new notes. None keeps a field; a label with None is removed.
 
-    Raises ConfigError if a label does not have the form that submit requires, the notes are too long, or a
-    value has the wrong type, and JobError if there is no such run; then nothing is changed.
+    If an error is raised, nothing is changed. Raises ConfigError if a label does not have the form that
+    submit requires, if the notes are too long, or if a value has the wrong type. Raises JobError if the run
+    does not exist.
     """
     if not run.exists():
         raise JobError(f"{display(run.path)} is not a run: it has no run.json. {the_workspace()}")
     problems = _problems(labels or {}, notes, archived)
     refuse((Finding("error", "notes", key, "", words, cost=FATAL) for key, words in problems), ConfigError)
     run.jobs.mkdir(exist_ok=True)
-    # The run's own lock is held as long as a job is active.
+    # Lock the jobs folder, because an active job holds the lock of the run directory.
     descriptor = flock_folder(run.jobs, blocking=True)
     assert descriptor is not None, "a blocking lock is taken"
     try:
@@ -119,23 +121,27 @@ def change_notes(
 
 
 def label_changes(words: list[str]) -> dict[str, str | None]:
-    """Return {key: value} for key=value, and {key: None} for key-. Raises ConfigError."""
+    """Parse label changes: key=value becomes {key: value}, and key- becomes {key: None}.
+
+    Raises ConfigError for any other form and for duplicate keys.
+    """
     found: dict[str, str | None] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals and not word.endswith("-"):
             raise ConfigError(
-                f"label {shortened(word)!r} must be key=value, or key- to remove it, e.g. team=nlp stage-."
+                f"label {shortened(word)!r} must be key=value, or key- to remove the label. Example: "
+                "team=nlp stage-."
             )
         key = key if equals else word[:-1]
         if key in found:
-            raise ConfigError(f"label {shortened(key)!r} is given twice; give each key once.")
+            raise ConfigError(f"label {shortened(key)!r} appears more than once; specify each key only once.")
         found[key] = value if equals else None
     return found
 
 
 def _submitted(run: RunDir) -> dict[str, str]:
-    """Return the labels with which the newest job was submitted, or with which the first job will be."""
+    """Return the labels that the newest job was submitted with, or that the first job will have."""
     job = run.newest_job()
     if job and (record := JobRecord.read(job.job_json)):
         return record.labels
@@ -149,12 +155,12 @@ def _submitted(run: RunDir) -> dict[str, str]:
 def _problems(
     labels: Mapping[str, str | None], notes: str | None, archived: bool | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield (field, broken rule) for the user's additions to a run."""
-    # A list of runs, which reads notes too, must not load the schema.
+    """Yield (field, message) for each invalid addition."""
+    # Import the schema only here: listing runs reads notes too and must stay fast.
     from nbtrain.config.sections.labels import label_problem
 
     if not isinstance(labels, Mapping):
-        yield "labels", f"labels = {shortened(repr(labels))} must be a mapping, e.g. {{team: nlp}}."
+        yield "labels", f"labels = {shortened(repr(labels))} must be a mapping, for example {{team: nlp}}."
     else:
         for key, value in labels.items():
             if words := label_problem(key, value):
@@ -169,14 +175,14 @@ def _problems(
     if len(notes) > MOST_NOTES_CHARS:
         yield (
             "notes",
-            f"notes: has {len(notes):,} characters; the field takes at most {MOST_NOTES_CHARS:,}. "
-            "Shorten them, or put a longer text into a file of the run's notebooks/.",
+            f"notes: the text has {len(notes):,} characters; at most {MOST_NOTES_CHARS:,} are allowed. "
+            "Shorten it, or put a longer text into a file in the run's notebooks/ folder.",
         )
     try:
         notes.encode()
     except UnicodeEncodeError as error:
         yield (
             "notes",
-            f"notes: character {error.start + 1} is half of a surrogate pair, which no UTF-8 file holds; "
-            "leave it out.",
+            f"notes: character {error.start + 1} is half of a surrogate pair and cannot be written as "
+            "UTF-8. Remove it.",
         )

@@ -1,4 +1,4 @@
-"""The start of a resume, for the views that name it before one is submitted."""
+"""Predicts where a resume would start, for views that show this before a resume is submitted."""
 
 import contextlib
 
@@ -8,22 +8,23 @@ from nbtrain.base.run_directory.rundir import RunDir
 
 
 def resume_start(run: RunDir, on_nodes: bool = True) -> ResumeStart:
-    """Return where a resume with the run's own settings continues, as SavedCheckpoints.resume_start."""
+    """Return where a resume with the run's own settings would start (see SavedCheckpoints.resume_start)."""
     checkpoints = read_checkpoints(run)
     start = checkpoints.resume_start("full", on_nodes)
     if start.torn:
         # Imported here, because it loads pydantic, and few runs have torn checkpoints.
         from nbtrain.config.load.resolved_cache import kept_config
 
-        # A resume reads the same file, and says what is wrong with it.
+        # If the file is invalid, a resume reads it too and reports the error.
         with contextlib.suppress(NbtrainError):
             start = checkpoints.resume_start(kept_config(run.config_yaml).mode, on_nodes)
     return start
 
 
 def only_measured(run: RunDir) -> bool:
-    """Return whether the run is of mode: perf, which leaves nothing to continue from: a resume of it is
-    refused unless it names the mode.
+    """Return whether the run has mode: perf, which measures speed and saves no checkpoint.
+
+    Such a run can be resumed only with mode=perf.
     """
     from nbtrain.config.load.resolved_cache import kept_config
 
@@ -33,10 +34,10 @@ def only_measured(run: RunDir) -> bool:
 
 
 def measure_again(name: str) -> str:
-    """Return the words for a run that only measured: the command that does it again."""
+    """Return the end of a sentence that names the command to repeat a measurement."""
     return f"`nbtrain resume {name} mode=perf` measures again"
 
 
 def resume_words(run: RunDir) -> str:
-    """Return the end of a sentence that says how to continue a LOST run, or how to measure again."""
+    """Return the end of a sentence that says how to continue a LOST run or repeat its measurement."""
     return measure_again(run.name) if only_measured(run) else f"`nbtrain resume {run.name}` continues it"

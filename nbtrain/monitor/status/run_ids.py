@@ -1,4 +1,4 @@
-"""Find a run's name by its run id: a clone's run.json has only its parent's id, and readers need the name."""
+"""Finds a run's name by its run id, because a clone's run.json has only the id of its parent."""
 
 import json
 import time
@@ -6,10 +6,10 @@ from pathlib import Path
 
 from nbtrain.base.run_directory.rundir import run_folders
 
-# Seconds until a missing run is searched for again, which reads the run.json of every run.
+# Seconds before a missing run is searched for again. A search reads the run.json of every run.
 AGAIN_SECONDS = 60.0
 
-# {(output root, run id): (name or None, when it was looked for)}
+# {(output directory, run id): (name or None, time of the search)}
 _known: dict[tuple[Path, str], tuple[str | None, float]] = {}
 
 
@@ -29,7 +29,7 @@ def name_of(run_id: str, root: Path) -> str | None:
 
 def _is(path: Path, run_id: str) -> bool:
     try:
-        # Most files belong to other runs, and a text search is faster than parsing.
+        # Most files belong to other runs, and searching the text is faster than parsing JSON.
         text = path.read_text(encoding="utf-8", errors="replace")
         return run_id in text and json.loads(text).get("run_id") == run_id
     except (OSError, ValueError, AttributeError):

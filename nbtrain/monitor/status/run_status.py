@@ -1,11 +1,11 @@
-"""Status of a run: its state, progress and results at one moment.
+"""A run's status: its state, progress and results at one moment.
 
     status_records.read_status(RunDir, now)  ->  RunStatus
 
-Every view draws from it: `nbtrain runs`, the list in JupyterLab, `nbtrain status` and the panel
-(run_description.py adds curves, ranks and events), `nbtrain job`, comparisons, and summary.json. What a view
-shows in several places is decided here once: the label and tone of the state, the time left, whether a
-throughput is still valid, and the texts of steps and losses.
+Every view uses it: `nbtrain runs`, the list in JupyterLab, `nbtrain status` and the panel (for which
+run_description.py adds curves, ranks and events), `nbtrain job`, comparisons, and summary.json. Things that
+several views show are computed here once: the label and tone of the state, the time left, whether a
+throughput is still valid, and the text for steps.
 """
 
 import math
@@ -26,15 +26,15 @@ from nbtrain.base.run_directory.records import TrainingProgress
 from nbtrain.base.text import amounts
 
 UNKNOWN = "\N{EN DASH}"
-"""Text of a value that is not known."""
-NOT_KNOWN = "a state that this nbtrain does not know"
-"""Meaning of a state of a damaged record or of another version."""
+"""Text for a value that is not known."""
+NOT_KNOWN = "a state that this version of nbtrain does not know"
+"""Meaning of a state that comes from a damaged record or another version of nbtrain."""
 LISTED_KEYS = (
     *("name", "state", "cause", "num_jobs", "created_at", "run_id", "parent", "job_id", "ended_at"),
     *("world_size", "nodes", "backend", "restarts", "step", "total_steps", "loss", "validation_loss"),
     *("eta_seconds", "asked", "labels", "notes", "archived"),
 )
-"""Keys of to_dict(), which `nbtrain runs --json` prints."""
+"""Keys of to_dict(), in the order in which `nbtrain runs --json` prints them."""
 
 
 @dataclass(frozen=True)
@@ -43,30 +43,30 @@ class RunStatus:
 
     name: str
     state: str
-    """State of the newest job; NEW before the first, DAMAGED if `cause` names an unreadable record."""
+    """State of the newest job. NEW if there is no job; DAMAGED if a record is unreadable (see `cause`)."""
     cause: str | None
     num_jobs: int
     created_at: float
-    """Time when the newest job was created, or the run if it has no job, in seconds since the epoch."""
+    """Creation time of the newest job, or of the run if it has no job, in seconds since the epoch."""
     run_id: str | None = None
     parent: str | None = None
     job_id: str | None = None
     ended_at: float | None = None
     world_size: int | None = None
     nodes: int | None = None
-    """Number of machines or pods of the newest attempt; None before the first."""
+    """Number of machines or pods in the newest attempt; None if there was no attempt yet."""
     backend: str | None = None
     restarts: int = 0
     step: int | None = None
-    """Newest step of rank 0, or the step of the checkpoint that it loads; None without either."""
+    """Newest step of rank 0, or the step of the checkpoint that it loads; None if neither is known."""
     progress: TrainingProgress | None = None
-    """Progress in rank 0's heartbeat, or else in the checkpoint from which the job continues."""
+    """Progress in rank 0's heartbeat, otherwise in the checkpoint that the job continues from."""
     phase: str | None = None
-    """Phase of rank 0's heartbeat; None if the job is active and rank 0 does not run."""
+    """Phase in rank 0's heartbeat; None if there is no heartbeat, or the job is active without rank 0."""
     ranks_run: bool = False
-    """Whether rank 0 runs now, so that its throughput and its time left are valid."""
+    """Whether rank 0 is running now, so that its throughput and time left are valid."""
     asked: str | None = None
-    """Request that an active job has not carried out yet: stop or pause; None if there is none."""
+    """Pending request to an active job: "stop" or "pause"; None if there is no request."""
     labels: dict[str, str] = field(default_factory=dict)
     notes: str = ""
     archived: bool = False
@@ -78,7 +78,7 @@ class RunStatus:
 
     @property
     def queued(self) -> bool:
-        """Whether the newest job waits and has no ranks yet."""
+        """Whether the newest job is waiting in a queue and has no ranks yet."""
         return self.state == QUEUED
 
     @property
@@ -88,17 +88,20 @@ class RunStatus:
 
     @property
     def settled(self) -> bool:
-        """Whether the newest job has recorded its end, so that its files no longer change."""
+        """Whether the newest job has recorded its end, after which its files do not change."""
         return not self.active and self.job_id is not None and self.state != LOST
 
     @property
     def meaning(self) -> str:
-        """Meaning of the state, as a part of a sentence."""
+        """Meaning of the state, as part of a sentence."""
         return RUN_MEANING.get(self.state, NOT_KNOWN)
 
     @property
     def pill(self) -> tuple[str, Tone]:
-        """Label and tone of the state: "Stopping..." from a stop request until the job has ended."""
+        """Label and tone of the state.
+
+        The label is "Stopping..." from a stop request until the job has ended.
+        """
         if self.asked == "stop":
             return "Stopping...", "wait"
         if self.asked == "pause" and self.state != SUSPENDED:
@@ -107,26 +110,26 @@ class RunStatus:
 
     @property
     def eta_seconds(self) -> float | None:
-        """Seconds until the end of the training; None unless rank 0 runs.
+        """Seconds until the end of training; None unless rank 0 is running.
 
-        The heartbeat belongs to the newest attempt: JobRecord.placed() drops the speed of an earlier one.
+        The speed is that of the newest attempt, because JobRecord.placed() drops the speed of earlier ones.
         """
         seconds = self.progress.eta_seconds if self.progress and self.ranks_run else None
         return None if seconds is None or not math.isfinite(seconds) else seconds
 
     @property
     def time_left(self) -> str:
-        """Time until the end of the training, as text; "" if it is not known."""
+        """Time until the end of training as text; "" if it is not known."""
         return "" if self.eta_seconds is None else amounts.elapsed(self.eta_seconds)
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Throughput of the newest step; None if the job is active and its ranks do not run."""
+        """Throughput of the newest step; None if unknown, or if an active job's ranks are not running."""
         return self.progress.tokens_per_second if self.progress and self._speed_is_valid else None
 
     @property
     def mean_tokens_per_second(self) -> float | None:
-        """Mean throughput of the last 100 steps; None if the job is active and its ranks do not run."""
+        """Mean throughput of the last 100 steps; None in the same cases as tokens_per_second."""
         return self.progress.mean_tokens_per_second if self.progress and self._speed_is_valid else None
 
     @property
@@ -146,13 +149,13 @@ class RunStatus:
         return self.progress.validation_loss if self.progress else None
 
     def steps_text(self, separator: str = "/") -> str:
-        """Return "412/1,000"; without a total, only the step; UNKNOWN without a step."""
+        """Format the step as "412/1,000", or as "412" if the total is unknown; UNKNOWN without a step."""
         if self.step is None:
             return UNKNOWN
         return f"{self.step:,}{separator}{self.total_steps:,}" if self.total_steps else f"{self.step:,}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return LISTED_KEYS as a JSON object, with None for NaN, which JSON does not have."""
+        """Return the LISTED_KEYS as a JSON object, with None for NaN and Inf, which JSON does not support."""
         values = {key: getattr(self, key) for key in LISTED_KEYS}
         return {
             key: None if isinstance(value, float) and not math.isfinite(value) else value

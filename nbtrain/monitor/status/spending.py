@@ -1,15 +1,15 @@
-"""Cost of a run: the devices that it held, its goodput, and the cost of each fault.
+"""The cost of a run: the devices that it used, its goodput, and the cost of each fault.
 
     run_spending(RunDir, now)  ->  Spending      device hours, money, energy, goodput, and the faults
-    total([Spending, ...])     ->  Spending      the same for all runs of a sweep together
+    total([Spending, ...])     ->  Spending      the sum over several runs, such as a sweep's
 
-A job pays for its devices from its start to its end, except while it is queued or paused; life.py gives the
-spans. Goodput is the share of the paid time that became steps of the final model: training, without the
-steps that were trained again after a fault. The repeated steps lie between the checkpoint that the next
-attempt loaded and the last step that was reached; their time is their share of the attempt's training time.
+A job pays for its devices from its start to its end, except while it is queued or paused; life.py returns the
+spans. Goodput is the share of the paid time that became steps of the final model: training, without the steps
+that were trained again after a fault. The repeated steps are those between the checkpoint that the next
+attempt loaded and the last step that was reached. Their time is their share of the attempt's training time.
 
-A job has the price and energy of the plan at its submission, which job.json keeps: a later job with
-other prices does not change what an earlier one has cost. A job whose plan had no price has no money.
+Each job keeps the price and energy of its plan at submission in job.json, so a later job with other prices
+does not change the cost of an earlier one. If a job's plan had no price, its cost in money is unknown.
 """
 
 import contextlib
@@ -31,20 +31,20 @@ from nbtrain.monitor.status.status_records import job_with_end
 
 HOUR_SECONDS = 3600.0
 UNPAID = frozenset({"waiting", "paused"})
-"""Kinds of spans in which a job holds no devices."""
+"""Kinds of spans during which a job holds no devices."""
 DOWN = frozenset({"restarting", "starting", "building", "loading"})
-"""Kinds of spans in which devices are held and nothing is trained, before the first step of an attempt."""
+"""Kinds of spans before an attempt's first step, during which devices are held but nothing is trained."""
 SUPERVISOR_GONE = "its supervisor was gone"
-"""Cause of a fault that no process has recorded."""
+"""Cause of a fault whose end no process has recorded."""
 FIRST_START = "first start"
-"""Key of Spending.hours: the starts that did not follow a fault."""
+"""Key in Spending.hours for starts that did not follow a fault."""
 RESTART, REPEATED = "restart", "repeated"
-"""Keys of Spending.hours: the starts after faults, and the steps that were trained again."""
+"""Keys in Spending.hours for starts after faults, and for steps that were trained again."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """An attempt that did not train to the end, and what its end cost."""
+    """An attempt that ended before the run was done, and the cost of that."""
 
     job_id: str
     attempt: int
@@ -54,45 +54,47 @@ class Fault:
     lost_steps: int
     """Steps that were trained again."""
     repeated_seconds: float
-    """Time of these steps."""
+    """Training time of these steps."""
     down_seconds: float
-    """Time from the end of the attempt to the first step of the next one, with the devices held."""
+    """Time with devices between the end of the attempt and the first step of the next one."""
     waited_seconds: float
-    """Time without devices: in the queue, or paused."""
+    """Time without devices between the two attempts: in the queue, or paused."""
     device_hours: float
     """Device hours of repeated_seconds and down_seconds."""
     repeated_device_hours: float = 0.0
     """Device hours of repeated_seconds alone."""
     money: float | None = None
-    """Their price; None if it is not known."""
+    """Price of `device_hours`; None if it is not known."""
     preempted: bool = False
-    """Whether the devices were taken away."""
+    """Whether the devices were taken away (preemption)."""
 
 
 @dataclass(frozen=True)
 class Spending:
-    """Use of devices by all jobs of a run, from its records."""
+    """Device use of all jobs of a run, from the run's records."""
 
     device_hours: float
-    """Hours of all devices that were held."""
+    """Hours during which devices were held, summed over devices."""
     goodput: float | None
-    """Share of the paid time that became steps of the final model; None before any time was paid."""
+    """Share of the paid time that became steps of the final model; None if no time was paid yet."""
     seconds: dict[str, float]
-    """Seconds by kind: the kinds of life.py, with "repeated" apart from "training"."""
+    """Seconds by kind of span, as in life.py, but with "repeated" separate from "training"."""
     faults: list[Fault] = field(default_factory=list)
     money: float | None = None
-    """Price of the device hours; None if it is not known, and for CPUs."""
+    """Price of the device hours; None if unknown, as for CPUs."""
     currency: str = ""
     energy_kwh: float | None = None
-    """Energy of the device hours as planned; None if it is not known, and for CPUs."""
+    """Planned energy of the device hours; None if unknown, as for CPUs."""
     hours: dict[str, float] = field(default_factory=dict)
-    """Device hours by what they were paid for: training that was kept, REPEATED, RESTART, FIRST_START and
-    the other kinds of life.py. Their sum is device_hours.
+    """Device hours by purpose; their sum is device_hours.
+
+    The keys are "training" (steps that were kept), REPEATED, RESTART, FIRST_START and the other kinds of
+    life.py.
     """
 
     @classmethod
     def of_dict(cls, value: Mapping[str, Any]) -> "Spending":
-        """Return the spending of a dict from to_dict(). Raises TypeError for other contents."""
+        """Create a Spending from a dict of to_dict(). Raises TypeError if the dict has other keys."""
         return cls(**{**value, "faults": [Fault(**fault) for fault in value["faults"]]})
 
     def to_dict(self) -> dict[str, Any]:
@@ -103,7 +105,7 @@ class Spending:
         return sum(seconds for kind, seconds in self.seconds.items() if kind not in UNPAID)
 
     def words(self, device: str = "device") -> str:
-        """Return one line: "12.3 GPU hours, 36 USD, about 9 kWh, goodput 87 %"; "" before any was paid."""
+        """Format as "12.3 GPU hours, 36 USD, about 9 kWh, goodput 87%"; "" if no time was paid yet."""
         if self.goodput is None:
             return ""
         parts = [f"{amounts.amount(self.device_hours, digits=3)} {device} hours"]
@@ -115,7 +117,7 @@ class Spending:
 
 
 def fault_words(fault: Fault) -> str:
-    """Return what a fault cost, in one phrase."""
+    """Describe the cost of a fault in one phrase."""
     parts = []
     if fault.lost_steps:
         steps = amounts.counted(fault.lost_steps, "step")
@@ -138,10 +140,10 @@ class _Attempt:
     devices: float
     price: DevicePrice | None
     is_preempted: bool
-    """Whether it ended because its devices were taken away."""
+    """Whether the attempt ended because its devices were taken away."""
 
     def money(self, device_hours: float) -> float | None:
-        """Return the price of device hours of this attempt's job; None if it is not known."""
+        """Return the price of device hours in this attempt's job; None if it is not known."""
         return None if self.price is None or self.price.usual is None else device_hours * self.price.usual
 
     def of_kinds(self, kinds: frozenset[str]) -> float:
@@ -149,10 +151,10 @@ class _Attempt:
 
 
 def run_spending(run: RunDir, now: float, current: tuple[str, JobRecord, str] | None = None) -> Spending:
-    """Return what all jobs of a run have used until `now`.
+    """Return the device use of all jobs of a run until `now`.
 
-    `current` is (id, record, state) of a job whose record on the disk is older, such as one that is just
-    ending. A job whose record is damaged is not counted.
+    `current` is (id, record, state) of a job whose record on disk is outdated, such as a job that is just
+    ending. Jobs with a damaged record are not counted.
     """
     attempts: list[_Attempt] = []
     seconds: dict[str, float] = {}
@@ -206,9 +208,9 @@ def run_spending(run: RunDir, now: float, current: tuple[str, JobRecord, str] | 
 
 
 def spending_line(run: RunDir, device: str, now: float) -> str:
-    """Return what a run has used in one line, as Spending.words() has it; "" if a record cannot be read.
+    """Return a run's device use in one line, as in Spending.words(); "" if a record cannot be read.
 
-    `device` is the run's resources.device. The place of a job names the record that cannot be read.
+    `device` is the run's resources.device.
     """
     with contextlib.suppress(RecordError):
         return run_spending(run, now).words("GPU" if device == "gpu" else "process")
@@ -216,8 +218,9 @@ def spending_line(run: RunDir, device: str, now: float) -> str:
 
 
 def spending_of(run: RunDir, status: RunStatus, now: float) -> Spending | None:
-    """Return a run's use of devices: from summary.json if its newest job wrote it, which is much faster, else
-    from its records; None if these cannot be read, which the run's own page reports.
+    """Return a run's device use; None if the run's records cannot be read.
+
+    If the newest job has ended and wrote summary.json, that file is used, which is much faster.
     """
     with contextlib.suppress(RecordError, OSError, TypeError, KeyError):
         if not status.active:
@@ -230,7 +233,7 @@ def spending_of(run: RunDir, status: RunStatus, now: float) -> Spending | None:
 
 
 def _spans(job: JobDir, record: JobRecord, until: float) -> list[Span]:
-    """Return the spans of a job's life; from its attempts alone if its events were deleted."""
+    """Return the spans of a job's life, or spans derived from its attempts if its events were deleted."""
     spans = life_spans(read_events(job), record.created_at, until)
     if not record.attempts or any(kind not in UNPAID for kind, _, _ in spans):
         return spans
@@ -243,8 +246,9 @@ def _spans(job: JobDir, record: JobRecord, until: float) -> list[Span]:
 
 
 def _money(jobs: Sequence[tuple[float, DevicePrice | None]]) -> tuple[float | None, str]:
-    """Return the price of all jobs, (device hours, price) each, and its currency; None if a job's price is
-    not known or is in another currency.
+    """Return (price of all jobs, currency), from (device hours, price) for each job.
+
+    The result is (None, "") if the price of a job is unknown or the jobs have different currencies.
     """
     paid = [(hours, price) for hours, price in jobs if hours]
     currencies = {price.currency for _, price in paid if price is not None}
@@ -257,7 +261,7 @@ def _money(jobs: Sequence[tuple[float, DevicePrice | None]]) -> tuple[float | No
 
 
 def _energy_kwh(jobs: Sequence[tuple[float, DevicePrice | None]]) -> float | None:
-    """Return the energy of all jobs, (device hours, price) each; None if a job's is not known."""
+    """Return the energy of all jobs, from (device hours, price) for each; None if one is not known."""
     energies = [
         None if price is None or price.kwh_per_hour is None else hours * price.kwh_per_hour
         for hours, price in jobs
@@ -277,7 +281,7 @@ def _attempts(
         end = attempt.ended_at or (following.started_at if following else until)
         reached = attempt.reached_step
         if reached is None and attempt is record.attempts[-1]:
-            # Without a readable heartbeat, the attempt counts as one that has reached no step.
+            # Without a readable heartbeat, assume that the attempt reached no step.
             with contextlib.suppress(RecordError):
                 beat = Heartbeat.read(job.heartbeat(0))
                 reached = beat.step if beat is not None and beat.attempt == attempt.attempt else None
@@ -290,8 +294,10 @@ def _attempts(
 
 
 def _device_seconds(spans: Sequence[Span], attempts: Sequence[_Attempt], devices: float) -> dict[str, float]:
-    """Return the device seconds of a job by the kind of its spans. The time between two attempts has the
-    devices of the later one. A job without an attempt has held its `devices` only for DeepSpeed's autotuner.
+    """Return {kind of span: device seconds} of a job.
+
+    Time between two attempts counts with the number of devices of the later attempt. A job without an attempt
+    has used its `devices` only for DeepSpeed's autotuner.
     """
     found: dict[str, float] = {}
     if not attempts:
@@ -309,7 +315,7 @@ def _device_seconds(spans: Sequence[Span], attempts: Sequence[_Attempt], devices
 
 
 def _by_purpose(hours: Mapping[str, float], faults: Sequence[Fault]) -> dict[str, float]:
-    """Return device hours by what they were paid for, from those by the kinds of life.py."""
+    """Convert device hours by kind of span (life.py) to device hours by purpose (Spending.hours)."""
     repeated = sum(fault.repeated_device_hours for fault in faults)
     restart = sum(fault.device_hours - fault.repeated_device_hours for fault in faults)
     found = {kind: value for kind, value in hours.items() if kind not in DOWN}
@@ -320,7 +326,7 @@ def _by_purpose(hours: Mapping[str, float], faults: Sequence[Fault]) -> dict[str
 
 
 def _faults(run: RunDir, attempts: Sequence[_Attempt], finished: bool) -> list[Fault]:
-    """Return the attempts that another one had to follow, or that ended a run which has not succeeded."""
+    """Return a fault for each attempt that another one followed, or that ended a run without success."""
     found = []
     for attempt, following in zip(attempts, [*attempts[1:], None]):
         record = attempt.record
@@ -345,7 +351,7 @@ def _faults(run: RunDir, attempts: Sequence[_Attempt], finished: bool) -> list[F
                 waited += _within(following.spans, UNPAID, attempt.end, running)
         is_recorded = record.ended_at is not None
         if record.cause is None and is_recorded and not lost:
-            continue  # a requested pause or stop, which lost nothing
+            continue  # a requested pause or stop that lost no steps
         restarted = following or attempt
         again = attempt.devices * repeated / HOUR_SECONDS
         restart = restarted.devices * down / HOUR_SECONDS
@@ -370,11 +376,10 @@ def _faults(run: RunDir, attempts: Sequence[_Attempt], finished: bool) -> list[F
 
 
 def total(spendings: Sequence[Spending]) -> Spending:
-    """Return the spending of several runs together.
+    """Return the sum of the spending of several runs.
 
-    Goodput is the mean over the device hours. Money and energy are None if those of a run that has paid
-    devices are not known, or if the runs have paid in several currencies; then the faults have no money
-    either.
+    Goodput is the mean weighted by device hours. Money and energy are None if they are unknown for a run that
+    used devices. If the money is unknown or in different currencies, the money of the faults is None too.
     """
     paid = [spending for spending in spendings if spending.device_hours]
     device_hours = sum(spending.device_hours for spending in paid)
@@ -397,7 +402,7 @@ def total(spendings: Sequence[Spending]) -> Spending:
 
 
 def _without_money(faults: Sequence[Fault]) -> list[Fault]:
-    """Return faults whose prices have no common currency, without these prices."""
+    """Return the faults without their prices, because a common price is unknown."""
     return [replace(fault, money=None) for fault in faults]
 
 
@@ -407,5 +412,5 @@ def _added(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _within(spans: Sequence[Span], kinds: frozenset[str], begin: float, end: float) -> float:
-    """Return the seconds that spans of some kinds have between two times."""
+    """Return the total seconds of the spans of some kinds between two times."""
     return sum(max(0.0, min(last, end) - max(first, begin)) for kind, first, last in spans if kind in kinds)

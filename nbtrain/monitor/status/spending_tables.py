@@ -1,7 +1,7 @@
-"""Tables of what devices were paid for, and of what the faults of each kind have cost.
+"""Tables of device use by purpose, and of the cost of faults by kind.
 
-purpose_rows(Spending)      rows of PURPOSE_HEADS: training that was kept, starts, restarts, steps again, ...
-fault_sums([Fault, ...])    {"preemption": FaultSum, "lost": FaultSum, "failure": FaultSum}
+purpose_rows(Spending)      rows of PURPOSE_HEADS: training that was kept, starts, restarts, repeated steps,
+... fault_sums([Fault, ...])    {"preemption": FaultSum, "lost": FaultSum, "failure": FaultSum}
 """
 
 from collections.abc import Sequence
@@ -32,19 +32,19 @@ PURPOSES = {
     REPEATED: "steps that were trained again",
     RESTART: "restarts",
 }
-"""Purposes of paid devices with their names, in the order of the table."""
+"""{purpose of device use: its name}, in the order of the table."""
 WITHOUT_DEVICES = {"waiting": "waiting in the queue", "paused": "paused"}
 FAULT_KINDS = {
     "preemption": "devices taken away",
     "lost": "supervisor or machine gone",
     "failure": "failed attempts",
 }
-"""Kinds of faults with their names, in the order of the table."""
+"""{kind of fault: its name}, in the order of the table."""
 
 
 @dataclass
 class FaultSum:
-    """Cost of all faults of one kind."""
+    """The total cost of all faults of one kind."""
 
     times: int = 0
     lost_steps: int = 0
@@ -53,7 +53,7 @@ class FaultSum:
     waited_seconds: float = 0.0
     device_hours: float = 0.0
     money: float | None = 0.0
-    """Their price; None if the price of one of them is not known."""
+    """Price of all faults of this kind; None if one price is not known."""
 
     def add(self, fault: Fault) -> None:
         self.times += 1
@@ -69,7 +69,7 @@ class FaultSum:
 
 
 def fault_sums(faults: Sequence[Fault]) -> dict[str, FaultSum]:
-    """Return the cost of the faults of each kind that occurred, in the order of FAULT_KINDS."""
+    """Return {kind: total cost} for each kind of fault that occurred, in the order of FAULT_KINDS."""
     found = {kind: FaultSum() for kind in FAULT_KINDS}
     for fault in faults:
         kind = "lost" if fault.cause == SUPERVISOR_GONE else "failure"
@@ -78,7 +78,7 @@ def fault_sums(faults: Sequence[Fault]) -> dict[str, FaultSum]:
 
 
 def fault_kind_rows(spending: Spending) -> list[tuple[str, ...]]:
-    """Return the rows of FAULT_KIND_HEADS: one for each kind of faults that occurred."""
+    """Return the table rows under FAULT_KIND_HEADS, one for each kind of fault that occurred."""
     return [
         (
             FAULT_KINDS[kind],
@@ -96,7 +96,7 @@ def fault_kind_rows(spending: Spending) -> list[tuple[str, ...]]:
 
 
 def purpose_rows(spending: Spending) -> list[tuple[str, ...]]:
-    """Return the rows of PURPOSE_HEADS: what devices were paid for, then the time without devices."""
+    """Return the table rows under PURPOSE_HEADS: device use by purpose, then the time without devices."""
     restarting = sum(fault.down_seconds for fault in spending.faults)
     starting = sum(spending.seconds.get(kind, 0.0) for kind in DOWN)
     seconds = {**spending.seconds, RESTART: restarting, FIRST_START: max(0.0, starting - restarting)}

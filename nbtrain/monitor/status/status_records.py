@@ -1,9 +1,9 @@
-"""Read the status of a run from its records.
+"""Reads a run's status from its records.
 
     read_status(RunDir, now)  ->  RunStatus
 
-Most runs of a long list have ended, and three small files hold their status (_ended_status). All others are
-read as records, which checks more and takes five times as long.
+In a long list, most runs have ended, and their status can be read from three small files (_ended_status). For
+all other runs, the records are read and validated, which takes five times as long.
 """
 
 import contextlib
@@ -32,20 +32,21 @@ from nbtrain.monitor.status.notes import RunNotes, notes_of
 from nbtrain.monitor.status.resume_start import resume_words
 from nbtrain.monitor.status.run_status import RunStatus
 
-# A record has a few KB; a longer one is read by read_status. For a buffer of 128 KiB or more, malloc would
+# A record has a few KB; longer records are left to read_status. For buffers of 128 KiB or more, malloc would
 # map new memory for each file.
 RECORD_BYTES = 64 << 10
-# A rank renews its heartbeat once a second; a rank on another host that did so recently still runs.
+# A rank updates its heartbeat once a second. A rank on another host whose heartbeat is newer than this still
+# runs.
 RANK_SILENCE_SECONDS = 10.0
 NO_NOTES = RunNotes()
 NOTHING_SUBMITTED = (NO_JOB, "nothing was submitted yet")
-"""State and cause of a run without a job."""
+"""(state, cause) of a run without a job."""
 
 
 def read_status(run: RunDir, now: float, with_notes: bool = True) -> RunStatus:
-    """Return the status of a run. Raises RecordError for a damaged record.
+    """Return the status of a run. Raises RecordError if a record is damaged.
 
-    Without notes, notes.json is not read, and the labels are the labels at submission.
+    With `with_notes` false, notes.json is not read, and the labels are those at submission.
     """
     job = run.newest_job()
     if job is None and (problem := why_no_run(run)):
@@ -67,9 +68,9 @@ def status_of(
     heartbeat: Heartbeat | None,
     notes: RunNotes = NO_NOTES,
 ) -> RunStatus:
-    """Return the status of a run whose newest job's records were read before.
+    """Build a run's status from records of its newest job that were already read.
 
-    `heartbeat` is rank 0's, after JobRecord.placed().
+    `heartbeat` is rank 0's heartbeat, after JobRecord.placed().
     """
     identity = run.record()
     identity = identity if isinstance(identity, dict) else {}
@@ -101,7 +102,7 @@ def status_of(
 
 
 def asked_of(job: JobDir) -> str | None:
-    """Return "stop" or "pause" while the supervisor makes the ranks save and exit; None otherwise."""
+    """Return "stop" or "pause" if the job was requested to stop or pause; otherwise None."""
     asked = files.read_json(job.control_pause)
     if asked and asked["pause"]:
         return "pause"
@@ -110,7 +111,7 @@ def asked_of(job: JobDir) -> str | None:
 
 
 def listed_status(root: Path, name: str, now: float) -> RunStatus | None:
-    """Return the status of one run of an output directory; None if the entry is not a run directory."""
+    """Return the status of an entry of the output directory; None if the entry is not a run directory."""
     if ended := _ended_status(f"{root}/{name}", name):
         return ended
     if not os.access(f"{root}/{name}/run.json", os.F_OK):
@@ -119,9 +120,7 @@ def listed_status(root: Path, name: str, now: float) -> RunStatus | None:
 
 
 def status_or_damage(run: RunDir, now: float) -> RunStatus:
-    """Return the status of one run, DAMAGED if a record cannot be read, so that the other runs are still
-    listed.
-    """
+    """Return the status of a run. If a record cannot be read, the state is DAMAGED and nothing is raised."""
     try:
         return read_status(run, now)
     except (RecordError, PermissionError) as error:
@@ -132,7 +131,7 @@ def status_or_damage(run: RunDir, now: float) -> RunStatus:
 
 
 def _closed(root: Path, name: str) -> RunStatus | None:
-    """Return the status of a folder that this user may not read; None if it is not a run directory."""
+    """Return the status DAMAGED for a folder that this user may not read; None for any other folder."""
     try:
         (root / name / "run.json").stat()
     except PermissionError as error:
@@ -143,12 +142,13 @@ def _closed(root: Path, name: str) -> RunStatus | None:
 
 
 def _ended_status(folder: str, name: str) -> RunStatus | None:
-    """Return the same status as read_status() for a run whose newest job has recorded its end; None for other
-    runs.
+    """Return the same status as read_status(), but only if the newest job has recorded its end.
+
+    Returns None for all other runs.
     """
     try:
         identity = _read(f"{folder}/run.json")
-        # A Path for each name would take longer than reading the files.
+        # Creating Path objects would take longer than reading the files.
         job_ids = [entry for entry in os.listdir(f"{folder}/jobs") if JOB_ID_PATTERN.fullmatch(entry)]
         job_id = max(job_ids)
         job = f"{folder}/jobs/{job_id}"
@@ -172,7 +172,7 @@ def _ended_status(folder: str, name: str) -> RunStatus | None:
             if earlier and heartbeat["progress"]:
                 progress = {**progress, **NO_SPEED}
         notes_json = f"{folder}/notes.json"
-        # Few runs have notes, and an open() that fails takes five times as long.
+        # Few runs have notes, and a failing open() takes five times as long as os.access().
         notes = RunNotes.of_json(_read(notes_json)) if os.access(notes_json, os.F_OK) else NO_NOTES
         return RunStatus(
             name=name,
@@ -203,27 +203,26 @@ def _read(path: str) -> Any:
     """Return the JSON value in a small file."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        # Three times as fast as json. It refuses NaN, which json accepts; such a run is read by read_status.
+        # orjson is three times as fast as json. It rejects NaN, which json accepts, so such runs are left to
+        # read_status.
         return orjson.loads(os.read(descriptor, RECORD_BYTES))
     finally:
         os.close(descriptor)
 
 
 def why_no_run(run: RunDir) -> str | None:
-    """Return why a folder with a run.json and without a job is not a run; None if it is one."""
+    """Return why a folder with a run.json but no job is not a run; None if it is a run."""
     identity = run.record()
     if isinstance(identity, dict) and "run_id" in identity:
         return None
     return (
-        f"{display(run.run_json)}: has no run_id, so the folder is not a run. Move it out of the output "
-        "directory."
+        f"{display(run.run_json)} has no run_id, so the folder is not a run. Move the folder out of the "
+        "output directory."
     )
 
 
 def lost_words(job: JobDir, now: float) -> str:
-    """Return how to continue a LOST job, and whether its ranks still run: a node agent's ranks may outlive
-    the supervisor.
-    """
+    """Describe how to continue a LOST job, and whether its ranks are still running without a supervisor."""
     name, record = job.run.name, JobRecord.read(job.job_json)
     resume = resume_words(job.run)
     if record is None or record.backend in ENGINES:
@@ -238,12 +237,14 @@ def lost_words(job: JobDir, now: float) -> str:
                 steps.append(beat.step)
     if not steps:
         return resume
-    ranks = f"its ranks still run (step {max(steps):,}): `nbtrain cancel {name}` makes them save and exit"
+    ranks = (
+        f"its ranks are still running (step {max(steps):,}): `nbtrain cancel {name}` makes them save and exit"
+    )
     return f"{ranks}, and {resume}"
 
 
 def job_with_end(job: JobDir, now: float) -> tuple[JobRecord | None, str, str | None]:
-    """Return (record, state, cause) of a job. The record, None without job.json, has the job's end if any."""
+    """Return (record, state, cause) of a job. The record includes the job's end; None without job.json."""
     record, state, cause = read_job(job, now)
     if record is not None and state not in ACTIVE and record.ended_at is None:
         record = _with_end(job, record)
@@ -251,11 +252,11 @@ def job_with_end(job: JobDir, now: float) -> tuple[JobRecord | None, str, str | 
 
 
 def _with_end(job: JobDir, record: JobRecord) -> JobRecord:
-    """Return the record with `ended_at`, which job.json does not hold.
+    """Return the record with `ended_at`, which job.json does not contain.
 
-    The time is taken from the job's final record (base/run_directory/final_record.py). A job without one,
-    which is LOST or was only tuned, ended at its newest sign of life: a heartbeat, a trial of DeepSpeed's
-    autotuner, or job.json's time stamp.
+    The time comes from the job's final record (base/run_directory/final_record.py). A job without a final
+    record is LOST or was only tuned; its end is its newest sign of life: a heartbeat, a trial of DeepSpeed's
+    autotuner, or the modification time of job.json.
     """
     if (words := final_record.read(record)) and words.ended_at is not None:
         return words
@@ -267,7 +268,8 @@ def _with_end(job: JobDir, record: JobRecord) -> JobRecord:
     if not beats:
         return replace(record, ended_at=signed_at)
     last, written_at = max(beats, key=lambda pair: pair[0].time)
-    # Both time stamps are from one disk: in a copy of the run they are new, but their difference is valid.
+    # Both modification times are from the same disk. A copy of the run has new times, but their difference is
+    # still valid.
     later = max(0.0, signed_at - written_at)
     stamps = dict(record.stamps)
     if stamp := last.stamps.get("time"):

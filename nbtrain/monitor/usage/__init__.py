@@ -1,1 +1,1 @@
-"""Resources that a job uses: now, from /proc, and over time, from the files of its nodes."""
+"""A job's resource use: the current use from /proc, and the use over time from files of its nodes."""

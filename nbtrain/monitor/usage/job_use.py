@@ -1,4 +1,4 @@
-"""Summary of the resource use of a replica or rank: the newest, mean and largest value of each metric."""
+"""Summarizes the resource use of a replica or rank: newest, mean and largest value of each metric."""
 
 from dataclasses import dataclass, replace
 
@@ -7,7 +7,7 @@ from nbtrain.monitor.usage.usage import NodeUsage
 
 @dataclass(frozen=True)
 class Use:
-    """A metric of a replica or rank over the job's life; None for values that are not known."""
+    """Summary of a metric of a replica or rank over the job's life. Unknown values are None."""
 
     newest: float | None
     mean: float | None
@@ -18,7 +18,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU of a replica, with its use."""
+    """A GPU of a replica and its use."""
 
     name: str
     memory_bytes: int | None
@@ -34,9 +34,7 @@ def limits(usage: list[NodeUsage]) -> dict[str, float]:
 
 
 def uses(node: NodeUsage | None, subject: str, beginnings: tuple[str, ...] = ("",)) -> dict[str, Use]:
-    """Return {metric: its use} for the metrics measured of a subject whose names begin with one of the
-    prefixes.
-    """
+    """Return {metric: its use} for a subject's metrics whose names begin with one of the prefixes."""
     if node is None:
         return {}
     names = [name for name in node.figures(subject) if name.startswith(beginnings)]

@@ -1,7 +1,7 @@
-"""CPU and memory of a job's processes on this machine, from /proc; the machine from psutil, GPUs from NVML.
+"""Current resource use of a job on this machine: processes from /proc, GPUs from NVML.
 
-A job's processes are its supervisor, the ranks of its heartbeats, and their descendants. Each is identified
-by pid, start time and boot, so that a pid that is reused by another program is never counted.
+A job's processes are its supervisor, the ranks named in its heartbeats, and their descendants. A process is
+identified by pid, start time and boot, so a pid that another program reuses is never counted.
 """
 
 import math
@@ -19,29 +19,29 @@ from nbtrain.base.hardware import nvml
 from nbtrain.base.hardware.cgroup import available_memory_bytes, usable_cores, usable_memory_bytes
 from nbtrain.base.run_directory.records import ProcessIdentity, boot_id
 
-# Ten minutes at one sample a second; older samples are downsampled.
+# Maximum number of samples that are kept: ten minutes at one sample per second.
 HISTORY_SAMPLES = 600
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# A line of /proc/<pid>/stat has at most 52 numbers and a name of 64 characters.
+# Enough for /proc/<pid>/stat, which has 52 numbers and a name of at most 64 characters.
 STAT_BYTES = 4096
-# Fields of it after the command name, counted from 0.
+# Indices of fields after the command name in /proc/<pid>/stat.
 _PARENT, _UTIME, _STIME, _START, _RSS = 1, 11, 12, 19, 21
 
 
 @dataclass(frozen=True)
 class ProcessUse:
-    """Current resource use of one process tree."""
+    """Current resource use of process trees."""
 
     cpu_cores: float | None
-    """Cores busy since the last sample (1.0 is one core); None at the first."""
+    """Mean number of busy cores since the last sample; None for the first sample."""
     memory_bytes: int
-    """Resident memory, summed over the tree."""
+    """Resident memory, summed over the processes."""
     num_processes: int
 
 
 class ProcessRow(NamedTuple):
-    """A process in the system's table: proc(5), /proc/<pid>/stat."""
+    """A process in the process table, from /proc/<pid>/stat (see proc(5))."""
 
     parent: int
     start_ticks: int
@@ -50,7 +50,7 @@ class ProcessRow(NamedTuple):
 
 
 class ProcessTable:
-    """Processes of this machine, read at most once in `age_seconds`, shared by all samplers."""
+    """The processes of this machine, read at most once per `age_seconds`. Samplers can share one table."""
 
     def __init__(self, age_seconds: float = 0.0):
         self._age_seconds = age_seconds
@@ -60,7 +60,7 @@ class ProcessTable:
         self._lock = threading.Lock()
 
     def read(self) -> tuple[float, dict[int, ProcessRow], dict[int, list[int]]]:
-        """Return (time of reading by the monotonic clock, {pid: its row}, {pid: pids of its children})."""
+        """Return (monotonic time of reading, {pid: its row}, {pid: pids of its children})."""
         with self._lock:
             if time.monotonic() - self._read_at >= self._age_seconds:
                 rows = {}
@@ -81,7 +81,8 @@ def _row(pid: int) -> ProcessRow | None:
     except OSError:
         return None
     try:
-        # The command name is in parentheses and may contain anything, so split after the last one.
+        # The command name is in parentheses and may contain any character, so split after the last
+        # parenthesis.
         fields = os.read(descriptor, STAT_BYTES).rpartition(b")")[2].split()
     except OSError:
         return None
@@ -96,18 +97,21 @@ def _row(pid: int) -> ProcessRow | None:
 
 
 class ResourceSampler:
-    """A sampler of one job. Rates are measured between two calls, so keep the object."""
+    """Samples the resource use of one job. Keep the object, because rates are measured between two calls."""
 
     def __init__(self, processes: ProcessTable | None = None) -> None:
         self.history: deque[tuple[float, float, int]] = deque(maxlen=HISTORY_SAMPLES)
-        """(time, cores busy, resident bytes) of every sample that has a rate."""
+        """(time, busy cores, resident bytes) of the newest samples, except the first, which has no rate."""
         self._processes = processes or ProcessTable()
         self._cpu_seconds: dict[tuple[int, int], float] = {}
         self._sampled_at: float | None = None
         self._last: dict[str, Any] = {}
 
     def sample(self, roots: Iterable[ProcessIdentity], ranks: dict[int, ProcessIdentity]) -> dict[str, Any]:
-        """Return the use of the job (the trees of `roots`), each rank and the machine: bytes and cores."""
+        """Return the resource use of the job, of each rank, of the machine and of its GPUs.
+
+        The job's processes are the trees of `roots` and of the ranks.
+        """
         now, rows, children = self._processes.read()
         if now == self._sampled_at:
             return self._last

@@ -1,7 +1,7 @@
-"""A job's resources over time, read from the files of its nodes while it runs and afterwards.
+"""A job's resource use over time, read from the files of its nodes while the job runs and afterwards.
 
-Each node has its own file and its own clock (base/run_directory/usage_files.py). Within a node, points are in
-the order in which they were written; the newest hour has the finest resolution, and older data is coarser.
+Each node has its own file and clock (base/run_directory/usage_files.py). A node's points are in the order in
+which they were written. The newest hour has the finest resolution, and older data is coarser.
 """
 
 import bisect
@@ -22,17 +22,18 @@ from nbtrain.base.run_directory.usage import FIGURES
 from nbtrain.base.run_directory.usage_files import FORMAT_VERSION, Section, UsageReader, usage_files
 from nbtrain.base.text import amounts
 
-# Bytes of files whose points are kept for the next request, as columns of numbers. A month of a node with
-# 8 GPUs takes 3 MB; its columns take about twice as much memory.
+# Total size of the files whose points are cached, as columns of numbers. A month of a node with 8 GPUs is a
+# file of 3 MB, and its columns take about twice as much memory.
 MOST_KEPT_BYTES = 64 << 20
-# A page is requested every few seconds while it is open.
+# Files that were not used for this long may be dropped from the cache. An open page uses its files every few
+# seconds.
 UNUSED_SECONDS = 120.0
 RESOURCES = "resources"
 
 
 @dataclass(frozen=True)
 class Points:
-    """Values of one metric of one subject, oldest first. Unknown values are omitted."""
+    """The values of a metric over time, oldest first. Unknown values are omitted."""
 
     times: list[float]
     """Seconds since the epoch, by the clock of the node."""
@@ -47,8 +48,7 @@ class Points:
         return self.means[-1] if self.means else None
 
     def thinned(self, most: int) -> "Points":
-        """Return at most `most` points, each with the mean and the maximum of an interval; all intervals have
-        equal length."""
+        """Return at most `most` points, each with the mean and maximum of an interval of equal length."""
         if len(self) <= most:
             return self
         parts = self._rising(most) if self.times == sorted(self.times) else self._parts(most)
@@ -59,20 +59,20 @@ class Points:
         )
 
     def _rising(self, most: int) -> list[slice]:
-        """Return intervals of equal length for points in rising order; each interval is found by a binary
-        search."""
+        """Divide points in ascending order into intervals of equal length, by binary search."""
         begin, length = self.times[0], self.times[-1] - self.times[0]
         ends = (bisect.bisect_left(self.times, begin + length * part / most) for part in range(1, most))
         bounds = [0, *dict.fromkeys(end for end in ends if end), len(self)]
         return [slice(first, last) for first, last in itertools.pairwise(bounds)]
 
     def _parts(self, most: int) -> list[slice]:
-        """Return intervals of equal length for points whose clock was set back."""
+        """Divide points into intervals of equal length if their clock was set back."""
         begin, length = self.times[0], max(self.times) - self.times[0]
         parts: list[slice] = []
         first = place = 0
         for number, at in enumerate(self.times):
-            # The position never decreases: the clock of a second boot may be behind the clock of the first.
+            # The position must not decrease, although the clock of a later boot may be behind that of an
+            # earlier one.
             here = max(place, min(most - 1, int((at - begin) / length * most))) if length > 0 else 0
             if here != place and number:
                 parts.append(slice(first, number))
@@ -84,7 +84,7 @@ class Points:
 
 @dataclass(frozen=True)
 class _Columns:
-    """Points of a section, column by column. NaN: not known."""
+    """The points of a section of a file, as columns. Unknown values are NaN."""
 
     section: Section
     stamps: "array[float]"
@@ -98,7 +98,7 @@ class _Columns:
         return cls(section, array("d"), array("q"), empty, empty)
 
     def with_new(self) -> "_Columns":
-        """Return the columns with the section's points, which are taken out of the section."""
+        """Return the columns extended by the section's new points, which are removed from the section."""
         points, self.section.points = self.section.points, []
         if not points:
             return self
@@ -113,7 +113,7 @@ class _Columns:
 
 
 def _numbers(column: Sequence[Any]) -> "array[float]":
-    """Return the values of a column, with NaN for those that are not known or not numbers."""
+    """Return the values of a column, with NaN for values that are unknown or not numbers."""
     try:
         return array("d", column)
     except (TypeError, OverflowError):
@@ -128,7 +128,7 @@ def _number(value: Any) -> float:
 
 
 class NodeUsage:
-    """Measurements of one node."""
+    """The measurements of one node."""
 
     def __init__(self, node: int, parts: list[_Columns]):
         self.node = node
@@ -136,8 +136,8 @@ class NodeUsage:
         self._places = [
             {column: place for place, column in enumerate(part.section.columns)} for part in parts
         ]
-        # The clock is read once, in the newest section of a boot, so a clock that was set meanwhile does not
-        # reorder anything: the stamps of one boot only rise.
+        # All sections of a boot use the clock offset of the newest section. The stamps of a boot only
+        # increase, so setting the clock in between does not change the order of points.
         offsets = {part.section.boot_id: part.section.clock_offset for part in parts}
         self._times = [[stamp + offsets[part.section.boot_id] for stamp in part.stamps] for part in parts]
         self._points: dict[tuple[str, str], Points] = {}
@@ -149,11 +149,11 @@ class NodeUsage:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Return the newest description that the node wrote of itself: requests, limits, GPUs."""
+        """Newest description of the node by itself: requests, limits and GPUs."""
         return self._parts[-1].section.about
 
     def subjects(self) -> list[str]:
-        """Return every subject that was ever measured, in the order of the newest file."""
+        """Return every subject that was ever measured, in the order of the newest section."""
         names = (subject for part in reversed(self._parts) for subject, _ in part.section.columns)
         return list(dict.fromkeys(names))
 
@@ -162,7 +162,7 @@ class NodeUsage:
         return list(dict.fromkeys(name for found, name in pairs if found == subject))
 
     def points(self, subject: str, figure: str) -> Points:
-        """Return a metric over time; empty if it was not measured."""
+        """Return a metric over time; empty if the metric was not measured."""
         key = (subject, figure)
         if key not in self._points:
             self._points[key] = self._read_points(key)
@@ -192,19 +192,19 @@ class NodeUsage:
         return points
 
     def mean(self, subject: str, figure: str) -> float | None:
-        """Return the mean over all samples."""
+        """Return the mean over all samples; None if the metric was not measured."""
         points, num_samples = self.points(subject, figure), self._num_samples[subject, figure]
         if not num_samples:
             return None
         return math.fsum(map(operator.mul, num_samples, points.means)) / sum(num_samples)
 
     def peak(self, subject: str, figure: str) -> float | None:
-        """Return the largest value that was ever sampled."""
+        """Return the largest sampled value; None if the metric was not measured."""
         return max(self.points(subject, figure).maxima, default=None)
 
 
 class _KeptFile:
-    """A node's file whose parsed points are kept for the next request. Thread-safe."""
+    """A node's file with its parsed points, cached for the next request. Thread-safe."""
 
     def __init__(self, node: int, path: Path):
         self._node = node
@@ -218,10 +218,12 @@ class _KeptFile:
         return self._reader.num_bytes
 
     def usage(self) -> NodeUsage | None:
-        """Return the node's measurements; None without points. Raises OSError if the file cannot be read.
+        """Return the node's measurements; None if there are no points.
 
-        Each call returns a new object: its points take several times the memory of the columns, and are freed
-        with it.
+        Raises OSError if the file is unreadable.
+
+        Each call returns a new object, because its points take several times the memory of the columns and
+        should be freed after use.
         """
         with self._lock:
             self._refresh()
@@ -237,8 +239,9 @@ class _KeptFile:
             ]
 
     def warning(self) -> str | None:
-        """Return a sentence about the sections that are not read; None if all are. Raises OSError like
-        usage().
+        """Return a message about the sections that are not read; None if all sections are read.
+
+        Raises OSError if the file is unreadable.
         """
         with self._lock:
             self._refresh()
@@ -261,14 +264,14 @@ _kept_lock = threading.Lock()
 
 
 def _kept_file(node: int, path: Path) -> _KeptFile:
-    """Return the kept file of a path; a new one is kept only while there is room for its points."""
+    """Return the file of a path, cached if there is room for its points."""
     with _kept_lock:
         file = _kept.get(path)
         if file is None:
             file = _KeptFile(node, path)
             if sum(other.num_bytes for other in _kept.values()) >= MOST_KEPT_BYTES:
-                # Drop the files of jobs whose page was closed. Those of an open page stay: they are always
-                # read in the same order, so dropping the oldest one would drop the next one to be read.
+                # Drop the files of jobs whose page was closed. Files of an open page stay: they are always
+                # read in the same order, so dropping the oldest file would drop the one that is read next.
                 old = time.monotonic() - UNUSED_SECONDS
                 for other, known in list(_kept.items()):
                     if known.used_at < old:
@@ -279,19 +282,25 @@ def _kept_file(node: int, path: Path) -> _KeptFile:
 
 
 def read_usage(folder: Path) -> list[NodeUsage]:
-    """Read the measurements of each node with points in a job's `resources`, by node number."""
+    """Return the measurements of each node that has points, in the order of node numbers.
+
+    `folder` is the job's folder `resources`.
+    """
     found = (_kept_file(node, path).usage() for node, path in usage_files(folder))
     return [usage for usage in found if usage is not None]
 
 
 def usage_warnings(folder: Path) -> list[str]:
-    """Return a sentence for each file with parts that are not read, such as lines of another version."""
+    """Return a message for each file with sections that are not read, for example of another version."""
     found = (_kept_file(node, path).warning() for node, path in usage_files(folder))
     return [warning for warning in found if warning]
 
 
 def usage_part(node: NodeUsage, most_points: int) -> dict[str, Any]:
-    """Return the curves of one replica: {subject: {metric: {unit, times, mean, max}}}."""
+    """Return the JSON of a replica's resource use.
+
+    "curves" is {subject: {metric: {"unit", "times", "mean", "max"}}}, with at most `most_points` points each.
+    """
     curves: dict[str, Any] = {}
     for subject in node.subjects():
         for name in node.figures(subject):

@@ -197,7 +197,7 @@ def test_a_damaged_run_and_a_folder_that_is_no_run_say_so(server: Server) -> Non
     assert listed["nameless"]["state"] == listed["torn"]["state"] == "DAMAGED" and "no-run" not in listed
     answer = server.ask("run/nameless")
     assert answer.status == 404
-    assert answer.message.startswith("output/nameless/run.json: has no run_id, so the folder is not a run.")
+    assert answer.message.startswith("output/nameless/run.json has no run_id, so the folder is not a run.")
     answer = server.ask("run/torn")
     assert answer.status == 409 and "torn/run.json:1: not JSON" in answer.message
     answer = server.ask("run/no-run")

@@ -87,7 +87,7 @@ def test_on_the_command_line(runs, tmp_path, capsys):
         nb.compare(["gpt-a"], published=tmp_path / "gone.yaml")
     assert cli.main(["compare", "gpt-a", "gpt-a"]) == 2
     said = capsys.readouterr().err
-    assert said == "ConfigError: gpt-a: named twice; a comparison takes each run once.\n"
+    assert said == "ConfigError: gpt-a is named more than once; name each run only once.\n"
 
 
 def test_a_server_is_asked_for_the_runs_that_it_shows(tmp_path, monkeypatch):
@@ -109,5 +109,5 @@ def test_without_a_server_the_page_has_the_curves_that_it_opens_with():
 def test_what_is_refused(runs):
     with pytest.raises(ConfigError, match=r'runs = .gpt-a. \(str\) must be a list of runs, e\.g\. \["gpt-a"'):
         nb.compare("gpt-a")
-    with pytest.raises(ConfigError, match=r"^1 run: a comparison takes 2 to 500\.$"):
+    with pytest.raises(ConfigError, match=r"^cannot compare 1 run: choose 2 to 500 runs\.$"):
         nb.compare(["gpt-a"])

@@ -72,7 +72,7 @@ size                 1 replica, 2 ranks, attempt 1, 1 restart
 request per replica  none
 limit per replica    4 cores, 8.0 GiB of memory
 replicas             1 x worker: 1 Error
-restart policy       after a failure from the newest checkpoint, at most 3 times
+restart policy       restarts from the newest checkpoint after a failure, at most 3 times
 command              python -m nbtrain.train gpt-fake FOLDER
 
 Conditions
@@ -103,7 +103,7 @@ Resources
   worker 0  network sent  10.0 KiB/s  5.5 KiB/s  10.0 KiB/s  -        -
   worker 0  disk writes   40/s        22/s       40/s        -        -
 
-Events, the last 2 of 5
+Events, newest 2 of 5
   TIME (UTC)           TYPE    REASON   OBJECT  MESSAGE
   MOMENT  Normal  Running  job
   MOMENT  Normal  Failed   job     FAILED"""
@@ -146,7 +146,7 @@ def test_labels_replace_no_word_of_nbtrain(failed: FakeJob) -> None:
         (
             {"init_from": "gpt-tiny", "init_step": "best"},
             {"run": "gpt-tiny", "run_id": "abc", "step": 1200, "family": "gpt3"},
-            "step 1,200 of gpt-tiny (run abc, its best at the submission)",
+            "step 1,200 of gpt-tiny (run abc, its best at submission)",
         ),
         (
             {"init_from": "gpt-tiny", "init_step": 7},
@@ -157,7 +157,7 @@ def test_labels_replace_no_word_of_nbtrain(failed: FakeJob) -> None:
         (
             {"init_from": "folders/smol", "lora": {"init_from": "adapters/mine"}},
             {"family": "SmolLM"},
-            "SmolLM, folders/smol, with adapters of adapters/mine",
+            "SmolLM, folders/smol, with adapters from adapters/mine",
         ),
     ],
 )
@@ -193,7 +193,7 @@ def test_a_job_says_where_its_engine_has_it(tmp_path: Path) -> None:
         write_text(job.job.config_yaml, to_yaml(config))
         page = describe_job(run)
         found[kind] = ", ".join(f"{label} {text}" for label, text in page.place.items())
-        assert page.restart_policy.startswith("never: a failure ends the job")
+        assert page.restart_policy.startswith("does not restart: a failure ends the job")
         assert {f"{label} {text}" for label, text in page.place.items()} < {*squeezed(str(page))}
     assert found == {
         "kubernetes": "object TrainJob gpt-fake-0a90, namespace team-a, uid 12-34",
@@ -345,7 +345,7 @@ def test_an_engines_last_word_of_a_job_that_has_ended(failed: FakeJob) -> None:
     waits = {**word, "state": "QUEUED", "reason": "Slurm job 4 waits (None): Slurm says no reason"}
     write_json(failed.job.path / "engine.json", waits)
     text = str(describe_job(failed.run))
-    assert "scheduler Slurm job 4: not queried since the job ended" in squeezed(text)
+    assert "scheduler Slurm job 4: no longer queried, because the job has ended" in squeezed(text)
     assert "(None)" not in text
 
 
@@ -399,7 +399,7 @@ def test_what_deepspeeds_autotuner_found(failed, workspace):
         ({"kind": "slurm", "slurm.requeue": False, "slurm.resubmissions": 2}, "; Slurm: 2 resubmissions"),
         ({"kind": "kubernetes", "kubernetes.workload": "MPIJob"}, "; pods: Never"),
         ({"kind": "kubernetes", "kubernetes.workload": "PyTorchJob"}, "; pods: ExitCode"),
-        ({"kind": "kubernetes"}, "; pods: as the runtime torch-distributed says"),
+        ({"kind": "kubernetes"}, "; pods: as set by the runtime torch-distributed"),
     ],
 )
 def test_who_restarts_what(backend: dict[str, Any], words: str) -> None:

@@ -83,7 +83,7 @@ def test_times_are_numbers_for_the_readers_zone(job: FakeJob) -> None:
     assert basics["command"].startswith("python ") and basics["command"].endswith(f" {job.run.path}")
     assert (basics["replicas"], basics["restart policy"]) == (
         "1 x worker: 1 Running",
-        "after a failure from the newest checkpoint, at most 3 times",
+        "restarts from the newest checkpoint after a failure, at most 3 times",
     )
     job.finish("SUCCEEDED", "done")
     assert set(job_tables(job.run)["times"]) == {"submitted", "ended"}
@@ -128,7 +128,9 @@ def test_the_strip_compares_each_rank_with_the_median(job: FakeJob) -> None:
         ["seconds", "computing time", "median 0.250 s, lowest 0.100 s (rank 0), highest 0.400 s (rank 1)"],
     ]
     first, second = strip["cells"]
-    assert first["words"] == "rank 0: Running (training), step 3, computes 0.100 s a step, 2.5 GiB of memory"
+    assert (
+        first["words"] == "rank 0: Running (training), step 3, computes 0.100 s per step, 2.5 GiB of memory"
+    )
     assert (first["tone"], first["levels"]["seconds"], first["levels"]["memory"]) == ("live", -1.0, 0.0)
     assert (second["tone"], second["message"]) == ("bad", "exit code 1: boom")
     assert second["texts"]["seconds"] == "0.400 s" and second["levels"]["seconds"] == 1.0

@@ -116,7 +116,7 @@ def test_the_pages_of_a_job(job: FakeJob) -> None:
     job.events.write("alert", "memory")
     shown = job_tables(job.run)
     newest = job.job.job_id
-    assert shown["jobs"] == [[newest, f"job {newest}, the newest"], [earlier.job_id, f"job {earlier.job_id}"]]
+    assert shown["jobs"] == [[newest, f"job {newest}, newest"], [earlier.job_id, f"job {earlier.job_id}"]]
     assert shown["logs"] == [
         ["0", 0, "rank 0"],
         ["1", 1, "rank 1, attempt 1"],

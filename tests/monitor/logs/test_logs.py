@@ -318,7 +318,7 @@ def test_the_last_traceback_is_that_of_the_rank_that_failed(tmp_path: Path) -> N
     assert last_traceback(job, 3) is None
     EventWriter(job, "test").write("hang", "rank 3 stood", rank=3, stack=["a.py:1 in wait", "b.py:2 in step"])
     assert last_traceback(job, 3) == (
-        "Stack when it hung, the innermost frame first:\n  a.py:1 in wait\n  b.py:2 in step"
+        "Stack of the hanging rank, innermost frame first:\n  a.py:1 in wait\n  b.py:2 in step"
     )
     lines = ["Traceback (most recent call last):", '  File "a.py", line 1', "ValueError: old"]
     newer = [*lines[:2], "ValueError: new"]

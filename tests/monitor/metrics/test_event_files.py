@@ -99,7 +99,8 @@ def test_a_damaged_file_is_named_and_the_others_are_read(tmp_path: Path, damage:
     file.path.write_bytes(content if damage == "changed" else content[:-3])
     EventFile(tmp_path, 200).scalar(3, 3.0, 203)
     with pytest.warns(
-        UserWarning, match=rf"{file.path.name}: read up to byte {size:,} of [\d,]+; the record"
+        UserWarning,
+        match=rf"{file.path.name}: only {size:,} of [\d,]+ bytes were read, because the next record",
     ):
         found = read_event_files(tmp_path)
     assert points(found[LOSS]) == [(1, 1.0), (3, 3.0)]
@@ -131,8 +132,8 @@ def test_folder_without_events_is_refused_with_the_ones_that_have_some(tmp_path:
     with pytest.raises(DataError) as caught:
         read_event_files(tmp_path / "output")
     assert str(caught.value) == (
-        f"{tmp_path}/output: holds no TensorBoard event file (*tfevents*). "
-        "These folders below it do: gpt/tensorboard."
+        f"{tmp_path}/output contains no TensorBoard event file (*tfevents*). "
+        "These subfolders do: gpt/tensorboard."
     )
 
 

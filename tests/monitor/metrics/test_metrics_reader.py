@@ -181,8 +181,8 @@ def test_a_damaged_line_is_reported_and_the_others_are_read(tmp_path: Path, dama
     reader.refresh()
     assert points(reader.series[LOSS]) == [(1, 1.0), (3, 3.0)]
     assert reader.warnings == [
-        f"metrics.jsonl: skipped 1 line without scalars in JSON, the first at byte {before}; "
-        "every other line is shown."
+        f"metrics.jsonl: skipped 1 line without valid JSON scalars, the first at byte {before}; "
+        "all other lines are shown."
     ]
 
 
@@ -195,7 +195,7 @@ def test_a_file_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
     reader.refresh()
     assert points(reader.series[LOSS]) == [(1, 1.0)]
     assert reader.warnings == [
-        f"metrics.{number}.jsonl: its first line is not a header of version 1; it is not shown."
+        f"metrics.{number}.jsonl is not shown: the first line is not a header of version 1."
         for number in (2, 3)
     ]
 

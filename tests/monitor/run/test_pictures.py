@@ -125,7 +125,7 @@ def test_run_folder_by_path_and_a_folder_without_events(run: RunDir, tmp_path: P
     """A run can be given as the path of its folder; a folder without event files is an error."""
     assert len(scalars_of(str(run.path))["loss"]) == 60
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="holds no TensorBoard event file"):
+    with pytest.raises(DataError, match="contains no TensorBoard event file"):
         training_curves(tmp_path / "empty")
 
 

@@ -183,7 +183,8 @@ def test_dead_supervisor_is_lost_and_a_dead_rank_is_gone(run: RunDir) -> None:
     path = run.newest_job().heartbeat(0)
     replace(Heartbeat.read(path), process=ProcessIdentity.of(os.getpid())).write(path)
     cancel = (
-        f"its ranks still run (step 1): `nbtrain cancel {run.name}` makes them save and exit, and {resume}"
+        f"its ranks are still running (step 1): `nbtrain cancel {run.name}` makes them save and exit, and "
+        f"{resume}"
     )
     assert progress_line(run).endswith(f" | {cancel}")
     assert describe_job(run).cause.endswith(f"; {cancel}")
@@ -523,7 +524,8 @@ STATUS = {
     "FAILED": "PROGRESS\nboom and more\nJOB\n0 Error 2 boom and moreEVENT boom and more",
     "LOST": (
         "PROGRESS\nits supervisor (pid PID) died without a message while the job was RUNNING (killed, out of "
-        "memory, or the machine was restarted)\nits ranks still run (step 2): `nbtrain cancel gpt-fake` "
+        "memory, or the machine was restarted)\nits ranks are still running (step 2): "
+        "`nbtrain cancel gpt-fake` "
         "makes them save and exit, and `nbtrain resume gpt-fake` continues it\nJOB\n0 Gone training 2EVENT"
     ),
 }

@@ -276,20 +276,20 @@ def test_many_runs_are_one_table_with_a_row_each(workspace):
     text = str(comparison_report(runs, compared(runs, [published])))
     lines = [line.split() for line in text.splitlines()]
     assert ["345M", "1.5000", BEST.strip()] in lines and ["run-00", "0.01", "2.0000"] in lines
-    with pytest.raises(ConfigError, match="13 runs: a picture shows at most 12"):
+    with pytest.raises(ConfigError, match="13 runs are too many: a picture shows at most 12"):
         comparison_figure(runs)
 
 
 def test_what_is_refused(workspace):
     one, two = RunDir.named("one"), RunDir.named("two")
     for runs, words in (
-        ([one], "1 run: a comparison takes 2 to 500."),
-        ([one] * (MOST_TABULATED + 1), "501 runs: a comparison takes 2 to 500."),
-        ([one, two, one], "one: named twice; a comparison takes each run once."),
+        ([one], "cannot compare 1 run: choose 2 to 500 runs."),
+        ([one] * (MOST_TABULATED + 1), "cannot compare 501 runs: choose 2 to 500 runs."),
+        ([one, two, one], "one is named more than once; name each run only once."),
         (
             [one, RunDir(two.path.parent / "old" / "one")],
-            "one: runs of one name in different folders; a comparison tells runs apart by name. "
-            "Give one of the folders another name.",
+            "one: several folders contain a run with this name, and a comparison identifies runs by name. "
+            "Rename one of the folders.",
         ),
     ):
         with pytest.raises(ConfigError) as refused:

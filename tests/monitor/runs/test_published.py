@@ -54,12 +54,12 @@ def test_published_figures_are_columns(run):
         ("a: {}", "others.yaml:1: a = {} must be a mapping of 1 to 100 figures"),
         ("a:\n  loss: .nan", "others.yaml:2: loss = .nan must be a finite number"),
         ("a:\n  loss: [1]", "others.yaml:2: loss = [1] must be a finite number"),
-        ("a:\n  loss: 2.5 nats", "others.yaml:2: loss = 2.5 nats must be a number, because the runs have"),
+        ("a:\n  loss: 2.5 nats", "others.yaml:2: loss = 2.5 nats must be a number, because this row"),
         (
             "a:\n\n  samples/ s: 2",
-            "others.yaml:3: 'samples/ s' is not a row of a comparison. Write 'samples",
+            "others.yaml:3: 'samples/ s' is not a row of the comparison. Write 'samples",
         ),
-        ("one:\n  loss: 2", "others.yaml:1: one is the name of a compared run too."),
+        ("one:\n  loss: 2", "others.yaml:1: one is also the name of a compared run."),
         ("a:\n  loss: 2\na:\n  loss: 3", "a is written twice; keep one"),
         (
             "\n".join(f"a{number}: {{loss: 2}}" for number in range(25)),
@@ -67,7 +67,7 @@ def test_published_figures_are_columns(run):
         ),
         (
             "a:\n" + "  loss: 2\n" * 8000,
-            "others.yaml: has 78.1 KiB; published figures may have at most 64.0 KiB",
+            "others.yaml: 78.1 KiB is too large; published figures may have at most 64.0 KiB",
         ),
         ("a\ud800: {loss: 2}", "others.yaml: character 2 is half of a surrogate pair"),
     ],

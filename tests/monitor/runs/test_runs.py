@@ -136,8 +136,8 @@ def test_runs_are_found_by_label(workspace, capsys):
     ("given", "message"),
     [
         ({"sort": "los"}, r"sort = 'los' must be one of submitted, .* Nearest: loss\."),
-        ({"states": "fialed"}, r"state = 'fialed' is none of active, ended, QUEUED.* Nearest: FAILED\."),
-        ({"newer_than": "2 days"}, r"newer_than = '2 days' must be a time such as 90s, 30m, 12h, 2d or 1w\."),
+        ({"states": "fialed"}, r"state = 'fialed' must be one of active, ended, QUEUED.* Nearest: FAILED\."),
+        ({"newer_than": "2 days"}, r"newer_than = '2 days' must be an age such as 90s, 30m, 12h, 2d or 1w\."),
         ({"limit": -1}, r"limit = -1 must be a whole number of at least 0\."),
         (
             {"label": "a=b, team in (a,b)"},
@@ -230,8 +230,8 @@ def test_a_damaged_run_does_not_hide_the_others(workspace):
     (workspace / "output" / "no-run").mkdir()
     found = {entry.name: (entry.state, entry.cause) for entry in list_runs()}
     path = workspace / "output" / "torn" / "run.json"
-    nameless = "output/nameless/run.json: has no run_id, so the folder is not a run."
-    assert found["nameless"][1].endswith("Move it out of the output directory.")
+    nameless = "output/nameless/run.json has no run_id, so the folder is not a run."
+    assert found["nameless"][1].endswith("Move the folder out of the output directory.")
     found["nameless"] = (found["nameless"][0], found["nameless"][1].partition(" Move")[0][-len(nameless) :])
     assert found == {
         "nameless": ("DAMAGED", nameless),

@@ -77,8 +77,8 @@ def test_the_verbs(workspace, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["team"], "label 'team' must be key=value, or key- to remove it, e.g. team=nlp stage-."),
-        (["a=b", "a-"], "label 'a' is given twice; give each key once."),
+        (["team"], "label 'team' must be key=value, or key- to remove the label. Example: team=nlp stage-."),
+        (["a=b", "a-"], "label 'a' appears more than once; specify each key only once."),
         (
             ["team=n lp", "-b=c"],
             "labels.team = 'n lp': must be empty, or at most 63 letters, digits, dots, dashes and "
@@ -105,12 +105,12 @@ def test_a_wrong_label_changes_nothing(workspace, capsys, words, message):
     [
         (
             {"notes": "a" * (MOST_NOTES_CHARS + 1)},
-            r"notes: has 10,001 characters; .* at most 10,000\. Shorten",
+            r"notes: the text has 10,001 characters; at most 10,000 are allowed\. Shorten",
         ),
         ({"notes": "ab\ud800"}, "notes: character 3 is half of a surrogate pair"),
         ({"notes": 3}, "notes = 3 must be text"),
         ({"archived": "yes"}, "archived = 'yes' must be true or false"),
-        ({"labels": ["a"]}, r"labels = \['a'\] must be a mapping, e.g. \{team: nlp\}"),
+        ({"labels": ["a"]}, r"labels = \['a'\] must be a mapping, for example \{team: nlp\}"),
         ({"labels": {"a": 1}}, "labels.a = 1: must be text; write it in quotes"),
     ],
 )
@@ -155,5 +155,5 @@ def test_the_page_of_a_job_shows_them(workspace):
     change_notes(fake.run, labels={"team": "nlp"}, notes="first line\nsecond\n", archived=True)
     text = str(describe_job(fake.run))
     lines = [" ".join(line.split()) for line in text.splitlines()]
-    assert {"labels team=nlp", "archived not in `nbtrain runs` without --archived"} < {*lines}
+    assert {"labels team=nlp", "archived hidden in `nbtrain runs` without --archived"} < {*lines}
     assert "\nnotes\n  first line\n  second\n" in text

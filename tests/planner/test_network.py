@@ -140,7 +140,7 @@ def test_the_search_ranks_for_the_network():
 def test_a_slow_network_is_found_with_its_price():
     planned = plan(forty_billion(network="ethernet-100"), use_measured=False)
     found = next(finding for finding in planned.findings if finding.rule == "network_keeps_up")
-    assert found.message.startswith(f"{planned.network.waiting:.0%} of each step waits for the network")
+    assert found.message.startswith("Ranks wait for the network between machines (")
     assert "ethernet-100: 100 Gb/s, one way, of which 80% are reached" in found.message
     assert 0.5 * planned.duration.seconds < 3600 * found.cost.hours < planned.duration.seconds
     fast = plan(forty_billion(network="ib-8x400"), use_measured=False)

@@ -165,8 +165,8 @@ def test_the_plan_of_a_prepared_dataset_counts_epochs():
     assert known.warnings == []
     longer = plan(load("gpt3-tiny", ["batch.train_tokens=9e6"]))
     assert (
-        "The run reads its training text 5.0 times; more than 4 add little (arXiv:2305.16264). "
-        "Use more text or fewer train_tokens: 7,200,000 are 4 passes."
+        "The run reads its training text 5.0 times, but more than 4 passes add little (arXiv:2305.16264). "
+        "Use more text, or lower train_tokens to 7,200,000, which is 4 passes."
     ) in longer.warnings
 
 
@@ -187,9 +187,10 @@ def test_epochs_are_those_of_the_idx_itself():
     a_dataset(1_400)
     (problem,) = [one for one in plan(config).findings if one.rule == "dataset_counts_agree"]
     assert problem.text == (
-        "data/dataset/python-docs-1k/text_document.idx: 1,500 tokens in 10 documents, but manifest.json says "
-        "1,400 in 10: the files are not those that were prepared. The plan counts the .idx. Bring the files "
-        "of the manifest back, or make the dataset again: `nbtrain prepare RUN.yaml --force`."
+        "data/dataset/python-docs-1k/text_document.idx: 1,500 tokens in 10 documents, but manifest.json "
+        "says 1,400 in 10: the files are not those that were prepared. The plan counts the .idx. Restore "
+        "the files that the manifest lists, or run `nbtrain prepare RUN.yaml --force` to build the dataset "
+        "again."
     )
     assert plan(config).epochs == 1536
     a_dataset(1_500)

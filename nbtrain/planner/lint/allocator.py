@@ -1,14 +1,14 @@
-"""torch's memory allocator: the setting that lets it join free segments."""
+"""The setting that lets torch's memory allocator join free segments."""
 
 from nbtrain.config.schema import RunConfig
 
-# torch's allocator settings: the name that every version reads, and the newer one.
+# Variables with torch's allocator settings: the name that every version reads, then the newer name.
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 EXPANDABLE = "expandable_segments:True"
 
 
 def with_expandable_segments(config: RunConfig) -> tuple[str, str] | None:
-    """Return torch's allocator variable with its value plus expandable segments; None if they are already on.
+    """Return torch's allocator variable and its value with expandable segments; None if they are on.
 
     The variable is the one that the run sets, because torch reads the newer name only if the older one is not
     set. Other settings in its value are kept.

@@ -1,4 +1,4 @@
-"""Intervals of saves and validations that a finding may propose: the run's other settings must allow them."""
+"""Save and validation intervals that a finding may propose, because the run's other settings allow them."""
 
 import math
 
@@ -11,20 +11,22 @@ SAVE_INTERVAL = "checkpoint.save_interval_steps"
 
 
 def saves_every(config: RunConfig, steps: int, at_least: bool = False) -> int | None:
-    """Return the save interval nearest to `steps` that the rules allow and that ends before the run; None if
-    there is none. With `at_least`, one that is not shorter comes first.
+    """Return the legal save interval that is nearest to `steps` and less than the run; None if none is legal.
 
-    keep_every_steps is a multiple of it. With keep_best it stays a multiple of the validation interval, if it
-    is one now: only a checkpoint with a validation can be the best.
+    With `at_least`, an interval of at least `steps` is preferred to a shorter one.
+
+    keep_every_steps must stay a multiple of the interval. With keep_best, an interval that is a multiple of
+    the validation interval stays one, because only a checkpoint with a validation can be the best.
     """
     checkpoint, validate = config.checkpoint, config.evaluation.eval_interval_steps
     unit = validate if checkpoint.keep_best and checkpoint.save_interval_steps % validate == 0 else 1
     if checkpoint.keep_every_steps:
-        found = [each for each in divisors(checkpoint.keep_every_steps) if each % unit == 0]
+        found = [interval for interval in divisors(checkpoint.keep_every_steps) if interval % unit == 0]
     else:
         found = [-(-steps // unit) * unit]
-    found.sort(key=lambda each: (at_least and each < steps, abs(math.log(each / steps))))
-    return next((each for each in found if each < config.train_steps and _is_legal(config, each)), None)
+    found.sort(key=lambda interval: (at_least and interval < steps, abs(math.log(interval / steps))))
+    before_end = (interval for interval in found if interval < config.train_steps)
+    return next((interval for interval in before_end if _is_legal(config, interval)), None)
 
 
 def _is_legal(config: RunConfig, steps: int) -> bool:
@@ -32,14 +34,16 @@ def _is_legal(config: RunConfig, steps: int) -> bool:
 
 
 def validations_every(config: RunConfig, steps: int) -> int:
-    """Return the validation interval from `steps` on that still divides the save interval if keep_best needs
-    that; at most the save interval then.
+    """Return the first allowed validation interval from `steps` on.
+
+    If keep_best needs saves to be at validations, the interval divides the save interval, and is at most as
+    long.
     """
     checkpoint = config.checkpoint
     saves = checkpoint.save_interval_steps
     if not checkpoint.keep_best or saves % config.evaluation.eval_interval_steps:
         return steps
-    return next((each for each in divisors(saves) if each >= steps), saves)
+    return next((interval for interval in divisors(saves) if interval >= steps), saves)
 
 
 def rounded_up(number: int) -> int:

@@ -1,6 +1,4 @@
-"""Findings about the layout: bubble, tensor ranks across machines, useless ZeRO++, small chunks of FPDT, the
-slower way to share sequences.
-"""
+"""Findings about layouts that waste time, e.g. a large pipeline bubble or slow network traffic."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,23 +22,22 @@ from nbtrain.planner.time.network_use import PAYS_FRACTION, gigabytes
 from nbtrain.planner.time.rates import INFINITE
 from nbtrain.planner.time.step import estimate_step
 
-# A bubble from this fraction of each step on is worth a change.
+# A pipeline bubble of at least this fraction of a step is reported.
 LARGE_BUBBLE_FRACTION = 0.1
-EQUAL = "equal stages"
-# Fraction of each step that waits for other machines.
+# Waiting for other machines is reported from this fraction of a step on.
 LARGE_WAIT_FRACTION = 0.15
-# Fraction of each step in which FPDT waits for its chunks.
+# Waiting for FPDT's chunks is reported from this fraction of a step on.
 LARGE_CHUNKS_FRACTION = 0.1
-# Fraction of each step spent waiting for gradients and ZeRO's weights; logging.alerts has the same limit in a
-# run.
+# Waiting for gradients and ZeRO's weights is reported from this fraction of a step on. logging.alerts uses
+# the same limit during a run.
 LARGE_TRAFFIC_FRACTION = 0.3
 
 
 def bubble_is_small(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check the pipeline bubble: stages wait at both ends of a step, for (p - 1) / (m + p - 1) of it if
-    stages cost alike.
+    """Check the pipeline bubble: the fraction of each step in which stages wait for others.
 
-    arXiv:2104.04473, section 2.2; m micro batches, p stages.
+    It is (p - 1) / (m + p - 1) for m micro batches and p stages of equal cost (arXiv:2104.04473, section
+    2.2).
     """
     config = estimates.config
     if (bubble := _bubble(config, estimates.duration.bubble_fraction)) < LARGE_BUBBLE_FRACTION:
@@ -51,32 +48,40 @@ def bubble_is_small(estimates: RunEstimates) -> Iterator[Finding]:
         changed = with_values(config, {MICRO_BATCH: size})
         if not find_problems(changed):
             better.append((size, _bubble(changed, bubble_fraction(changed))))
-    fix = "A larger global_batch_size or fewer pipeline stages make it smaller."
+    fix = "A larger global_batch_size or fewer stages also shrink the bubble."
     key = "parallel.pipeline_parallel_size"
     if better:
         size, after = next((entry for entry in better if entry[1] < LARGE_BUBBLE_FRACTION), better[-1])
-        key, fix = MICRO_BATCH, f"Set {MICRO_BATCH}: {size}: the wait is then {after:.0%}. {fix}"
+        key = MICRO_BATCH
+        fix = f"Set {MICRO_BATCH}: {size}, which lowers the idle share to {after:.0%}. {fix}"
+    else:
+        fix = "Set a larger batch.global_batch_size, or use fewer pipeline stages."
     held = sorted(set(stage_layers(config)), reverse=True)
     layers = config.model.num_layers
-    shape = EQUAL
+    sizes = f"{_micro_batches(micro_batches)} (m) and {stages} stages (p)"
+    ideal = f"(p - 1) / (m + p - 1) = {_ideal(config):.0%} of the computing time"
+    shape = f"With {sizes} of equal cost, {ideal} is idle."
     if layers % stages and config.parallel.pipeline_stage_layers is None:
         whole = f"{layers - layers % stages} or {layers + stages - layers % stages}"
-        shape = f"stages of {' and '.join(map(str, held))} layers, of which equal ones would wait"
-        fix = f"{fix} {layers} layers do not divide among {stages} stages; {whole} would."
-    batches = "1 micro batch" if micro_batches == 1 else f"{micro_batches:,} micro batches"
+        unequal = " and ".join(map(str, held))
+        shape = f"The stages have {unequal} layers. With {sizes} of equal cost, only {ideal} would be idle."
+        fix = f"{fix} {layers} layers do not divide evenly among {stages} stages; {whole} layers would."
     yield finding_of(
         config,
         "bubble_is_small",
         key,
-        f"The pipeline waits {bubble:.0%} of each step: with {batches} for {stages} {shape} "
-        f"(p - 1) / (m + p - 1) = {_ideal(config):.0%} of the computing{' is a wait' * (shape == EQUAL)}.",
+        f"Pipeline stages are idle for {bubble:.0%} of each step. {shape}",
         fix,
-        estimates.share(bubble, "time without computation"),
+        estimates.share(bubble, "idle time"),
     )
 
 
+def _micro_batches(count: int) -> str:
+    return "1 micro batch" if count == 1 else f"{count:,} micro batches"
+
+
 def _bubble(config: RunConfig, planned: float) -> float:
-    """Return the planned idle fraction, or the one for equal stages if the device is unknown."""
+    """Return the planned idle fraction of a step or, if the device is unknown, that of equal stages."""
     return planned or _ideal(config)
 
 
@@ -86,8 +91,9 @@ def _ideal(config: RunConfig) -> float:
 
 
 def tensor_ranks_share_a_machine(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that tensor ranks share a machine: they sum activations in every layer, and links between
-    machines are slower.
+    """Check that tensor-parallel ranks share a machine.
+
+    They sum activations in every layer, and links between machines are slower than links inside one.
     """
     config = estimates.config
     tensor, gpus = config.parallel.tensor_parallel_size, config.resources.gpus_per_node
@@ -100,27 +106,28 @@ def tensor_ranks_share_a_machine(estimates: RunEstimates) -> Iterator[Finding]:
         network = fabric / gpus if fabric else device.network_bytes_per_second / device.devices_per_node
         slower = device.link_bytes_per_second / 2 / network
         speeds = (
-            f" {device.name}: {device.link_bytes_per_second / 2e9:,.0f} GB/s inside a machine, "
-            f"{network / 1e9:,.1f} GB/s for each GPU between machines, {slower:.0f} times slower."
+            f" {device.name} GPUs exchange {device.link_bytes_per_second / 2e9:,.0f} GB/s inside a machine, "
+            f"but only {network / 1e9:,.1f} GB/s per GPU between machines ({slower:.0f} times less)."
         )
-    fix = "Use more stages or data-parallel ranks instead of tensor-parallel ones."
+    fix = "Use more pipeline stages or data-parallel ranks instead of tensor-parallel ranks."
     if legal := [str(size) for size in reversed(_tensor_sizes_inside(config))]:
         sizes = alternatives(legal)
-        fix = f"Set parallel.tensor_parallel_size: {sizes}, and more stages or data-parallel ranks."
+        fix = f"Set parallel.tensor_parallel_size: {sizes}, with more pipeline stages or data-parallel ranks."
     yield finding_of(
         config,
         "tensor_ranks_share_a_machine",
         "parallel.tensor_parallel_size",
-        f"tensor_parallel_size({tensor}) reaches across nodes of {gpus} GPUs: every layer then waits for the "
-        f"network.{speeds}",
+        f"tensor_parallel_size({tensor}) splits layers across machines of {gpus} "
+        f"{'GPU' if gpus == 1 else 'GPUs'} each, so every layer waits for the network.{speeds}",
         fix,
-        estimates.share(_waiting(estimates), "most of the time of every layer"),
+        estimates.share(_waiting(estimates), "most of each layer's time"),
     )
 
 
 def _tensor_sizes_inside(config: RunConfig) -> list[int]:
-    """Return the sizes of tensor parallelism that stay inside a machine and with which more data-parallel
-    ranks, or more stages, make a run that the rules allow.
+    """Return the legal sizes of tensor parallelism that fit inside a machine.
+
+    With such a size, the run has more data-parallel ranks or more pipeline stages instead.
     """
     parallel, gpus = config.parallel, config.resources.gpus_per_node
     tensor, pipeline, data = (
@@ -141,7 +148,7 @@ def _tensor_sizes_inside(config: RunConfig) -> list[int]:
 
 
 def _waiting(estimates: RunEstimates) -> float:
-    """Return the fraction of a step that would be saved if tensor ranks had the links of one machine."""
+    """Return the fraction of a step that tensor ranks would save with the links inside a machine."""
     config, step = estimates.config, estimates.duration.step
     rates = estimates.speed.table_rates
     if step is None or rates is None:
@@ -153,17 +160,19 @@ def _waiting(estimates: RunEstimates) -> float:
 
 
 def data_traffic_is_hidden(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that data-parallel traffic is hidden: gradients, and under ZeRO 3 the weights, are sent behind
-    the computation.
+    """Check that computation hides data-parallel traffic: gradients and, under ZeRO 3, weights.
 
-    arXiv:1910.02054, section 7: volumes of ZeRO; larger micro batches gather weights less often.
+    arXiv:1910.02054, section 7, has the volumes of ZeRO. Larger micro batches gather weights less often.
     """
     config, step = estimates.config, estimates.duration.step
     rates = estimates.speed.table_rates
     if step is None or rates is None or step.data / step.seconds < LARGE_TRAFFIC_FRACTION:
         return
     parallel, micro = config.parallel, config.batch.micro_batch_size
-    fix = "`nbtrain search` ranks layouts that send less: tensor parallelism inside a machine, or a pipeline."
+    fix = (
+        "Run `nbtrain search` to find layouts that send less data, with tensor parallelism inside a machine "
+        "or a pipeline."
+    )
     key, saved = "parallel.zero_stage", step.data / step.seconds
     better = []
     for size in divisors(config.batch.global_batch_size // parallel.data_parallel_size):
@@ -175,25 +184,25 @@ def data_traffic_is_hidden(estimates: RunEstimates) -> Iterator[Finding]:
     if better:
         seconds, size = min(better)
         key, saved = MICRO_BATCH, 1 - seconds / step.seconds
-        times = f"a step then takes {amounts.step(seconds)} instead of {amounts.step(step.seconds)}"
-        fix = f"Set {MICRO_BATCH}: {size}: {times}. {fix}"
+        times = f"A step then takes {amounts.step(seconds)} instead of {amounts.step(step.seconds)}"
+        fix = f"Set {MICRO_BATCH}: {size}. {times}. {fix}"
     yield finding_of(
         config,
         "data_traffic_is_hidden",
         key,
-        f"{step.data / step.seconds:.0%} of each step waits for data-parallel traffic: ZeRO "
-        f"{parallel.zero_stage} over {config.world_size // parallel.tensor_parallel_size} ranks, "
-        f"{config.accumulation_steps:,} micro batches of {micro} in a step.",
+        f"Ranks wait for data-parallel traffic for {step.data / step.seconds:.0%} of each step, with ZeRO "
+        f"{parallel.zero_stage} across {config.world_size // parallel.tensor_parallel_size} ranks and "
+        f"{_micro_batches(config.accumulation_steps)} of {amounts.counted(micro, 'sequence')} per step.",
         fix,
-        estimates.share(saved, "time without computation"),
+        estimates.share(saved, "idle time"),
     )
 
 
 def network_keeps_up(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that the network between machines is fast enough: a step waits for what computation does not
-    hide.
+    """Check that the network between machines is fast enough.
 
-    The price is what the same machines would save with links as fast as those between their own devices.
+    The cost is the time that the same machines would save with links as fast as those between their own
+    devices.
     """
     config, network = estimates.config, estimates.network
     if network is None or network.waiting < LARGE_WAIT_FRACTION:
@@ -211,58 +220,65 @@ def network_keeps_up(estimates: RunEstimates) -> Iterator[Finding]:
     if gain and pays and not find_problems(changed):
         key = "parallel.zero_hpz"
         fix.append(
-            f"Set parallel.zero_hpz: true: a step then takes {amounts.step(gain.step_seconds)} instead of "
-            f"{amounts.step(network.step_seconds)}, with {amounts.size(gain.more_bytes)} more memory."
+            f"Set parallel.zero_hpz: true. A step then takes {amounts.step(gain.step_seconds)} instead of "
+            f"{amounts.step(network.step_seconds)}, and one rank needs {amounts.size(gain.more_bytes)} more "
+            "memory."
         )
     fix.append(
-        "`nbtrain search` ranks layouts for this network; a pipeline sends the least between machines."
+        "Run `nbtrain search` to compare layouts on this network; pipeline parallelism sends the least data "
+        "between machines."
     )
     if network_of(config.resources)[0] is None:
-        fix.append("If yours is another network, set resources.network.")
+        fix.append("If your machines have another network, set resources.network.")
     yield finding_of(
         config,
         "network_keeps_up",
         key,
-        f"{network.waiting:.0%} of each step waits for the network between machines ({network.network}): "
-        f"a machine sends {gigabytes(network.total_bytes)} in a step.",
+        f"Ranks wait for the network between machines ({network.network}) for {network.waiting:.0%} of each "
+        f"step, in which a machine sends {gigabytes(network.total_bytes)}.",
         " ".join(fix),
-        estimates.share(max(1 - faster.seconds / network.step_seconds, 0.0), "time without computation"),
+        estimates.share(max(1 - faster.seconds / network.step_seconds, 0.0), "idle time"),
     )
 
 
 def hpz_stays_inside_a_machine(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that ZeRO++'s second copy is sharded inside a machine; only then does it save traffic between
-    machines.
+    """Check that ZeRO++'s second copy is sharded inside a machine.
+
+    Only then does it save traffic between machines.
     """
     config = estimates.config
     parallel, size, ranks = config.parallel, config.zero_hpz_partition_size, config.ranks_per_node
     if not parallel.zero_hpz:
         return
     if size != ranks:
-        from_where = "across machines anyway" if size > ranks else "from fewer ranks than could share them"
+        effect = f"each copy of the parameters is shared by only {size} of its ranks."
+        if size > ranks:
+            effect = "parameters are still gathered across machines."
+        on_machine = "1 rank" if ranks == 1 else f"{ranks} ranks"
         yield finding_of(
             config,
             "hpz_stays_inside_a_machine",
             "parallel.zero_hpz_partition_size",
-            f"parallel.zero_hpz_partition_size = {size}, and a machine has {ranks} ranks: parameters are "
-            f"gathered {from_where}.",
+            f"parallel.zero_hpz_partition_size is {size}, but a machine has {on_machine}, so {effect}",
             f"Set parallel.zero_hpz_partition_size: {ranks}, or null.",
-            Cost(words="traffic that hpZ is there to save"),
+            Cost(words="memory or traffic that hpZ should save"),
         )
     elif config.resources.nodes == 1:
         yield finding_of(
             config,
             "hpz_stays_inside_a_machine",
             "parallel.zero_hpz",
-            "parallel.zero_hpz = true: on one machine the second copy takes memory and saves no traffic.",
+            "parallel.zero_hpz is true, but the run uses one machine, where the second copy of the "
+            "parameters needs memory and saves no traffic.",
             "Set parallel.zero_hpz: false.",
-            Cost(words="memory for nothing"),
+            Cost(words="memory without a benefit"),
         )
 
 
 def quantized_gradients_cross_machines(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that quantized gradients have several machines: DeepSpeed quantizes them only between
-    machines.
+    """Check that a run with quantized gradients uses several machines.
+
+    DeepSpeed quantizes gradients only between machines.
     """
     config = estimates.config
     if config.parallel.zero_quantized_gradients and config.resources.nodes == 1:
@@ -270,23 +286,21 @@ def quantized_gradients_cross_machines(estimates: RunEstimates) -> Iterator[Find
             config,
             "quantized_gradients_cross_machines",
             "parallel.zero_quantized_gradients",
-            "parallel.zero_quantized_gradients = true: on one machine gradients are not quantized; DeepSpeed "
-            "quantizes them between machines only.",
+            "parallel.zero_quantized_gradients has no effect on one machine, because DeepSpeed quantizes "
+            "gradients only between machines.",
             "Set parallel.zero_quantized_gradients: false.",
         )
 
 
 def fpdt_chunks_are_large_enough(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check the size of FPDT's chunks: only a large chunk takes longer to compute than to move over PCIe
-    (arXiv:2408.16978).
-    """
+    """Check that FPDT's chunks take longer to compute than to move over PCIe (arXiv:2408.16978)."""
     config, step = estimates.config, estimates.duration.step
     rates = estimates.speed.table_rates
     if step is None or rates is None or step.chunks / step.seconds < LARGE_CHUNKS_FRACTION:
         return
     chunk, key = config.parallel.fpdt_chunk_tokens, "parallel.fpdt_chunk_tokens"
-    saved, fix = step.chunks / step.seconds, f"Set {key}: 0 if the run fits its memory without FPDT."
-    for size in (one for one in divisors(config.model.seq_length) if one > chunk):
+    saved, fix = step.chunks / step.seconds, f"If the run fits its memory without FPDT, set {key}: 0."
+    for size in (divisor for divisor in divisors(config.model.seq_length) if divisor > chunk):
         changed = with_values(config, {key: size})
         setup = setup_of(changed)
         other = estimate_step(setup, rates)
@@ -294,23 +308,27 @@ def fpdt_chunks_are_large_enough(estimates: RunEstimates) -> Iterator[Finding]:
             continue
         share = other.chunks / other.seconds
         if share < LARGE_CHUNKS_FRACTION and other.seconds < step.seconds:
-            saved, fix = 1 - other.seconds / step.seconds, f"Set {key}: {size}: the wait is then {share:.0%}."
+            saved, fix = (
+                1 - other.seconds / step.seconds,
+                f"Set {key}: {size}, which lowers the wait to {share:.0%}.",
+            )
             break
     yield finding_of(
         config,
         "fpdt_chunks_are_large_enough",
         key,
-        f"{step.chunks / step.seconds:.0%} of each step waits for FPDT's chunks: chunks of {chunk:,} tokens "
-        f"are computed faster than {rates.host_bytes_per_second / 1e9:g} GB/s of PCIe move them to and from "
-        "host memory.",
+        f"GPUs wait for FPDT's chunks for {step.chunks / step.seconds:.0%} of each step. A chunk of "
+        f"{chunk:,} tokens is computed faster than PCIe, at {rates.host_bytes_per_second / 1e9:g} GB/s, "
+        "moves it to and from host memory.",
         fix,
-        estimates.share(saved, "time without computation"),
+        estimates.share(saved, "idle time"),
     )
 
 
 def sequences_are_shared_the_faster_way(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that ranks share sequences by Ulysses or context parallelism, whichever is faster: keys that few
-    ranks gather may be fewer than the heads that they would exchange, or more.
+    """Check that ranks share sequences by the faster of Ulysses and context parallelism.
+
+    With few ranks, gathering keys may send less than exchanging heads; with many ranks, it sends more.
     """
     config, step = estimates.config, estimates.duration.step
     parallel, rates = config.parallel, estimates.speed.table_rates
@@ -331,11 +349,11 @@ def sequences_are_shared_the_faster_way(estimates: RunEstimates) -> Iterator[Fin
         config,
         "sequences_are_shared_the_faster_way",
         f"parallel.{ours}",
-        f"a step takes {amounts.amount(step.seconds, digits=3)} s, {step.sequence / step.seconds:.0%} of it "
-        f"to exchange tokens between the {size} ranks of a sequence; with {theirs}({size}), it would take "
-        f"{amounts.amount(other.seconds, digits=3)} s.",
-        f"Set parallel.{theirs}: {size} and {ours}: 1.",
-        estimates.share(saved, "time without computation"),
+        f"A step takes {amounts.amount(step.seconds, digits=3)} s, of which the {size} ranks that share a "
+        f"sequence spend {step.sequence / step.seconds:.0%} exchanging tokens. With {theirs}({size}), a step "
+        f"would take {amounts.amount(other.seconds, digits=3)} s.",
+        f"Set parallel.{theirs}: {size} and parallel.{ours}: 1.",
+        estimates.share(saved, "idle time"),
     )
 
 

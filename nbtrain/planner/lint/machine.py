@@ -1,4 +1,4 @@
-"""Findings about machines and disks: loader processes, checkpoints, folders, devices, the run's name."""
+"""Findings about machines and disks: data workers, checkpoints, folders, devices and the run's name."""
 
 import math
 import platform
@@ -38,25 +38,26 @@ from nbtrain.planner.lint.run_estimates import RunEstimates
 
 # A machine of eight H100 has two CPUs of 56 cores, each with two threads.
 THREADS_OF_A_RANK = 28
-# From this number of kept checkpoints on, the plan reports their bytes.
+# Checkpoints are reported from this total size on, or if there are many and they are large together.
 MANY_BYTES = 2**40
 MANY_CHECKPOINTS = 10
 MANY_BYTES_OF_MANY = 10 * 2**30
-# Hours from which on a run needs a checkpoint before its end.
+# A run of at least this many hours should save a checkpoint before its end.
 LONG_HOURS = 2
-# "1-3b", "1.3B", "125m" are sizes in names. A size that differs by more than this factor is another model's.
+# "1-3b", "1.3B" and "125m" are sizes in names. A model whose size differs by more than this factor is
+# reported.
 SIZE_IN_NAME = re.compile(r"(?<![a-z0-9])((?:\d+[.-])?\d+)([mbt])(?![a-z0-9])", re.IGNORECASE)
 NAME_FACTOR = 1.5
-# Number of machines that a message lists.
+# Largest number of machines that a message lists.
 MOST_NAMED = 8
-# A save takes longer while other saves keep the disk busy than it does alone.
+# Safety factor, because a save takes longer while other jobs keep the disk busy.
 SAVE_TIMES = 2.0
-# A collective that waits for over a day waits for a dead rank; a limit of a minute breaks slow checkpoints.
+# A limit of over a day only delays the discovery of a dead rank; one below a minute breaks slow checkpoints.
 USUAL_TIMEOUT_SECONDS = (60, 86_400)
 
 
 def loaders_have_cores(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that the loader processes of a machine's ranks do not exceed its cores."""
+    """Check that a machine does not run more data workers than it has cores."""
     config = estimates.config
     workers, ranks, cores = config.data.num_workers, config.ranks_per_node, config.resources.cpus_per_node
     if cores is None:
@@ -69,30 +70,34 @@ def loaders_have_cores(estimates: RunEstimates) -> Iterator[Finding]:
         config,
         "loaders_have_cores",
         "data.num_workers",
-        f"num_workers({workers}) for each of {amounts.counted(ranks, 'rank')} is {workers * ranks} processes "
-        f"on cpus_per_node({cores}).",
-        f"Set data.num_workers: {fitting}; reading samples takes a fraction of a core.",
-        Cost(words="time, because ranks wait for samples"),
+        f"num_workers({workers}) starts {amounts.counted(workers * ranks, 'data worker')} for the "
+        f"{amounts.counted(ranks, 'rank')} of a machine, but cpus_per_node is {cores}.",
+        f"Set data.num_workers: {fitting}; reading samples needs only a fraction of a core.",
+        Cost(words="time in which ranks wait for samples"),
     )
 
 
 def _loaders_of_unknown_cores(config: RunConfig, workers: int, ranks: int) -> Iterator[Finding]:
-    """Report more loader processes than a usual machine has cores, if the number of cores is not known."""
+    """Report more data workers than a usual machine has cores, if the number of cores is unknown."""
     if workers > THREADS_OF_A_RANK:
         yield finding_of(
             config,
             "loaders_have_cores",
             "data.num_workers",
-            f"num_workers({workers}) for each of {amounts.counted(ranks, 'rank')} is {workers * ranks} "
-            f"processes on a machine, and resources.cpus_per_node is not set; up to {THREADS_OF_A_RANK} for "
-            "each GPU are usual.",
-            "Set data.num_workers: 2, which feeds most runs, or resources.cpus_per_node, which is compared.",
+            f"num_workers({workers}) starts {workers * ranks} data workers for the "
+            f"{amounts.counted(ranks, 'rank')} of a machine. resources.cpus_per_node is not set; machines "
+            f"usually have up to {THREADS_OF_A_RANK} hardware threads per GPU.",
+            "Set data.num_workers: 2, which is enough for most runs, or set resources.cpus_per_node so that "
+            "the plan can compare the numbers.",
             level="note",
         )
 
 
 def checkpoints_fit_the_disk(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that the kept checkpoints fit the free disk space of this machine; report large amounts."""
+    """Check that the kept checkpoints fit the free space of this machine's disk.
+
+    Large checkpoints are reported even if they fit.
+    """
     config, disk = estimates.config, estimates.disk
     checkpoint, total = config.checkpoint, disk.checkpoints_bytes
     folder, free, present, needed = nearest_existing(output_root()), None, 0, 0
@@ -103,25 +108,30 @@ def checkpoints_fit_the_disk(estimates: RunEstimates) -> Iterator[Finding]:
     many = disk.num_checkpoints > MANY_CHECKPOINTS and total > MANY_BYTES_OF_MANY
     if not (full or many or total > MANY_BYTES):
         return
-    there = f"; {display(output_root())} has {amounts.size(free)} free" if full and free is not None else ""
+    there = (
+        f", but {display(output_root())} has only {amounts.size(free)} free"
+        if full and free is not None
+        else ""
+    )
     if num_kept_for_ever(config) > checkpoint.keep_last:
         assert checkpoint.keep_every_steps is not None
-        kept = f"keep_every_steps({checkpoint.keep_every_steps:,}) of {config.train_steps:,} steps keeps "
+        steps = amounts.counted(config.train_steps, "step")
+        kept = f"keep_every_steps({checkpoint.keep_every_steps:,}) in a run of {steps} keeps "
         key, fewer = KEEP_EVERY, _sparser(config, checkpoint.keep_every_steps)
     else:
         kept, key = f"keep_last({checkpoint.keep_last}) keeps ", KEEP_LAST
         fewer = f"{KEEP_LAST}: {checkpoint.keep_last // 2}" if checkpoint.keep_last > 1 else ""
     if full and free is not None:
         fewer = words_of(disk_remedy(config, disk, present, free) or {})
-    larger = f"ake a disk with {amounts.size(total)} free."
-    fix = f"Set {fewer}, or t{larger}" if fewer else f"T{larger}"
+    larger = f"a disk with {amounts.size(total)} of free space."
+    fix = f"Set {fewer}, or use {larger}" if fewer else f"Use {larger}"
     yield finding_of(
         config,
         "checkpoints_fit_the_disk",
         key,
         f"{kept}up to {amounts.counted(disk.num_checkpoints, 'checkpoint')} of "
-        f"{amounts.size(disk.checkpoint_bytes)}, the one "
-        f"being written included: {amounts.size(total)}{there}.",
+        f"{amounts.size(disk.checkpoint_bytes)}, including the one that is being written. They need "
+        f"{amounts.size(total)}{there}.",
         fix,
         Cost(num_bytes=total),
         "warning" if full or many else "note",
@@ -129,26 +139,28 @@ def checkpoints_fit_the_disk(estimates: RunEstimates) -> Iterator[Finding]:
 
 
 def _sparser(config: RunConfig, every: int) -> str:
-    """Return, as text, the keep_every_steps with which about ten checkpoints are kept for good; null if the
-    run already keeps no more than that.
+    """Return, as text, the keep_every_steps with which about ten checkpoints are kept permanently.
+
+    The value is null if the run already keeps no more than that.
     """
-    # Multiples of the interval at which checkpoints are written.
+    # keep_every_steps must be a multiple of the interval at which checkpoints are written.
     unit = config.checkpoint.save_interval_steps
     sparse = max(math.ceil(config.train_steps / 10 / unit), 1) * unit
     if sparse <= every:
         return f"{KEEP_EVERY}: null"
-    return f"{KEEP_EVERY}: {sparse} for {config.train_steps // sparse} of them"
+    return f"{KEEP_EVERY}: {sparse} to keep {amounts.counted(config.train_steps // sparse, 'checkpoint')}"
 
 
 def local_checkpoints_are_apart(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that checkpoint.local_dir is on another disk than the run directory; else each checkpoint is
-    stored twice there, without a gain.
+    """Check that checkpoint.local_dir is on another disk than the run directory.
+
+    Otherwise each checkpoint is stored twice on the same disk.
     """
     config = estimates.config
     if (local_dir := config.checkpoint.local_dir) is None or not local_dir.startswith("/"):
         return
     folder = local_folder(local_dir, 0, platform.node())
-    # On other machines the path may be another disk's.
+    # On other machines, the same path may be on another disk.
     if config.backend.kind != "local" and not folder.is_dir():
         return
     here, there = nearest_existing(folder), nearest_existing(output_root())
@@ -159,36 +171,36 @@ def local_checkpoints_are_apart(estimates: RunEstimates) -> Iterator[Finding]:
             config,
             "local_checkpoints_are_apart",
             "checkpoint.local_dir",
-            f"checkpoint.local_dir = {local_dir} is on the same file system as {display(output_root())}: "
-            "every checkpoint is written there twice.",
-            f"Name a folder on each node's own disk, or set {words_of(differing(config, none))}.",
-            Cost(words="twice the writing"),
+            f"checkpoint.local_dir = {local_dir} is on the same file system as {display(output_root())}, so "
+            "every checkpoint is written to it twice.",
+            f"Set local_dir to a folder on each node's own disk, or set {words_of(differing(config, none))}.",
+            Cost(words="a second write of every checkpoint"),
         )
 
 
 def a_checkpoint_comes_before_the_end(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that a long run saves a checkpoint before its end; it can only resume from one."""
+    """Check that a long run saves a checkpoint before its end, so that it can be resumed."""
     config, local = estimates.config, local_saves(estimates.config)
     interval, steps = config.checkpoint.save_interval_steps, config.train_steps
     if config.mode != "full" or interval < steps or steps == 1 or estimates.hours < LONG_HOURS:
         return
     every = saves_every(config, max(steps // 10, 1))
-    none, failure = "no checkpoint", "a failure before that"
+    none, failure = "no checkpoint", "A failure before that step"
     if local:
-        none, failure = "none to the run directory", "a failure that takes a node's disk with it"
+        none, failure = "no checkpoint to the run directory", "A failure that loses a node's disk"
     yield finding_of(
         config,
         "a_checkpoint_comes_before_the_end",
         "checkpoint.save_interval_steps",
-        f"save_interval_steps({interval:,}) writes {none} before the last of {steps:,} steps: {failure} "
-        f"loses up to {amounts.duration(3600 * estimates.hours)}.",
+        f"save_interval_steps({interval:,}) writes {none} before the last of {steps:,} steps. {failure} "
+        f"loses up to {amounts.duration(3600 * estimates.hours)} of training.",
         f"Set {SAVE_INTERVAL}: {every}." if every else "",
-        Cost(words="a run that begins again after the loss of a node") if local else estimates.share(0.5),
+        Cost(words="all progress, if a node's disk is lost") if local else estimates.share(0.5),
     )
 
 
 def best_is_looked_for_often(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that saves are at steps with a validation: only those checkpoints can be the best one."""
+    """Check that checkpoints are saved at validations: only such a checkpoint can be the best one."""
     config = estimates.config
     checkpoint, evaluation = config.checkpoint, config.evaluation
     save, validate = checkpoint.save_interval_steps, evaluation.eval_interval_steps
@@ -198,15 +210,17 @@ def best_is_looked_for_often(estimates: RunEstimates) -> Iterator[Finding]:
             config,
             "best_is_looked_for_often",
             "checkpoint.keep_best",
-            "checkpoint.keep_best = true: a checkpoint and a validation fall on the same step only every "
-            f"{both:,} steps, with save_interval_steps({save}) and eval_interval_steps({validate}).",
-            "Make save_interval_steps a multiple of eval_interval_steps.",
+            "checkpoint.keep_best can keep only checkpoints of steps with a validation, but with "
+            f"save_interval_steps({save}) and eval_interval_steps({validate}) such a step occurs only every "
+            f"{both:,} steps.",
+            "Set save_interval_steps to a multiple of eval_interval_steps.",
         )
 
 
 def nvme_folder_is_here(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that the NVMe folder exists here. It may exist only on the machine that trains, so the launch
-    checks it again.
+    """Check that the NVMe folder exists on this machine.
+
+    It may exist only on the machine that trains, so it is checked again at the start of the job.
     """
     config = estimates.config
     for name in ("offload_optimizer", "offload_param"):
@@ -216,15 +230,15 @@ def nvme_folder_is_here(estimates: RunEstimates) -> Iterator[Finding]:
                 config,
                 "nvme_folder_is_here",
                 f"parallel.{name}.nvme_path",
-                f"parallel.{name}.nvme_path = {offload.nvme_path}: no such folder on this machine. The run "
-                "is not started unless the folder exists on the machine that trains.",
+                f"parallel.{name}.nvme_path = {offload.nvme_path} does not exist on this machine. The run "
+                "starts only if the folder exists on the machine that trains.",
             )
 
 
 def no_host_stays_unused(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that no named machine stays unused: a run uses only the first resources.nodes of them.
+    """Check that the run uses every listed machine.
 
-    This also holds for a hostfile, which all runs often share.
+    A run uses only the first resources.nodes machines, also from a hostfile that several runs share.
     """
     config = estimates.config
     nodes, hosts = config.resources.nodes, config.backend.hosts.hosts
@@ -234,22 +248,23 @@ def no_host_stays_unused(estimates: RunEstimates) -> Iterator[Finding]:
     fix = "Remove the unused machines."
     if more := _on_all_hosts(config, len(hosts)):
         words = " and ".join(f"{key}: {value}" for key, value in more.items())
-        fix = f"Set {words}, for as many ranks on each, or remove the unused machines."
+        fix = f"Set {words} to use all machines, or remove the unused machines."
     named = ", ".join(unused[:MOST_NAMED]) + (" ..." if len(unused) > MOST_NAMED else "")
     yield finding_of(
         config,
         "no_host_stays_unused",
         "backend.hosts.hosts",
-        f"backend.hosts.hosts names {len(hosts)} machines, but resources.nodes = {nodes}: "
-        f"{named} will be idle.",
+        f"backend.hosts.hosts lists {len(hosts)} machines, but resources.nodes is {nodes}, so the run does "
+        f"not use {named}.",
         fix,
-        Cost(words="machines that are paid for and idle"),
+        Cost(words="idle machines"),
     )
 
 
 def _on_all_hosts(config: RunConfig, nodes: int) -> dict[str, int]:
-    """Return the changes with which the run has as many ranks on each of `nodes` machines as on each of its
-    own, with smaller micro batches if the batch needs that; {} if the rules allow none.
+    """Return the changes with which the run uses `nodes` machines with the same number of ranks on each.
+
+    Micro batches are made smaller if the batch requires it. Returns {} if the rules allow no such change.
     """
     replicas, rest = divmod(config.parallel.data_parallel_size * nodes, config.resources.nodes)
     if rest:
@@ -261,9 +276,7 @@ def _on_all_hosts(config: RunConfig, nodes: int) -> dict[str, int]:
 
 
 def device_trains_here(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that the device can train here: the device table also lists devices of other makers, for plans
-    only.
-    """
+    """Check that nbtrain can train on the device: the device table also lists devices for plans only."""
     config = estimates.config
     device = find_device(config.resources.gpu_type) if config.resources.device == "gpu" else None
     if device and device.vendor != "NVIDIA":
@@ -271,10 +284,10 @@ def device_trains_here(estimates: RunEstimates) -> Iterator[Finding]:
             config,
             "device_trains_here",
             "resources.gpu_type",
-            f"resources.gpu_type {device.name} is {device.vendor}'s: nbtrain plans for it, and trains on "
-            "NVIDIA GPUs and CPUs.",
-            "Set another gpu_type to train with nbtrain.",
-            Cost(words="a run that was never tried on this device"),
+            f"resources.gpu_type = {device.name} is a device from {device.vendor}. nbtrain can plan for this "
+            "device, but trains only on NVIDIA GPUs and CPUs.",
+            "To train with nbtrain, set another gpu_type.",
+            Cost(words="the run, because nbtrain cannot train on this device"),
         )
 
 
@@ -290,15 +303,15 @@ def name_says_its_size(estimates: RunEstimates) -> Iterator[Finding]:
         config,
         "name_says_its_size",
         "name",
-        f"The name {config.name} says {words}, but the model has {parameters:,} parameters "
+        f"The name {config.name} contains the size {words}, but the model has {parameters:,} parameters "
         f"({amounts.count(parameters)}).",
-        "Correct the model's sizes, or the name.",
-        Cost(words="a run of another model"),
+        "Correct the sizes of the model, or rename the run.",
+        Cost(words="the training of a wrong model, if the name is right"),
     )
 
 
 def sizes_in_name(name: str) -> Iterator[tuple[float, str]]:
-    """Yield the parameter counts that a name can mean, as numbers and text: for "gpt-1-3b" 1.3e9 and 3e9."""
+    """Yield the parameter counts that a name may mean, as (number, text); for "gpt-1-3b", 1.3e9 and 3e9."""
     for number, unit in SIZE_IN_NAME.findall(name):
         factor = {"m": 1e6, "b": 1e9, "t": 1e12}[unit.lower()]
         readings = [number.replace("-", "."), *number.split("-")[1:]]
@@ -306,49 +319,43 @@ def sizes_in_name(name: str) -> Iterator[tuple[float, str]]:
 
 
 def timeout_is_in_seconds(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that a collective's time-out is minutes to hours; a smaller or larger value suggests a mistaken
-    unit.
-    """
+    """Check that the time-out of a collective is a usual one; others suggest a mistaken unit."""
     config = estimates.config
     seconds = config.parallel.process_group_timeout_seconds
     least, most = USUAL_TIMEOUT_SECONDS
     if least <= seconds <= most:
         return
-    guess = (
-        f"{seconds / 1000:g} if milliseconds are meant" if seconds > most else f"{seconds * 60:g} for minutes"
-    )
+    guess, unit = (seconds / 1000, "milliseconds") if seconds > most else (seconds * 60, "minutes")
+    effect = "a slow checkpoint can take longer than that and end the run."
+    if seconds > most:
+        effect = "ranks would wait that long for a rank that is gone."
     yield finding_of(
         config,
         "timeout_is_in_seconds",
         "parallel.process_group_timeout_seconds",
-        f"process_group_timeout_seconds({seconds:g}) is {amounts.duration(seconds)}; "
-        + (
-            "a hanging collective would be noticed then."
-            if seconds > most
-            else "a slow checkpoint takes longer."
-        ),
-        f"Write {guess}; the default is 600.",
+        f"process_group_timeout_seconds({seconds:g}) is {amounts.duration(seconds)}: {effect}",
+        f"If you mean {unit}, set process_group_timeout_seconds: {guess:g}. The default is 600.",
         Cost(
-            words="GPUs that wait for a rank that is gone" if seconds > most else "a run that stops too early"
+            words="idle GPUs after a rank is lost" if seconds > most else "the run, if a checkpoint is slow"
         ),
     )
 
 
 def variables_have_one_owner(estimates: RunEstimates) -> Iterator[Finding]:
-    """Report the variables of backend.env that replace a value of nbtrain or of the scheduler."""
-    for name, said, fix, costs in replaced_values(estimates.config):
+    """Report variables in backend.env that override a value that nbtrain or the scheduler sets."""
+    for name, effect, fix, is_warning in replaced_values(estimates.config):
         yield finding_of(
             estimates.config,
             "variables_have_one_owner",
             f"backend.env.{name}",
-            said,
+            effect,
             fix,
-            level="warning" if costs else "note",
+            level="warning" if is_warning else "note",
         )
 
 
 def pods_have_time_to_save(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that a terminating pod gives its ranks enough time to save before Kubernetes kills them."""
+    """Check that ranks have enough time to save before Kubernetes kills a terminating pod."""
     config, seconds = estimates.config, estimates.duration.save_seconds
     limit = config.backend.shutdown_timeout_seconds
     if config.backend.kind != "kubernetes" or config.mode != "full" or seconds is None or seconds <= limit:
@@ -357,12 +364,13 @@ def pods_have_time_to_save(estimates: RunEstimates) -> Iterator[Finding]:
         config,
         "pods_have_time_to_save",
         "backend.shutdown_timeout_seconds",
-        f"shutdown_timeout_seconds({limit:g}) is the time that ranks have to save when their pod is ended, "
-        f"and a save takes {amounts.elapsed(seconds)} ({estimates.duration.save_basis}). Kubernetes kills "
-        f"the pod {int(limit) + POD_GRACE_SECONDS} s after asking it to end (terminationGracePeriodSeconds).",
-        f"Set backend.shutdown_timeout_seconds: {math.ceil(SAVE_TIMES * seconds)}, "
-        f"{SAVE_TIMES:g} times as long.",
-        Cost(words="all steps since the previous checkpoint, whenever a pod is ended"),
+        f"shutdown_timeout_seconds({limit:g}) gives ranks {amounts.elapsed(limit)} to save when their pod is "
+        f"terminated, but a save takes {amounts.elapsed(seconds)} ({estimates.duration.save_basis}). "
+        f"Kubernetes kills a pod {int(limit) + POD_GRACE_SECONDS} s after it asks the pod to stop "
+        "(terminationGracePeriodSeconds).",
+        f"Set backend.shutdown_timeout_seconds: {math.ceil(SAVE_TIMES * seconds)}, which is {SAVE_TIMES:g} "
+        "times the duration of a save.",
+        Cost(words="all steps since the previous checkpoint whenever a pod is terminated"),
     )
 
 

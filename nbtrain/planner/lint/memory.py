@@ -1,4 +1,4 @@
-"""Findings about memory of the device and the host, and about memory that a layout does not divide."""
+"""Findings about device memory, host memory, and memory that a layout could shard but does not."""
 
 from collections.abc import Iterator
 
@@ -21,11 +21,15 @@ from nbtrain.planner.lint.remedies import (
 from nbtrain.planner.lint.run_estimates import RunEstimates
 from nbtrain.planner.memory import AVERAGE_FRAGMENTATION, SPARE_FRACTION, estimate_memory, fragmented_bytes
 
-# What a ZeRO stage divides, in a sentence about weights, gradients and optimizer state.
-STAGE_DIVIDES = {1: "the optimizer state", 2: "gradients and optimizer state", 3: "them"}
-# A host that trains has more memory than this: torch alone takes as much.
+# {ZeRO stage: the state that it shards}
+STAGE_DIVIDES = {
+    1: "the optimizer state",
+    2: "gradients and optimizer state",
+    3: "weights, gradients and optimizer state",
+}
+# Every host that trains has more memory than this, because torch alone needs as much.
 LEAST_HOST_BYTES = 2**28
-# Units that a user may have meant by a plain number: a host's memory in GiB, MiB or KiB.
+# Plausible range of a host's memory, to find out whether a number was meant in GiB, MiB or KiB.
 USUAL_HOST_BYTES = (2**32, 24 * 2**40)
 
 
@@ -37,29 +41,32 @@ def memory_fits(estimates: RunEstimates) -> Iterator[Finding]:
             config,
             "memory_fits",
             "resources.gpu_type",
-            "The device is not known, so the plan cannot say whether the run fits: set resources.gpu_type.",
+            "The GPU type is not set, so the plan cannot tell whether the run fits its memory.",
+            "Set resources.gpu_type.",
         )
         return
     if memory.total_bytes <= (1 - SPARE_FRACTION) * memory.device_bytes:
         return
-    verdict = f"Fits with less than {100 * SPARE_FRACTION:.0f} % headroom" if memory.fits else "Does not fit"
+    verdict = "The run does not fit"
+    if memory.fits:
+        verdict = f"The run fits with less than {100 * SPARE_FRACTION:.0f} % headroom"
     largest = max(memory.parts, key=lambda part: memory.parts[part])
     remedy = cheapest_remedy(config, SPARE_FRACTION)
     if remedy:
-        key, fix = next(iter(remedy.changes)), f"Set {remedy.words}; one rank then needs {_after(remedy)}."
+        key, fix = next(iter(remedy.changes)), f"Set {remedy.words}. One rank then needs {_after(remedy)}."
     else:
         key = "parallel.data_parallel_size"
-        fix = "No layout fits these GPUs: use a larger GPU, more of them, or a smaller model."
+        fix = "No layout fits these GPUs. Use GPUs with more memory, more GPUs, or a smaller model."
         if config.resources.device == "cpu":
-            fix = "No layout fits: use a machine with more memory, or a smaller model."
+            fix = "No layout fits this machine. Use a machine with more memory, or a smaller model."
     over = memory.total_bytes - memory.device_bytes
-    cost = Cost(words="a run that may end out of memory") if memory.fits else Cost(True, num_bytes=over)
+    cost = Cost(words="the run, if memory runs out") if memory.fits else Cost(True, num_bytes=over)
     yield finding_of(
         config,
         "memory_fits",
         key,
-        f"{verdict}: one rank needs {amounts.size(memory.total_bytes)}, {memory.device} has "
-        f"{amounts.size(memory.device_bytes)}. The largest part is {largest.replace('_', ' ')}, "
+        f"{verdict}: one rank needs {amounts.size(memory.total_bytes)}, and {memory.device} has "
+        f"{amounts.size(memory.device_bytes)}. The largest part is {largest.replace('_', ' ')} with "
         f"{amounts.size(memory.parts[largest])}.",
         fix,
         cost,
@@ -68,39 +75,39 @@ def memory_fits(estimates: RunEstimates) -> Iterator[Finding]:
 
 
 def own_blocks_are_counted(estimates: RunEstimates) -> Iterator[Finding]:
-    """Say which numbers of a run with the user's blocks are computed for nbtrain's block."""
+    """Report which numbers of a run with custom blocks are computed for nbtrain's own block."""
     config = estimates.config
     if not has_own_layer(config):
         return
     shape = config.shape
     ours = count_layers(shape, 1, first=False, last=False, tensor=1).total
-    estimated = "Activations and the time of a step are estimated for nbtrain's block"
+    estimated = "Activations and step time are estimated as if the run used nbtrain's own block"
     if (block := read_own_block(config)) is None:
         yield finding_of(
             config,
             "own_blocks_are_counted",
             "code",
-            f"The blocks come from layer() in {config.code}, and their parameters are not known yet: the "
-            f"plan counts nbtrain's own block, {ours:,} parameters. {estimated}.",
-            "The trial counts them: `nbtrain submit` makes it before it starts anything, if torch is "
-            "installed.",
-            Cost(words="a plan of another model"),
+            f"The blocks come from layer() in {config.code}, and their parameters have not been counted yet. "
+            f"The plan counts nbtrain's own block instead, with {ours:,} parameters. {estimated}.",
+            "Run `nbtrain submit`: if torch is installed, it counts the parameters in a trial before it "
+            "starts the job.",
+            Cost(words="the accuracy of the plan"),
         )
         return
     yield finding_of(
         config,
         "own_blocks_are_counted",
         "code",
-        f"The blocks come from layer() in {config.code}. Each has {block.on_rank(1):,} parameters, as the "
-        f"trial has counted; nbtrain's own would have {ours:,}. FLOPs count every matrix once for each "
-        f"token. {estimated}.",
-        "A trial of some steps (batch.max_steps) measures the memory and the time.",
+        f"The blocks come from layer() in {config.code}. Each block has {block.on_rank(1):,} parameters, as "
+        f"counted in a trial; nbtrain's own block would have {ours:,}. FLOPs are counted as one use of every "
+        f"matrix per token. {estimated}.",
+        "To measure memory and time, submit a short run (batch.max_steps).",
         level="note",
     )
 
 
 def fragmentation_leaves_room(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that a run also fits with usual fragmentation, or that its allocator uses expandable segments."""
+    """Check that a run with usual fragmentation fits, or that its allocator uses expandable segments."""
     config, memory = estimates.config, estimates.memory
     if memory.device_bytes is None or config.resources.device == "cpu" or not memory.fits:
         return
@@ -113,24 +120,25 @@ def fragmentation_leaves_room(estimates: RunEstimates) -> Iterator[Finding]:
         config,
         "fragmentation_leaves_room",
         "backend.env",
-        f"May run out because of fragmentation: with {100 * AVERAGE_FRAGMENTATION:.0f} % of torch's memory "
-        "in pieces too small to use, the average of eight models (arXiv:2401.08156), one rank needs "
-        f"{amounts.size(reserved)}, but {memory.device} has {amounts.size(memory.device_bytes)}.",
-        f"Set {name}: {value} in backend.env, so that the allocator joins its free segments.",
-        Cost(words="a run that may end out of memory"),
+        f"The run may run out of memory because of fragmentation. If {100 * AVERAGE_FRAGMENTATION:.0f} % of "
+        "torch's memory is in segments too small to use, which is the average of eight models "
+        f"(arXiv:2401.08156), one rank needs {amounts.size(reserved)}, but {memory.device} has "
+        f"{amounts.size(memory.device_bytes)}.",
+        f"Set {name}: {value} in backend.env, so that the allocator joins free segments.",
+        Cost(words="the run, if memory runs out"),
         "note",
     )
 
 
 def _after(remedy: Remedy) -> str:
-    """Describe memory as in "33.6 GiB, and 480.0 GiB of host memory"."""
+    """Return the memory after a remedy as text, e.g. "33.6 GiB, and 480.0 GiB of host memory"."""
     host = remedy.memory.total_host_bytes
     beside = f", and {amounts.size(host)} of host memory" if host else ""
     return f"{amounts.size(remedy.memory.total_bytes)}{beside}"
 
 
 def host_memory_fits(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that offloading and asynchronous saving fit a rank's share of host memory."""
+    """Check that offloaded state and asynchronous saves fit a rank's share of host memory."""
     config, memory = estimates.config, estimates.memory
     if memory.fits_host is not False or _is_slip(estimates):
         return
@@ -140,21 +148,30 @@ def host_memory_fits(estimates: RunEstimates) -> Iterator[Finding]:
     needed, present = (ranks * size for size in (memory.total_host_bytes, memory.host_bytes))
     if remedy := host_remedy(config):
         key = next(iter(remedy.changes))
-        after = f"one rank then needs {amounts.size(remedy.memory.total_host_bytes)} of host memory"
-        fix = f"Set {remedy.words}; {after}."
+        host = remedy.memory.total_host_bytes
+        after = f"{amounts.size(host)} of host memory" if host else "no extra host memory"
+        fix = f"Set {remedy.words}. One rank then needs {after}."
     else:
         key = "resources.memory_per_node_bytes"
         nvme = nvme_words(config)
-        more = f"Use machines with {amounts.size(needed)}, or more of them"
-        fix = f"{more}; or set {nvme}." if nvme else f"{more}."
+        more = f"Use machines with {amounts.size(needed)} of memory, or use more machines"
+        fix = f"{more}. Or set {nvme}." if nvme else f"{more}."
+    message = (
+        f"Host memory is too small: the {ranks} ranks of a machine need {amounts.size(needed)} "
+        f"({amounts.size(memory.total_host_bytes)} each), but resources.memory_per_node_bytes is "
+        f"{amounts.size(present)} ({amounts.size(memory.host_bytes)} for each rank)."
+    )
+    if ranks == 1:
+        message = (
+            f"Host memory is too small: the rank of a machine needs {amounts.size(needed)}, but "
+            f"resources.memory_per_node_bytes is {amounts.size(present)}."
+        )
+    message += f" The largest part is {largest.replace('_', ' ')}."
     yield finding_of(
         config,
         "host_memory_fits",
         key,
-        f"Not enough host memory: one rank needs {amounts.size(memory.total_host_bytes)} of it, and "
-        f"its share of resources.memory_per_node_bytes is {amounts.size(memory.host_bytes)} (of a machine's "
-        f"{amounts.counted(ranks, 'rank')}: {amounts.size(needed)} against {amounts.size(present)}). The "
-        f"largest part is {largest.replace('_', ' ')}.",
+        message,
         fix,
         Cost(True, num_bytes=needed - present),
         "error",
@@ -162,9 +179,7 @@ def host_memory_fits(estimates: RunEstimates) -> Iterator[Finding]:
 
 
 def model_is_made_in_host_memory(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check host memory at the start: every rank builds its part of the model there before it moves to the
-    device.
-    """
+    """Check host memory at the start, when every rank creates its part of the model there."""
     config, memory, given = (
         estimates.config,
         estimates.memory,
@@ -173,27 +188,27 @@ def model_is_made_in_host_memory(estimates: RunEstimates) -> Iterator[Finding]:
     needed = memory.ranks_per_node * memory.initial_host_bytes
     if config.resources.device == "cpu" or given is None or needed <= given or _is_slip(estimates):
         return
-    larger = f"or use machines with {amounts.size(needed)}."
+    larger = f"or use machines with {amounts.size(needed)} of memory."
     if stages_allowed(config)[-1:] == [3]:
         fix = f"Set {ZERO}: 3, which shards each parameter as it is created, {larger}"
         sharded = estimate_memory(with_values(config, {ZERO: 3}))
         if (least := sharded.ranks_per_node * sharded.initial_host_bytes) > given:
             fix = (
                 f"Set {ZERO}: 3, which shards each parameter as it is created, and use machines with "
-                f"{amounts.size(least)}."
+                f"{amounts.size(least)} of memory."
             )
     else:
         fix = f"Shard the model across more tensor or pipeline ranks, {larger}"
     ranks, part = memory.ranks_per_node, amounts.size(memory.initial_host_bytes)
-    each = f"{ranks} ranks of a machine need {part} each, {amounts.size(needed)} in all"
+    each = f"the {ranks} ranks of a machine need {part} each, {amounts.size(needed)} together"
     if ranks == 1:
         each = f"the rank of a machine needs {part}"
     yield finding_of(
         config,
         "model_is_made_in_host_memory",
         "resources.memory_per_node_bytes",
-        f"Each rank makes its part of the model in host memory first: {each}, but "
-        f"resources.memory_per_node_bytes is {amounts.size(given)}.",
+        f"Each rank first creates its part of the model in host memory: {each}, but "
+        f"resources.memory_per_node_bytes is only {amounts.size(given)}.",
         fix,
         Cost(True, num_bytes=needed - given),
         "error",
@@ -212,14 +227,16 @@ def host_memory_is_in_bytes(estimates: RunEstimates) -> Iterator[Finding]:
         ((unit, given * size) for unit, size in units.items() if least <= given * size <= most), None
     )
     fix = (
-        f"For {given:,} {meant[0]} write {meant[1]}." if meant else "Write the memory of a machine in bytes."
+        f"If you mean {given:,} {meant[0]}, set memory_per_node_bytes: {meant[1]}."
+        if meant
+        else "Set memory_per_node_bytes to the memory of a machine in bytes."
     )
     yield finding_of(
         config,
         "host_memory_is_in_bytes",
         "resources.memory_per_node_bytes",
-        f"resources.memory_per_node_bytes = {given} is {amounts.size(given)}; every machine that trains has "
-        f"more than {amounts.size(LEAST_HOST_BYTES)}.",
+        f"resources.memory_per_node_bytes = {given} is only {amounts.size(given)}, but training needs a "
+        f"machine with more than {amounts.size(LEAST_HOST_BYTES)}.",
         fix,
         Cost(True),
         "error",
@@ -232,8 +249,9 @@ def _is_slip(estimates: RunEstimates) -> bool:
 
 
 def sequence_ranks_hold_all_weights(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check the ZeRO stage of a run whose ranks share sequences, which shards only tokens: weights, gradients
-    and moments need ZeRO.
+    """Check the ZeRO stage of a run whose ranks share sequences.
+
+    Sharing sequences shards only tokens; weights, gradients and moments need ZeRO.
     """
     config, memory = estimates.config, estimates.memory
     parallel = config.parallel
@@ -246,31 +264,32 @@ def sequence_ranks_hold_all_weights(estimates: RunEstimates) -> Iterator[Finding
     whole = {0: "weights, gradients and optimizer state", 1: "weights and gradients", 2: "weights"}[zero]
     if stages := stages_allowed(config):
         fix = (
-            f"Set parallel.zero_stage: {stages[-1]}, which divides {STAGE_DIVIDES[stages[-1]]} among "
-            "data-parallel ranks and ranks that share sequences alike."
+            f"Set parallel.zero_stage: {stages[-1]}, which shards {STAGE_DIVIDES[stages[-1]]} across "
+            "data-parallel ranks and across ranks that share sequences."
         )
     elif parallel.fpdt_chunk_tokens:
-        fix = ""  # FPDT has neither tensor nor pipeline ranks
+        fix = ""  # FPDT supports neither tensor nor pipeline parallelism
     else:
         fix = (
-            "Use more of these ranks for tensor_parallel_size or pipeline_parallel_size, which divide the "
+            "Use more of these ranks for tensor_parallel_size or pipeline_parallel_size, which shard the "
             "weights."
         )
     yield finding_of(
         config,
         "sequence_ranks_hold_all_weights",
         f"parallel.{name}",
-        f"{name}({size}) divides the tokens of a sequence and no weights: with "
-        f"zero_stage({zero}) each of the {size} ranks holds the same {whole}. "
-        f"{amounts.size(memory.states_bytes)} of model state are on each rank.",
+        f"{name}({size}) splits the tokens of a sequence, but not the weights. With zero_stage({zero}), each "
+        f"of the {size} ranks holds the same {whole}. Each rank needs {amounts.size(memory.states_bytes)} "
+        "for model state.",
         fix,
-        Cost(words="memory that the layout does not save"),
+        Cost(words="memory that sharding would save"),
     )
 
 
 def full_saves_more_than_selective(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check whether full recomputation would save needed memory: selective recomputation is faster, but keeps
-    more.
+    """Check whether full recomputation would save needed memory.
+
+    Selective recomputation is faster, but keeps more.
     """
     config, memory = estimates.config, estimates.memory
     if config.parallel.activation_checkpointing.granularity != "selective" or memory.device_bytes is None:
@@ -285,10 +304,10 @@ def full_saves_more_than_selective(estimates: RunEstimates) -> Iterator[Finding]
         config,
         "full_saves_more_than_selective",
         RECOMPUTE,
-        f"Selective recomputation keeps {amounts.size(memory.parts['activations'])} of activations, full "
-        f"recomputation {amounts.size(full.parts['activations'])}: selective is the faster one, not the "
-        "smaller one (arXiv:2205.05198, section 5).",
-        f"Set {RECOMPUTE}: full if memory is short.",
+        f"Selective recomputation keeps {amounts.size(memory.parts['activations'])} of activations, while "
+        f"full recomputation would keep only {amounts.size(full.parts['activations'])}. Selective "
+        "recomputation is faster, but needs more memory (arXiv:2205.05198, section 5).",
+        f"If the run needs more memory, set {RECOMPUTE}: full.",
         Cost(num_bytes=saved),
     )
 

@@ -2,12 +2,11 @@
 
 Changes are tried in the usual order, from the cheapest to the most expensive:
 
-    16-bit format -> recomputation -> smaller micro batches -> a higher ZeRO stage -> more ranks to a model
-    (tensor inside a machine, then pipeline) -> offloading -> several of them together -> more GPUs
+    16-bit format -> recomputation -> smaller micro batches -> a higher ZeRO stage -> more ranks per model
+    (tensor inside a machine, then pipeline) -> offloading -> several changes together -> more GPUs
 
-Recomputation comes before ZeRO 3, and offloading last, because ZeRO 3 sends 50 % more (arXiv:1910.02054,
-section 7), and offloading moves all state over PCIe in every step. Only changes that the rules allow are
-tried.
+Recomputation is tried before ZeRO 3, which sends 50 % more data (arXiv:1910.02054, section 7). Offloading is
+tried last, because it moves all state over PCIe in every step. Only changes that the rules allow are tried.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +27,7 @@ MICRO_BATCH, ZERO = "batch.micro_batch_size", "parallel.zero_stage"
 TENSOR, PIPELINE, DATA = (f"parallel.{axis}_parallel_size" for axis in ("tensor", "pipeline", "data"))
 OPTIMIZER, WEIGHTS = (f"parallel.offload_{what}.device" for what in ("optimizer", "param"))
 KEEP_LAST, KEEP_EVERY = "checkpoint.keep_last", "checkpoint.keep_every_steps"
-# A remedy that needs more GPUs than this is not proposed.
+# Remedies that need more GPUs than this are not proposed.
 MOST_DEVICES = 4096
 
 Changes = Mapping[str, Any]
@@ -36,21 +35,21 @@ Changes = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change after which the run fits."""
+    """A change with which the run fits its memory."""
 
     changes: Changes
-    """Overrides by dotted key."""
+    """Overrides: {dotted key: value}."""
     memory: MemoryEstimate
     """Memory after the change."""
 
     @property
     def words(self) -> str:
-        """ "parallel.zero_stage: 2 and batch.micro_batch_size: 1"."""
+        """The changes as text, e.g. "parallel.zero_stage: 2 and batch.micro_batch_size: 1"."""
         return words_of(self.changes)
 
 
 def words_of(changes: Changes) -> str:
-    """Return changes as text: "parallel.zero_stage: 2 and batch.micro_batch_size: 1"."""
+    """Return changes as text, e.g. "parallel.zero_stage: 2 and batch.micro_batch_size: 1"."""
     return " and ".join(f"{key}: {show(value)}" for key, value in changes.items())
 
 
@@ -59,9 +58,9 @@ def cheapest_remedy(
 ) -> Remedy | None:
     """Return the first change that leaves the fraction `spare` of memory free, else the first that fits.
 
-    `device_bytes` is the memory of an existing device; it replaces the run's own. A change needs at most
-    `devices` devices; a number below MOST_DEVICES is taken for the devices of one machine. Returns None if no
-    change fits or if the device memory is unknown.
+    `device_bytes` is the memory of an existing device and replaces the memory of the run's own device. The
+    change needs at most `devices` devices; a number below MOST_DEVICES means that they are in one machine.
+    Returns None if no change fits or if the device's memory is unknown.
     """
     tight = None
     for changes in _candidates(config, devices):
@@ -79,8 +78,9 @@ def cheapest_remedy(
 
 
 def host_remedy(config: RunConfig) -> Remedy | None:
-    """Return the first change with which the run fits host memory, and the device if it is known; None if
-    none fits.
+    """Return the first change with which the run fits host memory; None if no change fits.
+
+    The run must also fit device memory, if that is known.
     """
     parallel = config.parallel
     candidates: list[dict[str, Any]] = []
@@ -103,10 +103,10 @@ def host_remedy(config: RunConfig) -> Remedy | None:
 
 
 def disk_remedy(config: RunConfig, disk: DiskEstimate, present: int, free: int) -> Changes | None:
-    """Return the changes with which the run keeps as many checkpoints as its disk holds; None if it cannot
-    hold even the newest, the best and the one being written.
+    """Return the changes with which the run keeps as many checkpoints as its disk can hold.
 
-    `present` counts the bytes of the run's existing checkpoints, and `free` the free bytes of the disk.
+    `present` is the size of the run's existing checkpoints in bytes, and `free` the free space of the disk.
+    Returns None if the disk cannot hold even the newest checkpoint, the best one and the one being written.
     """
     checkpoint = config.checkpoint
     held = (free + present - SPARE_BYTES_OF_LOGS) // disk.checkpoint_bytes - checkpoint.keep_best - 1
@@ -119,14 +119,16 @@ def disk_remedy(config: RunConfig, disk: DiskEstimate, present: int, free: int) 
 
 
 def stages_allowed(config: RunConfig) -> list[int]:
-    """Return the ZeRO stages above the run's own that the rules allow, ascending."""
+    """Return the ZeRO stages above the run's own stage that the rules allow, in ascending order."""
     above = range(config.parallel.zero_stage + 1, 4)
     return [stage for stage in above if not find_problems(with_values(config, {ZERO: stage}))]
 
 
 def nvme_words(config: RunConfig) -> str:
-    """Return the changes that move what the run offloads to host memory to NVMe, with ZeRO 3, as text; "" if
-    the rules allow none, or if the rest does not fit host memory either.
+    """Return, as text, the changes that move the run's offloaded state from host memory to NVMe.
+
+    They include ZeRO 3. Returns "" if the rules do not allow them, or if the remaining state does not fit
+    host memory either.
     """
     places: dict[str, Any] = {ZERO: 3}
     for section in ("offload_optimizer", "offload_param"):
@@ -136,22 +138,22 @@ def nvme_words(config: RunConfig) -> str:
     if len(places) == 1 or find_problems(changed) or least_memory(changed).fits_host is False:
         return ""
     words = words_of(differing(config, places))
-    return f"{words}, where /nvme stands for a folder on a local NVMe disk"
+    return f"{words}, with a folder on a local NVMe disk instead of /nvme"
 
 
 def on_device(*sections: str) -> dict[str, Any]:
-    """Return offload_param or offload_optimizer for the device, without settings of another place."""
+    """Return the changes that turn offload_param or offload_optimizer off, with all of its settings."""
     plain = {"device": "none", "nvme_path": None, "pin_memory": False}
     return {f"parallel.{section}.{key}": value for section in sections for key, value in plain.items()}
 
 
 def differing(config: RunConfig, changes: Changes) -> dict[str, Any]:
-    """Return only the changes that differ from the run's values."""
+    """Return the changes whose values differ from the run's values."""
     return {key: value for key, value in changes.items() if _differs(config, key, value)}
 
 
 def _candidates(config: RunConfig, devices: int) -> Iterator[Changes]:
-    """Yield single changes in the usual order, then several together, then the same on more GPUs."""
+    """Yield single changes in the usual order, then combined changes, then the same on more GPUs."""
     formats, recomputations = list(_formats(config)), list(_recomputations(config))
     micro_batches, stages, cuts = list(_micro_batches(config)), list(_stages(config)), list(_cuts(config))
     yield from formats
@@ -178,7 +180,7 @@ def _formats(config: RunConfig) -> Iterator[Changes]:
     device = find_device(config.resources.gpu_type)
     if config.precision.dtype == "fp32":
         bf16 = config.resources.device == "cpu" or device is None or device.peak("bf16") is not None
-        stage = {} if config.parallel.zero_stage else {ZERO: 1}  # ZeRO 0 is for fp32
+        stage = {} if config.parallel.zero_stage else {ZERO: 1}  # ZeRO 0 allows fp32 only
         yield {"precision.dtype": "bf16" if bf16 else "fp16", **stage}
 
 
@@ -199,7 +201,10 @@ def _stages(config: RunConfig) -> Iterator[Changes]:
 
 
 def _cuts(config: RunConfig) -> Iterator[Changes]:
-    """Yield layouts with more ranks per model and the same total: fewest first, tensor before pipeline."""
+    """Yield layouts with more ranks per model and the same number of ranks in total.
+
+    Layouts with the fewest additional ranks per model come first, and tensor parallelism before pipelines.
+    """
     parallel, resources = config.parallel, config.resources
     tensor, pipeline, data = (
         parallel.tensor_parallel_size,
@@ -244,7 +249,10 @@ def _offloads(config: RunConfig) -> Iterator[Changes]:
 
 
 def _more_devices(config: RunConfig, sharded: Changes, least: Changes, devices: int) -> Iterator[Changes]:
-    """Yield twice the machines, four times, and so on: more data-parallel ranks with ZeRO, or more stages."""
+    """Yield changes that use two, four, eight ... times as many GPUs.
+
+    The additional GPUs become data-parallel ranks with ZeRO, or pipeline stages.
+    """
     parallel, resources = config.parallel, config.resources
     if resources.device == "cpu" or not resources.gpus_per_node:
         return

@@ -1,4 +1,4 @@
-"""The input of a rule of the plan: a run and its estimates."""
+"""A run and its estimates: the input of every plan rule."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,17 +26,17 @@ class RunEstimates:
     cost: CostEstimate
     speed: Speed
     network: NetworkUse | None = None
-    """Traffic between machines in a step; None on one machine, or if the device's rates are not known."""
+    """Traffic between machines in a step; None on one machine, or if the device's rates are unknown."""
     interruptions: Interruptions | None = None
     """Expected interruptions and their cost; None if fewer than one is expected."""
 
     @cached_property
     def hours(self) -> float:
-        """Hours that the whole run takes; 0 if the plan has no time."""
+        """Duration of the whole run in hours; 0 if the plan has no estimate of the time."""
         return (self.duration.seconds or 0.0) / 3600
 
     def share(self, fraction: float, words: str = "") -> Cost:
-        """Return the cost of a share of the run's time; `words` if the plan has no time."""
+        """Return the cost of a fraction of the run's time, or `words` if the plan has no time."""
         hours = fraction * self.hours
         if not hours:
             return Cost(words=words)
@@ -46,18 +46,18 @@ class RunEstimates:
 
     @cached_property
     def text(self) -> TextEstimate | None:
-        """Estimated training tokens of Wikipedias that are not prepared yet; None for other data."""
+        """Estimated training tokens of Wikipedia editions that are not prepared yet; None for other data."""
         return estimate_text(self.config) if self.disk.dataset is None else None
 
     @property
     def least_epochs(self) -> float | None:
-        """Passes over the training split: counted, or the lowest estimate from the size of the text."""
+        """Number of passes over the training split, or the lowest estimate if it is not prepared."""
         if self.epochs is None and self.text is not None:
             return self.text.epochs(self.config.train_tokens)[0]
         return self.epochs
 
     @property
     def epochs(self) -> float | None:
-        """Passes over the training split; None if the dataset is not prepared."""
+        """Number of passes over the training split; None if the dataset is not prepared."""
         dataset = self.disk.dataset
         return self.config.train_tokens / dataset.train_tokens if dataset and dataset.train_tokens else None

@@ -1,4 +1,4 @@
-"""Findings about the training schedule: learning rate, warm-up, number format, epochs, validations."""
+"""Findings about the training schedule: learning rate, warm-up, number format, epochs, validations, saves."""
 
 import math
 from collections.abc import Iterator
@@ -21,18 +21,18 @@ from nbtrain.planner.lint.run_estimates import RunEstimates
 from nbtrain.planner.lint.training_lengths import is_far, neighbours
 from nbtrain.planner.memory import estimate_memory
 
-# More than four passes over the same text add little: arXiv:2305.16264, section 5.
+# More than four passes over the same text add little (arXiv:2305.16264, section 5).
 USEFUL_EPOCHS = 4
-# If the learning rate reaches min_lr within this fraction of the run, the rest of the text teaches little.
+# If the learning rate reaches min_lr within this fraction of the run, the model learns little from the rest.
 LEAST_DECAY_FRACTION = 1 / 3
-# Tokens per parameter: about 20 are best for a given time (arXiv:2203.15556), and thousands are in use. For
-# real models, from LEAST_PARAMETERS on, far fewer or far more tokens mean that a unit was mistaken.
+# Tokens per parameter: about 20 are best for a given compute budget (arXiv:2203.15556), and some models use
+# thousands. For models of at least LEAST_PARAMETERS, far fewer or far more tokens suggest a mistaken unit.
 USUAL_TOKENS = 20
 LEAST_TOKENS, MOST_TOKENS = 0.1, 10_000
 LEAST_PARAMETERS = 100e6
-# A number from here on is not taken for a count of millions or billions whose zeros were forgotten.
+# Only smaller numbers are assumed to be millions or billions whose zeros were forgotten.
 MOST_WITHOUT_ZEROS = 100_000
-# Learning rates of GPT-3, with the tokens of a step: arXiv:2005.14165, table 2.1.
+# GPT-3's (parameters, learning rate, tokens per step): arXiv:2005.14165, table 2.1.
 GPT3_RATES = (
     (125e6, 6e-4, 0.5e6),
     (350e6, 3e-4, 0.5e6),
@@ -43,50 +43,51 @@ GPT3_RATES = (
     (13e9, 1e-4, 2e6),
     (175e9, 6e-5, 3.2e6),
 )
-# Distance of published runs from GPT-3's learning rate: up to 10 times the table's (SmolLM 360M: 3e-3,
-# huggingface.co/blog/smollm), and small batches up to 32 times the rate that the root of the batch gives.
+# Published runs use up to 10 times the learning rate of GPT-3's table (SmolLM 360M: 3e-3,
+# huggingface.co/blog/smollm). With small batches, they use up to 32 times the rate scaled by the square root
+# of the batch ratio.
 MOST_RATE_FACTOR = 10
 MOST_SCALED_FACTOR = 32
 LEAST_SCALED_FACTOR = 1 / 10
-# Validations or checkpoints beyond this share of the time cost more than they are worth.
+# Validations or checkpoints that take more than this fraction of the time are reported.
 USUAL_PAUSE_FRACTION = 0.1
-# A save interval that loses less of the run than this is good enough.
+# A save interval that costs less than this fraction of the run is good enough.
 LEAST_LOSS_FRACTION = 0.01
 
 
 def learning_rate_suits_size(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check the learning rate against the model's size and batch: GPT-3's table, times the square root of the
-    batch ratio.
+    """Check the learning rate against GPT-3's table, scaled by the square root of the batch ratio.
 
-    Adam's best rate grows with the square root of the batch (arXiv:2405.14578), and falls with the size. A
-    fine-tuning may have a far lower rate, such as 1e-6 for preferences (arXiv:2305.18290, appendix B).
+    Adam's best rate grows with the square root of the batch (arXiv:2405.14578) and falls with the size of the
+    model. Fine-tuning may use a far lower rate, such as 1e-6 for preferences (arXiv:2305.18290, appendix B).
     """
     config, rate = estimates.config, estimates.config.lr_schedule.lr
     parameters, tokens = count_parameters(config).total, config.tokens_per_step
     near = min(GPT3_RATES, key=lambda row: abs(math.log(row[0] / parameters)))
     table, scale = near[1], math.sqrt(tokens / near[2])
-    # Models below GPT-3's smallest have higher rates: the slope of the table, a third power of the size.
+    # Models smaller than the smallest GPT-3 use higher rates. The table's slope is the cube root of the size.
     table *= max(GPT3_RATES[0][0] / parameters, 1) ** (1 / 3)
     high = rate > MOST_RATE_FACTOR * table * max(scale, 1) or rate > MOST_SCALED_FACTOR * table * scale
     if not high and (config.init_from is not None or rate >= LEAST_SCALED_FACTOR * table * scale):
         return
     usual = float(f"{table * scale:.1g}")
     ratio = rate / (table * scale)
-    words = f"{ratio:.0f} times" if high else f"1/{1 / ratio:.0f} of"
+    words = f"{ratio:.0f} times" if high else f"only 1/{1 / ratio:.0f} of"
+    effect = "A rate this high often makes the loss diverge" if high else "A model learns little at this rate"
     yield finding_of(
         config,
         "learning_rate_suits_size",
         "lr_schedule.lr",
-        f"lr({rate:g}) is {words} what GPT-3's table gives for {amounts.count(parameters)} parameters and "
-        f"{amounts.count(tokens)} tokens a step, {usual:g} (arXiv:2005.14165, table 2.1, times the root of "
-        f"the batch); {'a rate this high often diverges' if high else 'a rate this low learns little'}.",
+        f"lr({rate:g}) is {words} the usual rate for {amounts.count(parameters)} parameters and "
+        f"{amounts.count(tokens)} tokens per step, {usual:g} (GPT-3's table, arXiv:2005.14165, table 2.1, "
+        f"scaled by the square root of the batch). {effect}.",
         f"Set lr_schedule.lr: {usual:g}{_rates_below(config, usual)}.",
-        Cost(words="a run that diverges" if high else "a worse model"),
+        Cost(words="the run, if the loss diverges" if high else "a worse model"),
     )
 
 
 def _rates_below(config: RunConfig, rate: float) -> str:
-    """Return the changes of the rates that must be below lr, for another lr: " and min_lr: 1e-05"."""
+    """Return, as text, the changes that keep other rates below a new lr, e.g. " and min_lr: 1e-05"."""
     schedule = config.lr_schedule
     above = {"min_lr": schedule.min_lr > rate, "lr_warmup_init": schedule.lr_warmup_init >= rate}
     scaled = (
@@ -98,7 +99,7 @@ def _rates_below(config: RunConfig, rate: float) -> str:
 
 
 def warmup_is_long_enough(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that the learning rate rises over at least 100 steps."""
+    """Check that the warm-up lasts at least 100 steps."""
     config = estimates.config
     steps, warmup = config.scheduled_steps, config.lr_warmup_tokens
     samples = -(-warmup // config.model.seq_length)
@@ -118,11 +119,11 @@ def warmup_is_long_enough(estimates: RunEstimates) -> Iterator[Finding]:
         config,
         "warmup_is_long_enough",
         _warmup_field(config),
-        f"{message}; fewer than {LEAST_WARMUP_STEPS} steps raise the risk of a loss that does not decrease.",
-        f"Set lr_schedule.lr_warmup_tokens: {rounded_up(usual) / 1e6:g}e6{_instead_of(config)}, "
+        f"{message}. With fewer than {LEAST_WARMUP_STEPS} warm-up steps, the loss may fail to decrease.",
+        f"Set lr_schedule.lr_warmup_tokens: {rounded_up(usual) / 1e6:g}e6{_instead_of(config)}. That is "
         f"{usual / config.train_tokens:.1%} of the run.",
-        Cost(words="a run that may diverge"),
-        # Most runs warm up for a hundredth of the run, however few steps that is.
+        Cost(words="the run, if the loss diverges"),
+        # Most runs warm up for a hundredth of their length, however few steps that is.
         "note" if fraction >= USUAL_WARMUP_FRACTION else "warning",
     )
 
@@ -137,7 +138,7 @@ def _instead_of(config: RunConfig) -> str:
 
 
 def warmup_ends_before_the_run(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that the warm-up ends before the run; otherwise the configured learning rate is never reached."""
+    """Check that the warm-up ends before the run, so that the learning rate is reached."""
     config = estimates.config
     if config.lr_warmup_tokens < config.train_tokens:
         return
@@ -146,18 +147,19 @@ def warmup_ends_before_the_run(estimates: RunEstimates) -> Iterator[Finding]:
         config,
         "warmup_ends_before_the_run",
         _warmup_field(config),
-        f"The warm-up of {config.lr_warmup_tokens:,} tokens is longer than the run, "
-        f"{config.train_tokens:,}: the learning rate reaches only {reached:.2g} of "
+        f"The warm-up of {config.lr_warmup_tokens:,} tokens does not end before the run of "
+        f"{config.train_tokens:,} tokens: the learning rate reaches only {reached:.2g} of "
         f"lr({config.lr_schedule.lr:g}).",
-        f"Set lr_schedule.lr_warmup_tokens: {usual}{_instead_of(config)}, {usual / config.train_tokens:.1%} "
-        "of the run, or train for longer.",
-        Cost(words="a run that never reaches its learning rate"),
+        f"Set lr_schedule.lr_warmup_tokens: {usual}{_instead_of(config)} ({usual / config.train_tokens:.1%} "
+        "of the run), or train for longer.",
+        Cost(words="a worse model"),
     )
 
 
 def tokens_suit_the_size(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that the training length is plausible for the model; a factor of a thousand suggests a mistaken
-    unit.
+    """Check that the training length is plausible for the size of the model.
+
+    A factor of a thousand suggests a mistaken unit.
     """
     config = estimates.config
     parameters, tokens = count_parameters(config).total, config.train_tokens
@@ -165,30 +167,30 @@ def tokens_suit_the_size(estimates: RunEstimates) -> Iterator[Finding]:
     if parameters < LEAST_PARAMETERS or LEAST_TOKENS <= ratio <= MOST_TOKENS or config.shortened_by:
         return
     if config.init_from is not None and ratio < LEAST_TOKENS:
-        # Fine-tuning continues from weights that are already trained.
+        # Fine-tuning starts from trained weights, so few tokens are usual.
         return
     unit, amount = config.batch.train_amount
     few = ratio < LEAST_TOKENS
     slipped = amount * 1000 if few else max(amount // 1000, 1)
-    shown, more = (f"{ratio:.2g}", "") if few else (f"{ratio:,.0f}", ", and few runs take thousands")
+    shown, more = (f"{ratio:.2g}", "") if few else (f"{ratio:,.0f}", ", and few runs use thousands")
     usual = amounts.count(USUAL_TOKENS * parameters)
     yield finding_of(
         config,
         "tokens_suit_the_size",
         f"batch.train_{unit}",
-        f"{amounts.count(tokens)} tokens are {shown} for each of {amounts.count(parameters)} parameters; "
-        f"about {USUAL_TOKENS} are usual (arXiv:2203.15556){more}.",
-        f"Set batch.train_{unit}: {slipped} if the unit is mistaken; {usual} tokens are {USUAL_TOKENS} a "
-        "parameter.",
-        Cost(words="a model that has learned little" if few else "more text than the model can use"),
+        f"{amounts.count(tokens)} tokens for {amounts.count(parameters)} parameters are {shown} tokens per "
+        f"parameter. About {USUAL_TOKENS} are usual (arXiv:2203.15556){more}.",
+        f"If you meant another unit, set batch.train_{unit}: {slipped}. {USUAL_TOKENS} tokens per parameter "
+        f"are {usual} tokens.",
+        Cost(words="a model that has learned little" if few else "time on more text than the model can use"),
     )
 
 
 def tokens_match_a_published_length(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that some published model of a similar size was trained on as many tokens per parameter.
+    """Check that a published model of a similar size used a similar number of tokens per parameter.
 
-    Megatron-LM's script for 175B trains on 9 tokens a parameter; published models of that size were trained
-    on at most 2.1, or on 19 and more.
+    Megatron-LM's script for 175B trains on 9 tokens per parameter. Published models of that size were trained
+    on at most 2.1, or on at least 19.
     """
     config = estimates.config
     parameters, tokens = count_parameters(config).total, config.train_tokens
@@ -198,18 +200,19 @@ def tokens_match_a_published_length(estimates: RunEstimates) -> Iterator[Finding
     if not LEAST_TOKENS <= ratio <= MOST_TOKENS or not is_far(parameters, tokens):
         return
     found = [length for length in neighbours(parameters, tokens) if length is not None]
-    named = " and ".join(f"{length.name} {length.ratio:,.3g} ({length.source})" for length in found)
+    named = " and ".join(f"{length.name} with {length.ratio:,.3g} ({length.source})" for length in found)
     unit, _ = config.batch.train_amount
     usual = amounts.count(USUAL_TOKENS * parameters)
     yield finding_of(
         config,
         "tokens_match_a_published_length",
         f"batch.train_{unit}",
-        f"{amounts.count(tokens)} tokens are {ratio:,.3g} for each of {amounts.count(parameters)} "
-        f"parameters; no published model of a similar size is near that. The nearest: {named}.",
-        f"About {USUAL_TOKENS} a parameter, {usual} tokens, give the lowest loss for the time "
-        "(arXiv:2203.15556); more give a better model of this size.",
-        Cost(words="an untried ratio of tokens to parameters"),
+        f"{amounts.count(tokens)} tokens for {amounts.count(parameters)} parameters are {ratio:,.3g} tokens "
+        "per parameter. No published model of a similar size has a similar ratio; the nearest "
+        f"{'is' if len(found) == 1 else 'are'} {named}.",
+        f"About {USUAL_TOKENS} tokens per parameter, here {usual}, give the lowest loss for a given compute "
+        "budget (arXiv:2203.15556). More tokens give a better model of this size.",
+        Cost(words="comparability with published models"),
         "note",
     )
 
@@ -219,7 +222,7 @@ def _decay_field(config: RunConfig) -> str:
 
 
 def _decay_words(config: RunConfig) -> str:
-    """Return e.g. "lr_decay_tokens(2,500,000,000)" or "lr_decay_steps(4,768 = 2,499,805,184 tokens)"."""
+    """Return the decay as text, e.g. "lr_decay_steps(4,768 = 2,499,805,184 tokens)"."""
     field, tokens = _decay_field(config), f"{config.lr_decay_tokens:,}"
     if field == "lr_decay_tokens":
         return f"{field}({tokens})"
@@ -229,13 +232,13 @@ def _decay_words(config: RunConfig) -> str:
 def _whole_decay(config: RunConfig) -> str:
     """Return the fix that makes the decay as long as the run.
 
-    Only one unit may be set: any other is refused together with lr_decay_tokens.
+    Only one unit may be set, so a decay in another unit is set to null.
     """
     field = _decay_field(config)
-    null = "null" if field == "lr_decay_tokens" else f"{field}: null"
-    instead = "" if field == "lr_decay_tokens" else f" instead of {field}"
-    tokens = config.train_tokens
-    return f"Set lr_schedule.lr_decay_tokens: {tokens}{instead}, or {null}, which is the length of the run."
+    tokens, whole = config.train_tokens, "To decay over the whole run, set"
+    if field == "lr_decay_tokens":
+        return f"{whole} lr_schedule.lr_decay_tokens to {tokens} or to null."
+    return f"{whole} {field}: null, or set lr_schedule.lr_decay_tokens: {tokens} instead of {field}."
 
 
 def decay_ends_with_the_run(estimates: RunEstimates) -> Iterator[Finding]:
@@ -248,10 +251,11 @@ def decay_ends_with_the_run(estimates: RunEstimates) -> Iterator[Finding]:
         config,
         "decay_ends_with_the_run",
         f"lr_schedule.{_decay_field(config)}",
-        f"The learning rate is at min_lr({config.lr_schedule.min_lr:g}) for {1 - fraction:.1%} of the run: "
-        f"{_decay_words(config)} are {fraction:.2g} of train_tokens({config.train_tokens:,}).",
+        f"The learning rate stays at min_lr({config.lr_schedule.min_lr:g}) for {1 - fraction:.1%} of the "
+        f"run, because {_decay_words(config)} is only {fraction:.1%} of "
+        f"train_tokens({config.train_tokens:,}).",
         _whole_decay(config),
-        estimates.share(1 - fraction, "text that teaches little"),
+        estimates.share(1 - fraction, "time at the lowest learning rate"),
     )
 
 
@@ -264,14 +268,18 @@ def decay_reaches_its_end(estimates: RunEstimates) -> Iterator[Finding]:
         config,
         "decay_reaches_its_end",
         f"lr_schedule.{_decay_field(config)}",
-        f"min_lr is not reached: {_decay_words(config)} is more than train_tokens({config.train_tokens:,}).",
+        f"The learning rate does not reach min_lr, because {_decay_words(config)} is more than "
+        f"train_tokens({config.train_tokens:,}).",
         _whole_decay(config),
-        Cost(words="a worse model than its tokens could give"),
+        Cost(words="a worse model"),
     )
 
 
 def training_is_longer_than_a_step(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that train_tokens lasts for more than one step: a number that lacks its "billions" does not."""
+    """Check that the run lasts for more than one step.
+
+    A number of tokens that was meant in billions does not.
+    """
     config = estimates.config
     unit, amount = config.batch.train_amount
     if config.scheduled_steps > 1 or unit == "steps":
@@ -280,17 +288,19 @@ def training_is_longer_than_a_step(estimates: RunEstimates) -> Iterator[Finding]
         config,
         "training_is_longer_than_a_step",
         f"batch.train_{unit}",
-        f"train_{unit}({amount:,}) is one step of {config.tokens_per_step:,} tokens.",
-        f"Write the whole number: {amount}e9 if billions are meant, {amount}e6 for millions."
+        f"train_{unit}({amount:,}) is only one step, because a step trains on {config.tokens_per_step:,} "
+        "tokens.",
+        f"If you mean billions, set train_{unit}: {amount}e9; for millions, set {amount}e6."
         if amount < MOST_WITHOUT_ZEROS
-        else "A smaller batch.global_batch_size, or more training, gives more steps.",
-        Cost(words="a run that trains nothing"),
+        else f"For more steps, lower batch.global_batch_size, or raise train_{unit}.",
+        Cost(words="a run that learns almost nothing"),
     )
 
 
 def fp16_scale_can_move(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that fp16's loss scale is dynamic: after an overflow it skips the step, while a fixed scale ends
-    the run.
+    """Check that fp16's loss scale is dynamic, and whether bf16 would be as fast.
+
+    A dynamic scale is lowered after an overflow, and the step is skipped. With a fixed scale, the run ends.
     """
     config = estimates.config
     scale = config.precision.fp16
@@ -301,12 +311,12 @@ def fp16_scale_can_move(estimates: RunEstimates) -> Iterator[Finding]:
             config,
             "fp16_scale_can_move",
             "precision.fp16.loss_scale",
-            f"fp16 with a fixed loss_scale({scale.loss_scale:g}): the first gradient above "
-            f"65504 / {scale.loss_scale:g} = {65504 / scale.loss_scale:g} becomes Inf, and no rule lowers "
-            "the scale.",
-            "Set precision.fp16.loss_scale: 0 for a scale that halves after overflows (initial_scale_power, "
-            "loss_scale_window, hysteresis).",
-            Cost(words="a run that may stop at an overflow"),
+            f"With fp16 and the fixed loss_scale({scale.loss_scale:g}), any gradient above 65504 / "
+            f"{scale.loss_scale:g} = {65504 / scale.loss_scale:g} becomes Inf, and the scale is never "
+            "lowered.",
+            "Set precision.fp16.loss_scale: 0 to use a dynamic scale that is halved after overflows "
+            "(initial_scale_power, loss_scale_window, hysteresis).",
+            Cost(words="the run, if a gradient overflows"),
         )
     device = find_device(config.resources.gpu_type)
     if config.resources.device == "gpu" and device and device.peak("bf16") is not None:
@@ -314,21 +324,28 @@ def fp16_scale_can_move(estimates: RunEstimates) -> Iterator[Finding]:
             config,
             "bf16_needs_no_scale",
             "precision.dtype",
-            f"fp16 on {device.name}, where bf16 is as fast, has the range of fp32 and needs no loss scale.",
-            "Set precision.dtype: bf16 unless the numbers of an fp16 run must be reproduced.",
+            f"The run uses fp16, but on {device.name} bf16 is as fast, has the range of fp32 and needs no "
+            "loss scale.",
+            "Set precision.dtype: bf16, unless you must reproduce the numbers of an fp16 run.",
             level="note",
         )
 
 
 def dataset_is_not_repeated_too_often(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check how often a run repeats its training split, prepared or estimated from Wikipedia's size."""
+    """Check how often the run repeats its training text.
+
+    If the dataset is not prepared, the number is estimated from the size of Wikipedia.
+    """
     passes, config = estimates.epochs, estimates.config
     words = f"{passes:.1f} times" if passes is not None else ""
     basis = ""
     if passes is None and estimates.text is not None:
-        # Before the data are prepared: the least that Wikipedia's size allows.
+        # The data are not prepared yet: use the lowest estimate from the size of Wikipedia.
         passes, most = estimates.text.epochs(config.train_tokens)
-        words, basis = f"{passes:,.3g} to {most:,.3g} times", f" The text: {estimates.text.basis}."
+        words, basis = (
+            f"{passes:,.3g} to {most:,.3g} times",
+            f" The size of the text is estimated: {estimates.text.basis}.",
+        )
     if passes is None or passes <= USEFUL_EPOCHS:
         return
     unit, amount = config.batch.train_amount
@@ -337,32 +354,33 @@ def dataset_is_not_repeated_too_often(estimates: RunEstimates) -> Iterator[Findi
         config,
         "dataset_is_not_repeated_too_often",
         f"batch.train_{unit}",
-        f"The run reads its training text {words}; more than {USEFUL_EPOCHS} add little "
+        f"The run reads its training text {words}, but more than {USEFUL_EPOCHS} passes add little "
         f"(arXiv:2305.16264).{basis}",
-        f"Use more text or fewer train_{unit}: {useful:,} are {USEFUL_EPOCHS} passes.",
-        estimates.share(1 - USEFUL_EPOCHS / passes, "text that adds little"),
+        f"Use more text, or lower train_{unit} to {useful:,}, which is {USEFUL_EPOCHS} passes.",
+        estimates.share(1 - USEFUL_EPOCHS / passes, "time on repeated text"),
     )
 
 
 def dataset_counts_agree(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that the .idx can be read and agrees with the manifest next to it."""
+    """Check that the .idx file can be read and agrees with the manifest next to it."""
     dataset = estimates.disk.dataset
+    restore = (
+        "Restore the files that the manifest lists, or run `nbtrain prepare RUN.yaml --force` to build the "
+        "dataset again."
+    )
     if dataset is not None and dataset.problem:
         yield finding_of(
             estimates.config,
             "dataset_counts_agree",
             "data.name",
             dataset.problem,
-            ""
-            if "nbtrain prepare" in dataset.problem
-            else "Bring the files of the manifest back, or make the dataset again: `nbtrain prepare RUN.yaml "
-            "--force`.",
-            Cost(words="a start that is refused"),
+            "" if "nbtrain prepare" in dataset.problem else restore,
+            Cost(words="the start of the run, which is rejected"),
         )
 
 
 def tokenizer_is_of_this_text(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that the tokenizer suits the text; a tokenizer made from other text needs more tokens for it."""
+    """Check that the tokenizer was trained on the run's text; otherwise it needs more tokens."""
     try:
         clause = other_text_of_tokenizer(estimates.config)
     except DataError as error:
@@ -372,8 +390,8 @@ def tokenizer_is_of_this_text(estimates: RunEstimates) -> Iterator[Finding]:
             estimates.config,
             "tokenizer_is_of_this_text",
             "tokenizer.name",
-            f"{clause}: it needs more tokens for this text than one that is trained on it.",
-            "Leave tokenizer.name out and give data.name a new value to train one on this text.",
+            f"{clause}. It needs more tokens for this text than a tokenizer that is trained on it.",
+            "To train a tokenizer on this text, remove tokenizer.name, and set data.name to a new name.",
             level="note",
         )
 
@@ -393,48 +411,51 @@ def validations_are_few(estimates: RunEstimates) -> Iterator[Finding]:
         config,
         "validations_are_few",
         "evaluation.eval_interval_steps",
-        f"Validations take {fraction:.0%} of the time: {evaluation.eval_iters:,} "
+        f"Validations take {fraction:.0%} of the time, with a forward pass of {evaluation.eval_iters:,} "
         f"{'batch' if evaluation.eval_iters == 1 else 'batches'} after every "
-        f"{amounts.counted(interval, 'step')}, each a forward pass.",
-        f"Set evaluation.eval_interval_steps: {enough} for {_fewer(fraction, enough / interval)}, or fewer "
-        "eval_iters.",
-        estimates.share(fraction, "time that trains nothing"),
+        f"{'step' if interval == 1 else f'{interval:,} steps'}.",
+        f"Set evaluation.eval_interval_steps: {enough}, so that validations take "
+        f"{_fewer(fraction, enough / interval)}, or lower eval_iters.",
+        estimates.share(fraction, "time without training"),
     )
 
 
 def checkpoints_are_few(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check the time that training waits for checkpoints, unless they are written in the background."""
+    """Check the time for which training waits for checkpoints, unless they are saved in the background."""
     config = estimates.config
     interval, size = config.checkpoint.save_interval_steps, estimates.disk.checkpoint_bytes
     fraction = _share(estimates, "checkpoints", 0.0)
     if fraction <= USUAL_PAUSE_FRACTION or interval >= config.train_steps:
         return
     if estimates.interruptions is not None and interval >= estimates.interruptions.best_save_interval_steps:
-        return  # saving less often would cost more in repeated steps than it saves
+        return  # With fewer saves, the run would repeat more steps after interruptions than it would save.
     fixes = []
-    # A run that resumes needs a checkpoint on its way.
+    # Keep at least one checkpoint before the end, from which the run can be resumed.
     most = max(config.train_steps // 2, 1)
     sparser = saves_every(config, min(_sparser(interval, fraction), most), at_least=True)
     if sparser is not None and sparser > interval:
-        fixes.append(f"{SAVE_INTERVAL}: {sparser} for {_fewer(fraction, sparser / interval)}")
+        fixes.append(
+            f"{SAVE_INTERVAL}: {sparser}, so that checkpoints take {_fewer(fraction, sparser / interval)}"
+        )
     if _may_save_in_background(estimates):
-        fixes.append("async_save: true" if fixes else "checkpoint.async_save: true")
+        fixes.append("checkpoint.async_save: true to save in the background")
     if not fixes:
-        return  # the run is too short for fewer checkpoints
+        return  # The run is too short for fewer checkpoints.
     yield finding_of(
         config,
         "checkpoints_are_few",
         SAVE_INTERVAL,
-        f"Checkpoints take {fraction:.0%} of the time: {amounts.size(size)} are written after every "
-        f"{amounts.counted(interval, 'step')}.",
-        f"Set {', or '.join(fixes)}.",
+        f"Checkpoints take {fraction:.0%} of the time: {amounts.size(size)} is written after every "
+        f"{'step' if interval == 1 else f'{interval:,} steps'}.",
+        f"Set {', or set '.join(fixes)}.",
         estimates.share(fraction),
     )
 
 
 def _may_save_in_background(estimates: RunEstimates) -> bool:
-    """Return whether checkpoint.async_save: true would change how checkpoints are written, and is allowed and
-    possible as far as the memory of a machine is known.
+    """Return whether checkpoint.async_save: true would change the run, is legal, and fits host memory.
+
+    If the memory of a machine is unknown, it is assumed to be enough.
     """
     config = estimates.config
     is_decided = config.checkpoint.async_save is None and config.resources.memory_per_node_bytes is not None
@@ -445,7 +466,7 @@ def _may_save_in_background(estimates: RunEstimates) -> bool:
 
 
 def local_checkpoints_are_few(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check the time that training waits for the checkpoints that stay on the nodes' disks."""
+    """Check the time for which training waits for checkpoints on the nodes' local disks."""
     config = estimates.config
     interval, fraction = (
         config.checkpoint.local_save_interval_steps,
@@ -456,53 +477,60 @@ def local_checkpoints_are_few(estimates: RunEstimates) -> Iterator[Finding]:
     key, sparser = "checkpoint.local_save_interval_steps", _sparser(interval, fraction)
     saves = config.checkpoint.save_interval_steps
     if sparser < saves:
-        fix = f"Set {key}: {sparser} for {USUAL_PAUSE_FRACTION:.0%}, or null."
+        fix = f"Set {key}: {sparser}, so that they take {USUAL_PAUSE_FRACTION:.0%}, or set it to null."
     else:
-        fix = f"Set {key}: null: one is written there every {saves:,} steps anyway (save_interval_steps)."
+        fix = (
+            f"Set {key}: null. A checkpoint is written there every {saves:,} steps anyway "
+            "(save_interval_steps)."
+        )
     yield finding_of(
         config,
         "local_checkpoints_are_few",
         key,
-        f"Checkpoints that stay on the nodes' disks take {fraction:.0%} of the time: one is written after "
-        f"every {amounts.counted(interval, 'step')}.",
+        f"Checkpoints on the nodes' local disks take {fraction:.0%} of the time: a checkpoint is written "
+        f"after every {'step' if interval == 1 else f'{interval:,} steps'}.",
         fix,
         estimates.share(fraction),
     )
 
 
 def saves_fit_interruptions(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check the save interval against the interruptions that the run expects."""
+    """Check the save interval against the interruptions that are expected during the run."""
     config, expected = estimates.config, estimates.interruptions
     if expected is None:
         return
     interval, best = expected.save_interval_steps, expected.best_save_interval_steps
     every = amounts.elapsed(interval * expected.step_seconds)
-    said = f"save_interval_steps({interval:,}) saves every {every}. "
+    message = f"save_interval_steps({interval:,}) saves a checkpoint every {every}. "
     if math.isfinite(expected.seconds):
         lost = expected.seconds - expected.best_seconds
         if lost < LEAST_LOSS_FRACTION * expected.undisturbed_seconds:
             return
-        why = f"each save holds the training up for {amounts.elapsed(expected.save_seconds)}"
+        why = f"each save stops the training for {amounts.elapsed(expected.save_seconds)}"
         if interval > best:
             repeated = amounts.elapsed(interval * expected.step_seconds / 2)
-            which = "each in which a node loses its disk" if local_saves(config) else "each of them"
-            why = f"{which} repeats {repeated} on average"
-        said += (
-            f"The run expects about {amounts.amount(expected.expected_sudden)} interruptions before which it "
-            f"cannot save ({expected.basis}), and {why}. With {amounts.counted(best, 'step')} it is expected "
-            f"to end {amounts.elapsed(lost)} earlier (Daly 2006)."
+            loss = " in which a node loses its disk" if local_saves(config) else ""
+            why = f"each interruption{loss} repeats {repeated} of training on average"
+        sudden = amounts.amount(expected.expected_sudden)
+        count = "1 interruption is" if sudden == "1" else f"{sudden} interruptions are"
+        message += (
+            f"About {count} expected before which the run cannot save ({expected.basis}), and {why}. With "
+            f"save_interval_steps({best:,}), the run is expected to end {amounts.elapsed(lost)} earlier "
+            "(Daly 2006)."
         )
         costs = estimates.share(lost / expected.undisturbed_seconds)
     else:
-        said += (
-            f"With {amounts.amount(expected.per_day)} interruptions a day ({expected.basis}), the run "
-            "practically never trains that long without one, and does not end"
-            f"{' if each takes the disk of a node with it' if local_saves(config) else ''}."
+        ending = "the run would never end"
+        if local_saves(config):
+            ending = "the run would never end if each interruption destroyed a node's disk"
+        message += (
+            f"With {amounts.amount(expected.per_day)} interruptions per day ({expected.basis}), the run "
+            f"practically never trains that long without an interruption, and {ending}."
         )
-        costs = Cost(words="a run that does not end")
+        costs = Cost(words="a run that never ends")
     every_steps = saves_every(config, _round(best))
     fix = f"Set {SAVE_INTERVAL}: {every_steps}." if every_steps not in (None, interval) else ""
-    yield finding_of(config, "saves_fit_interruptions", SAVE_INTERVAL, said, fix, costs)
+    yield finding_of(config, "saves_fit_interruptions", SAVE_INTERVAL, message, fix, costs)
 
 
 def _round(steps: int) -> int:
@@ -512,30 +540,31 @@ def _round(steps: int) -> int:
 
 
 def _share(estimates: RunEstimates, part: str, otherwise: float) -> float:
-    """Return a part's share of the run's time; `otherwise` if the plan has no time."""
+    """Return a part's fraction of the run's time, or `otherwise` if the plan has no estimate of the time."""
     duration = estimates.duration
     return duration.parts.get(part, 0.0) / duration.seconds if duration.seconds else otherwise
 
 
 def _sparser(interval: int, fraction: float) -> int:
-    """Return a round interval, in steps, at which pauses that now take `fraction` of the time take no more of
-    it than is usual.
+    """Return a round interval, in steps, at which pauses take no more of the time than is usual.
+
+    `fraction` is the share of the time that they take now, at `interval`.
     """
     ratio = fraction / (1 - fraction) * (1 - USUAL_PAUSE_FRACTION) / USUAL_PAUSE_FRACTION
     return rounded_up(math.ceil(interval * ratio))
 
 
 def _fewer(fraction: float, times: float) -> str:
-    """Return the share of the time that pauses of `fraction` take if there are `times` fewer of them."""
+    """Return, as text, the share of time that pauses of `fraction` take if they are `times` times rarer."""
     left = fraction / times
     return f"{left / (1 - fraction + left):.0%}"
 
 
 def preferences_have_no_dropout(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that a run with `dpo` has no dropout: the reference is computed without it, so the first margins
-    would be its noise.
+    """Check that a run with dpo has no dropout.
 
-    Papers and TRL train DPO without dropout.
+    The reference is computed without dropout, so the first margins would be dropout noise. Papers and TRL
+    train DPO without dropout.
     """
     config = estimates.config
     if config.dpo is None:
@@ -552,10 +581,10 @@ def preferences_have_no_dropout(estimates: RunEstimates) -> Iterator[Finding]:
         config,
         "preferences_have_no_dropout",
         next(iter(given)),
-        "dpo compares the model with a reference that is computed without dropout, and "
-        f"{', '.join(f'{key} = {value:g}' for key, value in given.items())}: rewards and margins are partly "
-        "the noise of the dropout, also before the first step.",
-        f"Set {', '.join(f'{key}: 0' for key in given)}.",
+        "dpo compares the model with a reference that is computed without dropout, but this run sets "
+        f"{' and '.join(f'{key} = {value:g}' for key, value in given.items())}. Rewards and margins then "
+        "contain dropout noise, even before the first step.",
+        f"Set {' and '.join(f'{key}: 0' for key in given)}.",
         Cost(words="a worse model"),
     )
 

@@ -1,14 +1,14 @@
-"""Training lengths of published models, with which a run's tokens per parameter are compared.
+"""Training lengths of published models, for comparison with a run's tokens per parameter.
 
-A run is compared with models of a similar size: up to SIMILAR times smaller or larger. Each row was compared
-with its source on 2026-11-29.
+A run is compared with models of a similar size: up to SIMILAR times smaller or larger. Each row was checked
+against its source on 2026-11-29.
 """
 
 import math
 from dataclasses import dataclass
 
 SIMILAR = 2.5
-# Farther than this factor from every published length, a run is far from all of them.
+# A run whose tokens per parameter differ from every published ratio by more than this factor is reported.
 FAR = 2.0
 
 
@@ -23,7 +23,7 @@ class PublishedLength:
 
     @property
     def ratio(self) -> float:
-        """Tokens per parameter."""
+        """Training tokens per parameter."""
         return self.tokens / self.parameters
 
 
@@ -37,7 +37,7 @@ def _same(name: str, source: str, tokens: float, *sizes: tuple[str, float]) -> t
     return _family(name, source, *((size, parameters, tokens) for size, parameters in sizes))
 
 
-# OPT is omitted: its paper gives the tokens of its corpus and of its schedule, not the training tokens.
+# OPT is omitted, because its paper gives the tokens in its corpus and its schedule, not the training tokens.
 LENGTHS: tuple[PublishedLength, ...] = (
     *_same(
         "GPT-3", "arXiv:2005.14165, table 2.1", 300e9,
@@ -73,12 +73,13 @@ LENGTHS: tuple[PublishedLength, ...] = (
     ),
     *_same("Falcon", "arXiv:2311.16867", 3.5e12, ("180B", 180e9)),
     *_same("TinyLlama", "jzhang38/TinyLlama, README.md", 3e12, ("1.1B", 1.1e9)),
-    # "15T+" of the smaller two.
+    # The source gives "15T+" for the two smaller models.
     *_same(
         "Llama 3.1", "meta-llama/llama-models, llama3_1/MODEL_CARD.md", 15e12, ("8B", 8e9), ("70B", 70e9)
     ),
     *_same("Llama 3.1", "arXiv:2407.21783, section 1", 15.6e12, ("405B", 405e9)),
-    # "All models", on a dataset of "up to 18 trillion tokens"; the number for each size is not published.
+    # The source says that "all models" used a dataset of "up to 18 trillion tokens", without a number for
+    # each size.
     *_same(
         "Qwen2.5", "at most; qwenlm.github.io/blog/qwen2.5", 18e12,
         ("0.5B", 0.49e9), ("1.5B", 1.54e9), ("3B", 3.09e9), ("7B", 7.61e9), ("14B", 14.7e9), ("32B", 32.5e9),
@@ -92,8 +93,9 @@ LENGTHS: tuple[PublishedLength, ...] = (
 
 
 def neighbours(parameters: float, tokens: float) -> tuple[PublishedLength | None, PublishedLength | None]:
-    """Return the published models of a similar size with the next lower and the next higher ratio of tokens
-    to parameters.
+    """Return the published models of a similar size with the next lower and next higher ratio.
+
+    The ratio is tokens to parameters. An entry is None if there is no such model.
     """
     ratio = tokens / parameters
     similar = [
@@ -108,8 +110,9 @@ def neighbours(parameters: float, tokens: float) -> tuple[PublishedLength | None
 
 
 def is_far(parameters: float, tokens: float) -> bool:
-    """Return whether every published model of a similar size has over FAR times more or fewer tokens per
-    parameter; False if no published model has a similar size.
+    """Return whether no published model of a similar size has a similar ratio of tokens to parameters.
+
+    Similar ratios differ by at most FAR times. False if no published model has a similar size.
     """
     found = [length for length in neighbours(parameters, tokens) if length is not None]
     ratio = tokens / parameters

@@ -89,7 +89,7 @@ def test_a_tokenizer_of_other_text_is_used_only_if_the_yaml_names_it(files):
         "tokenizer.name names it"
     )
     (finding,) = [one for one in plan(config).findings if one.rule == "tokenizer_is_of_this_text"]
-    assert finding.message.startswith("data/tokenizer/demo-300 was trained on other text (demo.jsonl): ")
+    assert finding.message.startswith("data/tokenizer/demo-300 was trained on other text (demo.jsonl). ")
     for target in (config, "books"):
         (warning,) = [text for text in data_card(target).warnings if "other text" in text]
         assert warning.startswith("data/tokenizer/demo-300 was trained on other text (demo.jsonl): ")

@@ -35,9 +35,9 @@ def team(tiny):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("disk_bytes: 1000\n", "The workspace's limit disk_bytes is exceeded: checkpoints and dataset need"),
-        ("epochs: 0.01\n", "The workspace's limit epochs is exceeded: the run makes"),
-        ("days: 1.0e-9\n", "The workspace's limit days is exceeded: the run takes"),
+        ("disk_bytes: 1000\n", "The workspace limit disk_bytes is exceeded: checkpoints and dataset need"),
+        ("epochs: 0.01\n", "The workspace limit epochs is exceeded: the run trains for"),
+        ("days: 1.0e-9\n", "The workspace limit days is exceeded: the run takes"),
     ],
 )
 def test_no_way_in_loosens_the_limits_of_a_workspace(fake, team, text, words, tmp_path):
@@ -76,11 +76,11 @@ def test_resume_and_clone_meet_the_limits(fake, team):
     write_identity(run)
     files.write_text(run.config_yaml, to_yaml(fake(steps=10)))
     team("days: 1\nepochs: 0.01\n")
-    with pytest.raises(SubmitError, match="The workspace's limit epochs is exceeded"):
+    with pytest.raises(SubmitError, match="The workspace limit epochs is exceeded"):
         resume(run, {"batch.train_tokens": 2560, **LOOSE}, command=(FAKE_RANK,))
     assert run.job_ids() == []
     config = clone(run, "copy", LOOSE)
-    with pytest.raises(SubmitError, match="The workspace's limit epochs is exceeded"):
+    with pytest.raises(SubmitError, match="The workspace limit epochs is exceeded"):
         submit(config, command=(FAKE_RANK,))
     assert RunDir.named("copy").job_ids() == []
     with pytest.raises(SubmitError, match="epochs is exceeded"):
@@ -103,7 +103,7 @@ def test_a_paused_job_meets_the_limits(fake, team, monkeypatch):
     monkeypatch.setattr(request, "status_of", lambda job: (SUSPENDED, None))
     monkeypatch.setattr(submit_module, "unpause", resumed.append)
     team("epochs: 0.01\n")
-    with pytest.raises(SubmitError, match="The workspace's limit epochs is exceeded"):
+    with pytest.raises(SubmitError, match="The workspace limit epochs is exceeded"):
         resume(run, command=(FAKE_RANK,))
     assert resumed == []
     team("epochs: 1000\n")

@@ -181,7 +181,7 @@ def test_a_plan_counts_the_blocks_that_the_trial_has_counted(own, tried, workspa
     (workspace / "my_code.py").write_text("def layer(config, index, parts):\n    return parts.mlp()\n")
     config = own()
     (before,) = [found for found in plan(config).findings if found.rule == "own_blocks_are_counted"]
-    assert before.level == "warning" and "not known yet" in before.message
+    assert before.level == "warning" and "have not been counted yet" in before.message
     ours = count_parameters(config)
     block = {"sharded": 300, "whole": 30, "sharded_matrices": 280, "whole_matrices": 0}
     block |= {"largest_sharded": 200, "largest_whole": 20, "tensors": 5}
@@ -189,7 +189,7 @@ def test_a_plan_counts_the_blocks_that_the_trial_has_counted(own, tried, workspa
     monkeypatch.setattr("nbtrain.jobs.request.own_code.stream", lambda module, request: iter([answer]))
     job = submit(config)
     (after,) = [found for found in plan(config).findings if found.rule == "own_blocks_are_counted"]
-    assert after.level == "note" and "Each has 330 parameters" in after.message
+    assert after.level == "note" and "Each block has 330 parameters" in after.message
     of_blocks = ours.total - count_layers(config.shape, 0, first=True, last=True, tensor=1).total
     counted = ours.total - of_blocks + 330 * config.model.num_layers
     assert count_parameters(config).total == counted

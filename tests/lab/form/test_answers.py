@@ -423,7 +423,7 @@ def test_exceeded_limit_refuses_before_submit_and_has_ways_out(workspace: Path) 
     [problem] = (found := assessed("gpt-125m", limits__gpu_hours="2"))["problems"]
     assert problem["key"] == "limits.gpu_hours" and not found["may_submit"] and found["headline"]
     assert re.match(
-        r"Is exceeded: all GPUs .* [\d.]+ GPU hours, and the limit is 2 GPU hours\.", problem["message"]
+        r"Is exceeded: all GPUs .* [\d.]+ GPU hours, but the limit is 2 GPU hours\.", problem["message"]
     )
     assert "limits.gpu_hours" not in [finding["key"] for finding in found["findings"]]
     shorter, higher = problem["ways"]
@@ -437,7 +437,7 @@ def test_exceeded_limit_refuses_before_submit_and_has_ways_out(workspace: Path) 
     # The owner of the workspace's limits raises them; no training is short enough for its checkpoints.
     (workspace / "limits.yaml").write_text("disk_bytes: 1000\n")
     [problem] = assessed("gpt-125m")["problems"]
-    assert problem["ways"] == [] and "ask the owner of limits.yaml:1 to raise it" in problem["message"]
+    assert problem["ways"] == [] and "ask the owner of limits.yaml:1 to raise the limit" in problem["message"]
 
 
 def test_a_warning_whose_fix_is_one_value_carries_it(workspace: Path) -> None:

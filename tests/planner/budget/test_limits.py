@@ -53,7 +53,7 @@ def test_each_limit_refuses_by_its_figure(key, by_team):
         return load(RUN, {f"limits.{key}": value})
 
     refuse_run_over_limits(with_limit(1.01 * planned))
-    with pytest.raises(SubmitError, match=f"{key} is exceeded: .* and the limit is ") as refused:
+    with pytest.raises(SubmitError, match=f"{key} is exceeded: .* but the limit is ") as refused:
         refuse_run_over_limits(with_limit(0.99 * planned))
     place = "limits.yaml:1" if by_team else f"override limits.{key}="
     assert refused.value.findings[0].place.startswith(place)
@@ -99,7 +99,10 @@ def test_the_smaller_limit_holds():
     loose = load(RUN, ["limits.days=5000"])
     assert held(loose, "days") == (500, True, "limits.yaml:3")
     reported = [finding for finding in plan(loose).findings if finding.rule == "limits_tighten"]
-    assert "limits.days(5,000 days) is looser than the workspace's, 500 days" in reported[0].message
+    assert (
+        "limits.days (5,000 days) has no effect, because the workspace has a stricter limit: 500 days"
+        in reported[0].message
+    )
     assert plan(loose).sections()["Limits"]["days"] == "129 days of 500 days (limits.yaml:3)"
 
 
@@ -192,7 +195,7 @@ def test_what_is_not_a_file_closes_the_gate(make):
 def test_a_figure_that_looks_like_its_limit():
     """Numbers that are rounded to the same text are not shown as equal."""
     planned = plan(load(RUN)).cost.device_hours
-    with pytest.raises(SubmitError, match=r"take slightly more than (\S+ GPU hours), and the limit is \1\."):
+    with pytest.raises(SubmitError, match=r"need slightly more than (\S+ GPU hours), but the limit is \1\."):
         refuse_run_over_limits(load(RUN, {"limits.gpu_hours": planned * (1 - 1e-9)}))
     assert [amount_of("days", value) for value in (0.5, 1, 2)] == ["0.5 days", "1 day", "2 days"]
 

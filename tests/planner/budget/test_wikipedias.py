@@ -32,7 +32,7 @@ def test_260_billion_tokens_of_one_wikipedia_are_reported():
     )
     found = repeated(config)
     assert found.message.startswith(
-        "The run reads its training text 51.3 to 61.6 times; more than 4 add little"
+        "The run reads its training text 51.3 to 61.6 times, but more than 4 passes add little"
     )
     assert "the en Wikipedia of 2023-06-01, 6,672,479 articles with 21.3 GB of text" in found.message
     assert "tensorflow/datasets" in found.message and "assumed" in found.message
@@ -88,7 +88,7 @@ def test_other_sources_are_not_estimated(source):
 
 def test_the_limit_of_epochs_sees_the_estimate():
     """Fewer epochs than the limit for certain are not known; more for certain refuse."""
-    with pytest.raises(SubmitError, match=r"limits\.epochs is exceeded: the run makes 51"):
+    with pytest.raises(SubmitError, match=r"limits\.epochs is exceeded: the run trains for 51"):
         refuse_run_over_limits(load("gpt-13b-4xdp-4xpp", ["limits.epochs=4"]))
     refuse_run_over_limits(load("gpt-13b-4xdp-4xpp", ["limits.epochs=100"]))
 
@@ -107,8 +107,11 @@ def test_tokens_per_parameter_far_from_any_published_model():
         for finding in plan(load("gpt-175b")).findings
         if finding.rule == "tokens_match_a_published_length"
     )
-    assert found.message.startswith("1.52T tokens are 8.72 for each of 174.6B parameters")
-    assert "BLOOM 176B 2.08 (arXiv:2211.05100) and Falcon 180B 19.4 (arXiv:2311.16867)" in found.message
+    assert found.message.startswith("1.52T tokens for 174.6B parameters are 8.72 tokens per parameter")
+    assert (
+        "BLOOM 176B with 2.08 (arXiv:2211.05100) and Falcon 180B with 19.4 (arXiv:2311.16867)"
+        in found.message
+    )
     assert [is_far(175e9, ratio * 175e9) for ratio in (1.7, 9, 20)] == [False, True, False]
     assert not is_far(1e13, 1e13)
     assert not any(is_far(length.parameters, length.tokens) for length in LENGTHS)

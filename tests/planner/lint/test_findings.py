@@ -50,8 +50,8 @@ FOUND = {
         ["resources.gpu_type=null"],
         "memory_fits",
         "resources.gpu_type",
-        "The device is not known, so the plan cannot say whether the run fits: set resources.gpu_type.",
-        "",
+        "The GPU type is not set, so the plan cannot tell whether the run fits its memory.",
+        "Set resources.gpu_type.",
         "",
     ),
     "host memory in GiB": (
@@ -59,8 +59,9 @@ FOUND = {
         ["resources.memory_per_node_bytes=256"],
         "host_memory_is_in_bytes",
         "resources.memory_per_node_bytes",
-        "resources.memory_per_node_bytes = 256 is 256 B; every machine that trains has more than 256.0 MiB.",
-        "For 256 GiB write 274877906944.",
+        "resources.memory_per_node_bytes = 256 is only 256 B, but training needs a machine with more than "
+        "256.0 MiB.",
+        "If you mean 256 GiB, set memory_per_node_bytes: 274877906944.",
         "cannot run",
     ),
     "host memory in MiB": (
@@ -68,9 +69,9 @@ FOUND = {
         ["resources.memory_per_node_bytes=65536"],
         "host_memory_is_in_bytes",
         "resources.memory_per_node_bytes",
-        "resources.memory_per_node_bytes = 65536 is 64.0 KiB; every machine that trains has more than 256.0 "
-        "MiB.",
-        "For 65,536 MiB write 68719476736.",
+        "resources.memory_per_node_bytes = 65536 is only 64.0 KiB, but training needs a machine with more "
+        "than 256.0 MiB.",
+        "If you mean 65,536 MiB, set memory_per_node_bytes: 68719476736.",
         "cannot run",
     ),
     "preferences with dropout": (
@@ -78,10 +79,10 @@ FOUND = {
         ["model.hidden_dropout=0.1", "lora={rank: 4, dropout: 0.05}"],
         "preferences_have_no_dropout",
         "model.hidden_dropout",
-        "dpo compares the model with a reference that is computed without dropout, and model.hidden_dropout "
-        "= 0.1, lora.dropout = 0.05: rewards and margins are partly the noise of the dropout, also before "
-        "the first step.",
-        "Set model.hidden_dropout: 0, lora.dropout: 0.",
+        "dpo compares the model with a reference that is computed without dropout, but this run sets "
+        "model.hidden_dropout = 0.1 and lora.dropout = 0.05. Rewards and margins then contain dropout "
+        "noise, even before the first step.",
+        "Set model.hidden_dropout: 0 and lora.dropout: 0.",
         "costs a worse model",
     ),
     "a copy of fewer ranks than a machine has": (
@@ -89,37 +90,38 @@ FOUND = {
         [*HPZ, "parallel.zero_hpz_partition_size=2"],
         "hpz_stays_inside_a_machine",
         "parallel.zero_hpz_partition_size",
-        "parallel.zero_hpz_partition_size = 2, and a machine has 4 ranks: parameters are gathered from fewer "
-        "ranks than could share them.",
+        "parallel.zero_hpz_partition_size is 2, but a machine has 4 ranks, so each copy of the parameters "
+        "is shared by only 2 of its ranks.",
         "Set parallel.zero_hpz_partition_size: 4, or null.",
-        "costs traffic that hpZ is there to save",
+        "costs memory or traffic that hpZ should save",
     ),
     "a copy across machines": (
         "gpt-125m-4xdp",
         [*HPZ, *TWO_MACHINES, "parallel.zero_hpz_partition_size=4"],
         "hpz_stays_inside_a_machine",
         "parallel.zero_hpz_partition_size",
-        "parallel.zero_hpz_partition_size = 4, and a machine has 2 ranks: parameters are gathered across "
-        "machines anyway.",
+        "parallel.zero_hpz_partition_size is 4, but a machine has 2 ranks, so parameters are still gathered "
+        "across machines.",
         "Set parallel.zero_hpz_partition_size: 2, or null.",
-        "costs traffic that hpZ is there to save",
+        "costs memory or traffic that hpZ should save",
     ),
     "a copy on one machine": (
         "gpt-125m-4xdp",
         HPZ,
         "hpz_stays_inside_a_machine",
         "parallel.zero_hpz",
-        "parallel.zero_hpz = true: on one machine the second copy takes memory and saves no traffic.",
+        "parallel.zero_hpz is true, but the run uses one machine, where the second copy of the parameters "
+        "needs memory and saves no traffic.",
         "Set parallel.zero_hpz: false.",
-        "costs memory for nothing",
+        "costs memory without a benefit",
     ),
     "quantized gradients on one machine": (
         "gpt-125m-4xdp",
         ["parallel.zero_stage=3", "parallel.zero_quantized_gradients=true"],
         "quantized_gradients_cross_machines",
         "parallel.zero_quantized_gradients",
-        "parallel.zero_quantized_gradients = true: on one machine gradients are not quantized; DeepSpeed "
-        "quantizes them between machines only.",
+        "parallel.zero_quantized_gradients has no effect on one machine, because DeepSpeed quantizes "
+        "gradients only between machines.",
         "Set parallel.zero_quantized_gradients: false.",
         "",
     ),
@@ -132,9 +134,9 @@ FOUND = {
         ],
         "sequences_are_shared_the_faster_way",
         "parallel.context_parallel_size",
-        "a step takes 5.82 s, 37% of it to exchange tokens between the 4 ranks of a sequence; with "
-        "ds_sequence_parallel_size(4), it would take 5.1 s.",
-        "Set parallel.ds_sequence_parallel_size: 4 and context_parallel_size: 1.",
+        "A step takes 5.82 s, of which the 4 ranks that share a sequence spend 37% exchanging tokens. With "
+        "ds_sequence_parallel_size(4), a step would take 5.1 s.",
+        "Set parallel.ds_sequence_parallel_size: 4 and parallel.context_parallel_size: 1.",
         "costs 59 min, 4 GPU hours",
     ),
     "FPDT's chunks are small": (
@@ -142,9 +144,9 @@ FOUND = {
         ["parallel.fpdt_chunk_tokens=512", "precision.dtype=bf16", "model.attention_dropout=0"],
         "fpdt_chunks_are_large_enough",
         "parallel.fpdt_chunk_tokens",
-        "71% of each step waits for FPDT's chunks: chunks of 512 tokens are computed faster than 25 GB/s of "
-        "PCIe move them to and from host memory.",
-        "Set parallel.fpdt_chunk_tokens: 2048: the wait is then 0%.",
+        "GPUs wait for FPDT's chunks for 71% of each step. A chunk of 512 tokens is computed faster than "
+        "PCIe, at 25 GB/s, moves it to and from host memory.",
+        "Set parallel.fpdt_chunk_tokens: 2048, which lowers the wait to 0%.",
         "costs 14 h, 14 GPU hours, 22 USD",
     ),
     "a high learning rate": (
@@ -152,28 +154,31 @@ FOUND = {
         ["lr_schedule.lr=1.2e-2"],
         "learning_rate_suits_size",
         "lr_schedule.lr",
-        "lr(0.012) is 20 times what GPT-3's table gives for 126.6M parameters and 524.3k tokens a step, "
-        "0.0006 (arXiv:2005.14165, table 2.1, times the root of the batch); a rate this high often diverges.",
+        "lr(0.012) is 20 times the usual rate for 126.6M parameters and 524.3k tokens per step, 0.0006 "
+        "(GPT-3's table, arXiv:2005.14165, table 2.1, scaled by the square root of the batch). A rate this "
+        "high often makes the loss diverge.",
         "Set lr_schedule.lr: 0.0006.",
-        "costs a run that diverges",
+        "costs the run, if the loss diverges",
     ),
     "a warm-up that is longer than the run": (
         "gpt-125m",
         ["batch.train_tokens=2.5e7", "batch.max_steps=10", "lr_schedule.lr_warmup_tokens=1e8"],
         "warmup_ends_before_the_run",
         "lr_schedule.lr_warmup_tokens",
-        "The warm-up of 100,000,000 tokens is longer than the run, 25,000,000: the learning rate reaches "
-        "only 0.25 of lr(0.0006).",
-        "Set lr_schedule.lr_warmup_tokens: 2500000, 10.0% of the run, or train for longer.",
-        "costs a run that never reaches its learning rate",
+        "The warm-up of 100,000,000 tokens does not end before the run of 25,000,000 tokens: the learning "
+        "rate reaches only 0.25 of lr(0.0006).",
+        "Set lr_schedule.lr_warmup_tokens: 2500000 (10.0% of the run), or train for longer.",
+        "costs a worse model",
     ),
     "tokens a thousand times too few": (
         "gpt-125m",
         ["batch.train_tokens=2.5e6"],
         "tokens_suit_the_size",
         "batch.train_tokens",
-        "2.5M tokens are 0.02 for each of 126.6M parameters; about 20 are usual (arXiv:2203.15556).",
-        "Set batch.train_tokens: 2500000000 if the unit is mistaken; 2.53B tokens are 20 a parameter.",
+        "2.5M tokens for 126.6M parameters are 0.02 tokens per parameter. About 20 are usual "
+        "(arXiv:2203.15556).",
+        "If you meant another unit, set batch.train_tokens: 2500000000. 20 tokens per parameter are 2.53B "
+        "tokens.",
         "costs a model that has learned little",
     ),
     "tokens a thousand times too many": (
@@ -181,19 +186,20 @@ FOUND = {
         ["batch.train_tokens=2.5e12"],
         "tokens_suit_the_size",
         "batch.train_tokens",
-        "2.5T tokens are 19,741 for each of 126.6M parameters; about 20 are usual (arXiv:2203.15556), and "
-        "few runs take thousands.",
-        "Set batch.train_tokens: 2500000000 if the unit is mistaken; 2.53B tokens are 20 a parameter.",
-        "costs more text than the model can use",
+        "2.5T tokens for 126.6M parameters are 19,741 tokens per parameter. About 20 are usual "
+        "(arXiv:2203.15556), and few runs use thousands.",
+        "If you meant another unit, set batch.train_tokens: 2500000000. 20 tokens per parameter are 2.53B "
+        "tokens.",
+        "costs time on more text than the model can use",
     ),
     "a low learning rate": (
         "gpt-125m",
         ["lr_schedule.lr=3e-5"],
         "learning_rate_suits_size",
         "lr_schedule.lr",
-        "lr(3e-05) is 1/20 of what GPT-3's table gives for 126.6M parameters and 524.3k tokens a step, "
-        "0.0006 "
-        "(arXiv:2005.14165, table 2.1, times the root of the batch); a rate this low learns little.",
+        "lr(3e-05) is only 1/20 of the usual rate for 126.6M parameters and 524.3k tokens per step, 0.0006 "
+        "(GPT-3's table, arXiv:2005.14165, table 2.1, scaled by the square root of the batch). A model "
+        "learns little at this rate.",
         "Set lr_schedule.lr: 0.0006.",
         "costs a worse model",
     ),
@@ -202,99 +208,99 @@ FOUND = {
         ["lr_schedule.lr=2e-3"],
         "learning_rate_suits_size",
         "lr_schedule.lr",
-        "lr(0.002) is 20 times what GPT-3's table gives for 12.9B parameters and 2.1M tokens a step, 0.0001 "
-        "(arXiv:2005.14165, table 2.1, times the root of the batch); a rate this high often diverges.",
+        "lr(0.002) is 20 times the usual rate for 12.9B parameters and 2.1M tokens per step, 0.0001 "
+        "(GPT-3's table, arXiv:2005.14165, table 2.1, scaled by the square root of the batch). A rate this "
+        "high often makes the loss diverge.",
         "Set lr_schedule.lr: 0.0001.",
-        "costs a run that diverges",
+        "costs the run, if the loss diverges",
     ),
     "a warm-up of a million tokens": (
         "gpt-13b-4xdp-4xpp",
         ["lr_schedule.lr_warmup_tokens=1e6"],
         "warmup_is_long_enough",
         "lr_schedule.lr_warmup_tokens",
-        "The warm-up takes 1 step of 123,978 (0.00038 % of the run); fewer than 100 steps raise the risk "
-        "of a "
-        "loss that does not decrease.",
-        "Set lr_schedule.lr_warmup_tokens: 2600e6, 1.0% of the run.",
-        "costs a run that may diverge",
+        "The warm-up takes 1 step of 123,978 (0.00038 % of the run). With fewer than 100 warm-up steps, the "
+        "loss may fail to decrease.",
+        "Set lr_schedule.lr_warmup_tokens: 2600e6. That is 1.0% of the run.",
+        "costs the run, if the loss diverges",
     ),
     "a warm-up of one step": (
         "gpt-13b-4xdp-4xpp",
         ["lr_schedule={lr_warmup_tokens: null, lr_warmup_steps: 1}"],
         "warmup_is_long_enough",
         "lr_schedule.lr_warmup_steps",
-        "The warm-up takes 1 step of 123,978 (0.00081 % of the run); fewer than 100 steps raise the risk of "
-        "a loss that does not decrease.",
-        "Set lr_schedule.lr_warmup_tokens: 2600e6 instead of lr_warmup_steps, 1.0% of the run.",
-        "costs a run that may diverge",
+        "The warm-up takes 1 step of 123,978 (0.00081 % of the run). With fewer than 100 warm-up steps, the "
+        "loss may fail to decrease.",
+        "Set lr_schedule.lr_warmup_tokens: 2600e6 instead of lr_warmup_steps. That is 1.0% of the run.",
+        "costs the run, if the loss diverges",
     ),
     "no warm-up": (
         "gpt-13b-4xdp-4xpp",
         ["lr_schedule.lr_warmup_tokens=null"],
         "warmup_is_long_enough",
         "lr_schedule.lr_warmup_tokens",
-        "There is no warm-up in a run of 123,978 steps; fewer than 100 steps raise the risk of a loss that "
-        "does not decrease.",
-        "Set lr_schedule.lr_warmup_tokens: 2600e6, 1.0% of the run.",
-        "costs a run that may diverge",
+        "There is no warm-up in a run of 123,978 steps. With fewer than 100 warm-up steps, the loss may "
+        "fail to decrease.",
+        "Set lr_schedule.lr_warmup_tokens: 2600e6. That is 1.0% of the run.",
+        "costs the run, if the loss diverges",
     ),
     "min_lr after the end": (
         "gpt-125m",
         ["lr_schedule.lr_decay_tokens=3e9"],
         "decay_reaches_its_end",
         "lr_schedule.lr_decay_tokens",
-        "min_lr is not reached: lr_decay_tokens(3,000,000,000) is more than train_tokens(2,500,000,000).",
-        "Set lr_schedule.lr_decay_tokens: 2500000000, or null, which is the length of the run.",
-        "costs a worse model than its tokens could give",
+        "The learning rate does not reach min_lr, because lr_decay_tokens(3,000,000,000) is more than "
+        "train_tokens(2,500,000,000).",
+        "To decay over the whole run, set lr_schedule.lr_decay_tokens to 2500000000 or to null.",
+        "costs a worse model",
     ),
     "min_lr after the end, by steps": (
         "gpt-125m",
         ["lr_schedule={lr_decay_tokens: null, lr_decay_steps: 320000}"],
         "decay_reaches_its_end",
         "lr_schedule.lr_decay_steps",
-        "min_lr is not reached: lr_decay_steps(320,000 = 167,772,160,000 tokens) is more than "
-        "train_tokens(2,500,000,000).",
-        "Set lr_schedule.lr_decay_tokens: 2500000000 instead of lr_decay_steps, or lr_decay_steps: null, "
-        "which is the length of the run.",
-        "costs a worse model than its tokens could give",
+        "The learning rate does not reach min_lr, because lr_decay_steps(320,000 = 167,772,160,000 tokens) "
+        "is more than train_tokens(2,500,000,000).",
+        "To decay over the whole run, set lr_decay_steps: null, or set lr_schedule.lr_decay_tokens: "
+        "2500000000 instead of lr_decay_steps.",
+        "costs a worse model",
     ),
     "billions without their zeros": (
         "gpt-125m",
         ["batch.train_tokens=300", "lr_schedule={lr_warmup_tokens: null, lr_decay_tokens: null}"],
         "training_is_longer_than_a_step",
         "batch.train_tokens",
-        "train_tokens(300) is one step of 524,288 tokens.",
-        "Write the whole number: 300e9 if billions are meant, 300e6 for millions.",
-        "costs a run that trains nothing",
+        "train_tokens(300) is only one step, because a step trains on 524,288 tokens.",
+        "If you mean billions, set train_tokens: 300e9; for millions, set 300e6.",
+        "costs a run that learns almost nothing",
     ),
     "a batch larger than the training": (
         "gpt-125m",
         ["batch.train_tokens=500000", "lr_schedule={lr_warmup_tokens: null, lr_decay_tokens: null}"],
         "training_is_longer_than_a_step",
         "batch.train_tokens",
-        "train_tokens(500,000) is one step of 524,288 tokens.",
-        "A smaller batch.global_batch_size, or more training, gives more steps.",
-        "costs a run that trains nothing",
+        "train_tokens(500,000) is only one step, because a step trains on 524,288 tokens.",
+        "For more steps, lower batch.global_batch_size, or raise train_tokens.",
+        "costs a run that learns almost nothing",
     ),
     "a fixed loss scale": (
         "gpt-125m",
         ["precision.fp16.loss_scale=4096"],
         "fp16_scale_can_move",
         "precision.fp16.loss_scale",
-        "fp16 with a fixed loss_scale(4096): the first gradient above 65504 / 4096 = 15.9922 becomes Inf, "
-        "and "
-        "no rule lowers the scale.",
-        "Set precision.fp16.loss_scale: 0 for a scale that halves after overflows (initial_scale_power, "
-        "loss_scale_window, hysteresis).",
-        "costs a run that may stop at an overflow",
+        "With fp16 and the fixed loss_scale(4096), any gradient above 65504 / 4096 = 15.9922 becomes Inf, "
+        "and the scale is never lowered.",
+        "Set precision.fp16.loss_scale: 0 to use a dynamic scale that is halved after overflows "
+        "(initial_scale_power, loss_scale_window, hysteresis).",
+        "costs the run, if a gradient overflows",
     ),
     "fp16 where bf16 is": (
         "gpt-125m",
         [],
         "bf16_needs_no_scale",
         "precision.dtype",
-        "fp16 on A100-40GB, where bf16 is as fast, has the range of fp32 and needs no loss scale.",
-        "Set precision.dtype: bf16 unless the numbers of an fp16 run must be reproduced.",
+        "The run uses fp16, but on A100-40GB bf16 is as fast, has the range of fp32 and needs no loss scale.",
+        "Set precision.dtype: bf16, unless you must reproduce the numbers of an fp16 run.",
         "",
     ),
     "32 loader workers a rank": (
@@ -302,18 +308,19 @@ FOUND = {
         [],
         "loaders_have_cores",
         "data.num_workers",
-        "num_workers(32) for each of 8 ranks is 256 processes on cpus_per_node(16).",
-        "Set data.num_workers: 1; reading samples takes a fraction of a core.",
-        "costs time, because ranks wait for samples",
+        "num_workers(32) starts 256 data workers for the 8 ranks of a machine, but cpus_per_node is 16.",
+        "Set data.num_workers: 1; reading samples needs only a fraction of a core.",
+        "costs time in which ranks wait for samples",
     ),
     "32 loader workers a rank, on cores that are not known": (
         "gpt-13b-4xdp-4xpp",
         ["resources.cpus_per_node=null"],
         "loaders_have_cores",
         "data.num_workers",
-        "num_workers(32) for each of 8 ranks is 256 processes on a machine, and resources.cpus_per_node is "
-        "not set; up to 28 for each GPU are usual.",
-        "Set data.num_workers: 2, which feeds most runs, or resources.cpus_per_node, which is compared.",
+        "num_workers(32) starts 256 data workers for the 8 ranks of a machine. resources.cpus_per_node is "
+        "not set; machines usually have up to 28 hardware threads per GPU.",
+        "Set data.num_workers: 2, which is enough for most runs, or set resources.cpus_per_node so that the "
+        "plan can compare the numbers.",
         "",
     ),
     "a permanent checkpoint every 1,000 steps": (
@@ -321,9 +328,10 @@ FOUND = {
         ["checkpoint.keep_every_steps=1000"],
         "checkpoints_fit_the_disk",
         "checkpoint.keep_every_steps",
-        "keep_every_steps(1,000) of 123,978 steps keeps up to 124 checkpoints of 170.7 GiB, the one being "
-        "written included: 20.7 TiB.",
-        "Set checkpoint.keep_every_steps: 13000 for 9 of them, or take a disk with 20.7 TiB free.",
+        "keep_every_steps(1,000) in a run of 123,978 steps keeps up to 124 checkpoints of 170.7 GiB, "
+        "including the one that is being written. They need 20.7 TiB.",
+        "Set checkpoint.keep_every_steps: 13000 to keep 9 checkpoints, or use a disk with 20.7 TiB of free "
+        "space.",
         "costs 20.7 TiB",
     ),
     "twenty checkpoints": (
@@ -331,8 +339,9 @@ FOUND = {
         ["checkpoint.keep_last=20"],
         "checkpoints_fit_the_disk",
         "checkpoint.keep_last",
-        "keep_last(20) keeps up to 21 checkpoints of 170.7 GiB, the one being written included: 3.5 TiB.",
-        "Set checkpoint.keep_last: 10, or take a disk with 3.5 TiB free.",
+        "keep_last(20) keeps up to 21 checkpoints of 170.7 GiB, including the one that is being written. "
+        "They need 3.5 TiB.",
+        "Set checkpoint.keep_last: 10, or use a disk with 3.5 TiB of free space.",
         "costs 3.5 TiB",
     ),
     "a best checkpoint that is rarely looked for": (
@@ -340,9 +349,9 @@ FOUND = {
         ["checkpoint.keep_best=true", "checkpoint.save_interval_steps=150"],
         "best_is_looked_for_often",
         "checkpoint.keep_best",
-        "checkpoint.keep_best = true: a checkpoint and a validation fall on the same step only every 300 "
-        "steps, with save_interval_steps(150) and eval_interval_steps(100).",
-        "Make save_interval_steps a multiple of eval_interval_steps.",
+        "checkpoint.keep_best can keep only checkpoints of steps with a validation, but with "
+        "save_interval_steps(150) and eval_interval_steps(100) such a step occurs only every 300 steps.",
+        "Set save_interval_steps to a multiple of eval_interval_steps.",
         "",
     ),
     "a folder of offloading that is not here": (
@@ -354,8 +363,8 @@ FOUND = {
         ],
         "nvme_folder_is_here",
         "parallel.offload_param.nvme_path",
-        "parallel.offload_param.nvme_path = /no/such/folder: no such folder on this machine. The run is not "
-        "started unless the folder exists on the machine that trains.",
+        "parallel.offload_param.nvme_path = /no/such/folder does not exist on this machine. The run starts "
+        "only if the folder exists on the machine that trains.",
         "",
         "",
     ),
@@ -364,10 +373,10 @@ FOUND = {
         ["backend.kind=hosts", "backend.hosts.hosts=[a, b]"],
         "no_host_stays_unused",
         "backend.hosts.hosts",
-        "backend.hosts.hosts names 2 machines, but resources.nodes = 1: b will be idle.",
-        "Set resources.nodes: 2 and parallel.data_parallel_size: 2 and batch.micro_batch_size: 4, for as "
-        "many ranks on each, or remove the unused machines.",
-        "costs machines that are paid for and idle",
+        "backend.hosts.hosts lists 2 machines, but resources.nodes is 1, so the run does not use b.",
+        "Set resources.nodes: 2 and parallel.data_parallel_size: 2 and batch.micro_batch_size: 4 to use all "
+        "machines, or remove the unused machines.",
+        "costs idle machines",
     ),
     "threads that nbtrain would count": (
         "gpt-tiny",
@@ -412,47 +421,50 @@ FOUND = {
         ["resources.gpu_type=MI300X"],
         "device_trains_here",
         "resources.gpu_type",
-        "resources.gpu_type MI300X is AMD's: nbtrain plans for it, and trains on NVIDIA GPUs and CPUs.",
-        "Set another gpu_type to train with nbtrain.",
-        "costs a run that was never tried on this device",
+        "resources.gpu_type = MI300X is a device from AMD. nbtrain can plan for this device, but trains "
+        "only on NVIDIA GPUs and CPUs.",
+        "To train with nbtrain, set another gpu_type.",
+        "costs the run, because nbtrain cannot train on this device",
     ),
     "a name of another size": (
         "gpt-175b",
         ["name=gpt-1-3t", "model.num_layers=120"],
         "name_says_its_size",
         "name",
-        "The name gpt-1-3t says 1.3T or 3T, but the model has 218,106,224,640 parameters (218.1B).",
-        "Correct the model's sizes, or the name.",
-        "costs a run of another model",
+        "The name gpt-1-3t contains the size 1.3T or 3T, but the model has 218,106,224,640 parameters "
+        "(218.1B).",
+        "Correct the sizes of the model, or rename the run.",
+        "costs the training of a wrong model, if the name is right",
     ),
     "a time-out in milliseconds": (
         "gpt-125m",
         ["parallel.process_group_timeout_seconds=600000"],
         "timeout_is_in_seconds",
         "parallel.process_group_timeout_seconds",
-        "process_group_timeout_seconds(600000) is 6.9 d; a hanging collective would be noticed then.",
-        "Write 600 if milliseconds are meant; the default is 600.",
-        "costs GPUs that wait for a rank that is gone",
+        "process_group_timeout_seconds(600000) is 6.9 d: ranks would wait that long for a rank that is gone.",
+        "If you mean milliseconds, set process_group_timeout_seconds: 600. The default is 600.",
+        "costs idle GPUs after a rank is lost",
     ),
     "a time-out in minutes": (
         "gpt-125m",
         ["parallel.process_group_timeout_seconds=30"],
         "timeout_is_in_seconds",
         "parallel.process_group_timeout_seconds",
-        "process_group_timeout_seconds(30) is 30 s; a slow checkpoint takes longer.",
-        "Write 1800 for minutes; the default is 600.",
-        "costs a run that stops too early",
+        "process_group_timeout_seconds(30) is 30 s: a slow checkpoint can take longer than that and end the "
+        "run.",
+        "If you mean minutes, set process_group_timeout_seconds: 1800. The default is 600.",
+        "costs the run, if a checkpoint is slow",
     ),
     "pods that end before they have saved": (
         "gpt-125m",
         [*ON_KUBERNETES, "backend.shutdown_timeout_seconds=6"],
         "pods_have_time_to_save",
         "backend.shutdown_timeout_seconds",
-        "shutdown_timeout_seconds(6) is the time that ranks have to save when their pod is ended, and a save "
-        "takes 10 s (planned: 1.7 GiB of each node at 171.7 MiB/s). Kubernetes kills the pod 36 s after "
-        "asking it to end (terminationGracePeriodSeconds).",
-        "Set backend.shutdown_timeout_seconds: 20, 2 times as long.",
-        "costs all steps since the previous checkpoint, whenever a pod is ended",
+        "shutdown_timeout_seconds(6) gives ranks 6 s to save when their pod is terminated, but a save takes "
+        "10 s (planned: 1.7 GiB of each node at 171.7 MiB/s). Kubernetes kills a pod 36 s after it asks the "
+        "pod to stop (terminationGracePeriodSeconds).",
+        "Set backend.shutdown_timeout_seconds: 20, which is 2 times the duration of a save.",
+        "costs all steps since the previous checkpoint whenever a pod is terminated",
     ),
 }
 
@@ -577,7 +589,7 @@ def test_pods_that_end_before_they_have_saved(workspace):
     beat.write(job.job.heartbeat(0))
     (measured,) = [one for one in plan(load("gpt-125m", ON_KUBERNETES)).findings if one.rule == rule]
     assert (
-        "a save takes 1 min 15 s (the longest that this run has measured). Kubernetes kills the pod 90 s"
+        "a save takes 1 min 15 s (the longest that this run has measured). Kubernetes kills a pod 90 s"
         in (measured.message)
     )
     assert "shutdown_timeout_seconds: 150," in measured.fix
@@ -592,9 +604,9 @@ def test_local_checkpoints_on_the_disk_of_the_others(workspace):
     found = finding("gpt-tiny", [f"checkpoint.local_dir={folder}"], rule)
     assert (found.level, found.message, found.fix) == (
         "warning",
-        f"checkpoint.local_dir = {folder} is on the same file system as output: every checkpoint is "
-        "written there twice.",
-        "Name a folder on each node's own disk, or set checkpoint.local_dir: null.",
+        f"checkpoint.local_dir = {folder} is on the same file system as output, so every checkpoint is "
+        "written to it twice.",
+        "Set local_dir to a folder on each node's own disk, or set checkpoint.local_dir: null.",
     )
     # The interval goes with the folder: a rule refuses it alone.
     interval = "checkpoint.local_save_interval_steps"
@@ -617,14 +629,13 @@ def test_the_share_of_time_of_a_finding_is_its_cost():
     price = result.cost.money * bubble
     assert found.cost.text.endswith(f" GPU hours, {price:,.0f} USD")
     assert found.message == (
-        f"The pipeline waits {bubble:.0%} of each step: with 16 micro batches for 4 equal stages (p - 1) "
-        f"/ (m + "
-        "p - 1) = 16% of the computing is a wait."
+        f"Pipeline stages are idle for {bubble:.0%} of each step. With 16 micro batches (m) and 4 stages (p) "
+        "of equal cost, (p - 1) / (m + p - 1) = 16% of the computing time is idle."
     )
     after = plan(load(run, ["batch.micro_batch_size=4"]), use_measured=False).duration.bubble_fraction
     assert found.fix == (
-        f"Set batch.micro_batch_size: 4: the wait is then {after:.0%}. A larger global_batch_size or fewer "
-        "pipeline stages make it smaller."
+        f"Set batch.micro_batch_size: 4, which lowers the idle share to {after:.0%}. A larger "
+        "global_batch_size or fewer stages also shrink the bubble."
     )
     assert bubble > 0.1 > after
 
@@ -634,34 +645,35 @@ def test_a_bubble_without_smaller_micro_batches_names_the_stages():
     found = finding("gpt-345m-4xdp-2xpp", overrides, "bubble_is_small")
     assert (found.key, found.fix) == (
         "parallel.pipeline_parallel_size",
-        "A larger global_batch_size or fewer pipeline stages make it smaller.",
+        "Set a larger batch.global_batch_size, or use fewer pipeline stages.",
     )
     assert found.message.endswith(
-        "with 1 micro batch for 2 equal stages (p - 1) / (m + p - 1) = 50% of the computing is a wait."
+        "With 1 micro batch (m) and 2 stages (p) of equal cost, (p - 1) / (m + p - 1) = 50% of the "
+        "computing time is idle."
     )
     unknown = [*overrides, "resources.gpu_type=null"]
     found = finding("gpt-345m-4xdp-2xpp", unknown, "bubble_is_small")
-    assert found.message.startswith("The pipeline waits 50% of each step: ")
-    assert found.cost.text == "costs time without computation"
+    assert found.message.startswith("Pipeline stages are idle for 50% of each step. ")
+    assert found.cost.text == "costs idle time"
 
 
 def test_a_bubble_of_unequal_stages_says_so():
     found = finding("gpt-13b-4xdp-4xpp", ["model.num_layers=41"], "bubble_is_small")
     assert (
-        "for 4 stages of 11 and 10 layers, of which equal ones would wait (p - 1) / (m + p - 1) = 16% of"
-        in (found.message)
+        "The stages have 11 and 10 layers. With 16 micro batches (m) and 4 stages (p) of equal cost, only "
+        "(p - 1) / (m + p - 1) = 16% of" in (found.message)
     )
-    assert found.fix.endswith(" 41 layers do not divide among 4 stages; 40 or 44 would.")
+    assert found.fix.endswith(" 41 layers do not divide evenly among 4 stages; 40 or 44 layers would.")
 
 
 def test_a_rate_that_is_at_its_end_for_most_of_the_run():
     found = finding("gpt-125m", ["batch.train_tokens=2.5e10"], "decay_ends_with_the_run")
     assert found.message == (
-        "The learning rate is at min_lr(1e-06) for 90.0% of the run: lr_decay_tokens(2,500,000,000) are 0.1 "
-        "of train_tokens(25,000,000,000)."
+        "The learning rate stays at min_lr(1e-06) for 90.0% of the run, because "
+        "lr_decay_tokens(2,500,000,000) is only 10.0% of train_tokens(25,000,000,000)."
     )
     assert found.fix == (
-        "Set lr_schedule.lr_decay_tokens: 25000000000, or null, which is the length of the run."
+        "To decay over the whole run, set lr_schedule.lr_decay_tokens to 25000000000 or to null."
     )
     assert found.cost.text.startswith("costs 2.0 d, ")
 
@@ -676,12 +688,12 @@ def test_a_decay_that_is_too_short_is_named_in_its_own_unit(unit, amount):
     tokens = amount * 2048 if unit == "samples" else amount * 524_288
     assert found.key == f"lr_schedule.lr_decay_{unit}"
     assert (
-        f"for {1 - tokens / 2.5e9:.1%} of the run: lr_decay_{unit}({amount:,} = {tokens:,} tokens) are "
-        in (found.message)
+        f"for {1 - tokens / 2.5e9:.1%} of the run, because lr_decay_{unit}({amount:,} = {tokens:,} tokens) "
+        "is only " in (found.message)
     )
     assert found.fix == (
-        f"Set lr_schedule.lr_decay_tokens: 2500000000 instead of lr_decay_{unit}, or lr_decay_{unit}: null, "
-        "which is the length of the run."
+        f"To decay over the whole run, set lr_decay_{unit}: null, or set lr_schedule.lr_decay_tokens: "
+        f"2500000000 instead of lr_decay_{unit}."
     )
     without = f"lr_schedule.lr_decay_{unit}=null"
     for fixed in ([without], [without, "lr_schedule.lr_decay_tokens=2500000000"]):
@@ -699,13 +711,14 @@ def test_pauses_of_more_than_a_tenth_of_the_time():
             ["evaluation.eval_interval_steps=10"],
             "validations_are_few",
             "validation",
-            "Validations take {share:.0%} of the time: 10 batches after every 10 steps, each a forward pass.",
+            "Validations take {share:.0%} of the time, with a forward pass of 10 batches after every 10 "
+            "steps.",
         ),
         (
             ["checkpoint.save_interval_steps=2", "checkpoint.async_save=false"],
             "checkpoints_are_few",
             "checkpoints",
-            "Checkpoints take {share:.0%} of the time: 1.7 GiB are written after every 2 steps.",
+            "Checkpoints take {share:.0%} of the time: 1.7 GiB is written after every 2 steps.",
         ),
     ):
         duration = plan(load("gpt-125m", overrides), use_measured=False).duration
@@ -713,7 +726,9 @@ def test_pauses_of_more_than_a_tenth_of_the_time():
         share = duration.parts[part] / duration.seconds
         assert found.message == message.format(share=share)
         assert found.cost.hours == pytest.approx(duration.parts[part] / 3600)
-        interval = re.match(rf"Set {found.key}: (\d+) for 10%, or ", found.fix)[1]
+        interval = re.match(
+            rf"Set {found.key}: (\d+), so that (validations|checkpoints) take 10%", found.fix
+        )[1]
         after = plan(load("gpt-125m", [*overrides, f"{found.key}={interval}"]), use_measured=False).duration
         assert 0.08 < after.parts[part] / after.seconds < 0.105
 
@@ -723,15 +738,16 @@ def test_a_run_without_a_checkpoint_on_its_way():
     found = finding("gpt-125m", overrides, "a_checkpoint_comes_before_the_end")
     seconds = plan(load("gpt-125m", overrides), use_measured=False).duration.seconds
     assert found.message == (
-        "save_interval_steps(5,000) writes no checkpoint before the last of 4,769 steps: a failure "
-        f"before that loses up to {amounts.duration(seconds)}."
+        "save_interval_steps(5,000) writes no checkpoint before the last of 4,769 steps. A failure "
+        f"before that step loses up to {amounts.duration(seconds)} of training."
     )
     assert found.fix == "Set checkpoint.save_interval_steps: 476."
     # The nodes' own disks hold checkpoints, from which a run resumes unless a disk is lost.
     local = ["checkpoint.local_dir=/local", "checkpoint.local_save_interval_steps=100"]
     found = finding("gpt-125m", [*overrides, *local], found.rule)
-    assert "writes none to the run directory before the last of 4,769 steps: a failure that takes a" in (
-        found.message
+    assert (
+        "writes no checkpoint to the run directory before the last of 4,769 steps. A failure that loses a"
+        in (found.message)
     )
 
 
@@ -743,7 +759,7 @@ def test_local_checkpoints_that_hold_the_training_up():
     local = ["checkpoint.local_dir=/local", "checkpoint.async_save=false", f"{key}=1"]
     local += ["batch.global_batch_size=64"]
     found = finding("gpt-125m", [*local, "checkpoint.save_interval_steps=1000"], rule)
-    enough = int(re.match(rf"Set {key}: (\d+) for 10%", found.fix)[1])
+    enough = int(re.match(rf"Set {key}: (\d+), so that they take 10%", found.fix)[1])
     assert enough > 1 and found.cost.hours > 0
     mended = [*local, "checkpoint.save_interval_steps=1000", f"{key}={enough}"]
     assert rule not in {one.rule for one in findings("gpt-125m", mended)}
@@ -764,7 +780,7 @@ FOLLOWED = {
         "gpt-1-3b-4xdp",
         ["lr_schedule.lr_warmup_tokens=1e6", "batch.train_tokens=5e9"],
         "warmup_is_long_enough",
-        "Set lr_schedule.lr_warmup_tokens: 110e6, 2.1% of the run.",
+        "Set lr_schedule.lr_warmup_tokens: 110e6. That is 2.1% of the run.",
     ),
     "saves next to kept checkpoints": (
         "gpt-125m",
@@ -832,8 +848,8 @@ def test_local_saves_are_not_made_rarer_than_the_others():
     estimates = SimpleNamespace(config=config, duration=duration, share=lambda fraction: None)
     (found,) = local_checkpoints_are_few(estimates)
     assert found.fix == (
-        "Set checkpoint.local_save_interval_steps: null: one is written there every 20 steps anyway "
-        "(save_interval_steps)."
+        "Set checkpoint.local_save_interval_steps: null. A checkpoint is written there every 20 steps "
+        "anyway (save_interval_steps)."
     )
 
 
@@ -841,7 +857,9 @@ def test_the_length_without_repetition_is_in_the_unit_of_the_run():
     overrides = ["batch.train_tokens=null", "batch.train_steps=2e6"]
     found = finding("gpt-125m", overrides, "dataset_is_not_repeated_too_often")
     assert found.key == "batch.train_steps"
-    assert (match := re.match(r"Use more text or fewer train_steps: ([\d,]+) are 4 passes", found.fix))
+    assert (
+        match := re.match(r"Use more text, or lower train_steps to ([\d,]+), which is 4 passes", found.fix)
+    )
     assert int(match[1].replace(",", "")) < 2e6
 
 
@@ -872,10 +890,10 @@ def test_zero_3_that_waits_for_its_weights_is_told_of_larger_micro_batches():
     before = plan(load("gpt-13b-4xdp-4xpp", [*overrides, "batch.micro_batch_size=1"]), use_measured=False)
     step = before.duration.step
     assert found.message == (
-        f"{step.data / step.seconds:.0%} of each step waits for data-parallel traffic: ZeRO 3 over 16 ranks, "
-        "64 micro batches of 1 in a step."
+        f"Ranks wait for data-parallel traffic for {step.data / step.seconds:.0%} of each step, with ZeRO 3 "
+        "across 16 ranks and 64 micro batches of 1 sequence per step."
     )
-    size = int(found.fix.removeprefix("Set batch.micro_batch_size: ").split(":")[0])
+    size = int(found.fix.removeprefix("Set batch.micro_batch_size: ").split(".")[0])
     after = plan(
         load("gpt-13b-4xdp-4xpp", [*overrides, f"batch.micro_batch_size={size}"]), use_measured=False
     )
@@ -887,10 +905,13 @@ def test_tensor_ranks_on_two_machines_cost_time():
     overrides = ["resources.nodes=32", "resources.gpus_per_node=2"]
     found = finding("gpt-13b-4xdp-4xpp-4xtp", overrides, "tensor_ranks_share_a_machine")
     assert found.message == (
-        "tensor_parallel_size(4) reaches across nodes of 2 GPUs: every layer then waits for the network. "
-        "A100-80GB: 300 GB/s inside a machine, 25.0 GB/s for each GPU between machines, 12 times slower."
+        "tensor_parallel_size(4) splits layers across machines of 2 GPUs each, so every layer waits for the "
+        "network. A100-80GB GPUs exchange 300 GB/s inside a machine, but only 25.0 GB/s per GPU between "
+        "machines (12 times less)."
     )
-    assert found.fix == ("Set parallel.tensor_parallel_size: 2 or 1, and more stages or data-parallel ranks.")
+    assert found.fix == (
+        "Set parallel.tensor_parallel_size: 2 or 1, with more pipeline stages or data-parallel ranks."
+    )
     apart = plan(load("gpt-13b-4xdp-4xpp-4xtp", overrides), use_measured=False).duration
     together = plan(load("gpt-13b-4xdp-4xpp-4xtp"), use_measured=False).duration
     assert 0 < found.cost.hours < apart.seconds / 3600
@@ -899,7 +920,10 @@ def test_tensor_ranks_on_two_machines_cost_time():
 
 def test_one_batch_is_no_batches():
     often = ["evaluation.eval_iters=1", "evaluation.eval_interval_steps=1"]
-    assert ": 1 batch after every 1 step, " in finding("gpt-tiny", often, "validations_are_few").message
+    assert (
+        "a forward pass of 1 batch after every step."
+        in finding("gpt-tiny", often, "validations_are_few").message
+    )
 
 
 def test_a_full_disk_is_named(monkeypatch):
@@ -907,9 +931,8 @@ def test_a_full_disk_is_named(monkeypatch):
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**30))
     found = finding("gpt-125m", [], "checkpoints_fit_the_disk")
     assert re.fullmatch(
-        r"keep_last\(2\) keeps up to 3 checkpoints of 1.7 GiB, the one being written included: 5.0 GiB; "
-        r".* has "
-        "1.0 GiB free.",
+        r"keep_last\(2\) keeps up to 3 checkpoints of 1.7 GiB, including the one that is being written. "
+        r"They need 5.0 GiB, but .* has only 1.0 GiB free.",
         found.message,
     )
     assert found.level == "warning"
@@ -934,7 +957,7 @@ def test_the_checkpoints_that_a_full_disk_holds(kept, changes, monkeypatch):
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: SimpleNamespace(free=11 * 2**30))
     rule, kept = "checkpoints_fit_the_disk", ["checkpoint.save_interval_steps=100", *kept]
     found = finding("gpt-125m", kept, rule)
-    assert found.fix.startswith(f"Set {changes}, or take a disk with ")
+    assert found.fix.startswith(f"Set {changes}, or use a disk with ")
     fixed = [change.replace(": ", "=") for change in changes.split(" and ")]
     assert rule not in {one.rule for one in findings("gpt-125m", [*kept, *fixed])}
 
@@ -942,7 +965,7 @@ def test_the_checkpoints_that_a_full_disk_holds(kept, changes, monkeypatch):
 def test_a_disk_that_holds_no_two_checkpoints(monkeypatch):
     """Fewer checkpoints than the newest one and the one being written cannot be kept."""
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: SimpleNamespace(free=2 * 2**30))
-    assert finding("gpt-125m", [], "checkpoints_fit_the_disk").fix == "Take a disk with 5.0 GiB free."
+    assert finding("gpt-125m", [], "checkpoints_fit_the_disk").fix == "Use a disk with 5.0 GiB of free space."
 
 
 def test_permanent_checkpoints_that_are_few_already():
@@ -969,14 +992,15 @@ def test_fragmentation_is_named_before_it_ends_a_run():
     found = finding("gpt-125m", full_card(49), "fragmentation_leaves_room")
     assert (found.level, found.key) == ("note", "backend.env")
     assert found.message == (
-        "May run out because of fragmentation: with 15 % of torch's memory in pieces too small to use, the "
-        "average of eight models (arXiv:2401.08156), one rank needs 40.3 GiB, but A100-40GB has 39.6 GiB."
+        "The run may run out of memory because of fragmentation. If 15 % of torch's memory is in segments "
+        "too small to use, which is the average of eight models (arXiv:2401.08156), one rank needs 40.3 "
+        "GiB, but A100-40GB has 39.6 GiB."
     )
     assert found.fix == (
-        "Set PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True in backend.env, so that the allocator "
-        "joins its free segments."
+        "Set PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True in backend.env, so that the allocator joins "
+        "free segments."
     )
-    assert found.cost.text == "costs a run that may end out of memory"
+    assert found.cost.text == "costs the run, if memory runs out"
 
 
 def test_the_fix_of_fragmentation_keeps_what_the_allocator_was_told():
@@ -1032,9 +1056,9 @@ def test_check_and_plan_give_one_list(capsys):
         "gpt-13b-4xdp-4xpp: valid; 4 findings, most expensive first:\n" + "\n".join(lines) + "\n"
     )
     assert lines[6:9] == [
-        "warning, costs time, because ranks wait for samples: gpt-13b-4xdp-4xpp.yaml:16: data.num_workers",
-        "  num_workers(32) for each of 8 ranks is 256 processes on cpus_per_node(16).",
-        "  Set data.num_workers: 1; reading samples takes a fraction of a core.",
+        "warning, costs time in which ranks wait for samples: gpt-13b-4xdp-4xpp.yaml:16: data.num_workers",
+        "  num_workers(32) starts 256 data workers for the 8 ranks of a machine, but cpus_per_node is 16.",
+        "  Set data.num_workers: 1; reading samples needs only a fraction of a core.",
     ]
     result = plan(load("gpt-13b-4xdp-4xpp"), use_measured=False)
     assert result.warnings == [one.text for one in found[:3]]

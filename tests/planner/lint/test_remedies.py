@@ -55,10 +55,10 @@ def test_the_fix_gives_the_memory_that_it_promises(what):
     assert after.total_bytes <= 0.9 * after.device_bytes
     (found,) = (one for one in plan(config, use_measured=False).findings if one.rule == "memory_fits")
     host = f", and {amounts.size(after.total_host_bytes)} of host memory" if after.total_host_bytes else ""
-    assert found.fix == f"Set {remedy.words}; one rank then needs {amounts.size(after.total_bytes)}{host}."
+    assert found.fix == f"Set {remedy.words}. One rank then needs {amounts.size(after.total_bytes)}{host}."
     before = least_memory(config)
     assert found.message.startswith(
-        f"Does not fit: one rank needs {amounts.size(before.total_bytes)}, {before.device} has "
+        f"The run does not fit: one rank needs {amounts.size(before.total_bytes)}, and {before.device} has "
         f"{amounts.size(before.device_bytes)}. The largest part is "
     )
     assert found.level == "error"
@@ -85,8 +85,8 @@ def test_a_tight_run_is_a_warning():
         for one in plan(load("gpt-125m", ["resources.gpu_type=T4"]), use_measured=False).findings
         if one.rule == "memory_fits"
     )
-    assert found.message.startswith("Fits with less than 5 % headroom: one rank needs ")
-    assert (found.level, found.cost.text) == ("warning", "costs a run that may end out of memory")
+    assert found.message.startswith("The run fits with less than 5 % headroom: one rank needs ")
+    assert (found.level, found.cost.text) == ("warning", "costs the run, if memory runs out")
 
 
 def test_more_gpus_are_the_last_change():
@@ -104,7 +104,9 @@ def test_nothing_helps_a_model_that_no_cluster_holds():
     config = load("gpt-175b", ["model.num_layers=16", "resources.gpu_type=T4", "model.hidden_size=98304"])
     assert cheapest_remedy(config, 0.1) is None
     (found,) = (one for one in plan(config, use_measured=False).findings if one.rule == "memory_fits")
-    assert found.fix == ("No layout fits these GPUs: use a larger GPU, more of them, or a smaller model.")
+    assert found.fix == (
+        "No layout fits these GPUs. Use GPUs with more memory, more GPUs, or a smaller model."
+    )
 
 
 def test_host_memory_against_a_machine():
@@ -118,12 +120,11 @@ def test_host_memory_against_a_machine():
     memory = least_memory(config)
     needed = 4 * memory.total_host_bytes
     assert found.message == (
-        f"Not enough host memory: one rank needs {amounts.size(memory.total_host_bytes)} of it, and "
-        f"its "
-        "share of resources.memory_per_node_bytes is 238.4 MiB (of a machine's 4 ranks: "
-        f"{amounts.size(needed)} against 953.7 MiB). The largest part is snapshot."
+        f"Host memory is too small: the 4 ranks of a machine need {amounts.size(needed)} "
+        f"({amounts.size(memory.total_host_bytes)} each), but resources.memory_per_node_bytes is 953.7 MiB "
+        "(238.4 MiB for each rank). The largest part is snapshot."
     )
-    assert found.fix == "Set checkpoint.async_save: false; one rank then needs 0 B of host memory."
+    assert found.fix == "Set checkpoint.async_save: false. One rank then needs no extra host memory."
     assert found.cost == type(found.cost)(True, num_bytes=needed - 4 * memory.host_bytes)
 
 
@@ -157,12 +158,12 @@ def test_host_memory_that_no_change_saves():
     }
     words = " and ".join(f"{key}: {value}" for key, value in nvme.items())
     assert fix_of(config) == (
-        f"Use machines with {needed}, or more of them; or set {words}, where /nvme stands for a folder on a "
-        "local NVMe disk."
+        f"Use machines with {needed} of memory, or use more machines. Or set {words}, with a folder on a "
+        "local NVMe disk instead of /nvme."
     )
     assert not [one for one in plan(load(config, nvme)).findings if one.rule == "host_memory_fits"]
     small = load(config, {"resources.memory_per_node_bytes": 30e9})
-    assert fix_of(small) == f"Use machines with {needed}, or more of them."
+    assert fix_of(small) == f"Use machines with {needed} of memory, or use more machines."
     assert [one for one in plan(load(small, nvme)).findings if one.rule == "host_memory_fits"]
 
 
@@ -172,14 +173,14 @@ def test_nvme_is_named_only_where_the_rules_allow_it():
     overrides += ["resources.memory_per_node_bytes=100e9", "init_from=another-run"]
     config = load("gpt-13b-4xdp-4xpp", overrides)
     (found,) = (one for one in plan(config, use_measured=False).findings if one.rule == "host_memory_fits")
-    assert found.fix.endswith(", or more of them.")
+    assert found.fix.endswith(", or use more machines.")
 
 
 def test_a_cpu_is_not_called_a_gpu():
     overrides = ["resources.memory_per_node_bytes=300e6", "checkpoint.async_save=false"]
     config = load("gpt-tiny", [*overrides, "model.hidden_size=4096", "model.num_layers=48"])
     (found,) = (one for one in plan(config, use_measured=False).findings if one.rule == "memory_fits")
-    assert found.fix == "No layout fits: use a machine with more memory, or a smaller model."
+    assert found.fix == "No layout fits this machine. Use a machine with more memory, or a smaller model."
 
 
 def test_sequence_ranks_are_no_shards_of_the_weights():
@@ -189,13 +190,13 @@ def test_sequence_ranks_are_no_shards_of_the_weights():
     (found,) = (one for one in result.findings if one.rule == "sequence_ranks_hold_all_weights")
     state = result.memory.states_bytes
     assert found.message == (
-        "ds_sequence_parallel_size(4) divides the tokens of a sequence and no weights: with zero_stage(1) "
-        f"each of the 4 ranks holds the same weights and gradients. {amounts.size(state)} of model state are "
-        "on each rank."
+        "ds_sequence_parallel_size(4) splits the tokens of a sequence, but not the weights. With "
+        "zero_stage(1), each of the 4 ranks holds the same weights and gradients. Each rank needs "
+        f"{amounts.size(state)} for model state."
     )
     assert found.fix == (
-        "Set parallel.zero_stage: 3, which divides them among data-parallel ranks and ranks that share "
-        "sequences alike."
+        "Set parallel.zero_stage: 3, which shards weights, gradients and optimizer state across "
+        "data-parallel ranks and across ranks that share sequences."
     )
     overrides = ["parallel.pipeline_parallel_size=2", "parallel.ds_sequence_parallel_size=2"]
     piped = load("gpt-13b-4xdp-4xpp", [*overrides, "resources.gpu_type=A100-40GB"])
@@ -205,8 +206,7 @@ def test_sequence_ranks_are_no_shards_of_the_weights():
         if finding.rule == "sequence_ranks_hold_all_weights"
     )
     assert found.fix == (
-        "Use more of these ranks for tensor_parallel_size or pipeline_parallel_size, which divide the "
-        "weights."
+        "Use more of these ranks for tensor_parallel_size or pipeline_parallel_size, which shard the weights."
     )
 
 
@@ -216,8 +216,8 @@ def test_the_stage_that_is_named_goes_with_the_run():
     compiled = load("gpt-13b-4xdp-4xpp", [*overrides, "model.compile=true"])
     found = {one.rule: one.fix for one in plan(compiled, use_measured=False).findings}
     assert found["sequence_ranks_hold_all_weights"] == (
-        "Set parallel.zero_stage: 2, which divides gradients and optimizer state among data-parallel ranks "
-        "and ranks that share sequences alike."
+        "Set parallel.zero_stage: 2, which shards gradients and optimizer state across data-parallel ranks "
+        "and across ranks that share sequences."
     )
     assert found["model_is_made_in_host_memory"].startswith("Shard the model across more tensor or pipeline")
 
@@ -231,9 +231,9 @@ def test_selective_is_not_the_smaller_recomputation():
     kept = result.memory.parts["activations"]
     full = least_memory(with_values(config, {RECOMPUTE: "full"})).parts["activations"]
     assert found.message == (
-        f"Selective recomputation keeps {amounts.size(kept)} of activations, full recomputation "
-        f"{amounts.size(full)}: selective is the faster one, not the smaller one (arXiv:2205.05198, "
-        f"section 5)."
+        f"Selective recomputation keeps {amounts.size(kept)} of activations, while full recomputation would "
+        f"keep only {amounts.size(full)}. Selective recomputation is faster, but needs more memory "
+        "(arXiv:2205.05198, section 5)."
     )
     assert found.cost.num_bytes == kept - full > 0
 
@@ -247,13 +247,13 @@ def test_the_model_is_made_in_host_memory_first():
     (found,) = (one for one in result.findings if one.rule == "model_is_made_in_host_memory")
     each = result.memory.initial_host_bytes
     assert found.message == (
-        "Each rank makes its part of the model in host memory first: 8 ranks of a machine need "
-        f"{amounts.size(each)} each, {amounts.size(8 * each)} in all, but resources.memory_per_node_bytes is "
-        "256.0 GiB."
+        "Each rank first creates its part of the model in host memory: the 8 ranks of a machine need "
+        f"{amounts.size(each)} each, {amounts.size(8 * each)} together, but resources.memory_per_node_bytes "
+        "is only 256.0 GiB."
     )
     assert found.fix == (
         "Set parallel.zero_stage: 3, which shards each parameter as it is created, or use machines with "
-        f"{amounts.size(8 * each)}."
+        f"{amounts.size(8 * each)} of memory."
     )
     better = plan(load(config, {ZERO: 3}), use_measured=False).findings
     assert "model_is_made_in_host_memory" not in {one.rule for one in better}
@@ -268,9 +268,9 @@ def test_the_stage_may_not_suffice_where_the_model_is_made():
     rule = "model_is_made_in_host_memory"
     (found,) = (one for one in plan(config, use_measured=False).findings if one.rule == rule)
     (after,) = (one for one in plan(load(config, {ZERO: 3})).findings if one.rule == rule)
-    words = re.search(r"use machines with ([\d.]+ GiB)\.$", found.fix)[1]
+    words = re.search(r"use machines with ([\d.]+ GiB) of memory\.$", found.fix)[1]
     assert found.fix.startswith("Set parallel.zero_stage: 3, ") and " and use machines with " in found.fix
-    assert after.fix.endswith(f"or use machines with {words}.")
+    assert after.fix.endswith(f"or use machines with {words} of memory.")
     alone = load("gpt-13b-4xdp-4xpp", [*ONE_GPU, "resources.memory_per_node_bytes=16e9"])
     (found,) = (one for one in plan(alone, use_measured=False).findings if one.rule == rule)
     assert "the rank of a machine needs " in found.message

@@ -1,8 +1,8 @@
-"""The datasets of a blend treated as one dataset: all exist, and share one tokenizer and one hash.
+"""Presents the datasets of a blend as one dataset with one manifest, one tokenizer and one hash.
 
 A blend stores no tokens; its folder data/dataset/<data.name>/ holds only index-cache/. Entries given by a
 name in the data directory keep their indices in their own folders, where all runs find them. Entries given by
-a prefix may be in a read-only folder, so their indices are in the blend's folder.
+a prefix may be in a read-only folder, so their indices are kept in the blend's folder.
 """
 
 import hashlib
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BlendManifest(DatasetManifest):
-    """The sum of all entries' manifests; never written to disk."""
+    """Combined manifest of all entries, with their counts added up; never written to disk."""
 
     entries: list[dict[str, Any]] = field(default_factory=list)
     """Name, weight and dataset_sha256 of each entry."""
 
     @property
     def dataset_sha256(self) -> str:
-        """SHA-256 of the entries' hashes and weights in order, which determine the samples of a blend."""
+        """SHA-256 over the entries' hashes and weights, in order; they determine the blend's samples."""
         lines = [[entry["dataset_sha256"], entry["weight"]] for entry in self.entries]
         return hashlib.sha256(json.dumps(lines).encode()).hexdigest()
 
@@ -44,18 +44,17 @@ class Entry:
     """One dataset of a blend."""
 
     name: str
-    """Name under which its loss is reported, unique among the entries."""
+    """Name under which the entry's loss is reported; unique within the blend."""
     files: DatasetFiles
     weight: float
     index_cache: Path
     is_named: bool
-    """Whether the entry is given by a name in the data directory; otherwise it is a pair given by its
-    prefix.
-    """
+    """Whether the entry names a dataset in the data directory; otherwise it is a pair given by prefix."""
 
     def manifest(self) -> DatasetManifest | None:
-        """Return the dataset's manifest or, without one, a description of the pair; None if missing. Raises
-        DataError.
+        """Return the dataset's manifest, or None if the dataset is missing. Raises DataError.
+
+        For a pair without a manifest, build one from the two files.
         """
         manifest = self.files.manifest() if self.is_named else self.files.own_manifest()
         if manifest or self.is_named or not self.files.idx.is_file():
@@ -65,12 +64,15 @@ class Entry:
         return _manifest_of_pair(self.files, IndexedDataset(self.files.prefix))
 
     def open(self, vocab_size: int | None) -> OpenDataset:
-        """Open the entry's pair, memory-mapped, checking its sizes. Raises DataError."""
+        """Memory-map the entry's .bin/.idx pair and check the file sizes. Raises DataError."""
         return self.files.open(vocab_size) if self.is_named else open_pair(self.files, vocab_size)
 
 
 class BlendFiles(DatasetFiles):
-    """The files of a run with data.blend, with the interface of DatasetFiles; `entries` are its datasets."""
+    """The dataset files of a run that sets data.blend, with the interface of DatasetFiles.
+
+    `entries` lists the datasets of the blend.
+    """
 
     def __init__(
         self, directory: str | os.PathLike, stem: str, blend: list[BlendEntry], where: str = "data.blend"
@@ -100,15 +102,15 @@ class BlendFiles(DatasetFiles):
         return cls(dataset_dir(data.name), stem, data.blend, f"{config.where('data.blend')}: data.blend")
 
     def manifest(self) -> DatasetManifest | None:
-        """Return the combined manifest of all entries; None if an entry is missing. Raises DataError if one
-        is damaged.
-        """
+        """Return the combined manifest; None if an entry is missing. Raises DataError if one is damaged."""
         manifests = [entry.manifest() for entry in self.entries]
         return self._together([manifest for manifest in manifests if manifest]) if all(manifests) else None
 
     def open_blend(self, vocab_size: int | None = None) -> "OpenBlend":
-        """Open all entries. Raises DataError for a wrong size, or tokenizers that differ or do not fit the
-        vocabulary.
+        """Open all entries.
+
+        Raises DataError if a file has the wrong size, if the entries' tokenizers differ, or if the token ids
+        do not fit the vocabulary.
         """
         entries = tuple(entry.open(vocab_size) for entry in self.entries)
         return OpenBlend(self, self._together([entry.manifest for entry in entries]), entries)
@@ -118,8 +120,10 @@ class BlendFiles(DatasetFiles):
         return self.open_blend(vocab_size).manifest
 
     def check_tokenizer(self, config: RunConfig, manifest: DatasetManifest | None) -> None:
-        """Raise DataError if the tokenizer of the datasets with this manifest is known, and is not the run's
-        or ends documents in another token.
+        """Raise DataError if the datasets were encoded with a tokenizer other than the run's.
+
+        A different end-of-document token also raises. Nothing is checked if `manifest` is None or records no
+        tokenizer.
         """
         own = tokenizer_dir(config.tokenizer.name)
         if manifest is None or manifest.tokenizer_sha256 is None:
@@ -129,7 +133,7 @@ class BlendFiles(DatasetFiles):
             found = tokenizer_problem(manifest, own, ours)
         elif theirs:
             found = TokenizerProblem(
-                "ids", f"encoded with {display(theirs)}, and {display(own)} is not there"
+                "ids", f"they were encoded with {display(theirs)}, but {display(own)} does not exist"
             )
         else:
             found = None
@@ -138,9 +142,12 @@ class BlendFiles(DatasetFiles):
         if theirs not in (None, own):
             fix = f"Set tokenizer.name: {theirs.name}."
         elif found.of == "ids":
-            fix = "Name the tokenizer that they have."
+            fix = "Set tokenizer.name to the tokenizer that encoded the datasets."
         else:
-            fix = "Name a tokenizer with that end, or encode the datasets again with this one."
+            fix = (
+                "Set tokenizer.name to a tokenizer with that end-of-document token, or encode the datasets "
+                "again with this tokenizer."
+            )
         raise DataError(f"{self.where}: {found.what}. {fix}")
 
     def _together(self, manifests: list[DatasetManifest]) -> BlendManifest:
@@ -151,7 +158,7 @@ class BlendFiles(DatasetFiles):
         if len(tokenizers) > 1:
             listed = ", ".join(f"{name} {sha256[:12]}" for sha256, name in tokenizers.items())
             raise DataError(
-                f"{self.where}: the datasets were encoded with different tokenizers (sha256 of {listed}): "
+                f"{self.where}: the datasets were encoded with different tokenizers (sha256: {listed}), so "
                 "the same id would mean different text. Encode them with one tokenizer."
             )
         eods = {manifest.eod_id for manifest in manifests if manifest.eod_id is not None}
@@ -177,16 +184,16 @@ class BlendFiles(DatasetFiles):
 
 
 class OpenBlend(NamedTuple):
-    """A blend that was opened and checked, to be shared by all its readers."""
+    """An opened and checked blend, shared by all its readers."""
 
     files: BlendFiles
     manifest: DatasetManifest
     entries: tuple[OpenDataset, ...]
-    """Datasets in the order of files.entries."""
+    """Opened datasets, in the order of files.entries."""
 
 
 def open_pair(pair: DatasetFiles, vocab_size: int | None) -> OpenDataset:
-    """Open a pair without needing a manifest, memory-mapped, and check its sizes. Raises DataError."""
+    """Memory-map a pair, with or without a manifest, and check its file sizes. Raises DataError."""
     from nbtrain.dataset.indexed import IndexedDataset, check_vocabulary
 
     if manifest := pair.own_manifest():
@@ -198,12 +205,12 @@ def open_pair(pair: DatasetFiles, vocab_size: int | None) -> OpenDataset:
 
 
 def _name_of(target: DatasetFiles) -> str:
-    # text_document is not a useful name, but its folder's name is.
+    # A stem such as text_document says nothing about the dataset; its folder's name does.
     return target.directory.name if target.stem.endswith(("_document", "_sentence")) else target.stem
 
 
 def _manifest_of_pair(pair: DatasetFiles, indexed: "IndexedDataset") -> DatasetManifest:
-    """Return a manifest for a pair that has none. Its hash covers the index and the size of the .bin."""
+    """Build a manifest for a pair that has none. Its hash covers the index and the size of the .bin."""
     bin_sha256 = f"{pair.bin.stat().st_size} bytes"
     unknown = {"vocab_size": 0, "eod_id": None, "tokenizer_sha256": None}
     return manifest_of_files(pair, indexed, bin_sha256, json_key=pair.stem, **unknown)

@@ -1,10 +1,10 @@
-"""The files of one dataset in the data directory, and opening them.
+"""Paths of one dataset's files in the data directory, and functions that open them.
 
 data/dataset/<name>/
   <key>_document.bin, .idx              indexed.py; a pair for each of data.json_key and data.extra_json_keys
   <key>_sentence.bin, .idx              instead, if data.split_sentences splits documents into sequences
-  <key>_document_loss_mask.bin, .idx    uint8 per token: 0 if it is not in the loss; missing if every token is
-  manifest.json                         manifest.py; written last: without it the dataset does not count
+  <key>_document_loss_mask.bin, .idx    uint8 per token: 0 if it is not in the loss; absent if all tokens are
+  manifest.json                         manifest.py; written last; a dataset without it is incomplete
   index-cache/                          samples/index_files.py
   baselines.json                        views/baselines.py
   broken-records.jsonl                  corpus/documents/broken_records.py; only if there are any
@@ -24,13 +24,15 @@ from nbtrain.dataset.manifest import MASK_SUFFIX, DatasetManifest, manifest_dtyp
 from nbtrain.dataset.pair_paths import bin_path, idx_path, missing
 
 if TYPE_CHECKING:
-    # Imported on use, because a plan of a run without data needs no NumPy.
+    # Imported on use, because planning a run without data needs no NumPy.
     import numpy as np
 
     from nbtrain.dataset.indexed import IndexedDataset
 
 
 class DatasetFiles:
+    """Paths of one dataset's files, which need not exist."""
+
     def __init__(self, directory: str | os.PathLike, json_key: str = "text", stem: str | None = None):
         self.directory = Path(directory)
         self.stem = stem or f"{json_key}_document"
@@ -48,17 +50,17 @@ class DatasetFiles:
 
     @property
     def loss_mask(self) -> "DatasetFiles":
-        """The pair that marks which tokens of this pair are in the loss; it need not exist."""
+        """Pair that marks which of this pair's tokens are in the loss. It need not exist."""
         return self.pair(self.stem + MASK_SUFFIX)
 
     @property
     def has_loss_mask(self) -> bool:
-        """Whether this pair has a loss mask; without a mask every token is in the loss."""
+        """Whether this pair has a loss mask. Without a mask, every token is in the loss."""
         return self.loss_mask.bin.is_file() or self.loss_mask.idx.is_file()
 
     @property
     def work(self) -> Path:
-        """The folder of an encoding's shards, used until they are joined."""
+        """Folder that holds an encoding's shards until they are joined."""
         return self.directory / ".encode"
 
     @property
@@ -90,26 +92,24 @@ class DatasetFiles:
         return self.directory / "baselines.json"
 
     def manifest(self) -> DatasetManifest | None:
-        """Return the manifest, or None if there is none. Raises DataError if it cannot be read."""
+        """Return the manifest, or None if it is missing. Raises DataError if it cannot be read."""
         return read_manifest(self.manifest_json)
 
     def own_manifest(self) -> DatasetManifest | None:
-        """Return the folder's manifest if it describes this pair; None if it belongs to another pair or is
-        missing.
-        """
+        """Return the folder's manifest, or None if it is missing or describes another pair."""
         manifest = self.manifest()
         return manifest if manifest is not None and self.bin.name in manifest.files else None
 
     def open(self, vocab_size: int | None = None, manifest: DatasetManifest | None = None) -> "OpenDataset":
-        """Open the pair, memory-mapped, and check its sizes and that it fits a vocabulary. Reads no token.
+        """Memory-map the pair, and check its file sizes and that its ids fit the vocabulary.
 
-        Raises DataError if it was not prepared, is truncated, has changed, or has a dtype that cannot hold
-        the vocabulary.
+        Reads no tokens. Raises DataError if the dataset was not prepared, is truncated, has changed, or has a
+        dtype that cannot hold the vocabulary.
         """
         for path in (self.bin, self.idx, self.manifest_json):
             if not path.is_file():
                 raise missing(path)
-        # It needs NumPy, which a missing dataset does not.
+        # Imported here because it needs NumPy, which reporting a missing dataset does not.
         from nbtrain.dataset.indexed import IndexedDataset, check_vocabulary
 
         indexed = IndexedDataset(self.prefix)
@@ -126,10 +126,11 @@ class DatasetFiles:
         for name, entry in manifest.files.items():
             size = (self.directory / name).stat().st_size if (self.directory / name).is_file() else None
             if size != entry["bytes"]:
-                found = "is missing" if size is None else f"has {size:,} bytes"
+                found = "the file is missing" if size is None else f"the file has {size:,} bytes"
                 raise DataError(
-                    f"{display(self.directory / name)}: {found}, its manifest says {entry['bytes']:,}. "
-                    "Restore it, or make the dataset again: `nbtrain prepare RUN.yaml --force`."
+                    f"{display(self.directory / name)}: {found}, but its manifest records "
+                    f"{entry['bytes']:,} bytes. Restore the file, or run `nbtrain prepare RUN.yaml --force` "
+                    "to make the dataset again."
                 )
         return OpenDataset(self, manifest, indexed, self.open_loss_mask(indexed))
 
@@ -138,8 +139,9 @@ class DatasetFiles:
         return self.open(vocab_size).manifest
 
     def open_loss_mask(self, dataset: "IndexedDataset") -> "IndexedDataset | None":
-        """Open the loss mask, one entry per token; None if there is none. Raises DataError if it belongs to
-        another pair.
+        """Open the loss mask (one entry per token), or return None if the pair has none.
+
+        Raises DataError if the mask does not match this pair.
         """
         from nbtrain.dataset.indexed import IndexedDataset
 
@@ -149,22 +151,22 @@ class DatasetFiles:
         found = (mask.dtype.name, len(mask), mask.num_tokens)
         if found != ("uint8", len(dataset), dataset.num_tokens):
             raise DataError(
-                f"{display(self.loss_mask.idx)}: {found[1]:,} sequences, {found[2]:,} {found[0]} entries; "
-                f"the mask of {display(self.idx)} has {len(dataset):,} sequences, {dataset.num_tokens:,} "
-                "uint8 entries. The two files belong to different datasets: copy both again, or prepare the "
-                "dataset again."
+                f"{display(self.loss_mask.idx)}: the mask has {found[1]:,} sequences and {found[2]:,} "
+                f"{found[0]} entries, but the mask of {display(self.idx)} must have {len(dataset):,} "
+                f"sequences and {dataset.num_tokens:,} uint8 entries. The two files belong to different "
+                "datasets: copy both again, or prepare the dataset again."
             )
         return mask
 
     def remove_leftovers(self) -> None:
-        """Remove temporary files of an interrupted prepare. The caller must hold the lock."""
+        """Remove an interrupted prepare's temporary files. The caller must hold the lock."""
         for folder in (self.directory, self.index_cache):
             for path in folder.glob(".*.tmp"):
                 path.unlink(missing_ok=True)
 
 
 class OpenDataset(NamedTuple):
-    """A dataset that was opened and checked, to be shared by all its readers."""
+    """An opened and checked dataset, shared by all its readers."""
 
     files: DatasetFiles
     manifest: DatasetManifest
@@ -174,9 +176,9 @@ class OpenDataset(NamedTuple):
 
 
 def in_loss(mask: "np.ndarray") -> "np.ndarray":
-    """Return whether each token is in the loss, as bool, from the entries of a loss mask.
+    """Return a bool for each entry of a loss mask: whether the token is in the loss.
 
-    Any number but 0 puts a token in the loss, with a weight of 1: a mask of 0 and 255 equals one of 0 and 1.
+    Any value except 0 puts a token in the loss, with weight 1. A mask of 0 and 255 equals one of 0 and 1.
     """
     return mask != 0
 
@@ -184,7 +186,7 @@ def in_loss(mask: "np.ndarray") -> "np.ndarray":
 def manifest_of_files(
     pair: DatasetFiles, indexed: "IndexedDataset", bin_sha256: str, **known: Any
 ) -> DatasetManifest:
-    """Return a manifest built from the two files of a pair and from further facts in `known`."""
+    """Build a pair's manifest from its two files. `known` holds the remaining fields."""
     documents, tokens = indexed.num_documents, indexed.num_tokens
     return DatasetManifest(
         sources=[],

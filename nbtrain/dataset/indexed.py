@@ -1,4 +1,4 @@
-"""Megatron's .bin/.idx: the format, a memory-mapped reader, and a check that reports what is wrong.
+"""Megatron's .bin/.idx files: the format, a memory-mapped reader, and a check that reports what is wrong.
 
     .bin   token ids of all sequences, concatenated, one dtype, no header
     .idx   offset      bytes  content (little-endian, no alignment)
@@ -43,14 +43,15 @@ LARGEST_FILE = 1 << 62
 SCAN_TOKENS = 1 << 22
 BLOCK_BITS = 16
 BLOCK = 1 << BLOCK_BITS
-"""Sequences of an index that are checked together."""
+"""Number of sequences in an index that are checked together."""
 OPENED_BLOCKS = 16
-"""Blocks that are read when a pair is opened: 12 MiB of index, a few milliseconds."""
+"""Number of blocks that are checked when a pair is opened: 12 MiB of index, a few milliseconds."""
 
 
 def optimal_dtype(vocab_size: int) -> np.dtype:
-    """Return uint16 below 65,500 entries, otherwise int32: the rule of both projects, for the unpadded
-    size.
+    """Return uint16 for a vocabulary below 65,500 entries, otherwise int32.
+
+    megatron-core and Megatron-DeepSpeed use the same rule, for the unpadded vocabulary size.
     """
     return np.dtype("<u2") if vocab_size < UINT16_VOCABULARY else np.dtype("<i4")
 
@@ -58,13 +59,15 @@ def optimal_dtype(vocab_size: int) -> np.dtype:
 def check_vocabulary(dtype: np.dtype, vocab_size: int, where: str) -> None:
     """Raise DataError if ids below `vocab_size` do not fit `dtype`."""
     if dtype.kind not in "iu":
-        raise DataError(f"{where}: token ids are stored as {dtype.name}; GPT data must be an integer type.")
+        raise DataError(
+            f"{where}: token ids are stored as {dtype.name}, but GPT data must have an integer dtype."
+        )
     largest = np.iinfo(dtype).max
     if vocab_size - 1 > largest:
         raise DataError(
             f"{where}: a vocabulary of {vocab_size:,} has ids up to {vocab_size - 1:,}, but {dtype.name} "
-            f"holds at most {largest:,}. Encode again with dtype {optimal_dtype(vocab_size).name}, or use a "
-            f"tokenizer of at most {largest + 1:,} entries."
+            f"holds at most {largest:,}. Encode the data again with dtype {optimal_dtype(vocab_size).name}, "
+            f"or use a tokenizer with at most {largest + 1:,} entries."
         )
 
 
@@ -76,14 +79,14 @@ class IndexedDataset:
     file. With `surplus_allowed`, for repairs, the .bin may hold more tokens than the index counts. Raises
     DataError if something is inconsistent.
 
-    As with every mapping, truncating a mapped file ends the process. Datasets are therefore replaced by
+    Truncating a memory-mapped file kills the process that mapped it. Datasets are therefore replaced by
     rename, never changed in place.
     """
 
     def __init__(self, prefix: str | os.PathLike, surplus_allowed: bool = False):
         self.prefix = Path(prefix)
         self.dtype, num_sequences, num_entries = read_header(idx_path(self.prefix))
-        # asarray: the same memory as a plain array, without memmap's cost at every slice.
+        # asarray gives a plain array over the same memory, without memmap's cost at every slice.
         index = np.asarray(np.memmap(idx_path(self.prefix), mode="r", dtype=np.uint8))
         sizes = (HEADER.size, 4 * num_sequences, 8 * num_sequences)
         _, lengths, pointers, documents = np.split(index, np.cumsum(sizes))
@@ -119,13 +122,14 @@ class IndexedDataset:
         return self.get(sequence)
 
     def get(self, sequence: int, offset: int = 0, length: int | None = None) -> np.ndarray:
-        """Return `length` tokens of a sequence from `offset`; None reads to its end. Raises DataError if it
-        is shorter.
+        """Return `length` tokens of a sequence, starting at `offset`; with None, all tokens to its end.
+
+        Raises DataError if the sequence is shorter.
         """
         block = sequence >> BLOCK_BITS
         if sequence < 0 or block >= len(self._checked):
             if not -len(self) <= sequence < len(self):
-                raise IndexError(f"sequence {sequence:,} of {len(self):,}")
+                raise IndexError(f"sequence {sequence:,} is out of range for {len(self):,} sequences")
             sequence %= len(self)
             block = sequence >> BLOCK_BITS
         if not self._checked[block]:
@@ -135,9 +139,9 @@ class IndexedDataset:
             length = available - offset
         if offset < 0 or length < 0 or offset + length > available:
             raise DataError(
-                f"{display(bin_path(self.prefix))}: sequence {sequence:,} holds {available:,} tokens; "
-                f"{length:,} from {offset:,} on were requested. The cached index was made from other data: "
-                "remove index-cache/."
+                f"{display(bin_path(self.prefix))}: sequence {sequence:,} has {available:,} tokens, but "
+                f"{length:,} tokens from offset {offset:,} were requested. The cached index was built from "
+                "other data: remove index-cache/."
             )
         start = self.pointers.item(sequence) // self._itemsize + offset
         return self.tokens[start : start + length]
@@ -153,15 +157,14 @@ class IndexedDataset:
 
     @property
     def document_indices(self) -> np.ndarray:
-        """Return int64 [documents + 1]: the number of each document's first sequence, then the number of
-        sequences.
-        """
+        """Index of each document's first sequence, then the number of sequences, int64 [documents + 1]."""
         self.check_documents()
         return self._document_indices
 
     def document_bounds(self) -> np.ndarray:
-        """Return int64 [documents + 1]: the position of each document's first token, then the number of
-        tokens.
+        """Return the position of each document's first token, then the number of tokens.
+
+        The array is int64 [documents + 1].
         """
         firsts = self.document_indices
         bounds = np.full(len(firsts), self.num_tokens, np.int64)
@@ -176,8 +179,9 @@ class IndexedDataset:
         self.check_documents()
 
     def check_documents(self) -> None:
-        """Read the document array, only once. Raises DataError unless it rises from 0 to the number of
-        sequences.
+        """Check the document array, only on the first call.
+
+        Raises DataError unless it rises from 0 to the number of sequences.
         """
         if self._documents_checked:
             return
@@ -216,7 +220,7 @@ class IndexedDataset:
         start = int(self.pointers[first])
         before = int(self.pointers[first - 1]) + int(self.lengths[first - 1]) * self._itemsize if first else 0
         found = np.append(self.pointers[first:last], self._end if last == len(self) else self.pointers[last])
-        # Compared as differences from the first, so that a malicious offset cannot overflow either.
+        # Compared as differences from the first offset, so that a malicious offset cannot overflow either.
         wrong = np.flatnonzero((found.view(np.uint64) - np.uint64(start % 2**64)) != expected.view(np.uint64))
         if start != before or wrong.size:
             at = first if start != before else first + int(wrong[0])
@@ -231,26 +235,26 @@ class IndexedDataset:
 
     @property
     def _end(self) -> int:
-        """Return the position after the last token in bytes, according to the index."""
+        """Byte position after the last token, according to the index."""
         return int(self.pointers[-1]) + int(self.lengths[-1]) * self._itemsize if len(self) else 0
 
     def _wrong_pointer(self, sequence: int, pointer: int, must: str) -> DataError:
         return DataError(
-            f"{display(idx_path(self.prefix))}: sequence {sequence:,} starts at byte {pointer:,}, must be "
-            f"{must}: offsets are the running sum of the lengths. Copy the file again, or make the index "
-            "again."
+            f"{display(idx_path(self.prefix))}: sequence {sequence:,} starts at byte {pointer:,}, but this "
+            f"offset must be {must}: offsets are the running sum of the lengths. Copy the file again, or "
+            "make the index again."
         )
 
     def _negative_length(self, sequence: int) -> DataError:
         return DataError(
-            f"{display(idx_path(self.prefix))}: sequence {sequence:,} has the length "
+            f"{display(idx_path(self.prefix))}: sequence {sequence:,} has a negative length, "
             f"{int(self.lengths[sequence]):,}. Copy the file again, or make the index again."
         )
 
     def _wrong_documents(self) -> DataError:
         return DataError(
-            f"{display(idx_path(self.prefix))}: the document array must rise from 0 to {len(self):,} "
-            "(sequences). Copy the file again, or make the index again."
+            f"{display(idx_path(self.prefix))}: the document array must rise from 0 to the number of "
+            f"sequences, {len(self):,}. Copy the file again, or make the index again."
         )
 
     def _check_bin_size(self, surplus_allowed: bool) -> None:
@@ -260,31 +264,32 @@ class IndexedDataset:
             if problem := pointer_problem_of(path):
                 raise DataError(f"{display(path)}: {problem}.")
             raise DataError(
-                f"{display(path)}: truncated: {found:,} bytes, but {display(idx_path(self.prefix))} counts "
-                f"{self.num_tokens:,} tokens of {self._itemsize} bytes = {expected:,} bytes; "
-                f"{expected - found:,} bytes are missing. Copy the file again, or make it again with "
-                "`nbtrain prepare RUN.yaml --force`."
+                f"{display(path)}: the file is truncated: it has {found:,} bytes, but "
+                f"{display(idx_path(self.prefix))} counts {self.num_tokens:,} tokens of {self._itemsize} "
+                f"bytes = {expected:,} bytes; {expected - found:,} bytes are missing. {AGAIN}"
             )
         surplus, rest = divmod(found - expected, self._itemsize)
         if surplus_allowed and not rest:
             return
         if surplus and not rest and surplus <= self.num_documents and surplus == self.num_filled_documents():
             raise DataError(
-                f"{display(path)}: {surplus:,} tokens more than the index counts, one per document: "
-                "Megatron-DeepSpeed's --append-eod writes the end-of-document token without counting it, so "
+                f"{display(path)}: the file has {surplus:,} more tokens than the index counts, one per "
+                "document: Megatron-DeepSpeed's --append-eod writes the end-of-document token without "
+                "counting it, so "
                 "document k would start k tokens early. Repair the index with "
                 f"`nbtrain data repair {shlex.quote(display(self.prefix))}`, or prepare the data again."
             )
         if found > expected:
             raise DataError(
-                f"{display(path)}: {found:,} bytes, but {display(idx_path(self.prefix))} counts "
-                f"{expected:,}: {found - expected:,} bytes too many. The two files do not belong together: "
-                f"copy both again."
+                f"{display(path)}: the file has {found:,} bytes, {found - expected:,} more than the "
+                f"{expected:,} bytes that {display(idx_path(self.prefix))} counts. The two files do not "
+                f"belong together: copy both again."
             )
 
     def num_filled_documents(self) -> int:
-        """Return the number of documents that hold a sequence; Megatron's slower script also writes empty
-        documents.
+        """Count the documents that have at least one sequence.
+
+        Megatron's slower preprocessing script also writes empty documents.
         """
         documents = self.document_indices
         return sum(
@@ -295,13 +300,13 @@ class IndexedDataset:
     def verify(self, vocab_size: int | None = None, seen: Callable[[np.ndarray], object] = len) -> int:
         """Check the whole pair: offsets, document array and, if `vocab_size` is given, the range of every id.
 
-        Returns the largest id (-1 if the tokens are not integers, or there are none). `seen` is called with
-        each chunk of tokens, in order. Raises DataError.
+        Returns the largest id, or -1 if the tokens are not integers or there are no tokens. `seen` is called
+        with each chunk of tokens, in order. Raises DataError.
         """
         self.check()
         binary = display(bin_path(self.prefix))
         if vocab_size is not None:
-            check_vocabulary(self.dtype, 1, binary)  # refuses a dtype that is not an integer
+            check_vocabulary(self.dtype, 1, binary)  # rejects a dtype that is not an integer
         largest = -1
         for chunk in self.chunks():
             seen(chunk)
@@ -309,12 +314,12 @@ class IndexedDataset:
                 continue
             largest = max(largest, int(chunk.max()))
             if self.dtype.kind == "i" and int(chunk.min()) < 0:
-                raise DataError(f"{binary}: holds a negative token id. Encode again.")
+                raise DataError(f"{binary}: the file holds a negative token id. Encode the data again.")
         if vocab_size is not None and largest >= vocab_size:
             raise DataError(
-                f"{binary}: holds token id {largest:,}, but the vocabulary has "
+                f"{binary}: the file holds token id {largest:,}, but the vocabulary has "
                 f"{vocab_size:,} entries (ids below {vocab_size:,}). It was made with another tokenizer: set "
-                "tokenizer.vocab_size to that tokenizer's size, or encode again."
+                "tokenizer.vocab_size to that tokenizer's size, or encode the data again."
             )
         return largest
 
@@ -324,12 +329,13 @@ class IndexedDataset:
             yield self.tokens[first : first + SCAN_TOKENS]
 
 
-AGAIN = "Copy the file again, or make it again with `nbtrain prepare RUN.yaml --force`."
+AGAIN = "Copy the file again, or run `nbtrain prepare RUN.yaml --force` to make it again."
 
 
 def read_header(path: Path) -> tuple[np.dtype, int, int]:
-    """Return (dtype, sequences, document entries) of an .idx. Raises DataError if it is missing or
-    damaged.
+    """Return an .idx file's dtype, number of sequences and number of document entries.
+
+    Raises DataError if the file is missing or damaged.
     """
     try:
         size = path.stat().st_size
@@ -338,33 +344,36 @@ def read_header(path: Path) -> tuple[np.dtype, int, int]:
     except FileNotFoundError:
         raise missing(path) from None
     except OSError as error:
-        raise DataError(f"{display(path)}: cannot be read: {error.strerror}.") from error
+        raise DataError(f"{display(path)}: the file cannot be read: {error.strerror}.") from error
     if problem := pointer_problem_of(path):
         raise DataError(f"{display(path)}: {problem}.")
     if raw.startswith(LEGACY_MAGIC):
         raise DataError(
-            f"{display(path)}: the `lazy`/`cached` format of old Megatron (TNTIDX). Only `mmap` is read: "
-            "convert it with Megatron's tools, or prepare the data again."
+            f"{display(path)}: this is the `lazy`/`cached` format of old Megatron versions (TNTIDX), but "
+            "only the `mmap` format is supported. Convert the file with Megatron's tools, or prepare the "
+            "data again."
         )
     if len(raw) < HEADER.size or not raw.startswith(MAGIC):
         raise DataError(
-            f"{display(path)}: not a Megatron index: must start with {MAGIC!r}, starts with {raw[:9]!r}. "
-            f"{AGAIN}"
+            f"{display(path)}: not a Megatron index: the file must start with {MAGIC!r}, but starts with "
+            f"{raw[:9]!r}. {AGAIN}"
         )
     _, version, code, num_sequences, num_entries = HEADER.unpack(raw)
     if version != VERSION:
-        raise DataError(f"{display(path)}: index version {version}, must be {VERSION}. {AGAIN}")
+        raise DataError(f"{display(path)}: the index version is {version}, but must be {VERSION}. {AGAIN}")
     if code not in DTYPES:
-        raise DataError(f"{display(path)}: dtype code {code}, must be one of 1 to {max(DTYPES)}. {AGAIN}")
+        raise DataError(
+            f"{display(path)}: the dtype code is {code}, but must be from 1 to {max(DTYPES)}. {AGAIN}"
+        )
     expected = HEADER.size + 12 * num_sequences + 8 * num_entries
     if size == expected + num_sequences and num_sequences:
         raise DataError(
-            f"{display(path)}: a multimodal index (one mode byte per sequence); only text is read. Write it "
-            "without modes."
+            f"{display(path)}: this is a multimodal index (one mode byte per sequence), but only text "
+            "datasets are supported. Write it without modes."
         )
     if size != expected:
         raise DataError(
-            f"{display(path)}: {size:,} bytes, but its header names {num_sequences:,} sequences and "
-            f"{num_entries:,} document entries = {expected:,} bytes. {AGAIN}"
+            f"{display(path)}: the file has {size:,} bytes, but its header counts {num_sequences:,} "
+            f"sequences and {num_entries:,} document entries, which take {expected:,} bytes. {AGAIN}"
         )
     return DTYPES[code], num_sequences, num_entries

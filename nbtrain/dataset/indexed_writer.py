@@ -1,4 +1,4 @@
-"""Writes an .idx in pieces, and inserts EOD tokens into the tokens of a .bin."""
+"""Writes an .idx file in chunks, and inserts EOD tokens into arrays of tokens."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
@@ -10,17 +10,17 @@ from nbtrain.base import files
 from nbtrain.dataset.indexed import CODES, HEADER, MAGIC, VERSION
 
 CHUNK = 1 << 20
-"""Entries of an index that are written at one time."""
+"""Number of index entries that are written at a time."""
 Chunks = Callable[[], Iterable[np.ndarray]]
-"""Function that yields an array piece by piece, from its beginning at each call."""
+"""Function that yields an array in chunks. Each call starts at the beginning of the array."""
 FileEntry = dict[str, int | str]
-"""bytes and sha256 of a file, as a manifest stores them."""
+"""A file's `bytes` and `sha256`, as a manifest stores them."""
 # Values per insertion from which copying slices is faster than a mask.
 LONG_SLICE = 64
 
 
 def write_index(path: Path, dtype: np.dtype, lengths: np.ndarray, documents: np.ndarray | None = None) -> str:
-    """Write an .idx atomically and return its sha256. `documents` None makes each sequence a document."""
+    """Write an .idx atomically and return its SHA-256. With `documents` None, each sequence is a document."""
     num_entries = len(lengths) + 1 if documents is None else len(documents)
 
     def entries() -> Iterator[np.ndarray]:
@@ -35,7 +35,10 @@ def write_index(path: Path, dtype: np.dtype, lengths: np.ndarray, documents: np.
 def write_index_chunks(
     path: Path, dtype: np.dtype, num_sequences: int, num_entries: int, lengths: Chunks, documents: Chunks
 ) -> str:
-    """Write an index from arrays that arrive in chunks: `lengths` is called twice, `documents` once."""
+    """Write an .idx from arrays in chunks and return its SHA-256.
+
+    `lengths` is called twice, `documents` once.
+    """
     dtype = np.dtype(dtype).newbyteorder("<")
     digest = hashlib.sha256()
     with files.atomic_writer(path) as stream:
@@ -63,7 +66,10 @@ def pieces(values: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def insert_at(values: np.ndarray, ends: np.ndarray, inserted: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return `values` with inserted[k] before values[ends[k]], as `dtype`; `ends` ascend."""
+    """Return a copy of `values`, as `dtype`, with inserted[k] before values[ends[k]].
+
+    `ends` must be ascending.
+    """
     flat = np.empty(len(values) + len(ends), dtype)
     places = ends + np.arange(len(ends))
     if len(values) > LONG_SLICE * len(ends):

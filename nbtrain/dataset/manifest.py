@@ -1,4 +1,4 @@
-"""The manifest of a dataset: its files, their origin, and one hash that identifies them all."""
+"""The manifest of a dataset: its files, their origin, and one hash that identifies all of them."""
 
 import hashlib
 from collections import Counter
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 MASK_SUFFIX = "_loss_mask"
 LEVELS = ("document", "sentence")
-# Keys that every source of a manifest has, besides its settings.
+MAKE_AGAIN = "Run `nbtrain prepare RUN.yaml --force` to make the dataset again."
+# Keys that every source in a manifest has in addition to its settings.
 SOURCE_KEYS = frozenset(
     [
         "kind",
@@ -35,43 +36,45 @@ SOURCE_KEYS = frozenset(
         "sha256",
     ]
 )
-# BERT's vocabulary has 2.7 % unknown tokens in source code, T5's 6.9 %; in the language for which they were
-# made, almost none.
+# With code as text, BERT's vocabulary yields 2.7 % unknown tokens and T5's 6.9 %; with text in the language
+# that they were made for, almost none.
 UNKNOWN_WARNED_FRACTION = 0.001
 
 
 @dataclass(frozen=True)
 class DatasetManifest(Record):
-    json_key: str
-    """Key whose pair is trained on; the folder may hold other pairs."""
-    sources: list[dict[str, Any]]
-    """The sources, empty if another program wrote the files.
+    """Contents of a dataset's manifest.json."""
 
-    Each has its settings, name, licence, attribution, versions, documents, bytes, tokens, sha256, its range
-    of sequences [first, last), and unread_keys {key: records with a value under it}; for wikitext also
-    sentences, dropped_sentences and unknown_templates {name: count}.
+    json_key: str
+    """Key of the pair that the model is trained on; the folder may hold other pairs."""
+    sources: list[dict[str, Any]]
+    """The sources; empty if another program wrote the files.
+
+    Each source has its settings, name, licence, attribution, versions, documents, bytes, tokens, sha256, its
+    range of sequences [first, last), and unread_keys {key: number of records with a value under that key}.
+    A wikitext source also has sentences, dropped_sentences and unknown_templates {name: count}.
     """
     counts: dict[str, Any]
-    """Counts of json_key's pair.
+    """Counts of json_key's pair: documents, tokens, bytes and dropped {reason: count}.
 
-    documents, tokens (EOD included), bytes (of text; None if unknown) and dropped {reason: count}; optionally
-    unknown_tokens, which replace text that the tokenizer cannot encode, and loss_tokens, if there is a mask.
+    tokens includes EOD; bytes is the size of the text, None if unknown. Optional counts are unknown_tokens,
+    which replace text that the tokenizer cannot encode, and loss_tokens, if the dataset has a loss mask.
     """
     vocab_size: int
     dtype: str
     eod_id: int | None
     tokenizer_sha256: str | None
     files: dict[str, dict[str, Any]]
-    """{name: {bytes, sha256}} of the files of all pairs."""
+    """Size and hash of each file of all pairs, {name: {bytes, sha256}}."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Settings that determined the content; prepare compares them with the run's."""
+    """Settings that determined the content. prepare compares them with the run's settings."""
     software: dict[str, str] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
     derived = ("dataset_sha256",)
 
     @property
     def stem(self) -> str:
-        """Stem (name without suffix) of the pair that is trained on."""
+        """Stem (file name without suffix) of the pair that the model is trained on."""
         known = [f"{self.json_key}_{level}" for level in LEVELS]
         return next((stem for stem in (*known, *self.stems) if f"{stem}.bin" in self.files), known[0])
 
@@ -83,7 +86,7 @@ class DatasetManifest(Record):
 
     @property
     def dataset_sha256(self) -> str:
-        """A single hash of all .bin and .idx files, by which runs and checkpoints refer to the dataset."""
+        """One hash of all .bin and .idx files, by which runs and checkpoints refer to the dataset."""
         lines = "".join(
             f"{Path(name).suffix} {entry['sha256']}\n" for name, entry in sorted(self.files.items())
         )
@@ -91,54 +94,49 @@ class DatasetManifest(Record):
 
     @property
     def unknown_tokens(self) -> int | None:
-        """Unknown tokens, which replace text that the tokenizer cannot encode; None if they were not
-        counted.
-        """
+        """Number of tokens that replace text the tokenizer cannot encode; None if they were not counted."""
         return self.counts.get("unknown_tokens")
 
     @property
     def loss_tokens(self) -> int | None:
-        """Tokens in the loss; None without a mask, or if they were not counted."""
+        """Number of tokens in the loss; None without a loss mask, or if they were not counted."""
         return self.counts.get("loss_tokens")
 
 
 def read_manifest(path: Path) -> DatasetManifest | None:
-    """Return the manifest at `path`; None if there is none. Raises DataError if it cannot be read."""
+    """Return the manifest at `path`, or None if it is missing. Raises DataError if it cannot be read."""
     try:
         value = files.read_json(path)
     except ValueError as error:
-        raise DataError(f"{error}. Make the dataset again: `nbtrain prepare RUN.yaml --force`.") from None
+        raise DataError(f"{error}. {MAKE_AGAIN}") from None
     if value is None:
         return None
     if not isinstance(value, dict):
         value = {}
     if value.get("schema_version") != SCHEMA_VERSION:
         raise DataError(
-            f"{display(path)}: schema_version {value.get('schema_version')}, must be "
-            f"{SCHEMA_VERSION}. Make the dataset again: `nbtrain prepare RUN.yaml --force`."
+            f"{display(path)}: schema_version is {value.get('schema_version')}, but must be "
+            f"{SCHEMA_VERSION}. {MAKE_AGAIN}"
         )
     known = {entry.name for entry in fields(DatasetManifest)}
     try:
         manifest = DatasetManifest(**{key: entry for key, entry in value.items() if key in known})
         if not all({"bytes", "sha256"} <= entry.keys() for entry in manifest.files.values()):
-            raise TypeError("files must hold bytes and sha256 of each")
+            raise TypeError("each entry of files must have bytes and sha256")
         if not {"documents", "tokens", "bytes", "dropped"} <= manifest.counts.keys():
-            raise TypeError("counts must hold documents, tokens, bytes and dropped")
+            raise TypeError("counts must have documents, tokens, bytes and dropped")
         for number, source in enumerate(manifest.sources):
             if missing := sorted(SOURCE_KEYS - source.keys()):
-                raise TypeError(f"sources[{number}] must hold {missing[0]}")
+                raise TypeError(f"sources[{number}] must have {missing[0]}")
         return manifest
     except (TypeError, AttributeError) as error:
-        raise DataError(
-            f"{display(path)}: not a complete manifest ({error}). Make the dataset again: "
-            "`nbtrain prepare RUN.yaml --force`."
-        ) from None
+        raise DataError(f"{display(path)}: the manifest is incomplete ({error}). {MAKE_AGAIN}") from None
 
 
 def data_hashes(manifest: DatasetManifest) -> dict[str, str]:
-    """Return {name: SHA-256} of the text of each source, and of each file of the prepared dataset.
+    """Return SHA-256 hashes of the text of each source and of each file of the dataset, {name: hash}.
 
-    The name of a source has no folder, which may be another one on the next machine.
+    A source's name omits its folder, which may differ on another machine.
     """
     sources = {
         f"data.sources.{number} ({Path(source.get('path') or source['name']).name})": source["sha256"]
@@ -148,7 +146,7 @@ def data_hashes(manifest: DatasetManifest) -> dict[str, str]:
 
 
 def is_mask(stem: str, stems: Container[str]) -> bool:
-    """Return whether a stem is the loss mask of another of `stems`."""
+    """Return whether the pair `stem` is the loss mask of another pair in `stems`."""
     return stem.endswith(MASK_SUFFIX) and stem.removesuffix(MASK_SUFFIX) in stems
 
 
@@ -158,7 +156,7 @@ def manifest_dtype(dtype: "np.dtype") -> str:
 
 
 def dropped_sentences(sources: Sequence[dict[str, Any]]) -> str:
-    """Return the share of dropped sentences as "159 of 28,113 (0.57%)"; "" without wikitext."""
+    """Return the share of dropped sentences, e.g. "159 of 28,113 (0.57%)"; "" without wikitext sources."""
     sentences, dropped = (
         sum(source.get(key, 0) for source in sources) for key in ("sentences", "dropped_sentences")
     )
@@ -166,7 +164,7 @@ def dropped_sentences(sources: Sequence[dict[str, Any]]) -> str:
 
 
 def added_counts(manifests: Sequence[DatasetManifest]) -> dict[str, Any]:
-    """Return the sums of several manifests' counts; a sum is unknown if one of its terms is."""
+    """Return the sums of several manifests' counts. If one manifest lacks a count, its sum is unknown."""
     counts = [manifest.counts for manifest in manifests]
     dropped: Counter[str] = Counter()
     for entry in counts:

@@ -2,13 +2,13 @@
 
     .bin       concatenated
     lengths    concatenated; offsets are recomputed
-    documents  each entry plus the sequences of the pairs before it; the leading 0 only once
+    documents  each entry plus the number of sequences in the pairs before it; the leading 0 only once
 
 The bytes equal those that megatron-core's IndexedDatasetBuilder.add_index writes. Files are copied in chunks
 and hashed while they are copied, so memory does not grow with their size. Loss masks are merged along with
-the tokens; in a pair without a mask every token is in the loss.
+the tokens; in a pair without a mask, every token is in the loss.
 
-The name of a dataset refers to all its pairs (data.extra_json_keys). Each is merged with the pairs of the
+A dataset's name refers to all its pairs (data.extra_json_keys). Each pair is merged with the pairs of the
 same key, so that document k is the same record in all of them. A prefix refers only to its own pair.
 """
 
@@ -40,7 +40,7 @@ from nbtrain.dataset.of_run import find_dataset
 
 @dataclass(frozen=True, repr=False)
 class Merged(Result, Record):
-    """The merged pairs and the result of merging; displays itself as a table."""
+    """The merged pairs, displayed as a table of the inputs and the result."""
 
     prefix: str
     inputs: list[dict[str, Any]]
@@ -48,32 +48,37 @@ class Merged(Result, Record):
     documents: int
     tokens: int
     manifest: bool
-    """Whether a manifest was written, which requires that every input has one."""
+    """Whether a manifest was written, which requires that every input has a manifest."""
     beside: list[dict[str, Any]] = field(default_factory=list)
-    """Prefix, sequences, documents and tokens of each further pair: one for each of data.extra_json_keys."""
+    """Prefix, sequences, documents and tokens of each further pair, one per key in data.extra_json_keys."""
     left_out: list[str] = field(default_factory=list)
-    """Prefixes of pairs that were not merged, because an input was named by the prefix of another pair."""
+    """Prefixes of pairs that were not merged, because the input was given as another pair's prefix."""
 
     def as_report(self) -> Report:
-        """Return the counts of the inputs and of the result, and what was not written or not merged."""
+        """Return a table of the inputs and the result, and what was not written or not merged."""
         names = ["prefix", "sequences", "documents", "tokens"]
         pairs = [*self.inputs, vars(self), *self.beside]
         blocks: list[Block] = [Table(["", *names[1:]], [[pair[name] for name in names] for pair in pairs])]
         if not self.manifest:
-            words = "No manifest: not every input has one. {} writes one when the dataset is used."
+            words = (
+                "No manifest was written, because not every input has a manifest. {} writes the manifest "
+                "when the dataset is used."
+            )
             blocks.append(Sentence(words.format("`nbtrain prepare`"), words.format("`nb.prepare`")))
         if self.left_out:
             left_out = ", ".join(self.left_out)
-            blocks.append(Sentence(f"Not merged, because a prefix selects one pair: {left_out}."))
+            blocks.append(
+                Sentence(f"Not merged, because the inputs were given as prefixes of other pairs: {left_out}.")
+            )
         return Report("", blocks)
 
 
 def merge(output: str | os.PathLike, targets: Sequence[str | os.PathLike | RunConfig]) -> Merged:
-    """Write the pairs of `targets`, in order, as the new pair `output`, and its manifest last.
+    """Merge the pairs of `targets`, in order, into the new pair `output`. The manifest is written last.
 
     `output` is the name of a new dataset in the data directory, or a prefix. Raises DataError, before
     anything is written, if an input is damaged, if inputs differ in level (documents, sentences), dtype or
-    tokenizer, if only some inputs have a key, if the output exists, or if space is short.
+    tokenizer, if only some inputs have a key, if the output exists, or if the disk has too little free space.
     """
     inputs = [find_dataset(target) for target in targets]
     _check_levels(inputs)
@@ -112,7 +117,7 @@ def merge(output: str | os.PathLike, targets: Sequence[str | os.PathLike | RunCo
             if not isinstance(error, OSError):
                 raise
             why = f"{display(target.directory)}: {error.strerror or error}"
-            raise DataError(f"{why}. Free space, or merge to another disk.") from error
+            raise DataError(f"{why}. Free up space, or merge to another disk.") from error
     return Merged(
         **_row(target, pairs),
         inputs=[_row(dataset, [pair]) for dataset, pair in zip(inputs, pairs)],
@@ -124,7 +129,7 @@ def merge(output: str | os.PathLike, targets: Sequence[str | os.PathLike | RunCo
 
 @dataclass(frozen=True)
 class _Group:
-    """Pairs that are merged into one: one from each input."""
+    """Pairs that are merged into a single pair, one from each input."""
 
     inputs: Sequence[DatasetFiles]
     pairs: list[IndexedDataset]
@@ -154,7 +159,7 @@ def _row(dataset: DatasetFiles, pairs: Sequence[IndexedDataset]) -> dict[str, An
 
 
 def _is_whole(target: str | os.PathLike | RunConfig, dataset: DatasetFiles) -> bool:
-    """Return whether a target is a run, a name or a folder, which refer to all pairs of the dataset."""
+    """Return whether `target` refers to all pairs of a dataset, as a run, a name or a folder does."""
     if isinstance(target, RunConfig):
         return True
     text = os.fspath(target)
@@ -163,8 +168,9 @@ def _is_whole(target: str | os.PathLike | RunConfig, dataset: DatasetFiles) -> b
 
 
 def _left_out(inputs: Sequence[DatasetFiles]) -> list[str]:
-    """Return the pairs that are in the manifests of `inputs` but were not named; each input was named by a
-    prefix.
+    """Return the pairs that the inputs' manifests list but that no input names.
+
+    Each of `inputs` was given as the prefix of one pair.
     """
     described = [dataset for dataset in inputs if dataset.manifest() is not None]
     found = [dataset.pair(stem).prefix for dataset in described for stem in _other_stems(dataset)]
@@ -173,7 +179,7 @@ def _left_out(inputs: Sequence[DatasetFiles]) -> list[str]:
 
 
 def _other_stems(dataset: DatasetFiles) -> list[str]:
-    """Return the stems of the folder's other pairs: those in its manifest, or all if it has none."""
+    """Return the stems of the folder's other pairs: those in the manifest, or all if it has no manifest."""
     found = sorted(path.stem for path in dataset.directory.glob("[!.]*.idx"))
     stems = [stem for stem in found if not is_mask(stem, found)]
     if (manifest := dataset.manifest()) is not None:
@@ -182,7 +188,7 @@ def _other_stems(dataset: DatasetFiles) -> list[str]:
 
 
 def _manifest_of(dataset: DatasetFiles) -> DatasetManifest | None:
-    """Return the manifest if it describes this pair: a folder may hold several pairs."""
+    """Return the manifest if it describes this pair, otherwise None; a folder may hold several pairs."""
     manifest = dataset.manifest()
     return manifest if manifest is not None and manifest.stem == dataset.stem else None
 
@@ -193,9 +199,9 @@ def _check_levels(inputs: Sequence[DatasetFiles]) -> None:
         first, wanted = known[0]
         if level != wanted:
             raise DataError(
-                f"{display(dataset.prefix)}: its sequences are {level}s, but those of "
-                f"{display(first.prefix)} are {wanted}s. The two cannot be merged: encode one of them again "
-                "with the other's data.split_sentences."
+                f"{display(dataset.prefix)}: the sequences are {level}s, but those of "
+                f"{display(first.prefix)} are {wanted}s. The two datasets cannot be merged: encode one of "
+                "them again with the data.split_sentences of the other."
             )
 
 
@@ -209,8 +215,8 @@ def _check_keys(inputs: Sequence[DatasetFiles], others: Sequence[list[str]]) -> 
                 f"{display(having.pair(stem).prefix)}: "
                 f"{', '.join(display(dataset.prefix) for dataset in lacking)} "
                 f"{'has' if len(lacking) == 1 else 'have'} no {stem} in the same folder. Every input must "
-                "have the same pairs: encode again with the same data.extra_json_keys, or name one pair of "
-                f"each input by its prefix, e.g. {display(having.prefix)}."
+                "have the same pairs: encode the data again with the same data.extra_json_keys, or give the "
+                f"prefix of one pair of each input, e.g. {display(having.prefix)}."
             )
 
 
@@ -218,9 +224,10 @@ def _check_documents(main: _Group, group: _Group) -> None:
     for dataset, pair, other, wanted in zip(group.inputs, group.pairs, main.inputs, main.pairs):
         if pair.num_documents != wanted.num_documents:
             raise DataError(
-                f"{display(dataset.prefix)}: {pair.num_documents:,} documents, but {display(other.prefix)} "
-                f"in the same folder has {wanted.num_documents:,}. Document k must be the same record in "
-                "both: encode again, or merge only one pair of each input by giving its prefix."
+                f"{display(dataset.prefix)}: the pair has {pair.num_documents:,} documents, but "
+                f"{display(other.prefix)} in the same folder has {wanted.num_documents:,}. Document k must "
+                "be the same record in both: encode the data again, or merge only one pair of each input by "
+                "giving its prefix."
             )
 
 
@@ -229,9 +236,9 @@ def _check_dtypes(group: _Group) -> None:
     for dataset, pair in zip(group.inputs, group.pairs):
         if pair.dtype != first:
             raise DataError(
-                f"{display(dataset.prefix)}: holds {pair.dtype.name}, but {display(group.inputs[0].prefix)} "
-                f"holds {first.name}. Pairs of different dtypes cannot be merged: encode one again with the "
-                "other's."
+                f"{display(dataset.prefix)}: the dtype is {pair.dtype.name}, but that of "
+                f"{display(group.inputs[0].prefix)} is {first.name}. Pairs of different dtypes cannot be "
+                "merged: encode one of them again with the dtype of the other."
             )
 
 
@@ -244,8 +251,8 @@ def _check_tokenizers(inputs: Sequence[DatasetFiles], manifests: Sequence[Datase
             if here != there:
                 raise DataError(
                     f"{display(dataset.prefix)}: {name} is {str(here)[:12]}, but "
-                    f"{display(first_dataset.prefix)} has {str(there)[:12]}: the same ids would mean "
-                    "different text. Encode one again with the other's tokenizer."
+                    f"{display(first_dataset.prefix)} has {str(there)[:12]}, so the same ids would mean "
+                    "different text. Encode one of them again with the tokenizer of the other."
                 )
 
 
@@ -255,7 +262,7 @@ def _output_files(output: str | os.PathLike, stem: str, others: Sequence[str]) -
         target = DatasetFiles(dataset_dir(text), stem=stem)
     elif os.sep not in text:
         raise DataError(
-            f"{text}: the name of a new dataset {NAME_RULE}. To write files with another name, pass a prefix "
+            f"{text}: the name of a new dataset {NAME_RULE}. To write files with another name, give a prefix "
             f"that includes a folder, e.g. ./{text}."
         )
     else:
@@ -263,13 +270,15 @@ def _output_files(output: str | os.PathLike, stem: str, others: Sequence[str]) -
         if path.suffix in (".bin", ".idx"):
             path = path.with_suffix("")
         if not path.name or path.is_dir():
-            raise DataError(f"{text}: is a folder; a prefix is needed, e.g. {path / 'text_document'}.")
-        # As typed if that folder exists, else below the workspace.
+            raise DataError(
+                f"{text}: this is a folder, but a prefix is needed, e.g. {path / 'text_document'}."
+            )
+        # The path as typed if its folder exists, otherwise below the workspace.
         path = path.absolute() if path.parent.is_dir() else resolve(path)
         target = DatasetFiles(path.parent, stem=path.name)
     if target.stem in others:
         raise DataError(
-            f"{display(target.prefix)}: the inputs have another .bin/.idx pair of this name. Merge to "
+            f"{display(target.prefix)}: the inputs have another .bin/.idx pair with this name. Merge to "
             f"another prefix, e.g. {display(target.pair(stem).prefix)}."
         )
     _check_free([target, *(target.pair(other) for other in others)])
@@ -280,7 +289,8 @@ def _check_free(outputs: Sequence[DatasetFiles]) -> None:
     for path in _paths(outputs):
         if path.exists():
             raise DataError(
-                f"{display(path)}: exists already. Merge to another name or folder, or move it away."
+                f"{display(path)}: the file already exists. Merge to another name or folder, or move the "
+                "file away."
             )
 
 
@@ -290,9 +300,7 @@ def _paths(outputs: Sequence[DatasetFiles]) -> list[Path]:
 
 
 def _check_space(target: DatasetFiles, groups: Sequence[_Group]) -> int:
-    """Return the bytes of tokens and masks. Raises DataError if the disk has too little space for all
-    files.
-    """
+    """Return the bytes of all tokens and masks. Raises DataError if the disk has too little free space."""
     num_bytes = needed = 0
     for group in groups:
         tokens = sum(pair.num_tokens for pair in group.pairs)
@@ -302,12 +310,14 @@ def _check_space(target: DatasetFiles, groups: Sequence[_Group]) -> int:
     needed += num_bytes
     folder = files.nearest_existing(target.directory)
     if not folder.is_dir():
-        raise DataError(f"{display(folder)}: is not a folder. Move it, or name another dataset to merge to.")
+        raise DataError(
+            f"{display(folder)}: this is not a folder. Move it, or give another name for the merged dataset."
+        )
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise DataError(
-            f"{display(target.directory)}: merging needs {size(needed)}, but only {size(free)} are free. "
-            f"Free {size(needed - free)}, or merge to another disk."
+            f"{display(target.directory)}: merging needs {size(needed)}, but only {size(free)} is free. "
+            f"Free up {size(needed - free)}, or merge to another disk."
         )
     return num_bytes
 
@@ -373,7 +383,8 @@ def _joined_manifest(
             sources.append(source)
         sequences += len(pair)
     if not all(manifest.sources for manifest in manifests):
-        # A merged pair was adopted and has no sources, so ranges would leave its sequences without a source.
+        # Adopted pairs have no sources, so their sequences would belong to no source's range. Omit all
+        # ranges.
         sources = [{key: source[key] for key in source if key != "sequences"} for source in sources]
     merged = [
         {"prefix": display(dataset.prefix), "dataset_sha256": manifest.dataset_sha256}

@@ -1,10 +1,10 @@
-"""The data of a run: its dataset and its tokenizer, found and opened; the dataset that a user names.
+"""Finds and opens the data of a run (dataset and tokenizer), and the dataset that a user names.
 
     dataset_of(config)      the pair that a run trains on, or its blend; it need not exist
-    read_run_data(config)   tokenizer and dataset, each opened, or the reason that it cannot be
-    find_dataset(text)      the dataset of a name, a folder or a prefix
+    read_run_data(config)   tokenizer and dataset, each opened, or the reason why it cannot be opened
+    find_dataset(text)      the dataset with a name, a folder or a prefix
 
-Opening reads headers and manifests, and no token.
+Opening reads headers and manifests, but no tokens.
 """
 
 import contextlib
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunData:
-    """The tokenizer and the dataset of a run, each opened, or the reason that it cannot be."""
+    """A run's tokenizer and dataset: each one opened, or the reason why it cannot be opened."""
 
     files: DatasetFiles
-    """The pair that the run trains on, or its blend; it need not exist."""
+    """The pair that the run trains on, or the run's blend. It need not exist."""
     dataset: OpenDataset | OpenBlend | None
     """The opened dataset; None if it is missing, damaged, or does not fit the run's vocabulary."""
     dataset_problem: str
-    """The reason that the dataset cannot be opened."""
+    """Reason why the dataset cannot be opened; "" if it was opened."""
     manifest: DatasetManifest | None
-    """The dataset's manifest, also if the dataset cannot be opened; None if it is missing or damaged."""
+    """The dataset's manifest, even if the dataset cannot be opened; None if it is missing or damaged."""
     tokenizer: "Tokenizer | None"
-    """The opened tokenizer; None if it is missing or damaged. Data of another program needs none."""
+    """The opened tokenizer; None if missing or damaged. Data from another program needs no tokenizer."""
     tokenizer_problem: str
-    """The reason that the tokenizer cannot be read."""
+    """Reason why the tokenizer cannot be read; "" if it was opened."""
     tokenizer_sha256: str | None
     """Hash by which checkpoints identify the tokenizer; None if its manifest is missing or damaged."""
 
@@ -59,23 +59,23 @@ class RunData:
 
 
 def dataset_of(config: RunConfig) -> DatasetFiles:
-    """Return the pair that a run trains on, or its blend as one dataset. It need not exist."""
+    """Return the pair that a run trains on, or the run's blend as one dataset. It need not exist."""
     if config.data.blend:
         return BlendFiles.of(config)
     return DatasetFiles(dataset_dir(config.data.name), stem=stem_of(config, config.data.json_key))
 
 
 def refuse_own_dataset(config: RunConfig) -> None:
-    """Raise DataError if the file of `code` makes the run's samples, so that there are no files of tokens."""
+    """Raise DataError if the run's `code` file defines dataset(), so that the run has no token files."""
     if defines(config, "dataset"):
         raise DataError(
-            f"{config.where('code')}: code = {config.code}: its dataset() makes the run's samples, and only "
-            "the run's ranks read them. There is no .bin and .idx to prepare or to evaluate on."
+            f"{config.where('code')}: code = {config.code}: its dataset() makes the run's samples, which "
+            "only the run's ranks read. The run has no .bin and .idx files to prepare or to evaluate."
         )
 
 
 def open_dataset(config: RunConfig) -> OpenDataset | OpenBlend:
-    """Open a run's data and check its sizes and its vocabulary. Raises DataError."""
+    """Open a run's dataset, and check its file sizes and its vocabulary. Raises DataError."""
     refuse_own_dataset(config)
     dataset = dataset_of(config)
     vocab_size = config.tokenizer.vocab_size
@@ -83,13 +83,13 @@ def open_dataset(config: RunConfig) -> OpenDataset | OpenBlend:
 
 
 def read_run_data(config: RunConfig) -> RunData:
-    """Open the tokenizer and the dataset of a run. Reads no token; errors are part of the result."""
+    """Open a run's tokenizer and dataset. Reads no tokens; errors become part of the result."""
     tokenizer, tokenizer_problem, own_sha256 = None, "", None
     directory = tokenizer_dir(config.tokenizer.name)
     try:
         manifest = manifest_of(directory)
         own_sha256 = manifest["sha256"]
-        # It needs NumPy, which a run without a tokenizer does not.
+        # Imported here because it needs NumPy, which a run without a tokenizer does not.
         from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 
         tokenizer = Tokenizer.load(directory, manifest=manifest)
@@ -98,7 +98,7 @@ def read_run_data(config: RunConfig) -> RunData:
     files, dataset, dataset_problem = dataset_of(config), None, ""
     known: DatasetManifest | None = None
     if defines(config, "dataset"):
-        # Only the ranks read its samples.
+        # Only the ranks read the samples of a user's dataset().
         return RunData(files, None, "", None, tokenizer, tokenizer_problem, own_sha256)
     try:
         dataset = open_dataset(config)
@@ -111,7 +111,7 @@ def read_run_data(config: RunConfig) -> RunData:
 
 
 def tokenizer_sha256(config: RunConfig) -> str | None:
-    """Return the hash by which checkpoints identify the tokenizer; None if the run has none.
+    """Return the hash by which checkpoints identify the tokenizer; None if the tokenizer is missing.
 
     Raises DataError if the tokenizer's manifest is damaged.
     """
@@ -120,21 +120,20 @@ def tokenizer_sha256(config: RunConfig) -> str | None:
 
 
 def other_text_of_tokenizer(config: RunConfig) -> str:
-    """Return a clause on other text that a run's tokenizer was trained on; "" if it was trained on the run's
-    text.
+    """Return a clause about other text that the run's tokenizer was trained on, or "".
 
-    Returns "" for a run with init_from, because its weights require that tokenizer.
+    It is "" if the tokenizer was trained on the run's own text, and for a run with init_from, because its
+    weights require that tokenizer.
     """
     directory = tokenizer_dir(config.tokenizer.name)
     return "" if config.init_from is not None else other_text_of(directory, settings(config))
 
 
 def data_named(text: str, overrides: Sequence[str] = ()) -> RunConfig | str:
-    """Return the configuration of the run that `text` names, or `text` unchanged if it names a dataset or a
-    prefix.
+    """Return the config of the run that `text` names, or `text` itself if it names a dataset or a prefix.
 
-    A run is named as everywhere: an example, a run of the workspace, or the path of a YAML. Raises
-    ConfigError for an invalid run, and for overrides if `text` does not name a run.
+    A run is named as in every command: an example, a run in the workspace, or the path of a YAML file. Raises
+    ConfigError for an invalid run, and if overrides are given but `text` does not name a run.
     """
     if text.endswith((".bin", ".idx")):
         return text[:-4]
@@ -148,19 +147,19 @@ def data_named(text: str, overrides: Sequence[str] = ()) -> RunConfig | str:
 
 
 def find_dataset(target: str | os.PathLike | RunConfig) -> DatasetFiles:
-    """Return the dataset of a run, of a name in the data directory, or of a prefix. Raises DataError."""
+    """Return the dataset of a run, a name in the data directory, or a prefix. Raises DataError."""
     if isinstance(target, RunConfig):
         if target.data.blend:
             names = ", ".join(entry.name or entry.prefix or "" for entry in target.data.blend)
             raise DataError(
                 f"{target.name}: data.blend mixes {len(target.data.blend)} datasets and does not have a "
-                f".bin/.idx itself. Name one of them: {names}."
+                f".bin/.idx pair itself. Name one of the datasets: {names}."
             )
         return dataset_of(target)
     text = os.fspath(target)
     if valid_name(text) and dataset_dir(text).is_dir():
         return _in_folder(dataset_dir(text))
-    # The path as typed first, then below the workspace.
+    # First the path as typed, then the path below the workspace.
     for path in (typed_path(text), resolve(text)):
         if path.is_dir() and any(path.glob("[!.]*.idx")):
             return _in_folder(path.absolute())
@@ -170,19 +169,17 @@ def find_dataset(target: str | os.PathLike | RunConfig) -> DatasetFiles:
     root = dataset_dir("x").parent
     known = sorted({path.parent.name for path in root.glob("[!.]*/*.idx")}, key=natural)
     raise DataError(
-        f"{text}: no dataset of this name in {display(root)} and no {text}.idx. "
+        f"{text}: there is no dataset with this name in {display(root)}, and no {text}.idx. "
         + (
             f"Existing datasets: {', '.join(known)}."
             if known
-            else "Make one with `nbtrain prepare RUN.yaml`."
+            else "Run `nbtrain prepare RUN.yaml` to make one."
         )
     )
 
 
 def _in_folder(directory: Path) -> DatasetFiles:
-    """Return the pair in a folder whose manifest says that it is trained on; without a manifest, the first
-    pair.
-    """
+    """Return the pair in a folder that its manifest trains on; without a manifest, the first pair."""
     manifest = DatasetFiles(directory).manifest()
     if manifest is not None:
         return DatasetFiles(directory, stem=manifest.stem)

@@ -1,4 +1,4 @@
-"""Paths of a dataset's pair, and the error for a file that is missing; the format is indexed.py's."""
+"""Paths of a dataset's .bin/.idx pair, and the error for a missing file. indexed.py describes the format."""
 
 import os
 from pathlib import Path

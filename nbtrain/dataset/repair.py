@@ -1,14 +1,14 @@
-"""Repairs the one known kind of damage that can be undone: end-of-document tokens that were not counted.
+"""Repairs the only kind of damage that can be undone: end-of-document tokens that were not counted.
 
-Megatron-DeepSpeed's preprocess_data.py --append-eod appends the EOD to a document after measuring its
-lengths:
+Megatron-DeepSpeed's preprocess_data.py --append-eod appends the EOD to a document after it has measured the
+document's lengths:
 
     .bin     a a a E b b E c E        9 tokens
     lengths  3 2 1                    6 tokens: document 1 would begin at E, document 2 at b
 
-The damage is recognized if the .bin holds one more token for each document that is not empty, and all these
-tokens are equal. The repair makes the last sequence of each document one token longer; the .bin and the
-document array do not change.
+The damage is recognized if the .bin holds one more token for each non-empty document, and all these tokens
+are equal. The repair makes the last sequence of each document one token longer. The .bin and the document
+array do not change.
 """
 
 import os
@@ -36,7 +36,7 @@ ANOTHER = "This is a different kind of damage: make the dataset again."
 
 @dataclass(frozen=True, repr=False)
 class Repair(Result):
-    """The planned repair of one pair. It displays itself; `apply` carries it out."""
+    """The planned repair of one pair, displayed as a report; `apply` carries it out."""
 
     dataset: DatasetFiles
     documents: int
@@ -46,29 +46,30 @@ class Repair(Result):
     found_tokens: int
     """Number of tokens in the .bin."""
     endings: list[str]
-    """The last tokens of the first documents, as they will be after the repair."""
+    """The last tokens of the first documents after the repair."""
 
     @property
     def kept_idx(self) -> Path:
         return self.dataset.idx.with_name(f"{self.dataset.idx.name}.before-repair")
 
     def as_report(self) -> Report:
-        """Return what is missing, how the first documents would end, and what the repair changes."""
+        """Return a report of what is missing, how the first documents would end, and what would change."""
         missing = (
-            f"{display(self.dataset.idx)}: counts {self.counted_tokens:,} tokens, the .bin holds "
-            f"{self.found_tokens:,}: one uncounted end-of-document token (id {self.eod_id}) for each of "
-            f"{self.documents:,} documents."
+            f"{display(self.dataset.idx)}: the index counts {self.counted_tokens:,} tokens, but the .bin "
+            f"holds {self.found_tokens:,}: each of {self.documents:,} documents has an uncounted "
+            f"end-of-document token (id {self.eod_id})."
         )
         endings = [f"document {number} would end in {ending}" for number, ending in enumerate(self.endings)]
         change = (
-            "The repair adds 1 to the length of each; the .bin does not change, and the old index is kept as "
-            f"{self.kept_idx.name}."
+            "The repair adds 1 to the length of each document. The .bin does not change, and the old index "
+            f"is kept as {self.kept_idx.name}."
         )
         return Report("", [Sentence(missing), Items(endings), Sentence(change)])
 
     def apply(self) -> None:
-        """Replace the index by rename, and update its manifest entry. Raises DataError if an earlier copy
-        exists.
+        """Replace the index by rename and update its manifest entry.
+
+        Raises DataError if an earlier repair's copy of the index exists.
         """
         with locked_directory(self.dataset.directory):
             broken = IndexedDataset(self.dataset.prefix, surplus_allowed=True)
@@ -76,7 +77,8 @@ class Repair(Result):
             manifest = self.dataset.manifest()
             if self.kept_idx.exists():
                 raise DataError(
-                    f"{display(self.kept_idx)}: exists already, from an earlier repair. Move it away first."
+                    f"{display(self.kept_idx)}: the file already exists, from an earlier repair. Move it "
+                    "away first."
                 )
             with self.dataset.idx.open("rb") as old, files.atomic_writer(self.kept_idx) as kept:
                 shutil.copyfileobj(old, kept, COPY_BYTES)
@@ -90,7 +92,7 @@ class Repair(Result):
 
 
 def plan_repair(target: str | os.PathLike | RunConfig, eod_id: int | None = None) -> Repair | None:
-    """Return the repair of a pair; None if it is intact. Raises DataError for any other damage.
+    """Return the planned repair of a pair, or None if it is intact. Raises DataError for any other damage.
 
     `eod_id` is the token that documents must end in. None uses the manifest's token or, without one, the
     token that all documents would end in.
@@ -105,20 +107,21 @@ def plan_repair(target: str | os.PathLike | RunConfig, eod_id: int | None = None
     where = display(dataset.bin)
     if not len(ends) or len(broken.tokens) != int(lengths.sum(dtype=np.int64)):
         raise DataError(
-            f"{where}: holds {len(broken.tokens):,} tokens; with one uncounted EOD for each of {len(ends):,} "
-            f"documents it would hold {int(lengths.sum(dtype=np.int64)):,}. {ANOTHER}"
+            f"{where}: the file holds {len(broken.tokens):,} tokens. With one uncounted EOD for each of "
+            f"{len(ends):,} documents, it would hold {int(lengths.sum(dtype=np.int64)):,}. {ANOTHER}"
         )
     found = np.unique(broken.tokens[ends])
     if len(found) != 1:
         raise DataError(
-            f"{where}: documents would end in {len(found):,} different tokens, not in one EOD. {ANOTHER}"
+            f"{where}: the documents would end in {len(found):,} different tokens, not in one EOD. {ANOTHER}"
         )
     manifest = dataset.manifest()
     if eod_id is None and manifest is not None:
         eod_id = manifest.eod_id
     if eod_id is not None and int(found[0]) != eod_id:
         raise DataError(
-            f"{where}: documents would end in token {int(found[0]):,}, but the EOD is {eod_id:,}. {ANOTHER}"
+            f"{where}: the documents would end in token {int(found[0]):,}, but the EOD is {eod_id:,}. "
+            f"{ANOTHER}"
         )
     return Repair(
         dataset=dataset,
@@ -134,7 +137,7 @@ def plan_repair(target: str | os.PathLike | RunConfig, eod_id: int | None = None
 
 
 def _repaired_lengths(broken: IndexedDataset) -> tuple[np.ndarray, np.ndarray]:
-    """Return (lengths with each document's EOD counted, the last token of each nonempty document)."""
+    """Return the lengths with each document's EOD counted, and each non-empty document's last token."""
     broken.check()
     documents = broken.document_indices
     last = documents[1:][documents[1:] > documents[:-1]] - 1

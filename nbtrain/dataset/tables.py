@@ -1,4 +1,4 @@
-"""Tables of a dataset's sources, which prepare, inspect and the data card show."""
+"""Tables of a dataset's sources, shown by prepare, inspect and the data card."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ def sources_table(
     is_grid: bool = False,
     **more: Callable[[Source], Any],
 ) -> Table:
-    """Return documents, bytes and tokens of each source of a manifest, and `more` columns by name."""
+    """Return a table of each source's documents, bytes and tokens, and `more` columns by name."""
     columns: list[str | Column] = [
         "source",
         "documents",
@@ -34,7 +34,7 @@ def sources_table(
 
 
 def unread_table(sources: Sequence[Source], title: str = "", is_grid: bool = False) -> Table:
-    """Return the keys of each source that no field reads, with the number of records that have a value."""
+    """Return a table of the keys that no field reads, and how many records have a value for them."""
     rows = []
     for source in sources:
         by_count: dict[int, list[str]] = {}

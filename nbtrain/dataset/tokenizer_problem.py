@@ -1,6 +1,4 @@
-"""Decides whether a dataset belongs to a tokenizer: its ids mean the same text, its documents end in the same
-token.
-"""
+"""Decides whether a dataset fits a tokenizer: the same ids, and the same end-of-document token."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,12 +9,12 @@ from nbtrain.dataset.manifest import DatasetManifest
 
 
 class TokenizerProblem(NamedTuple):
-    """The reason why a dataset does not belong to a tokenizer."""
+    """Reason why a dataset does not belong to a tokenizer."""
 
     of: Literal["ids", "ends"]
     """ids: another tokenizer encoded the dataset. ends: its documents end in another token."""
     what: str
-    """A clause about the dataset, to follow its name and a colon."""
+    """Clause about the dataset, to follow its name and a colon."""
 
 
 def tokenizer_problem(
@@ -24,7 +22,8 @@ def tokenizer_problem(
 ) -> TokenizerProblem | None:
     """Return why a dataset does not belong to the tokenizer in `directory`, whose manifest is `tokenizer`.
 
-    None if it does, or if the dataset's tokenizer is unknown, as for pairs that another program wrote.
+    Returns None if it does, or if the dataset's tokenizer is unknown, as for pairs that another program
+    wrote.
     """
     theirs, ours = manifest.tokenizer_sha256, tokenizer["sha256"]
     if theirs is None:
@@ -32,13 +31,13 @@ def tokenizer_problem(
     if theirs != ours:
         return TokenizerProblem(
             "ids",
-            f"encoded with another tokenizer than {display(directory)} (sha256 {theirs[:12]} there, "
-            f"{ours[:12]} here): ids would mean other text",
+            f"the data was encoded with another tokenizer than {display(directory)} (sha256 {theirs[:12]} "
+            f"instead of {ours[:12]}), so its ids would mean different text",
         )
     if manifest.eod_id in (None, tokenizer["eod_id"]):
         return None
     return TokenizerProblem(
         "ends",
-        f"documents end in the token {manifest.eod_id}, and {display(directory)} ends them in "
+        f"the documents end in the token {manifest.eod_id}, but {display(directory)} ends documents in "
         f"{tokenizer['eod_id']} ({tokenizer['eod_token']}), which a model would not learn",
     )

@@ -61,11 +61,15 @@ def test_a_run_yaml_is_its_dataset(make_config, texts, workspace, capsys):  # no
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["inspect", "none"], 3, "DataError: none: no dataset of this name in data/dataset and no none.idx."),
-        (["verify", "none.idx"], 3, "DataError: none: no dataset of this name"),
-        (["repair", "none"], 3, "DataError: none: no dataset of this name"),
-        (["merge", "all", "none"], 3, "DataError: none: no dataset of this name"),
-        (["card", "none"], 3, "DataError: none: no dataset of this name"),
+        (
+            ["inspect", "none"],
+            3,
+            "DataError: none: there is no dataset with this name in data/dataset, and no none.idx.",
+        ),
+        (["verify", "none.idx"], 3, "DataError: none: there is no dataset with this name"),
+        (["repair", "none"], 3, "DataError: none: there is no dataset with this name"),
+        (["merge", "all", "none"], 3, "DataError: none: there is no dataset with this name"),
+        (["card", "none"], 3, "DataError: none: there is no dataset with this name"),
         (["card", "none", "data.split=1,0,0"], 2, "ConfigError: none: no such run YAML"),
     ],
 )
@@ -84,7 +88,7 @@ def test_inspect_with_a_tokenizer(make_config, texts, workspace, capsys):  # noq
         assert cli.main(["data", "inspect", "small", "--tokenizer", named]) == 0
         assert f"  | {texts[0]}\n" in capsys.readouterr().out
     assert cli.main(["data", "inspect", "small", "--tokenizer", "other"]) == 3
-    assert "other: no tokenizer of this name in data/tokenizer" in capsys.readouterr().err
+    assert "other: there is no tokenizer with this name in data/tokenizer" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--html", "--json"])

@@ -134,8 +134,9 @@ class IndexedWriter:
             kept[last_of_document] += 1
         if int(kept.max()) > np.iinfo(np.int32).max:
             raise DataError(
-                f"{display(bin_path(self.prefix))}: a document of {int(kept.max()):,} tokens; the format "
-                f"holds at most {np.iinfo(np.int32).max:,}. Split it into several documents."
+                f"{display(bin_path(self.prefix))}: a document has {int(kept.max()):,} "
+                f"tokens, but the .idx format holds at most {np.iinfo(np.int32).max:,} per "
+                "sequence. Split it into several documents."
             )
         self._lengths.frombytes(kept.astype(np.intc).tobytes())
         self.num_tokens += len(flat)

@@ -127,8 +127,9 @@ def test_id_outside_the_vocabulary(prefix):
 def test_vocabulary_larger_than_dtype(prefix):
     """uint16 cannot store 70,000 ids, which is an error before anything is written."""
     refuses(
-        "data/text_document.bin: a vocabulary of 70,000 has ids up to 69,999, but uint16 holds at most "
-        "65,535. Encode again with dtype int32, or use a tokenizer of at most 65,536 entries.",
+        "data/text_document.bin: a vocabulary of 70,000 has ids up to 69,999, but uint16 "
+        "holds at most 65,535. Encode the data again with dtype int32, or use a tokenizer "
+        "with at most 65,536 entries.",
         write,
         prefix,
         [[1]],
@@ -136,7 +137,7 @@ def test_vocabulary_larger_than_dtype(prefix):
         dtype="uint16",
     )
     refuses(
-        "x: token ids are stored as float32; GPT data must be an integer type.",
+        "x: token ids are stored as float32, but GPT data must have an integer dtype.",
         check_vocabulary,
         np.dtype("f4"),
         10,
@@ -150,9 +151,9 @@ def test_truncated_bin(prefix):
     binary = prefix.with_suffix(".bin")
     binary.write_bytes(binary.read_bytes()[:-5])
     refuses(
-        "data/text_document.bin: truncated: 7 bytes, but data/text_document.idx counts 6 tokens of 2 bytes = "
-        "12 bytes; 5 bytes are missing. Copy the file again, or make it again with `nbtrain prepare RUN.yaml "
-        "--force`.",
+        "data/text_document.bin: the file is truncated: it has 7 bytes, but "
+        "data/text_document.idx counts 6 tokens of 2 bytes = 12 bytes; 5 bytes are missing. "
+        "Copy the file again, or run `nbtrain prepare RUN.yaml --force` to make it again.",
         IndexedDataset,
         prefix,
     )
@@ -166,8 +167,9 @@ def test_bin_of_another_pair(prefix):
     with prefix.with_suffix(".bin").open("ab") as stream:
         stream.write(bytes(2))
     refuses(
-        "data/text_document.bin: 14 bytes, but data/text_document.idx counts 12: 2 bytes too many. The two "
-        "files do not belong together: copy both again.",
+        "data/text_document.bin: the file has 14 bytes, 2 more than the 12 bytes that "
+        "data/text_document.idx counts. The two files do not belong together: copy both "
+        "again.",
         IndexedDataset,
         prefix,
     )
@@ -193,44 +195,47 @@ def put(offset, value):
     [
         (
             put(0, b"NOTINDEX\0"),
-            "data/text_document.idx: not a Megatron index: must start with b'MMIDIDX\\x00\\x00', starts with "
-            "b'NOTINDEX\\x00'. Copy the file again, or make it again with `nbtrain prepare RUN.yaml "
-            "--force`.",
+            "data/text_document.idx: not a Megatron index: the file must start with "
+            "b'MMIDIDX\\x00\\x00', but starts with b'NOTINDEX\\x00'. Copy the file again, or "
+            "run `nbtrain prepare RUN.yaml --force` to make it again.",
         ),
         (
             put(0, b"TNTIDX\0\0"),
-            "data/text_document.idx: the `lazy`/`cached` format of old Megatron (TNTIDX). Only `mmap` is "
-            "read: convert it with Megatron's tools, or prepare the data again.",
+            "data/text_document.idx: this is the `lazy`/`cached` format of old Megatron "
+            "versions (TNTIDX), but only the `mmap` format is supported. Convert the file "
+            "with Megatron's tools, or prepare the data again.",
         ),
         (
             put(9, b"\2"),
-            "data/text_document.idx: index version 2, must be 1. Copy the file again, or make it again with "
-            "`nbtrain prepare RUN.yaml --force`.",
+            "data/text_document.idx: the index version is 2, but must be 1. Copy the file again, or run "
+            "`nbtrain prepare RUN.yaml --force` to make it again.",
         ),
         (
             put(17, b"\x0b"),
-            "data/text_document.idx: dtype code 11, must be one of 1 to 8. Copy the file again, or make it "
-            "again with `nbtrain prepare RUN.yaml --force`.",
+            "data/text_document.idx: the dtype code is 11, but must be from 1 to 8. Copy the "
+            "file again, or run `nbtrain prepare RUN.yaml --force` to make it again.",
         ),
         (
             lambda content: content[:-8],
-            "data/text_document.idx: 74 bytes, but its header names 2 sequences and 3 document entries = 82 "
-            "bytes. Copy the file again, or make it again with `nbtrain prepare RUN.yaml --force`.",
+            "data/text_document.idx: the file has 74 bytes, but its header counts 2 "
+            "sequences and 3 document entries, which take 82 bytes. Copy the file again, or "
+            "run `nbtrain prepare RUN.yaml --force` to make it again.",
         ),
         (
             lambda content: content + bytes(2),
-            "data/text_document.idx: a multimodal index (one mode byte per sequence); only text is read. "
-            "Write it without modes.",
+            "data/text_document.idx: this is a multimodal index (one mode byte per "
+            "sequence), but only text datasets are supported. Write it without modes.",
         ),
         (
             put(HEADER.size + 8, b"\2"),
-            "data/text_document.idx: sequence 0 starts at byte 2, must be 0: offsets are the running sum of "
-            "the lengths. Copy the file again, or make the index again.",
+            "data/text_document.idx: sequence 0 starts at byte 2, but this offset must be 0: "
+            "offsets are the running sum of the lengths. Copy the file again, or make the "
+            "index again.",
         ),
         (
             put(HEADER.size + 24, b"\1"),
-            "data/text_document.idx: the document array must rise from 0 to 2 (sequences). Copy the "
-            "file again, or make the index again.",
+            "data/text_document.idx: the document array must rise from 0 to the number of "
+            "sequences, 2. Copy the file again, or make the index again.",
         ),
     ],
 )
@@ -245,8 +250,9 @@ def test_verify_finds_ids_of_another_tokenizer(prefix):
     write(prefix, [[1, 50]])
     assert IndexedDataset(prefix).verify(51) == 50
     refuses(
-        "data/text_document.bin: holds token id 50, but the vocabulary has 50 entries (ids below 50). It was "
-        "made with another tokenizer: set tokenizer.vocab_size to that tokenizer's size, or encode again.",
+        "data/text_document.bin: the file holds token id 50, but the vocabulary has 50 "
+        "entries (ids below 50). It was made with another tokenizer: set "
+        "tokenizer.vocab_size to that tokenizer's size, or encode the data again.",
         IndexedDataset(prefix).verify,
         50,
     )
@@ -273,7 +279,10 @@ def test_verify_finds_negative_ids(prefix, dtype):
             writer.add_document(np.array(ids, dtype))
         dataset = IndexedDataset(prefix)
         if min(ids) < 0:
-            refuses("data/text_document.bin: holds a negative token id. Encode again.", dataset.verify)
+            refuses(
+                ("data/text_document.bin: the file holds a negative token id. Encode the data again."),
+                dataset.verify,
+            )
         else:
             assert (dataset.verify(), dataset.verify(6)) == (5, 5)
 
@@ -308,25 +317,43 @@ def int64(value):
     ("change", "message"),
     [
         # 12 * S is a multiple of 2**64, so it would be 0 in 64 bits.
-        (put(18, int64(2**62)), r"its header names 4,611,686,018,427,387,904 sequences"),
-        (put(18, HUGE), r"its header names 18,446,744,073,709,551,615 sequences"),
+        (put(18, int64(2**62)), r"its header counts 4,611,686,018,427,387,904 sequences"),
+        (put(18, HUGE), r"its header counts 18,446,744,073,709,551,615 sequences"),
         (put(26, HUGE), r"and 18,446,744,073,709,551,615 document entries"),
         (
             lambda content: put(26, int64(0))(content)[:-24],
-            r"the document array must rise from 0 to 2 \(sequences\)",
+            r"the document array must rise from 0 to the number of sequences, 2",
         ),
-        (put(LENGTHS, int64(-1)[:4]), r"sequence 0 has the length -1\."),
-        (put(LENGTHS + 4, (2**31 - 1).to_bytes(4, "little")), r"text_document\.bin: truncated: 12 bytes"),
-        (put(LENGTHS + 4, (2**31).to_bytes(4, "little")), r"sequence 1 has the length -2,147,483,648\."),
-        (put(POINTERS, int64(-8)), r"sequence 0 starts at byte -8, must be 0"),
-        (put(POINTERS + 8, int64(-2)), r"sequence 1 starts at byte -2, must be a multiple of 2 below"),
-        (put(POINTERS + 8, int64(7)), r"sequence 1 starts at byte 7, must be a multiple of 2 below"),
-        (put(POINTERS + 8, int64(2**62)), r"sequence 1 starts at byte 4,611,686,018,427,387,904, must be a"),
+        (put(LENGTHS, int64(-1)[:4]), r"sequence 0 has a negative length, -1\."),
+        (
+            put(LENGTHS + 4, (2**31 - 1).to_bytes(4, "little")),
+            r"text_document\.bin: the file is truncated: it has 12 bytes",
+        ),
+        (
+            put(LENGTHS + 4, (2**31).to_bytes(4, "little")),
+            r"sequence 1 has a negative length, -2,147,483,648\.",
+        ),
+        (put(POINTERS, int64(-8)), r"sequence 0 starts at byte -8, but this offset must be 0"),
+        (
+            put(POINTERS + 8, int64(-2)),
+            r"sequence 1 starts at byte -2, but this offset must be a multiple of 2 below",
+        ),
+        (
+            put(POINTERS + 8, int64(7)),
+            r"sequence 1 starts at byte 7, but this offset must be a multiple of 2 below",
+        ),
+        (
+            put(POINTERS + 8, int64(2**62)),
+            r"sequence 1 starts at byte 4,611,686,018,427,387,904, but this offset must be a",
+        ),
         (put(POINTERS + 8, int64(2**63 - 2)), r"sequence 1 starts at byte 9,223,372,036,854,775,806"),
-        (put(POINTERS + 8, int64(2**40)), r"truncated: 12 bytes, but .* counts 549,755,813,890 tokens"),
-        (put(DOCUMENTS + 8, int64(3)), r"the document array must rise from 0 to 2"),
-        (put(DOCUMENTS + 8, int64(-1)), r"the document array must rise from 0 to 2"),
-        (put(DOCUMENTS + 16, int64(3)), r"the document array must rise from 0 to 2"),
+        (
+            put(POINTERS + 8, int64(2**40)),
+            r"truncated: it has 12 bytes, but .* counts 549,755,813,890 tokens",
+        ),
+        (put(DOCUMENTS + 8, int64(3)), r"the document array must rise from 0 to the number of sequences, 2"),
+        (put(DOCUMENTS + 8, int64(-1)), r"the document array must rise from 0 to the number of sequences, 2"),
+        (put(DOCUMENTS + 16, int64(3)), r"the document array must rise from 0 to the number of sequences, 2"),
     ],
 )
 def test_hostile_index(prefix, change, message):
@@ -351,7 +378,9 @@ def test_every_entry_of_the_document_array_is_compared(prefix, small_blocks, mon
     index = prefix.with_suffix(".idx")
     whole = bytearray(index.read_bytes())
     index.write_bytes(bytes(put(HEADER.size + 12 * 11 + 8 * entry, int64(0))(whole)))
-    refused = pytest.raises(DataError, match=r"the document array must rise from 0 to 11 \(sequences\)")
+    refused = pytest.raises(
+        DataError, match=r"the document array must rise from 0 to the number of sequences, 11"
+    )
     if entry == 11:  # the last entry is always compared with the number of sequences
         with refused:
             IndexedDataset(prefix)
@@ -390,7 +419,7 @@ def test_a_block_is_checked_when_it_is_first_read(prefix, small_blocks):
     for number in (0, 15, 20, 29, -1):
         assert dataset[number].tolist() == [*documents[number], 9]
     for number in (16, 17, 19, -13):
-        with pytest.raises(DataError, match=r"sequence 17 starts at byte 132, must be 130"):
+        with pytest.raises(DataError, match=r"sequence 17 starts at byte 132, but this offset must be 130"):
             dataset[number]
     # Shifted from the edge of a block on, so that both sides of the edge are compared.
     content = bytearray(whole)
@@ -404,11 +433,13 @@ def test_a_block_is_checked_when_it_is_first_read(prefix, small_blocks):
             dataset[number]
     for value in (-8, -(2**63), 2**63 - 2):
         index.write_bytes(bytes(put(HEADER.size + 4 * 30 + 8 * 16, int64(value))(bytearray(whole))))
-        with pytest.raises(DataError, match=rf"sequence 16 starts at byte {value:,}, must be 124"):
+        with pytest.raises(
+            DataError, match=rf"sequence 16 starts at byte {value:,}, but this offset must be 124"
+        ):
             IndexedDataset(prefix)[17]
     document = HEADER.size + 12 * 30 + 8 * 17
     index.write_bytes(bytes(put(document, int64(5))(bytearray(whole))))
-    with pytest.raises(DataError, match="the document array must rise from 0 to 30"):
+    with pytest.raises(DataError, match="the document array must rise from 0 to the number of sequences, 30"):
         _ = IndexedDataset(prefix).document_indices
 
 
@@ -419,15 +450,15 @@ def test_never_fewer_tokens_than_asked_for(prefix):
     write(prefix, [[1, 2, 3, 4], [5, 6]])
     dataset = IndexedDataset(prefix)
     refuses(
-        "data/text_document.bin: sequence 0 holds 5 tokens; 3 from 3 on were requested. The cached index was "
-        "made from other data: remove index-cache/.",
+        "data/text_document.bin: sequence 0 has 5 tokens, but 3 tokens from offset 3 were "
+        "requested. The cached index was built from other data: remove index-cache/.",
         dataset.get,
         0,
         3,
         3,
     )
     for offset, length in ((6, None), (-1, 1), (0, -1), (0, 2**70)):
-        with pytest.raises(DataError, match="sequence 0 holds 5 tokens"):
+        with pytest.raises(DataError, match="sequence 0 has 5 tokens"):
             dataset.get(0, offset, length)
     assert dataset.get(np.int32(1), 3).tolist() == []
     assert [part.tolist() for part in dataset] == [[1, 2, 3, 4, 9], [5, 6, 9]]
@@ -514,7 +545,7 @@ def test_floats_are_readable_but_no_token_ids(prefix):
     assert dataset[0][0] == 0.5
     assert dataset.verify() == -1
     refuses(
-        "data/text_document.bin: token ids are stored as float64; GPT data must be an integer type.",
+        ("data/text_document.bin: token ids are stored as float64, but GPT data must have an integer dtype."),
         dataset.verify,
         10,
     )
@@ -537,7 +568,10 @@ def test_a_negative_length_between_others(prefix):
     lengths = np.array([5, -1, 4])
     write_index(prefix.with_suffix(".idx"), np.uint16, lengths)
     refuses(
-        "data/text_document.idx: sequence 1 has the length -1. Copy the file again, or make the index again.",
+        (
+            "data/text_document.idx: sequence 1 has a negative length, -1. Copy the file again, "
+            "or make the index again."
+        ),
         IndexedDataset,
         prefix,
     )

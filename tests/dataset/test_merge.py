@@ -61,12 +61,11 @@ def test_merged_is_what_one_writer_writes(folder, monkeypatch):
     assert content(folder / "all") == expected
     assert (merged.documents, merged.tokens, merged.manifest) == (5, 14, False)
     assert str(merged) == (
-        "          sequences  documents  tokens\n"
-        "data/a            3          3       9\n"
-        "data/b            0          0       0\n"
-        "data/c            2          2       5\n"
-        "data/all          5          5      14\n\n"
-        "No manifest: not every input has one. `nbtrain prepare` writes one when the dataset is used."
+        "          sequences  documents  tokens\ndata/a            3          3       "
+        "9\ndata/b            0          0       0\ndata/c            2          2       "
+        "5\ndata/all          5          5      14\n\nNo manifest was written, because not "
+        "every input has a manifest. `nbtrain prepare` writes the manifest when the dataset "
+        "is used."
     )
 
 
@@ -151,15 +150,19 @@ def test_refusals_write_nothing(folder, monkeypatch):
     a, b = pair(folder, "a", [[1, 2]]), pair(folder, "b", [[1]], "int32")
     before = sorted(folder.iterdir())
     refuses(
-        "data/b: holds int32, but data/a holds uint16. Pairs of different dtypes cannot be merged: encode "
-        "one again with the other's.",
+        "data/b: the dtype is int32, but that of data/a is uint16. Pairs of different dtypes "
+        "cannot be merged: encode one of them again with the dtype of the other.",
         folder / "all",
         [a, b],
     )
-    refuses("data/a.bin: exists already. Merge to another name or folder, or move it away.", a, [a, a])
+    refuses(
+        ("data/a.bin: the file already exists. Merge to another name or folder, or move the file away."),
+        a,
+        [a, a],
+    )
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: SimpleNamespace(free=60))
     refuses(
-        "data: merging needs 94 B, but only 60 B are free. Free 34 B, or merge to another disk.",
+        ("data: merging needs 94 B, but only 60 B is free. Free up 34 B, or merge to another disk."),
         folder / "all",
         [a, a],
     )
@@ -174,9 +177,10 @@ def test_another_tokenizer_is_refused(make_config, texts):
     manifest = make_dataset(other, texts, dataset=DatasetFiles.named("other"))
     mine = dataset_of(config).manifest()
     refuses(
-        f"data/dataset/other/text_document: tokenizer_sha256 is {manifest.tokenizer_sha256[:12]}, "
-        f"but data/dataset/small/text_document has {mine.tokenizer_sha256[:12]}: the same ids would mean "
-        "different text. Encode one again with the other's tokenizer.",
+        "data/dataset/other/text_document: tokenizer_sha256 is "
+        f"{manifest.tokenizer_sha256[:12]}, but data/dataset/small/text_document has "
+        f"{mine.tokenizer_sha256[:12]}, so the same ids would mean different text. Encode one "
+        "of them again with the tokenizer of the other.",
         "all",
         ["small", "other"],
     )
@@ -189,7 +193,7 @@ def test_verb(folder, capsys):
     assert cli.main(["data", "merge", str(folder / "all"), str(a), f"{a}.bin"]) == 0
     assert "data/all          2          2       6" in capsys.readouterr().out
     assert cli.main(["data", "merge", str(folder / "all"), str(a)]) == 3
-    assert "exists already" in capsys.readouterr().err
+    assert "data/all.bin: the file already exists" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
@@ -202,7 +206,7 @@ def test_an_interrupted_merge_leaves_nothing(folder, monkeypatch, error):
         raise error
 
     monkeypatch.setattr(module, "write_index_chunks", fail)
-    message = r"data: No space left on device\. Free space" if isinstance(error, OSError) else None
+    message = r"data: No space left on device\. Free up space" if isinstance(error, OSError) else None
     with pytest.raises(DataError if message else KeyboardInterrupt, match=message):
         merge(folder / "all", [a, a])
     assert sorted(folder.iterdir()) == before
@@ -213,9 +217,9 @@ def test_a_name_that_cannot_be_one(folder):
     with pytest.raises(DataError) as caught:
         merge("bad_NAME", [pair(folder, "one", [[1, 2]]), pair(folder, "two", [[3]])])
     assert str(caught.value) == (
-        "bad_NAME: the name of a new dataset must be 1 to 53 lower case letters, digits and inner dashes, "
-        "e.g. gpt-125m-2xdp. To write files with another name, pass a prefix that includes a folder, e.g. "
-        "./bad_NAME."
+        "bad_NAME: the name of a new dataset must be 1 to 53 lower case letters, digits and "
+        "inner dashes, e.g. gpt-125m-2xdp. To write files with another name, give a prefix "
+        "that includes a folder, e.g. ./bad_NAME."
     )
 
 
@@ -246,12 +250,12 @@ def test_every_key_is_merged(make_config, workspace, capsys):
         key = stem.removesuffix("_document")
         assert [browser.document(number).text for number in range(12)] == [row[key] for row in rows]
     assert verify("all").facts["beside it"] == "title_document"
-    refuses("data/dataset/all/text_document.bin: exists already. Merge to another name or folder, or move it "
-        "away.",
+    refuses("data/dataset/all/text_document.bin: the file already exists. Merge to another "
+            "name or folder, or move the file away.",
         "all", ["one", "two"])  # fmt: skip
     refuses(
-        "data/title_document: the inputs have another .bin/.idx pair of this name. Merge to another "
-        "prefix, e.g. data/text_document.",
+        "data/title_document: the inputs have another .bin/.idx pair with this name. Merge "
+        "to another prefix, e.g. data/text_document.",
         workspace / "data" / "title_document",
         ["one", "two"],
     )
@@ -267,7 +271,8 @@ def test_a_prefix_is_one_pair(make_config, workspace):
     assert merged.beside == []
     assert merged.left_out == ["data/dataset/one/title_document"]
     assert str(merged).endswith(
-        "\nNot merged, because a prefix selects one pair: data/dataset/one/title_document."
+        "\nNot merged, because the inputs were given as prefixes of other pairs: "
+        "data/dataset/one/title_document."
     )
 
 
@@ -276,9 +281,10 @@ def test_a_key_of_some_inputs_is_refused(make_config, workspace):
     keyed(make_config, workspace, "one", 5)
     keyed(make_config, workspace, "two", 5, keys=())
     refuses(
-        "data/dataset/one/title_document: data/dataset/two/text_document has no title_document in the same "
-        "folder. Every input must have the same pairs: encode again with the same data.extra_json_keys, or "
-        "name one pair of each input by its prefix, e.g. data/dataset/one/text_document.",
+        "data/dataset/one/title_document: data/dataset/two/text_document has no "
+        "title_document in the same folder. Every input must have the same pairs: encode the "
+        "data again with the same data.extra_json_keys, or give the prefix of one pair of "
+        "each input, e.g. data/dataset/one/text_document.",
         "all",
         ["two", "one"],
     )
@@ -286,9 +292,10 @@ def test_a_key_of_some_inputs_is_refused(make_config, workspace):
     with IndexedWriter(short.prefix, 300, 0) as writer:
         writer.add_document(np.array([1]))
     refuses(
-        "data/dataset/one/title_document: 1 documents, but data/dataset/one/text_document in the same folder "
-        "has 5. Document k must be the same record in both: encode again, or merge only one pair of each "
-        "input by giving its prefix.",
+        "data/dataset/one/title_document: the pair has 1 documents, but "
+        "data/dataset/one/text_document in the same folder has 5. Document k must be the "
+        "same record in both: encode the data again, or merge only one pair of each input by "
+        "giving its prefix.",
         "all",
         ["one", "one"],
     )
@@ -299,8 +306,9 @@ def test_levels_are_not_mixed(folder):
     """A dataset split into sentences is not merged with one that is not."""
     documents, sentences = pair(folder, "a_document", [[1, 2]]), pair(folder, "a_sentence", [[1], [2]])
     refuses(
-        "data/a_sentence: its sequences are sentences, but those of data/a_document are documents. The two "
-        "cannot be merged: encode one of them again with the other's data.split_sentences.",
+        "data/a_sentence: the sequences are sentences, but those of data/a_document are "
+        "documents. The two datasets cannot be merged: encode one of them again with the "
+        "data.split_sentences of the other.",
         folder / "all",
         [documents, sentences],
     )

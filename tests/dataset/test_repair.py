@@ -33,10 +33,10 @@ def test_detected_and_mended(prefix):
     right = uncounted(prefix, [[1, 2, 3], [4]])
     before = prefix.with_suffix(".idx").read_bytes()
     refuses(
-        "data/text_document.bin: 2 tokens more than the index counts, one per document: Megatron-DeepSpeed's "
-        "--append-eod writes the end-of-document token without counting it, so document k would start k "
-        "tokens early. Repair the index with `nbtrain data repair data/text_document`, or prepare the data "
-        "again.",
+        "data/text_document.bin: the file has 2 more tokens than the index counts, one per "
+        "document: Megatron-DeepSpeed's --append-eod writes the end-of-document token "
+        "without counting it, so document k would start k tokens early. Repair the index "
+        "with `nbtrain data repair data/text_document`, or prepare the data again.",
         IndexedDataset,
         prefix,
     )
@@ -65,27 +65,29 @@ def test_documents_of_several_sequences_and_empty_ones(prefix):
         (
             np.arange(6),
             None,
-            "data/text_document.bin: documents would end in 2 different tokens, not in one EOD. This is a "
-            "different kind of damage: make the dataset again.",
+            "data/text_document.bin: the documents would end in 2 different tokens, not in "
+            "one EOD. This is a different kind of damage: make the dataset again.",
         ),
         (
             [1, 2, 3, 9, 4, 9],
             8,
-            "data/text_document.bin: documents would end in token 9, but the EOD is 8. This is a different "
-            "kind of damage: make the dataset again.",
+            "data/text_document.bin: the documents would end in token 9, but the EOD is 8. "
+            "This is a different kind of damage: make the dataset again.",
         ),
         (
             [1, 2, 3, 9, 4, 9, 5],
             None,
-            "data/text_document.bin: holds 7 tokens; with one uncounted EOD for each of 2 documents it would "
-            "hold 6. This is a different kind of damage: make the dataset again.",
+            "data/text_document.bin: the file holds 7 tokens. With one uncounted EOD for "
+            "each of 2 documents, it would hold 6. This is a different kind of damage: make "
+            "the dataset again.",
         ),
         (
             [1, 2, 3],
             None,
-            "data/text_document.bin: truncated: 6 bytes, but data/text_document.idx counts 4 tokens of 2 "
-            "bytes = 8 bytes; 2 bytes are missing. Copy the file again, or make it again with `nbtrain "
-            "prepare RUN.yaml --force`.",
+            "data/text_document.bin: the file is truncated: it has 6 bytes, but "
+            "data/text_document.idx counts 4 tokens of 2 bytes = 8 bytes; 2 bytes are "
+            "missing. Copy the file again, or run `nbtrain prepare RUN.yaml --force` to make "
+            "it again.",
         ),
     ],
 )
@@ -103,7 +105,9 @@ def test_half_a_token_is_another_damage(prefix):
     uncounted(prefix, [[1, 2, 3], [4]])
     with prefix.with_suffix(".bin").open("ab") as stream:
         stream.write(b"\0")
-    with pytest.raises(DataError, match=r"5 bytes too many\. The two files do not belong together"):
+    with pytest.raises(
+        DataError, match=r"5 more than the 8 bytes that .* counts\. The two files do not belong together"
+    ):
         plan_repair(prefix)
 
 
@@ -127,13 +131,12 @@ def test_verb_shows_first_and_keeps_the_old_index(prefix, capsys):
     right = uncounted(prefix, [[1, 2, 3], [4]])
     assert cli.main(["data", "repair", str(prefix)]) == 0
     assert capsys.readouterr().out == (
-        "data/text_document.idx: counts 4 tokens, the .bin holds 6: one uncounted end-of-document token (id "
-        "9) for each of 2 documents.\n"
-        "  - document 0 would end in 1 2 3 9\n"
-        "  - document 1 would end in 4 9\n"
-        "The repair adds 1 to the length of each; the .bin does not change, and the old index is kept as "
-        "text_document.idx.before-repair.\n"
-        "Nothing was changed. Add --yes to write the repair.\n"
+        "data/text_document.idx: the index counts 4 tokens, but the .bin holds 6: each of 2 "
+        "documents has an uncounted end-of-document token (id 9).\n  - document 0 would end "
+        "in 1 2 3 9\n  - document 1 would end in 4 9\nThe repair adds 1 to the length of "
+        "each document. The .bin does not change, and the old index is kept as "
+        "text_document.idx.before-repair.\nNothing was changed. Add --yes to write the "
+        "repair.\n"
     )
     assert prefix.with_suffix(".idx").read_bytes() != right
     assert cli.main(["data", "repair", str(prefix), "--eod-id", "9", "--yes"]) == 0
@@ -143,5 +146,5 @@ def test_verb_shows_first_and_keeps_the_old_index(prefix, capsys):
     assert capsys.readouterr().out == f"{prefix}: nothing to repair.\n"
     uncounted(prefix, [[1, 2, 3], [4]])
     assert cli.main(["data", "repair", str(prefix), "--yes"]) == 3
-    assert "exists already, from an earlier repair. Move it away first." in capsys.readouterr().err
+    assert "the file already exists, from an earlier repair. Move it away first." in capsys.readouterr().err
     assert prefix.with_suffix(".idx").read_bytes() != right

@@ -196,7 +196,7 @@ def test_other_data_is_no_pairs(prepared, workspace):
     config, opened, tokenizer = prepared([{"prompt": "q", "chosen": "a", "rejected": "b"}])
     with pytest.raises(DataError, match="perplexity is not defined"):
         Perplexity(config, tokenizer, opened.files, "all", True)
-    assert "the loss of pairs of answers" in str(baselines(config, too_small="explain"))
+    assert "the loss of preference pairs" in str(baselines(config, too_small="explain"))
     plain = build_packed(opened, config, "train", 1, 1)
     assert plain is not None
     manifest = json.loads(opened.files.manifest_json.read_text())

@@ -120,9 +120,10 @@ def test_what_does_not_fit_the_run(workspace):
         task_of(run)
     own = Tokenizer.load(tokenizer_dir("small")).sha256[:12]
     assert str(error.value) == (
-        "data/dataset/small/manifest.json: encoded with another tokenizer than data/tokenizer/small "
-        f"(sha256 ffffffffffff there, {own} here): ids would mean other text. Prepare its text for talks, "
-        "with tokenizer.name=small; bits per byte compare across tokenizers."
+        "data/dataset/small/manifest.json: the data was encoded with another tokenizer than "
+        f"data/tokenizer/small (sha256 ffffffffffff instead of {own}), so its ids would mean "
+        "different text. Prepare its text for talks, with tokenizer.name=small; bits per "
+        "byte compare across tokenizers."
     )
 
 

@@ -200,7 +200,7 @@ def test_epochs_are_those_of_the_idx_itself():
     assert broken.disk.dataset is not None
     assert (broken.disk.dataset.basis, broken.disk.dataset.train_tokens) == ("the manifest", 1200)
     (problem,) = [one for one in broken.findings if one.rule == "dataset_counts_agree"]
-    assert "text_document.idx: 234 bytes, but its header names 10 sequences" in problem.text
+    assert "text_document.idx: the file has 234 bytes, but its header counts 10 sequences" in problem.text
 
 
 def test_a_damaged_manifest_is_no_reason_to_have_no_plan():

@@ -1,17 +1,16 @@
-"""Encodes one part of a corpus into one shard: tokens, lengths and data for finding duplicates, in a work
-folder.
+"""Encodes one part of a corpus into a shard of tokens, lengths and deduplication data in a work folder.
 
     <work>/000012.bin          tokens of data.json_key, EOD included
            000012-key-<key>.bin  the tokens of each of data.extra_json_keys
            000012-mask.bin     uint8 per token: 1 if it is in the loss (datasets with tokens outside the loss)
            000012.npz          lengths, and per document: digest, text bytes, sequences, MinHash signature
-           000012.json         ShardRecord; written last: without it the shard does not count
+           000012.json         ShardRecord; written last; a shard without it is ignored
 
 If one process encodes all shards in order, it writes their tokens into in-order.bin, in-order-key-<key>.bin
-and in-order-mask.bin, one shard after another. Without duplicates, these files are already joined.
+and in-order-mask.bin, one shard after another. If no document is a duplicate, these files need no joining.
 
-A shard depends only on its part and the settings. Any number of workers, in any order, therefore writes the
-same shards, and an interrupted run resumes after the shards that are complete. join.py joins the shards.
+A shard depends only on its part and the settings. Any number of workers, in any order, therefore write the
+same shards, and an interrupted run continues with the shards that are missing. join.py joins the shards.
 """
 
 import contextlib
@@ -39,11 +38,11 @@ BATCH_CHARS = 1 << 19
 
 
 class Encoder:
-    """Encodes parts: encoder(task) writes one shard. Each worker process has one Encoder.
+    """Encoder of corpus parts: encoder(task) writes one shard. Each worker process has one Encoder.
 
-    `on_batch` is called with the text bytes, documents and tokens of each batch. `tokenizer` is the settings'
-    tokenizer if it is loaded already, because loading it again takes 70 MiB. `in_order` writes the tokens of
-    all shards into one file; it requires that one process encodes them all.
+    `on_batch` is called with the text bytes, documents and tokens of each batch. Pass the settings' tokenizer
+    as `tokenizer` if it is already loaded, because loading it again takes 70 MiB. `in_order` writes the
+    tokens of all shards into one file, which requires that a single process encodes all of them.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class Encoder:
         self.settings = settings
         self._in_order = _InOrder(settings.work) if in_order else None
         self._place = ""
-        """The source and the part being encoded, for messages."""
+        """Source and part being encoded, for error messages."""
         if tokenizer is not None:
             self._tokenizer = tokenizer
         self._cleaner = Cleaner(settings.cleaning)
@@ -71,14 +70,16 @@ class Encoder:
         loaded = Tokenizer.load(settings.tokenizer_directory, settings.engine)
         if (loaded.sha256, loaded.eod_id) != (settings.tokenizer_sha256, settings.eod_id):
             raise DataError(
-                f"{display(loaded.directory)}: it was replaced by another tokenizer after this prepare "
-                f"began. Make sure that no other prepare replaces it, and run this one again."
+                f"{display(loaded.directory)}: another tokenizer replaced this one after `nbtrain prepare` "
+                f"began. Make sure that no other `nbtrain prepare` writes this folder, then run the command "
+                f"again."
             )
         return loaded
 
     def __call__(self, task: Task) -> ShardRecord:
-        """Encode a part. Raises DataError if it cannot be read. A record with ids outside the vocabulary is
-        broken.
+        """Encode one part and return its shard's record. Raises DataError if the part cannot be read.
+
+        Records with token ids outside the vocabulary are counted as broken.
         """
         settings, tally = self.settings, Tally()
         reader = settings.readers[task.source]
@@ -105,7 +106,7 @@ class Encoder:
                 batch.append(record)
                 chars += length
                 if chars >= BATCH_CHARS:
-                    del record  # only the batch holds it, and releases it when it is encoded
+                    del record  # only the batch refers to it now, and frees it once it is encoded
                     self._add(shard, batch, reader)
                     batch, chars = [], 0
             if batch:
@@ -135,7 +136,7 @@ class Encoder:
         tokens = self._tokens(batch, reader)
         present = tokens.lengths if tokens.document_ends is None else np.diff(tokens.document_ends, prepend=0)
         if not present.all() and not tokens.may_be_empty:
-            # A tokenizer that normalizes may leave nothing of a text.
+            # A normalizing tokenizer may reduce a text to no tokens.
             shard.num_without_tokens += int((present == 0).sum())
             batch = [batch[index] for index in np.flatnonzero(present).tolist()]
             if not batch:
@@ -156,9 +157,9 @@ class Encoder:
 
     def _may_stream(self, record: Record) -> bool:
         if not isinstance(record, str | Texts) or self.settings.sentence_language:
-            # Ids need no tokenizer, and there may be none.
+            # Token ids need no tokenizer, and the run may not have one.
             return False
-        # A text that may become EOD is examined as a whole.
+        # If text can encode to EOD, the text must be examined as a whole.
         is_looked_at = self._tokenizer.manifest["eod_from_text"]
         return self._tokenizer.cuts_safely and not is_looked_at
 
@@ -194,7 +195,7 @@ class Encoder:
         return _Tokens(*self._encode(texts))
 
     def _encode(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Call Tokenizer.encode_batch, and add the part to the DataError for a text without tokens."""
+        """Call Tokenizer.encode_batch; a DataError names the source and part being encoded."""
         try:
             return self._tokenizer.encode_batch(texts)
         except DataError as error:
@@ -219,10 +220,9 @@ class Encoder:
         return _Tokens(ids, offsets, None, learnt, end_learnt)
 
     def _of_preferences(self, batch: list[Record]) -> "_Tokens":
-        """Encode each pair as one sequence: the chosen example and its EOD, then the rejected example and its
-        EOD.
+        """Encode each preference pair as one sequence: chosen example, EOD, rejected example, EOD.
 
-        No text contains an EOD, so the first EOD in the sequence ends the chosen example.
+        No text contains EOD, so the first EOD in the sequence ends the chosen example.
         """
         pairs = [record for record in batch if isinstance(record, Preference)]
         examples: list[Record] = [example for pair in pairs for example in (pair.chosen, pair.rejected)]
@@ -244,7 +244,7 @@ class Encoder:
             learnt = np.ones(len(ids), bool) if record.learnt is None else record.learnt
             ends.append(bool(learnt[-1]))
             if reader.config.append_eod and eod_id is not None and int(ids[-1]) == eod_id:
-                # It ends in an EOD already, which the EOD written below replaces, label included.
+                # The record already ends in EOD. Drop it: the EOD appended later takes over its label.
                 ids, learnt = ids[:-1], learnt[:-1]
             arrays.append(ids)
             masks.append(learnt)
@@ -262,15 +262,16 @@ class Encoder:
 
 
 def can_be_kept(vocab_size: int, with_mask: bool, tally: Tally, record: Record) -> bool:
-    """Return whether a record's ids are in the vocabulary and its mask can be stored; otherwise count it as
-    broken.
+    """Return whether a record of token ids can be stored; if it cannot, count it as broken.
+
+    Its ids must be in the vocabulary. A record with a loss mask requires a dataset with a loss mask.
     """
     assert isinstance(record, TokenIds)
     largest = int(record.ids.max()) if len(record.ids) else 0
     if largest >= vocab_size:
         what = f"token id {largest:,} is outside the vocabulary of {vocab_size:,} entries"
     elif record.learnt is not None and not with_mask:
-        what = "has tokens outside the loss, but the first record of the source has no mask; set labels_key"
+        what = "has tokens outside the loss, but the source's first record has no mask; set labels_key"
     else:
         return True
     tally.add_broken(record.path, record.line, what)

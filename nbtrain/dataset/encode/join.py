@@ -1,11 +1,11 @@
-"""Joins the shards of a corpus into one .bin/.idx pair per key, without documents that repeat an earlier one.
+"""Joins the shards of a corpus into one .bin/.idx pair per key, dropping repeated documents.
 
     digests and signatures of all shards, in order -> the documents to keep
     tokens of each shard, copied in runs of kept documents -> .bin, hashed while copying; lengths -> .idx
     tokens of shards that one process has written in order, if all are kept -> the file becomes the .bin; its
         hash was computed while it was written, or is computed now if two processes wrote it
 
-Memory is a few bytes per document; tokens are copied in pieces of COPY_BYTES.
+Memory use is a few bytes per document; tokens are copied in chunks of COPY_BYTES.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ COPY_BYTES = 1 << 20
 
 @dataclass
 class SourceTotals:
-    """The totals of one source in the dataset."""
+    """Totals of one source in the joined dataset."""
 
     documents: int = 0
     tokens: int = 0
@@ -41,16 +41,16 @@ class SourceTotals:
     loss_tokens: int = 0
     """Tokens in the loss, if the dataset has a mask."""
     dropped: Counter[str] = field(default_factory=Counter)
-    """Number of documents dropped as duplicates, by reason; other reasons are in the shards' tallies."""
+    """Number of documents dropped as duplicates, by reason; the shards' tallies hold the other reasons."""
     first_sequence: int = 0
     last_sequence: int = 0
     digest: Any = field(default_factory=hashlib.sha256)
-    """Hash of the digests of all its documents, including duplicates; it identifies the source's text."""
+    """Hash of the digests of all the source's documents, including duplicates; it identifies the text."""
 
 
 @dataclass
 class Joined:
-    """The pairs that were written."""
+    """Result of join(): the totals of each source, and the manifest entries of the written files."""
 
     sources: list[SourceTotals]
     files: dict[str, FileEntry]
@@ -63,8 +63,10 @@ def join(
     mask_prefix: Path | None,
     on_bytes: Callable[[int], None],
 ) -> Joined:
-    """Write the pairs of `prefixes` (main key, then extra keys) and the loss mask's pair from complete
-    shards.
+    """Join complete shards into one pair per prefix, and into the loss mask's pair if `mask_prefix` is set.
+
+    `prefixes` lists the main key's pair first, then the pairs of the extra keys. `on_bytes` is called with
+    the number of bytes processed since the last call.
     """
     totals = [SourceTotals() for _ in settings.readers]
     stays = _without_duplicates(settings.work, records, settings.cleaning, totals)
@@ -104,7 +106,7 @@ def join(
 def _without_duplicates(
     work: Path, records: Sequence[ShardRecord], cleaning: CleaningConfig, totals: list[SourceTotals]
 ) -> list[np.ndarray | None]:
-    """Return for each shard bool [documents], whether each document is kept; None if all documents are."""
+    """Return a bool array [documents] per shard: whether to keep each document. None keeps all of them."""
     exact = ExactIndex() if cleaning.exact_dedup else None
     near = NearIndex(cleaning.near_dedup) if cleaning.near_dedup.enabled else None
     stays: list[np.ndarray | None] = []
@@ -128,7 +130,7 @@ def _without_duplicates(
 
 
 def _place(record: ShardRecord, own: Path, in_order: Path) -> tuple[Path, int]:
-    """Return (the file that holds a shard's tokens, the byte at which they begin)."""
+    """Return the file that holds a shard's tokens, and the byte offset at which they begin."""
     start = record.starts.get(in_order.name)
     return (own, 0) if start is None else (in_order, start)
 
@@ -168,7 +170,7 @@ class _Pair:
         stays: Sequence[np.ndarray | None],
         on_bytes: Callable[[int], None],
     ) -> Iterator[IO[bytes] | None]:
-        """Open the .bin for writing. If the file `in_order` can become the .bin unchanged, yield None."""
+        """Open the .bin for writing and yield it, or yield None if `in_order` becomes the .bin unchanged."""
         if not _is_joined(in_order, records, stays):
             with files.atomic_writer(bin_path(self.prefix)) as stream:
                 yield stream
@@ -193,10 +195,10 @@ class _Pair:
         stay: np.ndarray | None,
         on_bytes: Callable[[int], None],
     ) -> int:
-        """Copy the documents of one shard that are kept; return the number of their tokens."""
+        """Append one shard's kept documents to the .bin and return their number of tokens."""
         self.num_sequences_before = len(self._lengths)
         ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        # Token offset of each document's beginning, and the end.
+        # Token offset of each document's beginning, then the total.
         documents = ends[np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])]
         if stay is None:
             runs = [(0, len(counts))]
@@ -222,7 +224,7 @@ class _Pair:
     def _copy(
         self, content: IO[bytes], stream: IO[bytes] | None, num_bytes: int, on_bytes: Callable[[int], None]
     ) -> None:
-        """Hash the next bytes and, if there is a stream, write them to it."""
+        """Hash the next `num_bytes` of `content`, and write them to `stream` unless it is None."""
         while num_bytes:
             piece = self._buffer[: content.readinto(self._buffer[:num_bytes])]  # type: ignore[attr-defined]
             if not piece:
@@ -235,7 +237,7 @@ class _Pair:
             on_bytes(len(piece))
 
     def finish(self, several_sequences: bool) -> dict[str, FileEntry]:
-        """Write the .idx and return the manifest entries of both files."""
+        """Write the .idx and return the manifest entries of the .bin and the .idx."""
         index = idx_path(self.prefix)
         documents = None
         if several_sequences:

@@ -1,7 +1,7 @@
 """Progress of an encoding, including the parts that workers are still encoding.
 
     worker  -> <work>/progress-<host>-<pid>: bytes of text, documents and tokens encoded so far
-    parent  -> adds them up when a part is finished, and every second while it waits
+    parent  -> adds up these files when a part is finished, and every second while it waits
 
 Finished parts count by their size; the workers' reports show the progress within unfinished parts.
 """
@@ -24,14 +24,15 @@ from nbtrain.dataset.encode.shard import ShardRecord
 
 COUNTERS = struct.Struct("<qqq")
 PREFIX = "progress-"
-# Seconds between two updates of the bar. A batch takes milliseconds, faster than anyone can read, and reading
-# the other workers' files costs more than drawing the bar.
+# Minimum seconds between two updates of the progress bar. A batch takes milliseconds, faster than anyone can
+# read, and reading the other workers' files costs more than drawing the bar.
 SHOW_SECONDS = 0.1
 
 
 class WorkerCounters:
-    """The progress of one process, in a file that others read. A half-written value only affects the
-    display.
+    """Progress of one worker process, written to a file that the parent process reads.
+
+    A half-written value only affects the display.
     """
 
     def __init__(self, work: Path):
@@ -55,7 +56,9 @@ class EncodeProgress:
         self.num_kept = 0
         self._next = 0
         self._started = self._shown = time.monotonic()
-        # Size of finished parts, and their text, documents and tokens; the latter only from this run.
+        # _size: bytes of all finished parts. _kept_*: documents and tokens of an earlier run's shards.
+        # _done: text bytes, documents and tokens of this run's finished parts. _own: those encoded in this
+        # process.
         self._size = self._kept_documents = self._kept_tokens = 0
         self._done = np.zeros(3, np.int64)
         self._own = np.zeros(3, np.int64)
@@ -77,7 +80,7 @@ class EncodeProgress:
         self._add(record)
 
     def add_batch(self, num_bytes: int, documents: int, tokens: int) -> None:
-        """Add a batch that was encoded in this process."""
+        """Count a batch that was encoded in this process."""
         self._own += num_bytes, documents, tokens
         if time.monotonic() - self._shown >= SHOW_SECONDS:
             self.show()

@@ -23,13 +23,13 @@ LARGEST_SEQUENCE_TOKENS = 2**31 - 1
 
 @dataclass(frozen=True)
 class EncodeSettings:
-    """All settings that determine a shard, except its part."""
+    """The settings that determine a shard's content, together with its part."""
 
     work: Path
     readers: tuple[SourceReader, ...]
     cleaning: CleaningConfig
     tokenizer_directory: Path | None
-    """Tokenizer folder; None if all sources are token ids already."""
+    """Tokenizer folder; None if all sources already hold token ids."""
     engine: str | None
     vocab_size: int
     eod_id: int | None
@@ -38,9 +38,9 @@ class EncodeSettings:
     sentence_language: str | None = None
     with_mask: bool = False
     unknown_id: int | None = None
-    """Id of the unknown token; None if the tokenizer has none, in which case nothing is counted."""
+    """Id of the unknown token. None if the tokenizer has none; unknown tokens are then not counted."""
     tokenizer_sha256: str | None = None
-    """Hash that the tokenizer in the folder must have."""
+    """Required SHA-256 of the tokenizer in tokenizer_directory."""
 
 
 @dataclass(frozen=True)
@@ -57,20 +57,19 @@ class ShardRecord:
     path: str | None
     tally: dict[str, Any]
     files: dict[str, int]
-    """{name: size in bytes} of its files; only this shard's share of a file that holds several shards."""
+    """File sizes, {name: bytes}. For a file that holds several shards, only this shard's bytes count."""
     starts: dict[str, int] = field(default_factory=dict)
-    """{name: first byte of this shard}, for files that hold several shards."""
+    """Byte offset of this shard in each file that holds several shards, {name: offset}."""
     sha256: dict[str, str] = field(default_factory=dict)
-    """{name: hash of a file of several shards, up to the end of this one}. It is missing if an earlier
-    process wrote the beginning of the file.
+    """SHA-256 of each file that holds several shards, from its start to the end of this shard, {name: hash}.
+
+    A file is omitted if an earlier process wrote its beginning.
     """
     unknown_tokens: int = 0
 
     @classmethod
     def read(cls, work: Path, number: int) -> "ShardRecord | None":
-        """Return the record of a finished shard; None if it is missing or one of the shard's files is
-        incomplete.
-        """
+        """Return a finished shard's record, or None if the record is missing or a file is incomplete."""
         value = files.read_json(record_path(work, number))
         if value is None:
             return None
@@ -102,8 +101,9 @@ def tokens_path(work: Path, number: int | None, what: str = "") -> Path:
 
 
 class _InOrder:
-    """Appends shards to shared files. Bytes that an interrupted run wrote after the last complete shard are
-    removed.
+    """Writer that appends shards to shared files.
+
+    Bytes that an interrupted run wrote after the last complete shard are removed.
     """
 
     def __init__(self, work: Path):
@@ -131,7 +131,7 @@ class _InOrder:
             self._digests[path.name] = digest
 
     def sha256(self) -> dict[str, str]:
-        """Return {name: SHA-256 so far} of the files that this process has written from their beginning."""
+        """Return the SHA-256 so far of each file that this process wrote from the start, {name: hash}."""
         return {name: digest.hexdigest() for name, digest in self._digests.items()}
 
 
@@ -159,7 +159,7 @@ class _Tokens:
     learnt: np.ndarray | None = None
     """Loss mask, bool per id; None if all tokens are in the loss."""
     end_learnt: np.ndarray | None = None
-    """Whether the EOD of each document is in the loss; None if all are."""
+    """Whether each document's EOD is in the loss, bool per document; None if every EOD is."""
     put_eod: bool = True
     may_be_empty: bool = False
 
@@ -169,19 +169,17 @@ class _Tokens:
 
     @property
     def last_sequences(self) -> np.ndarray:
-        """Return the number of the last sequence of each document, which EOD follows."""
+        """Index of each document's last sequence, after which EOD is written."""
         return np.arange(len(self.offsets) - 1) if self.document_ends is None else self.document_ends - 1
 
     def count_by_document(self, flags: np.ndarray) -> np.ndarray:
-        """Return int64 [documents]: the number of flagged ids in each document; `flags` is bool, one per
-        id.
-        """
+        """Return the number of flagged ids in each document, int64 [documents]. `flags` has a bool per id."""
         before = np.concatenate([[0], np.cumsum(flags, dtype=np.int64)])
         return np.diff(before[self.offsets[self.last_sequences + 1]], prepend=0)
 
 
 class _Shard:
-    """The open files of one shard."""
+    """A shard while it is written: its open files, and the arrays for its .npz file."""
 
     def __init__(
         self, settings: EncodeSettings, number: int, stack: contextlib.ExitStack, in_order: _InOrder | None
@@ -202,9 +200,9 @@ class _Shard:
         self._mask = self._streams.pop() if settings.with_mask else None
         self._lengths = [array("i") for _ in self._streams]
         self._unknown = array("q")
-        """Unknown tokens of each document."""
+        """Number of unknown tokens in each document."""
         self._loss = array("q")
-        """Tokens in the loss of each document, if there is a mask."""
+        """Number of tokens in the loss in each document; empty without a loss mask."""
         self._sequences = array("i")
         self._bytes = array("q")
         self._digests = bytearray()
@@ -240,7 +238,7 @@ class _Shard:
         digest: bytes,
         signature: np.ndarray | None,
     ) -> None:
-        """Add one document that is a single sequence and whose ids arrive in pieces."""
+        """Add one document that is a single sequence, from its ids in chunks."""
         eod_id, unknown_id = self.settings.eod_id, self.settings.unknown_id
         length = unknown = 0
         for ids in chain(pieces, [] if eod_id is None else [np.array([eod_id])]):
@@ -282,14 +280,14 @@ class _Shard:
         if smallest < 0 or largest >= self.settings.vocab_size:
             raise DataError(
                 f"token id {smallest if smallest < 0 else largest:,} is outside the vocabulary of "
-                f"{self.settings.vocab_size:,} entries. The tokenizer and these ids do not belong together."
+                f"{self.settings.vocab_size:,} entries. These ids do not belong to this tokenizer."
             )
 
     def _add_lengths(self, index: int, lengths: np.ndarray) -> None:
         if len(lengths) and int(lengths.max()) > LARGEST_SEQUENCE_TOKENS:
             raise DataError(
-                f"a document of {int(lengths.max()):,} tokens; the format holds at most "
-                f"{LARGEST_SEQUENCE_TOKENS:,}. Split it into several documents."
+                f"a document has {int(lengths.max()):,} tokens, but the .idx format holds at most "
+                f"{LARGEST_SEQUENCE_TOKENS:,} per sequence. Split it into several documents."
             )
         self._lengths[index].frombytes(lengths.astype(np.intc).tobytes())
 
@@ -320,7 +318,7 @@ class _Shard:
         self._loss.frombytes(counts.astype(np.int64).tobytes())
 
     def write_arrays(self) -> None:
-        """Write the arrays of the shard to its .npz file."""
+        """Write the shard's arrays to its .npz file."""
         arrays = {
             "sequences": np.frombuffer(self._sequences, np.intc),
             "bytes": np.frombuffer(self._bytes, np.int64),
@@ -338,6 +336,6 @@ class _Shard:
         files.write_bytes(arrays_path(self.settings.work, self.number), content.getbuffer())
 
     def sizes(self) -> dict[str, int]:
-        """Return {name: size} of all files except the record. The files must be closed."""
+        """Return the sizes of all files except the record, {name: bytes}. The files must be closed."""
         paths = [*self._paths, arrays_path(self.settings.work, self.number)]
         return {path.name: path.stat().st_size - self.starts.get(path.name, 0) for path in paths}

@@ -1,9 +1,10 @@
-"""The encode step of `prepare`: a corpus and a tokenizer -> verified .bin/.idx with a manifest.
+"""The encode step of `prepare`: turns a corpus and a tokenizer into verified .bin/.idx files with a manifest.
 
     parts without a shard -> shards, by any number of processes -> joined without duplicates -> manifest
 
 The new dataset is built in the dataset's work folder, so an existing dataset stays usable until the new one
-is complete. A work folder counts only for the same inputs; an interrupted run then continues with its shards.
+is complete. An interrupted run continues with the shards in the work folder, if they were made from the same
+inputs.
 """
 
 import logging
@@ -69,13 +70,16 @@ def prepare_dataset(
     force: bool,
     say: Say,
 ) -> OpenDataset:
-    """Build, keep or adopt a run's dataset; `manifest` describes the existing dataset. Raises DataError."""
+    """Build, keep or adopt a run's dataset, and open it. Raises DataError.
+
+    `manifest` is the existing dataset's manifest, or None.
+    """
     vocab_size = config.tokenizer.vocab_size
     if not config.data.sources:
         if manifest is None:
             manifest = _adopt(config, dataset, loaded)
             tokens = manifest.counts["tokens"]
-            say("used", f"{display(dataset.bin)} exists and data.sources is empty: {tokens:,} tokens")
+            say("used", f"{display(dataset.bin)} exists, and data.sources is empty: {tokens:,} tokens")
         else:
             say("kept", "data.sources is empty: the dataset is used as it is")
         _check_tokenizer(manifest, loaded, dataset)
@@ -88,21 +92,21 @@ def prepare_dataset(
             shutil.rmtree(dataset.work)
         say("kept", note)
         return opened
-    # The work folder shows that files without a manifest come from a killed prepare, not from the user.
+    # A work folder means that files without a manifest come from an interrupted prepare, not from the user.
     begun = dataset.work.is_dir()
     encoding = _Encoding(config, dataset, corpus, loaded)
     strange = [name for name in encoding.file_names() if (dataset.directory / name).is_file()]
     if manifest is None and not begun and not force and strange:
         raise DataError(
-            f"{display(dataset.directory)}: holds {strange[0]} without a manifest: nbtrain did not make it. "
-            f"To use it, leave data.sources empty; to replace it, {FORCE}."
+            f"{display(dataset.directory)}: the folder holds {strange[0]} without a manifest, so nbtrain did "
+            f"not make that file. To use it, leave data.sources empty; to replace it, {FORCE}."
         )
     refuse_name_of_shipped_dataset(config)
-    why = "an earlier prepare did not finish" if begun else "the dataset is not there"
+    why = "an earlier prepare did not finish" if begun else "the dataset does not exist"
     why = why if manifest is None else "force"
     manifest = encoding.run(manifest, workers)
     if encoding.num_kept:
-        why += f" ({encoding.num_kept} of its parts were done)"
+        why += f" ({encoding.num_kept} of its parts were already encoded)"
     say("made", f"{why}: {manifest.counts['documents']:,} documents, {manifest.counts['tokens']:,} tokens")
     return dataset.open(vocab_size, manifest)
 
@@ -113,15 +117,16 @@ def _worker(settings: EncodeSettings) -> Callable[[Task], ShardRecord]:
 
 
 def _kept_or_made(work: Path, encoder: Encoder, task: Task) -> ShardRecord:
-    """Return a shard. It exists already if its worker died after writing it, before the parent received the
-    record.
+    """Return the shard's record, encoding the part if needed.
+
+    The shard already exists if its worker died after writing it, before the parent received the record.
     """
     record = ShardRecord.read(work, task.number)
     return record if record is not None and record.part == task.part.name else encoder(task)
 
 
 class _Encoding:
-    """An encoding of one dataset."""
+    """One encoding of a dataset."""
 
     def __init__(self, config: RunConfig, dataset: DatasetFiles, corpus: Corpus, loaded: Tokenizer | None):
         self.config, self.dataset, self.corpus, self.loaded = config, dataset, corpus, loaded
@@ -130,8 +135,8 @@ class _Encoding:
         eod_id = loaded.eod_id if loaded else None
         if eod_id is None and any(getattr(source, "append_eod", False) for source in data.sources):
             raise DataError(
-                f"{corpus.where}: append_eod is true, but the tokenizer {config.tokenizer.name}, which would "
-                "provide the end-of-document token, does not exist. Set tokenizer.path, or append_eod: "
+                f"{corpus.where}: append_eod is true, but the tokenizer {config.tokenizer.name}, which "
+                "provides the end-of-document token, does not exist. Set tokenizer.path, or set append_eod: "
                 "false."
             )
         self.settings = EncodeSettings(
@@ -153,11 +158,11 @@ class _Encoding:
             SourceCounts(logged_before=isinstance(reader, ExtractedReader)) for reader in corpus.readers
         ]
         self.num_kept = 0
-        """Shards that an earlier run has left."""
+        """Number of shards that an earlier run completed."""
 
     @property
     def prefixes(self) -> list[Path]:
-        """Prefixes of the pairs of token ids: the main key's, then the extra keys'."""
+        """Prefixes of the pairs with token ids: the main key's first, then the extra keys'."""
         extras = [DatasetFiles(self.dataset.directory, json_key=key) for key in self.settings.extra_keys]
         return [pair.prefix for pair in (self.dataset, *extras)]
 
@@ -171,8 +176,9 @@ class _Encoding:
         return [path(prefix).name for prefix in prefixes if prefix for path in (bin_path, idx_path)]
 
     def run(self, old: DatasetManifest | None, workers: ChosenWorkers) -> DatasetManifest:
-        """Build the dataset. The existing dataset's manifest `old` is removed once all shards are
-        complete.
+        """Build the dataset and return its manifest.
+
+        The existing dataset, with the manifest `old`, is removed once all shards are complete.
         """
         self._open_work()
         records = self._shards(workers)
@@ -196,7 +202,7 @@ class _Encoding:
             "settings": settings(self.config),
             "fingerprint": self._fingerprint,
             "tokenizer_sha256": self.loaded.sha256 if self.loaded else None,
-            # One tokenizer.json with two special tokens has one hash for either EOD.
+            # A tokenizer.json with two special tokens has the same hash whichever of them is EOD.
             "eod_id": self.settings.eod_id,
             "software": software(),
         }
@@ -213,7 +219,7 @@ class _Encoding:
     def _take_back(self) -> None:
         """Undo an unfinished join, so that after a full disk no tokens are lost or stored twice.
 
-        Tokens that were written in order had been moved from the work folder to the dataset and are moved
+        Tokens that were written in order have been moved from the work folder to the dataset, and are moved
         back. Tokens that were copied to the dataset are removed.
         """
         names = ["", *(f"key-{key}" for key in self.settings.extra_keys), "mask"]
@@ -230,7 +236,7 @@ class _Encoding:
                 tokens.unlink()
 
     def _in_order_bytes(self, name: str) -> int | None:
-        """Return the total bytes of all shards in a file that they share; None if there is no such file."""
+        """Return the total size of all shards in a shared file, or None if no shard is in such a file."""
         records = [files.read_json(path) or {} for path in self.dataset.work.glob("[0-9]*.json")]
         ends = [
             record["starts"][name] + record["files"][name]
@@ -240,9 +246,7 @@ class _Encoding:
         return max(ends, default=None)
 
     def _check_unchanged(self) -> None:
-        """Raise DataError if a source changed while it was read, because the text is then a mix of two
-        versions.
-        """
+        """Raise DataError if a source changed while it was read, because its text would mix two versions."""
         now = self.corpus.fingerprint()
         for reader, before, after in zip(self.corpus.readers, self._fingerprint, now, strict=True):
             if before != after:
@@ -277,8 +281,9 @@ class _Encoding:
         return records
 
     def _check_unknown(self, records: list[ShardRecord]) -> None:
-        """Warn of text that the tokenizer cannot encode. Raises DataError above
-        tokenizer.max_unknown_fraction.
+        """Warn about text that the tokenizer cannot encode.
+
+        Raises DataError if its share exceeds tokenizer.max_unknown_fraction.
         """
         limit = self.config.tokenizer.max_unknown_fraction
         for number, reader in enumerate(self.corpus.readers):
@@ -290,14 +295,14 @@ class _Encoding:
             found = (
                 f"{reader.where}: {unknown:,} of {tokens:,} tokens ({unknown / tokens:.2%}) are the unknown "
                 f"token {self.settings.unknown_id} of {display(self.settings.tokenizer_directory or '')}: "
-                "the tokenizer has no token for that text, which is lost."
+                "the tokenizer has no token for this text, so the text is lost."
             )
             if limit is not None and unknown > limit * tokens:
                 raise DataError(
-                    f"{found} More than the limit of {limit:.2%} "
+                    f"{found} This is more than the limit of {limit:.2%} "
                     f"({place_of_setting(self.config, 'tokenizer.max_unknown_fraction')}). Use a tokenizer "
-                    "made for this text, train one (tokenizer.path: null), or raise the limit: the encoded "
-                    "parts are kept."
+                    "made for this text, train one (tokenizer.path: null), or raise the limit; the parts "
+                    "that were encoded are kept."
                 )
             logger.warning(
                 "%s Use a tokenizer made for this text, or train one (tokenizer.path: null).", found
@@ -315,7 +320,7 @@ class _Encoding:
         files.fsync_directory(self.dataset.directory)
         if more := sum(count.broken - len(count.named) for count in self.counts):
             listed = display(self.dataset.broken_records)
-            logger.warning("and %s more records that were skipped, listed in %s.", f"{more:,}", listed)
+            logger.warning("%s more records were skipped; they are listed in %s.", f"{more:,}", listed)
 
     def _unfinished(self, account: EncodeProgress) -> Iterator[Task]:
         for task in self.corpus.tasks():
@@ -327,9 +332,7 @@ class _Encoding:
                 yield task
 
     def _check_exact(self) -> None:
-        """Compare the fast engine with the reference on the first documents; if they differ, use the
-        reference.
-        """
+        """Compare the fast engine with the reference on the first documents; if they differ, use that one."""
         if self.loaded is None:
             return
         note = self.loaded.check_exact(self._first_texts())
@@ -338,7 +341,7 @@ class _Encoding:
             self.settings = EncodeSettings(**{**vars(self.settings), "engine": self.loaded.engine})
 
     def _first_texts(self) -> Iterator[str]:
-        """Yield the beginnings of the first documents, CHECKED_BYTES in total at most."""
+        """Yield the beginnings of the first documents, at most CHECKED_BYTES in total."""
         size, tally, cleaner = 0, Tally(), Cleaner(self.config.data.cleaning)
         for task in islice(self.corpus.tasks(), 1):
             reader = self.corpus.readers[task.source]
@@ -397,11 +400,11 @@ class _Encoding:
 
 
 def _adopt(config: RunConfig, dataset: DatasetFiles, loaded: Tokenizer | None) -> DatasetManifest:
-    """Write a manifest for files that another program wrote, after reading and checking all of them."""
+    """Write a manifest for files that another program wrote, after reading and checking all of the files."""
     for path in (dataset.bin, dataset.idx):
         if not path.is_file():
             raise DataError(
-                f"{missing(path)} That command needs data.sources, which {origin(config, 'data.sources')} "
+                f"{missing(path)} This command needs data.sources, which {origin(config, 'data.sources')} "
                 "leaves empty."
             )
     indexed = IndexedDataset(dataset.prefix)
@@ -430,8 +433,8 @@ def _check_tokenizer(manifest: DatasetManifest, loaded: Tokenizer | None, datase
     if found is None:
         return
     fix = (
-        "Name the right tokenizer" if found.of == "ids" else "Set tokenizer.eod_token to the dataset's token"
+        "Set tokenizer.name to the tokenizer that encoded the dataset"
+        if found.of == "ids"
+        else "Set tokenizer.eod_token to the dataset's token"
     )
-    raise DataError(
-        f"{display(dataset.directory)}: {found.what}. {fix}, give data.name another value, or {FORCE}."
-    )
+    raise DataError(f"{display(dataset.directory)}: {found.what}. {fix}, change data.name, or {FORCE}.")

@@ -1,8 +1,8 @@
-"""Compares the inputs of a dataset with a run's inputs.
+"""Compares the inputs of a dataset with the inputs of a run.
 
-Settings must be equal. Files must contain the same text; their times may differ. Versions of installed
-packages may differ, because the user did not request a change of the data. For sources that no longer exist,
-only the settings are compared.
+The settings must be equal. The files must contain the same text; their times may differ. The versions of
+installed packages may differ, because the user did not request a change of the data. For sources that no
+longer exist, only the settings are compared.
 """
 
 import hashlib
@@ -33,15 +33,15 @@ NAMED_CHANGES = 3
 
 
 def _changed_settings(config: RunConfig, changed: list[tuple[str, str, str]]) -> str:
-    """Describe each setting that differs, with its place: "data.json_key = 'a' there, 'b' in x.yaml:7"."""
+    """Describe each setting that differs: "data.json_key = 'a' in the dataset, 'b' in x.yaml:7"."""
     return "; ".join(
-        f"{key} = {there} there, {here} in {origin(config, key.replace('[', '.').replace(']', ''))}"
+        f"{key} = {there} in the dataset, {here} in {origin(config, key.replace('[', '.').replace(']', ''))}"
         for key, there, here in changed
     )
 
 
 def _changed_sources(corpus: Corpus, then: list[dict[str, Any]], now: list[dict[str, Any]]) -> str:
-    """Describe the files and versions of the sources that are new, gone or changed, up to NAMED_CHANGES."""
+    """Describe the sources' new, removed and changed files and versions, at most NAMED_CHANGES of them."""
     changes, touched = [], []
     for reader, old, new in zip(corpus.readers, then, now, strict=True):
         before, after = old.get("files", {}), new.get("files", {})
@@ -57,7 +57,7 @@ def _changed_sources(corpus: Corpus, then: list[dict[str, Any]], now: list[dict[
                 sizes = f"{_shown(size)} then, {_number(found)} now"
                 changes.append(f"{reader.where}: {name} has changed ({sizes})")
             else:
-                touched.append(f"{reader.where}: {name} was rewritten, with {_shown(size)} as before")
+                touched.append(f"{reader.where}: {name} was rewritten and still has {_shown(size)}")
         others = differences({**old, "files": None}, {**new, "files": None})
         changes += [f"{reader.where}: {key} = {a} then, {b} now" for key, a, b in others]
     changes += touched
@@ -79,21 +79,21 @@ def _is_gone(path: Path) -> bool:
 
 
 def check_same_settings(config: RunConfig, dataset: DatasetFiles, manifest: DatasetManifest) -> None:
-    """Raise DataError if a dataset was prepared with settings other than the run's; reads no source."""
+    """Raise DataError if a dataset was prepared with other settings than the run's. Reads no source."""
     changed = differences(manifest.settings, settings(config), "data")
     if changed:
         raise DataError(
-            f"{display(dataset.directory)}: made with other settings: {_changed_settings(config, changed)}. "
-            f"Runs may refer to it: give data.name another value, or {FORCE}."
+            f"{display(dataset.directory)}: the dataset was made with other settings: "
+            f"{_changed_settings(config, changed)}. Other runs may refer to it: change data.name, or {FORCE}."
         )
 
 
 def check_same_inputs(
     config: RunConfig, dataset: DatasetFiles, manifest: DatasetManifest, corpus: Corpus
 ) -> tuple[DatasetManifest, str]:
-    """Return (the manifest, updated if only file times differ; why the dataset fits the run).
+    """Return the dataset's manifest, and the reason why the dataset fits the run.
 
-    Raises DataError if it does not fit.
+    If only file times differ, the manifest is updated. Raises DataError if the dataset does not fit.
     """
     check_same_settings(config, dataset, manifest)
     then = [source["fingerprint"] for source in manifest.sources]
@@ -101,17 +101,17 @@ def check_same_inputs(
     if corpus.gone:
         gone = ", ".join(corpus.readers[number].config.path for number in sorted(corpus.gone))
         logger.warning(
-            "%s: kept, though its sources are no longer there and could not be compared with it: %s.",
+            "%s: the dataset was kept, although these sources no longer exist and could not be compared: %s.",
             display(dataset.directory),
             printable(gone),
         )
         if now == then:
-            return manifest, f"same settings; not compared with sources that are no longer there: {gone}"
+            return manifest, f"same settings; these sources no longer exist and were not compared: {gone}"
     if now == then:
         return manifest, "same settings, same sources"
     if all(reader.accepts_drift(a, b) for reader, a, b in zip(corpus.readers, then, now) if a != b):
-        changes = [f"{key} = {a} there, {b} here" for key, a, b in differences(then, now, "sources")]
-        return manifest, f"same settings; kept though versions differ: {'; '.join(changes)}"
+        changes = [f"{key} = {a} in the dataset, {b} now" for key, a, b in differences(then, now, "sources")]
+        return manifest, f"same settings; kept although versions differ: {'; '.join(changes)}"
     same_sizes = list(map(_sizes, then)) == list(map(_sizes, now))
     if same_sizes and _same_text(config, corpus, manifest, dataset.has_loss_mask):
         sources = [{**source, "fingerprint": entry} for source, entry in zip(manifest.sources, now)]
@@ -120,8 +120,8 @@ def check_same_inputs(
         return renewed, "same settings; file times differ, the text is the same"
     found = _changed_sources(corpus, then, now)
     raise DataError(
-        f"{display(dataset.directory)}: the sources have changed since it was made: {found}. Runs may "
-        f"refer to it: give data.name another value, or {FORCE}."
+        f"{display(dataset.directory)}: the sources have changed since the dataset was made: {found}. Other "
+        f"runs may refer to it: change data.name, or {FORCE}."
     )
 
 
@@ -135,7 +135,7 @@ def _same_text(config: RunConfig, corpus: Corpus, manifest: DatasetManifest, wit
         records = reader.documents(tally)
         if reader.kind == "tokens":
             records = filter(partial(can_be_kept, manifest.vocab_size, with_mask, tally), records)
-        # Documents without a token were not hashed. Only if there were any is the text encoded to find them.
+        # Documents without tokens were not hashed. Text is encoded to find them only if there were any.
         without = source["dropped"].get("no_token", 0)
         tokenizer = Tokenizer.load(tokenizer_dir(config.tokenizer.name)) if without else None
         for record in cleaned(records, cleaner, tally, reader.gives_unicode):
@@ -149,7 +149,7 @@ def _same_text(config: RunConfig, corpus: Corpus, manifest: DatasetManifest, wit
 
 
 def _has_tokens(record: Record, tokenizer: Tokenizer) -> bool:
-    """Return whether the encoder keeps a document; token ids and pairs of answers are always kept."""
+    """Return whether the encoder keeps a document. Token ids and preference pairs are always kept."""
     if isinstance(record, TokenIds | Preference):
         return True
     texts = [text for text, _ in record.pieces] if isinstance(record, Example) else [text_of(record)]
@@ -161,7 +161,7 @@ def _sizes(fingerprint: dict[str, Any]) -> Any:
 
 
 def _size(entry: Any) -> Any:
-    """Return the bytes from a file's [bytes, time]; a downloaded file has only a sha1, which is returned."""
+    """Return the size from a file's [bytes, time]. A downloaded file has only a sha1, which is returned."""
     return entry[0] if isinstance(entry, list) else entry
 
 

@@ -4,7 +4,7 @@
 
 A step is skipped if the manifest of the existing data names the same inputs, never because a file exists.
 Data prepared for other inputs is not replaced, because runs refer to it by hash: choose another name, or
-force=True. Data of an interrupted prepare has no manifest, so it does not count; its complete parts are
+pass force=True. Data from an interrupted prepare has no manifest and is not used, but its complete parts are
 reused.
 """
 
@@ -47,12 +47,11 @@ STEPS = get_args(StepName)
 
 
 def prepare(config: RunConfig, force: bool = False, through: StepName = "index") -> PrepareReport:
-    """Prepare the missing data of a run: tokenizer, .bin/.idx, indices. The step `through` is the last one to
-    run.
+    """Prepare the run's missing data (tokenizer, .bin/.idx, indices), up to and including the step `through`.
 
-    `force` prepares everything again, even with other settings. Only a tokenizer is kept if the user supplied
-    it or other datasets are encoded with it. Runs that refer to the old dataset by its hash will then refuse
-    to resume.
+    `force` prepares everything again, even with other settings. A tokenizer is kept only if the user supplied
+    it, or if other datasets are encoded with it. Runs that refer to the old dataset by its hash will then
+    refuse to resume.
 
     Raises DataError for an unreadable source, an empty corpus, data prepared with other settings, or damaged
     files.
@@ -79,11 +78,11 @@ def prepare(config: RunConfig, force: bool = False, through: StepName = "index")
                     report.splits = _prepare_indices(config, opened or open_dataset(config), say)
     except OSError as error:
         raise DataError(
-            f"{display(Path(error.filename or dataset.directory))}: {error.strerror or error}. Free space, "
-            "or set NBTRAIN_DATA to a folder that can be written. Finished work is kept: run it again."
+            f"{display(Path(error.filename or dataset.directory))}: {error.strerror or error}. Free up "
+            "space, or set NBTRAIN_DATA to a writable folder. Finished work is kept: run the command again."
         ) from error
     finally:
-        # A prepare that produced nothing leaves no folder of that name, which would look like a dataset.
+        # Remove the empty folder that a prepare without output leaves, because it would look like a dataset.
         with contextlib.suppress(OSError):
             dataset.directory.rmdir()
     return report
@@ -97,9 +96,7 @@ def _prepare_text(
     force: bool,
     wanted: tuple[str, ...],
 ) -> OpenDataset | None:
-    """Run the steps from the sources to the tokens. Returns None if `through` is a step before the
-    dataset.
-    """
+    """Run the steps from the sources to the tokens. Return None if the encode step is not wanted."""
     data = config.data
     manifest = dataset.manifest()
     is_needed = bool(data.sources) and (force or manifest is None or not is_trained(config))
@@ -121,10 +118,9 @@ def _prepare_text(
                 corpus = work(corpus, force, say)
             else:
                 if name == "extract" == wanted[-1] and manifest is not None:
-                    # The encode step, which would refuse other settings, is not reached, so they are refused
-                    # here.
+                    # The encode step, which rejects other settings, will not run, so they are checked here.
                     check_same_inputs(config, dataset, manifest, corpus)
-                say("kept", "nothing to read: tokenizer and dataset exist")
+                say("kept", "the tokenizer and the dataset exist, so no source has to be read")
     if "tokenizer" in wanted:
         with _step(report, "tokenizer") as say:
             loaded = prepare_tokenizer(config, corpus, force, say)
@@ -138,9 +134,9 @@ def _prepare_text(
     if opened.loss_mask is not None:
         if config.data.packing is None and config.data.resolved_packing == "stream":
             logger.info(
-                "data.packing is not set: samples are cut from the concatenated documents (stream), across "
-                "examples. Set data.packing=best_fit to keep each example complete and separate from the "
-                "others."
+                "data.packing is not set, so samples are cut from the concatenated documents (stream), "
+                "across examples. To keep each example complete and separate from the others, set "
+                "data.packing=best_fit."
             )
         examples = Browser(config, loaded=loaded).spread(NUM_EXAMPLES, EXAMPLE_TOKENS)
         report.examples = [example.to_dict() for example in examples[:NUM_EXAMPLES]]
@@ -148,9 +144,7 @@ def _prepare_text(
 
 
 def _report_ends(config: RunConfig, blend: BlendFiles) -> None:
-    """Log a warning for pairs of a blend without a manifest whose documents do not end in the blend's EOD
-    token.
-    """
+    """Warn about a blend's pairs without a manifest whose documents do not end in the blend's EOD token."""
     manifest, tokenizer = blend.manifest(), read_manifest(tokenizer_dir(config.tokenizer.name))
     eod_id = manifest.eod_id if manifest else None
     if eod_id is None and tokenizer is not None:
@@ -162,9 +156,7 @@ def _report_ends(config: RunConfig, blend: BlendFiles) -> None:
 
 
 def _check_packages(config: RunConfig) -> None:
-    """Raise DataError if a package that encoding needs is missing, before hours of extracting and
-    training.
-    """
+    """Raise DataError if encoding lacks a package, before hours of extraction and tokenizer training."""
     data = config.data
     Cleaner(data.cleaning)
     if data.cleaning.near_dedup.enabled:
@@ -175,7 +167,7 @@ def _check_packages(config: RunConfig) -> None:
 
 @contextlib.contextmanager
 def _step(report: PrepareReport, name: str) -> Iterator[Say]:
-    """Time one step. The body must call say(action, reason) once."""
+    """Time one step and add it to the report. The body must call say(action, reason) once."""
     begun = time.perf_counter()
     said: list[str] = []
     yield lambda action, reason: said.extend((action, reason))
@@ -187,7 +179,7 @@ def _step(report: PrepareReport, name: str) -> Iterator[Say]:
 def _download(corpus: Corpus, force: bool, say: Say) -> Corpus:
     notes = [reader.download() for reader in corpus.readers if reader.is_downloaded]
     made = [note for note in notes if note]
-    say("made" if made else "kept", "; ".join(made) or "everything is on this disk")
+    say("made" if made else "kept", "; ".join(made) or "everything is already on this disk")
     return corpus
 
 
@@ -213,7 +205,7 @@ def _prepare_indices(config: RunConfig, opened: OpenDataset | OpenBlend, say: Sa
     refuse_without_loss(config, datasets)
     made = len(set(index_cache.glob("*.json")) - before)
     if made:
-        say("made", f"{made} of the indices of train, valid and test were not in index-cache/")
+        say("made", f"{made} of the indices of train, valid and test were missing from index-cache/")
     else:
-        say("kept", "index-cache/ holds them for this dataset, split, seed and length")
+        say("kept", "index-cache/ has the indices for this dataset, split, seed and training length")
     return split_rows(datasets)

@@ -1,6 +1,4 @@
-"""Chooses the processes that encode the parts of a prepare: this process, local workers, or a Dask
-cluster.
-"""
+"""Chooses the processes that encode a prepare's parts: this process, local workers, or a Dask cluster."""
 
 from functools import partial
 from pathlib import Path
@@ -15,13 +13,14 @@ from nbtrain.corpus.workers.ordered_map import Workers
 if TYPE_CHECKING:
     from nbtrain.corpus.workers.dask_cluster import DaskCluster
 
-# A worker takes half a second to start: below these sizes one process finishes sooner, however many are set.
+# A worker takes half a second to start. Below these sizes, one process finishes sooner than any number of
+# workers.
 PARALLEL_FROM_BYTES = 256 << 20
 PARALLEL_FROM_BYTES_WHEN_SLOW = 16 << 20
 
 
 def local(num_workers: int) -> Workers:
-    """Return worker processes on this machine; for 1, this process itself."""
+    """Return a pool of `num_workers` processes on this machine, or None (this process) for one worker."""
     if num_workers <= 1:
         return None
     from nbtrain.corpus.workers.local_pool import LocalPool
@@ -30,7 +29,7 @@ def local(num_workers: int) -> Workers:
 
 
 class ChosenWorkers:
-    """The workers of one prepare. A cluster exists from its first use until the `with` block ends."""
+    """Workers of one prepare. A cluster exists from its first use until the `with` block ends."""
 
     def __init__(self, config: RunConfig):
         self.config = config
@@ -45,13 +44,13 @@ class ChosenWorkers:
         self.close()
 
     def close(self) -> None:
-        """Shut down the cluster early, because no part is left to process."""
+        """Shut down the cluster early, when no part is left to process."""
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
 
     def choose(self, total_bytes: int | None, is_slow: bool, folder: Path) -> Workers:
-        """Return the workers for a source of `total_bytes`, which write into `folder`. Raises DataError."""
+        """Return the workers for a source of `total_bytes` that write to `folder`. Raises DataError."""
         data = self.config.data
         if data.workers.kind == "dask":
             from nbtrain.corpus.workers.dask_cluster import DaskCluster

@@ -1,4 +1,4 @@
-"""Samples for training, validation and test of a run, built from its datasets."""
+"""Builds the training, validation and test samples of a run from its datasets."""
 
 import logging
 from collections.abc import Callable
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GPTDatasets:
-    """The datasets of a run's three splits; None for a split that is not read or is empty."""
+    """The datasets of a run's three splits. valid and test are None if they are not read or are empty."""
 
     train: Any
     valid: Any | None
@@ -35,8 +35,9 @@ class GPTDatasets:
     manifest: DatasetManifest
     state: DataState
     names: tuple[str, ...] = ()
-    """Names of the datasets to which Sample.dataset refers by number; empty if there is only one dataset."""
+    """Dataset names that Sample.dataset refers to by index; empty if there is only one dataset."""
     is_masked: bool = False
+    """Whether some positions may be outside the loss."""
 
 
 def build_datasets(
@@ -47,10 +48,10 @@ def build_datasets(
 ) -> GPTDatasets:
     """Build the datasets of a run, using or creating the indices in index-cache/.
 
-    When a run is resumed, `index_samples` comes from its data state. None uses data.index_samples or, without
-    it, the number that train_tokens needs. `skipped_samples` are skipped, so the run reads that much further.
-    `opened` is the run's dataset if it is open already. Raises DataError if the data is missing, damaged or
-    does not fit the run.
+    When a run is resumed, `index_samples` comes from its data state. None uses data.index_samples or, if that
+    is not set, the number of samples that train_tokens needs. `skipped_samples` are skipped, so the run reads
+    that many samples further. Pass `opened` if the run's dataset is already open. Raises DataError if the
+    data is missing or damaged, or does not fit the run.
     """
     opened = opened or open_dataset(config)
     manifest = opened.manifest
@@ -67,8 +68,8 @@ def build_datasets(
         splits[name] = build_split(name, own_index_samples, num_samples) if num_samples else None
         if splits[name] is None and (name == "train" or (weights[name] and num_samples)):
             message = (
-                f"{display(opened.files.prefix)}: split {config.data.split} ({config.data.split_rule}) of "
-                f"{manifest.counts['documents']:,} documents leaves none for {name}."
+                f"{display(opened.files.prefix)}: data.split {config.data.split} ({config.data.split_rule}) "
+                f"of {manifest.counts['documents']:,} documents leaves no document for {name}."
             )
             if name == "train":
                 raise DataError(f"{message} Use more text or another data.split.")
@@ -87,8 +88,8 @@ def build_datasets(
     is_fixed = (config.data.shuffle, config.data.resolved_packing) == ("megatron", "stream")
     if train_samples > index_samples and is_fixed:
         logger.info(
-            "the order of training samples was fixed for %s; the run continues to %s, and earlier positions "
-            "do not change.",
+            "the order of the training samples was fixed for %s samples. The run continues to %s samples; "
+            "earlier positions do not change.",
             f"{index_samples:,}",
             f"{train_samples:,}",
         )
@@ -117,14 +118,14 @@ def refuse_without_loss(config: RunConfig, datasets: GPTDatasets) -> None:
             return
     raise DataError(
         f"dataset {config.data.name}: none of the {samples:,} samples of {config.model.seq_length:,} tokens "
-        "that the run trains on has a token in the loss, so it would learn nothing. The tokens in the loss "
-        "are rare in this text, such as short answers to long prompts: set data.packing=best_fit, raise "
-        "model.seq_length, or train on more tokens."
+        "that the run trains on has a token in the loss, so the model would learn nothing. Few of this "
+        "text's tokens are in the loss, as with short answers to long prompts: set data.packing=best_fit, "
+        "raise model.seq_length, or train on more tokens."
     )
 
 
 def may_have_no_loss(config: RunConfig, opened: OpenDataset | OpenBlend) -> bool:
-    """Return whether refuse_without_loss() has anything to check, without building indices."""
+    """Return whether refuse_without_loss() may have to read samples, without building indices."""
     if config.data.resolved_packing == "best_fit" or config.dpo is not None:
         return False
     entries = opened.entries if isinstance(opened, OpenBlend) else (opened,)
@@ -136,13 +137,13 @@ def _is_masked(dataset: Any) -> bool:
         return any(_is_masked(part) for part in dataset.datasets)
     if isinstance(dataset, GPTDataset):
         return dataset.options.eod_mask_loss or dataset.mask is not None
-    return True  # packed: padding is outside the loss
+    return True  # packed samples: their padding is outside the loss
 
 
 def split_builder(
     config: RunConfig, opened: OpenDataset | OpenBlend
 ) -> Callable[[str, int, int], SampleDataset | None]:
-    """Return a function of (name, index_samples, num_samples) that builds one split of a run's dataset."""
+    """Return a function (name, index_samples, num_samples) that builds one split of a run's dataset."""
     if isinstance(opened, OpenBlend):
         return _BlendBuilder(config, opened)
     if config.dpo is not None:
@@ -167,9 +168,9 @@ def _stream(
         return None
     if data.eod_mask_loss and manifest.eod_id is None:
         raise DataError(
-            f"{config.where('data.eod_mask_loss')}: data.eod_mask_loss needs the end-of-document token, and "
-            f"{display(opened.files.directory)} does not say which it is. Set it to false, or prepare the "
-            "dataset."
+            f"{config.where('data.eod_mask_loss')}: data.eod_mask_loss needs the end-of-document token, but "
+            f"the manifest in {display(opened.files.directory)} does not name this token. Set "
+            "data.eod_mask_loss to false, or prepare the dataset."
         )
     return GPTDataset(
         indexed,
@@ -189,12 +190,12 @@ def _stream(
 
 
 class _BlendBuilder:
-    """Builds the splits of a blend: each dataset is split by data.split, then the parts are mixed."""
+    """Builder of a blend's splits: each dataset is split by data.split, then the parts are mixed."""
 
     def __init__(self, config: RunConfig, opened: OpenBlend):
         self.config = config
         self.files = opened.files
-        # One dataset's facts about the end-of-document token hold for all: they share a tokenizer.
+        # The datasets share a tokenizer, so the end-of-document token of one is that of all.
         eod_id = opened.manifest.eod_id
         self.opened = [
             entry._replace(manifest=replace(entry.manifest, eod_id=eod_id)) for entry in opened.entries
@@ -207,17 +208,17 @@ class _BlendBuilder:
         present = [number for number in range(len(entries)) if number not in empty]
         if empty and (split == "train" or present):
             message = (
-                f"{self.files.where}: split {config.data.split} ({config.data.split_rule}) leaves no "
+                f"{self.files.where}: data.split {config.data.split} ({config.data.split_rule}) leaves no "
                 f"document of {', '.join(entries[number].name for number in empty)} for {split}."
             )
             if split == "train":
-                raise DataError(f"{message} Use more text, or take it out of the blend.")
-            logger.warning("%s %s blends the others.", printable(message), split)
+                raise DataError(f"{message} Use more text, or remove the dataset from the blend.")
+            logger.warning("%s The %s split blends the other datasets.", printable(message), split)
         if not present:
             return None
         rule = config.data.split_rule
         sizes = blend_sizes(rule, [entries[number].weight for number in present], index_samples)
-        # The choice of a sample does not depend on the size, so a longer run continues in the same blend.
+        # A sample's dataset does not depend on the blend's size, so a longer run continues the same blend.
         index = BlendIndex(self.files.index_cache, rule, sizes.weights, max(sizes.blend, num_samples))
         asked, taken = index.counts(sizes.blend), index.counts(len(index.dataset_index))
         is_limited = rule == "megatron-core" and config.data.shuffle == "megatron"
@@ -229,9 +230,9 @@ class _BlendBuilder:
             if is_limited and needed > dataset.samples_per_pass:
                 raise DataError(
                     f"{self.files.where}: the {split} blend takes {needed:,} samples of {entry.name}, which "
-                    f"was sized for {dataset.index_samples:,} and holds {dataset.samples_per_pass:,} in "
-                    "whole epochs; megatron-core refuses that. Request more samples, or use "
-                    "data.split_rule: megatron-deepspeed, which continues."
+                    f"was sized for {dataset.index_samples:,} samples and holds {dataset.samples_per_pass:,} "
+                    "in whole epochs; megatron-core rejects such a blend. Request more samples, or set "
+                    "data.split_rule: megatron-deepspeed, which continues past the last epoch."
                 )
             datasets.append(dataset)
         return BlendedDataset(datasets, present, index, num_samples)

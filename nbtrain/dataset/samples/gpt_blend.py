@@ -1,18 +1,18 @@
 """Blends several datasets by weight: chooses the dataset of each sample by Megatron's rule.
 
     sample k comes from the dataset i with the largest  w_i * max(k, 1) - (samples taken from i so far),
-    in double precision, the lowest i if several are equal
+    in double precision; the lowest i if several are equal
 
-Both projects blend this way. They differ in sizes, for N requested samples and normalized weights (split_rule
-selects the project):
+megatron-core and Megatron-DeepSpeed both blend this way. They differ in sizes, for N requested samples and
+normalized weights (split_rule selects the project):
 
-    rule                samples asked of dataset i        samples of the blend    index      datasets
-    megatron-deepspeed  ceil(N w_i 1.005)                 the sum of those        uint8      < 255
+    rule                samples requested from dataset i  samples of the blend    index      datasets
+    megatron-deepspeed  ceil(N w_i 1.005)                 sum of that column      uint8      < 255
     megatron-core       ceil(ceil(N w_i) (1 + 0.005))     sum of ceil(N w_i)      int16      < 32,767
 
-A blend can read more samples of a dataset than its index provides. megatron-core refuses that,
+A blend can read more samples from a dataset than its index provides. megatron-core rejects that,
 Megatron-DeepSpeed reads past the dataset's end, and nbtrain continues with the dataset's next pass. The
-choice of a sample does not depend on N, so a longer blend begins with a shorter one.
+choice of a sample does not depend on N, so a longer blend begins with the samples of a shorter one.
 """
 
 import math
@@ -33,34 +33,37 @@ INDEX_DTYPES: dict[str, np.dtype] = {
     "megatron-core": np.dtype(np.int16),
 }
 LARGEST_NUM_DATASETS = {"megatron-deepspeed": 254, "megatron-core": 32_766}
-# Samples laid out at a time, and stretches of them that are processed in parallel: for 2^20 samples in one
-# call with 2 to 20 datasets, 512 stretches were the fastest of 128 to 2,048.
+# Samples laid out at a time, and stretches of them that are processed in parallel. For 2^20 samples in one
+# call and 2 to 20 datasets, 512 stretches were fastest among 128 to 2,048.
 BLOCK_SAMPLES = 1 << 22
 NUM_STRETCHES = 512
 
 
 class BlendSizes(NamedTuple):
-    """The sizes that a rule computes for N samples and some weights."""
+    """Sizes that a rule computes for N samples and the given weights."""
 
     weights: list[float]
-    """Normalized weights, as the choice of samples uses them."""
+    """Normalized weights that the choice of samples uses."""
     samples: list[int]
+    """Number of samples requested from each dataset."""
     blend: int
+    """Number of samples in the blend."""
 
 
 def blend_sizes(rule: str, weights: list[float], num_samples: int) -> BlendSizes:
-    """Compute the sizes. Raises DataError if the rule's index cannot number that many datasets."""
+    """Compute a blend's sizes. Raises DataError if the rule's index cannot number that many datasets."""
     limit = LARGEST_NUM_DATASETS[rule]
     if len(weights) > limit:
         raise DataError(
-            f"data.blend: {len(weights):,} datasets; {rule} blends at most {limit:,} (data.split_rule)."
+            f"data.blend: the blend has {len(weights):,} datasets, but {rule} (data.split_rule) blends at "
+            f"most {limit:,}. Remove datasets."
         )
     if rule == "megatron-core":
         shares = _normalised(weights)
         targets = [math.ceil(num_samples * share) for share in shares]
         samples = [math.ceil(target * (1 + SURPLUS)) for target in targets]
         return BlendSizes(_normalised(shares), samples, sum(targets))
-    total = float(np.cumsum(weights)[-1])  # in sequence: the last bit decides a ceil
+    total = float(np.cumsum(weights)[-1])  # added in sequence, because the last bit can change a ceil
     shares = [weight / total for weight in weights]
     samples = [math.ceil(num_samples * share * (1 + SURPLUS)) for share in shares]
     return BlendSizes(_normalised(shares), samples, sum(samples))
@@ -74,12 +77,11 @@ def _normalised(weights: list[float]) -> list[float]:
 def fill_blend_index(
     dataset_index: np.ndarray, dataset_sample_index: np.ndarray, weights: list[float]
 ) -> np.ndarray:
-    """Fill both arrays, [n] each, for normalized `weights`; return int64 [datasets], the samples of each
-    dataset.
+    """Fill both arrays, [n] each, for normalized `weights`. Return each dataset's number of samples.
 
-    The result equals upstream's sequential loop. Here a block is divided into stretches that are computed in
-    parallel from estimated counts. Two computations from different counts soon agree, so for a wrong estimate
-    only the beginning of the stretch is computed again, until it agrees with the existing result.
+    The result equals that of upstream's sequential loop. Here a block is divided into stretches that are
+    computed in parallel from estimated counts. Two computations from different counts soon agree, so after a
+    wrong estimate only the beginning of the stretch is computed again, until it agrees with the first result.
     """
     shares = np.array(weights, np.float64)
     counts = np.zeros(len(weights), np.int64)
@@ -95,7 +97,7 @@ def fill_blend_index(
 
 
 def _choices(shares: np.ndarray, counts: np.ndarray, start: int, length: int) -> np.ndarray:
-    """Return int16 [length]: the datasets of samples start .. start + length, given the earlier `counts`."""
+    """Return the datasets of samples [start, start + length), int16, given the `counts` before `start`."""
     stretch = -(-length // NUM_STRETCHES)
     if stretch < NUM_STRETCHES:
         chosen = np.empty(length, np.int16)
@@ -115,7 +117,7 @@ def _choices(shares: np.ndarray, counts: np.ndarray, start: int, length: int) ->
 
 
 def _walk(shares: np.ndarray, counts: np.ndarray, start: int, chosen: np.ndarray) -> None:
-    """Run upstream's loop and fill `chosen`; `counts` are updated in place to include the last sample."""
+    """Run upstream's loop to fill `chosen`, and update `counts` in place."""
     for place in range(len(chosen)):
         number = int((shares * float(max(start + place, 1)) - counts).argmax())
         chosen[place] = number
@@ -125,8 +127,9 @@ def _walk(shares: np.ndarray, counts: np.ndarray, start: int, chosen: np.ndarray
 def _correct(
     shares: np.ndarray, counts: np.ndarray, difference: np.ndarray, start: int, chosen: np.ndarray
 ) -> None:
-    """Correct `chosen`, which was computed from wrong counts, by running the loop until both results
-    agree.
+    """Correct `chosen`, which was computed from wrong counts.
+
+    Runs the loop until it agrees with the existing result.
     """
     apart = int(np.abs(difference).sum())
     place = 0
@@ -143,8 +146,9 @@ def _correct(
 
 
 def _walk_side_by_side(shares: np.ndarray, counts: np.ndarray, begins: np.ndarray, length: int) -> np.ndarray:
-    """Run the loop for all stretches in parallel from `counts` [stretches, datasets]; return int16 [length,
-    stretches].
+    """Run the loop for all stretches in parallel, from `counts` [stretches, datasets].
+
+    Returns int16 [length, stretches].
     """
     chosen = np.empty((length, len(begins)), np.int16)
     current = counts.astype(np.float64)  # whole numbers below 2^53: exact
@@ -162,8 +166,9 @@ def _walk_side_by_side(shares: np.ndarray, counts: np.ndarray, begins: np.ndarra
 
 
 def _likely_counts(shares: np.ndarray, samples: np.ndarray) -> np.ndarray:
-    """Estimate the counts after each of `samples`: int64 [samples, datasets], near w_i k, with rows that add
-    up to k.
+    """Estimate the counts after each of `samples`: int64 [samples, datasets].
+
+    The counts after k samples are near w_i k and add up to k.
     """
     exact = shares * samples[:, None]
     counts = np.floor(exact).astype(np.int64)
@@ -194,7 +199,7 @@ class BlendIndex:
         self._num_datasets = len(weights)
 
     def counts(self, stop: int) -> list[int]:
-        """Return the number of samples from each dataset among the first `stop`."""
+        """Return each dataset's number of samples among the first `stop`."""
         counts = np.zeros(self._num_datasets, np.int64)
         for start in range(0, stop, BLOCK_SAMPLES):
             part = self.dataset_index[start : min(start + BLOCK_SAMPLES, stop)]
@@ -203,9 +208,7 @@ class BlendIndex:
 
 
 class BlendedDataset:
-    """One split of several datasets. Each position reads a sample of the dataset that the rule chooses for
-    it.
-    """
+    """One split of a blend. Each position reads a sample from the dataset that the rule chooses for it."""
 
     def __init__(self, datasets: list[Any], numbers: list[int], index: BlendIndex, num_samples: int):
         """Mix `datasets`; `numbers` are the indices of their entries in data.blend."""
@@ -223,17 +226,17 @@ class BlendedDataset:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the split in all datasets, counted once."""
+        """Number of tokens in the split of all datasets, each token counted once."""
         return sum(dataset.num_tokens for dataset in self.datasets)
 
     @property
     def num_epochs(self) -> float:
-        """Epochs of the dataset that is repeated most often."""
+        """Number of epochs over the dataset that is repeated most often."""
         return max(dataset.num_epochs for dataset in self.datasets)
 
     def place(self, position: int) -> tuple[int, int]:
         if not 0 <= position < len(self):
-            raise IndexError(f"position {position} of {len(self)}")
+            raise IndexError(f"position {position} is out of range for {len(self)} positions")
         return int(self.index.dataset_index[position]), int(self.index.dataset_sample_index[position])
 
     def __getitem__(self, position: int) -> np.ndarray:

@@ -4,11 +4,11 @@
     several datasets -> BlendedDataset (gpt_blend.py); whole documents, packed -> PackedDataset
     (packed_dataset.py)
 
-Training reads positions 0 .. index_samples and possibly further. A run that gets more tokens later first
+Training reads positions 0 .. index_samples and possibly further. A run that is later given more tokens first
 reads the remaining samples of its epochs, then makes another pass over the same documents with seed + 1, and
 so on, so earlier positions never change. With shuffle per_epoch, each pass is one epoch, whatever the length
 of the run: the index takes the memory of one epoch, and the order does not depend on train_tokens. Validation
-and test hold eval_iters global batches, the same ones every time.
+and test hold the samples of eval_iters global batches, the same samples every time.
 """
 
 import logging
@@ -49,7 +49,7 @@ class SampleDataset(Protocol):
 
 
 class SampleOptions(NamedTuple):
-    """Options for the arrays of a sample other than tokens and labels."""
+    """Options that determine a sample's arrays other than tokens and labels."""
 
     reset_position_ids: bool = False
     inter_document_masking: bool = False
@@ -61,8 +61,9 @@ PLAIN = SampleOptions()
 
 
 class GPTDataset:
-    """One split. `dataset[i]` is int64 [seq_length + 1]: tokens are its first seq_length entries, labels its
-    last.
+    """One split, whose `dataset[i]` is int64 [seq_length + 1].
+
+    The first seq_length entries are the tokens, the last seq_length entries the labels.
     """
 
     def __init__(
@@ -79,15 +80,16 @@ class GPTDataset:
         options: SampleOptions = PLAIN,
         mask: IndexedDataset | None = None,
     ):
-        """Read or build the split's index. in_loss() says what the entries of `mask` mean; None puts all
-        tokens in the loss.
+        """Read or build the split's index.
+
+        `mask` holds the loss mask (see in_loss()); None puts all tokens in the loss.
         """
         self.indexed = indexed
         self.index_cache = index_cache
         self.dataset_sha256 = dataset_sha256
         self.bounds = bounds
         self.seq_length = seq_length
-        # The fewest epochs that provide one sample: nearly always one.
+        # 1 requests the fewest epochs that provide one sample, which is nearly always a single epoch.
         self.index_samples = index_samples if shuffle == "megatron" else 1
         self.num_samples = max(num_samples, index_samples)
         self.seed = seed
@@ -100,11 +102,11 @@ class GPTDataset:
             store(self.index_cache, self._description(number), ARRAYS, self._builder(number))
 
     def __len__(self) -> int:
-        """Return the number of readable positions: at least num_samples."""
+        """Return the number of readable positions, at least num_samples."""
         return self.samples_per_pass * self.num_passes
 
     def __getstate__(self) -> dict[str, Any]:
-        # A worker process maps the index itself; a pickled map would carry the whole array.
+        # A worker process maps the index itself; a pickled memmap would carry the whole array.
         return {**self.__dict__, "_open": OrderedDict()}
 
     @property
@@ -113,23 +115,24 @@ class GPTDataset:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the split, counted once."""
+        """Number of tokens in the split, each counted once."""
         return int(self.indexed.lengths[self.bounds[0] : self.bounds[1]].sum(dtype=np.int64))
 
     @property
     def num_epochs(self) -> float:
-        """Epochs over the split's tokens that num_samples samples correspond to."""
+        """Number of epochs over the split's tokens that num_samples samples amount to."""
         return self.num_samples * self.seq_length / self.num_tokens
 
     def __getitem__(self, position: int) -> np.ndarray:
         return self._gather(self.indexed, self.parts(position))
 
     def parts(self, position: int) -> list[tuple[int, int, int]]:
-        """Return (sequence, first token, number of tokens) for each document in a sample of seq_length + 1
-        tokens.
+        """Return (sequence, first token, number of tokens) for each document in a sample.
+
+        Together they cover seq_length + 1 tokens.
         """
         if not 0 <= position < len(self):
-            raise IndexError(f"position {position} of {len(self)}")
+            raise IndexError(f"position {position} is out of range for {len(self)} positions")
         number, entry = divmod(int(position), self.samples_per_pass)
         index = self._pass(number)
         row = int(index.shuffle_index[entry])
@@ -157,7 +160,7 @@ class GPTDataset:
             learnt = (tokens != options.eod_id).astype(np.float32)
             loss_mask = learnt if loss_mask is None else loss_mask * learnt
         if options.reset_position_ids or options.inter_document_masking:
-            # From the parts, not from EOD tokens: a text may contain their id, and a document may have none.
+            # Computed from the parts, because a text may contain the EOD id and a document may lack it.
             own = np.array([size for _, _, size in parts if size])
             starts = np.cumsum(own) - own
             starts = starts[starts < length]
@@ -196,7 +199,7 @@ class GPTDataset:
 
     def _builder(self, number: int) -> Callable[[Allocate], GPTIndex]:
         def build(allocate: Allocate) -> GPTIndex:
-            # All lengths decide an index, so none may be damaged.
+            # All lengths determine the index, so they must all be valid.
             self.indexed.check()
             seed = self._description(number)["seed"]
             return build_gpt_index(

@@ -1,12 +1,12 @@
-"""The tokens of each GPT sample: Megatron's document, sample and shuffle index, in NumPy.
+"""Determines the tokens of each GPT sample: Megatron's document, sample and shuffle index, in NumPy.
 
     document index   [E * documents]  the documents of E epochs, shuffled
-    sample index     [n + 1, 2]       start of sample k: (position in the document index, token in it)
+    sample index     [n + 1, 2]       start of sample k: (position in the document index, token of that entry)
     shuffle index    [n]              the order in which samples are read
 
-Sample i is the seq_length + 1 tokens between row shuffle[i] and the next row, across document boundaries:
-neighbours share one token. The generator is numpy.random.RandomState(seed), used only for these shuffles and
-in this order, so the arrays equal those of megatron-core and Megatron-DeepSpeed.
+Sample i is the seq_length + 1 tokens between row shuffle[i] and the next row, across document boundaries, so
+adjacent samples share one token. The generator is numpy.random.RandomState(seed), used only for these
+shuffles and in this order, so the arrays equal those of megatron-core and Megatron-DeepSpeed.
 """
 
 from dataclasses import dataclass
@@ -19,18 +19,18 @@ from nbtrain.base.errors import DataError
 SEPARATE_LAST_EPOCH_BELOW = 0.80
 LARGEST_INDEX_BYTES = 16 << 30
 LARGEST_INT32 = np.iinfo(np.int32).max
-# Upstream keeps the two largest numbers of uint32 free.
+# Upstream reserves the two largest uint32 values.
 UINT32_SAMPLES = 2**32 - 2
 # Rows processed at a time: a few MiB of temporary arrays.
 CHUNK_DOCUMENTS = 1 << 18
 
 
 class Epochs(NamedTuple):
-    """The passes over a split's documents that some number of samples needs."""
+    """Number of passes over a split's documents that a number of samples needs."""
 
     num_epochs: int
     num_samples: int
-    """Samples in that many epochs; at least as many as requested."""
+    """Number of samples in these epochs; at least as many as requested."""
     samples_before_last: int
     separate_last_epoch: bool
     """Whether the last epoch is shuffled separately, because under 80 % of its samples are needed."""
@@ -52,7 +52,7 @@ def epochs_needed(tokens_per_epoch: int, seq_length: int, num_samples: int) -> E
 @dataclass(frozen=True)
 class GPTIndex:
     document_index: np.ndarray
-    """[E * documents] numbers of sequences, int32, or int64 if a number is too large."""
+    """[E * documents] sequence numbers: int32, or int64 if a number is too large."""
     sample_index: np.ndarray
     """int32 or int64 [samples + 1, 2]."""
     shuffle_index: np.ndarray
@@ -63,7 +63,7 @@ class GPTIndex:
 
 
 class Allocate(Protocol):
-    """Allocates the array `name` of an index, either in memory or in a file (index_files.py)."""
+    """Function that allocates the array `name` of an index, in memory or in a file (index_files.py)."""
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray: ...
 
@@ -81,29 +81,30 @@ def build_gpt_index(
     seed: int,
     allocate: Allocate = in_memory,
 ) -> GPTIndex:
-    """Build the index of `num_samples` samples over sequences [first, last); `lengths` are those of all
-    sequences.
+    """Build the index of `num_samples` samples over sequences [first, last).
 
-    `allocate` provides the arrays; besides them, memory for one epoch's document numbers is allocated,
-    however many epochs there are. Raises DataError if the split has no token, or if the document index of the
-    requested epochs would exceed 16 GiB.
+    `lengths` holds the lengths of all sequences. `allocate` provides the arrays. In addition to them, the
+    function allocates memory for one epoch's document numbers, however many epochs there are. Raises
+    DataError if the split has no tokens, or if the document index of the requested epochs would exceed 16
+    GiB.
     """
     own_lengths = np.asarray(lengths[first:last])
     tokens = int(own_lengths.sum(dtype=np.int64))
     if tokens == 0:
-        raise DataError(f"documents {first:,} to {last:,} hold no tokens, so they give no sample.")
+        raise DataError(f"documents {first:,} to {last:,} have no tokens, so they provide no samples.")
     epochs = epochs_needed(tokens, seq_length, num_samples)
     entries = epochs.num_epochs * (last - first)
     # Upstream uses int32 here too, where document 2**31 becomes -2**31.
     numbers = np.dtype(np.int32 if last - 1 <= LARGEST_INT32 else np.int64)
-    # One limit for both dtypes: as many entries, of twice the bytes in int64.
+    # The limit is the same number of entries for both dtypes; in int64 they take twice the bytes.
     if entries * 4 > LARGEST_INDEX_BYTES:
         raise DataError(
             f"{num_samples:,} samples of {seq_length:,} tokens are {epochs.num_epochs:,} epochs of "
             f"{tokens:,} tokens; their document index would take {entries * numbers.itemsize / 2**30:,.0f} "
-            f"GiB (at most {LARGEST_INDEX_BYTES >> 30} GiB). Use more text, set data.shuffle: per_epoch, "
-            "which holds one epoch's index at a time, or set data.index_samples: the order is then built "
-            "for that many and repeated with another seed."
+            f"GiB (at most {LARGEST_INDEX_BYTES >> 30} GiB). Set data.shuffle: per_epoch, which holds one "
+            "epoch's index at a time, or set data.index_samples: the order is then built for that number of "
+            "samples and repeated with another seed. More text of the same kind does not make the index "
+            "smaller, because its size depends on the number of samples and the length of the documents."
         )
     generator = np.random.RandomState(seed)
     document_index = allocate("document_index", (entries,), numbers)
@@ -122,7 +123,7 @@ def build_gpt_index(
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
-    # RandomState.shuffle has one loop for ndarray itself and another, a hundred times slower, for memmap.
+    # RandomState.shuffle has a loop for plain ndarrays, and one that is a hundred times slower for memmaps.
     return np.asarray(array)
 
 
@@ -134,9 +135,7 @@ def _fill_document_index(
 
 
 def _shuffle(index: np.ndarray, cut: int, epochs: Epochs, generator: "np.random.RandomState") -> None:
-    """Shuffle the whole index or, if the last epoch is shuffled separately, the parts before and after
-    `cut`.
-    """
+    """Shuffle the index; if the last epoch is shuffled separately, the parts before and after `cut`."""
     for part in (index[:cut], index[cut:]) if epochs.separate_last_epoch else (index,):
         generator.shuffle(part)
 
@@ -144,8 +143,9 @@ def _shuffle(index: np.ndarray, cut: int, epochs: Epochs, generator: "np.random.
 def _fill_sample_index(
     index: np.ndarray, own_lengths: np.ndarray, first: int, document_index: np.ndarray, seq_length: int
 ) -> None:
-    """Fill the sample index in stretches of the document index; each stretch determines the samples that
-    start in it.
+    """Fill the sample index in stretches of the document index.
+
+    Each stretch determines the samples that start in it.
     """
     row, begun = 0, 0
     for place in range(0, len(document_index), CHUNK_DOCUMENTS):
@@ -153,7 +153,7 @@ def _fill_sample_index(
         ends = np.cumsum(gathered, dtype=np.int64)
         ends += begun
         begun = int(ends[-1])
-        # Samples whose first token is before the stretch's end; long documents hold many.
+        # Samples whose first token is before the end of the stretch; a long document holds many of them.
         stop = min(len(index), -(-begun // seq_length))
         for start in range(row, stop, CHUNK_DOCUMENTS):
             end = min(start + CHUNK_DOCUMENTS, stop)

@@ -1,11 +1,11 @@
-"""Arrays of an index on disk: written into their files, published when complete, memory-mapped by readers.
+"""Stores the arrays of an index on disk: written to files, published when complete, memory-mapped by readers.
 
-    <folder>/<key>-<name>.npy    one array each, the bytes that numpy.save writes
-    <folder>/<key>.json          the description; stored last, so an index without it does not count
+    <folder>/<key>-<name>.npy    one array each, with the bytes that numpy.save writes
+    <folder>/<key>.json          the description; written last, so an index without it is ignored
 
 `key` is a hash of the description. Two processes that build the same arrays at the same time write the same
-bytes into separate files, and each publishes by rename. Neither waits, and a reader sees the old file or the
-new one, never a part.
+bytes to separate files, and each publishes by rename. Neither waits for the other, and a reader sees the old
+file or the new one, never a partial file.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
 from nbtrain.dataset.samples.gpt_index import Allocate
 
-# A step reads from one pass, or from two at the end of one; a validation between steps has a separate
+# A step reads from one pass, or from two at the end of a pass; validation between steps has a separate
 # dataset. Each open array of an index holds a file descriptor.
 OPEN_PASSES = 2
 Index = TypeVar("Index")
 
 
 def opened_pass(opened: OrderedDict[int, Index], number: int, open_index: Callable[[int], Index]) -> Index:
-    """Return the index of a pass from `opened`, a cache of the last OPEN_PASSES indices that were opened."""
+    """Return the index of a pass from `opened`, a cache of the last OPEN_PASSES indices opened."""
     if number not in opened:
         opened[number] = open_index(number)
         if len(opened) > OPEN_PASSES:
@@ -42,7 +42,7 @@ def opened_pass(opened: OrderedDict[int, Index], number: int, open_index: Callab
 def cached_arrays(
     folder: Path, description: dict[str, Any], names: tuple[str, ...], build: Callable[[Allocate], Any]
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of `description`, memory-mapped; if they do not exist, `build` fills them first.
+    """Return the arrays of `description`, memory-mapped. If they do not exist, `build` fills them first.
 
     `build` receives a function that allocates an array inside its file, and must call it for each of `names`.
     Raises DataError if a stored array cannot be read.
@@ -50,21 +50,21 @@ def cached_arrays(
     key = store(folder, description, names, build)
     paths = {name: folder / f"{key}-{name}.npy" for name in names}
     try:
-        # asarray: the same memory as a plain array, without memmap's cost at every row.
+        # asarray gives a plain array over the same memory, without memmap's cost at every row.
         return {
             name: np.asarray(np.load(path, mmap_mode="r", allow_pickle=False)) for name, path in paths.items()
         }
     except ValueError as error:
         raise DataError(
-            f"{display(folder / key)}-*.npy: a cached index cannot be read ({error}). Remove "
-            f"{display(folder)}; the next run builds it again."
+            f"{display(folder / key)}-*.npy: the cached index cannot be read ({error}). Remove "
+            f"{display(folder)}; the next run builds the index again."
         ) from error
 
 
 def store(
     folder: Path, description: dict[str, Any], names: tuple[str, ...], build: Callable[[Allocate], Any]
 ) -> str:
-    """Build the arrays unless they are on disk, without opening them. Return the key of their files."""
+    """Build the arrays unless they are on disk, without opening them. Return the key in their file names."""
     text = json.dumps(description, sort_keys=True)
     key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     whole = all((folder / f"{key}-{name}.npy").is_file() for name in names)
@@ -97,6 +97,7 @@ def _mapped(stream: IO, shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
     stream.flush()
     offset = stream.tell()
     num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    # Space is allocated before the first byte is mapped: a full disk is an OSError here, a crash later.
+    # Space is allocated before the first byte is mapped, so that a full disk raises OSError instead of
+    # crashing.
     os.posix_fallocate(stream.fileno(), 0, offset + num_bytes)
     return np.memmap(stream, dtype, "r+", offset, shape)

@@ -1,11 +1,11 @@
-"""Samples of whole examples, isolated from each other, for data.packing: best_fit.
+"""Packs complete examples into samples, isolated from each other, for data.packing: best_fit.
 
     .bin/.idx (+ _loss_mask) -> pieces of the split -> bins of each epoch, cached in index-cache/ ->
     PackedDataset
 
-Each example of a sample has positions from 0, a separate segment of cu_seqlens, and only its own tokens as
-labels. The unused positions at the end are a segment of padding outside the loss. Samples are numbered
-through the epochs. A pass is a fixed number of epochs and is stored as one index. More passes never change
+Each example in a sample has positions from 0, a separate segment of cu_seqlens, and only its own tokens as
+labels. The unused positions at the end form a segment of padding outside the loss. Samples are numbered
+through the epochs. A pass is a fixed number of epochs and is stored as one index. Further passes never change
 earlier positions, and no pass depends on how many samples a run requests.
 """
 
@@ -18,6 +18,7 @@ from typing import TypeVar
 import numpy as np
 
 from nbtrain.base.errors import DataError
+from nbtrain.base.text.amounts import counted
 from nbtrain.base.text.terminal import printable
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
@@ -43,8 +44,9 @@ Index = TypeVar("Index", Pieces, PackedIndex)
 
 
 class PackedDataset:
-    """One split. Sample.dataset and dataset_ids are indices into `dataset_names`, the names of the
-    sources.
+    """One split of packed samples.
+
+    Sample.dataset and dataset_ids are indices into `dataset_names`, the names of the sources.
     """
 
     def __init__(
@@ -81,17 +83,17 @@ class PackedDataset:
         self._ends = np.array(ends, np.int64)
 
     def __len__(self) -> int:
-        """Return the number of readable positions: at least num_samples."""
+        """Return the number of readable positions, at least num_samples."""
         return int(self._ends[-1])
 
     @property
     def num_documents(self) -> int:
-        """Sequences of the split, including those without a label in the loss."""
+        """Number of sequences in the split, including those without a label in the loss."""
         return sum(len(source) for source in self.sources)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the split, counted once."""
+        """Number of tokens in the split, each counted once."""
         return sum(
             int(self.indexed.lengths[source.first : source.last].sum(dtype=np.int64))
             for source in self.sources
@@ -104,7 +106,7 @@ class PackedDataset:
 
     @property
     def num_epochs(self) -> float:
-        """Epochs, weighted by source, that num_samples samples correspond to."""
+        """Number of epochs, weighted by source, that num_samples samples amount to."""
         number, row = self._locate(self.num_samples - 1)
         index = self._pass(number)
         epoch = int(np.searchsorted(index.epoch_ends, row, side="right"))
@@ -114,7 +116,7 @@ class PackedDataset:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Examples packed, cut, truncated and dropped; see packed_index.COUNTS."""
+        """Number of examples packed, cut, truncated and dropped; see packed_index.COUNTS."""
         return counts_of(self.pieces)
 
     @property
@@ -125,7 +127,7 @@ class PackedDataset:
         return slots / (len(index) * self.seq_length)
 
     def sample(self, position: int) -> Sample:
-        """Return the sample at a position of the run's order. Raises IndexError past the end."""
+        """Return the sample at a position in the run's order. Raises IndexError past the end."""
         number, row = self._locate(position)
         index = self._pass(number)
         items = index.items[index.offsets[row] : index.offsets[row + 1]]
@@ -158,7 +160,7 @@ class PackedDataset:
 
     def _locate(self, position: int) -> tuple[int, int]:
         if not 0 <= position < len(self):
-            raise IndexError(f"position {position} of {len(self)}")
+            raise IndexError(f"position {position} is out of range for {len(self)} positions")
         number = int(np.searchsorted(self._ends, position, side="right")) - 1
         return number, int(position) - int(self._ends[number])
 
@@ -172,11 +174,11 @@ class PackedDataset:
 
     @property
     def _without_it(self) -> str:
-        """Return a clause on how a run can do without this split."""
-        return "" if self.split == "train" else ", or set evaluation.eval_iters: 0, which reads none of it"
+        """Return a clause about how a run can do without this split; "" for the training split."""
+        return "" if self.split == "train" else ", or set evaluation.eval_iters: 0 to skip this split"
 
     def _build_pieces(self) -> Pieces:
-        # All lengths decide where examples are cut, so none may be damaged.
+        # All lengths determine where examples are cut, so they must all be valid.
         self.indexed.check()
         pieces = build_pieces(self.indexed, self.mask, self.sources, self.seq_length)
         left_out = _left_out(counts_of(pieces), self.seq_length)
@@ -219,15 +221,15 @@ def _left_out(counts: dict[str, int], seq_length: int) -> str:
     reasons = [
         (counts["truncated"], f"longer than {limit}: truncated"),
         (counts["nothing_learnt"], f"without a token in the loss among their first {limit}: skipped"),
-        (counts["too_short"], "of a single token: skipped"),
+        (counts["too_short"], "with fewer than 2 tokens: skipped"),
     ]
-    return "; ".join(f"{count:,} examples {what}" for count, what in reasons if count)
+    return "; ".join(f"{counted(count, 'example')} {what}" for count, what in reasons if count)
 
 
 def build_split(
     opened: OpenDataset, config: RunConfig, split: str, index_samples: int, num_samples: int
 ) -> PackedDataset | None:
-    """Return the packed samples of a split; None if it is empty in every source. Raises DataError."""
+    """Return a split's packed samples, or None if the split is empty in every source. Raises DataError."""
     own = sources_of_split(config, opened, split)
     if not any(len(source) for source in own):
         return None

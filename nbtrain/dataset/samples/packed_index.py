@@ -1,17 +1,17 @@
-"""The examples in each packed sequence: the sources of a split, their pieces, and the bins of each epoch.
+"""Lays out the examples in packed sequences: a split's sources, their pieces, and the bins of each epoch.
 
     sources      [first, last) sequences of the .bin/.idx with a name and a weight; one rule splits them all
     pieces       [pieces, 3]  sequence, first token, slots: the units of packing
     bins         of epoch e: each source's pieces by its weight -> shuffled -> best fit -> bins shuffled
 
-An example of L tokens takes L - 1 slots: the first L - 1 tokens with the L - 1 tokens that follow them as
+An example of L tokens takes L - 1 slots: the first L - 1 tokens, with the L - 1 tokens that follow them as
 labels, so no label ever belongs to another example. If an example has more than seq_length + 1 tokens and
 only part of it is in the loss, it is cut after that length (counted as truncated). Text, which is in the loss
 everywhere, becomes several pieces without losing a label.
 
-A source of n pieces and weight w is a stream of shuffled rounds of all n pieces, one round after the other;
-epoch e uses positions ceil(e w n) to ceil((e + 1) w n) of it. With weight 0.5, one epoch has one half and the
-next epoch the other half, and no epoch depends on how many are requested.
+A source of n pieces and weight w is a stream of shuffled rounds of all n pieces, one round after the other.
+Epoch e uses positions ceil(e w n) to ceil((e + 1) w n) of this stream. With weight 0.5, one epoch has one
+half and the next epoch the other half, and no epoch depends on how many epochs are requested.
 """
 
 import itertools
@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nbtrain.base.errors import DataError
+from nbtrain.base.text.amounts import counted
 from nbtrain.base.workspace import display
 from nbtrain.config.arithmetic.splits import SPLIT_NAMES, split_bounds
 from nbtrain.dataset.files import DatasetFiles, in_loss
@@ -37,7 +38,7 @@ SCAN_TOKENS = 1 << 22
 
 @dataclass(frozen=True)
 class MixedSource:
-    """A source inside the .bin/.idx: sequences [first, last)."""
+    """A source's sequences in the .bin/.idx, [first, last)."""
 
     name: str
     first: int
@@ -51,19 +52,20 @@ class MixedSource:
 def mixed_sources(
     files_: DatasetFiles, manifest: DatasetManifest, configured: Sequence[Any], num_sequences: int
 ) -> list[MixedSource]:
-    """Return the sources in a manifest; if it has no ranges, a single source with the dataset's name.
+    """Return the sources in a manifest, or a single source with the dataset's name if it has no ranges.
 
-    Names and weights come from `configured`, the run's data.sources: they are not part of the prepared text,
-    so a run may change them. A run without sources uses the manifest's. Raises DataError if manifest, files
-    and run do not agree.
+    Names and weights come from `configured`, the run's data.sources. They are not part of the prepared text,
+    so a run may change them. A run without sources uses those in the manifest. Raises DataError if the
+    manifest, the files and the run do not agree.
     """
     places: list[Any] = [source.get("sequences") for source in manifest.sources]
     if not places or None in places:
         return [MixedSource(files_.directory.name, 0, num_sequences)]
     if configured and len(configured) != len(places):
         raise DataError(
-            f"{display(files_.manifest_json)}: was made from {len(places)} sources, data.sources has "
-            f"{len(configured)}. Prepare the dataset again: `nbtrain prepare RUN.yaml`."
+            f"{display(files_.manifest_json)}: the dataset was made from {counted(len(places), 'source')}, "
+            f"but data.sources has {len(configured)}. Run `nbtrain prepare RUN.yaml` to prepare the dataset "
+            "again."
         )
     settings = [source.model_dump() for source in configured] or manifest.sources
     sources = []
@@ -71,23 +73,24 @@ def mixed_sources(
     for number, ((first, last), own) in enumerate(zip(places, settings, strict=True)):
         if not end == first <= last <= num_sequences:
             raise DataError(
-                f"{display(files_.manifest_json)}: sources[{number}].sequences = {[first, last]} must begin "
-                f"at {end:,}, where the source before it ends, and stay within the {num_sequences:,} "
+                f"{display(files_.manifest_json)}: sources[{number}].sequences is {[first, last]}, but must "
+                f"begin at {end:,}, where the previous source ends, and stay within the {num_sequences:,} "
                 f"sequences of {display(files_.idx)}. Make the dataset again."
             )
         end = last
         sources.append(MixedSource(own["name"] or own["kind"], first, last, own.get("weight", 1.0)))
     if end != num_sequences:
         raise DataError(
-            f"{display(files_.manifest_json)}: its sources hold {end:,} sequences, {display(files_.idx)} has "
-            f"{num_sequences:,}. Make the dataset again."
+            f"{display(files_.manifest_json)}: the sources hold {end:,} sequences, but {display(files_.idx)} "
+            f"has {num_sequences:,}. Make the dataset again."
         )
     return sources
 
 
 def of_split(sources: list[MixedSource], split: str, rule: str, name: str) -> list[MixedSource]:
-    """Return each source's part of one split. A single cut over all would fill validation from the last
-    source.
+    """Return each source's part of one split.
+
+    A single cut across all sources would fill the validation split from the last source only.
     """
     parts = []
     for source in sources:
@@ -100,23 +103,28 @@ class Pieces(NamedTuple):
     """The pieces of a split that can be packed, ordered by source."""
 
     rows: np.ndarray
-    """int32 or int64 [pieces, 3]: sequence, first token in it, slots (labels); a piece reads slots + 1
-    tokens.
+    """int32 or int64 [pieces, 3]: sequence, first token in the sequence, slots (labels).
+
+    A piece reads slots + 1 tokens.
     """
     source_offsets: np.ndarray
     """int64 [sources + 1]: first row of each source, then the number of rows."""
     counts: np.ndarray
+    """Numbers of sequences, in the order of COUNTS."""
 
 
 COUNTS = ("examples", "cut", "truncated", "nothing_learnt", "too_short")
-"""Sequences that are packed; how many of these are cut into several pieces, and truncated; sequences dropped
-because no label is in the loss, and because they have fewer than 2 tokens."""
+"""Names of the counts in Pieces.counts, all of them numbers of sequences.
+
+Sequences that are packed; packed sequences that are cut into several pieces; packed sequences that are
+truncated; sequences dropped because no label is in the loss; sequences dropped because they have fewer than 2
+tokens."""
 
 
 def build_pieces(
     indexed: IndexedDataset, mask: IndexedDataset | None, sources: list[MixedSource], seq_length: int
 ) -> Pieces:
-    """Build the pieces of `sources`. Reads their whole loss mask."""
+    """Build the pieces of `sources`. Reads their entire loss mask."""
     rows = []
     offsets = [0]
     counts = np.zeros(len(COUNTS), np.int64)
@@ -145,8 +153,10 @@ def build_pieces(
 
 
 def _learnt(mask: IndexedDataset, first: int, last: int, seq_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return two bool [sequences]: all tokens are in the loss; a label of the first seq_length + 1 tokens
-    is.
+    """Return two bool arrays [sequences], computed from the loss mask.
+
+    The first says whether all tokens of a sequence are in the loss, the second whether any label of its first
+    seq_length + 1 tokens is.
     """
     is_text, is_learnt = np.zeros(last - first, bool), np.zeros(last - first, bool)
     for start, stop in spans(mask, first, last):
@@ -165,7 +175,7 @@ def _learnt(mask: IndexedDataset, first: int, last: int, seq_length: int) -> tup
 
 
 def spans(dataset: IndexedDataset, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Yield [start, stop) ranges of sequences with about SCAN_TOKENS tokens, at least one sequence each."""
+    """Yield [start, stop) ranges of about SCAN_TOKENS tokens, with at least one sequence each."""
     itemsize = dataset.dtype.itemsize
     while first < last:
         limit = int(dataset.pointers[first]) + SCAN_TOKENS * itemsize
@@ -175,28 +185,29 @@ def spans(dataset: IndexedDataset, first: int, last: int) -> Iterator[tuple[int,
 
 
 class PackedIndex(NamedTuple):
-    """The samples of a pass: sample k consists of the rows items[offsets[k]:offsets[k + 1]] of Pieces."""
+    """Samples of a pass: sample k consists of the rows items[offsets[k]:offsets[k + 1]] of Pieces."""
 
     items: np.ndarray
     """int32 or int64: row numbers of Pieces."""
     offsets: np.ndarray
     epoch_ends: np.ndarray
-    """int64 [epochs of the pass]: number of samples up to the end of each epoch."""
+    """int64 [epochs in the pass]: number of samples up to the end of each epoch."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
 
 def epochs_per_pass(pieces: Pieces, weights: list[float], seq_length: int) -> int:
-    """Return how many epochs hold about LEAST_PASS_SAMPLES. Raises DataError if an epoch has less than one
-    example.
+    """Return how many epochs hold about LEAST_PASS_SAMPLES samples.
+
+    Raises DataError if an epoch has less than one example.
     """
     sizes = np.diff(pieces.source_offsets).tolist()
     examples = sum(weight * size for weight, size in zip(weights, sizes, strict=True))
     if examples < 1:
         raise DataError(
             f"data.sources: weights {weights} of sources with {sizes} examples give {examples:.3g} examples "
-            "per epoch; at least 1 is needed. Raise the weights: only their ratio shapes the mixture."
+            "per epoch, but at least 1 is needed. Raise the weights; only their ratio shapes the mixture."
         )
     slots = sum(
         weight * int(pieces.rows[start:stop, 2].sum(dtype=np.int64))
@@ -213,8 +224,8 @@ def build_pass(
     dtype = np.int32 if len(slots) <= np.iinfo(np.int32).max else np.int64
     items, sizes, epoch_ends = [], [], []
     num_samples = 0
-    # One generator for all epochs, reseeded: creating one is ten times as slow, and small data have 1,024
-    # epochs.
+    # One generator is reseeded for each epoch: creating one takes ten times as long, and a small dataset has
+    # 1,024 epochs.
     generator = np.random.RandomState(0)
     for epoch in range(first_epoch, first_epoch + num_epochs):
         chosen = _chosen(generator, pieces.source_offsets, weights, seed, epoch)
@@ -246,7 +257,7 @@ def _chosen(
         first, size = int(source_offsets[number]), int(source_offsets[number + 1] - source_offsets[number])
         if not size:
             continue
-        # By the decimal that was written, so that ten epochs of 0.1 are exactly one.
+        # A fraction of the decimal as written, so that ten epochs of weight 0.1 are exactly one round.
         share = Fraction(str(weight)) * size
         start, stop = math.ceil(epoch * share), math.ceil((epoch + 1) * share)
         while start < stop:

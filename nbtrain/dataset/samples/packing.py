@@ -1,6 +1,6 @@
-"""Best-fit-decreasing bin packing of examples into sequences, in integers.
+"""Packs examples into sequences by best-fit-decreasing bin packing, in integers.
 
-    lengths, longest first -> each into the open bin with the least room that still holds it, else a new bin
+    lengths, longest first -> each into the fullest open bin with enough room, otherwise into a new bin
 
 Open bins are kept in a list sorted by their room, with one entry for each different room and a stack of bins
 for each entry, so a placement costs one bisection. Equal lengths go into a bin together: after the first of
@@ -15,10 +15,10 @@ import numpy as np
 
 
 class Packed(NamedTuple):
-    """Bins of items: bin b holds items[offsets[b]:offsets[b + 1]], the longest first."""
+    """Bins of items: bin b holds items[offsets[b]:offsets[b + 1]], longest first."""
 
     items: np.ndarray
-    """int64 [items]: every item once."""
+    """int64 [items]: each item once."""
     offsets: np.ndarray
 
     def __len__(self) -> int:
@@ -26,19 +26,20 @@ class Packed(NamedTuple):
 
 
 def pack_best_fit(lengths: np.ndarray, capacity: int) -> Packed:
-    """Pack items of these `lengths` into bins of `capacity`; items of one length keep their order.
+    """Pack items of the given `lengths` into bins of `capacity`. Items of equal length keep their order.
 
     Raises ValueError for a length outside 1 to `capacity`.
     """
     lengths = np.asarray(lengths, np.int64)
     if len(lengths) and not 1 <= int(lengths.min()) <= int(lengths.max()) <= capacity:
         raise ValueError(
-            f"lengths {lengths.min()} to {lengths.max()}: must be 1 to the capacity of {capacity}"
+            f"lengths range from {lengths.min()} to {lengths.max()}, but must be from 1 to the capacity, "
+            f"{capacity}"
         )
     order = np.argsort(-lengths, kind="stable")
     values, counts = np.unique(lengths, return_counts=True)
     rooms: list[int] = []
-    """Different rooms of open bins, ascending."""
+    """Distinct rooms of open bins, ascending."""
     stacks: dict[int, list[int]] = {}
     num_bins = 0
     chosen: list[int] = []
@@ -47,7 +48,7 @@ def pack_best_fit(lengths: np.ndarray, capacity: int) -> Packed:
         while left:
             place = bisect_left(rooms, length)
             if place == len(rooms):
-                # No bin has room for it. New bins that it fills completely are equal, and filled at once.
+                # No open bin has room. New bins filled with this length are all alike, so add them at once.
                 each = capacity // length
                 whole, rest = divmod(left, each)
                 for fitting, count in ((each, whole), (rest, 1 if rest else 0)):

@@ -1,11 +1,11 @@
-"""Samples of pairs of answers, for a run with the section `dpo`.
+"""Builds samples of preference pairs, for a run with a `dpo` section.
 
     .bin/.idx: a pair is a sequence, prompt + chosen + EOD + prompt + rejected + EOD
-        -> whole pairs packed into samples by best fit, as packed_dataset.py packs examples
+        -> complete pairs packed into samples by best fit, as packed_dataset.py packs examples
 
-Both answers of a pair are in one sample, so no step sees one without the other. Each has the prompt,
-positions from 0 and a separate segment of cu_seqlens. A pair of L tokens takes L - 2 positions. A pair longer
-than seq_length is dropped, because cutting an answer would change its log-probability.
+Both answers of a pair are in one sample, so no step sees only one of them. Each answer has the prompt,
+positions from 0 and a separate segment of cu_seqlens. A pair of L tokens takes L - 2 positions. A pair that
+needs more than seq_length positions is dropped, because cutting an answer would change its log-probability.
 """
 
 import logging
@@ -29,12 +29,10 @@ KIND = "preference"
 
 
 class PreferenceDataset(PackedDataset):
-    """One split. `reference` holds the log-probabilities that are computed before training (reference.py)."""
+    """One split of pairs. `reference` holds log-probabilities computed before training (reference.py)."""
 
     reference: np.ndarray | None = None
-    """float32 [sequences, 2]: log-probabilities of each pair's chosen and rejected answer; None: taken as
-    0.
-    """
+    """Log-probabilities of each pair's chosen and rejected answer, float32 [sequences, 2]; None means 0."""
 
     def sample(self, position: int) -> Sample:
         number, row = self._locate(position)
@@ -75,7 +73,7 @@ class PreferenceDataset(PackedDataset):
         )
 
     def once(self) -> int:
-        """Return the number of samples that hold every pair once if all weights are 1."""
+        """Return the number of samples in the first epoch. It holds each pair once if all weights are 1."""
         return int(self._pass(0).epoch_ends[0])
 
     def _description(self) -> dict[str, Any]:
@@ -100,10 +98,10 @@ class PreferenceDataset(PackedDataset):
 def pair_pieces(
     indexed: IndexedDataset, eod_id: int, sources: list[MixedSource], seq_length: int
 ) -> tuple[Pieces, int]:
-    """Return (the pairs that fit: sequence, start of the second example, positions; the number of pairs that
-    do not).
+    """Return the pairs that fit into seq_length, and the number of pairs that do not.
 
-    Raises DataError for a sequence that is not a pair.
+    Each row holds the pair's sequence, the start of its second example, and its positions. Raises DataError
+    for a sequence that is not a pair.
     """
     rows: list[np.ndarray] = []
     offsets, left_out = [0], 0
@@ -115,13 +113,14 @@ def pair_pieces(
             token = int(indexed.pointers[first]) // indexed.dtype.itemsize
             places = np.flatnonzero(indexed.tokens[token : token + int(ends[-1])] == eod_id)
             begins = ends - lengths
-            # The first end of each sequence, and how many ends it has.
+            # The first EOD of each sequence, and how many EODs the sequence has.
             which = np.searchsorted(places, begins)
             counts = np.searchsorted(places, ends) - which
             if (bad := np.flatnonzero(counts != 2)).size:
                 raise DataError(
                     f"sequence {first + int(bad[0]):,} has {int(counts[bad[0]])} end-of-document tokens, but "
-                    "a pair of answers has 2. Make the dataset again: `nbtrain prepare RUN.yaml --force`."
+                    "a pair of answers must have 2. Run `nbtrain prepare RUN.yaml --force` to make the "
+                    "dataset again."
                 )
             middles = places[which] + 1 - begins
             kept = lengths - 2 <= seq_length
@@ -138,7 +137,7 @@ def pair_pieces(
 def build_split(
     opened: OpenDataset, config: RunConfig, split: str, index_samples: int, num_samples: int
 ) -> PreferenceDataset | None:
-    """Return the pairs of a split; None if it is empty in every source. Raises DataError."""
+    """Return the pairs of a split, or None if the split is empty in every source. Raises DataError."""
     sources = _sources(opened, config)
     own = of_split(sources, config.data.split, config.data.split_rule, split)
     if not any(len(source) for source in own):
@@ -149,7 +148,7 @@ def build_split(
 
 
 def all_pairs(opened: OpenDataset, config: RunConfig) -> PreferenceDataset:
-    """Return every pair of the dataset once, whatever the split and the weights."""
+    """Return every pair of the dataset once, regardless of the split and the weights."""
     sources = [MixedSource("pairs", 0, _sources(opened, config)[-1].last)]
     return PreferenceDataset(opened, sources, config.model.seq_length, 1, 1, config.data.seed)
 
@@ -158,7 +157,7 @@ def _sources(opened: OpenDataset, config: RunConfig) -> list[MixedSource]:
     kinds = [source.get("kind") for source in opened.manifest.sources]
     if not kinds or set(kinds) != {KIND}:
         raise DataError(
-            f"{display(opened.files.manifest_json)}: was not made from sources of kind: {KIND}, which dpo "
-            "reads. Prepare the dataset of this run: `nbtrain prepare RUN.yaml`."
+            f"{display(opened.files.manifest_json)}: the dataset was not made from sources of kind: {KIND}, "
+            "which dpo needs. Run `nbtrain prepare RUN.yaml` to prepare this run's dataset."
         )
     return mixed_sources(opened.files, opened.manifest, config.data.sources, len(opened.indexed))

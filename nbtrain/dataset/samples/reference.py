@@ -1,10 +1,10 @@
-"""The reference log-probabilities for DPO's rewards, stored in the index cache with the data.
+"""Stores the reference log-probabilities for DPO's rewards in the index cache, next to the data.
 
     index-cache/<key>-reference.npy    float32 [sequences, 2]: chosen, rejected; NaN for a dropped pair
 
-They are computed from the run's initial weights before its first step, by train/preference_reference.py. The
-key identifies the pairs, the weights and the computation. Runs that differ only in beta, learning rate or
-layout therefore share them, and a resumed run reads the numbers of its first start.
+train/preference_reference.py computes them from the run's initial weights before its first step. The key
+identifies the pairs, the weights and the computation. Runs that differ only in beta, learning rate or layout
+therefore share them, and a resumed run reads the values of its first start.
 """
 
 from pathlib import Path
@@ -22,7 +22,10 @@ NAME = "reference"
 
 
 def description_of(config: RunConfig, dataset_sha256: str, weights_sha256: str) -> dict[str, Any]:
-    """Return the settings that determine the numbers; `weights_sha256` is the hash of all initial weights."""
+    """Return the settings that determine the log-probabilities.
+
+    `weights_sha256` is the hash of all initial weights.
+    """
     model = config.model.model_dump(include=set(marked(ModelConfig, Architecture)))
     return {
         "reference_version": VERSION,
@@ -37,13 +40,11 @@ def description_of(config: RunConfig, dataset_sha256: str, weights_sha256: str) 
 
 
 class _Unknown(Exception):
-    """Raised if the log-probabilities have not been computed."""
+    """Raised when the log-probabilities have not been computed."""
 
 
 def known_reference(folder: Path, description: dict[str, Any]) -> np.ndarray | None:
-    """Return the log-probabilities, float32 [sequences, 2], memory-mapped; None if they have not been
-    computed.
-    """
+    """Return the stored log-probabilities, float32 [sequences, 2], or None if they were not computed."""
 
     def build(allocate: Allocate) -> None:
         raise _Unknown
@@ -55,7 +56,7 @@ def known_reference(folder: Path, description: dict[str, Any]) -> np.ndarray | N
 
 
 def keep_reference(folder: Path, description: dict[str, Any], found: np.ndarray) -> None:
-    """Store computed log-probabilities for all runs that need them."""
+    """Store computed log-probabilities for every run that needs them."""
 
     def build(allocate: Allocate) -> None:
         allocate(NAME, found.shape, np.dtype(np.float32))[...] = found

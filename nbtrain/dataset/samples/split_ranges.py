@@ -1,4 +1,4 @@
-"""Sequences of a run's splits: a stream is cut once; with packing: best_fit, each source is cut."""
+"""Finds the sequences of a run's splits: a stream is cut once; with packing: best_fit, each source is cut."""
 
 from nbtrain.config.arithmetic.splits import SPLIT_NAMES, split_bounds
 from nbtrain.config.schema import RunConfig
@@ -9,10 +9,10 @@ from nbtrain.dataset.samples.packed_index import MixedSource, mixed_sources, of_
 def split_ranges(
     config: RunConfig, opened: OpenDataset, split: str, is_own: bool = True
 ) -> list[tuple[int, int]]:
-    """Return the ranges [first, last) of a split's sequences, without empty ones.
+    """Return the [first, last) ranges of a split's sequences, without empty ranges.
 
-    `is_own` says whether the dataset is the one that the run trains on. Another dataset is cut at its own
-    sources, by the run's rule. Raises DataError if manifest, files and run do not agree.
+    `is_own` says whether the run trains on this dataset. Another dataset is cut at its own sources, by the
+    run's rule. Raises DataError if the manifest, the files and the run do not agree.
     """
     if config.data.resolved_packing == "best_fit":
         ranges = [(part.first, part.last) for part in sources_of_split(config, opened, split, is_own)]
@@ -22,7 +22,7 @@ def split_ranges(
 
 
 def stream_range(config: RunConfig, num_sequences: int, split: str) -> tuple[int, int]:
-    """Return the sequences [first, last) of a split with packing: stream."""
+    """Return the sequences [first, last) of a split for packing: stream."""
     bounds = split_bounds(config.data.split, config.data.split_rule, num_sequences)
     return bounds[SPLIT_NAMES.index(split)]
 
@@ -30,7 +30,7 @@ def stream_range(config: RunConfig, num_sequences: int, split: str) -> tuple[int
 def sources_of_split(
     config: RunConfig, opened: OpenDataset, split: str, is_own: bool = True
 ) -> list[MixedSource]:
-    """Return each source's part of a split with packing: best_fit, empty parts included. Raises DataError."""
+    """Return each source's part of a split for packing: best_fit, including empty parts. Raises DataError."""
     configured = config.data.sources if is_own else []
     sources = mixed_sources(opened.files, opened.manifest, configured, len(opened.indexed))
     return of_split(sources, config.data.split, config.data.split_rule, split)

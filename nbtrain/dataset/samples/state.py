@@ -2,7 +2,7 @@
 
 The training order is one sequence of positions 0, 1, 2, ... into the training split. Step n uses the next
 global_batch_size positions. Rows of micro_batch_size * data_parallel_size positions are the micro batches,
-and rank r of d uses the r-th of d equal parts of each row. The set of positions of a step therefore does not
+and rank r of d uses the r-th of d equal parts of each row. The set of positions in a step therefore does not
 depend on d.
 """
 
@@ -17,32 +17,33 @@ from nbtrain.base.errors import DataError
 
 @dataclass(frozen=True)
 class DataState:
-    """The settings that determine the order of samples, and the run's position; stored in every
-    checkpoint.
+    """The run's position in its data, and the settings that determine the order of samples.
+
+    It is stored in every checkpoint.
     """
 
     seed: int
     split: str
-    """Relative sizes of training, validation and test."""
+    """Relative sizes of the training, validation and test splits."""
     split_rule: str
     dataset_sha256: str
     index_samples: int
-    """Number of training samples for which the order was built; fixed at first launch."""
+    """Number of training samples that the order was built for; fixed at the first launch."""
     consumed_samples: int = 0
     skipped_sample_ranges: tuple[tuple[int, int], ...] = ()
-    """[first, last) positions of the training order that are skipped, ascending and without overlap."""
+    """[first, last) positions in the training order that are skipped, ascending and without overlap."""
     shuffle: str = "megatron"
-    """Shuffling of epochs: data.shuffle."""
+    """Shuffling of the epochs (data.shuffle)."""
     packing: str = "stream"
-    """Packing of documents into samples: data.packing."""
+    """Packing of documents into samples (data.packing)."""
 
     def __post_init__(self) -> None:
         ranges = tuple((int(first), int(last)) for first, last in self.skipped_sample_ranges)
         ends = [0, *(last for _, last in ranges)]
         if any(not end <= first < last for end, (first, last) in zip(ends, ranges)):
             raise DataError(
-                f"skipped_sample_ranges = {list(ranges)}: must be non-empty [first, last) pairs in ascending "
-                "order that do not overlap."
+                f"skipped_sample_ranges is {list(ranges)}, but must be non-empty [first, last) pairs in "
+                "ascending order that do not overlap."
             )
         object.__setattr__(self, "skipped_sample_ranges", ranges)
 
@@ -52,7 +53,7 @@ class DataState:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> "DataState":
-        """Return the state that to_dict() wrote. Raises KeyError if a key is missing."""
+        """Return the state stored by to_dict(). Raises KeyError if a key is missing."""
         return cls(**{entry.name: value[entry.name] for entry in fields(cls)})
 
     def advanced(self, num_samples: int) -> "DataState":
@@ -60,24 +61,22 @@ class DataState:
         return replace(self, consumed_samples=self.consumed_samples + num_samples)
 
     def skipping(self, first: int, last: int) -> "DataState":
-        """Return the state that skips positions [first, last). Raises DataError if the run is past
-        `first`.
-        """
+        """Return the state skipping positions [first, last). Raises DataError if the run is past `first`."""
         reached = self.position(self.consumed_samples)
         if first < reached:
             raise DataError(
-                f"positions {first:,} to {last:,} cannot be skipped: the run is already at {reached:,}. "
-                "Resume from a checkpoint before them."
+                f"positions {first:,} to {last:,} cannot be skipped, because the run is already at position "
+                f"{reached:,}. Resume from a checkpoint before these positions."
             )
         ranges = sorted((*self.skipped_sample_ranges, (first, last)))
         return replace(self, skipped_sample_ranges=tuple(ranges))
 
     def position(self, sample: int) -> int:
-        """Return the position of the sample with number `sample` among those that are trained on."""
+        """Return the position of sample number `sample`, counting only the samples that are trained on."""
         return int(self._positions(np.array([sample]))[0])
 
     def step_positions(self, global_batch_size: int) -> np.ndarray:
-        """Return int64 [global_batch_size]: the positions of the step that starts at consumed_samples."""
+        """Return the positions of the step that starts at consumed_samples, int64 [global_batch_size]."""
         return self._positions(np.arange(self.consumed_samples, self.consumed_samples + global_batch_size))
 
     def _positions(self, samples: np.ndarray) -> np.ndarray:
@@ -94,8 +93,9 @@ class DataState:
 def rank_positions(
     positions: np.ndarray, micro_batch_size: int, data_parallel_rank: int, data_parallel_size: int
 ) -> np.ndarray:
-    """Return int64 [accumulation_steps, micro_batch_size] of one rank. Raises DataError if rows are
-    incomplete.
+    """Return one rank's positions, int64 [accumulation_steps, micro_batch_size].
+
+    Raises DataError if a row is incomplete.
     """
     row = micro_batch_size * data_parallel_size
     if len(positions) % row:

@@ -1,14 +1,14 @@
-"""Losses that a model should beat, computed only from token counts, on the run's validation tokens.
+"""Computes losses that a model should beat, from token counts alone, on the run's validation tokens.
 
     plain     H = -sum_v p(v) ln p(v), p the validation tokens' own frequencies: no unigram model is better
     unigram   -mean ln (c(b) + k) / (N + k V), counts c of the training split
     bigram    -mean ln (c(a, b) + k) / (c(a) + k V), a the token before b
 
-The unit is nats per token. The samples are the ones that the run validates on, and only labels in the loss
-count, so that baselines and the trained model's validation loss cover the same tokens. V is the vocabulary
-size. For each model, k is the value of a fixed grid with the lowest loss, which favours the baseline, never
-the trained model. Pairs cross document ends, as samples do. Counts cover at most 20 million training tokens,
-the first ones of each source (`train_tokens` says how many).
+The unit is nats per token. The samples are the run's validation samples, and only labels in the loss count,
+so that the baselines and the trained model's validation loss cover the same tokens. V is the vocabulary size.
+For each model, k is the value from a fixed grid with the lowest loss, which favours the baseline, never the
+trained model. Pairs cross document ends, as samples do. Counts cover at most 20 million training tokens,
+taken from the beginning of each source (`train_tokens` says how many tokens).
 """
 
 import logging
@@ -39,10 +39,10 @@ K_GRID = tuple(float(k) for k in 10.0 ** np.arange(-4, 3.25, 0.25))
 
 @dataclass(frozen=True, repr=False)
 class Baselines(Result):
-    """Losses in nats per token on the run's validation samples, and how they were computed."""
+    """Losses in nats per token on the run's validation samples, and the token counts behind them."""
 
     unigram_entropy_nats: float
-    """Unigram entropy of the validation tokens themselves."""
+    """Unigram entropy of the validation tokens."""
     unigram_nats: float
     """Cross entropy under a unigram model of the training split."""
     unigram_k: float
@@ -53,7 +53,7 @@ class Baselines(Result):
     validation_tokens: int
 
     def as_report(self) -> Report:
-        """Return the losses, and how many tokens they were computed from."""
+        """Return the losses and the numbers of tokens that they were computed from."""
         words = (
             f"validation samples, nats/token: unigram entropy {self.unigram_entropy_nats:.4f}, "
             f"unigram of training counts {self.unigram_nats:.4f} (add-{self.unigram_k:.3g}), "
@@ -65,9 +65,10 @@ class Baselines(Result):
 
 @dataclass(frozen=True, repr=False)
 class NoBaselines(Result):
-    """The result for data that has no baselines. Displayed in a notebook, it shows the reason."""
+    """Result for data without baselines. In a notebook, it displays the reason."""
 
     reason: str
+    """Why the data has no baselines."""
 
     def as_report(self) -> Report:
         return Report("", [Sentence(f"no baselines: {self.reason}")])
@@ -84,12 +85,12 @@ def baselines(config: RunConfig, too_small: str) -> Baselines | NoBaselines: ...
 def baselines(config: RunConfig, too_small: str = "refuse") -> Baselines | NoBaselines:
     """Return the baselines of a run's data, computed once and then read from the dataset's folder.
 
-    Raises DataError if the data is not prepared, if one of the two splits is too short, or if the run blends
-    datasets. With too_small="explain", the last two cases return a NoBaselines instead, so that a notebook
-    continues.
+    Raises DataError if the data is not prepared, if one of the two splits is too short, if the run blends
+    datasets, or if it trains on preference pairs. With too_small="explain", the last three cases return a
+    NoBaselines instead, so that a notebook continues.
     """
     if too_small not in ("refuse", "explain"):
-        raise ConfigError(f'too_small = {too_small!r} must be "refuse" or "explain".')
+        raise ConfigError(f'too_small = {too_small!r}: must be "refuse" or "explain".')
     found = _baselines(config)
     if isinstance(found, NoBaselines) and too_small == "refuse":
         raise DataError(found.reason)
@@ -100,12 +101,12 @@ def _baselines(config: RunConfig) -> Baselines | NoBaselines:
     if config.data.blend:
         return NoBaselines(
             f"{place_of_setting(config, 'data.blend')}: baselines describe one dataset, but the blend has "
-            f"{len(config.data.blend)}. Request them for one entry, with a run that sets data.name to it and "
-            "has no data.blend."
+            f"{len(config.data.blend)}. Request the baselines of one entry with a run that sets data.name to "
+            "this entry and has no data.blend."
         )
     if config.dpo is not None:
         return NoBaselines(
-            f"{place_of_setting(config, 'dpo')}: the loss of pairs of answers is not a loss per token, so "
+            f"{place_of_setting(config, 'dpo')}: the loss of preference pairs is not a loss per token, so "
             f"baselines do not apply."
         )
     dataset = dataset_of(config)
@@ -141,15 +142,17 @@ def _baselines(config: RunConfig) -> Baselines | NoBaselines:
     context, target = _validation_labels(config, opened, valid)
     if not len(target):
         return NoBaselines(
-            f"{display(indexed.prefix)}: no label of the {config.evaluation_samples:,} validation samples "
-            f"is in the loss. Use more text or another data.split."
+            f"{display(indexed.prefix)}: no label in the {config.evaluation_samples:,} validation samples is "
+            f"in the loss. Use more text or another data.split."
         )
     result = compute(train_tokens, context, target, manifest.vocab_size)
     try:
         files.write_json(dataset.baselines_json, [*stored, {"key": key, "value": asdict(result)}])
-    except OSError as error:  # a read-only data directory: the figures are correct all the same
+    except OSError as error:  # a read-only data directory: the results are correct nevertheless
         logger.info(
-            "%s: cannot be written (%s); computed again next time.", dataset.baselines_json, error.strerror
+            "%s: the baselines cannot be saved (%s) and will be computed again next time.",
+            dataset.baselines_json,
+            error.strerror,
         )
     return result
 
@@ -157,8 +160,9 @@ def _baselines(config: RunConfig) -> Baselines | NoBaselines:
 def _validation_labels(
     config: RunConfig, opened: OpenDataset, parts: list[tuple[int, int]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (tokens, their labels in the loss) of the validation; of the whole split if the run never
-    validates.
+    """Return the tokens before the validation labels, and the labels in the loss.
+
+    They come from the whole validation split if the run never validates.
     """
     samples = build_datasets(config, opened=opened).valid
     if samples is None or not config.evaluation_samples:
@@ -192,12 +196,14 @@ def compute(train: np.ndarray, context: np.ndarray, target: np.ndarray, vocab_si
 
 
 def _best(counts: np.ndarray, totals: np.ndarray, vocab_size: int) -> tuple[float, float]:
-    """Return (lowest cross entropy, its k) over the grid, for tokens with these counts and totals."""
+    """Return the lowest cross entropy over the grid, and its k, for tokens with these counts and totals."""
     return min((float(np.mean(np.log(totals + k * vocab_size) - np.log(counts + k))), k) for k in K_GRID)
 
 
 def _tokens(indexed: IndexedDataset, parts: list[tuple[int, int]], limit: int) -> np.ndarray:
-    """Return all tokens of some ranges. Above `limit`, return the beginning of each in proportion to its
+    """Return all tokens in the given ranges, as int64.
+
+    If they hold more than `limit` tokens, only the beginning of each range is returned, in proportion to its
     length.
     """
     lengths = [int(indexed.lengths[first:last].sum(dtype=np.int64)) for first, last in parts]
@@ -214,4 +220,4 @@ def _stored(dataset: DatasetFiles) -> list[dict[str, Any]]:
     try:
         return files.read_json(dataset.baselines_json) or []
     except ValueError as error:
-        raise DataError(f"{error}. Remove the file; it is computed again.") from None
+        raise DataError(f"{error}. Remove the file; it will be computed again.") from None

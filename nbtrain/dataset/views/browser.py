@@ -1,6 +1,4 @@
-"""Reads documents of a dataset from its .bin and decodes them: by number, spread over the dataset, or by
-search.
-"""
+"""Reads documents from a dataset's .bin and decodes them: by number, at equal distances, or by search."""
 
 import html
 import itertools
@@ -36,22 +34,22 @@ Decoder = Union[Tokenizer, "_ForeignTokenizer"]
 
 @dataclass(frozen=True)
 class Document:
-    """A document for display."""
+    """A decoded document for display."""
 
     number: int
     tokens: int
-    """Tokens of the whole document, EOD included."""
+    """Number of tokens in the whole document, EOD included."""
     sequences: int
     pieces: list[tuple[str, bool]]
-    """The text in pieces, each with whether it is in the loss; a single piece if there is no loss mask."""
+    """The text in pieces, each with whether it is in the loss; a single piece without a loss mask."""
     cut: bool
-    """Whether the document is longer than the pieces."""
+    """Whether the document continues after the pieces."""
     masked: bool
     source: str | None = None
     loss_tokens: int | None = None
-    """Number of tokens of the whole document that are in the loss, EOD included; None without a mask."""
+    """Number of tokens in the loss in the whole document, EOD included; None without a loss mask."""
     end_in_loss: bool | None = None
-    """Whether the EOD after the pieces is in the loss; None without a mask, or if no EOD follows them."""
+    """Whether the EOD after the pieces is in the loss; None without a mask, or if no EOD follows."""
 
     @property
     def text(self) -> str:
@@ -66,7 +64,7 @@ class Document:
 
     @property
     def marked(self) -> list[marked.Piece]:
-        """Return the pieces with their roles in training, followed by the end of the document."""
+        """The pieces with their roles in training, followed by the end of the document."""
         pieces: list[marked.Piece] = [(text, "loss" if in_loss else "read") for text, in_loss in self.pieces]
         if self.cut:
             pieces.append((" ...", "read"))
@@ -93,16 +91,14 @@ class Document:
         return cls(value["document"], value["tokens"], 1, pieces, cut, masked, value.get("source"), *loss)
 
     def to_html(self) -> str:
-        """Return the text as HTML in which tokens in the loss are coloured."""
+        """Return the text as HTML with the tokens in the loss coloured."""
         body = marked.html_of(self.marked) if self.masked else html.escape(self.text)
-        # JupyterLab breaks the lines of a <pre> within words.
+        # JupyterLab breaks the lines of a <pre> within words unless told otherwise.
         look = "white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal;margin:4px 0"
         return f'<pre style="{look}">{body}</pre>'
 
     def to_text(self, most_chars: int | None = None, colour: bool = False) -> str:
-        """Return the title, then indented lines of up to `most_chars` characters of text, with the loss
-        marked.
-        """
+        """Return the title and at most `most_chars` characters of text, with tokens in the loss marked."""
         pieces: list[marked.Piece] = self.marked if self.masked else [(self.text, "read")]
         left = most_chars
         if left is not None and len("".join(text for text, _ in pieces)) > left:
@@ -119,12 +115,12 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Documents(Block):
-    """Documents as a block of a report. In HTML they fold out one by one; the first is open."""
+    """Documents as a block of a report. In HTML, each document can be expanded; the first one is open."""
 
     samples: Sequence[Mapping[str, Any]]
-    """Results of Document.to_dict."""
+    """Results of Document.to_dict()."""
     most_chars: int | None = None
-    """Characters of each document that text shows."""
+    """Maximum number of characters that text output shows of each document; None shows all."""
     title: str = "documents"
 
     def lines(self, form: TextForm) -> list[str]:
@@ -145,9 +141,7 @@ class Documents(Block):
 
 
 class Browser:
-    """The documents of one pair, decoded by the tokenizer `named` or by the tokenizer with the manifest's
-    hash.
-
+    """The documents of one pair, decoded by the tokenizer `named`, or by the one with the manifest's hash.
     Raises DataError if the pair is missing or damaged, or if a named tokenizer does not exist.
     """
 
@@ -157,7 +151,7 @@ class Browser:
         named: str | None = None,
         loaded: Tokenizer | None = None,
     ):
-        """Open the dataset; `loaded` is its tokenizer if that is in memory already."""
+        """Open the dataset. Pass its tokenizer as `loaded` if it is already in memory."""
         self.dataset = target if isinstance(target, DatasetFiles) else find_dataset(target)
         self.indexed = IndexedDataset(self.dataset.prefix)
         self.num_documents = self.indexed.num_documents
@@ -177,8 +171,8 @@ class Browser:
         """Return a document with the text of its first `max_tokens` tokens. Raises DataError."""
         if not 0 <= number < self.num_documents:
             raise DataError(
-                f"{display(self.dataset.prefix)}: has no document {number:,}; it holds "
-                f"{self.num_documents:,}, numbered from 0."
+                f"{display(self.dataset.prefix)}: there is no document {number:,}. The dataset has "
+                f"{self.num_documents:,} documents, numbered from 0."
             )
         first, last = self.indexed.document_indices[number : number + 2].tolist()
         length = int(self._bounds[number + 1] - self._bounds[number])
@@ -197,10 +191,8 @@ class Browser:
         return Document(number, length, last - first, pieces, cut, True, source, loss_tokens, end_in_loss)
 
     def spread(self, count: int, max_tokens: int = SHOWN_TOKENS) -> list[Document]:
-        """Return `count` documents at equal distances, the same number from each source; fewer if there are
-        fewer.
-        """
-        # A manifest names a source's sequences; its documents are those that begin there.
+        """Return up to `count` documents at equal distances, the same number from each source."""
+        # The manifest lists a source's sequences; its documents are those that begin within them.
         starts = np.asarray(self.indexed.document_indices)
         ranges = self._sources or [("", 0, len(self.indexed))]
         chosen: set[int] = set()
@@ -214,20 +206,20 @@ class Browser:
 
     @property
     def sources(self) -> list[dict[str, Any]]:
-        """Return the manifest's sources, whose counts are of the training pair; [] for any other pair."""
+        """The manifest's sources; empty if this is not the training pair, which their counts describe."""
         is_main = self.manifest is not None and self.manifest.stem == self.dataset.stem
         return self.manifest.sources if self.manifest is not None and is_main else []
 
     @cached_property
     def _sources(self) -> list[tuple[str, int, int]]:
-        """Return (name, first sequence, last sequence + 1) of each source if there are several."""
+        """(name, first sequence, last sequence + 1) of each source, if there are several."""
         named = [
             (source["name"], *source["sequences"])
             for source in (self.manifest.sources if self.manifest else [])
             if source.get("sequences")
         ]
-        # They describe the main pair; another pair has as many unless the main pair's documents are
-        # sentences.
+        # The ranges describe the main pair. Another pair has the same number of sequences, unless the main
+        # pair's sequences are sentences.
         if len(named) < 2 or not (self.sources or named[-1][2] == len(self.indexed)):
             return []
         return [entry for entry in named if entry[2] > entry[1]]
@@ -236,10 +228,11 @@ class Browser:
         return next((name for name, first, last in self._sources if first <= sequence < last), None)
 
     def find(self, text: str, start: int = 0, seconds: float = SEARCH_SECONDS) -> tuple[int | None, int]:
-        """Return (next document from `start` that contains `text`, ignoring case; document to continue from).
+        """Return the number of the next document that contains `text`, and the number to continue from.
 
-        Gives up after `seconds` with (None, a number less than num_documents). Searches the first
-        SEARCHED_TOKENS tokens of each document.
+        The search starts at document `start`, ignores case, and covers the first SEARCHED_TOKENS tokens of
+        each document. Without a match, the first value is None. After `seconds` the search stops; the second
+        value is then less than num_documents, if documents are left.
         """
         wanted = text.casefold()
         deadline = time.monotonic() + seconds
@@ -268,14 +261,15 @@ class Browser:
         ]
 
     def decode(self, ids: np.ndarray, cut: bool) -> str:
-        """Return the text of `ids`. If they are `cut`, a last character that is incomplete is omitted."""
+        """Return the text of `ids`. If they were `cut`, an incomplete last character is omitted."""
         if self._decoder is None:
             return " ".join(map(str, ids.tolist()))
         size = self._decoder.vocab_size
         if len(ids) and int(ids.max()) >= size:
             raise DataError(
-                f"{display(self.dataset.bin)}: holds token id {int(ids.max()):,}, but {self.tokenizer} has "
-                f"{size:,} entries: it was encoded with another tokenizer. Name that tokenizer."
+                f"{display(self.dataset.bin)}: the file holds token id {int(ids.max()):,}, but "
+                f"{self.tokenizer} has {size:,} entries. The dataset was encoded with another tokenizer: "
+                "give the name of that tokenizer."
             )
         return self._decoder.decode_finished(ids.tolist())[0] if cut else self._decoder.decode(ids.tolist())
 
@@ -283,11 +277,10 @@ class Browser:
 def _find_tokenizer(
     target: Any, manifest: DatasetManifest | None, named: str | None
 ) -> tuple[Decoder | None, str | None]:
-    """Return (decoder, its folder or file) of the named tokenizer, otherwise of the one with the manifest's
-    hash.
+    """Return a decoder and its folder or file: the named tokenizer, or the one with the manifest's hash.
 
-    The run's tokenizer is tried before others in the data directory; (None, None) if none fits. Raises
-    DataError.
+    The run's tokenizer is tried before others in the data directory. Returns (None, None) if no tokenizer
+    fits. Raises DataError.
     """
     if named is not None:
         return _named_tokenizer(named)
@@ -309,14 +302,14 @@ def _named_tokenizer(named: str) -> tuple[Decoder, str]:
         if all((folder / name).is_file() for name in CONTENT_FILES):
             return _ForeignTokenizer(folder), display(folder)
     raise DataError(
-        f"{named}: no tokenizer of this name in {display(data_home() / 'tokenizer')}, and none at this path. "
-        "Give the path of a tokenizer.json, of a folder that holds one, or of a folder with vocab.json and "
-        "merges.txt."
+        f"{named}: there is no tokenizer with this name in {display(data_home() / 'tokenizer')}, and none at "
+        "this path. Give the path of a tokenizer.json, of a folder that holds one, or of a folder with "
+        "vocab.json and merges.txt."
     )
 
 
 class _ForeignTokenizer:
-    """Decodes with any tokenizer.json, or with a folder of GPT-2's vocab.json and merges.txt."""
+    """Decoder for any tokenizer.json, or for a folder with GPT-2's vocab.json and merges.txt."""
 
     def __init__(self, path: Path):
         import tokenizers
@@ -329,7 +322,7 @@ class _ForeignTokenizer:
                 self._tokenizer = byte_level(tokenizers.Tokenizer(model))
             else:
                 self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # Rust raises bare ones
+        except Exception as error:  # the Rust library raises plain Exception
             raise DataError(f"{display(path)}: not {what}: {error}.") from error
         self.vocab_size: int = self._tokenizer.get_vocab_size()
 

@@ -1,7 +1,7 @@
-"""The data card: a description of a dataset in numbers, plots and documents, read from its .bin/.idx.
+"""The data card: describes a dataset in numbers, plots and documents, read from its .bin/.idx.
 
-data_card("my-dataset")            by name in the data directory, or by prefix
-data_card(config)                  for a run, with its splits and the number of epochs it reads
+data_card("my-dataset")            a dataset by its name in the data directory, or by prefix
+data_card(config)                  a run's dataset, with its splits and the epochs that the run reads
 data_card(config with data.blend)  a BlendCard: each dataset with its share, and their cards
 """
 
@@ -67,11 +67,11 @@ summary{{cursor:pointer}}pre{{font-size:12px}}
 
 
 class Card(Result):
-    """Base class of both kinds of card."""
+    """Base class of DataCard and BlendCard."""
 
     @abstractmethod
     def summary(self) -> Report:
-        """Return warnings, tables and plots, without the documents below them."""
+        """Return the warnings, tables and plots, without the documents below them."""
 
     def to_page(self) -> str:
         """Return the card as an HTML page."""
@@ -85,7 +85,7 @@ def _warned(warnings: Sequence[str]) -> Findings:
 
 @dataclass(frozen=True, repr=False)
 class DataCard(Card, Record):
-    """A description of a dataset that displays itself as text and as HTML."""
+    """A description of a dataset, displayed as text or as HTML."""
 
     prefix: str
     documents: int
@@ -96,46 +96,44 @@ class DataCard(Card, Record):
     eod_id: int | None
     dataset_sha256: str | None
     tokenizer: str | None
-    """Folder of the tokenizer that decodes the dataset; None if it is not in the data directory."""
+    """Folder of the tokenizer that decodes the dataset; None if no such tokenizer is known."""
     sources: list[dict[str, Any]]
     """The manifest's sources, each with name, documents, bytes, tokens, licence, attribution and settings."""
     dropped: dict[str, int]
     lengths: dict[str, float]
     """Tokens per document, EOD included: minimum, median, mean, 95th percentile, maximum."""
     histogram: dict[str, list[int]]
-    """Histogram of documents by length: edges (powers of 2, tokens) and counts (documents)."""
+    """Histogram of documents by length: edges (powers of 2, in tokens) and counts (documents)."""
     splits: list[dict[str, Any]]
-    """Name, documents, tokens, samples and epochs of each split that the run reads; empty if the card has no
-    run.
-    """
+    """Name, documents, tokens, samples and epochs of each split that the run reads; empty without a run."""
     samples: list[dict[str, Any]]
-    """Some documents: document, tokens, text (its beginning; token ids without a tokenizer), and its
-    pieces.
+    """Documents spread over the dataset, as Document.to_dict() returns them.
+
+    Each has its number, its tokens, the beginning of its text (token ids if no tokenizer is known), and the
+    pieces of the text if the dataset has a loss mask.
     """
     sequences: int = 0
     empty_documents: int = 0
     learnt_tokens: int | None = None
-    """Tokens in the loss; None without a mask, which puts every token in the loss."""
+    """Number of tokens in the loss; None without a loss mask, which puts every token in the loss."""
     unknown_tokens: int | None = None
-    """Unknown tokens, which replace text that the tokenizer cannot encode; None if they were not counted."""
+    """Number of tokens that replace text the tokenizer cannot encode; None if they were not counted."""
     duplicates: dict[str, int] | None = None
-    """Copies found in the .bin, documents checked, all documents; None if duplicates were not searched
-    for.
-    """
+    """Copies found in the .bin, documents checked and all documents; None if copies were not searched for."""
     seq_length: int | None = None
     warnings: list[str] = field(default_factory=list)
     training_sequences: list[dict[str, Any]] = field(default_factory=list)
-    """The first training sequences (sequences.py) if the card is of a run."""
+    """The first training sequences (sequences.py), if the card describes a run."""
     derived = ("bytes_per_token",)
 
     @property
     def bytes_per_token(self) -> float | None:
-        """Text bytes per token, EOD included; None if the text's size is unknown."""
+        """Text bytes per token, EOD included; None if the size of the text is unknown."""
         return self.text_bytes / self.tokens if self.text_bytes and self.tokens else None
 
     def as_report(self) -> Report:
-        """Return the summary, some documents and, of a run, its first training sequences."""
-        # Spread over the dataset, as the whole list is.
+        """Return the summary, some documents and, for a run, its first training sequences."""
+        # The documents for text output are spread over the dataset, as the whole list is.
         step = max(1, len(self.samples) // NUM_TEXT_SAMPLES)
         some = Documents(self.samples[step // 2 :: step][:NUM_TEXT_SAMPLES], TEXT_SAMPLE_CHARS)
         summary = self.summary()
@@ -201,13 +199,11 @@ class DataCard(Card, Record):
 
 @dataclass(frozen=True, repr=False)
 class BlendCard(Card):
-    """The card of a run that mixes datasets: their shares and epochs, then a card of each."""
+    """Card of a run that mixes datasets: their shares and epochs, then the card of each dataset."""
 
     name: str
     entries: list[dict[str, Any]]
-    """Name, weight, share, tokens, train_tokens of each dataset, and the samples and epochs that training
-    reads.
-    """
+    """Name, weight, share, tokens and train_tokens of each dataset, and its training samples and epochs."""
     cards: list[DataCard]
     warnings: list[str]
 
@@ -241,8 +237,9 @@ class BlendCard(Card):
 def data_card(target: str | os.PathLike | RunConfig, tokenizer: str | None = None) -> DataCard | BlendCard:
     """Return the card of a run's dataset, of a dataset by name, or of any .bin/.idx by prefix.
 
-    `tokenizer` is a name or a path; None uses the tokenizer with the manifest's hash. Reads the index, a loss
-    mask, and the tokens that find_duplicates needs. Raises DataError if the dataset is missing or damaged.
+    `tokenizer` is a name or a path; None uses the tokenizer with the manifest's hash. Reads the index, the
+    loss mask, and the tokens that find_duplicates() needs. Raises DataError if the dataset is missing or
+    damaged.
     """
     if isinstance(target, RunConfig) and target.data.blend:
         return _blend_card(target, tokenizer)
@@ -253,9 +250,9 @@ def _card(target: Any, tokenizer: str | None, config: RunConfig | None) -> DataC
     browser = Browser(target, tokenizer)
     indexed, manifest = browser.indexed, browser.manifest
     if not browser.num_documents or not indexed.num_tokens:
-        raise DataError(f"{display(browser.dataset.prefix)}: contains no documents.")
+        raise DataError(f"{display(browser.dataset.prefix)}: the dataset contains no documents.")
     lengths = np.diff(indexed.document_bounds())
-    # A manifest has text, sources and drops of the training pair, not of the other pairs in its folder.
+    # The manifest's text, sources and drops describe the training pair, not the other pairs in its folder.
     own = manifest if manifest and manifest.stem == browser.dataset.stem else None
     datasets = None
     if config is not None and config.data.resolved_packing == "best_fit":
@@ -294,7 +291,7 @@ def _card(target: Any, tokenizer: str | None, config: RunConfig | None) -> DataC
 
 
 def _loss_tokens(browser: Browser, manifest: DatasetManifest | None) -> int | None:
-    """Return the number of tokens in the loss, from the manifest or else the mask; None without a mask."""
+    """Return the number of tokens in the loss, from the manifest or the mask; None without a mask."""
     if browser.mask is None:
         return None
     if manifest is not None and manifest.loss_tokens is not None:
@@ -306,16 +303,16 @@ def _histogram(lengths: np.ndarray) -> dict[str, list[int]]:
     last = max(1, int(lengths.max()).bit_length())
     edges = [0, *(1 << power for power in range(last + 1))]
     counts, _ = np.histogram(lengths, bins=edges)
-    # The empty bins before the shortest document's are omitted.
+    # Omit the empty bins before the shortest document.
     first = int(np.flatnonzero(counts)[0])
     return {"edges": edges[first:], "counts": counts[first:].tolist()}
 
 
 def _splits(config: RunConfig, indexed: IndexedDataset, packed: GPTDatasets | None) -> list[dict[str, Any]]:
-    """Return the splits of the sequences, and what training and one validation or test read of them.
+    """Return a row for each split: its size, and what training, a validation or a test reads from it.
 
-    `packed` holds the run's datasets if data.packing is best_fit. These are split within each source and read
-    by weight, so their own numbers are used.
+    `packed` holds the run's datasets if data.packing is best_fit. Their splits are cut within each source and
+    read by weight, so they provide the numbers.
     """
     if packed is not None:
         return split_rows(packed)
@@ -337,9 +334,8 @@ def _share(part: int, whole: int, digits: str = ".2%") -> str:
 
 def _unknown_warnings(manifest: DatasetManifest | None) -> list[str]:
     return [
-        f"{source['name']}: {_share(unknown, tokens)} tokens are the unknown "
-        "token: the tokenizer has no token for that text, which is lost. Use a tokenizer made for it, or "
-        "train one."
+        f"{source['name']}: {_share(unknown, tokens)} tokens are the unknown token: the tokenizer has no "
+        "token for this text, so the text is lost. Use a tokenizer made for this text, or train one."
         for source in (manifest.sources if manifest else [])
         if (unknown := source["unknown_tokens"]) > UNKNOWN_WARNED_FRACTION * (tokens := source["tokens"])
     ]
@@ -350,14 +346,16 @@ def _other_text_warnings(manifest: DatasetManifest | None, config: RunConfig | N
         return []
     folder = folder_of(manifest.tokenizer_sha256, [tokenizer_dir(config.tokenizer.name)] if config else [])
     clause = other_text_of(folder, manifest.settings or {}) if folder else ""
-    return [f"{clause}: it needs more tokens for this text than one that is trained on it."] if clause else []
+    if not clause:
+        return []
+    return [f"{clause}: it needs more tokens for this text than a tokenizer that is trained on it."]
 
 
 def _epoch_warnings(splits: list[dict[str, Any]], of: str = "") -> list[str]:
     return [
-        f"training goes {split['epochs']:.1f} times through {split['tokens']:,} tokens{of}: beyond "
-        f"{MAX_EPOCHS:g} epochs repeated text adds less and less (arXiv:2305.16264). Use more text, or fewer "
-        "train_tokens."
+        f"training goes {split['epochs']:.1f} times through {split['tokens']:,} tokens{of}. Beyond "
+        f"{MAX_EPOCHS:g} epochs, repeated text adds less and less (arXiv:2305.16264). Use more text, or "
+        "fewer train_tokens."
         for split in splits
         if split["name"] == "train" and split["epochs"] > MAX_EPOCHS
     ]
@@ -384,7 +382,7 @@ def _blend_card(config: RunConfig, tokenizer: str | None) -> BlendCard:
 
 
 def _templates(sources: list[dict[str, Any]]) -> str:
-    """Return the templates of wikitext that were most often not evaluated, with their counts."""
+    """Return the wikitext templates that were most often not evaluated, with their counts."""
     counts: Counter[str] = Counter()
     for source in sources:
         counts.update(source.get("unknown_templates", {}))

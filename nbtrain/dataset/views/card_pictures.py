@@ -1,4 +1,4 @@
-"""Plots of the data card: bars, as SVG that is readable on white and on black."""
+"""Draws the plots of the data card as SVG that is readable on white and on black."""
 
 import io
 import itertools
@@ -10,7 +10,7 @@ from nbtrain.base.text.amounts import count
 
 
 def histogram_svg(edges: Sequence[int], counts: Sequence[int], seq_length: int | None = None) -> bytes:
-    """Return a histogram of document lengths in tokens, with a line at the length of a sample."""
+    """Return a histogram of document lengths in tokens, with a line at the sample length."""
     figure, axes = _figure(6.4, 2.6)
     axes.bar(range(len(counts)), counts, width=0.92, color=BLUE)
     axes.set_xlim(-0.6, max(len(counts), 6) - 0.4)
@@ -27,7 +27,7 @@ def histogram_svg(edges: Sequence[int], counts: Sequence[int], seq_length: int |
 
 
 def bars_svg(names: Sequence[str], values: Sequence[float], label: str) -> bytes:
-    """Return a bar chart with a horizontal bar and a value for each name, the first at the top."""
+    """Return a bar chart with a horizontal bar and its value for each name, from top to bottom."""
     figure, axes = _figure(6.4, 0.9 + 0.28 * len(names))
     places = range(len(names))
     bars = axes.barh(places, values, color=BLUE, height=0.7)
@@ -41,7 +41,7 @@ def bars_svg(names: Sequence[str], values: Sequence[float], label: str) -> bytes
 
 
 def _place(edges: Sequence[int], value: int) -> float | None:
-    """Return the position of a length on the axis of bins; None if it is outside."""
+    """Return the position of a length on the histogram's axis, or None if it is outside."""
     for place, (low, high) in enumerate(itertools.pairwise(edges)):
         if low <= value <= high:
             return place - 0.5 + (value - low) / (high - low)
@@ -65,7 +65,7 @@ def _svg(figure: Any) -> bytes:
 
     themed(figure)
     content = io.BytesIO()
-    # A fixed salt and no date, so that equal cards are equal bytes.
+    # A fixed salt and no date, so that equal cards have equal bytes.
     with rc_context({"svg.hashsalt": "nbtrain"}):
         figure.savefig(content, format="svg", metadata={"Date": None})
     return content.getvalue()

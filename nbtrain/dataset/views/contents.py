@@ -1,8 +1,8 @@
-"""Checks that the files of a dataset still match its manifest, without reading them every time.
+"""Checks that a dataset's files still match its manifest, without reading them every time.
 
-The manifest is written last, so a newer file was written or copied after it. Such a file is read once to
-compare its SHA-256, and .contents.json in the same folder records its size and time, which makes the next
-check cheap. DatasetFiles.require compares only sizes.
+The manifest is written last, so a file with a later time was written or copied after it. Such a file is read
+once to compare its SHA-256, and .contents.json in the same folder records its size and time, which makes the
+next check cheap. DatasetFiles.require() compares only sizes.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ REMEMBERED = ".contents.json"
 def check_contents(dataset: DatasetFiles, manifest: DatasetManifest | None = None) -> None:
     """Raise DataError if a file of the dataset, or of a dataset in its blend, does not match its manifest.
 
-    `manifest` is the folder's, if it has been read already.
+    Pass the folder's manifest as `manifest` if it has already been read.
     """
     if isinstance(dataset, BlendFiles):
         for entry in dataset.entries:
@@ -40,10 +40,10 @@ def check_contents(dataset: DatasetFiles, manifest: DatasetManifest | None = Non
             found = files.sha256_of(path)
             if found != recorded:
                 raise DataError(
-                    f"{display(path)}: is not the file that its manifest describes. It was written on "
-                    f"{moment(stat.st_mtime)}, after the manifest, and has the SHA-256 {found[:12]}...; "
-                    f"the manifest says {recorded[:12]}.... "
-                    "Put the file back, or make the dataset again: `nbtrain prepare RUN.yaml --force`."
+                    f"{display(path)}: this is not the file that its manifest describes. It was written on "
+                    f"{moment(stat.st_mtime)}, after the manifest, and has the SHA-256 {found[:12]}..., but "
+                    f"the manifest records {recorded[:12]}.... Restore the file, or run "
+                    "`nbtrain prepare RUN.yaml --force` to make the dataset again."
                 )
             bar.update(stat.st_size)
     # If the folder cannot be written, the files are read again the next time.
@@ -67,7 +67,7 @@ def _identity(path: Path, manifest: DatasetManifest) -> list[int | str]:
 
 
 def _remembered(dataset: DatasetFiles) -> dict[str, list[int | str]]:
-    with contextlib.suppress(ValueError):  # torn: nothing is remembered
+    with contextlib.suppress(ValueError):  # incomplete file: nothing is remembered
         value = files.read_json(dataset.directory / REMEMBERED)
         if isinstance(value, dict):
             return value

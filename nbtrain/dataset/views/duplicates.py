@@ -2,7 +2,8 @@
 
     length and four tokens of every document -> those that share all five -> hash of their tokens
 
-A dataset that nbtrain prepared has none if cleaning.exact_dedup was on; a dataset from another program may.
+A dataset that nbtrain prepared has no such copies if cleaning.exact_dedup was on. A dataset from another
+program may have some.
 """
 
 import hashlib
@@ -25,27 +26,27 @@ MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class Duplicates:
-    """How many of the checked documents are copies of another checked document."""
+    """Number of checked documents that are copies of another checked document."""
 
     copies: int
-    """Number of documents that could be dropped: two of three equal documents."""
+    """Number of documents that could be dropped: two out of three equal documents."""
     checked: int
     documents: int
-    """Number of documents that hold a token."""
+    """Number of documents that are not empty."""
 
     def __str__(self) -> str:
         if self.checked == self.documents:
             return f"{self.copies:,} of {self.documents:,} documents"
         return (
-            f"{self.copies:,} among {self.checked:,} documents drawn at random of {self.documents:,} "
-            "(copies of documents that were not drawn are not seen)"
+            f"{self.copies:,} among {self.checked:,} documents drawn at random from {self.documents:,} "
+            "(copies of documents that were not drawn are not detected)"
         )
 
 
 def find_duplicates(indexed: IndexedDataset) -> Duplicates:
     """Count exact duplicates within MAX_DOCUMENTS, MAX_HASHED_BYTES and MAX_SECONDS.
 
-    Beyond these limits, the count is of a sample of the documents.
+    Beyond these limits, only a sample of the documents is counted.
     """
     indexed.check()
     bounds = indexed.document_bounds()
@@ -55,7 +56,8 @@ def find_duplicates(indexed: IndexedDataset) -> Duplicates:
         drawn = np.random.default_rng(SEED).integers(0, len(filled), MAX_DOCUMENTS)
         chosen = filled[np.unique(drawn)]
     deadline = time.monotonic() + MAX_SECONDS
-    # Every NUM_PARTS-th at a time, so that the documents done when time is up are spread over all of them.
+    # Every NUM_PARTS-th document at a time, so that the checked ones are spread over the dataset if time runs
+    # out.
     keys, done = [], []
     for part in range(NUM_PARTS):
         if part and time.monotonic() > deadline:
@@ -82,9 +84,7 @@ def find_duplicates(indexed: IndexedDataset) -> Duplicates:
 
 
 def _keys(indexed: IndexedDataset, bounds: np.ndarray, documents: np.ndarray) -> np.ndarray:
-    """Return a uint64 for each document, computed from its length and four tokens; equal documents have equal
-    values.
-    """
+    """Return a uint64 key per document, from its length and four tokens. Equal documents have equal keys."""
     starts = bounds[documents]
     lengths = bounds[documents + 1] - starts
     keys = lengths.astype(np.uint64)

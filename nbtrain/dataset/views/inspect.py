@@ -1,4 +1,4 @@
-"""Inspects a .bin/.idx pair: shows what its header says, and checks whether all of it is correct."""
+"""Inspects a .bin/.idx pair: shows what its header says, and checks that all of it is correct."""
 
 import contextlib
 import hashlib
@@ -26,23 +26,23 @@ from nbtrain.dataset.views.sequences import Sequences, sequences_of
 
 SAMPLE_TOKENS = 80
 PROGRESS_BYTES = 64 << 20
-"""Bytes from which on reading files shows a progress bar."""
+"""Size in bytes from which reading files shows a progress bar."""
 
 
 @dataclass(frozen=True, repr=False)
 class Inspection(Result, Record):
-    """Properties of a pair, and the results of the checks that `verify` made."""
+    """Properties of a pair, and the results of the checks that verify() made."""
 
     prefix: str
     facts: dict[str, Any]
-    """Properties from the manifest; None if there is no manifest."""
+    """Properties by name; those from the manifest are None without a manifest."""
     checks: list[str]
     sources: list[dict[str, Any]] = field(default_factory=list)
     """Name, documents, bytes and tokens of each source in the manifest."""
     samples: list[dict[str, Any]] = field(default_factory=list)
-    """First, middle and last document: number, tokens, and text (token ids if no tokenizer is known)."""
+    """First, middle and last document: number, tokens and text (token ids if no tokenizer is known)."""
     training_sequences: list[dict[str, Any]] = field(default_factory=list)
-    """The first training sequences (sequences.py) if a run was inspected."""
+    """The first training sequences (sequences.py), if a run was inspected."""
 
     def as_report(self) -> Report:
         """Return the properties, the sources, some documents, the first training sequences and the checks."""
@@ -58,12 +58,12 @@ class Inspection(Result, Record):
 
 
 def inspect(target: str | os.PathLike | RunConfig, tokenizer: str | None = None) -> Inspection:
-    """Return the header and manifest of a dataset, and its first, middle and last document decoded.
+    """Return what a dataset's header and manifest say, and its first, middle and last document as text.
 
     For a run, the result also has its first training sequences: the tokens in the loss, the beginnings of
-    documents, the padding. `tokenizer` is a name or a path; None uses the tokenizer with the manifest's hash.
-    Raises DataError if the dataset is missing, truncated, or written by Megatron-DeepSpeed with uncounted
-    EOD.
+    documents, and the padding. `tokenizer` is a name or a path; None uses the tokenizer with the manifest's
+    hash. Raises DataError if the dataset is missing, truncated, or written by Megatron-DeepSpeed with
+    uncounted EOD tokens.
     """
     browser = Browser(target, tokenizer)
     last = browser.num_documents - 1
@@ -109,11 +109,10 @@ def _facts(
 
 
 def verify(target: str | os.PathLike | RunConfig) -> Inspection:
-    """Check every byte: offsets, ids, EOD at the end of each document, loss masks, sha256 of the manifest's
-    files.
+    """Check every byte: offsets, ids, EOD at the end of each document, loss masks, and the files' SHA-256.
 
-    Shows a progress bar if it takes long. Raises DataError at the first error; a wrong sha256 is reported
-    before the errors that follow from it.
+    Shows a progress bar if the files are large. Raises DataError at the first error; a wrong SHA-256 is
+    reported before the errors that follow from it.
     """
     dataset = find_dataset(target)
     indexed = IndexedDataset(dataset.prefix)
@@ -132,7 +131,7 @@ def verify(target: str | os.PathLike | RunConfig) -> Inspection:
             try:
                 found = _verify_pair(pair, of_mask, manifest, digests, advance)
             except DataError:
-                # If bytes have changed since they were written, that is the cause.
+                # If bytes have changed since they were written, that is the cause, so check the hashes first.
                 if manifest is not None:
                     _check_sha256(dataset, manifest, digests, lambda amount: None)
                 raise
@@ -164,9 +163,12 @@ def _verify_pair(
     largest = indexed.verify(vocab_size, seen)
     digests[pair.bin.name] = digest.hexdigest()
     if of_mask:
-        # Of another program's mask, any number but 0 puts a token in the loss; prepare writes 0 and 1.
+        # In another program's mask, any number but 0 puts a token in the loss; prepare writes 0 and 1.
         if manifest is not None and largest > 1:
-            raise DataError(f"{display(pair.bin)}: holds {largest}; a loss mask holds 0 and 1. Encode again.")
+            raise DataError(
+                f"{display(pair.bin)}: the file holds {largest}, but a loss mask may hold only 0 and 1. "
+                "Encode the data again."
+            )
         main = pair.pair(pair.stem.removesuffix(MASK_SUFFIX))
         tokens = IndexedDataset(main.prefix)
         main.open_loss_mask(tokens)
@@ -191,9 +193,9 @@ def _check_same_lengths(main: DatasetFiles, tokens: IndexedDataset, mask: Indexe
         if differ.size:
             at = first + int(differ[0])
             raise DataError(
-                f"{display(main.loss_mask.idx)}: sequence {at:,} has {int(mask.lengths[at]):,} entries, "
-                f"{display(main.idx)} has {int(tokens.lengths[at]):,} tokens there. The two files belong to "
-                f"different datasets: copy both again, or prepare the dataset again."
+                f"{display(main.loss_mask.idx)}: sequence {at:,} has {int(mask.lengths[at]):,} entries, but "
+                f"in {display(main.idx)} this sequence has {int(tokens.lengths[at]):,} tokens. The two files "
+                f"belong to different datasets: copy both again, or prepare the dataset again."
             )
 
 
@@ -208,7 +210,7 @@ def _check_eod(dataset: DatasetFiles, indexed: IndexedDataset, eod_id: int) -> s
     if without:
         raise DataError(
             f"{display(dataset.bin)}: {without:,} of {found:,} documents do not end in EOD (id {eod_id}). "
-            "Encode again with it: a model that never sees the end of a document cannot end one."
+            "Encode the data again with EOD: a model that never sees the end of a document cannot end one."
         )
     return f"every document ends in EOD (id {eod_id})"
 
@@ -223,8 +225,8 @@ def _check_sha256(
         path = dataset.directory / name
         if not path.is_file():
             raise DataError(
-                f"{display(path)}: is missing; its manifest names it. Restore it, or make the dataset again "
-                "with `nbtrain prepare RUN.yaml --force`."
+                f"{display(path)}: the file is missing, but the manifest lists it. Restore it, or run "
+                "`nbtrain prepare RUN.yaml --force` to make the dataset again."
             )
         found = digests.get(name)
         if found is None:
@@ -232,9 +234,9 @@ def _check_sha256(
             advance(path.stat().st_size)
         if found != entry["sha256"]:
             raise DataError(
-                f"{display(path)}: sha256 {found[:16]}, its manifest says "
-                f"{entry['sha256'][:16]}: the content has changed. Restore it, or make the dataset again "
-                "with `nbtrain prepare RUN.yaml --force`."
+                f"{display(path)}: the file's sha256 is {found[:16]}, but the manifest records "
+                f"{entry['sha256'][:16]}: the content has changed. Restore the file, or run "
+                "`nbtrain prepare RUN.yaml --force` to make the dataset again."
             )
     return f"sha256 of all {len(manifest.files)} files matches the manifest"
 

@@ -1,9 +1,9 @@
-"""Text in which some tokens are in the loss, displayed so that a wrong mask is visible at a glance.
+"""Displays text with some tokens in the loss so that a wrong mask is visible at a glance.
 
 pieces (text, kind) -> a terminal: green and grey
-                    -> plain text: [[tokens in the loss]] without a loss <EOD>
-                    -> HTML: coloured by attributes, which an untrusted notebook keeps
-kinds of positions  -> a strip of one line, or of a picture
+                    -> plain text: [[tokens in the loss]] tokens without a loss <EOD>
+                    -> HTML: coloured by style attributes, which an untrusted notebook keeps
+kinds of positions  -> a strip of one line, or an image of it
 """
 
 import html
@@ -45,12 +45,12 @@ def lines_of(text: str) -> str:
 
 
 def text_of(pieces: Sequence[Piece], colour: bool = False) -> str:
-    """Return printable text in which the loss is marked with brackets, or coloured with escape sequences."""
+    """Return printable text in which the tokens in the loss are in brackets, or coloured (`colour`)."""
     parts = []
     for kind, group in groupby(pieces, key=lambda piece: piece[1]):
         shown = lines_of("".join(text for text, _ in group))
         if colour:
-            # Each line gets its own escape sequence: a pager or an indent resets colours at a line's start.
+            # Each line gets its own escape sequence: pagers and indents reset the colour at each line start.
             parts.append(
                 "\n".join(f"{_ANSI[kind]}{line}\x1b[0m" if line else "" for line in shown.split("\n"))
             )
@@ -65,8 +65,9 @@ def html_of(pieces: Sequence[Piece]) -> str:
 
 
 def strip_text(kinds: np.ndarray, begins: Sequence[int]) -> str:
-    """Return a line of text with a character per position. `kinds` are indices of KINDS, `begins` document
-    starts.
+    """Return a line with up to STRIP_CELLS characters that show the roles of all positions.
+
+    `kinds` holds an index into KINDS for each position, `begins` the positions at which documents begin.
     """
     cells = min(STRIP_CELLS, len(kinds))
     bounds = np.linspace(0, len(kinds), cells + 1).astype(int)
@@ -82,7 +83,7 @@ def strip_text(kinds: np.ndarray, begins: Sequence[int]) -> str:
 
 
 def strip_svg(kinds: np.ndarray, begins: Sequence[int]) -> str:
-    """Return the strip as a picture: an inline SVG as wide as the element around it."""
+    """Return the strip as an inline SVG, as wide as its parent element."""
     length = len(kinds)
     edges = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), length]
     bars = "".join(

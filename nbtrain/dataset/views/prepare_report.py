@@ -1,4 +1,4 @@
-"""The report of `prepare`: its steps, their reasons and results, as text, as HTML and as JSON values."""
+"""The report of `prepare`: its steps with their reasons and results, as text, HTML and JSON values."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,8 @@ EXAMPLE_CHARS = 1200
 
 @dataclass(frozen=True)
 class Step:
+    """One step of a prepare."""
+
     name: str
     action: str
     """made, kept, or used (supplied by the user and unchanged)."""
@@ -30,16 +32,16 @@ class Step:
 
 @dataclass(repr=False)
 class PrepareReport(Result):
-    """Steps with their reasons, the dataset's manifest, and the splits of this run."""
+    """The steps with their reasons, the dataset's manifest, and the splits of the run."""
 
     run: str
     steps: list[Step] = field(default_factory=list)
     dataset: Path | None = None
     manifest: DatasetManifest | None = None
     splits: list[dict[str, Any]] = field(default_factory=list)
-    """Name, documents, tokens, samples (in the order), epochs of each split."""
+    """Name, documents, tokens, samples (in the run's order) and epochs of each split."""
     examples: list[dict[str, Any]] = field(default_factory=list)
-    """Three documents of a dataset with a loss mask, as Document.to_dict returns them (views/browser.py)."""
+    """Up to three documents of a dataset with a loss mask, as Document.to_dict() returns them."""
 
     @property
     def changed(self) -> bool:
@@ -95,7 +97,7 @@ class PrepareReport(Result):
 
 
 def split_rows(datasets: "GPTDatasets") -> list[dict[str, Any]]:
-    """Return name, documents, tokens, samples and epochs of each split that is read."""
+    """Return the name, documents, tokens, samples and epochs of each split that is read."""
     figures = ("documents", "tokens", "samples", "epochs")
     return [
         {"name": name, **{figure: getattr(split, f"num_{figure}") for figure in figures}}
@@ -111,7 +113,7 @@ def splits_table(
     title: str = "",
     is_grid: bool = False,
 ) -> Table:
-    """Return the rows of split_rows as a table; `documents` and `samples` are the headings of two columns."""
+    """Return the rows of split_rows() as a table. `documents` and `samples` are headings of two columns."""
     columns: list[str | Column] = ["split", documents, "tokens", samples, Column("epochs", "{:.2f}".format)]
     rows = [[split[key] for key in ("name", "documents", "tokens", "samples", "epochs")] for split in splits]
     return Table(columns, rows, title, is_grid)

@@ -26,14 +26,14 @@ from nbtrain.dataset.views.browser import Browser
 NUM_SEQUENCES = 2
 SHOWN_DOCUMENTS = 8
 SHOWN_TOKENS = 60
-"""Tokens of each document that are decoded."""
+"""Number of tokens that are decoded of each document."""
 READ, LOSS, PADDING = range(3)
 """Indices into marked.KINDS."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A document of a sequence, or a part of one."""
+    """A document in a sequence, or a part of a document."""
 
     first: int
     last: int
@@ -45,13 +45,13 @@ class TrainingSequence(Record):
     """One sample of a run's training split."""
 
     position: int
-    """Position in the order of the run's samples, from 0."""
+    """Position in the run's order of samples, from 0."""
     kinds: list[int]
-    """Role of each position's label in training, as an index of marked.KINDS."""
+    """Role of each position's label in training, as an index into marked.KINDS."""
     begins: list[int]
     """Positions at which documents begin."""
     parts: list[Part]
-    """The first documents of the sequence, with their beginnings decoded."""
+    """The first documents in the sequence, with their beginnings decoded."""
 
     @property
     def title(self) -> str:
@@ -68,7 +68,7 @@ class TrainingSequence(Record):
         return cls(**{**value, "parts": [Part(**part) for part in value["parts"]]})
 
     def to_text(self, colour: bool = False) -> str:
-        """Return a title, a strip of all positions, and the first documents as text."""
+        """Return a title, a strip that shows all positions, and the first documents as text."""
         lines = [self.title, marked.strip_text(np.array(self.kinds), self.begins)]
         for part in self.parts:
             lines.append(f"positions {part.first:,} to {part.last:,}")
@@ -94,7 +94,7 @@ def training_sequences(
 ) -> list[TrainingSequence]:
     """Return the first samples of a run's training split. Builds the split's indices if they do not exist.
 
-    `datasets` are the run's datasets if they are built already, because building them logs warnings. Raises
+    Pass the run's `datasets` if they are already built, because building them logs warnings again. Raises
     DataError if the dataset is missing or does not fit the run.
     """
     samples = (datasets or build_datasets(config)).train
@@ -124,7 +124,7 @@ def _sequence(position: int, sample: Sample, browser: Browser) -> TrainingSequen
     parts = []
     for begin, end in list(zip(begins, bounds[1:]))[:SHOWN_DOCUMENTS]:
         stop = min(end, begin + SHOWN_TOKENS)
-        # Each label is the next token. In a stream the first token is the label of the EOD before it.
+        # Each label is the next token. In a stream, the first token is the label of the EOD before it.
         follows = begin > 0 and sample.tokens[begin - 1] == browser.eod_id
         ids = np.append(sample.tokens[begin : begin + 1], sample.labels[begin:stop])
         flags = np.append(follows and in_loss[begin - 1], in_loss[begin:stop])
@@ -152,8 +152,9 @@ def _pieces(ids: np.ndarray, flags: np.ndarray, is_cut: bool, browser: Browser) 
 def sequences_of(
     target: Any, browser: Browser, datasets: GPTDatasets | None = None
 ) -> tuple[list[dict[str, Any]], str]:
-    """Return (a run's first sequences as dicts, why there are none); both are empty if `target` is not a
-    run.
+    """Return a run's first sequences as dicts, and the reason if there are none.
+
+    Both are empty if `target` is not a run.
     """
     if not isinstance(target, RunConfig):
         return [], ""
@@ -165,10 +166,10 @@ def sequences_of(
 
 @dataclass(frozen=True, slots=True)
 class Sequences(Block):
-    """A run's first training sequences as a block of a report. In HTML they fold out one by one."""
+    """A run's first training sequences as a block of a report. In HTML, each one can be expanded."""
 
     sequences: Sequence[Mapping[str, Any]]
-    """Results of TrainingSequence.to_dict."""
+    """Results of TrainingSequence.to_dict()."""
 
     def lines(self, form: TextForm) -> list[str]:
         texts = [TrainingSequence.from_dict(sequence).to_text(form.colors) for sequence in self.sequences]

@@ -193,10 +193,10 @@ def test_another_end_of_document(make_config, workspace, texts, small_parts, mon
     with pytest.raises(DataError) as caught:
         prepare(config)
     assert str(caught.value) == (
-        f"data/dataset/small: documents end in the token 300, and data/tokenizer/small ends them in "
-        f"{before.eod_id} (<|endoftext|>), which a model would not learn. Set tokenizer.eod_token to the "
-        "dataset's token, give data.name another value, or make it again with `nbtrain prepare RUN.yaml "
-        "--force`."
+        "data/dataset/small: the documents end in the token 300, but data/tokenizer/small "
+        f"ends documents in {before.eod_id} (<|endoftext|>), which a model would not learn. "
+        "Set tokenizer.eod_token to the dataset's token, change data.name, or make it again "
+        "with `nbtrain prepare RUN.yaml --force`."
     )
 
 
@@ -669,8 +669,8 @@ def test_a_full_disk(make_config, workspace, small_disk, monkeypatch, small_part
     with pytest.raises(DataError) as caught:
         prepare(config)
     assert (
-        "No space left on device. Free space, or set NBTRAIN_DATA to a folder that can be written. Finished "
-        "work is kept: run it again." in str(caught.value)
+        "No space left on device. Free up space, or set NBTRAIN_DATA to a folder that can be "
+        "written. Finished work is kept: run it again." in str(caught.value)
     )
     folder = dataset_dir("full")
     assert not list(folder.glob("*.bin")) and not (folder / "manifest.json").exists()

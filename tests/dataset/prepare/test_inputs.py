@@ -33,8 +33,7 @@ lr_schedule: {lr: 1.0e-3}
 evaluation: {eval_iters: 0}
 """
 END = (
-    "Runs may refer to it: give data.name another value, or make it again with `nbtrain prepare RUN.yaml "
-    "--force`."
+    "Other runs may refer to it: change data.name, or make it again with `nbtrain prepare RUN.yaml --force`."
 )
 
 
@@ -66,11 +65,17 @@ def test_the_place_of_the_key_that_differs(folder, workspace):
     """
     same = "data.sources=[{kind: text, path: texts}]"
     (workspace / "run.yaml").write_text(RUN.replace("min_bytes: 0", "min_bytes: 5"))
-    refuses("made with other settings: data.cleaning.min_bytes = 0 there, 5 in run.yaml:9", same)
     refuses(
-        "made with other settings: data.cleaning.min_bytes = 0 there, 7 in override "
-        "data.cleaning.min_bytes=7; data.sources[0].path = 'texts' there, 'texts/a.txt' in override "
-        "data.sources.0.path=texts/a.txt",
+        (
+            "the dataset was made with other settings: data.cleaning.min_bytes = 0 in the "
+            "dataset, 5 in run.yaml:9"
+        ),
+        same,
+    )
+    refuses(
+        "the dataset was made with other settings: data.cleaning.min_bytes = 0 in the dataset, 7 in "
+        "override data.cleaning.min_bytes=7; data.sources[0].path = 'texts' in the dataset, "
+        "'texts/a.txt' in override data.sources.0.path=texts/a.txt",
         "data.cleaning.min_bytes=7",
         "data.sources.0.path=texts/a.txt",
         "data.name=small",
@@ -81,7 +86,10 @@ def test_the_place_of_the_key_that_differs(folder, workspace):
     )
     (workspace / "more").mkdir()
     write(workspace / "more" / "c.txt", "third")
-    refuses("made with other settings: data.sources = 1 entry there, 2 entries in run.yaml:6")
+    refuses(
+        "the dataset was made with other settings: data.sources = 1 entry in the dataset, "
+        "2 entries in run.yaml:6"
+    )
 
 
 def test_files_that_are_new_gone_and_changed(folder):
@@ -90,18 +98,18 @@ def test_files_that_are_new_gone_and_changed(folder):
     """
     where = "run.yaml:6: data.sources[0]"
     write(folder / "c.txt", "third")
-    refuses(f"the sources have changed since it was made: {where}: c.txt is new")
+    refuses(f"the sources have changed since the dataset was made: {where}: c.txt is new")
     write(folder / "a.txt", "one text" * 40, 2)
     (folder / "b.txt").unlink()
     refuses(
-        f"the sources have changed since it was made: {where}: b.txt is gone; {where}: c.txt is new; "
-        f"{where}: a.txt was rewritten, with 320 bytes as before"
+        f"the sources have changed since the dataset was made: {where}: b.txt is gone; "
+        f"{where}: c.txt is new; {where}: a.txt was rewritten and still has 320 bytes"
     )
     write(folder / "a.txt", "one", 3)
     write(folder / "d.txt", "fourth")
     refuses(
-        f"the sources have changed since it was made: {where}: a.txt has changed (320 bytes then, 3 now); "
-        f"{where}: b.txt is gone; {where}: c.txt is new; and 1 more"
+        f"the sources have changed since the dataset was made: {where}: a.txt has changed "
+        f"(320 bytes then, 3 now); {where}: b.txt is gone; {where}: c.txt is new; and 1 more"
     )
 
 
@@ -135,8 +143,8 @@ def test_files_written_again_with_extra_keys(workspace, make_config):
     with pytest.raises(DataError) as refused:
         prepare(config, through="encode")
     assert str(refused.value) == (
-        "data/dataset/small: the sources have changed since it was made: data.sources[0]: lines.jsonl was "
-        f"rewritten, with 36 bytes as before. {END}"
+        "data/dataset/small: the sources have changed since the dataset was made: "
+        f"data.sources[0]: lines.jsonl was rewritten and still has 36 bytes. {END}"
     )
 
 
@@ -153,7 +161,7 @@ def assert_touched(make_config, workspace, lines, source, dropped, **tokenizer):
     after = dataset_of(config).manifest()
     assert after.files == before.files and after.sources != before.sources
     write(workspace / "lines.jsonl", "".join(reversed(lines)), 3)
-    with pytest.raises(DataError, match=r"lines\.jsonl was rewritten, with [0-9]+ bytes as before"):
+    with pytest.raises(DataError, match=r"lines\.jsonl was rewritten and still has [0-9]+ bytes"):
         prepare(config, through="encode")
 
 
@@ -180,7 +188,7 @@ def test_labels_decide_by_the_first_record_whether_there_is_a_mask(workspace, ma
     assert not without.has_loss_mask and without.manifest().loss_tokens is None
     (broken,) = map(json.loads, without.broken_records.read_text().splitlines())
     assert (
-        broken["line"] == 2 and "the first record of the source has no mask; set labels_key" in broken["what"]
+        broken["line"] == 2 and "but the source's first record has no mask; set labels_key" in broken["what"]
     )
 
 

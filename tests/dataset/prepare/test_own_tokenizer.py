@@ -147,7 +147,7 @@ def test_a_blend_has_the_tokenizer_of_its_datasets(files):
     prepared("demo.yaml")
     prepared("books.yaml")
     blend = ["name=mixed", "data.sources=[]", "data.blend=[{name: books, weight: 1}]"]
-    assert refusal("demo.yaml", *blend).endswith("ids would mean other text. Set tokenizer.name: books.")
+    assert refusal("demo.yaml", *blend).endswith("ids would mean different text. Set tokenizer.name: books.")
     assert load("demo.yaml", blend).data.name == "mixed"
     prepare(load("demo.yaml", [*blend, "tokenizer.name=books"]))
 
@@ -162,11 +162,11 @@ def test_a_blend_ends_its_documents_as_its_tokenizer_does(files):
     eod = {"eod_id": 5, "eod_token": "<|im_end|>"}
     (tokenizer_dir("chat") / "manifest.json").write_text(json.dumps({**manifest, **eod}))
     blend = ["name=mixed", "data.sources=[]", "data.blend=[{name: books, weight: 1}]", "tokenizer.name=chat"]
-    said = f"end in the token {manifest['eod_id']}, and data/tokenizer/chat ends them in 5 (<|im_end|>)"
+    said = f"end in the token {manifest['eod_id']}, but data/tokenizer/chat ends documents in 5 (<|im_end|>)"
     message = refusal("demo.yaml", *blend)
     assert said in message and message.endswith("Set tokenizer.name: books.")
     shutil.rmtree(tokenizer_dir("books"))
-    assert refusal("demo.yaml", *blend).endswith("or encode the datasets again with this one.")
+    assert refusal("demo.yaml", *blend).endswith("or encode the datasets again with this tokenizer.")
     (dataset_dir("books") / "manifest.json").unlink()
     pair = "data.blend=[{prefix: data/dataset/books/text_document, weight: 1}]"
     prepare(load("demo.yaml", [*blend[:2], pair, blend[3]]))

@@ -100,8 +100,9 @@ def test_a_tokenizer_is_not_made_anew_while_another_prepare_encodes(make_config,
 
     monkeypatch.setattr(Encoder, "__call__", replaced)
     assert refusal(make_config()) == (
-        "data/tokenizer/small: it was replaced by another tokenizer after this prepare began. Make sure that "
-        "no other prepare replaces it, and run this one again."
+        "data/tokenizer/small: another tokenizer replaced this one after `nbtrain prepare` "
+        "began. Make sure that no other `nbtrain prepare` writes this folder, then run the "
+        "command again."
     )
 
 
@@ -250,14 +251,14 @@ def test_second_call_does_nothing_and_says_so(make_config):
         (
             "encode",
             "made",
-            f"the dataset is not there: 120 documents, {first.manifest.counts['tokens']:,} tokens",
+            (f"the dataset does not exist: 120 documents, {first.manifest.counts['tokens']:,} tokens"),
         ),
-        ("index", "made", "3 of the indices of train, valid and test were not in index-cache/"),
+        ("index", "made", "3 of the indices of train, valid and test were missing from index-cache/"),
     ]
     assert steps(second) == [
         ("tokenizer", "kept", "data/tokenizer/small: 300 entries, trained on these sources"),
         ("encode", "kept", "same settings, same sources"),
-        ("index", "kept", "index-cache/ holds them for this dataset, split, seed and length"),
+        ("index", "kept", "index-cache/ has the indices for this dataset, split, seed and training length"),
     ]
     assert second.manifest == first.manifest
     assert second.splits == first.splits
@@ -284,9 +285,9 @@ def test_other_settings_under_the_same_name(make_config, workspace):
     (workspace / "more.jsonl").write_text('{"text": "another text"}\n')
     other = make_config(data={"sources": [{"kind": "jsonl", "path": "more.jsonl"}]})
     assert refusal(other) == (
-        "data/dataset/small: made with other settings: data.sources[0].path = 'texts.jsonl' there, "
-        "'more.jsonl' in this run. Runs may refer to it: give data.name another value, or make it again with "
-        "`nbtrain prepare RUN.yaml --force`."
+        "data/dataset/small: made with other settings: data.sources[0].path = 'texts.jsonl' "
+        "there, 'more.jsonl' in this run. Other runs may refer to it: change data.name, or "
+        "make it again with `nbtrain prepare RUN.yaml --force`."
     )
     assert refusal(make_config(tokenizer={"vocab_size": 290})) == (
         "data/tokenizer/small: trained with other settings: vocab_size = 300 there, 290 in this run. "
@@ -318,9 +319,10 @@ def test_changed_source_file(make_config, workspace):
         stream.write('{"text": "one more"}\n')
     os.utime(source, ns=(11, 11))
     assert refusal(config) == (
-        "data/dataset/small: the sources have changed since it was made: data.sources[0]: texts.jsonl has "
-        f"changed ({size:,} bytes then, {size + 21:,} now). Runs may refer to it: give data.name another "
-        "value, or make it again with `nbtrain prepare RUN.yaml --force`."
+        "data/dataset/small: the sources have changed since the dataset was made: "
+        f"data.sources[0]: texts.jsonl has changed ({size:,} bytes then, {size + 21:,} now). "
+        "Other runs may refer to it: change data.name, or make it again with `nbtrain "
+        "prepare RUN.yaml --force`."
     )
 
 
@@ -334,7 +336,7 @@ def test_extracting_a_dump_that_has_changed(make_config, workspace):
     assert steps(prepare(config, through="extract"))[0][1] == "kept"
     dump.write_bytes(dump_xml([page("Another", "text " * 50)]))
     message = refusal(config)
-    assert "the sources have changed since it was made" in message
+    assert "the sources have changed since the dataset was made" in message
     with pytest.raises(DataError) as caught:
         prepare(config, through="extract")
     assert str(caught.value) == message
@@ -354,11 +356,11 @@ def test_sources_that_are_no_longer_there(make_config, workspace, caplog):
     assert steps(report)[1] == (
         "encode",
         "kept",
-        "same settings; not compared with sources that are no longer there: texts.jsonl",
+        "same settings; these sources no longer exist and were not compared: texts.jsonl",
     )
     assert caplog.messages == [
-        "data/dataset/small: kept, though its sources are no longer there and could not be compared with it: "
-        "texts.jsonl."
+        "data/dataset/small: the dataset was kept, although these sources no longer exist "
+        "and could not be compared: texts.jsonl."
     ]
     assert everything(data_home()) == before
     os.utime(workspace / "more" / "a.jsonl", ns=(10, 10))
@@ -366,9 +368,9 @@ def test_sources_that_are_no_longer_there(make_config, workspace, caplog):
     missing = "data.sources[0]: path = 'texts.jsonl': no such file or folder"
     assert refusal(config, force=True).startswith(missing)
     changed = make_config(data={"sources": sources, "cleaning": {"min_bytes": 5}})
-    assert "data.cleaning.min_bytes = 0 there, 5 in this run" in refusal(changed)
+    assert "data.cleaning.min_bytes = 0 in the dataset, 5 in this run" in refusal(changed)
     (workspace / "more" / "a.jsonl").write_text('{"text": "other"}\n')
-    assert "the sources have changed since it was made" in refusal(config)
+    assert "the sources have changed since the dataset was made" in refusal(config)
     shutil.rmtree(tokenizer_dir("small"))
     assert refusal(config).startswith(missing)
     (workspace / "away.jsonl").rename(workspace / "texts.jsonl")
@@ -384,10 +386,10 @@ def test_upgraded_package_keeps_the_dataset(make_config, monkeypatch):
     real = python_docs._version
     monkeypatch.setattr(python_docs, "_version", lambda name: "99.0" if name == "torch" else real(name))
     extract, _, (name, action, reason), _ = steps(prepare(config))
-    assert extract == ("extract", "kept", "nothing to read: tokenizer and dataset exist")
+    assert extract == ("extract", "kept", "the tokenizer and the dataset exist, so no source has to be read")
     assert (name, action) == ("encode", "kept")
     assert reason == (
-        "same settings; kept though versions differ: sources[0].versions.torch = "
+        "same settings; kept although versions differ: sources[0].versions.torch = "
         f"{real('torch')!r} there, '99.0' here"
     )
 
@@ -416,7 +418,7 @@ def test_another_tokenizer_under_the_same_name(make_config):
     shutil.rmtree(tokenizer_dir("small"))
     message = refusal(make_config(tokenizer={"vocab_size": 290}))
     assert message.startswith(
-        "data/dataset/small: encoded with another tokenizer than data/tokenizer/small (sha256 "
+        "data/dataset/small: the data was encoded with another tokenizer than data/tokenizer/small (sha256 "
     )
 
 
@@ -518,15 +520,16 @@ def test_brought_dataset(make_config):
     dataset = DatasetFiles.named("small")
     dataset.manifest_json.unlink()
     assert refusal(make_config()) == (
-        "data/dataset/small: holds text_document.bin without a manifest: nbtrain did not make it. To use it, "
-        "leave data.sources empty; to replace it, make it again with `nbtrain prepare RUN.yaml --force`."
+        "data/dataset/small: the folder holds text_document.bin without a manifest, so "
+        "nbtrain did not make that file. To use it, leave data.sources empty; to replace it, "
+        "make it again with `nbtrain prepare RUN.yaml --force`."
     )
     brought = make_config(data={"sources": []})
     report = prepare(brought)
     assert steps(report)[1] == (
         "encode",
         "used",
-        "data/dataset/small/text_document.bin exists and data.sources is empty: "
+        "data/dataset/small/text_document.bin exists, and data.sources is empty: "
         f"{prepared.counts['tokens']:,} tokens",
     )
     assert report.manifest.dataset_sha256 == prepared.dataset_sha256
@@ -564,14 +567,14 @@ def test_a_brought_dataset_whose_documents_have_no_end(make_config, caplog, has_
         elif has_tokenizer:
             assert f"{without} of the {num_documents} checked documents do not end" in said[0]
         else:
-            assert "its documents end in different tokens" in said[0]
+            assert "the documents end in different tokens" in said[0]
 
 
 def test_nothing_to_make_data_from(make_config):
     """Without sources and files, the error names the missing file and the empty setting."""
     assert refusal(make_config(data={"sources": []})) == (
-        "data/dataset/small/text_document.bin: no such file. Make it with `nbtrain prepare RUN.yaml`. "
-        "That command needs data.sources, which this run leaves empty."
+        "data/dataset/small/text_document.bin: no such file. Make it with `nbtrain prepare "
+        "RUN.yaml`. This command needs data.sources, which this run leaves empty."
     )
 
 

@@ -71,7 +71,8 @@ def test_more_datasets_than_the_index_can_number(rule, most):
     with pytest.raises(DataError) as caught:
         blend_sizes(rule, [1.0] * (most + 1), 10)
     assert str(caught.value) == (
-        f"data.blend: {most + 1:,} datasets; {rule} blends at most {most:,} (data.split_rule)."
+        f"data.blend: the blend has {most + 1:,} datasets, but {rule} (data.split_rule) "
+        f"blends at most {most:,}. Remove datasets."
     )
 
 
@@ -234,8 +235,9 @@ def test_vocabularies_and_tokenizers_must_go_together(blend, write_dataset):
     with pytest.raises(DataError) as caught:
         build_datasets(config)
     assert str(caught.value) == (
-        "default: data.blend: the datasets were encoded with different tokenizers (sha256 of a 000000000000, "
-        "other 111111111111): the same id would mean different text. Encode them with one tokenizer."
+        "default: data.blend: the datasets were encoded with different tokenizers (sha256: a "
+        "000000000000, other 111111111111), so the same id would mean different text. Encode "
+        "them with one tokenizer."
     )
     write_dataset("large", vocab_size=301)
     config = blend(data={"blend": [{"name": "a", "weight": 1.0}, {"name": "large", "weight": 1.0}]})
@@ -251,17 +253,17 @@ def test_a_split_without_documents_of_one_dataset(blend, write_dataset, caplog):
     entries = [{"name": "a", "weight": 1.0}, {"name": "short", "weight": 1.0}]
     datasets = build_datasets(blend(data={"blend": entries, "split": "90,8,2"}))
     assert [record.getMessage() for record in caplog.records] == [
-        "default: data.blend: split 90,8,2 (megatron-deepspeed) leaves no document of short for valid. valid "
-        "blends the others.",
-        "default: data.blend: split 90,8,2 (megatron-deepspeed) leaves no document of short for test. test "
-        "blends the others.",
+        "default: data.blend: data.split 90,8,2 (megatron-deepspeed) leaves no document "
+        "of short for valid. The valid split blends the other datasets.",
+        "default: data.blend: data.split 90,8,2 (megatron-deepspeed) leaves no document "
+        "of short for test. The test split blends the other datasets.",
     ]
     assert {datasets.valid.sample(position).dataset for position in range(8)} == {0}
     with pytest.raises(DataError) as caught:
         build_datasets(blend(data={"blend": entries, "split": "5,85,10"}))
     assert str(caught.value) == (
-        "default: data.blend: split 5,85,10 (megatron-deepspeed) leaves no document of short for train. Use "
-        "more text, or take it out of the blend."
+        "default: data.blend: data.split 5,85,10 (megatron-deepspeed) leaves no document of "
+        "short for train. Use more text, or remove the dataset from the blend."
     )
 
 
@@ -280,9 +282,10 @@ def test_a_blend_that_takes_more_than_there_is(blend, write_dataset):
     with pytest.raises(DataError) as caught:
         build_datasets(blend(data=core, **sections))
     assert str(caught.value) == (
-        "default: data.blend: the train blend takes 33 samples of large, which was sized for 5 and holds 12 "
-        "in whole epochs; megatron-core refuses that. Request more samples, or use data.split_rule: "
-        "megatron-deepspeed, which continues."
+        "default: data.blend: the train blend takes 33 samples of large, which was sized for "
+        "5 samples and holds 12 in whole epochs; megatron-core rejects such a blend. Request "
+        "more samples, or set data.split_rule: megatron-deepspeed, which continues past the "
+        "last epoch."
     )
     read_on = build_datasets(blend(data={**core, "split_rule": "megatron-deepspeed"}, **sections)).train
     assert stacked(read_on, range(len(read_on))).shape == (len(read_on), 17)

@@ -76,8 +76,8 @@ def test_more_tokens_later_continue_the_order(make_config, write_dataset, caplog
     with caplog.at_level(logging.INFO, "nbtrain.dataset.samples"):
         longer = build_datasets(longer_config, short.state.index_samples).train
     assert [record.getMessage() for record in caplog.records] == [
-        "the order of training samples was fixed for 120; the run continues to 800, and earlier positions do "
-        "not change."
+        "the order of the training samples was fixed for 120 samples. The run continues to "
+        "800 samples; earlier positions do not change."
     ]
     assert short.state.index_samples == 120
     assert len(longer) >= 800
@@ -160,8 +160,9 @@ def test_vocabulary_that_does_not_fit(make_config, write_dataset):
     with pytest.raises(DataError) as caught:
         build_datasets(make_config(tokenizer={"vocab_size": 70_000}))
     assert str(caught.value) == (
-        "data/dataset/small/text_document.bin: a vocabulary of 70,000 has ids up to 69,999, but uint16 holds "
-        "at most 65,535. Encode again with dtype int32, or use a tokenizer of at most 65,536 entries."
+        "data/dataset/small/text_document.bin: a vocabulary of 70,000 has ids up to 69,999, "
+        "but uint16 holds at most 65,535. Encode the data again with dtype int32, or use a "
+        "tokenizer with at most 65,536 entries."
     )
     with pytest.raises(DataError) as caught:
         build_datasets(make_config(tokenizer={"vocab_size": 280}))
@@ -183,8 +184,9 @@ def test_files_that_are_not_the_manifests(make_config, write_dataset):
     with pytest.raises(DataError) as caught:
         build_datasets(config)
     assert str(caught.value) == (
-        f"data/dataset/small/text_document.bin: has {size:,} bytes, its manifest says {size + 2:,}. Restore "
-        "it, or make the dataset again: `nbtrain prepare RUN.yaml --force`."
+        f"data/dataset/small/text_document.bin: the file has {size:,} bytes, but its manifest records "
+        f"{size + 2:,} bytes. Restore the file, or run `nbtrain prepare RUN.yaml --force` to "
+        "make the dataset again."
     )
 
 
@@ -196,14 +198,15 @@ def test_empty_splits(make_config, write_dataset, caplog):
     with caplog.at_level(logging.WARNING):
         assert build_datasets(config).test is None
     assert [record.getMessage() for record in caplog.records] == [
-        "data/dataset/small/text_document: split 1000,50,1 (megatron-deepspeed) of 120 documents leaves none "
-        "for test. The split is omitted; use more text or another data.split."
+        "data/dataset/small/text_document: data.split 1000,50,1 (megatron-deepspeed) of 120 "
+        "documents leaves no document for test. The split is omitted; use more text or "
+        "another data.split."
     ]
     with pytest.raises(DataError) as caught:
         build_datasets(make_config(data={"split": "0,1,0"}))
     assert str(caught.value) == (
-        "data/dataset/small/text_document: split 0,1,0 (megatron-deepspeed) of 120 documents leaves none for "
-        "train. Use more text or another data.split."
+        "data/dataset/small/text_document: data.split 0,1,0 (megatron-deepspeed) of 120 "
+        "documents leaves no document for train. Use more text or another data.split."
     )
 
 
@@ -346,8 +349,9 @@ def test_eod_mask_needs_to_know_the_token(make_config, write_dataset):
     with pytest.raises(DataError) as caught:
         with_options(make_config, eod_mask_loss=True)
     assert str(caught.value) == (
-        "default: data.eod_mask_loss needs the end-of-document token, and data/dataset/small does not say "
-        "which it is. Set it to false, or prepare the dataset."
+        "default: data.eod_mask_loss needs the end-of-document token, but the manifest in "
+        "data/dataset/small does not name this token. Set data.eod_mask_loss to false, or "
+        "prepare the dataset."
     )
 
 

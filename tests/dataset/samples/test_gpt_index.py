@@ -143,7 +143,7 @@ def test_documents_without_a_token():
     """A split without any token raises an error."""
     with pytest.raises(DataError) as caught:
         build_gpt_index(LENGTHS, 2, 3, 4, 1, seed=0)
-    assert str(caught.value) == "documents 2 to 3 hold no tokens, so they give no sample."
+    assert str(caught.value) == "documents 2 to 3 have no tokens, so they provide no samples."
 
 
 def test_index_that_would_fill_the_memory():
@@ -151,10 +151,12 @@ def test_index_that_would_fill_the_memory():
     with pytest.raises(DataError) as caught:
         build_gpt_index(np.full(100_000, 2, np.int32), 0, 100_000, 2048, 10_000_000, seed=0)
     assert str(caught.value) == (
-        "10,000,000 samples of 2,048 tokens are 102,401 epochs of 200,000 tokens; their document index would "
-        "take 38 GiB (at most 16 GiB). Use more text, set data.shuffle: per_epoch, which holds one epoch's "
-        "index at a time, or set data.index_samples: the order is then built for that many and repeated with "
-        "another seed."
+        "10,000,000 samples of 2,048 tokens are 102,401 epochs of 200,000 tokens; their "
+        "document index would take 38 GiB (at most 16 GiB). Set data.shuffle: per_epoch, "
+        "which holds one epoch's index at a time, or set data.index_samples: the order is "
+        "then built for that number of samples and repeated with another seed. More text of "
+        "the same kind does not make the index smaller, because its size depends on the "
+        "number of samples and the length of the documents."
     )
 
 

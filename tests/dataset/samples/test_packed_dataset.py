@@ -221,9 +221,9 @@ def test_too_long_examples(write, caplog):
         "too_short": 1,
     }
     assert caplog.messages == [
-        "data/dataset/tuning/text_document: 1 examples longer than 17 tokens (seq_length + 1): truncated; 2 "
-        "examples without a token in the loss among their first 17 tokens (seq_length + 1): skipped; 1 "
-        "examples of a single token: skipped."
+        "data/dataset/tuning/text_document: 1 example longer than 17 tokens (seq_length + "
+        "1): truncated; 2 examples without a token in the loss among their first 17 tokens "
+        "(seq_length + 1): skipped; 1 example with fewer than 2 tokens: skipped."
     ]
     first = next(
         part for position in range(2) for part in segments(dataset.sample(position)) if part[0][0] == 100
@@ -242,7 +242,7 @@ def test_nothing_to_learn_is_an_error(write):
     with pytest.raises(DataError) as caught:
         build(write({"a": (1.0, [example(1, 40, 5)])}))
     assert str(caught.value) == (
-        "data/dataset/tuning/text_document: the train split has no tokens in the loss in a: 1 examples "
+        "data/dataset/tuning/text_document: the train split has no tokens in the loss in a: 1 example "
         "without a token in the loss among their first 17 tokens (seq_length + 1): skipped. Raise "
         "model.seq_length = 16, or fix the sources."
     )
@@ -285,8 +285,8 @@ def test_names_and_weights_are_the_runs(write):
     with pytest.raises(DataError) as caught:
         build(written, sources=sources[:1])
     assert str(caught.value) == (
-        "data/dataset/tuning/manifest.json: was made from 2 sources, data.sources has 1. Prepare the dataset "
-        "again: `nbtrain prepare RUN.yaml`."
+        "data/dataset/tuning/manifest.json: the dataset was made from 2 sources, but "
+        "data.sources has 1. Run `nbtrain prepare RUN.yaml` to prepare the dataset again."
     )
 
 
@@ -397,17 +397,21 @@ def test_places_and_masks_of_another_dataset(write):
     with pytest.raises(DataError) as caught:
         build((files_, manifest))
     assert str(caught.value) == (
-        "data/dataset/tuning/manifest.json: its sources hold 7 sequences, "
+        "data/dataset/tuning/manifest.json: the sources hold 7 sequences, but "
         "data/dataset/tuning/text_document.idx has 8. Make the dataset again."
     )
     manifest.sources[0]["sequences"] = [1, 8]
-    with pytest.raises(DataError, match=r"sources\[0\].sequences = \[1, 8\] must begin at 0, where"):
+    with pytest.raises(DataError, match=r"sources\[0\].sequences is \[1, 8\], but must begin at 0, where"):
         build((files_, manifest))
     manifest.sources[0]["sequences"] = [0, 8]
     with IndexedWriter(f"{files_.prefix}_loss_mask", None, None, dtype="u1") as writer:
         writer.add_document(np.ones(3))
     with pytest.raises(
-        DataError, match=r"text_document_loss_mask.idx: 1 sequences, 3 uint8 entries; the mask of"
+        DataError,
+        match=(
+            r"text_document_loss_mask.idx: the mask has 1 sequences and 3 uint8 entries, but "
+            r"the mask of"
+        ),
     ):
         build((files_, manifest))
 

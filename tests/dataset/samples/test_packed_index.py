@@ -194,16 +194,19 @@ def test_sources_have_the_run_s_names_and_weights():
 @pytest.mark.parametrize(
     ("places", "num_configured", "message"),
     [
-        (([0, 7],), 2, r"^/m\.json: was made from 1 sources, data\.sources has 2\."),
-        (([1, 7],), 0, r"sources\[0\]\.sequences = \[1, 7\] must begin at 0,"),
-        (([0, 3], [4, 7]), 0, r"sources\[1\]\.sequences = \[4, 7\] must begin at 3,"),
-        (([0, 3], [3, 2]), 0, r"sources\[1\]\.sequences = \[3, 2\] must begin at 3,"),
+        (([0, 7],), 2, r"^/m\.json: the dataset was made from 1 source, but data\.sources has 2\."),
+        (([1, 7],), 0, r"sources\[0\]\.sequences is \[1, 7\], but must begin at 0,"),
+        (([0, 3], [4, 7]), 0, r"sources\[1\]\.sequences is \[4, 7\], but must begin at 3,"),
+        (([0, 3], [3, 2]), 0, r"sources\[1\]\.sequences is \[3, 2\], but must begin at 3,"),
         (
             ([0, 8],),
             0,
-            r"sources\[0\]\.sequences = \[0, 8\] must begin at 0, .* the 7 sequences of /x\.idx\.",
+            (
+                r"sources\[0\]\.sequences is \[0, 8\], but must begin at 0, .* the 7 sequences of "
+                r"/x\.idx\."
+            ),
         ),
-        (([0, 6],), 0, r"^/m\.json: its sources hold 6 sequences, /x\.idx has 7\."),
+        (([0, 6],), 0, r"^/m\.json: the sources hold 6 sequences, but /x\.idx has 7\."),
     ],
 )
 def test_places_that_do_not_fit_are_refused(places, num_configured, message):

@@ -74,5 +74,5 @@ def test_nothing_and_what_does_not_fit():
     """No items give no bins; a length of 0 or above the capacity raises ValueError."""
     assert len(pack_best_fit(np.array([], np.int64), 8)) == 0
     for wrong in ([0, 1], [9]):
-        with pytest.raises(ValueError, match=r"must be 1 to the capacity of 8"):
+        with pytest.raises(ValueError, match=r"must be from 1 to the capacity, 8"):
             pack_best_fit(np.array(wrong), 8)

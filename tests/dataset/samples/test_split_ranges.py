@@ -40,5 +40,5 @@ def test_other_data_has_its_own_sources():
     """Data that the run does not train on is cut at its own sources; the run's own must be as configured."""
     config, data = run_with("best_fit"), opened([0, 10], [10, 30])
     assert split_ranges(config, data, "valid", is_own=False) == [(5, 10), (20, 30)]
-    with pytest.raises(DataError, match=r"made from 2 sources, data\.sources has 1"):
+    with pytest.raises(DataError, match=r"made from 2 sources, but data\.sources has 1"):
         split_ranges(config, data, "valid")

@@ -69,7 +69,8 @@ def test_skipping_what_lies_behind_is_refused():
     with pytest.raises(DataError) as caught:
         current.skipping(9, 12)
     assert str(caught.value) == (
-        "positions 9 to 12 cannot be skipped: the run is already at 10. Resume from a checkpoint before them."
+        "positions 9 to 12 cannot be skipped, because the run is already at position 10. "
+        "Resume from a checkpoint before these positions."
     )
 
 

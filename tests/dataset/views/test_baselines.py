@@ -71,7 +71,7 @@ def test_cached_for_this_data_and_split(make_config, texts, monkeypatch):
     assert baselines(other_config) == other
     assert str(first).startswith("validation samples, nats/token: unigram entropy ")
     dataset_of(config).baselines_json.write_text("{")
-    with pytest.raises(DataError, match=r"not JSON.*Remove the file; it is computed again\.$"):
+    with pytest.raises(DataError, match=r"not JSON.*Remove the file; it will be computed again\.$"):
         baselines(config)
 
 
@@ -132,8 +132,8 @@ def test_nothing_learnt(make_config, texts, monkeypatch):
     none = np.empty(0, np.int64)
     monkeypatch.setattr(module, "_validation_labels", lambda *arguments: (none, none))
     assert baselines(config, too_small="explain") == NoBaselines(
-        f"data/dataset/small/text_document: no label of the {config.evaluation_samples} validation samples "
-        f"is in the loss. Use more text or another data.split."
+        f"data/dataset/small/text_document: no label in the {config.evaluation_samples} "
+        "validation samples is in the loss. Use more text or another data.split."
     )
 
 
@@ -141,7 +141,7 @@ def test_what_is_wrong_with_the_data_is_told_however_small(make_config):
     """too_small="explain" applies to small data only; missing data and unknown values still raise errors."""
     with pytest.raises(DataError, match="nbtrain prepare"):
         baselines(make_config(), too_small="explain")
-    with pytest.raises(ConfigError, match=r"^too_small = 'yes' must be"):
+    with pytest.raises(ConfigError, match=r"^too_small = 'yes': must be"):
         baselines(make_config(), too_small="yes")
 
 
@@ -170,7 +170,8 @@ def test_a_blend_is_refused(make_config, texts):
     with pytest.raises(DataError) as caught:
         baselines(config)
     assert str(caught.value) == (
-        "data.blend: baselines describe one dataset, but the blend has 1. Request them for one entry, with a "
-        "run that sets data.name to it and has no data.blend."
+        "data.blend: baselines describe one dataset, but the blend has 1. Request the "
+        "baselines of one entry with a run that sets data.name to this entry and has no "
+        "data.blend."
     )
     assert baselines(config, too_small="explain") == NoBaselines(str(caught.value))

@@ -82,7 +82,8 @@ def test_no_such_document(make_config, texts):
     with pytest.raises(DataError) as caught:
         Browser("small").document(120)
     assert str(caught.value) == (
-        "data/dataset/small/text_document: has no document 120; it holds 120, numbered from 0."
+        "data/dataset/small/text_document: there is no document 120. The dataset has 120 "
+        "documents, numbered from 0."
     )
 
 
@@ -169,8 +170,9 @@ def test_two_files_of_gpt2(make_config, texts, workspace):
     with pytest.raises(DataError) as caught:
         Browser("small", "gpt2")
     assert str(caught.value) == (
-        "gpt2: no tokenizer of this name in data/tokenizer, and none at this path. Give the path of a "
-        "tokenizer.json, of a folder that holds one, or of a folder with vocab.json and merges.txt."
+        "gpt2: there is no tokenizer with this name in data/tokenizer, and none at this "
+        "path. Give the path of a tokenizer.json, of a folder that holds one, or of a folder "
+        "with vocab.json and merges.txt."
     )
 
 

@@ -107,9 +107,8 @@ def test_unknown_dataset(make_config, texts):
     make_dataset(make_config(), texts)
     with pytest.raises(DataError) as caught:
         data_card("smal")
-    assert (
-        str(caught.value)
-        == "smal: no dataset of this name in data/dataset and no smal.idx. Existing datasets: small."
+    assert str(caught.value) == (
+        "smal: there is no dataset with this name in data/dataset, and no smal.idx. Existing datasets: small."
     )
 
 
@@ -121,18 +120,21 @@ def test_damaged_manifest(make_config, texts):
     whole = json.loads(manifest.read_text())
     for content, said in (
         ("{", "not JSON"),
-        ('{"schema_version": 7}', "schema_version 7, must be 1"),
-        ('{"schema_version": 1}', "not a complete manifest"),
-        ("[1]", "schema_version None, must be 1"),
-        (json.dumps({**whole, "files": {"x.bin": {"bytes": 1}}}), "files must hold bytes and sha256 of each"),
-        (json.dumps({**whole, "files": 3}), "not a complete manifest"),
-        (json.dumps({**whole, "counts": {}}), "counts must hold documents, tokens, bytes and dropped"),
+        ('{"schema_version": 7}', "schema_version is 7, but must be 1"),
+        ('{"schema_version": 1}', "the manifest is incomplete"),
+        ("[1]", "schema_version is None, but must be 1"),
+        (
+            json.dumps({**whole, "files": {"x.bin": {"bytes": 1}}}),
+            "each entry of files must have bytes and sha256",
+        ),
+        (json.dumps({**whole, "files": 3}), "the manifest is incomplete"),
+        (json.dumps({**whole, "counts": {}}), "counts must have documents, tokens, bytes and dropped"),
     ):
         manifest.write_text(content)
         with pytest.raises(DataError) as caught:
             data_card(config)
         assert said in str(caught.value)
-        assert str(caught.value).endswith("Make the dataset again: `nbtrain prepare RUN.yaml --force`.")
+        assert str(caught.value).endswith("Run `nbtrain prepare RUN.yaml --force` to make the dataset again.")
 
 
 def test_epochs_and_the_warning(make_config, texts):
@@ -150,8 +152,9 @@ def test_epochs_and_the_warning(make_config, texts):
     longer = make_config(batch={"train_tokens": 16 * 4 * 400})
     train = data_card(longer).splits[0]
     assert data_card(longer).warnings == [
-        f"training goes {1600 * 16 / train['tokens']:.1f} times through {train['tokens']:,} tokens: beyond 4 "
-        "epochs repeated text adds less and less (arXiv:2305.16264). Use more text, or fewer train_tokens."
+        f"training goes {1600 * 16 / train['tokens']:.1f} times through {train['tokens']:,} "
+        "tokens. Beyond 4 epochs, repeated text adds less and less (arXiv:2305.16264). Use "
+        "more text, or fewer train_tokens."
     ]
     assert ">warning</strong>: training goes" in data_card(longer)._repr_html_()
     assert "warning: training goes" in str(data_card(longer))
@@ -201,7 +204,7 @@ def test_duplicates_are_found_in_the_bin(make_config, texts, monkeypatch):
     monkeypatch.setattr(duplicates, "MAX_DOCUMENTS", 50)
     found = data_card("small").duplicates
     assert found["checked"] <= 50
-    assert f"among {found['checked']} documents drawn at random of 123" in str(data_card("small"))
+    assert f"among {found['checked']} documents drawn at random from 123" in str(data_card("small"))
     monkeypatch.setattr(duplicates, "MAX_HASHED_BYTES", 0)
     monkeypatch.setattr(duplicates, "MAX_DOCUMENTS", 1000)
     # Data that can no longer be hashed does not count as examined.
@@ -261,12 +264,14 @@ def test_another_tokenizer_by_name(make_config, texts, workspace):
     with pytest.raises(DataError) as caught:
         data_card("small", "tiny")
     assert re.fullmatch(
-        r"data/dataset/small/text_document\.bin: holds token id \d+, but data/tokenizer/tiny has 257 "
-        r"entries: it was "
-        r"encoded with another tokenizer\. Name that tokenizer\.",
+        r"data/dataset/small/text_document\.bin: the file holds token id \d+, but "
+        r"data/tokenizer/tiny has 257 entries\. The dataset was encoded with another "
+        r"tokenizer: give the name of that tokenizer\.",
         str(caught.value),
     )
-    with pytest.raises(DataError, match=r"^none: no tokenizer of this name in data/tokenizer, and none at"):
+    with pytest.raises(
+        DataError, match=r"^none: there is no tokenizer with this name in data/tokenizer, and none at"
+    ):
         data_card("small", "none")
 
 

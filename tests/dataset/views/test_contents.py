@@ -58,9 +58,9 @@ def test_a_changed_file_of_the_same_size_is_told(dataset, reads):
     age(dataset.bin, 10)
     dataset.require()
     message = (
-        re.escape(f"{dataset.bin.name}: is not the file that its manifest describes. It was written on ")
-        + ".*, after the manifest, and has the SHA-256 .{12}...; the manifest says .{12}.... Put the file "
-        "back, or make the dataset again: `nbtrain prepare RUN.yaml --force`."
+        re.escape(f"{dataset.bin.name}: this is not the file that its manifest describes. It was written on ")
+        + ".*, after the manifest, and has the SHA-256 .{12}..., but the manifest records .{12}.... "
+        "Restore the file, or run `nbtrain prepare RUN.yaml --force` to make the dataset again."
     )
     for _ in range(2):
         with pytest.raises(DataError, match=message):

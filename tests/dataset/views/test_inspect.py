@@ -91,7 +91,11 @@ def test_one_changed_byte(make_config, texts):
     content[0] ^= 1
     binary.write_bytes(content)
     with pytest.raises(
-        DataError, match=r"^data/dataset/small/text_document\.bin: sha256 .* the content has changed\."
+        DataError,
+        match=(
+            r"^data/dataset/small/text_document\.bin: the file's sha256 .* the content has "
+            r"changed\."
+        ),
     ):
         verify(config)
     content[0] ^= 1
@@ -100,16 +104,18 @@ def test_one_changed_byte(make_config, texts):
     digest = hashlib.sha256(content).hexdigest()
     manifest = dataset_of(config).manifest()
     refuses(
-        f"data/dataset/small/text_document.bin: sha256 {digest[:16]}, its manifest says "
-        f"{manifest.files['text_document.bin']['sha256'][:16]}: the content has changed. Restore it, or make "
-        "the dataset again with `nbtrain prepare RUN.yaml --force`.",
+        f"data/dataset/small/text_document.bin: the file's sha256 is {digest[:16]}, but the "
+        f"manifest records {manifest.files['text_document.bin']['sha256'][:16]}: the content "
+        "has changed. Restore the file, or run `nbtrain prepare RUN.yaml --force` to make "
+        "the dataset again.",
         verify,
         config,
     )
     renew(dataset_of(config), "text_document.bin")
     refuses(
-        "data/dataset/small/text_document.bin: 1 of 120 documents do not end in EOD (id 0). Encode again "
-        "with it: a model that never sees the end of a document cannot end one.",
+        "data/dataset/small/text_document.bin: 1 of 120 documents do not end in EOD (id 0). "
+        "Encode the data again with EOD: a model that never sees the end of a document "
+        "cannot end one.",
         verify,
         config,
     )
@@ -139,8 +145,9 @@ def test_a_missing_file_of_the_manifest(make_config, texts):
     dataset.loss_mask.bin.unlink()
     dataset.loss_mask.idx.unlink()
     refuses(
-        "data/dataset/small/text_document_loss_mask.bin: is missing; its manifest names it. Restore it, or "
-        "make the dataset again with `nbtrain prepare RUN.yaml --force`.",
+        "data/dataset/small/text_document_loss_mask.bin: the file is missing, but the "
+        "manifest lists it. Restore it, or run `nbtrain prepare RUN.yaml --force` to make "
+        "the dataset again.",
         verify,
         config,
     )
@@ -160,7 +167,10 @@ def test_loss_masks_are_verified(make_config, texts):
     dataset.loss_mask.bin.write_bytes(content)
     renew(dataset, "text_document_loss_mask.bin")
     refuses(
-        "data/dataset/small/text_document_loss_mask.bin: holds 3; a loss mask holds 0 and 1. Encode again.",
+        (
+            "data/dataset/small/text_document_loss_mask.bin: the file holds 3, but a loss mask "
+            "may hold only 0 and 1. Encode the data again."
+        ),
         verify,
         config,
     )
@@ -178,16 +188,17 @@ def test_a_mask_of_another_dataset(workspace):
     write("x_document", [2, 3])
     write("x_document_loss_mask", [3, 3])
     refuses(
-        "x_document_loss_mask.idx: 2 sequences, 6 uint8 entries; the mask of x_document.idx has 2 sequences, "
-        "5 uint8 entries. The two files belong to different datasets: copy both again, or prepare the "
-        "dataset again.",
+        "x_document_loss_mask.idx: the mask has 2 sequences and 6 uint8 entries, but the "
+        "mask of x_document.idx must have 2 sequences and 5 uint8 entries. The two files "
+        "belong to different datasets: copy both again, or prepare the dataset again.",
         inspect,
         prefix,
     )
     write("x_document_loss_mask", [3, 2])
     refuses(
-        "x_document_loss_mask.idx: sequence 0 has 3 entries, x_document.idx has 2 tokens there. The two "
-        "files belong to different datasets: copy both again, or prepare the dataset again.",
+        "x_document_loss_mask.idx: sequence 0 has 3 entries, but in x_document.idx this "
+        "sequence has 2 tokens. The two files belong to different datasets: copy both again, "
+        "or prepare the dataset again.",
         verify,
         prefix,
     )
@@ -221,7 +232,9 @@ def test_all_pairs_of_a_folder(make_config, texts):
     assert [entry["tokens"] for entry in inspect("small").sources] == [4000]
     assert inspect(other.prefix).sources == []
     other.bin.unlink()
-    with pytest.raises(DataError, match=r"title_document\.bin: is missing, its manifest says 6\."):
+    with pytest.raises(
+        DataError, match=r"title_document\.bin: the file is missing, but its manifest records 6 bytes\."
+    ):
         dataset.require(300)
 
 
@@ -251,8 +264,8 @@ def test_a_blend_has_no_files(make_config):
     config = make_config(data={"name": "mix", "sources": [], "blend": entries})
     for call in (inspect, verify):
         refuses(
-            "small: data.blend mixes 2 datasets and does not have a .bin/.idx itself. Name one of them: "
-            "small, data/x_document.",
+            "small: data.blend mixes 2 datasets and does not have a .bin/.idx pair itself. "
+            "Name one of the datasets: small, data/x_document.",
             call,
             config,
         )

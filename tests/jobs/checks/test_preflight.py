@@ -628,7 +628,7 @@ def test_a_truncated_bin(tiny, own_data):
     os.truncate(path, size - 10)
     [(kind, message)] = found(config)
     assert kind == "data"
-    assert "text_document.bin: truncated:" in message
+    assert "text_document.bin: the file is truncated:" in message
     assert "10 bytes are missing" in message
 
 
@@ -650,8 +650,11 @@ def test_data_of_other_settings(tiny, own_data):
     config = tiny(**NAMES, **{"data.sources.0.num_documents": 77, "data.sources.0.name": "other"})
     [(kind, message)] = found(config)
     assert kind == "data"
-    assert "data/dataset/mock: made with other settings: data.sources[0].num_documents = " in message
-    fixes = ("give data.name another value", "`nbtrain prepare RUN.yaml --force`")
+    assert (
+        "data/dataset/mock: the dataset was made with other settings: data.sources[0].num_documents = "
+        in message
+    )
+    fixes = ("change data.name", "`nbtrain prepare RUN.yaml --force`")
     assert lacks(message, ", 77 in override data.sources.0.num_documents=77.", *fixes) == []
     assert not found(tiny(**{"data.sources.0.name": "other"}))
     assert not found(tiny(**{"data.sources": []}))
@@ -686,8 +689,8 @@ def test_another_tokenizer_than_the_data(tiny, own_data):
     manifest = own_data / "dataset/mock/manifest.json"
     value = json.loads(manifest.read_text())
     for changes, says in (
-        ({"tokenizer_sha256": "f" * 64}, "encoded with another tokenizer than "),
-        ({"eod_id": value["eod_id"] + 1}, f"documents end in the token {value['eod_id'] + 1}, and "),
+        ({"tokenizer_sha256": "f" * 64}, "the data was encoded with another tokenizer than "),
+        ({"eod_id": value["eod_id"] + 1}, f"the documents end in the token {value['eod_id'] + 1}, but "),
     ):
         manifest.write_text(json.dumps(value | changes))
         [(kind, message)] = found(config)

@@ -1,1 +1,1 @@
-"""Files of other programs: reading, checking, conversion to run YAMLs, and export."""
+"""Reads, checks, converts to run YAMLs and exports files of other programs."""

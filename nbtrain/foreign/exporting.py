@@ -1,9 +1,9 @@
 """Exports a run to another program: `nbtrain export RUN --to TARGET` and nb.export.
 
 A script holds the flags of one version of Megatron-LM or Megatron-DeepSpeed, the latter with its DeepSpeed
-JSON in a here-document; the target `deepspeed` is the JSON alone. Every flag is looked up in the program's
-table, so that nothing unknown is written. What flags cannot express is written as comments that an import
-reads: the script is imported once here, and every difference from the run becomes a comment.
+JSON in a here-document. The target `deepspeed` is the JSON alone. Every flag is looked up in the program's
+table, so that no unknown flag is written. Settings that flags cannot express are written as comments that an
+import reads: the export imports the script once, and writes each difference from the run as a comment.
 """
 
 import json
@@ -29,36 +29,34 @@ from nbtrain.foreign.syntax.flags import VERSIONS, Table, find_table
 
 PROGRAM_FILE = "pretrain_gpt.py"
 JSON_FILE = "ds_config.json"
-# Fields that depend on files other than the script, so that they are always written as comments.
+# Fields that depend on files other than the script, and are therefore always written as comments.
 ALWAYS = ("name", "tokenizer.vocab_size")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Exported(Result):
-    """A run as a script or JSON of another program. Printing it shows the text."""
+    """A run exported as a script or JSON of another program. Printing it shows the text."""
 
     target: str
-    """ "megatron-lm@d98e8a64", or "deepspeed"."""
+    """Program and version, e.g. megatron-lm@d98e8a64, or deepspeed."""
     text: str
     unsaid: dict[str, str]
-    """{field: reason that the target cannot express it}. An empty reason means that the target has no such
-    setting.
-    """
+    """{field: reason why the target cannot express it}; "" if the target has no such setting."""
     warnings: tuple[str, ...] = ()
-    """Differences in what the program will do, and settings that it refuses."""
+    """Differences in what the program will do, and settings that it rejects."""
     left: str = ""
-    """Names of the settings that are neither in the text nor in one of its comments."""
+    """Names of the settings that are neither in the text nor in its comments."""
 
     def as_report(self) -> Report:
-        """Return the script or the JSON, and in a notebook the notes above it."""
+        """Return the script or the JSON; in a notebook, with the notes above it."""
         notes = Items(self.notes)
         return Report("", [InNotebook(notes), Code(self.text, indent="")])
 
     @property
     def notes(self) -> list[str]:
-        """Differences in what the program will do, and settings that it cannot express, with the reason."""
+        """Differences in what the program will do, and settings that it cannot express, with reasons."""
         reasons = [f"{key}: {reason}." for key, reason in self.unsaid.items() if reason]
-        left = [f"{self.left}; `nbtrain import FILE --onto RUN` takes this from RUN."] if self.left else []
+        left = [f"{self.left}; `nbtrain import FILE --onto RUN` uses RUN's settings."] if self.left else []
         return [*(f"Caution: {warning}." for warning in self.warnings), *reasons, *left]
 
     def write(self, path: str | Path, overwrite: bool = False) -> Path:
@@ -72,15 +70,15 @@ def export(config: RunConfig, target: str) -> Exported:
     Raises ConfigError for another target, or for a run that flags cannot express.
     """
     if not isinstance(target, str):
-        raise ConfigError(f"to = {target!r} must be one of {', '.join([*VERSIONS, 'deepspeed'])}.")
+        raise ConfigError(f"to = {target!r}: must be one of {', '.join([*VERSIONS, 'deepspeed'])}.")
     if target == "deepspeed":
         return _json_alone(config)
     if target.partition("@")[0] not in VERSIONS:
         known = [*VERSIONS, "deepspeed"]
         hint = nearest(target, known)
-        raise ConfigError(f"{target}: no such target; known: {', '.join(known)}.{hint}")
+        raise ConfigError(f"{target}: there is no such target; known: {', '.join(known)}.{hint}")
     table = find_table(target)
-    # The files of an earlier import are not where this script comes from.
+    # The script does not come from the files of an earlier import.
     config = config.model_copy(update={"imported_from": []})
     writing = Writing(config, table)
     for row in ROWS:
@@ -94,7 +92,7 @@ def export(config: RunConfig, target: str) -> Exported:
 
 
 def _json_alone(config: RunConfig) -> Exported:
-    """Return the JSON; the program itself sets model, data, schedule and layout."""
+    """Return the export as a JSON alone; the program itself sets model, data, schedule and layout."""
     text = json.dumps(write_json(config), indent=2) + "\n"
     said = read_json_alone(text)
     ours = dict(flatten(config.model_dump()))
@@ -104,8 +102,9 @@ def _json_alone(config: RunConfig) -> Exported:
 
 
 def _by_section(values: dict[str, Any], unsaid: Collection[str], prefix: str = "") -> list[str]:
-    """Return the names of fields that no flag sets. A section of which no flag sets any field is named as a
-    whole: model, parallel.zero_hpz.
+    """Return the names of the fields in `unsaid`.
+
+    A section whose fields are all in `unsaid` is named as a whole, e.g. model or parallel.zero_hpz.
     """
     named = []
     for name, value in values.items():
@@ -119,7 +118,7 @@ def _by_section(values: dict[str, Any], unsaid: Collection[str], prefix: str = "
 
 
 def _script(writing: Writing) -> str:
-    """Return the script without its head: environment, JSON, flags, launch."""
+    """Return the script without its header: environment, JSON, flags and launch command."""
     config = writing.config
     lines = [f"export {name}={shlex.quote(value)}" for name, value in config.backend.env.items()]
     deepspeed = writing.table.program == "megatron-deepspeed"
@@ -140,7 +139,7 @@ def _script(writing: Writing) -> str:
 
 
 def _hints(config: RunConfig, body: str, writing: Writing) -> dict[str, str]:
-    """Return {field: comment} for every field that the flags do not express with the run's value."""
+    """Return {field: comment} for each field that the flags do not set to the run's value."""
     job = jobs_of_script(body, f"{config.name}.sh")[0]
     give_json(job, {}, [])
     source = read_job(job, target=writing.table.name)

@@ -2,8 +2,9 @@
 
     files -> job (read.py) -> argument list (flags.py) -> fields (rows_*.py) -> overrides -> schema and rules
 
-Everything that changes the model, the data, the schedule or the layout is imported, or the import fails and
-names it with its file and line. Settings that say nothing about the run are listed with the reason.
+Everything that changes the model, the data, the schedule or the layout is imported; otherwise the import
+fails and reports the setting with its file and line. Settings without an effect on the run are listed with a
+reason.
 """
 
 import functools
@@ -66,9 +67,9 @@ from nbtrain.planner.run_file import not_written, parent_name, path_of, refuse_e
 HINT = re.compile(r"#\s*nbtrain: ([a-z0-9_.]+)=(.*?)(?: <- (.*))?$")
 
 
-# Most places that a message about several jobs names.
+# Maximum number of places that a message about several jobs lists.
 MOST_PLACES = 8
-# Kinds of files that hold only a layout, for a run that has a model.
+# Kinds of files that hold only a layout, for a run that already has a model.
 ALONE = ("DeepSpeed JSON", "Accelerate configuration")
 
 
@@ -78,16 +79,16 @@ class Imported(Result):
 
     config: RunConfig
     text: str
-    """The run YAML, with a comment after each value that names its source."""
+    """The run YAML. A comment after each value names its source."""
     notes: tuple[Finding, ...]
-    """Settings that were not imported and why, and steps to do manually."""
+    """Settings that were not imported with the reasons, and steps to take manually."""
     program: str
-    """Program that the files are for: "megatron-deepspeed@e7bff5ec", or "DeepSpeed"."""
+    """Program that the files are for, e.g. megatron-deepspeed@e7bff5ec, or DeepSpeed."""
     onto: str = ""
-    """Run that the YAML extends, as it was named; "" if it extends none."""
+    """Name of the run that the YAML extends, as the user gave it; "" if it extends no run."""
 
     def as_report(self) -> Report:
-        """Return the run YAML, and in a notebook the notes above it."""
+        """Return the run YAML; in a notebook, with the notes above it."""
         notes = Findings(self.notes)
         return Report("", [InNotebook(notes), Code(self.text, indent="")])
 
@@ -98,7 +99,7 @@ class Imported(Result):
         """
         target, text = target_of(path, overwrite, "--overwrite"), self.text
         if self.onto:
-            # A relative name is found from the folder of the YAML.
+            # A relative name is resolved from the folder of the YAML.
             parent = parent_name(find(self.onto).absolute(), target)
             text = text.replace(_extends(self.onto), _extends(parent), 1)
         return write_once(target, text, overwrite)
@@ -124,9 +125,10 @@ def import_files(
 ) -> Imported:
     """Return the run that files of other programs describe.
 
-    `overrides` set fields that the files leave open (tokenizer.vocab_size) or that should differ; `onto` is
-    the run YAML to which a DeepSpeed JSON alone is applied; `target` names program and version if the flags
-    leave them open. Raises ConfigError, with file and line of everything that cannot be imported.
+    `overrides` set fields that the files do not contain (tokenizer.vocab_size), or fields that should differ.
+    `onto` is the run that a layout alone, such as a DeepSpeed JSON, is applied to. `target` names the program
+    and version if the flags do not determine them. Raises ConfigError with the file and line of everything
+    that cannot be imported.
     """
     variables, overrides = split_variables(overrides)
     jobs = read_files(paths, variables)
@@ -137,8 +139,8 @@ def import_files(
             places = [f"{word.place} ({word.text})" for word in programs]
             names = ", ".join(places[:MOST_PLACES]) + (" and others" if places[MOST_PLACES:] else "")
         alternatives = next((job.alternatives for job in jobs if job.alternatives), "")
-        fix = f"\n{alternatives}" if alternatives else " Import one after the other."
-        raise ConfigError(f"{len(jobs)} jobs in these files: {names}.{fix}")
+        fix = f"\n{alternatives}" if alternatives else " Import them one after the other."
+        raise ConfigError(f"the files describe {len(jobs)} jobs: {names}.{fix}")
     layer = override_layer(overrides)
     if jobs[0].own_run is not None:
         config = load(run_of(jobs[0]), overrides)
@@ -152,8 +154,8 @@ def import_files(
         raise_failures(source)
         article = "an" if jobs[0].kind.startswith("A") else "a"
         raise ConfigError(
-            f"{jobs[0].label}: {article} {jobs[0].kind} has no model, no data and no training length. "
-            "Name a run to apply it to: nbtrain import FILE --onto gpt-125m."
+            f"{jobs[0].label}: {article} {jobs[0].kind} has no model, no data and no training length. Give a "
+            "run to apply it to: run `nbtrain import FILE --onto gpt-125m`."
         )
     raise_failures(source)
     located = Located(nested(source.values), dict(source.origins))
@@ -191,7 +193,7 @@ def split_variables(overrides: Overrides) -> tuple[dict[str, str], Overrides]:
 
 
 def _is_variable(name: str) -> bool:
-    """Return whether a name is a shell's variable or argument, and not a field."""
+    """Return whether a name is a shell variable or argument rather than a field."""
     if name.isdigit():
         return True
     field = RunConfig.model_fields.get(name)
@@ -221,52 +223,52 @@ def _onto(source: Reading, layer: Located, onto: str | Path) -> Imported:
 
 
 def _ranks_of_layout(source: Reading, base: RunConfig) -> None:
-    """Set the data-parallel ranks of a run that gets other machines from a layout."""
+    """Set the number of data-parallel ranks of a run whose machines a layout changes."""
     if not any(key in source.values for key in (NODES, GPUS)):
         return
     ranks = ranks_of(source, base)
     place = source.origins.get(GPUS) or source.origins[NODES]
     if ranks.leave_some_over:
         raise ConfigError(
-            f"{place}: {ranks.total} ranks are not a multiple of {ranks.words} = {ranks.model} ranks of "
-            f"{base.name}. Add {NODES}={ranks.fitting_nodes}, or a multiple of it, to the command."
+            f"{place}: {ranks.total} ranks are not a multiple of {ranks.words} = {ranks.model} ranks in "
+            f"{base.name}. Add {NODES}={ranks.fitting_nodes} to the command, or a multiple of that number."
         )
     if ranks.replicas:
         source.set("parallel.data_parallel_size", ranks.replicas, comment=ranks.comment, place=place)
 
 
 def _accumulation_is_the_runs(source: Reading, config: RunConfig) -> None:
-    """Raise ConfigError if the JSON's accumulation steps are not the run's, which DeepSpeed asserts."""
+    """Raise ConfigError if the JSON's accumulation steps differ from the run's, as DeepSpeed would."""
     document, key = source.job.deepspeed, "gradient_accumulation_steps"
     steps = document.get(key) if document is not None else None
     if "train_batch_size" in source.auto:
-        return  # the run's batch stays, whatever the steps
+        return  # the run's batch is kept, whatever the number of steps
     if document is None or not isinstance(steps, int) or steps == config.accumulation_steps:
         return
     micro, ranks = config.batch.micro_batch_size, config.parallel.data_parallel_size
     raise ConfigError(
         f"{document.place(key)}: {key}({steps}) * micro_batch_size({micro}) * data_parallel_size({ranks}) = "
         f"{steps * micro * ranks}, but the batch is {config.batch.global_batch_size} "
-        f"({config.where('batch.global_batch_size')}): that needs {config.accumulation_steps} steps. Remove "
-        f"{key}, or add batch.global_batch_size={steps * micro * ranks} to the command."
+        f"({config.where('batch.global_batch_size')}), which needs {config.accumulation_steps} accumulation "
+        f"steps. Remove {key}, or add batch.global_batch_size={steps * micro * ranks} to the command."
     )
 
 
 def raise_failures(source: Reading) -> None:
-    """Raise ConfigError that names everything that cannot be imported and is not overridden."""
+    """Raise a ConfigError that lists everything that cannot be imported and is not overridden."""
     failures = [
         failure
         for failure in source.failures
         if not failure.key or not any(within(given, (failure.key,)) for given in source.given)
     ]
     if source.job.program is None:
-        # Without a known program flags are not parsed, so only the first failure is worth reporting.
+        # Without a known program the flags are not parsed, so only the first failure is worth reporting.
         del failures[1:]
     refuse({str(failure): failure for failure in failures}.values(), ConfigError)
 
 
 def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") -> Reading:
-    """Read fields, notes and failures of a job; `given` holds the overrides by field."""
+    """Read the fields, notes and failures of a job. `given` holds the overrides by field."""
     if job.program is not None and (other := other_program(job.program, job.flags)):
         job.other_program, job.program, job.flags = other, None, []
     source = Reading(job, parse(_table(job, target), job.flags), dict(given or {}))
@@ -301,7 +303,7 @@ def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") ->
     for word in source.arguments.ascend:
         source.note(word.place, f"{word.text}: {ASCEND_REASON}.")
     for complaint in source.arguments.complaints:
-        # The key of a failure is a field, and no field replaces a wrong flag.
+        # The key of a failure must be a field, and no field can replace a wrong flag.
         source.failures.append(replace(complaint, key=""))
     for first, second in exclusive(source):
         source.fail(
@@ -325,8 +327,9 @@ def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") ->
 
 
 def _faults(source: Reading, document: Document) -> None:
-    """List what the reader of the JSON refuses: DeepSpeed refuses a key that is written twice, and Megatron's
-    json takes the last one, but no comments.
+    """Report faults in the JSON as failures or notes.
+
+    DeepSpeed refuses a key that is written twice. Megatron's json uses the last value, but refuses comments.
     """
     for place, words in document.faults:
         if TWICE in words and source.job.kind in ALONE:
@@ -336,15 +339,15 @@ def _faults(source: Reading, document: Document) -> None:
 
 
 def _no_program(source: Reading) -> None:
-    """Fail the import because the command launches no known program, and name the command."""
+    """Fail the import because the command launches no known program, and report the command."""
     missing = source.job.script_missing
     if missing is None:
-        source.fail("", source.job.label, "no training program was found in the command.")
+        source.fail("", source.job.label, "the command does not start a training program that is known here.")
         return
     source.fail(
         "",
         missing.place,
-        f"runs {missing.text}, which none of these files contains. Add its ConfigMap to the "
+        f"the command runs {missing.text}, which is in none of the given files. Add its ConfigMap to the "
         "file, or import the script itself with resources.nodes=... resources.gpus_per_node=...",
     )
 
@@ -363,19 +366,22 @@ def _name(job: Job) -> str:
 
 
 def _lists(source: Reading) -> None:
-    """Check lists of flags that only the shell knows. A list that nothing sets is empty. The import
-    asks for any other, unless none of the flags that it may hold affects the run.
+    """Check lists of flags that only the shell knows.
+
+    A list that no file sets counts as empty. The import asks for any other list, unless no flag that it may
+    hold affects the run.
     """
     for word in source.arguments.lists:
         unknown = word.unknowns[0] if word.unknowns else None
         if unknown is None or unknown.is_absent:
-            source.note(word.place, f"{word.text}: the file does not set it, so it counts as empty.")
+            text = f"{word.text}: the file does not set this variable, so it counts as empty."
+            source.note(word.place, text)
         elif unknown.choices and all(_without_effect(source, text) for text in unknown.choices):
             texts = " or ".join(shortened(" ".join(text.split())) or "nothing" for text in unknown.choices)
             source.note(
                 unknown.place,
-                f"{unknown.name} is set to {texts}, which is not known here; the imported run does not "
-                "depend on it.",
+                f"{unknown.name} is set to {texts}; which of these is not known here, but the imported run "
+                "does not depend on it.",
             )
         elif unknown.name:
             source.ask("", unknown)
@@ -383,13 +389,13 @@ def _lists(source: Reading) -> None:
             source.fail(
                 "",
                 word.place,
-                f"{word.text}: what this command prints may be flags that change the run. "
-                f"Write them out, or remove {word.text}.",
+                f"{word.text}: the output of this command may contain flags that change the run. Write the "
+                f"flags out, or remove {word.text}.",
             )
 
 
 def _without_effect(source: Reading, text: str) -> bool:
-    """Return whether a text is flags that do not affect the run in any version of the program."""
+    """Return whether a text consists of flags that do not affect the run in some version of the program."""
     words = [Word(part, "", ()) for part in text.split()]
     return any(_says_nothing(parse(table, words)) for table in tables(source.program))
 
@@ -402,7 +408,7 @@ def _says_nothing(found: Arguments) -> bool:
 
 
 def _other_flags(source: Reading) -> None:
-    """List the flags that no row reads, or refuse them."""
+    """List the flags that no row reads as notes, or reject them."""
     for setting in source.arguments.settings:
         dest = setting.option.dest
         if dest in MAPPED:
@@ -420,20 +426,20 @@ def _other_flags(source: Reading) -> None:
             source.fail(
                 "",
                 setting.place,
-                f"{setting.text}: changes the run, but nbtrain has no field for it. Remove "
-                "it if the run can do without it.",
+                f"{setting.text}: this flag changes the run, and nbtrain has no field for it. Remove it if "
+                "the run can do without it.",
             )
 
 
 def _holds(source: Reading, dest: str, value: Any) -> bool:
-    """Return whether a value matches what nbtrain does for this model in any case."""
+    """Return whether a value always matches what nbtrain does for this model."""
     if dest == "encoder_num_layers":
         return bool(value == source.values.get("model.num_layers"))
     return dest == "gradient_accumulation_fusion"
 
 
 def _compare_batch(source: Reading) -> None:
-    """Compare the batch in the JSON with the one in the flags, because DeepSpeed asserts that they agree."""
+    """Compare the JSON's batch with the batch in the flags, because DeepSpeed asserts that they agree."""
     document = source.job.deepspeed
     if document is None:
         return
@@ -454,7 +460,7 @@ def _compare_batch(source: Reading) -> None:
 
 
 def _machine(source: Reading) -> None:
-    """Read cores, memory, image and environment of the job."""
+    """Read the CPU cores, memory, image and environment of the job."""
     job = source.job
     for key, found in (
         ("resources.cpus_per_node", job.cpus),
@@ -468,7 +474,8 @@ def _machine(source: Reading) -> None:
         bare = label.removeprefix("NVIDIA-")
         device = find_device(label) or find_device(bare) or find_device(bare.replace("-", " "))
         if device is None:
-            source.note(job.gpu_product.place, f"{label}: not in the device table; set resources.gpu_type.")
+            text = f"{label}: this device is not in the device table. Set resources.gpu_type."
+            source.note(job.gpu_product.place, text)
         else:
             source.set("resources.gpu_type", device.name, comment=label, place=job.gpu_product.place)
     environment = {}
@@ -477,16 +484,17 @@ def _machine(source: Reading) -> None:
     for name, word in job.environment.items():
         if name in secret_names:
             if not word.from_outside:
-                source.note(word.place, f"{name}: not imported; another container takes it from a Secret.")
+                text = f"{name}: not imported; another container takes its value from a Secret."
+                source.note(word.place, text)
         elif words := why_reserved(name):
             source.note(word.place, f"{name}: {words}")
         elif is_secret(name, word.text, addresses=False):
             source.note(word.place, f"{name} looks like a secret: {SECRET_FIX}.")
         elif is_secret(name, word.text):
-            words = "holds a password or a query of an address, which a run YAML never shows"
+            words = "not imported; its address holds a password or a query, which a run YAML never shows"
             source.note(word.place, f"{name}: {words}; {SECRET_FIX}.")
         elif word.from_outside:
-            source.note(word.place, f"{name}: its value comes from outside the script; it is omitted.")
+            source.note(word.place, f"{name}: not imported; its value comes from outside the script.")
         else:
             environment[name] = word.text
     if environment:
@@ -494,7 +502,7 @@ def _machine(source: Reading) -> None:
 
 
 def _place(source: Reading) -> None:
-    """Read where the job runs, and list the settings of the place that no field takes."""
+    """Read where the job runs, and list its settings without a corresponding field."""
     job = source.job
     for key, value in job.settings.items():
         source.set(key, value.value, comment=job.kind, place=value.place)
@@ -506,7 +514,7 @@ def _place(source: Reading) -> None:
 
 
 def read_hints(job: Job) -> dict[str, tuple[Any, str | None, str]]:
-    """Return {field: (value, the flags' value at export, place)} of the comments that an export writes."""
+    """Return {field: (value, the flags' value at export, place)} from the comments that an export writes."""
     found: dict[str, tuple[Any, str | None, str]] = {}
     for place, text in job.comments:
         if match := HINT.match(text):
@@ -516,7 +524,7 @@ def read_hints(job: Job) -> dict[str, tuple[Any, str | None, str]]:
 
 
 def _take_hints(source: Reading, hints: dict[str, tuple[Any, str | None, str]]) -> None:
-    """Set the fields from an export's comments, except fields of a row whose flags have changed since."""
+    """Set the fields from an export's comments, except those in a row whose flags have changed since."""
     said = said_by(source)
     stale: set[str] = set()
     for key, (value, instead, place) in hints.items():
@@ -537,7 +545,7 @@ def _take_hints(source: Reading, hints: dict[str, tuple[Any, str | None, str]]) 
 
 @functools.cache
 def _defaults() -> dict[str, Any]:
-    """Return the defaults of the schema by dotted field."""
+    """Return the schema's defaults by dotted field."""
 
     def of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
         for name, info in model.model_fields.items():
@@ -552,14 +560,14 @@ def _defaults() -> dict[str, Any]:
 
 
 def said_by(source: Reading) -> dict[str, Any]:
-    """Return every field as the job sets it, or the schema's default if the job does not set it."""
+    """Return every field as the job sets it, or with the schema's default."""
     # If a job sets a field inside a section, the section's own default does not apply.
     outer = {one[:end] for one in source.values for end, letter in enumerate(one) if letter == "."}
     return {key: value for key, value in _defaults().items() if key not in outer} | source.values
 
 
 def read_json_alone(text: str) -> dict[str, Any]:
-    """Return the fields that a DeepSpeed JSON alone sets."""
+    """Return the fields that a DeepSpeed JSON without flags sets."""
     job = Job("DeepSpeed JSON", "ds_config.json", deepspeed=read_json(text, "ds_config.json"))
     return read_job(job).values
 
@@ -576,7 +584,7 @@ def nested(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _yaml(source: Reading, values: dict[str, Any], head: str) -> str:
-    """Return the run YAML: values with their sources, in the schema's order, followed by what was omitted."""
+    """Return the run YAML: values with their sources in the schema's order, then what was not imported."""
     lines = [_comment(head), ""]
     order = ["name", "extends", *(name for name in RunConfig.model_fields if name != "name")]
     for section in sorted(values, key=order.index):
@@ -610,10 +618,10 @@ def _line(source: Reading, dotted: str, key: str, value: Any, depth: int) -> str
 
 
 def _comment(text: str) -> str:
-    """Return a comment of the YAML: on one line, and without a secret that a file holds."""
+    """Return a YAML comment on one line, with secrets replaced by ***."""
     return f"# {SECRET_VALUES.sub('***', ' '.join(text.split()))}"
 
 
 def arguments_of(job: Job, target: str = "") -> Arguments:
-    """Return the parsed argument list of a job."""
+    """Return a job's argument list, parsed."""
     return parse(_table(job, target), job.flags)

@@ -1,7 +1,7 @@
-"""Problems in files of other programs: `nbtrain check FILE...` on manifests, scripts and JSONs.
+"""Reports problems in files of other programs: `nbtrain check FILE...` on manifests, scripts and JSON files.
 
-Contradictions between the files and with their own program come first, with file and line. If the job can be
-read as a run, all findings of the run's plan follow (memory, time, schedule, disk).
+Contradictions between the files, and between a file and its program, come first, with file and line. If the
+job can be read as a run, all findings about the run's plan follow (memory, time, schedule, disk).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,9 +31,10 @@ RULES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (*FLAG_RULES, *JSON_
 
 
 def lint(paths: Sequence[str | Path], overrides: Overrides = None, target: str = "") -> list[Finding]:
-    """Return every finding about the files, most expensive first; `overrides` set what the files leave open.
+    """Return all findings about the files, most expensive first.
 
-    `target` names program and version if the flags leave them open.
+    `overrides` set what the files do not contain. `target` names the program and version if the flags do not
+    determine them.
     """
     variables, overrides = split_variables(overrides)
     layer = override_layer(overrides)
@@ -54,7 +55,7 @@ def lint(paths: Sequence[str | Path], overrides: Overrides = None, target: str =
     return by_cost(findings)
 
 
-# Fields for which a flag rule explains better why they cannot be read.
+# Fields for which a flag rule explains better why they cannot be imported.
 EXPLAINED = {
     "parallel.data_parallel_size": "ranks_fill_the_machines",
     "batch.global_batch_size": "json_batch_agrees",
@@ -63,8 +64,9 @@ EXPLAINED = {
 
 
 def _as_run(source: Reading, layer: Located, own: list[Finding]) -> list[Finding]:
-    """Return the findings of the rules and the plan if the job can be read as a run; otherwise the reasons
-    why it cannot.
+    """Return the findings of the rules and the plan if the job can be read as a run.
+
+    Otherwise, return the reasons why it cannot.
     """
     if source.job.kind == "DeepSpeed JSON":
         return []
@@ -75,7 +77,7 @@ def _as_run(source: Reading, layer: Located, own: list[Finding]) -> list[Finding
         return [replace(source.failures[0], rule="a_program_is_launched")]
     places, rules = {finding.place for finding in own}, {finding.rule for finding in own}
     if "tokenizer.vocab_size" not in {*source.values, *source.given}:
-        # No file of Megatron contains it; the size has little effect on the findings.
+        # No Megatron file contains the vocabulary size, which has little effect on the findings.
         source.set("tokenizer.vocab_size", GPT2_VOCABULARY, place=f"{source.job.label}, assumed")
     left = [
         failure
@@ -85,11 +87,11 @@ def _as_run(source: Reading, layer: Located, own: list[Finding]) -> list[Finding
     asked = {(key, place, words) for key, place, words in source.job.asked if key in source.values}
     for failure in source.failures:
         if (failure.key, failure.place, failure.message) in asked and failure.key not in source.given:
-            fix = "nbtrain import fails at it."
+            fix = "nbtrain import fails at this setting."
             findings.append(Finding("note", "has_a_field", "", failure.place, failure.message, fix))
     for failure in left:
         if failure.place not in places and EXPLAINED.get(failure.key) not in rules:
-            fix = "nbtrain import fails at it."
+            fix = "nbtrain import fails at this setting."
             findings.append(Finding("note", "has_a_field", "", failure.place, failure.message, fix))
     if any(failure.key for failure in left):
         return findings
@@ -99,25 +101,24 @@ def _as_run(source: Reading, layer: Located, own: list[Finding]) -> list[Finding
     except ConfigError:
         if not source.arguments.complaints:
             raise
-        return findings  # a finding about a flag explains why its field is missing
+        return findings  # a finding about a flag explains why the field is missing
     if problems := find_problems(config):
         return [*findings, *problems]
     return [*findings, *_of_run(config), *checkpoints_fit_the_volume(source, config)]
 
 
 def _of_run(config: RunConfig) -> list[Finding]:
-    """Return the findings of the rules, or, if no rule is broken, of the plan."""
+    """Return the findings of the rules or, if no rule is broken, of the plan."""
     from nbtrain.planner.plan import plan
 
     return list(find_problems(config)) or list(plan(config).findings)
 
 
 def states_fit_the_cluster(source: Reading, given: dict[str, Any]) -> Iterator[Finding]:
-    """Check that weights, gradients, master weights and moments of all layers fit into the memory of all
-    GPUs.
+    """Check that all layers' weights, gradients, master weights and moments fit into the memory of all GPUs.
 
-    18 bytes per parameter with Megatron-LM's optimizer, 16 with DeepSpeed's (Megatron-LM's README 040eac94;
-    arXiv:1910.02054, section 3), if everything is sharded across all GPUs.
+    They take 18 bytes per parameter with Megatron-LM's optimizer and 16 with DeepSpeed's (Megatron-LM's
+    README 040eac94; arXiv:1910.02054, section 3), if everything is sharded across all GPUs.
     """
     hidden, layers = number(source, "hidden_size"), number(source, "num_layers")
     name = given.get("resources.gpu_type", source.values.get("resources.gpu_type"))
@@ -134,17 +135,17 @@ def states_fit_the_cluster(source: Reading, given: dict[str, Any]) -> Iterator[F
             "states_fit_the_cluster",
             "--num-layers",
             source.place("num_layers"),
-            f"{layers} layers of width {hidden:,} are {amounts.count(12 * layers * hidden**2)} parameters: "
-            f"their states, {per_parameter} bytes each, take {amounts.size(states)}, and {gpus} "
-            f"{device.name} have {amounts.size(room)} together.",
-            f"Use at least {enough} of them, and more for activations; or offload; or make the model "
-            "smaller.",
+            f"{layers} layers of width {hidden:,} have {amounts.count(12 * layers * hidden**2)} parameters. "
+            f"Their states, {per_parameter} bytes per parameter, take {amounts.size(states)}, but {gpus} "
+            f"{device.name} together have {amounts.size(room)}.",
+            f"Use at least {enough} {device.name}, and more for activations; or offload states; or make the "
+            "model smaller.",
             Cost(fatal=True, num_bytes=states - room),
         )
 
 
 def names_are_their_own(sources: Sequence[Reading]) -> Iterator[Finding]:
-    """Check that no two jobs have the same name, because one would replace the other in the cluster."""
+    """Check that no two jobs have the same name, because one job would replace the other in the cluster."""
     seen: dict[str, Reading] = {}
     for source in sources:
         name = source.job.name
@@ -156,15 +157,16 @@ def names_are_their_own(sources: Sequence[Reading]) -> Iterator[Finding]:
                 "names_are_their_own",
                 "metadata.name",
                 name.place,
-                f"{name.text} is the name of the job in {first.job.name.place} too.",
-                f"Call this one {Path(source.job.label).stem}.",
+                f"the job in {first.job.name.place} is also named {name.text}.",
+                f"Rename this job, e.g. to {Path(source.job.label).stem}.",
                 FATAL,
             )
 
 
 def folders_are_their_own(sources: Sequence[Reading]) -> Iterator[Finding]:
-    """Check that no two jobs save into the same folder, where they would overwrite each other and resume from
-    each other's weights.
+    """Check that no two jobs save to the same folder.
+
+    They would overwrite each other's checkpoints and resume from each other's weights.
     """
     seen: dict[str, tuple[Reading, str]] = {}
     for source in sources:
@@ -178,7 +180,7 @@ def folders_are_their_own(sources: Sequence[Reading]) -> Iterator[Finding]:
                 "folders_are_their_own",
                 "--save",
                 save.place,
-                f"{save.value} is the folder of the job in {place} too: each would resume from the other's "
+                f"the job in {place} also saves to {save.value}, so each job would resume from the other's "
                 "checkpoints.",
                 f"Set --save and --load to output/{Path(source.job.label).stem}/model.",
                 Cost(words="a run that continues with another run's weights"),
@@ -186,8 +188,9 @@ def folders_are_their_own(sources: Sequence[Reading]) -> Iterator[Finding]:
 
 
 def checkpoints_fit_the_volume(source: Reading, config: RunConfig) -> Iterator[Finding]:
-    """Check that all checkpoints fit into the volume claim. Megatron keeps all of them unless
-    --save-retain-interval is set.
+    """Check that all checkpoints fit into the volume claim.
+
+    Megatron keeps all checkpoints unless --save-retain-interval is set.
     """
     interval, room = config.checkpoint.save_interval_steps, source.job.volume_bytes
     if source.setting("save_interval") is None or source.value("save_retain_interval"):
@@ -197,27 +200,27 @@ def checkpoints_fit_the_volume(source: Reading, config: RunConfig) -> Iterator[F
     full = room is not None and total > room.value
     if not full and total < MANY_BYTES:
         return
-    claim = f"; the claim at {room.place} has {amounts.size(room.value)}" if full and room else ""
+    claim = f", but the claim at {room.place} has {amounts.size(room.value)}" if full and room else ""
     size = amounts.size(checkpoint_bytes(config))
     held = min(room.value // checkpoint_bytes(config), MANY) if full and room else MANY
-    fix = f"Request a volume of more than {size}, which one checkpoint needs."
+    fix = f"Request a volume of more than {size}, which is the size of one checkpoint."
     if held:
         sparser = -(-config.train_steps // held) if held < MANY else max(config.train_steps // MANY, 1)
         number = "ten" if held == MANY else str(held)
-        fix = f"Set --save-interval {sparser} for {number} of them, or remove old ones."
+        fix = f"Set --save-interval {sparser} to keep {number} of them, or remove old checkpoints."
     yield Finding(
         "error" if full else "warning",
         "checkpoints_fit_the_volume",
         "--save-interval",
         source.place("save_interval"),
-        f"{config.train_steps:,} steps / save-interval({interval:,}) = {count:,} checkpoints of {size}, all "
-        f"of which the program keeps: {amounts.size(total)}{claim}.",
+        f"{config.train_steps:,} steps / save-interval({interval:,}) = {count:,} checkpoints of {size}. The "
+        f"program keeps all of them, which takes {amounts.size(total)}{claim}.",
         fix,
         Cost(fatal=full, num_bytes=total if not full else total - room.value if room else 0),
     )
 
 
-# Report only a terabyte of checkpoints or more.
+# Checkpoints are reported only if they take a terabyte or more.
 MANY_BYTES = 10**12
-# Checkpoints of a run that suffice for going back.
+# Number of checkpoints that suffice for going back to an earlier one.
 MANY = 10

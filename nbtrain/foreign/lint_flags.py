@@ -1,6 +1,4 @@
-"""Rules of an argument list: flags that exist, sizes that divide, ranks that fill the machines, training
-length.
-"""
+"""Checks an argument list: flags that exist, sizes that divide, ranks that fill the machines, length."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -17,33 +15,34 @@ from nbtrain.foreign.syntax.located import Value
 
 
 def flag_of(source: Reading, dest: str) -> str:
-    """Return the flag that sets a value, in the program's spelling."""
+    """Return the flag that sets a value, as the program spells it."""
     setting = source.setting(dest)
     return setting.flag if setting else source.table.by_dest[dest][0].flags[0] if source.has(dest) else dest
 
 
 def number(source: Reading, dest: str) -> int:
-    """Return a positive integer from the argument list; 0 if it is missing, not positive, or known only to
-    the shell.
+    """Return a positive integer from the argument list.
+
+    It is 0 if the value is missing, not positive, or known only to the shell.
     """
     value = source.value(dest)
     return value if type(value) is int and value > 0 else 0
 
 
 def error(source: Reading, rule: str, dest: str, message: str, fix: str) -> Finding:
-    """Return a finding for an error at which the program or DeepSpeed stops."""
+    """Return a finding for an error that stops the program or DeepSpeed."""
     return Finding("error", rule, flag_of(source, dest), source.place(dest), message, fix, FATAL)
 
 
 def flags_exist(source: Reading) -> Iterator[Finding]:
-    """Check that the program has every flag and accepts its value; argparse stops otherwise."""
+    """Check that the program has every flag and accepts its value; otherwise argparse stops it."""
     for complaint in source.arguments.complaints:
-        # The flag is the key, which the first line of a finding shows.
+        # The flag is the finding's key, which is shown before the message.
         yield replace(complaint, message=complaint.message.removeprefix(f"{complaint.key}: "))
 
 
 def flags_are_given_once(source: Reading) -> Iterator[Finding]:
-    """Check that no flag is set twice, because the last one wins without a message."""
+    """Check that no flag is set twice, because the last value wins without a message."""
     first: dict[str, Setting] = {}
     for setting in source.arguments.settings:
         before = first.setdefault(setting.option.dest, setting)
@@ -53,13 +52,14 @@ def flags_are_given_once(source: Reading) -> Iterator[Finding]:
                 "flags_are_given_once",
                 setting.flag,
                 setting.place,
-                f"is set twice: {before.text} at {before.place}, and {setting.text}, which counts.",
-                "Keep one.",
+                f"the flag is set twice: {before.text} at {before.place}, and {setting.text}, which takes "
+                "effect.",
+                "Keep only one of them.",
                 Cost(words="a run with other settings than the file suggests"),
             )
 
 
-# Flags that exclude each other: both Megatrons assert it at start.
+# Flags that exclude each other. Both Megatrons assert this when they start.
 EXCLUSIVE = (
     ("fp16", "bf16"),
     ("lr_warmup_fraction", "lr_warmup_samples"),
@@ -76,10 +76,10 @@ def exclusive(source: Reading) -> Iterator[tuple[Setting, Setting]]:
 
 
 def beside_ulysses(source: Reading) -> Iterator[tuple[Setting, Setting]]:
-    """Yield (flag of Ulysses, flag of tensor or pipeline ranks) for sizes of more than 1.
+    """Yield (Ulysses flag, flag of tensor or pipeline ranks) if both sizes exceed 1.
 
-    Megatron-DeepSpeed asserts that there is no such pair (megatron/core/parallel_state.py). nbtrain trains
-    such runs, so that an import accepts them.
+    Megatron-DeepSpeed asserts that there is no such pair (megatron/core/parallel_state.py). nbtrain can train
+    such runs, so an import accepts them.
     """
     ulysses = source.setting("ds_sequence_parallel_size")
     if ulysses is None or number(source, "ds_sequence_parallel_size") < 2:
@@ -91,15 +91,17 @@ def beside_ulysses(source: Reading) -> Iterator[tuple[Setting, Setting]]:
 
 
 def flags_go_together(source: Reading) -> Iterator[Finding]:
-    """Check that flags do not exclude each other, such as two number formats or two lengths of a warm-up."""
+    """Check for flags that exclude each other, such as two number formats or two warm-up lengths."""
     for one, other in (*exclusive(source), *beside_ulysses(source)):
         text = f"{one.text} with {other.text} ({other.place}): the program refuses to start with both."
         yield Finding("error", "flags_go_together", one.flag, one.place, text, "Remove one of them.", FATAL)
 
 
 def sizes_divide(source: Reading) -> Iterator[Finding]:
-    """Check that heads divide the width, tensor ranks and groups divide the heads, and pipeline stages divide
-    the layers.
+    """Check that sizes divide each other.
+
+    The heads must divide the width, tensor ranks and query groups must divide the heads, and pipeline stages
+    must divide the layers.
     """
     tensor, pipeline = "tensor_model_parallel_size", "pipeline_model_parallel_size"
     pairs = [("num_attention_heads", tensor), ("num_layers", pipeline)]
@@ -117,9 +119,7 @@ def sizes_divide(source: Reading) -> Iterator[Finding]:
 
 
 def groups_of(source: Reading) -> str:
-    """Return the setting that gives the number of query groups; "" if each query head has its own key
-    head.
-    """
+    """Return the setting with the number of query groups; "" if each query head has its own key head."""
     if source.value("group_query_attention"):
         return "num_query_groups"
     return "num_key_value_heads" if source.setting("num_key_value_heads") else ""
@@ -135,14 +135,15 @@ def ranks_share_groups(source: Reading) -> Iterator[Finding]:
     flag = flag_of(source, "tensor_model_parallel_size").lstrip("-")
     rule = "a multiple or a divisor" if dest == "num_query_groups" else "a multiple"
     near = join(nearest_divisors(tensor, groups))
-    text = f"{groups} is not {rule} of {flag}({tensor}); tensor ranks of whole groups: {near}."
+    text = f"{groups} is not {rule} of {flag}({tensor}); tensor ranks that give complete groups: {near}."
     fix = f"Set {flag_of(source, 'tensor_model_parallel_size')} to one of {near}."
     yield error(source, "ranks_share_groups", dest, text, fix)
 
 
 def ranks_share_the_sequence(source: Reading) -> Iterator[Finding]:
-    """Check that context-parallel ranks have two equal chunks each, as Megatron-LM requires at start
-    (validate_args of megatron/training/arguments.py).
+    """Check that each context-parallel rank gets two equal chunks.
+
+    Megatron-LM requires this when it starts (validate_args in megatron/training/arguments.py).
     """
     length, context = number(source, "seq_length"), number(source, "context_parallel_size")
     unit = 2 * context
@@ -174,24 +175,24 @@ def ranks_fill_the_machines(source: Reading) -> Iterator[Finding]:
         "ranks_fill_the_machines",
         "pipeline_model_parallel_size",
         f"{ranks.words} = {ranks.model} ranks, but nodes({ranks.nodes}) * GPUs({ranks.gpus}) = "
-        f"{ranks.total}: not a whole number of data-parallel replicas.",
-        f"Use {ranks.fitting_nodes} nodes or a multiple of that, or sizes whose product divides "
+        f"{ranks.total}, which is not a whole number of data-parallel replicas.",
+        f"Use {ranks.fitting_nodes} nodes or a multiple of that number, or use sizes whose product divides "
         f"{ranks.total}.",
     )
 
 
 def count(value: Value | None) -> int:
-    """Return a number from the manifest; 0 if it is missing or is not a number."""
+    """Return a number in the manifest; 0 if it is missing or not a number."""
     return int(value.value) if value is not None and str(value.value).isdigit() else 0
 
 
 def data_parallel_size(source: Reading) -> int:
-    """Return the number of replicas; 0 if it is unknown or not an integer."""
+    """Return the number of data-parallel replicas; 0 if it is unknown or not an integer."""
     return 0 if flags_are_open(source) else ranks_of(source).replicas
 
 
 def flags_are_open(source: Reading) -> bool:
-    """Return whether flags are in a variable that only the shell knows. Such flags may set any size."""
+    """Return whether flags are in a variable that only the shell knows, so that they may set any size."""
     return any(
         unknown.reason or not unknown.name
         for word in source.arguments.lists
@@ -211,8 +212,9 @@ def batch_divides(source: Reading) -> Iterator[Finding]:
 
 
 def samples_are_the_tokens(source: Reading) -> Iterator[Finding]:
-    """Check that samples and tokens agree: Megatron-DeepSpeed ends at its token limit, but counts steps, ETA
-    and data by samples.
+    """Check that samples and tokens agree.
+
+    Megatron-DeepSpeed ends at its token limit, but counts steps, remaining time and data by samples.
     """
     tokens, samples = number(source, "train_tokens"), number(source, "train_samples")
     length, batch = number(source, "seq_length"), number(source, "global_batch_size")
@@ -223,26 +225,27 @@ def samples_are_the_tokens(source: Reading) -> Iterator[Finding]:
         return
     if shown < steps:
         text = (
-            f"{samples:,} samples of {length:,} tokens are {amounts.count(samples * length)}: training ends "
-            f"at step {shown:,}, before train-tokens({tokens:,}) at step {steps:,}."
+            f"{samples:,} samples of {length:,} tokens are {amounts.count(samples * length)} tokens, so "
+            f"training ends at step {shown:,}, before train-tokens({tokens:,}) at step {steps:,}."
         )
         cost = Cost(words=f"{1 - shown / steps:.0%} of the tokens")
     else:
         text = (
-            f"{samples:,} samples of {length:,} tokens are {amounts.count(samples * length)}, but "
-            f"train-tokens({tokens:,}) ends training at step {steps:,} of the {shown:,} that the log counts: "
-            f"progress ends at {steps / shown:.0%}, and the time left is shown {shown / steps:.2f} times too "
-            "long."
+            f"{samples:,} samples of {length:,} tokens are {amounts.count(samples * length)} tokens, but "
+            f"train-tokens({tokens:,}) ends training at step {steps:,} of the {shown:,} that the log counts. "
+            f"Progress ends at {steps / shown:.0%}, and the displayed remaining time is {shown / steps:.2f} "
+            "times too long."
         )
         cost = Cost(words="a wrong progress bar")
-    fix = f"Set --train-samples {steps * batch}, which is the tokens in whole steps."
+    fix = f"Set --train-samples {steps * batch}, which holds the tokens in whole steps."
     flag, place = "--train-samples", source.place("train_samples")
     yield Finding("warning", "samples_are_the_tokens", flag, place, text, fix, cost)
 
 
 def growth_counts_samples(source: Reading) -> Iterator[Finding]:
-    """Check that a run that counts iterations has no batch ramp-up, as validate_args of Megatron-LM
-    requires.
+    """Check that a run does not count both iterations and samples, which Megatron-LM's validate_args rejects.
+
+    A batch ramp-up counts samples.
     """
     if source.setting("rampup_batch_size") and source.setting("train_iters"):
         yield error(
@@ -251,7 +254,7 @@ def growth_counts_samples(source: Reading) -> Iterator[Finding]:
             "rampup_batch_size",
             f"with --train-iters at {source.place('train_iters')}: the program refuses a growing batch if it "
             "counts iterations.",
-            "Give the length in --train-samples, and the decay in --lr-decay-samples.",
+            "Give the training length with --train-samples, and the decay with --lr-decay-samples.",
         )
     mixed = [
         dest for dest in ("lr_decay_samples", "lr_warmup_samples", "train_samples") if source.setting(dest)
@@ -262,7 +265,7 @@ def growth_counts_samples(source: Reading) -> Iterator[Finding]:
             "growth_counts_samples",
             mixed[0],
             f"with --train-iters at {source.place('train_iters')}: the program counts either iterations or "
-            "samples.",
+            "samples, not both.",
             "Give every amount in the same unit.",
         )
     for dest in ("lr_decay_iters", "lr_warmup_iters"):
@@ -272,14 +275,15 @@ def growth_counts_samples(source: Reading) -> Iterator[Finding]:
                 "growth_counts_samples",
                 dest,
                 f"with --train-samples at {source.place('train_samples')}: the program counts either "
-                "iterations or samples.",
+                "iterations or samples, not both.",
                 "Give every amount in the same unit.",
             )
 
 
 def ramp_up_has_a_successor(source: Reading) -> Iterator[Finding]:
-    """Check for the old batch ramp-up, which --step-batch-size-schedule replaced in Megatron-LM's own scripts
-    on 2026-04-21.
+    """Warn about the old batch ramp-up flag.
+
+    --step-batch-size-schedule replaced it in Megatron-LM's own scripts on 2026-04-21.
     """
     if source.setting("rampup_batch_size") and source.has("step_batch_size_schedule"):
         sizes = " ".join(str(one) for one in source.value("rampup_batch_size"))
@@ -288,7 +292,8 @@ def ramp_up_has_a_successor(source: Reading) -> Iterator[Finding]:
             "ramp_up_has_a_successor",
             "--rampup-batch-size",
             source.place("rampup_batch_size"),
-            f"{sizes}: {source.table.name} is after 2026-04-21, when --step-batch-size-schedule replaced it.",
+            f"{sizes}: --step-batch-size-schedule replaced this flag on 2026-04-21, before "
+            f"{source.table.name}.",
             'Write the sizes, e.g. --step-batch-size-schedule "0:16 2.4B:320 12B:1536"; nbtrain export '
             "writes them exactly.",
             Cost(words="a version that may no longer grow the batch"),
@@ -306,15 +311,13 @@ def slots_are_gpus(source: Reading) -> Iterator[Finding]:
             "slotsPerWorker" if source.job.kind == "DeepSpeedJob" else "ranks of a node",
             ranks.place,
             f"{ranks.value} ranks on each node, but the container requests {gpus.value} GPUs ({gpus.place}).",
-            "Make the two equal.",
+            "Make the two numbers equal.",
             Cost(fatal=True) if more else Cost(words=f"{count(gpus) - count(ranks)} idle GPUs a node"),
         )
 
 
 def workers_have_ranks(source: Reading) -> Iterator[Finding]:
-    """Check that mpirun starts ranks on all workers of the manifest, because the others would be idle at a
-    cost.
-    """
+    """Check that mpirun starts ranks on all workers of the manifest, because idle workers cost money too."""
     workers, nodes = source.job.workers, source.job.nodes
     if workers is not None and nodes is not None:
         idle = count(workers) - count(nodes)
@@ -323,21 +326,23 @@ def workers_have_ranks(source: Reading) -> Iterator[Finding]:
             "workers_have_ranks",
             "replicas",
             workers.place,
-            f"{workers.value} workers, but mpirun starts ranks on {nodes.value} of them ({nodes.place}).",
-            "Make mpirun's -np the workers times their slots, or use fewer workers.",
+            f"the manifest has {workers.value} workers, but mpirun starts ranks on {nodes.value} of them "
+            f"({nodes.place}).",
+            "Set mpirun's -np to the number of workers times their slots, or use fewer workers.",
             Cost(words=f"{idle} idle workers"),
         )
 
 
-# NVIDIA's monthly images: "pytorch:23.06-py3".
+# NVIDIA's monthly images, e.g. pytorch:23.06-py3.
 IMAGE_MONTH = re.compile(r"[:-](\d\d)\.(0[1-9]|1[0-2])-py3")
-# Programs follow PyTorch's versions; a year apart they rarely fit.
+# Programs follow PyTorch's versions. If they are more than a year apart, they rarely work together.
 MOST_MONTHS = 12
 
 
 def image_is_of_the_programs_time(source: Reading) -> Iterator[Finding]:
-    """Check that flags and image are from the same time: flags of a much newer or older program rarely run in
-    the image.
+    """Check that flags and image are of about the same date.
+
+    A program that is much newer or older than the image rarely runs in it.
     """
     image = source.job.image
     match = IMAGE_MONTH.search(str(image.value)) if image else None
@@ -351,28 +356,28 @@ def image_is_of_the_programs_time(source: Reading) -> Iterator[Finding]:
             "image_is_of_the_programs_time",
             "image",
             image.place,
-            f"20{match.group(1)}-{match.group(2)}, but the flags are from {source.table.name} "
-            f"({source.table.date}): {abs(apart)} months {'newer' if apart > 0 else 'older'} than the "
-            "image's PyTorch, CUDA and flash attention.",
-            f"Use an image of 20{year - 2000:02}-{month:02}, or the program's version from the image's date.",
+            f"the image is from 20{match.group(1)}-{match.group(2)}, but the flags are from "
+            f"{source.table.name} ({source.table.date}), {abs(apart)} months "
+            f"{'newer' if apart > 0 else 'older'} than the image's PyTorch, CUDA and flash attention.",
+            f"Use an image from 20{year - 2000:02}-{month:02}, or a version of the program from the image's "
+            "date.",
             Cost(words="a program that may not start in this image"),
         )
 
 
 def context_ranks_hold_all_weights(source: Reading) -> Iterator[Finding]:
-    """Check the memory of context ranks: they share the tokens, but each has complete weights, gradients and
-    moments.
-    """
+    """Note the memory of context ranks: they share the tokens, but not the weights, gradients and moments."""
     size, hidden = number(source, "context_parallel_size"), number(source, "hidden_size")
     layers = number(source, "num_layers")
     if size < 2 or not hidden or not layers:
         return
     tensor = number(source, "tensor_model_parallel_size") or 1
     pipeline = number(source, "pipeline_model_parallel_size") or 1
-    # 12 h^2 per layer; 18 bytes of weight, gradient, master weight and moments (Megatron-LM's README, bf16).
+    # 12 h^2 parameters per layer; 18 bytes of weight, gradient, master weight and moments (Megatron-LM's
+    # README, bf16).
     states = 12 * layers * hidden**2 * 18 // (tensor * pipeline)
     divided = (
-        ", unless the distributed optimizer divides its part"
+        ", unless the distributed optimizer shards its part"
         if not source.value("use_distributed_optimizer")
         else ""
     )
@@ -381,9 +386,10 @@ def context_ranks_hold_all_weights(source: Reading) -> Iterator[Finding]:
         "context_ranks_hold_all_weights",
         "--context-parallel-size",
         source.place("context_parallel_size"),
-        f"{size} ranks share each sequence, not the weights: each holds the states of 1/{tensor * pipeline} "
-        f"of the layers, about {amounts.size(states)} at 18 bytes a parameter{divided}.",
-        "Divide weights with tensor or pipeline ranks, or with --use-distributed-optimizer.",
+        f"the {size} ranks share each sequence, but not the weights: each rank holds the states of "
+        f"1/{tensor * pipeline} of the layers, about {amounts.size(states)} at 18 bytes per "
+        f"parameter{divided}.",
+        "Shard the weights with tensor or pipeline ranks, or with --use-distributed-optimizer.",
     )
 
 

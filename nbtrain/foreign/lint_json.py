@@ -1,4 +1,4 @@
-"""Rules of a DeepSpeed JSON: valid JSON, keys that DeepSpeed knows, agreement with the flags."""
+"""Checks a DeepSpeed JSON: valid JSON, keys that DeepSpeed knows, and agreement with the flags."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,14 +29,16 @@ def _error(document: Document, rule: str, key: str, message: str, fix: str) -> F
 
 
 def json_is_json(source: Reading) -> Iterator[Finding]:
-    """Check that the file is valid JSON: Python's json, with which Megatron-DeepSpeed reads it, rejects
-    comments and trailing commas; DeepSpeed itself accepts them, but no key that is written twice.
+    """Check that the file is valid JSON.
+
+    Megatron-DeepSpeed reads it with Python's json, which rejects comments and trailing commas. DeepSpeed
+    itself accepts both, but rejects a key that is written twice.
     """
     alone = source.job.kind == "DeepSpeed JSON"
     for place, words in source.job.deepspeed.faults if source.job.deepspeed else ():
         if "refuses" in words and alone:
             cost = Cost(words="a file that only DeepSpeed itself reads")
-            text = f"{words}. DeepSpeed itself reads Hjson, which has it."
+            text = f"{words}. DeepSpeed itself reads Hjson, which allows it."
             yield Finding("warning", "json_is_json", "", place, text, "Remove it.", cost)
         elif "refuses" in words:
             yield Finding("error", "json_is_json", "", place, f"{words}.", "Remove it.", FATAL)
@@ -49,9 +51,7 @@ def json_is_json(source: Reading) -> Iterator[Finding]:
 
 
 def json_keys_are_known(source: Reading) -> Iterator[Finding]:
-    """Check that DeepSpeed knows every key: it ignores unknown keys at the top, and rejects them in most
-    sections.
-    """
+    """Check that DeepSpeed knows every key: it ignores unknown top-level keys and rejects most others."""
     document = source.job.deepspeed
     if document is None:
         return
@@ -89,17 +89,18 @@ def auto_is_filled_in(source: Reading) -> Iterator[Finding]:
         "auto_is_filled_in",
         "auto",
         source.auto[keys[0]],
-        f"{', '.join(keys)}: the Trainer of transformers and Accelerate fill them in from their arguments; "
-        "DeepSpeed does not.",
-        f"Write numbers, or set {', '.join(fields) or 'the fields'} of a run and apply the JSON to it: "
-        f"nbtrain import {document.label} --onto RUN.",
+        f"{', '.join(keys)}: the Trainer of transformers and Accelerate fill in these values from their "
+        "arguments, but DeepSpeed does not.",
+        f"Write numbers, or set {', '.join(fields) or 'the fields'} of a run and apply the JSON to it: run "
+        f"`nbtrain import {document.label} --onto RUN`.",
         Cost(words="values that no program fills in"),
     )
 
 
 def json_batch_agrees(source: Reading) -> Iterator[Finding]:
-    """Check that train_batch_size = micro batch x accumulation x replicas, as DeepSpeed asserts, and that the
-    flags agree.
+    """Check that train_batch_size = micro batch x accumulation steps x replicas, and that the flags agree.
+
+    DeepSpeed asserts this.
     """
     document = source.job.deepspeed
     if document is None:
@@ -116,13 +117,13 @@ def json_batch_agrees(source: Reading) -> Iterator[Finding]:
             text = f"{value}, but {name} is {flag} ({source.place(dest)}): DeepSpeed asserts that they agree."
             yield _error(document, "json_batch_agrees", key, text, f"Set both to {flag}.")
     if data and (words := accumulation_contradicts(source, data)):
-        fix = "Remove gradient_accumulation_steps, or make the four agree."
+        fix = "Remove gradient_accumulation_steps, or make the four numbers agree."
         yield _error(document, "json_batch_agrees", "gradient_accumulation_steps", words, fix)
         return
     if not all(isinstance(one, int) and one for one in (batch, micro)):
         return
     if not data:
-        # The number of replicas is unknown, but it is an integer.
+        # The number of replicas is unknown, but it must be an integer.
         if isinstance(steps, int) and steps and batch % (micro * steps):
             text = (
                 f"{batch} is not a multiple of train_micro_batch_size_per_gpu({micro}) * "
@@ -146,8 +147,9 @@ def _stage(document: Document) -> int:
 
 
 def zero_stage_agrees(source: Reading) -> Iterator[Finding]:
-    """Check that --zero-stage, which the program reads when it builds the model, is the JSON's stage, which
-    DeepSpeed uses.
+    """Check that --zero-stage equals the JSON's stage.
+
+    The program uses the flag when it builds the model, but DeepSpeed uses the JSON's stage.
     """
     document, flag = source.job.deepspeed, source.setting("zero_stage")
     if document is None or flag is None or flag.value == _stage(document):
@@ -158,17 +160,18 @@ def zero_stage_agrees(source: Reading) -> Iterator[Finding]:
         "zero_stage_agrees",
         "--zero-stage",
         flag.place,
-        f"{flag.value}, but {STAGE} is {_stage(document)} ({document.place(STAGE)}): the JSON's stage is the "
-        "one that runs.",
-        # A pipeline has ZeRO 1 at most, and stage 0 trains 16-bit weights wrongly.
+        f"{flag.value}, but {STAGE} is {_stage(document)} ({document.place(STAGE)}), and DeepSpeed uses the "
+        "JSON's stage.",
+        # A pipeline allows ZeRO 1 at most, and stage 0 trains 16-bit weights wrongly.
         f"Set both to {1 if piped else _stage(document)}.",
         Cost(words="a run of another ZeRO stage than the flag says"),
     )
 
 
 def zero_goes_with_the_pipeline(source: Reading) -> Iterator[Finding]:
-    """Check that the ZeRO stage is below 2 with DeepSpeed's pipeline engine, which Megatron-DeepSpeed uses
-    for one stage too.
+    """Check that the ZeRO stage is below 2 with DeepSpeed's pipeline engine.
+
+    Megatron-DeepSpeed uses this engine even for a single stage.
     """
     document = source.job.deepspeed
     if document is None or source.program != "megatron-deepspeed" or _stage(document) < 2:
@@ -184,16 +187,17 @@ def zero_goes_with_the_pipeline(source: Reading) -> Iterator[Finding]:
         fix = "Set the stage to 1."
     else:
         text = (
-            f"{_stage(document)} without --no-pipeline-parallel: Megatron-DeepSpeed takes the pipeline "
-            "engine for one stage too, and DeepSpeed refuses ZeRO 2 and 3 in a pipeline."
+            f"{_stage(document)} without --no-pipeline-parallel: Megatron-DeepSpeed then uses the pipeline "
+            "engine even for a single stage, and DeepSpeed refuses ZeRO 2 and 3 in a pipeline."
         )
         fix = "Add --no-pipeline-parallel, or set the stage to 1."
     yield _error(document, "zero_goes_with_the_pipeline", STAGE, text, fix)
 
 
 def offload_has_its_optimizer(source: Reading) -> Iterator[Finding]:
-    """Check that ZeRO-Offload has DeepSpeed's CPU Adam: DeepSpeed stops at an Adam for GPUs
-    (runtime/engine.py, _configure_optimizer).
+    """Check that ZeRO-Offload uses DeepSpeed's CPU Adam.
+
+    DeepSpeed stops with an Adam for GPUs (runtime/engine.py, _configure_optimizer).
     """
     document = source.job.deepspeed
     if document is None or source.job.program is None or source.program != "megatron-deepspeed":
@@ -204,14 +208,15 @@ def offload_has_its_optimizer(source: Reading) -> Iterator[Finding]:
         key, device = "zero_optimization.cpu_offload", "cpu"
     forced = document.get("zero_force_ds_cpu_optimizer", True)
     if device != "none" and forced and not source.value("cpu_optimizer"):
-        text = f"device {device} without --cpu-optimizer: DeepSpeed refuses to offload another Adam than "
+        text = f"device {device} without --cpu-optimizer: DeepSpeed refuses to offload an Adam other than "
         text += "its own."
         yield _error(document, "offload_has_its_optimizer", key, text, "Add --cpu-optimizer to the flags.")
 
 
 def formats_agree(source: Reading) -> Iterator[Finding]:
-    """Check that number formats agree: the flag --fp16 builds the model, and fp16.enabled in the JSON trains
-    it in fp16.
+    """Check that the number formats agree.
+
+    The flag --fp16 builds the model in fp16, but fp16.enabled in the JSON makes DeepSpeed train in fp16.
     """
     document = source.job.deepspeed
     if document is not None and (words := two_formats(document)):
@@ -224,8 +229,10 @@ def formats_agree(source: Reading) -> Iterator[Finding]:
 
 
 def zero_0_is_for_fp32(source: Reading) -> Iterator[Finding]:
-    """Check that 16-bit weights have ZeRO 1 or more: with stage 0, DeepSpeed makes a dummy optimizer step at
-    start, so that Adam's bias correction is wrong from the first step on.
+    """Check that 16-bit weights have ZeRO 1 or higher.
+
+    With stage 0, DeepSpeed makes a dummy optimizer step at the start, so that Adam's bias correction is wrong
+    from the first step on.
     """
     document = source.job.deepspeed
     if document is None or _stage(document) != 0 or source.program == "megatron-lm":
@@ -237,8 +244,8 @@ def zero_0_is_for_fp32(source: Reading) -> Iterator[Finding]:
                 "zero_0_is_for_fp32",
                 STAGE,
                 document.place(STAGE),
-                f"0 with {name}: DeepSpeed's optimizer of stage 0 makes a dummy step at start, which shifts "
-                "Adam's bias correction. An import sets stage 1.",
+                f"0 with {name}: in stage 0, DeepSpeed's optimizer makes a dummy step at the start, which "
+                "shifts Adam's bias correction. An import sets stage 1.",
                 'Write "stage": 1, which needs no more memory.',
                 Cost(words="a wrong first phase of training"),
             )
@@ -258,8 +265,8 @@ def loss_scale_has_rules(source: Reading) -> Iterator[Finding]:
         "loss_scale_has_rules",
         "fp16",
         document.place("fp16"),
-        "enabled without rules for the loss scale: DeepSpeed begins at 2^16 and waits 1,000 steps before it "
-        "doubles; the first steps overflow and are skipped.",
+        "fp16 is enabled without settings for the loss scale: DeepSpeed begins at 2^16 and waits 1,000 steps "
+        "before it doubles the scale, so the first steps overflow and are skipped.",
         'Add "loss_scale": 0, "initial_scale_power": 11, "loss_scale_window": 500, "hysteresis": 2, '
         '"min_loss_scale": 1.',
         Cost(words="skipped steps at the start"),

@@ -130,7 +130,7 @@ def test_other_files_are_called_by_their_kind(workspace, capsys):
         assert cli.main(["plan", str(workspace / name)]) == 2
         assert f"{name}: {words}" in capsys.readouterr().err
     assert cli.main(["check", str(workspace / "pod.yaml")]) == 2
-    assert "pod.yaml: is a manifest of Kubernetes (Pod) and contains no job" in capsys.readouterr().err
+    assert "pod.yaml: this Kubernetes manifest (Pod) contains no job" in capsys.readouterr().err
     assert cli.main(["check", str(prices)]) == 0
     assert (
         "prices.yaml: a table of prices, not a run YAML; it holds, for 1 device; " in capsys.readouterr().out

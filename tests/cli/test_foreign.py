@@ -13,7 +13,7 @@ def test_import_prints_or_writes_a_run_yaml(workspace, tmp_path, capsys):
     out = tmp_path / "run.yaml"
     command = ["import", str(path), "-o", str(out), "tokenizer.vocab_size=52000"]
     assert cli.main(command) == 0 and out.read_text() == printed
-    assert "--data-impl mmap: how data are read" in capsys.readouterr().out
+    assert "--data-impl mmap: it only changes how data is read" in capsys.readouterr().out
     assert cli.main(command) == 2
     assert "exists already" in capsys.readouterr().err
     assert cli.main([*command, "--overwrite"]) == 0
@@ -25,7 +25,9 @@ def test_an_import_that_fails_names_file_and_line(workspace, tmp_path, capsys):
     path = write(tmp_path, "gpt-125m")
     assert cli.main(["import", str(path)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("ConfigError: gpt-125m.yaml:38: no file here says how large the vocabulary is.")
+    assert error.startswith(
+        "ConfigError: gpt-125m.yaml:38: no given file contains the size of the vocabulary."
+    )
 
 
 def test_the_value_of_a_variable_may_be_longer_than_a_file_name(workspace, tmp_path, capsys):
@@ -33,7 +35,7 @@ def test_the_value_of_a_variable_may_be_longer_than_a_file_name(workspace, tmp_p
     script = tmp_path / "run.sh"
     script.write_text("torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 $ARGS\n")
     assert cli.main(["import", str(script), "ARGS=" + "--hidden-size 1024 " * 30]) == 2
-    assert capsys.readouterr().err.startswith("ConfigError: run.sh: no file here says")
+    assert capsys.readouterr().err.startswith("ConfigError: run.sh: no given file contains")
 
 
 def test_an_export_is_imported_again(workspace, tmp_path, capsys):
@@ -73,10 +75,10 @@ def test_check_says_which_keys_are_auto(workspace, tmp_path, capsys):
     assert cli.main(["check", str(path)]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == [
         "warning, costs values that no program fills in: hf.json:1: auto",
-        "  train_batch_size, optimizer.params.lr: the Trainer of transformers and Accelerate fill "
-        "them in from their arguments; DeepSpeed does not.",
-        "  Write numbers, or set batch.global_batch_size, lr_schedule.lr of a run and apply the JSON to it: "
-        "nbtrain import hf.json --onto RUN.",
+        "  train_batch_size, optimizer.params.lr: the Trainer of transformers and Accelerate "
+        "fill in these values from their arguments, but DeepSpeed does not.",
+        "  Write numbers, or set batch.global_batch_size, lr_schedule.lr of a run and apply "
+        "the JSON to it: run `nbtrain import hf.json --onto RUN`.",
     ]
 
 
@@ -87,7 +89,7 @@ def test_iterations_beside_samples_are_refused(workspace, tmp_path, capsys):
     assert cli.main(["import", str(path), "tokenizer.vocab_size=52000"]) == 2
     assert "--train-samples 2500000 with --train-iters 10 (job.yaml:" in capsys.readouterr().err
     assert cli.main(["check", str(path)]) == 2
-    assert "the program counts either iterations or samples." in capsys.readouterr().out
+    assert "the program counts either iterations or samples, not both." in capsys.readouterr().out
 
 
 def test_check_takes_files_of_other_programs(workspace, tmp_path, capsys):

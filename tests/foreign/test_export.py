@@ -233,15 +233,18 @@ def test_what_the_program_cannot_do_is_said():
     """
     wsd = export(load("gpt-125m", OVERRIDES["wsd"]), "megatron-deepspeed")
     assert (
-        "# Caution: --lr-decay-style has no WSD in megatron-deepspeed@f4157bea, and is omitted." in wsd.text
-    )
+        "# Caution: --lr-decay-style is omitted, because in megatron-deepspeed@f4157bea it "
+        "does not accept WSD."
+    ) in wsd.text
     sizes = export(load("gpt-125m", OVERRIDES["sizes"]), "megatron-lm@040eac94")
-    assert "Caution: the batch does not grow: --rampup-batch-size grows in equal steps only." in sizes.notes
+    assert (
+        "Caution: the batch does not grow, because --rampup-batch-size can only grow it in equal steps."
+    ) in sizes.notes
     qwen = load("gpt-125m", f"{OVERRIDES['rmsnorm']} {OVERRIDES['squared relu']}")
     notes = export(qwen, "megatron-lm@040eac94").notes
     for words in (
-        "has no RMSNorm: it trains LayerNorm",
-        "has no flag for biases of query, key and value alone",
+        "has no RMSNorm: it uses LayerNorm",
+        "has no flag for biases in the query, key and value layers alone",
     ):
         assert any(note.startswith("Caution: ") and words in note for note in notes)
     assert not any("Caution" in note for note in export(qwen, "megatron-lm@d98e8a64").notes)
@@ -250,7 +253,7 @@ def test_what_the_program_cannot_do_is_said():
     assert any("requires --num-layers(12) to be a multiple of" in note for note in layers.notes)
     shared = ["parallel.ds_sequence_parallel_size=2", "parallel.tensor_parallel_size=2"]
     both = export(load("gpt-125m", [*shared, "resources.gpus_per_node=4"]), "megatron-deepspeed")
-    assert any("refuses --ds-sequence-parallel-size with tensor" in note for note in both.notes)
+    assert any("rejects --ds-sequence-parallel-size with tensor" in note for note in both.notes)
     assert "Caution" not in export(load("gpt-125m", OVERRIDES["ulysses"]), "megatron-deepspeed").text
 
 
@@ -261,12 +264,16 @@ def test_what_is_tuned_is_not_what_the_program_trains():
     tuned = load("gpt-125m", ["init_from=gpt-base", "lora.rank=8"], check=False)
     pairs = load("gpt-125m", ["init_from=gpt-base", "dpo.beta=0.2"], check=False)
     for target in TARGETS:
-        start, adapters = (f"# Caution: {target} {words}" for words in ("draws the first", "has no adapters"))
-        text = export(tuned, target).text
-        assert start in text and adapters in text and "trains on what follows" not in text
-        assert f"# Caution: {target} has no training on pairs: it trains on what follows each token" in (
-            export(pairs, target).text
+        start, adapters = (
+            f"# Caution: with these flags, {target} {words}"
+            for words in ("draws the initial", "has no such LoRA adapters")
         )
+        text = export(tuned, target).text
+        assert start in text and adapters in text and "trains on the next token" not in text
+        assert (
+            f"# Caution: with these flags, {target} cannot train on preference pairs: it trains "
+            "on the next token"
+        ) in export(pairs, target).text
     assert "Caution" not in export(load("gpt-125m"), "megatron-lm").text
 
 
@@ -289,20 +296,25 @@ def test_muon_is_megatron_lms_of_2025_on(tmp_path):
     old = export(config, "megatron-lm@040eac94")
     assert any("has no Muon: it trains all parameters with Adam" in note for note in old.notes)
     other = export(load("gpt-125m", OVERRIDES["muon without nesterov"]), "megatron-lm@d98e8a64")
-    assert any("has one learning rate for matrices and the rest" in note for note in other.notes)
+    assert any(
+        "uses the same learning rate for matrices and other parameters" in note for note in other.notes
+    )
     path = tmp_path / "edited.sh"
     for flag, words in (
         (
             "--muon-coefficient-type quintic",
-            "--muon-coefficient-type quintic: other coefficients of Newton-Schulz. ",
+            ("--muon-coefficient-type quintic: these are other Newton-Schulz coefficients than nbtrain's. "),
         ),
         (
             "--muon-tp-mode blockwise",
-            "--muon-tp-mode blockwise: parts of matrices are orthogonalized, not whole ones",
+            (
+                "--muon-tp-mode blockwise: the program would orthogonalize parts of matrices "
+                "instead of whole matrices"
+            ),
         ),
         (
             "--muon-no-split-qkv",
-            "--muon-no-split-qkv False: queries, keys and values are orthogonalized as one",
+            ("--muon-no-split-qkv False: the program would orthogonalize queries, keys and values as one"),
         ),
     ):
         path.write_text(

@@ -86,7 +86,7 @@ def test_the_yaml_reads_back_to_the_run(name, tmp_path):
     text = path.read_text()
     assert "  hidden_dropout: 0.1  # default of megatron-deepspeed@e7bff5ec\n" in text
     assert "  initial_scale_power: 11  # fp16.initial_scale_power\n" in text
-    assert f"# - {name}.yaml:52: --log-timers-to-tensorboard: logging: every scalar is written" in text
+    assert f"# - {name}.yaml:52: --log-timers-to-tensorboard: nbtrain writes every scalar" in text
 
 
 def test_contradictions_are_resolved_as_the_program_does_and_said(tmp_path):
@@ -96,12 +96,16 @@ def test_contradictions_are_resolved_as_the_program_does_and_said(tmp_path):
     """
     notes = [str(note) for note in import_files([write(tmp_path, "gpt-125m")], [WIKI]).notes]
     assert any(
-        "--zero-stage 0: the JSON's stage 2 is the one that runs (ds_config_125m.json:6)" in n for n in notes
+        "--zero-stage 0: ignored, because DeepSpeed uses the JSON's stage, 2 (ds_config_125m.json:6)" in n
+        for n in notes
     )
     assert any("--train-samples 2500000: not imported; training ends at --train-tokens" in n for n in notes)
     piped = import_files([write(tmp_path, "gpt-1-3b-4xdp-4xpp")], [WIKI])
     assert piped.config.parallel.zero_stage == 1
-    assert any("ZeRO 2 with 4 pipeline stages: DeepSpeed refuses ZeRO 2 and 3" in str(n) for n in piped.notes)
+    assert any(
+        "ZeRO 2 with 4 pipeline stages: imported as zero_stage 1, because DeepSpeed refuses" in str(n)
+        for n in piped.notes
+    )
 
 
 def test_what_a_resume_does_not_load_is_a_note(tmp_path):
@@ -109,7 +113,8 @@ def test_what_a_resume_does_not_load_is_a_note(tmp_path):
     flags = ["--no-load-optim", "--no-load-rng", "--no-load-lr-state"]
     notes = [note.text for note in import_flags(tmp_path, *flags).notes if "no-load" in note.text]
     reason = (
-        "a resume loads optimizer, learning rate and random state here in any case, and continues as if it"
+        "a resumed run always loads the optimizer, the learning rate and the random state, "
+        "and continues as if it"
     )
     assert notes == [f"{flag}: {reason} had not stopped." for flag in flags]
 
@@ -121,10 +126,11 @@ def test_the_175b_script_needs_what_it_does_not_say(tmp_path):
     with pytest.raises(ConfigError) as error:
         import_files([path])
     assert str(error.value).splitlines() == [
-        "train_gpt3_175b.sh:50: no file here says how large the vocabulary is. Add tokenizer.vocab_size=... "
-        "to the command; GPT-2's has 50257.",
-        "train_gpt3_175b.sh:45: pipeline(16) * tensor(8) = 128 ranks do not divide nodes(1) * "
-        "gpus_per_node(8) = 8. Add resources.nodes=16, or a multiple of it, to the command.",
+        "train_gpt3_175b.sh:50: no given file contains the size of the vocabulary. Add "
+        "tokenizer.vocab_size=... to the command; GPT-2's vocabulary has 50257 entries.",
+        "train_gpt3_175b.sh:45: pipeline(16) * tensor(8) = 128 ranks do not divide nodes(1) "
+        "* gpus_per_node(8) = 8. Add resources.nodes=16 to the command, or a multiple of "
+        "that number.",
     ]
 
 
@@ -173,7 +179,7 @@ def test_a_script_of_megatron_deepspeed_with_strings_and_a_here_document(tmp_pat
     """
     path = tmp_path / "ds_pretrain_gpt_1.3B.sh"
     path.write_text(script_deepspeed())
-    with pytest.raises(ConfigError, match=r"add resources\.nodes=\.\.\. to the command"):
+    with pytest.raises(ConfigError, match=r"Add resources\.nodes=\.\.\. to the command"):
         import_files([path])
     config = import_files([path], ["resources.nodes=2", "resources.gpus_per_node=8"]).config
     parallel, batch = config.parallel, config.batch
@@ -191,24 +197,36 @@ def test_a_script_of_megatron_deepspeed_with_strings_and_a_here_document(tmp_pat
     [
         (
             ["--apply-layernorm-1p"],
-            "--apply-layernorm-1p: changes the run, but nbtrain has no field for it. Remove it ",
+            ("--apply-layernorm-1p: this flag changes the run, and nbtrain has no field for it. Remove it "),
         ),
-        (["--swiglu", "--squared-relu"], "--squared-relu with --swiglu: the program accepts only one."),
-        (["--use-rotary-position-embeddings"], "too unless --no-position-embedding is given: add it"),
-        (["--no-position-embedding"], "without rotary positions there are none"),
-        (["--train-data-path=a"], "--train-data-path a: changes the run"),
-        (["--num-experts=8"], "--num-experts 8: trains a mixture of experts"),
+        (
+            ["--swiglu", "--squared-relu"],
+            ("--squared-relu with --swiglu: the program accepts only one of them. Remove the other."),
+        ),
+        (
+            ["--use-rotary-position-embeddings"],
+            "also adds learned positions unless --no-position-embedding is given. Add this",
+        ),
+        (["--no-position-embedding"], "without rotary positions: the model would have no positions"),
+        (["--train-data-path=a"], "--train-data-path a: this flag changes the run"),
+        (["--num-experts=8"], "--num-experts 8: this is a mixture of experts"),
         (["--num-layers-per-virtual-pipeline-stage=2"], "changes the run"),
-        (["--optimizer=sgd"], "--optimizer sgd: changes the run"),
+        (["--optimizer=sgd"], "--optimizer sgd: only adam and muon can be imported"),
         (["--qk-l2-norm"], "no such flag"),
         (["--nccl-timeout=30"], "Nearest: --distributed-timeout-minutes. Remove it, or correct "),
-        (["--finetune"], "--finetune: changes the run"),
-        (["--load=other"], "--load other and job.yaml:48: --save output/gpt-125m/model differ"),
+        (["--finetune"], "--finetune: this flag changes the run"),
+        (["--load=other"], "--load other differs from --save output/gpt-125m/model (job.yaml:48)"),
         (
             ["--num-layers=$LAYERS"],
-            "--num-layers $LAYERS: $LAYERS is not known here; write the value, or give model.num_",
+            (
+                "--num-layers $LAYERS: $LAYERS is not known here. Write the value into the file, "
+                "or give model.num_"
+            ),
         ),
-        (["--recompute-granularity=full", "--recompute-method=block"], "only the method uniform has a field"),
+        (
+            ["--recompute-granularity=full", "--recompute-method=block"],
+            "nbtrain has a field only for the method uniform",
+        ),
         (
             ["--tokenizer-type=SentencePieceTokenizer"],
             "tokenizers of this kind are not supported. Add tokenizer.path=... to the command",
@@ -216,7 +234,7 @@ def test_a_script_of_megatron_deepspeed_with_strings_and_a_here_document(tmp_pat
         (["--window-size=4095,0"], "no such flag"),
         (
             ["--end-weight-decay=0.2"],
-            "--end-weight-decay 0.2: needs --weight-decay-incr-style linear or cosine",
+            "--end-weight-decay 0.2: this needs --weight-decay-incr-style linear or cosine",
         ),
     ],
 )
@@ -295,7 +313,7 @@ def test_flags_of_attention(tmp_path):
     assert model.layers_without_rope == [3, 7]
     plain = of_megatron_lm(tmp_path, "--num-query-groups 2 --kv-channels 32")
     assert (plain.config.model.num_query_groups, plain.config.model.kv_channels) == (None, None)
-    assert "--num-query-groups 2: read with --group-query-attention only." in str(plain.notes)
+    assert "--num-query-groups 2: ignored, because it needs --group-query-attention." in str(plain.notes)
     assert import_flags(tmp_path, "--kv-channels=96").config.model.kv_channels == 96
     grouped = of_megatron_lm(tmp_path, "--group-query-attention").config.model
     assert grouped.num_query_groups == 1
@@ -304,16 +322,22 @@ def test_flags_of_attention(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--window-size 128,128", "--window-size 128,128: must be N,0 with N tokens before a query"),
-        ("--window-size many", "add model.window_size to the command"),
+        (
+            "--window-size 128,128",
+            ("--window-size 128,128: the value must be N,0, which means N tokens before a query"),
+        ),
+        ("--window-size many", "Add model.window_size=... to the command"),
         (
             f"{ROPE} --rotary-seq-len-interpolation-factor 2 --use-rope-scaling",
-            "job.sh:1: --use-rope-scaling with --rotary-seq-len-interpolation-factor 2 (job.sh:1): the "
-            "program scales twice, model.rope_scaling once.",
+            "job.sh:1: --use-rope-scaling with --rotary-seq-len-interpolation-factor 2 "
+            "(job.sh:1): the program scales twice, but model.rope_scaling only once.",
         ),
         (
             "--window-size 9,0 --window-attn-skip-freq '[1]*open(1)'",
-            "--window-attn-skip-freq [1]*open(1): must be a number, or lists of 0 and 1 with + and *",
+            (
+                "--window-attn-skip-freq [1]*open(1): the value must be a number, or lists of 0 "
+                "and 1 with + and *"
+            ),
         ),
         ("--window-size 9,0 --window-attn-skip-freq '[1]*999999999999'", "must be a number, or lists"),
         (
@@ -358,7 +382,7 @@ def test_a_batch_from_outside_is_not_missing(tmp_path):
     path = tmp_path / "job.sh"
     for text, asked in (
         ("$BATCH", "give BATCH=..., or batch.global_batch_size=..."),
-        ("'$BATCH'", "--global-batch-size = $BATCH: must be a whole number"),
+        ("'$BATCH'", "--global-batch-size = $BATCH: the value must be a whole number"),
     ):
         path.write_text(MEGATRON_LM.replace("--global-batch-size 8", f"--global-batch-size {text}"))
         with pytest.raises(ConfigError) as error:
@@ -370,7 +394,10 @@ def test_a_batch_from_outside_is_not_missing(tmp_path):
     ("flags", "message"),
     [
         ("--tensor-model-parallel-size 0", "job.sh:1: parallel.tensor_parallel_size = 0: must be at least 1"),
-        ("--fp16 --initial-loss-scale 0", "job.sh:1: --initial-loss-scale 0: must be a power of two."),
+        (
+            "--fp16 --initial-loss-scale 0",
+            "job.sh:1: --initial-loss-scale 0: the value must be a power of two.",
+        ),
     ],
 )
 def test_a_size_of_zero_is_refused_by_its_name(flags, message, tmp_path):
@@ -382,7 +409,7 @@ def test_a_size_of_zero_is_refused_by_its_name(flags, message, tmp_path):
 def test_no_nodes_are_no_number_of_ranks(tmp_path):
     (tmp_path / "a.sh").write_text(MEGATRON_LM.replace("torchrun --nproc_per_node 4", "srun -N 0 -n 8"))
     with pytest.raises(
-        ConfigError, match=r"a\.sh: does not say how many ranks there are: add resources\.gpus_per"
+        ConfigError, match=r"a\.sh: the file does not say how many ranks there are\. Add resources\.gpus_per"
     ):
         import_files([tmp_path / "a.sh"])
 
@@ -408,7 +435,11 @@ def test_a_warm_up_is_a_share_of_the_samples_beside_a_decay_in_tokens(length, to
 @pytest.mark.parametrize(
     ("iterations", "unit", "note"),
     [
-        (4767, "steps", "--train-tokens 2500000000: training ends before it, at --train-iters 4767."),
+        (
+            4767,
+            "steps",
+            ("--train-tokens 2500000000: not imported; training ends earlier, at --train-iters 4767."),
+        ),
         (4769, "tokens", "--train-iters 4769: not imported; training ends at --train-tokens 2500000000."),
     ],
 )
@@ -437,7 +468,8 @@ def test_an_architecture_beside_the_files_sets_its_fields(tmp_path):
 def test_the_exact_gelu_is_noted(flag, tmp_path):
     """torch's exact F.gelu gets a note, because the fused kernel and nbtrain's model use the tanh form."""
     said = (
-        "without its fused kernel the program uses the exact gelu; model.activation: gelu is the tanh form."
+        "without its fused kernel, the program uses the exact gelu, but model.activation: "
+        "gelu uses the tanh approximation."
     )
     assert f"{flag}: {said}" in [note.text for note in of_megatron_lm(tmp_path, flag).notes]
     notes = [note.text for note in of_megatron_lm(tmp_path, f"{flag} --swiglu").notes]
@@ -466,7 +498,7 @@ def test_a_layout_that_is_overridden_leaves_the_other_ranks_to_data(tmp_path):
         (
             {"fp16": {"enabled": False}, "bf16": {"enabled": True}},
             "job.yaml:37: --fp16: bf16.enabled is true in ds_config_125m.json: DeepSpeed would train in "
-            'another format than the model\'s. Write "fp16": {"enabled": true} there.',
+            'a different format than the model\'s. Write "fp16": {"enabled": true} there.',
         ),
         (
             {"gradient_accumulation_steps": 8},
@@ -540,8 +572,8 @@ def test_without_clipping_in_the_json_nothing_is_clipped(tmp_path):
     found = import_files([tmp_path / "job.yaml"], [WIKI])
     assert found.config.optimizer.clip_grad == 0
     note = (
-        "ds_config_125m.json: gradient_clipping is not set, so DeepSpeed does not clip gradients and "
-        "--clip-grad(1.0) has no effect."
+        "ds_config_125m.json: gradient_clipping is not set, so DeepSpeed does not clip "
+        "gradients, and --clip-grad(1.0) has no effect."
     )
     assert note in map(str, found.notes)
 
@@ -610,7 +642,7 @@ def test_accumulation_alone_does_not_say_the_batch(tmp_path):
     keys = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8}
     path.write_text(json.dumps(keys))
     with pytest.raises(
-        ConfigError, match=r"^a\.json:1: gradient_accumulation_steps = 8: the batch is that many"
+        ConfigError, match=r"^a\.json:1: gradient_accumulation_steps = 8: the batch size also depends on"
     ):
         import_files([path], onto="gpt-125m")
     assert (
@@ -664,13 +696,13 @@ def test_rates_of_deepspeeds_schedules(scheduler, params, rates, tmp_path):
         (
             {"cos_min_ratio": [0.1]},
             1e-3,
-            "a.json:12: scheduler.params.cos_min_ratio: must be a number, not [0.1].",
+            ("a.json:12: scheduler.params.cos_min_ratio: the value must be a number, not [0.1]."),
         ),
         (
             {"cos_min_ratio": 0.1},
             "auto",
-            "a.json:12: scheduler.params.cos_min_ratio(0.1) is a share of the optimizer's lr, which the JSON "
-            "does not say. Add lr_schedule.min_lr=... to the command.",
+            "a.json:12: scheduler.params.cos_min_ratio(0.1) is a fraction of the optimizer's "
+            "lr, which the JSON does not contain. Add lr_schedule.min_lr=... to the command.",
         ),
     ],
 )
@@ -701,8 +733,8 @@ def test_optimizer_and_schedule_of_a_jobs_json_are_not_the_ones_that_run(tmp_pat
     found = import_flags(tmp_path, changes=changes)
     assert found.config == import_flags(tmp_path).config
     assert [note.text for note in found.notes if "ignored, because the program" in note.text] == [
-        "optimizer: ignored, because the program derives it from its flags.",
-        "scheduler: ignored, because the program derives it from its flags.",
+        "optimizer: ignored, because the program sets it from its flags.",
+        "scheduler: ignored, because the program sets it from its flags.",
     ]
 
 
@@ -938,29 +970,33 @@ def test_a_script_is_written_to_a_device_and_into_the_home_folder(tmp_path, monk
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.sh", "echo hello\n", "a.sh: launches no training"),
-        ("a.yaml", "extends: gpt-tiny\n", "a.yaml: is a run YAML already: `nbtrain check a.yaml` checks it."),
+        ("a.sh", "echo hello\n", "a.sh: the script launches no training"),
+        (
+            "a.yaml",
+            "extends: gpt-tiny\n",
+            "a.yaml: this is already a run YAML. Run `nbtrain check a.yaml` to check it.",
+        ),
         (
             "a.yaml",
             "kind: Deployment\n",
-            "a.yaml: is a manifest of Kubernetes (Deployment) and contains no job; supported kinds: "
+            "a.yaml: this Kubernetes manifest (Deployment) contains no job; supported kinds: "
             "DeepSpeedJob, TrainJob, MPIJob, PyTorchJob, and ConfigMap.",
         ),
         (
             "a.yaml",
             "apiVersion: v1\nkind: Pod\n---\nkind: 'Job'\n---\nkind: Pod\n",
-            "a.yaml: is a manifest of Kubernetes (Pod, Job) and contains no job; supported kinds: ",
+            "a.yaml: this Kubernetes manifest (Pod, Job) contains no job; supported kinds: ",
         ),
         (
             "a.json",
             '{\n  "apiVersion": "v1",\n  "kind": "Pod"\n}',
-            "a.json: is a manifest of Kubernetes (Pod) and contains no job; supported kinds: ",
+            "a.json: this Kubernetes manifest (Pod) contains no job; supported kinds: ",
         ),
         ("a.yaml", "name: x\n", "a.yaml: contains no job; supported kinds: DeepSpeedJob"),
-        ("a.yaml", "kind: pytorchjob\n", "a.yaml:1: kind = pytorchjob: the kind is spelled PyTorchJob."),
+        ("a.yaml", "kind: pytorchjob\n", "a.yaml:1: kind = pytorchjob: the kind must be spelled PyTorchJob."),
         ("a.yaml", "kind: [\n", "a.yaml:2: not YAML"),
         ("a.json", '{"a": }', "a.json:1: not JSON: a value is missing for a."),
-        ("a.json", "[]", "a.json:1: a DeepSpeed configuration is a JSON object"),
+        ("a.json", "[]", "a.json:1: a DeepSpeed configuration must be a JSON object"),
         pytest.param(
             "a.json",
             '{\n"train_batch_size": %s}' % ("9" * 4301),
@@ -970,14 +1006,18 @@ def test_a_script_is_written_to_a_device_and_into_the_home_folder(tmp_path, monk
         pytest.param(
             "a.yaml",
             f"kind: Job\nspec:\n  parallelism: -{'9' * 4301}\n",
-            "...: must be a whole number of at most 4,300 digits.",
+            "...: the value must be a whole number of at most 4,300 digits.",
             id="a long number in YAML",
         ),
-        ("a.yaml", "kind: !!int x\n", "a.yaml:1: kind = x: must be a whole number of at most 4,300 digits."),
-        ("a.yaml", "kind: !!bool x\n", "a.yaml:1: kind = x: must be true or false."),
-        ("a.yaml", "kind: DeepspeedJob\n", "the kind is spelled DeepSpeedJob"),
-        ("a.yml", "# 19M\npipe_parallel_size: 1\n", "a.yml: is a configuration of GPT-NeoX, "),
-        ("a.yml", '{\n  "pipe-parallel-size": 1,\n}\n', "a.yml: is a configuration of GPT-NeoX"),
+        (
+            "a.yaml",
+            "kind: !!int x\n",
+            "a.yaml:1: kind = x: the value must be a whole number of at most 4,300 digits.",
+        ),
+        ("a.yaml", "kind: !!bool x\n", "a.yaml:1: kind = x: the value must be true or false."),
+        ("a.yaml", "kind: DeepspeedJob\n", "the kind must be spelled DeepSpeedJob"),
+        ("a.yml", "# 19M\npipe_parallel_size: 1\n", "a.yml: this is a configuration file for GPT-NeoX, "),
+        ("a.yml", '{\n  "pipe-parallel-size": 1,\n}\n', "a.yml: this is a configuration file for GPT-NeoX"),
     ],
 )
 def test_a_file_of_another_kind_is_named(name, text, message, tmp_path):
@@ -1001,19 +1041,22 @@ def test_a_file_of_another_kind_is_named(name, text, message, tmp_path):
         ),
         (
             '{"optimizer": {"type": "Adam", "params": {"lr": "1e-4"}}}',
-            "a.json:1: optimizer.params.lr: must be a number, not '1e-4'.",
+            "a.json:1: optimizer.params.lr: the value must be a number, not '1e-4'.",
         ),
         (
             '{"optimizer": {"type": "Adam", "params": {\n"adam_w_mode": false}}}',
-            "a.json:2: optimizer.params.adam_w_mode = false: changes the optimizer, but nbtrain has no field",
+            (
+                "a.json:2: optimizer.params.adam_w_mode = false: it changes the optimizer, and "
+                "nbtrain has no field"
+            ),
         ),
         (
             '{"optimizer": {"type": "AdamW", "params": {"amsgrad": true}}}',
-            "a.json:1: optimizer.params.amsgrad = true: changes the optimizer",
+            "a.json:1: optimizer.params.amsgrad = true: it changes the optimizer",
         ),
         (
             '{"optimizer": {"params": {"betas": [0.9, "x"]}}}',
-            "a.json:1: optimizer.params.betas: must be two numbers, not [0.9, x].",
+            "a.json:1: optimizer.params.betas: the value must be two numbers, not [0.9, x].",
         ),
         ('{\n"gradient_clipping": "one"}', "a.json:2: gradient_clipping: must be a number, not one."),
         (
@@ -1036,7 +1079,7 @@ def test_several_jobs_are_imported_one_by_one(tmp_path):
     """Files with several jobs are refused with the jobs' names, because jobs are imported one at a time."""
     paths = [write(tmp_path, name) for name in ("gpt-125m", "gpt-125m-2xdp")]
     with pytest.raises(
-        ConfigError, match=r"2 jobs in these files: gpt-125m\.yaml \(gpt-125m\), gpt-125m-2xdp"
+        ConfigError, match=r"the files describe 2 jobs: gpt-125m\.yaml \(gpt-125m\), gpt-125m-2xdp"
     ):
         import_files(paths)
 
@@ -1073,7 +1116,7 @@ def test_a_list_of_flags_that_cannot_be_decided_is_asked_for(asked, lines, tail,
 
 
 def test_a_part_of_a_list_is_read(tmp_path):
-    with pytest.raises(ConfigError, match=r"a\.sh:1: --num-experts 8: trains a mixture of experts"):
+    with pytest.raises(ConfigError, match=r"a\.sh:1: --num-experts 8: this is a mixture of experts"):
         script_of(tmp_path, "EXTRA=(--x --num-experts 8)", "${EXTRA[@]:1}")
 
 
@@ -1085,7 +1128,8 @@ def test_a_list_that_nothing_sets_is_empty_and_said(tmp_path):
     assert found.config.data.name == "d"
     said = [str(note) for note in found.notes if "counts as empty" in note.text]
     assert said == [
-        f"a.sh:2: {one}: the file does not set it, so it counts as empty." for one in ("${EXTRA}", "$@")
+        f"a.sh:2: {one}: the file does not set this variable, so it counts as empty."
+        for one in ("${EXTRA}", "$@")
     ]
 
 
@@ -1098,9 +1142,9 @@ def test_a_file_that_is_no_file_is_refused_at_once(tmp_path):
     (tmp_path / "c.sh").mkdir()
     (tmp_path / "d.sh").write_text("torchrun a.py", encoding="utf-16")
     for name, words in (
-        ("a.sh", "a.sh: is not a regular file; give a manifest, a shell script or a DeepSpeed JSON."),
-        ("b.sh", "b.sh: is not a regular file"),
-        ("c.sh", "c.sh: is a folder"),
+        ("a.sh", "a.sh: this is not a regular file; give a manifest, a shell script or a DeepSpeed JSON."),
+        ("b.sh", "b.sh: this is not a regular file"),
+        ("c.sh", "c.sh: this is a folder"),
         ("d.sh", "d.sh: byte 1 is not UTF-8. Save the file as UTF-8 text: iconv -f utf-16 -t utf-8 d.sh"),
     ):
         with pytest.raises(ConfigError) as error:
@@ -1116,7 +1160,7 @@ def test_numbers_as_upstream_scripts_write_them(tmp_path):
     found = script_of(tmp_path, "", "--rampup-batch-size 128 128 1_000_000 --exit-duration-in-mins 30000000")
     assert found.config.batch.rampup.ramp_samples == 1_000_000
     assert found.config.batch.exit_duration_minutes is None
-    note = "a.sh:2: --exit-duration-in-mins 30000000: ignored, as it is over 10 years."
+    note = "a.sh:2: --exit-duration-in-mins 30000000: ignored, because it is over 10 years."
     assert note in map(str, found.notes)
 
 
@@ -1139,8 +1183,8 @@ def test_master_and_worker_train_with_the_same_flags(tails, tmp_path):
         import_files([tmp_path / "a.yaml"])
     line = 10 if tails[0] else 16
     assert str(error.value) == (
-        f"a.yaml:{line}: --swiglu: only one of Master and Worker has it, but all ranks need the same flags. "
-        "Make both equal."
+        f"a.yaml:{line}: --swiglu: only one of Master and Worker has this argument, but all "
+        "ranks need the same flags. Make both commands equal."
     )
 
 
@@ -1159,20 +1203,20 @@ def test_a_secondary_shard_is_taken_over(tmp_path, size):
     [
         (
             {"zero_optimization": {"stage": 3, "sub_group_size": 0}},
-            "sub_group_size = 0: DeepSpeed makes a group",
+            "sub_group_size = 0: imported as 1",
         ),
         (
             {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "none", "pin_memory": True}}},
-            "pin_memory: DeepSpeed reads it with device cpu or nvme only, and device is none.",
+            ("pin_memory: not imported; DeepSpeed reads it only with device cpu or nvme, not none."),
         ),
         (
             {"aio": {"thread_count": 1}},
-            "aio.thread_count: DeepSpeed 0.19.8 ignores it. It reads aio.intra_op_par",
+            "aio.thread_count: not imported; DeepSpeed 0.19.8 ignores it. It reads aio.intra_op_par",
         ),
-        ({"data_efficiency": {"enabled": True}}, "data_efficiency: nothing in it is on"),
+        ({"data_efficiency": {"enabled": True}}, "data_efficiency: not imported; it turns nothing on"),
         (
             {"bf16": {"enabled": True}, "zero_optimization": {"stage": 0}},
-            "ZeRO 0 with 16-bit weights: zero_stage",
+            "ZeRO 0 with 16-bit weights: imported as zero_stage",
         ),
     ],
 )
@@ -1197,14 +1241,17 @@ def test_a_json_is_taken_as_deepspeed_takes_it(changes, note, tmp_path):
         ),
         (
             '{"optimizer": {"type": "Adam", "params": {"lr": 1%s}}}' % ("0" * 400),
-            "params.lr: must be a number",
+            "params.lr: the value must be a number",
         ),
-        ('{"scheduler": {"type": []}}', "scheduler [] with warmup_type log: only WarmupLR"),
-        ('{"scheduler": {"type": "WarmupLR", "params": [1]}}', "scheduler.params: must be an object"),
+        ('{"scheduler": {"type": []}}', "scheduler [] with warmup_type log: only the schedulers WarmupLR"),
+        (
+            '{"scheduler": {"type": "WarmupLR", "params": [1]}}',
+            "scheduler.params: the value must be an object",
+        ),
         (
             '{"scheduler": {"type": "WarmupLR", "params": {"warmup_type": "linear", '
             '"warmup_num_steps": Infinity}}}',
-            "scheduler.params.warmup_num_steps: must be a number, not .inf",
+            "scheduler.params.warmup_num_steps: the value must be a number, not .inf",
         ),
         (
             '{"communication_data_type": "int8"}',
@@ -1212,7 +1259,7 @@ def test_a_json_is_taken_as_deepspeed_takes_it(changes, note, tmp_path):
         ),
         (
             '{"data_efficiency": {"data_routing": {"random_ltd": {"enabled": true}}}}',
-            "data_efficiency.data_routing.random_ltd: changes which tokens a layer computes",
+            ("data_efficiency.data_routing.random_ltd: it changes which tokens a layer computes"),
         ),
         (
             '{"train_batch_size": 1024, "gradient_accumulation_steps": 32,\n'

@@ -39,8 +39,7 @@ def test_zero_of_the_flags_against_the_json(tmp_path):
     """Upstream's 125M has --zero-stage 0 but stage 2 in the JSON, which is reported."""
     assert lines(lint([write(tmp_path, "gpt-125m")]), "zero_stage_agrees") == [
         "warning, costs a run of another ZeRO stage than the flag says: gpt-125m.yaml:57: --zero-stage",
-        "  0, but zero_optimization.stage is 2 (ds_config_125m.json:6): the JSON's stage is the one that "
-        "runs.",
+        "  0, but zero_optimization.stage is 2 (ds_config_125m.json:6), and DeepSpeed uses the JSON's stage.",
         "  Set both to 2.",
     ]
 
@@ -71,9 +70,8 @@ def test_zero_2_without_no_pipeline_parallel(tmp_path):
     findings = linted(tmp_path, without=["--no-pipeline-parallel"])
     assert lines(findings, "zero_goes_with_the_pipeline") == [
         "error, cannot run: ds_config_125m.json:6: zero_optimization.stage",
-        "  2 without --no-pipeline-parallel: Megatron-DeepSpeed takes the pipeline engine for one stage "
-        "too, and "
-        "DeepSpeed refuses ZeRO 2 and 3 in a pipeline.",
+        "  2 without --no-pipeline-parallel: Megatron-DeepSpeed then uses the pipeline "
+        "engine even for a single stage, and DeepSpeed refuses ZeRO 2 and 3 in a pipeline.",
         "  Add --no-pipeline-parallel, or set the stage to 1.",
     ]
 
@@ -84,11 +82,11 @@ def test_samples_against_tokens_and_the_progress_that_they_show(tmp_path):
     """
     assert lines(lint([write(tmp_path, "gpt-125m")]), "samples_are_the_tokens") == [
         "warning, costs a wrong progress bar: gpt-125m.yaml:26: --train-samples",
-        "  2,500,000 samples of 2,048 tokens are 5.12B, but train-tokens(2,500,000,000) ends training at "
-        "step 4,769 "
-        "of the 9,765 that the log counts: progress ends at 49%, and the time left is shown 2.05 times too "
+        "  2,500,000 samples of 2,048 tokens are 5.12B tokens, but "
+        "train-tokens(2,500,000,000) ends training at step 4,769 of the 9,765 that the log "
+        "counts. Progress ends at 49%, and the displayed remaining time is 2.05 times too "
         "long.",
-        "  Set --train-samples 1220864, which is the tokens in whole steps.",
+        "  Set --train-samples 1220864, which holds the tokens in whole steps.",
     ]
     short = linted(tmp_path, "--train-samples=1000000", without=["--train-samples"])
     assert "training ends at step 3,906, before train-tokens(2,500,000,000) at step 4,769." in "".join(
@@ -107,14 +105,13 @@ def test_one_name_and_one_folder_for_several_jobs(tmp_path):
     findings = lint([write(tmp_path, name) for name in ("gpt-125m", "gpt-125m-2xdp")])
     assert lines(findings, "names_are_their_own") == [
         "error, cannot run: gpt-125m-2xdp.yaml:4: metadata.name",
-        "  gpt-125m is the name of the job in gpt-125m.yaml:4 too.",
-        "  Call this one gpt-125m-2xdp.",
+        "  the job in gpt-125m.yaml:4 is also named gpt-125m.",
+        "  Rename this job, e.g. to gpt-125m-2xdp.",
     ]
     assert lines(findings, "folders_are_their_own") == [
         "error, costs a run that continues with another run's weights: gpt-125m-2xdp.yaml:48: --save",
-        "  output/gpt-125m/model is the folder of the job in gpt-125m.yaml:48 too: each would resume from "
-        "the "
-        "other's checkpoints.",
+        "  the job in gpt-125m.yaml:48 also saves to output/gpt-125m/model, so each job "
+        "would resume from the other's checkpoints.",
         "  Set --save and --load to output/gpt-125m-2xdp/model.",
     ]
 
@@ -125,26 +122,26 @@ def test_the_175b_script_on_one_node(tmp_path):
     findings = lint([tmp_path / "train_175b.sh"])
     assert lines(findings, "ranks_fill_the_machines") == [
         "error, cannot run: train_175b.sh:46: --pipeline-model-parallel-size",
-        "  pipeline(16) * tensor(8) = 128 ranks, but nodes(1) * GPUs(8) = 8: not a whole number of "
-        "data-parallel replicas.",
-        "  Use 16 nodes or a multiple of that, or sizes whose product divides 8.",
+        "  pipeline(16) * tensor(8) = 128 ranks, but nodes(1) * GPUs(8) = 8, which is not a "
+        "whole number of data-parallel replicas.",
+        ("  Use 16 nodes or a multiple of that number, or use sizes whose product divides 8."),
     ]
     fives = tmp_path / "fives.sh"
     fives.write_text(
         script_175b().replace("--tensor-model-parallel-size 8", "--tensor-model-parallel-size 5")
     )
     [_, _, fix] = lines(lint([fives]), "ranks_fill_the_machines")
-    assert fix == "  Use 10 nodes or a multiple of that, or sizes whose product divides 8."
+    assert fix == ("  Use 10 nodes or a multiple of that number, or use sizes whose product divides 8.")
     assert lines(findings, "growth_counts_samples") == [
         "error, cannot run: train_175b.sh:30: --rampup-batch-size",
         "  with --train-iters at train_175b.sh:31: the program refuses a growing batch if it counts "
         "iterations.",
-        "  Give the length in --train-samples, and the decay in --lr-decay-samples.",
+        ("  Give the training length with --train-samples, and the decay with --lr-decay-samples."),
     ]
     assert lines(findings, "ramp_up_has_a_successor") == [
         "warning, costs a version that may no longer grow the batch: train_175b.sh:30: --rampup-batch-size",
-        "  16 16 5859375: megatron-lm@d98e8a64 is after 2026-04-21, when --step-batch-size-schedule "
-        "replaced it.",
+        "  16 16 5859375: --step-batch-size-schedule replaced this flag on 2026-04-21, "
+        "before megatron-lm@d98e8a64.",
         '  Write the sizes, e.g. --step-batch-size-schedule "0:16 2.4B:320 12B:1536"; nbtrain export writes '
         "them "
         "exactly.",
@@ -177,8 +174,11 @@ def test_the_175b_script_on_one_node(tmp_path):
             "flags_are_given_once",
             [
                 "warning, costs a run with other settings than the file suggests: job.yaml:59: --clip-grad",
-                "  is set twice: --clip-grad 1.0 at job.yaml:35, and --clip-grad 0.5, which counts.",
-                "  Keep one.",
+                (
+                    "  the flag is set twice: --clip-grad 1.0 at job.yaml:35, and --clip-grad "
+                    "0.5, which takes effect."
+                ),
+                "  Keep only one of them.",
             ],
         ),
         (
@@ -213,7 +213,10 @@ def test_the_175b_script_on_one_node(tmp_path):
             "ranks_share_groups",
             [
                 "error, cannot run: job.yaml:59: --num-key-value-heads",
-                "  3 is not a multiple of tensor-model-parallel-size(2); tensor ranks of whole groups: 1, 3.",
+                (
+                    "  3 is not a multiple of tensor-model-parallel-size(2); tensor ranks that "
+                    "give complete groups: 1, 3."
+                ),
                 "  Set --tensor-model-parallel-size to one of 1, 3.",
             ],
         ),
@@ -260,9 +263,9 @@ def test_the_175b_script_on_one_node(tmp_path):
             "has_a_field",
             [
                 "note: job.yaml:59",
-                "  --apply-layernorm-1p: changes the run, but nbtrain has no field for it. Remove it if the "
-                "run can do without it.",
-                "  nbtrain import fails at it.",
+                "  --apply-layernorm-1p: this flag changes the run, and nbtrain has no field "
+                "for it. Remove it if the run can do without it.",
+                "  nbtrain import fails at this setting.",
             ],
         ),
     ],
@@ -291,7 +294,7 @@ def test_flags_of_a_job(flags, rule, expected, tmp_path):
                 "error, cannot run: ds_config_125m.json:20: gradient_accumulation_steps",
                 "  train_batch_size(256) is not train_micro_batch_size_per_gpu(16) * "
                 "gradient_accumulation_steps(8) * data-parallel(1) = 128.",
-                "  Remove gradient_accumulation_steps, or make the four agree.",
+                "  Remove gradient_accumulation_steps, or make the four numbers agree.",
             ],
         ),
         (
@@ -325,9 +328,8 @@ def test_flags_of_a_job(flags, rule, expected, tmp_path):
             "formats_agree",
             [
                 "error, cannot run: job.yaml:37: --fp16",
-                "  bf16.enabled is true in ds_config_125m.json: DeepSpeed would train in another format "
-                "than the "
-                "model's.",
+                "  bf16.enabled is true in ds_config_125m.json: DeepSpeed would train in a "
+                "different format than the model's.",
                 '  Write "fp16": {"enabled": true} there.',
             ],
         ),
@@ -336,8 +338,8 @@ def test_flags_of_a_job(flags, rule, expected, tmp_path):
             "formats_agree",
             [
                 "error, cannot run: ds_config_125m.json:12: fp16.enabled",
-                "  bf16.enabled is true too (ds_config_125m.json:21): DeepSpeed refuses both. Remove one "
-                "of them.",
+                "  bf16.enabled is also true (ds_config_125m.json:21), but DeepSpeed refuses "
+                "both together. Remove one of them.",
             ],
         ),
         (
@@ -345,9 +347,9 @@ def test_flags_of_a_job(flags, rule, expected, tmp_path):
             "loss_scale_has_rules",
             [
                 "warning, costs skipped steps at the start: ds_config_125m.json:11: fp16",
-                "  enabled without rules for the loss scale: DeepSpeed begins at 2^16 and waits 1,000 steps "
-                "before it "
-                "doubles; the first steps overflow and are skipped.",
+                "  fp16 is enabled without settings for the loss scale: DeepSpeed begins at "
+                "2^16 and waits 1,000 steps before it doubles the scale, so the first steps "
+                "overflow and are skipped.",
                 '  Add "loss_scale": 0, "initial_scale_power": 11, "loss_scale_window": 500, "hysteresis": '
                 "2, "
                 '"min_loss_scale": 1.',
@@ -409,9 +411,12 @@ def test_states_that_do_not_fit_the_cluster(tmp_path):
     findings = lint([tmp_path / "a.sh"], ["resources.gpu_type=A100-80GB"])
     assert lines(findings, "states_fit_the_cluster") == [
         "error, cannot run: 2.2 TiB too little: a.sh:20: --num-layers",
-        "  96 layers of width 12,288 are 173.9B parameters: their states, 18 bytes each, take 2.8 TiB, and 8 "
-        "A100-80GB have 640.0 GiB together.",
-        "  Use at least 37 of them, and more for activations; or offload; or make the model smaller.",
+        "  96 layers of width 12,288 have 173.9B parameters. Their states, 18 bytes per "
+        "parameter, take 2.8 TiB, but 8 A100-80GB together have 640.0 GiB.",
+        (
+            "  Use at least 37 A100-80GB, and more for activations; or offload states; or make "
+            "the model smaller."
+        ),
     ]
 
 
@@ -420,7 +425,7 @@ def test_offloading_without_its_optimizer(tmp_path):
     changes = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
     assert lines(linted(tmp_path, changes=changes), "offload_has_its_optimizer") == [
         "error, cannot run: ds_config_125m.json:7: zero_optimization.offload_optimizer",
-        "  device cpu without --cpu-optimizer: DeepSpeed refuses to offload another Adam than its own.",
+        ("  device cpu without --cpu-optimizer: DeepSpeed refuses to offload an Adam other than its own."),
         "  Add --cpu-optimizer to the flags.",
     ]
     assert lines(linted(tmp_path, "--cpu-optimizer", changes=changes), "offload_has_its_optimizer") == []
@@ -434,7 +439,7 @@ def test_more_ranks_than_gpus(tmp_path):
     assert lines(lint([tmp_path / "job.yaml"]), "slots_are_gpus") == [
         "error, cannot run: job.yaml:9: slotsPerWorker",
         "  4 ranks on each node, but the container requests 1 GPUs (job.yaml:77).",
-        "  Make the two equal.",
+        "  Make the two numbers equal.",
     ]
 
 
@@ -455,9 +460,9 @@ def test_an_image_of_another_time(tmp_path):
     (tmp_path / "job.yaml").write_text(manifest("gpt-125m", words))
     assert lines(lint([tmp_path / "job.yaml"]), "image_is_of_the_programs_time") == [
         "warning, costs a program that may not start in this image: job.yaml:58: image",
-        "  2023-06, but the flags are from megatron-lm@d98e8a64 (2026-08-22): 38 months newer than the "
-        "image's PyTorch, CUDA and flash attention.",
-        "  Use an image of 2026-08, or the program's version from the image's date.",
+        "  the image is from 2023-06, but the flags are from megatron-lm@d98e8a64 "
+        "(2026-08-22), 38 months newer than the image's PyTorch, CUDA and flash attention.",
+        "  Use an image from 2026-08, or a version of the program from the image's date.",
     ]
 
 
@@ -471,10 +476,10 @@ def test_checkpoints_against_the_volume(tmp_path):
     path.write_text(f"{path.read_text()}---\n{claim}")
     assert lines(lint([path]), "checkpoints_fit_the_volume") == [
         "error, cannot run: 211.8 GiB too little: gpt-1-3b-4xdp.yaml:47: --save-interval",
-        "  24,796 steps / save-interval(1,000) = 24 checkpoints of 17.2 GiB, all of which the program "
-        "keeps: 411.8 "
-        "GiB; the claim at gpt-1-3b-4xdp.yaml:96 has 200.0 GiB.",
-        "  Set --save-interval 2479 for ten of them, or remove old ones.",
+        "  24,796 steps / save-interval(1,000) = 24 checkpoints of 17.2 GiB. The program "
+        "keeps all of them, which takes 411.8 GiB, but the claim at gpt-1-3b-4xdp.yaml:96 has "
+        "200.0 GiB.",
+        "  Set --save-interval 2479 to keep ten of them, or remove old checkpoints.",
     ]
 
 
@@ -483,8 +488,8 @@ def test_a_small_volume_is_not_filled_by_the_fix(tmp_path):
     claim = "kind: PersistentVolumeClaim\nmetadata: {name: megatron}\nspec: {resources: {requests: {storage: "
     text = path.read_text()
     for room, fix in (
-        ("50Gi", "Set --save-interval 12398 for 2 of them, or remove old ones."),
-        ("9Gi", "Request a volume of more than 17.2 GiB, which one checkpoint needs."),
+        ("50Gi", "Set --save-interval 12398 to keep 2 of them, or remove old checkpoints."),
+        ("9Gi", "Request a volume of more than 17.2 GiB, which is the size of one checkpoint."),
     ):
         path.write_text(f"{text}---\n{claim}{room}}}}}}}\n")
         (found,) = (one for one in lint([path]) if one.rule == "checkpoints_fit_the_volume")
@@ -516,7 +521,7 @@ def test_a_value_that_is_none_is_named_once(tmp_path):
     """An invalid value is reported once, not again by the check of its field."""
     (tmp_path / "a.sh").write_text(script_175b(nodes=16).replace("--lr 6.0e-5", "--lr sixty"))
     assert [one.message for one in lint([tmp_path / "a.sh"]) if one.level == "error"][:1] == [
-        "--lr = sixty: must be a number."
+        "--lr = sixty: the value must be a number."
     ]
 
 
@@ -528,10 +533,10 @@ def test_context_ranks_hold_all_weights(tmp_path):
     (tmp_path / "a.sh").write_text(script)
     assert lines(lint([tmp_path / "a.sh"]), "context_ranks_hold_all_weights") == [
         "note: a.sh:37: --context-parallel-size",
-        "  2 ranks share each sequence, not the weights: each holds the states of 1/128 of the layers, "
-        "about 22.8 "
-        "GiB at 18 bytes a parameter, unless the distributed optimizer divides its part.",
-        "  Divide weights with tensor or pipeline ranks, or with --use-distributed-optimizer.",
+        "  the 2 ranks share each sequence, but not the weights: each rank holds the states of "
+        "1/128 of the layers, about 22.8 GiB at 18 bytes per parameter, unless the "
+        "distributed optimizer shards its part.",
+        ("  Shard the weights with tensor or pipeline ranks, or with --use-distributed-optimizer."),
     ]
 
 

@@ -131,11 +131,9 @@ def test_an_import_continues_with_the_value_that_was_asked_for(lines, override, 
 
 
 def test_a_value_that_changes_nothing_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"TP=8: train\.sh:1 sets TP itself\. Change it there"):
+    with pytest.raises(ConfigError, match=r"TP=8: train\.sh:1 sets TP itself\. Change TP there"):
         imported(tmp_path, f"TP=4\n{LAUNCH}", "TP=8")
-    with pytest.raises(
-        ConfigError, match=r"TQ=8: is neither a field of a run nor a variable of these files\."
-    ):
+    with pytest.raises(ConfigError, match=r"TQ=8: TQ is neither a run field nor a variable in these files\."):
         imported(tmp_path, f"TP=4\n{LAUNCH}", "TQ=8")
 
 

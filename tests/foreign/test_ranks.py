@@ -35,10 +35,10 @@ def script(tmp_path):
 )
 def test_import_and_lint_name_the_same_number_of_nodes(nodes, tensor, pipeline, fitting, script):
     path = script(nodes, tensor, pipeline)
-    with pytest.raises(ConfigError, match=rf" Add resources\.nodes={fitting}, or a multiple of it, to the "):
+    with pytest.raises(ConfigError, match=rf" Add resources\.nodes={fitting} to the command, or a multiple "):
         import_files([path], {"tokenizer.vocab_size": 50257})
     (finding,) = [finding for finding in lint([path]) if finding.rule == RULE]
-    assert finding.fix.startswith(f"Use {fitting} nodes or a multiple of that, ")
+    assert finding.fix.startswith(f"Use {fitting} nodes or a multiple of that number, ")
     for times in (1, 2):
         assert RULE not in {one.rule for one in lint([script(times * fitting, tensor, pipeline)])}
 
@@ -64,8 +64,8 @@ def test_a_layout_for_a_run_counts_its_ranks(tmp_path):
     name = "gpt-1-3b-2xdp-2xpp-2xtp"
     with pytest.raises(
         ConfigError,
-        match=rf"^accelerate.yaml:3: 6 ranks are not a multiple of pipeline\(2\) \* tensor\(2\) = 4 ranks of "
-        rf"{name}\. Add resources\.nodes=4, ",
+        match=rf"^accelerate.yaml:3: 6 ranks are not a multiple of pipeline\(2\) \* tensor\(2\) = 4 ranks in "
+        rf"{name}\. Add resources\.nodes=4 to ",
     ):
         import_files([path], onto=name)
     found = import_files([path], {"resources.nodes": 4, "batch.global_batch_size": 48}, name)

@@ -1,1 +1,1 @@
-"""Training jobs as files describe them: scripts, Slurm batch scripts, manifests, settings of Accelerate."""
+"""Reads training jobs from files: scripts, Slurm batch scripts, manifests and Accelerate configurations."""

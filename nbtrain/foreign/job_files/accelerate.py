@@ -1,8 +1,8 @@
-"""A configuration of Accelerate: its FSDP, DeepSpeed or DDP settings as a layout to apply to a run.
+"""Reads an Accelerate configuration: turns its FSDP, DeepSpeed or DDP settings into a layout for a run.
 
-The strategies of PyTorch's FSDP shard what ZeRO shards (https://docs.pytorch.org/docs/stable/fsdp.html):
-FULL_SHARD is ZeRO 3, SHARD_GRAD_OP ZeRO 2, NO_SHARD ZeRO 0. HYBRID_SHARD keeps the parameters of a machine
-complete, as ZeRO++'s secondary partition (hpZ, arXiv:2306.10209) does.
+PyTorch's FSDP strategies shard what ZeRO shards (https://docs.pytorch.org/docs/stable/fsdp.html):
+FULL_SHARD is ZeRO 3, SHARD_GRAD_OP ZeRO 2, NO_SHARD ZeRO 0. HYBRID_SHARD keeps a complete copy of the
+parameters on each machine, as ZeRO++'s secondary partition (hpZ, arXiv:2306.10209) does.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,8 @@ from nbtrain.foreign.job_files.job import Job
 from nbtrain.foreign.syntax.located import Value
 from nbtrain.foreign.syntax.yaml_tree import Tree
 
-# {strategy: (ZeRO stage, whether parameters are kept complete on each machine)}; Accelerate numbers them too.
+# {strategy: (ZeRO stage, whether each machine keeps complete parameters)}. Accelerate also accepts their
+# numbers.
 STRATEGIES = {
     "FULL_SHARD": (3, False),
     "SHARD_GRAD_OP": (2, False),
@@ -65,14 +66,14 @@ WITHOUT_MEANING = {
 
 
 def accelerate_job(tree: Tree) -> Job:
-    """Return a job with the layout of a configuration of Accelerate."""
+    """Return a job with the layout of an Accelerate configuration."""
     job = Job("Accelerate configuration", tree.label)
     kind = str(_text(tree, "distributed_type") or ("FSDP" if tree.find("fsdp_config") else "NO")).upper()
     reader = {"FSDP": _fsdp, "DEEPSPEED": _deepspeed, "MEGATRON_LM": _megatron, "MULTI_GPU": _ddp, "NO": _ddp}
     if kind not in reader:
         place = tree.places.get("distributed_type", tree.label)
         job.refused.append(
-            (place, f"distributed_type = {kind}: has no layout in nbtrain, which trains on GPUs and CPUs.")
+            (place, f"distributed_type = {kind}: nbtrain trains on GPUs and CPUs and has no layout for it.")
         )
         return job
     _machines(tree, job, kind)
@@ -86,7 +87,8 @@ def accelerate_job(tree: Tree) -> Job:
     elif precision == "no":
         job.settings["precision.dtype"] = Value("fp32", tree.places["mixed_precision"])
     if (steps := tree.find("gradient_accumulation_steps")) is not None:
-        job.left.append((steps.place, "gradient_accumulation_steps: follows from the batch of the run."))
+        words = "gradient_accumulation_steps: not imported; it follows from the run's batch sizes."
+        job.left.append((steps.place, words))
     job.left += list(_other_keys(tree))
     return job
 
@@ -122,7 +124,9 @@ def _fsdp(tree: Tree, job: Job) -> None:
     place = tree.places[found] if found else tree.places.get("fsdp_config", tree.label)
     strategy = {"TRUE": "FULL_SHARD", "FALSE": "SHARD_GRAD_OP"}.get(text) or NUMBERED.get(text, text)
     if strategy not in STRATEGIES:
-        job.refused.append((place, f"{found} = {text}: must be one of {', '.join(STRATEGIES)}."))
+        job.refused.append(
+            (place, f"{found} = {text}: this strategy is unknown; must be one of {', '.join(STRATEGIES)}.")
+        )
         return
     stage, hybrid = STRATEGIES[strategy]
     job.settings["parallel.zero_stage"] = Value(stage, place)
@@ -130,11 +134,14 @@ def _fsdp(tree: Tree, job: Job) -> None:
     if hybrid:
         job.settings["parallel.zero_hpz"] = Value(True, place)
         words = (
-            "HYBRID_SHARD: ZeRO 3 with zero_hpz keeps the parameters complete on each machine, as FSDP does; "
-            "gradients and optimizer states are sharded over all machines, which takes less memory"
+            "HYBRID_SHARD: as with FSDP, ZeRO 3 with zero_hpz keeps complete parameters on each machine, but "
+            "it shards gradients and optimizer states across all machines, which takes less memory"
         )
     elif strategy == "HYBRID_SHARD_ZERO2":
-        words = "HYBRID_SHARD_ZERO2: ZeRO 2 shards gradients and states over all machines, not within each"
+        words = (
+            "HYBRID_SHARD_ZERO2: ZeRO 2 shards gradients and optimizer states across all machines, not "
+            "within each machine"
+        )
     job.left.append((place, f"{words}."))
     if _is_true(tree, "fsdp_config.fsdp_offload_params"):
         place = tree.places["fsdp_config.fsdp_offload_params"]
@@ -153,13 +160,15 @@ def _recompute(tree: Tree, job: Job, dotted: str) -> None:
 def _deepspeed(tree: Tree, job: Job) -> None:
     file = tree.word("deepspeed_config.deepspeed_config_file")
     if file is not None:
-        words = f"deepspeed_config_file {file.text}: holds the layout. Import that file: "
-        words += f"nbtrain import {file.text} --onto RUN."
+        words = (
+            f"deepspeed_config_file {file.text}: the layout is in this file. Import it: run "
+            f"`nbtrain import {file.text} --onto RUN`."
+        )
         job.refused.append((file.place, words))
         return
     stage = tree.find("deepspeed_config.zero_stage")
     place = stage.place if stage else tree.places.get("deepspeed_config", tree.label)
-    # Accelerate's own default (utils/dataclasses.py, DeepSpeedPlugin).
+    # The default is Accelerate's (utils/dataclasses.py, DeepSpeedPlugin).
     job.settings["parallel.zero_stage"] = Value(stage.value if stage else 2, place)
     for name in ("optimizer", "param"):
         device = _text(tree, f"deepspeed_config.offload_{name}_device")
@@ -175,7 +184,8 @@ def _deepspeed(tree: Tree, job: Job) -> None:
             Value(float(clip.value), clip.place) if _is_number(clip.value) else clip
         )
     if steps := tree.find("deepspeed_config.gradient_accumulation_steps"):
-        job.left.append((steps.place, "gradient_accumulation_steps: follows from the batch of the run."))
+        words = "gradient_accumulation_steps: not imported; it follows from the run's batch sizes."
+        job.left.append((steps.place, words))
 
 
 def _is_number(value: Any) -> bool:
@@ -212,7 +222,7 @@ def _ddp(tree: Tree, job: Job) -> None:
 
 
 def _other_keys(tree: Tree) -> Iterator[tuple[str, str]]:
-    """Yield (place, text) for keys that become no field."""
+    """Yield (place, text) for keys without a corresponding field."""
     known = {name for names in WITHOUT_MEANING.values() for name in names}
     read = {"fsdp_config", "deepspeed_config", "megatron_lm_config", "gradient_accumulation_steps"}
     inner = {

@@ -1,4 +1,4 @@
-"""Files of other programs: how they are recognized, and their text. read.py reads what they mean."""
+"""Recognizes files of other programs and reads their text. read.py interprets them."""
 
 import re
 from collections.abc import Mapping
@@ -16,19 +16,20 @@ from nbtrain.foreign.syntax.yaml_tree import read_documents
 FILES = "a manifest, a shell script or a DeepSpeed JSON"
 MOST_BYTES = 10_000_000
 JSON, YAML = (".json", ".jsonc"), (".yaml", ".yml")
-# Files of a chart of Helm.
+# Files of a Helm chart.
 OF_A_CHART = re.compile(r"Chart\.ya?ml|values[\w.-]*\.ya?ml")
 
 
 def is_foreign(path: str | Path) -> bool:
-    """Return whether a file belongs to another program: a script, a JSON, a manifest of Kubernetes, or a
-    configuration of a program that the table names.
+    """Return whether a file belongs to another program.
+
+    Such files are scripts, JSON files, Kubernetes manifests and the configurations of known programs.
     """
     file = path_of(path)
     if not file.is_file():
         return False
     if file.suffix == ".json" and begins_array(file):
-        return False  # records of text
+        return False  # text records
     if file.suffix in (*SCRIPTS, *JSON, ".toml", ".py", ".ipynb"):
         return True
     if file.suffix not in YAML:
@@ -44,7 +45,7 @@ def is_foreign(path: str | Path) -> bool:
 
 
 def _top(text: str) -> Mapping[str, Any]:
-    """Return the mapping of a YAML's first document; {} if it holds none."""
+    """Return the mapping in a YAML file's first document, or {} if it is not a mapping."""
     try:
         trees = read_documents(text, "")
     except ConfigError:
@@ -53,7 +54,7 @@ def _top(text: str) -> Mapping[str, Any]:
 
 
 def path_of(file: str | Path) -> Path:
-    """Return the path of a file as typed, if it exists there, else below the workspace."""
+    """Return the path of a file: as typed if it exists there, otherwise below the workspace."""
     if not isinstance(file, str | Path):
         raise ConfigError(f"{file!r}: must be the path of {FILES}.")
     typed = typed_path(file)
@@ -61,21 +62,23 @@ def path_of(file: str | Path) -> Path:
 
 
 def text_of(path: Path) -> str:
-    """Return the text of a file. Raises ConfigError if it is too large, not UTF-8 or a pointer of Git LFS, or
-    cannot be read.
+    """Return the text of a file.
+
+    Raises ConfigError if the file is too large, is not UTF-8, is a Git LFS pointer, or cannot be read.
     """
     try:
         if not path.is_file() and path.exists():
             kind = "a folder" if path.is_dir() else "not a regular file"
-            raise ConfigError(f"{path}: is {kind}; give {FILES}.")
+            raise ConfigError(f"{path}: this is {kind}; give {FILES}.")
         if path.stat().st_size > MOST_BYTES:
             raise ConfigError(
-                f"{path}: {path.stat().st_size:,} bytes; a file of a job may have at most {MOST_BYTES:,}."
+                f"{path}: the file has {path.stat().st_size:,} bytes, but a job's file may have at most "
+                f"{MOST_BYTES:,}."
             )
         text = path.read_text(encoding="utf-8")
         if problem := pointer_problem(text.encode()):
             raise ConfigError(f"{path}: {problem}.")
-        # Values that DeepSpeed rejects stay in the JSON, so that they are named.
+        # A byte order mark stays in a JSON, which DeepSpeed would reject, so that it is reported.
         return text if path.suffix in (".json", ".jsonc") else text.removeprefix("\ufeff")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; give {FILES}.") from None
@@ -84,5 +87,5 @@ def text_of(path: Path) -> str:
             f"{path}: byte {error.start + 1} is not UTF-8. Save the file as UTF-8 text: "
             f"iconv -f utf-16 -t utf-8 {path.name} if Windows wrote it."
         ) from None
-    except (OSError, ValueError) as error:  # ValueError of a name that no file can have
-        raise ConfigError(f"{printable(str(path))}: cannot be read: {error}") from None
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        raise ConfigError(f"{printable(str(path))}: the file cannot be read: {error}") from None

@@ -1,4 +1,4 @@
-"""A training job as described by its files, of whatever kind they are."""
+"""A training job as its files describe it, whatever kind of files they are."""
 
 from dataclasses import dataclass, field
 
@@ -10,41 +10,40 @@ from nbtrain.foreign.syntax.located import Unknown, Value, Word
 
 @dataclass(slots=True)
 class Job:
-    """The settings of a manifest, a script or a DeepSpeed JSON; None for those that it does not set."""
+    """The settings of a manifest, a script or a DeepSpeed JSON. None stands for a setting that is not set."""
 
     kind: str
-    """ "DeepSpeedJob", "PyTorchJob", "MPIJob", "TrainJob", "shell script", "DeepSpeed JSON" or "Accelerate
-    configuration".
+    """Kind of the job's file.
+
+    DeepSpeedJob, PyTorchJob, MPIJob, TrainJob, shell script, DeepSpeed JSON or Accelerate configuration.
     """
     label: str
     """File name."""
     name: Word | None = None
     scripts: dict[str, Word] = field(default_factory=dict)
-    """Scripts of ConfigMaps by name, which a container may mount."""
+    """Scripts in ConfigMaps, by name; a container may mount them."""
     script_missing: Word | None = None
-    """A script that the command runs but that no file contains."""
+    """A script that the command runs, but that no given file contains."""
     other_program: tuple[str, str] | None = None
-    """Place and sentence, if the command runs a program that trains no GPT with Megatron's flags."""
+    """Place and sentence, if the command runs a program that does not train a GPT with Megatron's flags."""
     own_run: Word | None = None
-    """Name or directory of the run for which nbtrain itself wrote the file."""
+    """Name or directory of the run, if nbtrain itself wrote the file for that run."""
     files: list[ImportedFile] = field(default_factory=list)
-    """All files of the import, with their hashes."""
+    """All imported files, with their hashes."""
     settings: dict[str, Value] = field(default_factory=dict)
-    """{field: value} of settings that need no table of flags: the place where the job runs, or a layout."""
+    """{field: value} of settings that need no flag table: where the job runs, or its layout."""
     left: list[tuple[str, str]] = field(default_factory=list)
-    """(place, text) of settings that no field takes, for the notes of the import."""
+    """(place, text) of settings without a corresponding field, for the import's notes."""
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     """(field, place, text) of values that only the cluster knows; the command may set the field instead."""
     unknown: list[tuple[str, Unknown]] = field(default_factory=list)
     """(field, value) of values that only the running shell knows; the command may set the field instead."""
     refused: list[tuple[str, str]] = field(default_factory=list)
-    """(place, text) of settings with which the job cannot be imported."""
+    """(place, text) of settings that prevent the import."""
     workers: Value | None = None
-    """Number of machines that the manifest requests, if the command starts ranks on fewer machines
-    (`nodes`).
-    """
+    """Number of machines that the manifest requests, if the command uses fewer machines (`nodes`)."""
     world_size: Value | None = None
-    """Total number of ranks, from the launcher's command."""
+    """Total number of ranks, according to the launcher's command."""
     program: Word | None = None
     """The Python program, e.g. Megatron-DeepSpeed/pretrain_gpt.py."""
     flags: list[Word] = field(default_factory=list)
@@ -52,36 +51,36 @@ class Job:
     gpus_per_node: Value | None = None
     """Number of ranks on each machine."""
     gpus_asked: Value | None = None
-    """GPUs that the container requests."""
+    """Number of GPUs that the container requests."""
     cpus: Value | None = None
-    """CPU cores requested on each machine."""
+    """Number of CPU cores requested on each machine."""
     memory_bytes: Value | None = None
-    """Host memory requested on each machine."""
+    """Host memory requested on each machine, in bytes."""
     gpu_product: Value | None = None
-    """The GPU model that the pod's node selector requests, as the cluster labels it."""
+    """GPU model that the pod's node selector requests, as labelled by the cluster."""
     image: Value | None = None
     environment: dict[str, Word] = field(default_factory=dict)
     volumes: list[Value] = field(default_factory=list)
-    """Names of persistent volume claims."""
+    """Names of the persistent volume claims."""
     volume_bytes: Value | None = None
-    """Size that the first of these claims requests, if the files define the claim."""
+    """Size in bytes that the first of these claims requests, if the files define the claim."""
     deepspeed: Document | None = None
     documents: dict[str, Word] = field(default_factory=dict)
     """JSON files that the script or a ConfigMap writes, by name."""
     substitutions: list[tuple[str, str]] = field(default_factory=list)
-    """Substitutions by sed, for a template of the JSON."""
+    """sed substitutions, for a JSON template."""
     remarks: list[Finding] = field(default_factory=list)
-    """Remarks for the author of the script, such as a comment that ends a command."""
+    """Remarks for the script's author, e.g. about a comment that ends a command."""
     alternatives: str = ""
-    """Question for the value that decides which of several launches runs."""
+    """Question about the value that decides which of several launches runs."""
     comments: list[tuple[str, str]] = field(default_factory=list)
 
     def is_asked(self, key: str) -> bool:
-        """Return whether the import already asks for a field."""
+        """Return whether the import already asks for a field's value."""
         return any(asked == key for asked, *_ in (*self.asked, *self.unknown))
 
     def flag(self, *names: str) -> Word | None:
-        """Return the value of a flag before any table is used; None if the flag is not set."""
+        """Return the value of a flag, without using a flag table; None if the flag is not set."""
         for number, word in enumerate(self.flags):
             name, equals, _ = word.text.partition("=")
             if name in names:

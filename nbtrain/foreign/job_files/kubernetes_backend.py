@@ -1,6 +1,6 @@
-"""Fields of backend.kubernetes from a manifest: queue, claims, devices, node labels, the operator's options.
+"""Reads the fields of backend.kubernetes from a manifest: queue, claims, devices, labels, operator options.
 
-Every value of a manifest becomes a field or is listed with its name, so that nothing is dropped silently.
+Every value in the manifest becomes a field or is listed with its name, so that nothing is dropped silently.
 """
 
 import re
@@ -16,7 +16,7 @@ from nbtrain.foreign.syntax.located import Value, quantity
 from nbtrain.foreign.syntax.yaml_tree import Tree
 
 SECTION = "backend.kubernetes"
-# Names under which device plugins offer GPUs and other accelerators, each of which gets one rank.
+# Resource names under which device plugins offer GPUs and other accelerators. Each device gets one rank.
 GPU_RESOURCES = frozenset(
     {
         *("nvidia.com/gpu", "nvidia.com/gpu.shared", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe"),
@@ -25,9 +25,9 @@ GPU_RESOURCES = frozenset(
         *("aliyun.com/gpu", "baidu.com/gpu", "volcano.sh/gpu-number", "aws.amazon.com/neuron"),
     }
 )
-# NVIDIA's plugin names each MIG profile: nvidia.com/mig-1g.10gb.
+# NVIDIA's plugin names a resource for each MIG profile, e.g. nvidia.com/mig-1g.10gb.
 MIG_PREFIX = "nvidia.com/mig-"
-# Values that the cluster or the operator writes itself.
+# Values that the cluster or the operator writes.
 WRITTEN_BY_CLUSTER = frozenset(
     f"metadata.{name}"
     for name in (
@@ -38,12 +38,12 @@ WRITTEN_BY_CLUSTER = frozenset(
 
 
 def is_gpu(resource: str) -> bool:
-    """Return whether a resource of a container is a GPU, by its name."""
+    """Return whether a container's resource is a GPU, judging by its name."""
     return resource in GPU_RESOURCES or resource.startswith(MIG_PREFIX)
 
 
 class PlaceReader:
-    """Reads one manifest: each value becomes a field, or is listed at the end."""
+    """Reader of one manifest: each value becomes a field or is listed as not imported."""
 
     def __init__(self, tree: Tree, job: Job, read: Iterator[str] | tuple[str, ...] = ()):
         self.tree, self.job = tree, job
@@ -53,14 +53,14 @@ class PlaceReader:
         self.secrets: list[dict[str, str]] = []
 
     def take(self, *dotted: str) -> Value | None:
-        """Return the first of several keys that exists, and count all of them as read."""
+        """Return the first of several keys that exists, and mark all of them as read."""
         self.taken.update(dotted)
         return self.tree.first(*dotted)
 
     def set(
         self, field: str, value: Value | None, convert: Callable[[Any], Any] = lambda found: found
     ) -> None:
-        """Set a field of backend.kubernetes, unless this kind of object has no place for it."""
+        """Set a field of backend.kubernetes, unless it has no place in this kind of object."""
         if value is None or value.value is None:
             return
         if why := NO_PLACE.get(self.job.kind, {}).get(field):
@@ -70,12 +70,13 @@ class PlaceReader:
         before = self.job.settings.setdefault(key, found)
         if before.value != found.value:
             words = (
-                f"{field} {found.value}: not imported; {before.place} has {before.value}, and a run has one."
+                f"{field} {found.value}: not imported; {before.place} sets {before.value}, and a run can "
+                "have only one value."
             )
             self.job.left.append((value.place, words))
 
     def leave(self, dotted: str, why: str) -> None:
-        """List a key as not imported, with the reason."""
+        """List a key as not imported, with a reason."""
         if (value := self.tree.find(dotted)) is not None:
             self.taken.add(dotted)
             self.job.left.append((value.place, f"{dotted.rpartition('spec.')[2]}: not imported; {why}."))
@@ -90,8 +91,10 @@ class PlaceReader:
 
 
 def read_place(tree: Tree, job: Job, pods: tuple[str, ...], main: str) -> None:
-    """Read the place of a job. `pods` are the dotted keys of its pod specs, the training pods first; `main`
-    is the name of the training container.
+    """Read where a job runs and what its pods need.
+
+    `pods` holds the dotted keys of its pod specs, training pods first. `main` is the name of the training
+    container.
     """
     reader = PlaceReader(tree, job)
     job.settings[f"{SECTION}.workload"] = Value(job.kind, tree.places.get("kind", tree.label))
@@ -113,12 +116,14 @@ def read_place(tree: Tree, job: Job, pods: tuple[str, ...], main: str) -> None:
 
 
 def _policy(reader: PlaceReader, clean_up: str, words: dict[str, str]) -> None:
-    """Read spec.runPolicy; `words` translates its clean-up policy."""
+    """Read spec.runPolicy. `words` translates the values of its clean-up policy."""
     policy = "spec.runPolicy"
     reader.set("back_off_limit", reader.take(f"{policy}.backoffLimit"))
     deadline = reader.take(f"{policy}.activeDeadlineSeconds")
     if deadline is not None and isinstance(deadline.value, int) and deadline.value > YEAR_SECONDS:
-        reader.job.left.append((deadline.place, "activeDeadlineSeconds: not imported, as it is over a year."))
+        reader.job.left.append(
+            (deadline.place, "activeDeadlineSeconds: not imported, because it is over a year.")
+        )
     else:
         reader.set("active_deadline_seconds", deadline)
     reader.set(
@@ -136,8 +141,11 @@ def _elastic(reader: PlaceReader, section: str) -> None:
     reader.set("min_nodes", least)
     nodes = reader.job.nodes
     if most is not None and nodes is not None and most.value != nodes.value:
-        words = f"maxReplicas {most.value}: a job never has more pods than resources.nodes({nodes.value})"
-        reader.job.left.append((most.place, f"{words}; raise that to use more."))
+        words = (
+            f"maxReplicas {most.value}: not imported; a job never has more pods than "
+            f"resources.nodes({nodes.value})"
+        )
+        reader.job.left.append((most.place, f"{words}. Raise resources.nodes to use more machines."))
     else:
         reader.set("max_nodes", most)
 
@@ -173,7 +181,7 @@ def _pytorch_job(reader: PlaceReader) -> None:
         _elastic(reader, "spec.elasticPolicy")
         reader.take("spec.elasticPolicy.nProcPerNode")
         for name in ("rdzvBackend", "rdzvPort", "rdzvHost", "rdzvId", "rdzvConf"):
-            reader.leave(f"spec.elasticPolicy.{name}", "nbtrain's agents find each other themselves")
+            reader.leave(f"spec.elasticPolicy.{name}", "nbtrain's agents find each other without it")
         if restarts := reader.take("spec.elasticPolicy.maxRestarts"):
             reader.job.settings["backend.max_restarts"] = restarts
     _policy(reader, "cleanPodPolicy", KUBEFLOW_CLEAN_UP)
@@ -211,7 +219,10 @@ def _train_job(reader: PlaceReader) -> None:
     name, form = reader.take("spec.runtimeRef.name"), reader.take("spec.runtimeRef.kind")
     reader.take("spec.runtimeRef.apiGroup")
     if name is not None and ("deepspeed" in str(name.value) or "mpi" in str(name.value)):
-        words = "starts ranks by mpirun; nbtrain's agents need a torch runtime, by default torch-distributed"
+        words = (
+            "starts ranks with mpirun, but nbtrain's agents need a torch runtime such as the default, "
+            "torch-distributed"
+        )
         reader.job.left.append((name.place, f"runtimeRef {name.value}: not imported; it {words}."))
     else:
         reader.set("runtime", name)
@@ -240,7 +251,7 @@ def _labels(reader: PlaceReader, metadata: str) -> None:
         value = reader.take(f"{metadata}.{name}")
         for key in [key for key, text in found.items() if _label_is_secret(key, text)]:
             del found[key]
-            words = f"{name}.{key} looks like a secret, which the run YAML would show: not imported."
+            words = f"{name}.{key}: not imported; it looks like a secret, which the run YAML would show."
             reader.job.left.append((reader.tree.places[f"{metadata}.{name}.{key}"], words))
         if found and value is not None:
             key = f"{SECTION}.{name}"
@@ -249,7 +260,7 @@ def _labels(reader: PlaceReader, metadata: str) -> None:
 
 
 def _label_is_secret(key: str, text: str) -> bool:
-    """Return whether a label or an annotation is named like a secret, or its value holds one."""
+    """Return whether a label or an annotation has a name like a secret's, or its value contains a secret."""
     return is_secret(re.sub(r"[-.]", "_", key.rpartition("/")[2]), text)
 
 
@@ -289,7 +300,7 @@ def _pod(reader: PlaceReader, pod: str, main: str) -> None:
     if secrets is not None and isinstance(secrets.value, list):
         names = [entry.get("name") for entry in secrets.value if isinstance(entry, dict)]
         reader.set("image_pull_secrets", Value(names, secrets.place))
-    reader.leave(f"{pod}.restartPolicy", "operators decide by the replica's restartPolicy")
+    reader.leave(f"{pod}.restartPolicy", "operators use the restartPolicy of the replica")
     reader.leave(f"{pod}.terminationGracePeriodSeconds", "it follows from backend.shutdown_timeout_seconds")
     containers = reader.items(f"{pod}.containers")
     names = [entry.get("name") if isinstance(entry, dict) else None for entry in containers]
@@ -297,7 +308,7 @@ def _pod(reader: PlaceReader, pod: str, main: str) -> None:
     if containers:
         _container(reader, pod, f"{pod}.containers.{at}")
     for volume in range(len(reader.items(f"{pod}.volumes"))):
-        # Volumes that are mounted are read with their mounts; claims that are not mounted have no use.
+        # Mounted volumes are read with their mounts; claims that are not mounted are ignored.
         reader.take(f"{pod}.volumes.{volume}.name")
 
 
@@ -318,7 +329,7 @@ def _container(reader: PlaceReader, pod: str, container: str) -> None:
 
 
 def _variables(reader: PlaceReader, dotted: str) -> None:
-    """Read variables whose values are in Secrets; the others are read with the command."""
+    """Read the variables whose values are in Secrets. The others are read with the command."""
     for at, entry in enumerate(reader.items(f"{dotted}From")):
         if isinstance(entry, dict) and "configMapRef" in entry:
             reader.take(f"{dotted}From.{at}")
@@ -334,20 +345,20 @@ def _variables(reader: PlaceReader, dotted: str) -> None:
         if isinstance(secret, dict) and "name" in secret and "key" in secret:
             name = str(entry.get("name"))
             if why_reserved(name):
-                continue  # importing.py says why, as of every variable that is not imported
+                continue  # importing.py reports the reason, as for every variable that is not imported
             variable = {"name": name, "secret": secret["name"], "key": secret["key"]}
             secret_place = place
             if name not in names:
                 found.append(variable)
             elif variable not in found:
-                words = f"env {name}: not imported; another container takes it from another Secret."
+                words = f"env {name}: not imported; another container takes its value from another Secret."
                 reader.job.left.append((place, words))
     if found:
         reader.job.settings[key] = Value(found, before.place if before else secret_place)
 
 
 def _resources(reader: PlaceReader, dotted: str) -> None:
-    """Read devices other than the GPUs that ranks use."""
+    """Read the container's devices: the GPUs that ranks use, and other devices."""
     extra: dict[str, int] = {}
     place = ""
     for kind in ("requests", "limits"):
@@ -367,7 +378,7 @@ def _resources(reader: PlaceReader, dotted: str) -> None:
 
 
 def _volume_mounts(reader: PlaceReader, pod: str, container: str) -> None:
-    """Read the mounts of a container, each with its volume: claims, Secrets and shared memory."""
+    """Read a container's mounts, each with its volume: claims, Secrets and shared memory."""
     volumes = {
         str(entry.get("name")): f"{pod}.volumes.{at}"
         for at, entry in enumerate(reader.items(f"{pod}.volumes"))
@@ -382,7 +393,7 @@ def _volume_mounts(reader: PlaceReader, pod: str, container: str) -> None:
 
 
 def _volume_mount(reader: PlaceReader, where: str, mount: dict[str, Any], path: str, volume: str) -> None:
-    """Read one mount, if nbtrain has a field for its volume."""
+    """Read one mount, if nbtrain has a field for its kind of volume."""
 
     def take(*volumes_keys: str) -> None:
         reader.taken |= {f"{where}.{key}" for key in ("name", "mountPath", "subPath", "readOnly")}
@@ -423,7 +434,7 @@ def _inside(path: str, folder: str) -> bool:
 
 
 def _kind(reader: PlaceReader) -> None:
-    """Set backend.kind, if the manifest has a volume for the workspace and an image."""
+    """Set backend.kind if the manifest has an image and a volume for the workspace."""
     job, tree = reader.job, reader.tree
     key = f"{SECTION}.workspace_path"
     writable = [mount for mount in reader.mounts if not mount.get("read_only")]
@@ -433,7 +444,8 @@ def _kind(reader: PlaceReader) -> None:
         if asked is None or not any(_inside(str(asked.value), mount["mount_path"]) for mount in writable):
             if asked is not None:
                 words = (
-                    f"workingDir {asked.value}: not on a claim; the workspace is {writable[0]['mount_path']}"
+                    f"workingDir {asked.value}: not imported, because it is not on a claim. The workspace is "
+                    f"{writable[0]['mount_path']}"
                 )
                 job.left.append((asked.place, f"{words}, where the run directory outlives its pod."))
             job.settings[key] = Value(writable[0]["mount_path"], place)
@@ -446,9 +458,9 @@ def _kind(reader: PlaceReader) -> None:
     job.left.append(
         (
             place,
-            f"{words}. Add both to the command with backend.kind=kubernetes."
+            f"{words}. To use Kubernetes, add both to the command, with backend.kind=kubernetes."
             if len(lacks) > 1
-            else f"{words}. Add it to the command with backend.kind=kubernetes.",
+            else f"{words}. To use Kubernetes, add it to the command, with backend.kind=kubernetes.",
         )
     )
     if asked is not None and not writable:
@@ -456,7 +468,7 @@ def _kind(reader: PlaceReader) -> None:
 
 
 def _left(reader: PlaceReader) -> Iterator[tuple[str, str]]:
-    """Yield (place, text) for the keys that were not read, each at its outermost level."""
+    """Yield (place, text) for the keys that were not read, each at the outermost unread level."""
 
     def unread(value: Any, dotted: str) -> Iterator[str]:
         if any(_below(dotted, taken) for taken in reader.taken):

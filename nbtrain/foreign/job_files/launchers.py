@@ -1,7 +1,7 @@
-"""Commands that launch training: how many processes each launcher starts, on how many machines.
+"""Interprets commands that launch training: how many processes each launcher starts, on how many machines.
 
-LAUNCHERS holds one description per launcher. A command may nest them (srun ... torchrun ... pretrain_gpt.py),
-put other commands before them (nsys profile, uv run, singularity exec), or hide them in a shell (bash -c).
+LAUNCHERS describes each launcher. A command may nest launchers (srun ... torchrun ... pretrain_gpt.py), put
+other commands before them (nsys profile, uv run, singularity exec), or hide them in a shell (bash -c).
 """
 
 import re
@@ -16,7 +16,7 @@ from nbtrain.foreign.syntax.located import Unknown, Value, Word
 
 PROGRAM = re.compile(r".*\.py\Z")
 PYTHON = re.compile(r"(python|pypy)[\d.]*\Z")
-# Commands that start the command after their own options.
+# Commands that start the command given after their own options.
 PREFIXES = frozenset(
     {
         *("exec", "nohup", "time", "env", "sudo", "command", "nice", "ionice", "numactl", "taskset", "chrt"),
@@ -50,7 +50,7 @@ PREFIXES = frozenset(
         ),
     }
 )
-# Commands that read or change files and start nothing, whatever words they get.
+# Commands that read or change files and start nothing, whatever their arguments.
 STARTS_NOTHING = frozenset(
     {
         *(
@@ -108,27 +108,28 @@ MOST_NESTING = 12
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Machines, and processes on each of them, that a launcher starts."""
+    """The machines, and the processes on each machine, that a launcher starts."""
 
     nodes: Value | Unknown | None = None
-    """None if the launcher leaves the machines to the scheduler."""
+    """Number of machines; None if the launcher leaves the choice to the scheduler."""
     per_node: Value | Unknown | None = None
+    """Number of processes on each machine."""
     total: Value | Unknown | None = None
-    """Processes on all machines."""
+    """Number of processes on all machines together."""
 
 
 @dataclass(slots=True)
 class Allocation:
-    """Machines and GPUs that the scheduler or the manifest gives a job."""
+    """The machines and GPUs that the scheduler or the manifest allocates to a job."""
 
     nodes: Value | None = None
     gpus_per_node: Value | None = None
     tasks_per_node: Value | None = None
-    """Tasks that srun starts on each node if no option says so."""
+    """Number of tasks that srun starts on each node by default."""
     files: dict[str, Word] = field(default_factory=dict)
-    """Texts of hostfiles and other files by name."""
+    """Contents of hostfiles and other files, by name."""
     is_pod: bool = False
-    """Whether every machine runs the command once: the pods of a manifest."""
+    """Whether each machine runs the command once, as the pods of a manifest do."""
 
 
 @dataclass(slots=True)
@@ -140,10 +141,10 @@ class Launch:
     command: Command
     ranks: Ranks = Ranks()
     launcher: str = ""
-    """Name of the innermost launcher: "torchrun", "srun", "python"."""
+    """Name of the innermost launcher, e.g. torchrun, srun or python."""
     environment: dict[str, Word] = field(default_factory=dict)
     prefixes: list[Word] = field(default_factory=list)
-    """Words before the launcher whose value is not known, such as $PREFIX."""
+    """Words before the launcher with unknown values, such as $PREFIX."""
     remarks: list[tuple[str, str, str]] = field(default_factory=list)
     """(place, text, fix) of remarks for the script's author."""
     is_explicit: bool = False
@@ -151,19 +152,19 @@ class Launch:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Return a key that is equal for launches of the same training."""
+        """A key that is equal for launches of the same training."""
         ranks = (self.ranks.nodes, self.ranks.per_node, self.ranks.total)
         shown = tuple(str(count.value) if isinstance(count, Value) else str(count) for count in ranks)
         return (*(word.text for word in self.flags), self.program.text, *shown)
 
 
 class Options:
-    """The options of one launcher, and where its command begins."""
+    """The options of one launcher, and the position at which its command begins."""
 
     def __init__(self, words: Sequence[Word], start: int, launcher: "Launcher"):
         self.found: dict[str, Word] = {}
         self.pairs: list[tuple[str, Word]] = []
-        """(option, value) in their order, for options that may be repeated."""
+        """(option, value) in their original order, because options may be repeated."""
         self.unknown: list[Word] = []
         self.module = False
         at = start
@@ -171,7 +172,7 @@ class Options:
             word = words[at]
             text = word.text
             if word.is_outside:
-                # A list that only the shell knows; it may hold options.
+                # A list whose words only the shell knows; it may contain options.
                 if at + 1 < len(words) and not _starts_command(words, at):
                     self.unknown.append(word)
                     at += 1
@@ -212,16 +213,16 @@ class Options:
         self.pairs.append((key, value))
 
     def get(self, *names: str) -> Word | None:
-        """Return the value of the first of several options that is set."""
+        """Return the value of the first option in `names` that is set."""
         return next((self.found[name] for name in names if name in self.found), None)
 
     def number(self, *names: str) -> Value | Unknown | None:
-        """Return the number of an option; Unknown if only the running shell knows it."""
+        """Return the value of an option as a number; Unknown if only the running shell knows it."""
         return number(self.get(*names))
 
 
 def number(word: Word | None) -> Value | Unknown | None:
-    """Return a word as a number; Unknown if only the running shell knows it, None for another text."""
+    """Return a word as a number; Unknown if only the running shell knows it; None if it is not a number."""
     if word is None or not word.text:
         return None
     if word.unknowns:
@@ -240,7 +241,10 @@ def _name(word: Word) -> str:
 
 
 def _is_command(word: Word) -> bool:
-    """Return whether a word begins a command that may launch: a launcher, a prefix, a shell, python."""
+    """Return whether a word begins a command that may launch training.
+
+    Such a word is a launcher, a prefix, a shell, Python or a script.
+    """
     name = _name(word)
     return (
         name in LAUNCHERS
@@ -256,7 +260,7 @@ def _is_script(word: Word) -> bool:
 
 
 def _starts_command(words: Sequence[Word], at: int) -> bool:
-    """Return whether an unknown word stands for a program, because only flags follow it."""
+    """Return whether an unknown word stands for a program, because only flags follow."""
     following = words[at + 1] if at + 1 < len(words) else None
     rest = words[at + 1 :]
     return (
@@ -270,7 +274,7 @@ def _starts_command(words: Sequence[Word], at: int) -> bool:
 
 
 def _torchrun(options: Options, place: Allocation, outer: Ranks) -> Ranks:
-    """Count --nproc_per_node ranks on each of --nnodes machines, with one agent on each."""
+    """Return --nproc_per_node ranks on each of --nnodes machines, which run one agent each."""
     nodes: Value | Unknown | None = None
     if (word := options.get("nnodes")) is not None:
         nodes = number(Word(word.text.partition(":")[0], word.place, word.unknowns))  # --nnodes 1:4
@@ -279,16 +283,16 @@ def _torchrun(options: Options, place: Allocation, outer: Ranks) -> Ranks:
 
 
 def _devices(word: Word, place: Allocation) -> Value | Unknown | None:
-    """Return torchrun's --nproc_per_node: a number, or gpu and auto for the machine's GPUs."""
+    """Return the value of torchrun's --nproc_per_node: a number, or gpu and auto for the machine's GPUs."""
     if word.text in ("gpu", "auto"):
         gpus = place.gpus_per_node
-        reason = "it is the number of GPUs of a machine"
+        reason = "it is the number of GPUs on a machine"
         return Value(gpus.value, word.place) if gpus else Unknown(word.text, "", word.place, reason)
     return number(word)
 
 
 def _deepspeed(options: Options, place: Allocation, outer: Ranks) -> Ranks:
-    """Count a rank for each slot of the hostfile that --include, --exclude, --num_nodes, --num_gpus leave."""
+    """Return a rank per slot that --include, --exclude, --num_nodes and --num_gpus leave in the hostfile."""
     hosts = _hostfile(options.get("hostfile", "H"), place)
     include, exclude = options.get("include", "i"), options.get("exclude", "e")
     nodes, each = options.number("num-nodes"), options.number("num-gpus", "num-accelerators")
@@ -306,7 +310,7 @@ def _deepspeed(options: Options, place: Allocation, outer: Ranks) -> Ranks:
                 left[name] -= slots
         return _slots({name: slots for name, slots in left.items() if slots}, hosts, exclude, "--exclude")
     if exclude is not None:
-        reason = "--exclude takes GPUs from those that the hostfile lists"
+        reason = "--exclude removes GPUs from those in the hostfile"
         unknown = Unknown(exclude.text, "", exclude.place, reason)
         return Ranks(nodes or unknown, each or unknown)
     if hosts:
@@ -319,13 +323,13 @@ def _deepspeed(options: Options, place: Allocation, outer: Ranks) -> Ranks:
             each = Unknown(_sizes(hosts), "", where, "the machines have different numbers of GPUs")
         return Ranks(nodes or Value(len(counts), where), each or Value(counts[0], where))
     if nodes is None and each is not None and options.get("hostfile", "H") is None and not place.nodes:
-        # Without a hostfile, DeepSpeed uses the machine on which it is started.
+        # Without a hostfile, DeepSpeed uses the machine that it is started on.
         nodes = Value(1, each.place)
     return Ranks(nodes, each)
 
 
 def _filters(text: str) -> dict[str, set[int] | None]:
-    """Return {host: slots} of worker-0@worker-1:0,2; None for all slots of a host."""
+    """Return the slots in a filter such as worker-0@worker-1:0,2, {host: slots}; None means all slots."""
     found: dict[str, set[int] | None] = {}
     for part in text.split("@"):
         name, colon, slots = part.strip().partition(":")
@@ -350,11 +354,11 @@ def _slots(
     known = {count for count in counts.values() if count is not None}
     if None in counts.values():
         name = next(name for name, count in counts.items() if count is None)
-        reason = f"{option} takes all GPUs of {name}, and their number is in the hostfile"
+        reason = f"{option} selects all GPUs of {name}, and their number is in the hostfile"
         return Ranks(nodes, Unknown(word.text, "", word.place, reason))
     if len(known) != 1:
         sizes = _sizes({name: count or 0 for name, count in counts.items()})
-        reason = f"{option} gives the machines different numbers of GPUs ({sizes})"
+        reason = f"{option} selects different numbers of GPUs on the machines ({sizes})"
         return Ranks(nodes, Unknown(word.text, "", word.place, reason))
     return Ranks(nodes, Value(known.pop(), word.place))
 
@@ -364,7 +368,10 @@ def _sizes(hosts: dict[str, int]) -> str:
 
 
 def _hostfile(word: Word | None, place: Allocation) -> dict[str, int] | None:
-    """Return {host: slots} of a hostfile that the script writes or that was passed; None without it."""
+    """Return the slots in a hostfile that the script writes or that was given, {host: slots}.
+
+    Returns None without such a hostfile.
+    """
     if word is None:
         return None
     file = place.files.get(word.text) or place.files.get(PurePosixPath(word.text).name)
@@ -381,7 +388,7 @@ def _hostfile(word: Word | None, place: Allocation) -> dict[str, int] | None:
 
 
 def _srun(options: Options, place: Allocation, outer: Ranks) -> Ranks:
-    """Count --ntasks-per-node tasks on each of --nodes; by default the tasks of the allocation."""
+    """Return --ntasks-per-node tasks on each of --nodes nodes; the defaults are those of the allocation."""
     word = options.get("N", "nodes")
     nodes = number(Word(word.text.partition("-")[0], word.place, word.unknowns)) if word else place.nodes
     tasks, total = options.number("ntasks-per-node"), options.number("n", "ntasks")
@@ -398,7 +405,7 @@ def _srun(options: Options, place: Allocation, outer: Ranks) -> Ranks:
 
 
 def _mpirun(options: Options, place: Allocation, outer: Ranks) -> Ranks:
-    """Count -np processes, with -N, -npernode, --map-by ppr:K:node or -ppn on each machine."""
+    """Return -np processes, with -N, -npernode, --map-by ppr:K:node or -ppn of them on each machine."""
     total = options.number("np", "n", "c", "nprocs")
     each = options.number("N", "npernode", "ppn", "perhost", "ntasks-per-node", "grr")
     mapped = options.get("map-by")
@@ -429,7 +436,7 @@ def _mpirun(options: Options, place: Allocation, outer: Ranks) -> Ranks:
 
 
 def _mpi_hosts(options: Options, place: Allocation) -> dict[str, int] | None:
-    """Return {host: slots} of -H a:8,b:8, of -hosts a,b, or of a hostfile; None without them."""
+    """Return the slots in -H a:8,b:8, -hosts a,b or a hostfile, {host: slots}; None without any of them."""
     word = options.get("H", "host", "hosts")
     if word is not None and not word.unknowns:
         hosts: dict[str, int] = {}
@@ -441,7 +448,7 @@ def _mpi_hosts(options: Options, place: Allocation) -> dict[str, int] | None:
 
 
 def _jsrun(options: Options, place: Allocation, outer: Ranks) -> Ranks:
-    """Count -n resource sets of -a tasks each; each machine has -r sets."""
+    """Return -n resource sets of -a tasks each, with -r sets on each machine."""
     sets, tasks = options.number("n", "nrs"), options.number("a", "tasks-per-rs")
     per_host = options.number("r", "rs-per-host")
     each = tasks.value if isinstance(tasks, Value) else 1
@@ -454,7 +461,7 @@ def _jsrun(options: Options, place: Allocation, outer: Ranks) -> Ranks:
 
 
 def _accelerate(options: Options, place: Allocation, outer: Ranks) -> Ranks:
-    """Count --num_processes over --num_machines, by default one machine."""
+    """Return --num_processes processes on --num_machines machines, by default one machine."""
     nodes, total = options.number("num-machines"), options.number("num-processes")
     if nodes is None and "config-file" not in options.found and total is not None:
         nodes = Value(1, total.place)
@@ -462,30 +469,33 @@ def _accelerate(options: Options, place: Allocation, outer: Ranks) -> Ranks:
 
 
 def share(total: Value | Unknown | None, nodes: Value | Unknown | None) -> Value | None:
-    """Return the processes of each machine; None if they are not the same whole number everywhere."""
+    """Return the number of processes on each machine; None if it is not the same whole number on all."""
     if not isinstance(nodes, Value) or not isinstance(total, Value) or not nodes.value:
         return None
     return Value(total.value // nodes.value, total.place) if total.value % nodes.value == 0 else None
 
 
 def _python(options: Options, place: Allocation, outer: Ranks) -> Ranks:
-    """Count one process; another launcher around it may start more."""
+    """Return no counts: Python starts one process, and a launcher around it may start more."""
     return Ranks()
 
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """How a launcher reads its options, and what it starts."""
+    """Describes how a launcher reads its options, and what it starts."""
 
     ranks: Callable[[Options, Allocation, Ranks], Ranks]
     switches: frozenset[str]
-    """Options without a value, without their dashes."""
+    """Options without a value, written without their dashes."""
     values: dict[str, int] = field(default_factory=dict)
-    """Options with a value whose next word could be taken for a command, and those with several values."""
+    """Options with a value that could be mistaken for a command, and options with several values.
+
+    {option: number of values}.
+    """
     starts_program: bool = True
-    """Whether its first argument is the Python program, not any command."""
+    """Whether its first argument must be a Python program rather than any command."""
     joins: bool = False
-    """Whether a short option may be joined with its value: -N4."""
+    """Whether a short option may be joined with its value, as in -N4."""
     makes_agents: bool = True
     """Whether another launcher around it starts agents, one on each machine."""
 
@@ -602,7 +612,7 @@ _PYTHON = Launcher(
 
 @dataclass(slots=True)
 class _Scope:
-    """Launchers and prefixes around a part of a command."""
+    """The launchers and prefixes around a part of a command."""
 
     ranks: Ranks = Ranks()
     has_launcher: bool = False
@@ -623,11 +633,11 @@ class Hidden:
     text: str
     unknown: Unknown | None = None
     file: str = ""
-    """Name of the script that was not passed; "" if a value hides the command."""
+    """Name of the script that was not given; "" if an unknown value hides the command."""
 
 
 def launches_of(command: Command, place: Allocation) -> tuple[list[Launch], list[Hidden]]:
-    """Return the launches in a command, and what hides others."""
+    """Return the launches in a command, and the parts of it that may hide further launches."""
     hidden: list[Hidden] = []
     found = list(_follow(command, 0, place, _Scope(), hidden))
     return found, hidden
@@ -636,7 +646,7 @@ def launches_of(command: Command, place: Allocation) -> tuple[list[Launch], list
 def _follow(
     command: Command, start: int, place: Allocation, scope: _Scope, hidden: list[Hidden]
 ) -> Iterator[Launch]:
-    """Yield the launches in a command line from the word at `start` on."""
+    """Yield the launches in a command line, starting at the word `start`."""
     words = command.words
     while start < len(words) and re.match(r"[A-Za-z_]\w*=", words[start].text) and start + 1 < len(words):
         name = words[start].text.partition("=")[0]
@@ -665,7 +675,7 @@ def _follow(
 def _unknown_head(
     command: Command, start: int, place: Allocation, scope: _Scope, hidden: list[Hidden]
 ) -> Iterator[Launch]:
-    """Follow a command whose first word is not known: $PREFIX torchrun, $LAUNCHER train.py."""
+    """Follow a command whose first word is unknown, e.g. $PREFIX torchrun or $LAUNCHER train.py."""
     words = command.words
     unknown = (words[start].unknowns or (None,))[0]
     following = next((at for at in range(start + 1, len(words)) if not words[at].is_outside), len(words))
@@ -677,7 +687,7 @@ def _unknown_head(
     skipped = words[start:inner]
     if PROGRAM.match(words[inner].text) and not scope.has_launcher:
         # The launcher itself is not known.
-        reason = "it holds the launcher"
+        reason = "it contains the launcher"
         lost = Unknown(
             words[start].text,
             unknown.name if unknown else "",
@@ -719,7 +729,7 @@ def _launcher(
             scope.environment[variable] = Word(text, value.place, value.unknowns)
     ranks = launcher.ranks(options, place, scope.ranks)
     if lost := next((word.unknowns[0] for word in options.unknown if word.unknowns), None):
-        # A list that may hold the launcher's options.
+        # The list may contain the launcher's options.
         ranks = Ranks(ranks.nodes or place.nodes or lost, ranks.per_node or lost, ranks.total)
     remarks = list(scope.remarks)
     explicit = ranks.nodes is not None
@@ -756,7 +766,7 @@ def _combined(
     remarks: list[tuple[str, str, str]],
     options: Options,
 ) -> Ranks:
-    """Return the ranks of a launcher inside of others."""
+    """Return the ranks of a launcher that runs inside other launchers."""
     outer = scope.ranks
     if name not in TORCHRUNS:
         return Ranks(
@@ -770,13 +780,14 @@ def _combined(
         remarks.append(
             (
                 agents.place,
-                f"starts {agents.value} torchruns on each machine ({word.place}), each with separate ranks.",
-                "Start one: --ntasks-per-node=1.",
+                f"starts {agents.value} torchruns on each machine ({word.place}), each with its own ranks.",
+                "Set --ntasks-per-node=1 to start one torchrun on each machine.",
             )
         )
     nodes = ranks.nodes
     if nodes is None:
-        # An agent without --nnodes trains alone; started on several machines, it was meant to train on all.
+        # An agent without --nnodes trains alone. If it is started on several machines, all of them were
+        # meant.
         nodes = around if around is not None else (None if scope.has_launcher else Value(1, word.place))
         standalone = "standalone" in options.found and around is None
         if standalone or not (scope.has_launcher or place.is_pod):
@@ -785,14 +796,14 @@ def _combined(
 
 
 def _alone(place: Allocation, word: Word) -> Iterator[tuple[str, str, str]]:
-    """Yield the remark about a torchrun that is started on one of several machines."""
+    """Yield a remark about a torchrun that is started on only one of several machines."""
     nodes = place.nodes
     if nodes is not None and nodes.value > 1 and not place.is_pod:
         yield (
             word.place,
-            f"torchrun has no --nnodes and no srun before it: the script trains on 1 of the {nodes.value} "
-            f"machines that it requests ({nodes.place}), and the run is imported with 1.",
-            f"If it is to train on all {nodes.value}, give resources.nodes={nodes.value}.",
+            f"torchrun has no --nnodes and no srun before it, so the script trains on 1 of the {nodes.value} "
+            f"machines that it requests ({nodes.place}). The run is imported with 1 machine.",
+            f"To train on all {nodes.value} machines, give resources.nodes={nodes.value}.",
         )
 
 
@@ -814,7 +825,7 @@ def _launch(command: Command, at: int, scope: _Scope, launcher: str) -> Launch:
 def _python_program(
     command: Command, start: int, place: Allocation, scope: _Scope, hidden: list[Hidden]
 ) -> Iterator[Launch]:
-    """Follow python PROGRAM.py, python -m MODULE, and a program that is a launcher itself."""
+    """Follow python PROGRAM.py, python -m MODULE, or a program that is itself a launcher."""
     words = command.words
     at = start + 1
     while at < len(words):
@@ -843,7 +854,7 @@ def _python_program(
     between = words[at + 1 : second] if second is not None else []
     own = [word for word in between if word.text.startswith("-")]
     if second is not None and own and all(_key(w.text.partition("=")[0]) in _WRAPPED for w in own):
-        # A program such as run.py that calls DeepSpeed's or torch's launcher.
+        # A program such as run.py that calls the launcher of DeepSpeed or torch.
         name = (
             "deepspeed"
             if not any("nproc" in word.text or "nnodes" in word.text for word in own)
@@ -854,7 +865,7 @@ def _python_program(
     yield _launch(command, at, scope, "python")
 
 
-# Options of DeepSpeed's and torch's launchers before a second program.
+# Options of the DeepSpeed and torch launchers that may stand before a second program.
 _WRAPPED = frozenset(
     {
         *("include", "exclude", "hostfile", "H", "i", "e", "num-nodes", "num-gpus", "num-accelerators"),
@@ -867,7 +878,7 @@ _WRAPPED = frozenset(
 def _shell(
     command: Command, start: int, place: Allocation, scope: _Scope, hidden: list[Hidden]
 ) -> Iterator[Launch]:
-    """Follow bash -c TEXT, bash FILE and bash with a here-document."""
+    """Follow bash -c TEXT, bash FILE, and bash with a here-document."""
     words, values = command.words, command.values
     at = start + 1
     while at < len(words) and words[at].text.startswith(("-", "+")):
@@ -911,7 +922,7 @@ def _script_file(
             name, command.values[rest:], _variables(command.environment | scope.environment)
         )
     if inner is None:
-        # A wrapper that starts the command after it, or a script that is not here.
+        # A wrapper that starts the command after it, or a script that is not available.
         later = next((n for n in range(rest, len(words)) if _is_command(words[n])), None)
         if later is not None:
             yield from _follow(command, later, place, scope.inside(), hidden)
@@ -965,7 +976,7 @@ def _after_prefix(
         at += 1
 
 
-# Options of prefixes whose value may look like a command: conda run -n python, uv run --with deepspeed.
+# Options of prefixes whose values may look like commands: conda run -n python, uv run --with deepspeed.
 _PREFIX_VALUES = {
     "conda": frozenset({"-n", "-p", "--name", "--prefix", "--cwd"}),
     "uv": frozenset(
@@ -985,7 +996,7 @@ def _is_value(words: Sequence[Word], at: int, name: str) -> bool:
 def _submitted(
     command: Command, start: int, place: Allocation, scope: _Scope, hidden: list[Hidden]
 ) -> Iterator[Launch]:
-    """Follow sbatch FILE, sbatch --wrap TEXT, sbatch with a here-document, and salloc COMMAND."""
+    """Follow sbatch FILE, sbatch --wrap TEXT, sbatch with a here-document, or salloc COMMAND."""
     words = command.words
     for at in range(start + 1, len(words)):
         text = words[at].text
@@ -1013,5 +1024,5 @@ def _submitted(
 
 
 def shown_command(command: Command, count: int = 3) -> str:
-    """Return the first words of a command, for messages."""
+    """Return the first `count` words of a command, for messages."""
     return " ".join(word_of(runs).text for runs in command.values[:count])

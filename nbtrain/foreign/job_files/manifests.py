@@ -1,4 +1,4 @@
-"""Kubernetes manifests: DeepSpeedJob, PyTorchJob, MPIJob, TrainJob; ConfigMaps and volume claims.
+"""Reads Kubernetes manifests: DeepSpeedJob, PyTorchJob, MPIJob, TrainJob, ConfigMaps and volume claims.
 
 Fields follow their operators' definitions: batch.tensorstack.dev/v1beta1 (DeepSpeedJob), kubeflow.org/v1 and
 v2beta1 (PyTorchJob, MPIJob), trainer.kubeflow.org/v1alpha1 (TrainJob).
@@ -18,16 +18,16 @@ from nbtrain.foreign.job_files.script_jobs import UserValues, launch_in_words
 from nbtrain.foreign.syntax.located import Unknown, Value, Word, quantity, whole_number
 from nbtrain.foreign.syntax.yaml_tree import Tree
 
-# The label of NVIDIA's GPU feature discovery: the device's name with dashes instead of spaces.
+# The label set by NVIDIA's GPU feature discovery: the device's name with dashes instead of spaces.
 PRODUCT = "nvidia.com/gpu.product"
 
 
 def read_manifests(
     trees: Sequence[Tree], scripts: Mapping[str, Word] | None = None, given: UserValues | None = None
 ) -> tuple[list[Job], dict[str, Word]]:
-    """Return the jobs of all documents, and the JSON files of their ConfigMaps by name.
+    """Return the jobs in all documents, and the JSON files in their ConfigMaps by name.
 
-    `scripts` are shell scripts by name that a container may mount, in addition to the scripts in ConfigMaps.
+    `scripts` holds shell scripts by name that a container may mount, in addition to those in ConfigMaps.
     """
     jobs: list[Job] = []
     files: dict[str, Word] = {}
@@ -62,7 +62,7 @@ def read_manifests(
             job.documents |= {name: word for name, word in mounted.items() if name.endswith(".json")}
             jobs.append(job)
         elif meant := next((one for one in JOB_KINDS if one.lower() == kind.text.lower()), None):
-            raise ConfigError(f"{kind.place}: kind = {kind.text}: the kind is spelled {meant}.")
+            raise ConfigError(f"{kind.place}: kind = {kind.text}: the kind must be spelled {meant}.")
     for job in jobs:
         job.documents = files | job.documents
         asked = [claims[str(claim.value)] for claim in job.volumes if str(claim.value) in claims]
@@ -84,7 +84,7 @@ def _job_of(tree: Tree, kind: str, given: UserValues) -> Job:
 
 
 def _main_container(tree: Tree, kind: str) -> str:
-    """Return the name of the container that trains."""
+    """Return the name of the container that runs the training."""
     for pod in _pods(tree, kind):
         containers = tree.find(f"{pod}.containers")
         if containers and isinstance(containers.value, list) and containers.value:
@@ -94,7 +94,7 @@ def _main_container(tree: Tree, kind: str) -> str:
     return MAIN_CONTAINER[kind]
 
 
-# Names of the containers that train.
+# Names of the containers that run the training.
 MAIN_CONTAINER = {"DeepSpeedJob": "worker", "PyTorchJob": "pytorch", "MPIJob": "", "TrainJob": "node"}
 PODS = {
     "DeepSpeedJob": ("spec.worker.template.spec",),
@@ -106,7 +106,7 @@ OF_PODS = ("nodeSelector", "tolerations", "volumes", "containers", "serviceAccou
 
 
 def _pods(tree: Tree, kind: str) -> list[str]:
-    """Return the dotted keys of a job's pod specs. A TrainJob has them in patches of its runtime."""
+    """Return the dotted keys of a job's pod specs. In a TrainJob, they are in the patches of its runtime."""
     if kind in PODS:
         return [pod for pod in PODS[kind] if tree.find(pod) is not None]
     found = [
@@ -118,7 +118,7 @@ def _pods(tree: Tree, kind: str) -> list[str]:
 
 
 def _data(tree: Tree) -> dict[str, Word]:
-    """Return the files of a ConfigMap by name."""
+    """Return the files in a ConfigMap by name."""
     data = tree.find("data")
     if data is None or not isinstance(data.value, dict):
         return {}
@@ -126,10 +126,10 @@ def _data(tree: Tree) -> dict[str, Word]:
 
 
 def _mounted(job: Tree, kind: str, trees: Sequence[Tree]) -> dict[str, Word]:
-    """Return the files of the ConfigMaps by name, and those that the job mounts by path too.
+    """Return the files in the ConfigMaps by name, and those that the job mounts also by path.
 
-    Of two ConfigMaps with a file of one name, the one that the job mounts counts. Raises ConfigError if it
-    mounts neither and names the file.
+    If two ConfigMaps have a file with the same name, the one that the job mounts is used. Raises ConfigError
+    if the job refers to such a file but mounts neither ConfigMap.
     """
     found: dict[str, Word] = {}
     several: dict[str, list[Word]] = {}
@@ -145,8 +145,8 @@ def _mounted(job: Tree, kind: str, trees: Sequence[Tree]) -> dict[str, Word]:
         if len({word.text for word in words}) > 1 and not here and name in named:
             places = " and ".join(word.place for word in words[:2])
             raise ConfigError(
-                f"{places}: two ConfigMaps have a file {name}, and the job mounts neither of them. Pass the "
-                "manifest with the one that it uses."
+                f"{places}: two ConfigMaps have a file {name}, but the job mounts neither of them. Give only "
+                "the manifest with the ConfigMap that the job uses."
             )
     for path, word in reversed(mounts):
         found[PurePosixPath(path).name] = found[path] = word
@@ -154,7 +154,7 @@ def _mounted(job: Tree, kind: str, trees: Sequence[Tree]) -> dict[str, Word]:
 
 
 def _mounts(tree: Tree, pod: str) -> Iterator[tuple[str, Word]]:
-    """Yield the path and the contents of every file of a ConfigMap that a pod's containers mount."""
+    """Yield the path and the contents of each ConfigMap file that a pod's containers mount."""
     files: dict[str, dict[str, Word]] = {}
     for volume in _listed(tree, f"{pod}.volumes"):
         name = tree.word(f"{volume}.name")
@@ -184,7 +184,7 @@ def _mounts(tree: Tree, pod: str) -> Iterator[tuple[str, Word]]:
 
 
 def _listed(tree: Tree, dotted: str) -> list[str]:
-    """Return the dotted keys of a list's items."""
+    """Return the dotted keys of the items in a list."""
     found = tree.find(dotted)
     count = len(found.value) if found and isinstance(found.value, list) else 0
     return [f"{dotted}.{at}" for at in range(count)]
@@ -221,7 +221,7 @@ def _pytorch_job(tree: Tree, given: UserValues) -> Job:
         before = job.nodes.value if job.nodes else 0
         place = found.place if found else tree.label
         job.nodes = Value(before + (whole_number(found, "replicas") if found else 1), place)
-    # The elastic policy held this number before the training operator 1.7.
+    # Before training operator 1.7, the elastic policy held this number.
     ranks = tree.first("spec.nprocPerNode", "spec.elasticPolicy.nProcPerNode")
     each = int(ranks.value) if ranks and str(ranks.value).isdigit() else 1
     operator: dict[str, Value | None] = {"RANK": None, "MASTER_ADDR": None, "PET_NODE_RANK": None}
@@ -242,15 +242,15 @@ def _pytorch_job(tree: Tree, given: UserValues) -> Job:
 
 
 def _same_flags(master: list[Word], worker: list[Word]) -> None:
-    """Raise ConfigError if master and worker would train with different flags."""
+    """Raise ConfigError if Master and Worker would train with different flags."""
     if not master or not worker:
         return
     for here, there in ((worker, master), (master, worker)):
         texts = {word.text for word in there}
         if one := next((word for word in here if word.text not in texts), None):
             raise ConfigError(
-                f"{one.place}: {one.text}: only one of Master and Worker has it, but all ranks need "
-                "the same flags. Make both equal."
+                f"{one.place}: {one.text}: only one of Master and Worker has this argument, but all ranks "
+                "need the same flags. Make both commands equal."
             )
 
 
@@ -278,12 +278,12 @@ def _mpi_job(tree: Tree, given: UserValues) -> Job:
         return job
     job.gpus_per_node, job.nodes = slots, workers
     if job.world_size and str(job.nodes.value).isdigit() and str(slots.value).isdigit():
-        # mpirun fills the slots of one worker after another.
+        # mpirun fills the slots of one worker after the other.
         world, all_slots = job.world_size.value, int(job.nodes.value) * int(slots.value)
         if world > all_slots or world % max(int(slots.value), 1):
             raise ConfigError(
-                f"{job.world_size.place}: mpirun starts {world} ranks, but {job.nodes.value} workers have "
-                f"{slots.value} slots each (spec.slotsPerWorker) = {all_slots}. Make both equal."
+                f"{job.world_size.place}: mpirun starts {world} ranks, but {job.nodes.value} workers with "
+                f"{slots.value} slots each (spec.slotsPerWorker) have {all_slots} slots. Make both equal."
             )
         if world < all_slots:
             job.workers, job.nodes = job.nodes, Value(world // int(slots.value), job.world_size.place)
@@ -305,14 +305,14 @@ def _train_job(tree: Tree, given: UserValues) -> Job:
     words = [*tree.words("spec.trainer.command"), *tree.words("spec.trainer.args")]
     _take_words(tree, job, words, operator, given)
     if ranks is not None and str(ranks.value) in ("auto", "gpu"):
-        ranks = job.gpus_asked  # torchrun counts the GPUs of the container
+        ranks = job.gpus_asked  # torchrun counts the container's GPUs
     elif ranks is not None and not str(ranks.value).isdigit():
-        text = f"numProcPerNode = {ranks.value}: only the cluster knows how many ranks that are."
+        text = f"numProcPerNode = {ranks.value}: only the cluster knows the number of ranks."
         job.asked.append(("resources.gpus_per_node", ranks.place, text))
         ranks = None
-    # torchrun prefers its own --nproc_per_node to the operator's variable.
+    # torchrun's own --nproc_per_node takes precedence over the operator's variable.
     job.gpus_per_node = job.gpus_per_node or ranks or job.gpus_asked
-    # Pods are patched under runtimePatches, or under podTemplateOverrides in earlier versions.
+    # Pods are patched under runtimePatches or, in earlier versions, under podTemplateOverrides.
     for dotted in tree.places:
         if dotted.startswith(PATCHES):
             value = Value(tree.texts.get(dotted, ""), tree.places[dotted])
@@ -343,9 +343,9 @@ def _container(
     given: UserValues,
     operator: Mapping[str, Value | None] | None = None,
 ) -> None:
-    """Read image, environment, resources, volumes and command of a pod's training container.
+    """Read the image, environment, resources, volumes and command of a pod's training container.
 
-    `operator` holds the variables that the operator sets; None for one that only the pod knows.
+    `operator` holds the variables that the operator sets. None stands for a value that only the pod knows.
     """
     containers = tree.find(f"{pod}.containers")
     count = len(containers.value) if containers and isinstance(containers.value, list) else 0
@@ -367,7 +367,10 @@ def _container(
 
 
 def _training_container(tree: Tree, pod: str, count: int, wanted: str) -> int:
-    """Return which container trains: the one with the operator's name, else one that requests GPUs."""
+    """Return the index of the training container.
+
+    It is the container with the operator's name or, without one, the first that requests GPUs.
+    """
     names = [tree.word(f"{pod}.containers.{at}.name") for at in range(count)]
     for at, name in enumerate(names):
         if name and name.text == wanted:
@@ -387,13 +390,13 @@ def _environment(tree: Tree, job: Job, dotted: str) -> None:
         if name and value:
             job.environment[name.text] = value
         elif name and (source := tree.find(f"{dotted}.{at}.valueFrom")):
-            # A secret, a ConfigMap or a field of the pod, which only the cluster knows.
+            # The value comes from a Secret, a ConfigMap or a field of the pod, which only the cluster knows.
             job.environment[name.text] = Word(f"${{{name.text}}}", source.place)
     _environment_from(tree, job, f"{dotted}From")
 
 
 def _environment_from(tree: Tree, job: Job, dotted: str) -> None:
-    """Read envFrom: the variables of a ConfigMap that the files hold. Those of a Secret are never read."""
+    """Read envFrom: the variables of ConfigMaps in the given files. Secrets are never read."""
     found = tree.find(dotted)
     for at in range(len(found.value) if found and isinstance(found.value, list) else 0):
         prefix = tree.word(f"{dotted}.{at}.prefix")
@@ -404,8 +407,8 @@ def _environment_from(tree: Tree, job: Job, dotted: str) -> None:
         data = source.find("data") if source else None
         if source is None or data is None or not isinstance(data.value, dict):
             words = (
-                f"envFrom: the variables are in the ConfigMap {name.text}, which no file holds. Name its "
-                "file too, or add backend.env={NAME: VALUE} to the command."
+                f"envFrom: the variables are in the ConfigMap {name.text}, which is not in the given files. "
+                "Give its file too, or add backend.env={NAME: VALUE} to the command."
             )
             job.asked.append(("backend.env", name.place, words))
             continue
@@ -428,16 +431,16 @@ def _resources(tree: Tree, job: Job, dotted: str) -> None:
             elif resource == "memory":
                 job.memory_bytes = Value(int(quantity(one, "memory")), one.place)
             elif is_gpu(resource) and gpus in ("", resource):
-                gpus = resource  # a run has GPUs of one kind; the others are listed with the place
+                gpus = resource  # a run has one kind of GPU; kubernetes_backend.py lists the others
                 job.gpus_asked = Value(whole_number(one, resource), one.place)
 
 
-# $(NAME) in a container's command is replaced by the kubelet; $$ stands for $.
+# The kubelet replaces $(NAME) in a container's command; $$ stands for $.
 REFERENCE = re.compile(r"\$\$|\$\(([-\w.]+)\)")
 
 
 def _variables(job: Job, operator: Mapping[str, Value | None]) -> dict[str, Word]:
-    """Return the environment of a container: the variables that the operator and the manifest set."""
+    """Return a container's environment: the variables that the operator and the manifest set."""
     found: dict[str, Word] = {}
     for name, value in operator.items():
         if value is None:
@@ -455,7 +458,7 @@ def _variables(job: Job, operator: Mapping[str, Value | None]) -> dict[str, Word
 
 
 def _referenced(word: Word, variables: Mapping[str, Word]) -> Word:
-    """Replace $(NAME) as the kubelet does: a name that the container does not have stays as it is."""
+    """Replace $(NAME) as the kubelet does: names that the container does not have are left unchanged."""
     unknowns: list[Unknown] = []
 
     def value(match: re.Match[str]) -> str:
@@ -473,7 +476,7 @@ def _referenced(word: Word, variables: Mapping[str, Word]) -> Word:
 def _take_words(
     tree: Tree, job: Job, words: Sequence[Word], operator: Mapping[str, Value | None], given: UserValues
 ) -> None:
-    """Read a container's command: a launcher's words, bash -c with a script, or a mounted script."""
+    """Read a container's command: a launcher, bash -c with a script, or a mounted script."""
     if not words:
         return
     variables = _variables(job, operator)
@@ -486,7 +489,7 @@ def _take_words(
 
 
 def _take(job: Job, launch: Launch | None) -> None:
-    """Give a job its program, and the ranks that its launcher starts in the manifest's pods."""
+    """Set a job's program, and the ranks that its launcher starts in the manifest's pods."""
     if launch is None:
         return
     job.program, job.flags = launch.program, launch.flags

@@ -1,7 +1,7 @@
-"""Files that nbtrain wrote itself: manifests and batch scripts, which import back to the run that wrote them.
+"""Recognizes files that nbtrain itself wrote: manifests and batch scripts, which import back to their run.
 
-A file of `nbtrain submit RUN --dry-run FILE` holds the whole run in a variable. A file that `nbtrain submit`
-sends names the run directory, whose config.yaml holds it.
+A file written by `nbtrain submit RUN --dry-run FILE` holds the entire run in a variable. A file that
+`nbtrain submit` sends names the run directory, whose config.yaml holds the run.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from nbtrain.foreign.job_files.job import Job
 from nbtrain.foreign.syntax.located import Word
 from nbtrain.foreign.syntax.yaml_tree import Tree
 
-# Modules that an own file starts, each followed by the run directory.
+# Modules that nbtrain's own files start, each followed by the run directory.
 MODULES = ("nbtrain.jobs.supervisor", "nbtrain.jobs.node")
 RUN_LABEL = "nbtrain/run"
 
 
 def own_directory(words: Sequence[Word]) -> Word | None:
-    """Return the run directory that a command of nbtrain names; None for another command."""
+    """Return the run directory that an nbtrain command names, or None for another command."""
     for at, word in enumerate(words):
         if word.text in MODULES:
             return next((later for later in words[at + 1 :] if not later.text.startswith("-")), None)
@@ -31,7 +31,7 @@ def own_directory(words: Sequence[Word]) -> Word | None:
 
 
 def own_manifest(tree: Tree, job: Job) -> bool:
-    """Set what a manifest of nbtrain says about its run; return False for another manifest."""
+    """Set the run that a manifest of nbtrain names. Return False for another manifest."""
     labels = tree.find("metadata.labels")
     name = labels.value.get(RUN_LABEL) if labels and isinstance(labels.value, dict) else None
     if name is None or labels is None:
@@ -41,8 +41,9 @@ def own_manifest(tree: Tree, job: Job) -> bool:
 
 
 def run_of(job: Job) -> RunConfig:
-    """Return the run that wrote a file. Raises ConfigError if the file does not hold it and its run directory
-    is not here.
+    """Return the run that a file was written for.
+
+    Raises ConfigError if the file does not contain the run and the run directory does not exist here.
     """
     assert job.own_run is not None
     if text := job.environment.get(RUN_YAML):
@@ -53,7 +54,7 @@ def run_of(job: Job) -> RunConfig:
     if valid_name(name) and (run := RunDir.named(name)).config_yaml.is_file():
         return load_resolved(run.config_yaml)
     raise ConfigError(
-        f"{job.own_run.place}: nbtrain wrote this file for the run {name}, whose settings are in the "
-        f"config.yaml of its run directory, {job.own_run.text}, which is not here. Name that config.yaml, or "
-        "a file of `nbtrain submit RUN --dry-run FILE`, which holds the run."
+        f"{job.own_run.place}: nbtrain wrote this file for the run {name}. The run's settings are in the "
+        f"config.yaml of its run directory, {job.own_run.text}, which does not exist here. Give that "
+        "config.yaml, or a file written by `nbtrain submit RUN --dry-run FILE`, which contains the run."
     )

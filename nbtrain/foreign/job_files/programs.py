@@ -1,7 +1,7 @@
-"""Recognition of the program that a job runs, before any of its flags is read as a GPT's.
+"""Recognizes the program that a job runs, before any of its flags is read as a GPT's.
 
-The table of programs is in config/names/other_programs.py. A program that trains no dense GPT, or that has
-its own settings, is refused in one sentence.
+The table of programs is in config/names/other_programs.py. A program that does not train a dense GPT, or that
+has flags that Megatron does not know, is rejected with one sentence.
 """
 
 import re
@@ -21,20 +21,20 @@ from nbtrain.config.names.other_programs import (
 from nbtrain.foreign.syntax.flags import ASCEND, VERSIONS, tables
 from nbtrain.foreign.syntax.located import OUTSIDE, Word
 
-# Least number of known flags: another program may share a flag or two of Megatron's.
+# Minimum number of known flags, because other programs may share a flag or two with Megatron.
 FEWEST_FLAGS = 5
 READS = "nbtrain imports only GPT models of Megatron-LM and Megatron-DeepSpeed"
 
 
 def other_program(program: Word, flags: Sequence[Word]) -> tuple[str, str] | None:
-    """Return the place and the sentence with which a program is refused; None for a GPT of Megatron."""
+    """Return the place and the sentence that rejects a program, or None for a Megatron GPT."""
     name = PurePosixPath(program.text).name
     if not name.endswith(".py"):
         name = f"{name.rpartition('.')[2]}.py"  # a module: python -m examples.inference.server
-    runs = f"runs {program.text}, which"
+    runs = f"the command runs {program.text}, which"
     gpt = bool(GPT_SCRIPTS.fullmatch(name))
     if NO_TRAINING.fullmatch(name):
-        return program.place, f"{runs} trains nothing. Give the script that starts the training."
+        return program.place, f"{runs} does not train. Give the script that starts the training."
     named = gpt or GPT_NAMES.fullmatch(name)
     if not named and (
         model := next((kind for kind in OTHER_MODELS if re.fullmatch(kind.scripts, name)), None)
@@ -45,21 +45,25 @@ def other_program(program: Word, flags: Sequence[Word]) -> tuple[str, str] | Non
         return None if gpt or _is_open(known, flags) else _without_flags(program, flags, len(known))
     for model, pattern in models_by_flag(gpt):
         if flag := next((word for word in flags if _is_flag(word, pattern)), None):
-            return flag.place, f"{flag.text}: {name} trains {model.name} with it: {READS}."
+            return flag.place, f"{flag.text}: with this flag, {name} trains {model.name}: {READS}."
     for flag, value in _values(flags, EXPERTS):
-        words = f"{flag.text.partition('=')[0]} {value.text}: "
+        setting = f"{flag.text.partition('=')[0]} {value.text}"
         if value.from_outside:
-            words += "is not known here, and nbtrain trains dense models only. Write the number into the "
-            return flag.place, f"{words}script, or remove the flag."
+            return flag.place, (
+                f"{setting}: the value is not known here, and nbtrain trains only dense models. Write the "
+                "number into the script, or remove the flag."
+            )
         if value.text not in ("1", ""):
-            words += "trains a mixture of experts, and nbtrain "
-            return flag.place, f"{words}trains dense models only."
+            return flag.place, (
+                f"{setting}: this is a mixture of experts, but nbtrain trains only dense models."
+            )
     return _dialect(flags, unknown)
 
 
 def _is_open(known: Collection[str], flags: Sequence[Word]) -> bool:
-    """Return whether a variable may hold the flags of a program, and no other flag is known. The import then
-    asks for the variable.
+    """Return whether a variable may hold the flags of a program, and no other flag is known.
+
+    The import then asks for the variable.
     """
     lists = [
         word
@@ -72,8 +76,8 @@ def _is_open(known: Collection[str], flags: Sequence[Word]) -> bool:
 
 
 def _without_flags(program: Word, flags: Sequence[Word], known: int) -> tuple[str, str]:
-    """Return the refusal of a program that has few of Megatron's flags."""
-    runs = f"runs {program.text}, which"
+    """Return the place and the sentence that rejects a program with few of Megatron's flags."""
+    runs = f"the command runs {program.text}, which"
     if other := program_of_script(program.text, [word.text for word in flags]):
         return program.place, f"{runs} belongs to {other}: {READS}."
     count = "none" if not known else f"only {known}"
@@ -81,8 +85,9 @@ def _without_flags(program: Word, flags: Sequence[Word], known: int) -> tuple[st
 
 
 def _dialect(flags: Sequence[Word], unknown: Collection[str]) -> tuple[str, str] | None:
-    """Return the refusal of a program that adds flags to Megatron's; None if all flags are known or none
-    tells the program.
+    """Return the place and the sentence that rejects a program with additional flags.
+
+    Returns None if all flags are known, or if no unknown flag identifies the program.
     """
     found = {
         name: [word for word in flags if _is_flag(word, pattern) and word.text.partition("=")[0] in unknown]
@@ -94,11 +99,15 @@ def _dialect(flags: Sequence[Word], unknown: Collection[str]) -> tuple[str, str]
     names = [name for name, own in found.items() if len(own) == most]
     own = found[names[0]]
     shown = ", ".join(dict.fromkeys(word.text.partition("=")[0] for word in own))
-    several = ", " in shown
-    only = f"only {' and '.join(names)} {'has' if len(names) == 1 else 'have'} {'them' if several else 'it'}"
-    words = f"{only}, and no field says what {'they do' if several else 'it does'}"
-    fix = f"Remove {'them' if several else 'it'}, or use the script of Megatron-LM."
-    return own[0].place, f"{shown}: {words}. {fix}"
+    has = f"only {' and '.join(names)} {'has' if len(names) == 1 else 'have'}"
+    if ", " in shown:
+        words = (
+            f"{has} these flags, and nbtrain has no fields for them. Remove them, or use Megatron-LM's "
+            "script."
+        )
+    else:
+        words = f"{has} this flag, and nbtrain has no field for it. Remove it, or use Megatron-LM's script."
+    return own[0].place, f"{shown}: {words}"
 
 
 def _is_flag(word: Word, pattern: re.Pattern[str]) -> bool:
@@ -116,7 +125,7 @@ def _values(flags: Sequence[Word], pattern: re.Pattern[str]) -> Iterator[tuple[W
 
 
 def _known(flags: Sequence[Word]) -> tuple[set[str], set[str]]:
-    """Return the flags that some version of Megatron has, and the others."""
+    """Return the flags that some version of Megatron has, and the other flags."""
     names = {word.text.partition("=")[0] for word in flags if re.match("--?[A-Za-z]", word.text)}
     names = {name for name in names if not ASCEND.fullmatch(name)}
     known = {flag for program in VERSIONS for table in tables(program) for flag in table.by_flag}
@@ -124,5 +133,5 @@ def _known(flags: Sequence[Word]) -> tuple[set[str], set[str]]:
 
 
 def knows_flags(flags: Sequence[Word]) -> int:
-    """Return how many of the flags are Megatron's, of whatever version."""
+    """Return how many of the flags are Megatron's, in any version."""
     return len(_known(flags)[0])

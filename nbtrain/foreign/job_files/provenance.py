@@ -1,4 +1,4 @@
-"""Hashes and commits of the files that an import reads, for the run's record."""
+"""Records hashes and commits of the files that an import reads, for the run's record."""
 
 import hashlib
 from pathlib import Path
@@ -9,7 +9,7 @@ from nbtrain.config.sections.imported import ImportedFile
 
 
 def imported_file(path: Path) -> ImportedFile:
-    """Return the name, hash and commit of a file."""
+    """Return a file's name, hash and commit."""
     content = path.read_bytes()
     return ImportedFile(
         file=printable(path.name),

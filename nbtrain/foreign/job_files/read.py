@@ -1,7 +1,6 @@
-"""Reads the files that the user passes: detects the kind of each, and reads the training jobs that they
-describe.
+"""Reads the files that the user gives: detects the kind of each file, and reads the jobs that they describe.
 
-A DeepSpeed JSON belongs to the job that names it (--deepspeed_config), if a job does, else to all jobs.
+A DeepSpeed JSON belongs to the job that names it (--deepspeed_config). If no job names it, it belongs to all.
 """
 
 import re
@@ -36,17 +35,17 @@ from nbtrain.foreign.syntax.yaml_tree import HELM, Tree, read_documents, templat
 # kubectl writes manifests as JSON too, with this key first.
 JSON_MANIFEST = re.compile(r'\s*\{\s*"apiVersion"\s*:')
 CONFIG_FLAGS = ("--deepspeed_config", "--deepspeed-config", "--deepscale_config")
-# Kinds of files that start with a job, read without the files next to it.
+# Shells that may start a script whose file name does not end in .sh.
 SHEBANG = re.compile(r"#!.*\b(sh|bash|dash|zsh|ksh)\b")
 
 
 def read_files(files: Sequence[str | Path], variables: Mapping[str, str] | None = None) -> list[Job]:
-    """Return the jobs of the files. `variables` are values of the scripts' variables.
+    """Return the jobs that the files describe. `variables` holds values for the scripts' variables.
 
-    Raises ConfigError for a file of an unknown kind, and for a variable that changes nothing.
+    Raises ConfigError for a file of an unknown kind, and for a variable that has no effect.
     """
     if not files:
-        raise ConfigError(f"no file is named; give {FILES}.")
+        raise ConfigError(f"no file was given; give {FILES}.")
     jobs: list[Job] = []
     texts: dict[str, Word] = {}
     trees: list[Tree] = []
@@ -57,8 +56,10 @@ def read_files(files: Sequence[str | Path], variables: Mapping[str, str] | None 
         path = path_of(file)
         text, label = text_of(path), printable(path.name)
         if label in (file.file for file in given):
-            fix = "Rename one, or import one after the other."
-            raise ConfigError(f"{label}: two of these files have this name, by which others find them. {fix}")
+            raise ConfigError(
+                f"{label}: two of the files have this name, but files refer to each other by name. Rename "
+                "one of them, or import them one after the other."
+            )
         given.append(imported_file(path))
         if path.suffix in JSON and not JSON_MANIFEST.match(text):
             texts[label] = Word(text, f"{label}:1")
@@ -77,7 +78,10 @@ def read_files(files: Sequence[str | Path], variables: Mapping[str, str] | None 
     jobs += found_jobs
     texts |= maps
     if not jobs and not texts and not trees:
-        raise ConfigError(f"{', '.join(scripts)}: holds hosts, not a job; give the script that launches too.")
+        raise ConfigError(
+            f"{', '.join(scripts)}: this is a list of hosts, not a job. Also give the script that launches "
+            "the training."
+        )
     if not jobs and not texts:
         kinds = ", ".join(JOB_KINDS)
         raise ConfigError(f"{trees[0].label}: contains no job; supported kinds: {kinds}, and ConfigMap.")
@@ -97,7 +101,7 @@ def read_files(files: Sequence[str | Path], variables: Mapping[str, str] | None 
 
 
 def _jobs_of_scripts(scripts: Mapping[str, Word], values: UserValues, beside_manifest: bool) -> list[Job]:
-    """Return the jobs of all scripts; a script that another one reads is not a job."""
+    """Return the jobs of all scripts. A script that another script reads is not a job."""
     read: set[str] = set()
     found: dict[str, list[Job] | ConfigError] = {}
     for label, word in scripts.items():
@@ -120,7 +124,7 @@ def _jobs_of_scripts(scripts: Mapping[str, Word], values: UserValues, beside_man
     return jobs
 
 
-# The hosts of DeepSpeed's launcher and of mpirun, each with its slots.
+# Hostfiles of DeepSpeed's launcher and of mpirun: hosts, each with its slots.
 HOSTFILE = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n|[ \t]*[\w.-]+[ \t]+slots[ \t]*=[ \t]*\d+[^\n]*(?:\n|\Z))+")
 
 
@@ -129,27 +133,29 @@ def _mapping(trees: Sequence[Tree]) -> Mapping[str, Any]:
 
 
 def _refuse_without_job(trees: Sequence[Tree], value: Mapping[str, Any], label: str) -> None:
-    """Raise ConfigError if a YAML file holds nothing that an import reads, and name what it is."""
+    """Raise ConfigError if a YAML file contains nothing that can be imported, and say what it is."""
     kinds = list(dict.fromkeys(word.text for tree in trees if (word := tree.word("kind"))))
     if any(kind.lower() in READ_KINDS for kind in kinds):
         return
     known = ", ".join(JOB_KINDS)
     if "Kustomization" in kinds:
         raise ConfigError(
-            f"{label}: is a kustomization, not a manifest. Build it (`kubectl kustomize FOLDER`) and import "
+            f"{label}: this is a kustomization, not a manifest. Run `kubectl kustomize FOLDER` and import "
             "the result."
         )
     if OF_A_CHART.fullmatch(label) and not kinds and not is_run(value):
         raise ConfigError(
-            f"{label}: belongs to a chart of Helm. Render it (`helm template CHART`) and import the result."
+            f"{label}: this file belongs to a Helm chart. Run `helm template CHART` and import the result."
         )
     if kinds:
-        what = f"is a manifest of Kubernetes ({', '.join(kinds)}) and contains no job"
+        what = f"this Kubernetes manifest ({', '.join(kinds)}) contains no job"
         raise ConfigError(f"{label}: {what}; supported kinds: {known}, and ConfigMap.")
     if is_run(value):
-        raise ConfigError(f"{label}: is a run YAML already: `nbtrain check {label}` checks it.")
+        raise ConfigError(f"{label}: this is already a run YAML. Run `nbtrain check {label}` to check it.")
     if program := program_of_file(value):
-        raise ConfigError(f"{label}: is a configuration of {program}, which nbtrain does not read: {READS}.")
+        raise ConfigError(
+            f"{label}: this is a configuration file for {program}, which nbtrain does not read: {READS}."
+        )
     keys = f" (its keys: {shortened(', '.join(map(str, value)))})" if value else ""
     raise ConfigError(f"{label}: contains no job; supported kinds: {known}, and ConfigMap{keys}.")
 
@@ -159,46 +165,49 @@ READ_KINDS = {kind.lower() for kind in (*JOB_KINDS, *BESIDE_A_JOB)}
 
 
 def _refuse_other_json(document: Document) -> None:
-    """Raise ConfigError if a JSON is not DeepSpeed's: none of its keys is one that DeepSpeed reads."""
+    """Raise ConfigError if a JSON file is not for DeepSpeed: it has no key that DeepSpeed reads."""
     keys = document.value
     if not keys or any(key in KNOWN_KEYS for key in keys):
         return
     label = document.label
     if has_keys(keys, MODEL_CONFIG):
         raise ConfigError(
-            f"{label}: is the configuration of a model, not a DeepSpeed JSON: `nbtrain import-model FOLDER` "
-            "reads it with its weights."
+            f"{label}: this is a model's configuration, not a DeepSpeed JSON. Run `nbtrain import-model "
+            "FOLDER` to import it with its weights."
         )
     if program := program_of_file(keys):
-        raise ConfigError(f"{label}: is a configuration of {program}, which nbtrain does not read: {READS}.")
+        raise ConfigError(
+            f"{label}: this is a configuration file for {program}, which nbtrain does not read: {READS}."
+        )
     first = shortened(", ".join(keys))
     hint = nearest(next(iter(keys)), KNOWN_KEYS)
     raise ConfigError(f"{label}: DeepSpeed reads none of its keys ({first}).{hint} Give a DeepSpeed JSON.")
 
 
 def _refuse_other_text(path: Path, text: str) -> None:
-    """Raise ConfigError for a file that is not a shell script, and name what it is."""
+    """Raise ConfigError for a file that is not a shell script, and say what it is."""
     if path.suffix in (".py", ".ipynb"):
         kind = "a notebook" if path.suffix == ".ipynb" else "a Python program"
         raise ConfigError(
-            f"{path.name}: is {kind}, which is never run here. Give the shell script that starts it."
+            f"{path.name}: this is {kind}, which nbtrain does not run. Give the shell script that starts it."
         )
     if path.suffix == ".toml":
         try:
             program = program_of_file(tomllib.loads(text))
         except tomllib.TOMLDecodeError:
             program = ""
-        what = f"a configuration of {program}" if program else "a TOML file"
-        raise ConfigError(f"{path.name}: is {what}, which nbtrain does not read: {READS}.")
+        what = f"a configuration file for {program}" if program else "a TOML file"
+        raise ConfigError(f"{path.name}: this is {what}, which nbtrain does not read: {READS}.")
     if match := HELM.search(text):
         raise ConfigError(template_problem(f"{path.name}:{text.count(chr(10), 0, match.start()) + 1}"))
     if path.suffix not in SCRIPTS and path.suffix in OTHER_ENDINGS and not SHEBANG.match(text):
-        raise ConfigError(f"{path.name}: is text, not a script; give {FILES}.")
+        raise ConfigError(f"{path.name}: this is a text file, not a script; give {FILES}.")
 
 
 def give_json(job: Job, texts: dict[str, Word], files: Sequence[str | Path]) -> None:
-    """Set the DeepSpeed JSON of a job: a file that was passed, one that its script or ConfigMap writes, or a
-    file in the same folder.
+    """Set the DeepSpeed JSON of a job.
+
+    It is one of the given files, one that the job's script or ConfigMap writes, or a file in the same folder.
     """
     named = job.flag(*CONFIG_FLAGS)
     written = {name: word for name, word in job.documents.items() if _is_json(name, word)}
@@ -229,7 +238,7 @@ def _json(word: Word, substitutions: list[tuple[str, str]]) -> Document:
     label, _, line = word.place.rpartition(":")
     text = word.text
     for unknown in word.unknowns or ():
-        # The import asks for the value, so its text here does not matter.
+        # The import asks for the unknown value, so its text does not matter here.
         part = re.escape(unknown.text)
         text = re.sub(rf'"[^"\n]*{part}[^"\n]*"|{part}', '"auto"', text)
     for old, new in substitutions:

@@ -1,4 +1,4 @@
-"""Training jobs that scripts launch: the commands of a script, its launchers, and the place that runs it."""
+"""Finds the training jobs that scripts launch: their commands, launchers, and where they run."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -27,10 +27,10 @@ from nbtrain.foreign.job_files.slurm_options import (
 from nbtrain.foreign.syntax.located import Unknown, Value, Word, question
 from nbtrain.foreign.syntax.yaml_tree import TEMPLATE_MARK, template_problem
 
-# The most different trainings of one script, such as a sweep whose loops start one for each setting.
+# Maximum number of different trainings in one script, e.g. a sweep whose loops start one for each setting.
 MOST_LAUNCHES = 100
 SED = re.compile(r"s(.)(.+?)\1(.*?)\1g?$")
-# Variables that a scheduler, an operator or a launcher sets, so that the default of ${X:-1} may not apply.
+# Variables that a scheduler, an operator or a launcher sets, so that a default such as ${X:-1} may not apply.
 SCHEDULED = re.compile(
     r"SLURM_\w+|SLURMD_\w+|PBS_\w+|LSB_\w+|NSLOTS|COBALT_\w+|FLUX_\w+|OMPI_\w+|PMI_\w+|PMIX_\w+|MV2_\w+|PET_\w+|"
     r"WORLD_SIZE|RANK|LOCAL_RANK|LOCAL_WORLD_SIZE|VC_\w+|MLP_\w+|ARNOLD_\w+|SM_\w+|AZ_BATCH_\w+|DLWS_\w+|"
@@ -40,7 +40,7 @@ SCHEDULED = re.compile(
 
 @dataclass(slots=True)
 class UserValues:
-    """Values of the script's variables that the user passed, and whether the script used them."""
+    """Values that the user gave for the script's variables, and whether the script used them."""
 
     values: dict[str, str] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
@@ -51,17 +51,17 @@ class UserValues:
         self.decided |= script.decided
 
     def raise_unused(self) -> None:
-        """Raise ConfigError if a value changes nothing."""
+        """Raise ConfigError if a value has no effect."""
         for name in self.values:
             if name in self.used:
                 continue
             if name in self.decided:
                 raise ConfigError(
-                    f"{name}={self.values[name]}: {self.decided[name]} sets {name} itself. Change it "
-                    "there, or give the field of the run instead."
+                    f"{name}={self.values[name]}: {self.decided[name]} sets {name} itself. Change {name} "
+                    "there, or set the run's field instead."
                 )
             raise ConfigError(
-                f"{name}={self.values[name]}: is neither a field of a run nor a variable of these files."
+                f"{name}={self.values[name]}: {name} is neither a run field nor a variable in these files."
             )
 
 
@@ -72,10 +72,10 @@ def jobs_of_script(
     files: Mapping[str, Word] | None = None,
     read: set[str] | None = None,
 ) -> list[Job]:
-    """Return the jobs that a script launches. Raises ConfigError if it launches none.
+    """Return the jobs that a script launches. Raises ConfigError if it launches no job.
 
-    `files` are the texts of the other files of the import, and `read` gets the names of those that the script
-    reads.
+    `files` holds the texts of the other files in the import. The names of those that the script reads are
+    added to `read`.
     """
     given = given or UserValues()
     lines = sbatch_lines(text, label)
@@ -98,7 +98,7 @@ def jobs_of_script(
     if len(launches) > MOST_LAUNCHES:
         raise ConfigError(
             f"{launches[0].program.place}: the script launches {len(launches):,} different trainings, more "
-            f"than {MOST_LAUNCHES}. Give a script with the values of one of them."
+            f"than the limit of {MOST_LAUNCHES}. Give a script with the values of a single training."
         )
     given.note(script)
     if read is not None:
@@ -110,12 +110,12 @@ def jobs_of_script(
 
 
 def _nodes(lines: Sequence[SbatchLine]) -> Value | None:
-    """Return the nodes of an allocation: --nodes, or --ntasks over --ntasks-per-node."""
+    """Return the number of nodes in an allocation: --nodes, or --ntasks divided by --ntasks-per-node."""
     every, each = count(lines, "--ntasks"), count(lines, "--ntasks-per-node")
     return count(lines, "--nodes") or share(every, each)
 
 
-# Variables that Slurm sets in every job, and whose values only the job knows.
+# Variables that Slurm sets in every job, with values that only the job knows.
 IN_EVERY_JOB = (
     *("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_PROCID", "SLURM_NODEID"),
     *("SLURM_LOCALID", "SLURM_SUBMIT_DIR"),
@@ -123,7 +123,7 @@ IN_EVERY_JOB = (
 
 
 def _slurm_variables(lines: Sequence[SbatchLine]) -> tuple[dict[str, Word], frozenset[str]]:
-    """Return the variables that Slurm sets for these options, and those that it does not set."""
+    """Return the variables that Slurm sets for these options, and those that it leaves unset."""
     if not lines:
         return {}, frozenset()
     found: dict[str, Word] = {}
@@ -169,7 +169,7 @@ def _slurm_variables(lines: Sequence[SbatchLine]) -> tuple[dict[str, Word], froz
 
 
 def _launches(commands: Sequence[Command], place: Allocation) -> tuple[list[Launch], list[Hidden]]:
-    """Return the launches of training, each once, and the commands that may hide others."""
+    """Return the distinct launches of training, and the commands that may hide further launches."""
     found: list[Launch] = []
     hidden: list[Hidden] = []
     for command in commands:
@@ -186,9 +186,7 @@ def _launches(commands: Sequence[Command], place: Allocation) -> tuple[list[Laun
 
 
 def _trains(launch: Launch) -> bool:
-    """Return whether a program receives flags of Megatron. A script may call other programs before the
-    training.
-    """
+    """Return whether a program gets Megatron's flags: a script may call other programs before it trains."""
     return knows_flags(launch.flags) >= FEWEST_FLAGS
 
 
@@ -204,16 +202,17 @@ def _may_train(launch: Launch) -> bool:
 
 
 def _no_launch(script: Script, hidden: Sequence[Hidden]) -> ConfigError:
-    """Return the error of a script that launches no training. It names commands that may hide a launch."""
+    """Return the error for a script that launches no training. It lists commands that may hide a launch."""
     for command in script.commands:
         if program := program_of_command([word.text for word in command.words]):
             return ConfigError(
-                f"{command.place}: runs {shown_command(command)}, which belongs to {program}: {READS}."
+                f"{command.place}: the command runs {shown_command(command)}, which belongs to {program}: "
+                f"{READS}."
             )
     lines = []
     if script.failed[0]:
         place, text = script.failed
-        lines.append(f"{place}: {text} fails, and set -e ends the script there: what follows is not run.")
+        lines.append(f"{place}: {text} fails, and set -e ends the script there, so the rest does not run.")
     for cover in {(cover.place, cover.text): cover for cover in hidden}.values():
         if cover.unknown is not None:
             place, text = question(cover.unknown)
@@ -222,20 +221,20 @@ def _no_launch(script: Script, hidden: Sequence[Hidden]) -> ConfigError:
             )
         elif cover.file:
             lines.append(
-                f"{cover.place}: runs {cover.text}, which may launch the training and is not one of these "
-                f"files. Name it too: nbtrain import FILE {cover.file}"
+                f"{cover.place}: the command runs {cover.text}, which may launch the training but was not "
+                f"given. Give it too: nbtrain import FILE {cover.file}"
             )
     lines += [
-        f"{place}: reads {name}, which is not one of these files. Name it too."
+        f"{place}: the script reads {name}, which was not given. Give it too."
         for place, name in dict.fromkeys(script.missing)
     ]
     if lines:
         return ConfigError(
-            "\n".join([f"{script.label}: launches no training that can be read here.", *lines])
+            "\n".join([f"{script.label}: no launch of a training was found in this script.", *lines])
         )
     return ConfigError(
-        f"{script.label}: launches no training: no command of torchrun, deepspeed, srun, mpirun or "
-        "python with a .py program was found. Give the script that starts the training."
+        f"{script.label}: the script launches no training: it has no torchrun, deepspeed, srun, mpirun or "
+        "python command with a .py program. Give the script that starts the training."
     )
 
 
@@ -247,7 +246,7 @@ def _job_of(
     launches: Sequence[Launch],
     others: Sequence[Command],
 ) -> Job:
-    """Return the job of a launch. `others` are the commands that launch nothing."""
+    """Return the job of a launch. `others` holds the commands that launch nothing."""
     job = Job("shell script", script.label, program=launch.program, flags=launch.flags)
     nodes = launch.ranks.nodes if launch.ranks.nodes is not None else place.nodes
     if nodes is None and launch.launcher == "python" and launch.ranks == type(launch.ranks)():
@@ -283,7 +282,7 @@ def _job_of(
 
 
 def _compare_with_place(job: Job, launch: Launch, place: Allocation) -> None:
-    """Report a launcher that starts ranks on other machines than the scheduler gives."""
+    """Report a launcher that starts ranks on a different number of machines than the scheduler allocates."""
     nodes, given = launch.ranks.nodes, place.nodes
     if isinstance(nodes, Value) and given is not None and launch.is_explicit and nodes.value != given.value:
         job.asked.append(
@@ -297,8 +296,9 @@ def _compare_with_place(job: Job, launch: Launch, place: Allocation) -> None:
 
 
 def take_launch(job: Job, script: Script, launch: Launch, launches: Sequence[Launch]) -> None:
-    """Set what a script decides about its job, except the numbers of ranks. Raises ConfigError for a script
-    that is a template.
+    """Set what a script determines about its job, except the numbers of ranks.
+
+    Raises ConfigError if the script is a template.
     """
     words = [*launch.command.words, *launch.flags]
     if word := next((word for word in words if TEMPLATE_MARK.search(word.text)), None):
@@ -317,7 +317,7 @@ def take_launch(job: Job, script: Script, launch: Launch, launches: Sequence[Lau
         cost = Cost(words="machines without ranks")
         job.remarks.append(Finding("warning", "launcher_starts_everywhere", "", where, text, fix, cost))
     if any(not word.text.strip(" #") for word in job.flags if word.text):
-        # A backslash with a space after it gives the program an argument that its parser refuses.
+        # A backslash followed by a space gives the program an argument that its parser rejects.
         job.flags = [word for word in job.flags if not word.text or word.text.strip(" #")]
         job.refused += [
             (remark.place, remark.text) for remark in job.remarks if "backslash" in remark.message
@@ -325,7 +325,9 @@ def take_launch(job: Job, script: Script, launch: Launch, launches: Sequence[Lau
     for word in launch.prefixes:
         unknown = word.unknowns[0] if word.unknowns else None
         if unknown is not None and unknown.is_absent:
-            job.left.append((word.place, f"{word.text}: the file does not set it, so it counts as empty."))
+            job.left.append(
+                (word.place, f"{word.text}: the file does not set this variable, so it counts as empty.")
+            )
         elif unknown is not None:
             job.left.append(
                 (word.place, f"{word.text}: not read; the command after it launches the training.")
@@ -335,7 +337,7 @@ def take_launch(job: Job, script: Script, launch: Launch, launches: Sequence[Lau
         roots = [root for unknown in launch.command.conditions for root in unknown.roots() if root.name]
         if roots:
             names = ", ".join(dict.fromkeys(f"{root.name}=..." for root in roots))
-            job.alternatives = f"{roots[0].place}: which of them runs is not known here; give {names}."
+            job.alternatives = f"{roots[0].place}: it is not known here which of them runs; give {names}."
 
 
 def _line(place: str) -> int:
@@ -350,7 +352,7 @@ def launch_in_words(
     files: Mapping[str, Word],
     given: UserValues,
 ) -> Launch | None:
-    """Return the launch in the words of a manifest, and set what its scripts decide about the job."""
+    """Return the launch in a manifest's command, and set what its scripts determine about the job."""
     script = Script(job.label)
     around = Surroundings(given.values, environment, frozenset(), None, files)
     command = command_of_words(words, job.label, around, script)

@@ -1,6 +1,6 @@
-"""Fields of backend.slurm from a batch script: its #SBATCH lines and the commands before the launch.
+"""Reads the fields of backend.slurm from a batch script: #SBATCH lines, and commands before the launch.
 
-An option that becomes no field is listed with the reason.
+An option without a corresponding field is listed with the reason.
 """
 
 import re
@@ -25,7 +25,7 @@ from nbtrain.foreign.job_files.slurm_options import (
 from nbtrain.foreign.syntax.located import Value, Word
 
 SECTION = "backend.slurm"
-# Options whose numbers become the machines of the run.
+# Options whose numbers become the run's machines.
 MACHINES = frozenset(
     {
         *("--nodes", "--ntasks", "--ntasks-per-node", *GPU_OPTIONS),
@@ -33,12 +33,12 @@ MACHINES = frozenset(
     }
 )
 WORDS = {"--partition": "partition", "--account": "account", "--qos": "qos", "--constraint": "constraint"}
-# Commands that prepare the shell: they run before the launch, on the nodes.
+# Commands that prepare the shell. They run on the nodes before the launch.
 PREPARES = frozenset({"module", "ml", "spack", "conda", "mamba", "micromamba", "ulimit", "umask"})
 
 
 def read_slurm(job: Job, lines: Sequence[SbatchLine], commands: Sequence[Sequence[Word]]) -> None:
-    """Read the place of a batch script. `commands` are those that run before the launch."""
+    """Read where a batch script runs. `commands` holds the commands that run before the launch."""
     if not lines:
         _without_scheduler(job, commands)
         return
@@ -57,7 +57,7 @@ def read_slurm(job: Job, lines: Sequence[SbatchLine], commands: Sequence[Sequenc
 
 
 def _option(job: Job, line: SbatchLine, request: GpuRequest | None) -> None:
-    """Read one option."""
+    """Read one #SBATCH option."""
 
     def set_field(field: str, value: object) -> None:
         job.settings[f"{SECTION}.{field}"] = Value(value, line.place)
@@ -74,8 +74,8 @@ def _option(job: Job, line: SbatchLine, request: GpuRequest | None) -> None:
         job.left.append((line.place, f"{line.text}: not imported; {why}"))
 
     if _holds_secret(line.text):
-        # The run YAML shows its options and its notes.
-        words = "not imported; it looks like a secret. Set it in the shell that submits."
+        # The run YAML would show its options and notes.
+        words = "not imported; it looks like a secret. Set it in the shell that submits the job."
         job.left.append((line.place, f"{line.name}: {words}"))
     elif "$" in line.value or ("%" in line.value and line.name not in ("--array", "--output", "--error")):
         leave("sbatch does not expand variables in its options.")
@@ -83,14 +83,14 @@ def _option(job: Job, line: SbatchLine, request: GpuRequest | None) -> None:
         set_field(WORDS[line.name], line.value)
     elif line.name == "--time":
         if (limit := seconds(line.value)) is None:
-            leave("it is not a time limit that Slurm reads.")
+            leave("it is not in a format that Slurm accepts for time limits.")
         elif limit:
             set_field("time_limit_seconds", float(limit))
     elif line.name == "--exclusive":
         if line.value in ("", "user", "mcs", "topo"):
             set_field("exclusive", True)
         if line.value:
-            leave("the nodes are requested for this job alone (exclusive: true).")
+            leave("the run requests its nodes for this job alone (exclusive: true).")
     elif line.name in ("--requeue", "--no-requeue"):
         set_field("requeue", line.name == "--requeue")
     elif line.name == "--signal":
@@ -99,7 +99,9 @@ def _option(job: Job, line: SbatchLine, request: GpuRequest | None) -> None:
         if re.fullmatch(ARRAY, line.value):
             set_field("array", line.value)
         else:
-            leave("the tasks of an array share the run directory, so they run one at a time: FIRST-LAST%1.")
+            leave(
+                "the tasks of an array share the run directory, so they must run one at a time: FIRST-LAST%1."
+            )
     elif line.name == "--gres":
         plain = None if request is None else (f"gpu:{request.per_node.value}", "gpu")
         if plain is None or line.value not in plain[: 2 if plain[0] == "gpu:1" else 1]:
@@ -111,7 +113,7 @@ def _option(job: Job, line: SbatchLine, request: GpuRequest | None) -> None:
     elif line.name == "--tres-per-node":
         set_option()
     elif line.name == "--nodes" and "-" in line.value:
-        leave("the run takes the smaller number of nodes.")
+        leave("the run uses the smaller number of nodes.")
     elif line.name in MACHINES or line.name == "--job-name":
         return
     elif line.name in REFUSED_SBATCH_OPTIONS:
@@ -123,18 +125,18 @@ def _option(job: Job, line: SbatchLine, request: GpuRequest | None) -> None:
 
 
 def _signal(job: Job, line: SbatchLine) -> None:
-    """Read --signal. The ranks always get USR1 here; the script decides how long before the end."""
+    """Read --signal. The ranks always get USR1; the script determines how long before the end."""
     match = re.fullmatch(r"(?:[RB]+:)?\w+(?:@(\d+))?", line.value)
     before = int(match.group(1) or 60) if match else 0
     if 10 <= before <= 65_535:
         job.settings[f"{SECTION}.signal_before_seconds"] = Value(before, line.place)
     else:
-        words = "signal_before_seconds needs 10 to 65535 seconds before the end."
+        words = "signal_before_seconds must be from 10 to 65535."
         job.left.append((line.place, f"{line.text}: not imported; {words}"))
 
 
 def _memory(job: Job, lines: Sequence[SbatchLine], gpus: Value | None) -> None:
-    """Read the memory of a node: --mem, or --mem-per-cpu and --mem-per-gpu times their number."""
+    """Read a node's memory: --mem, or --mem-per-cpu or --mem-per-gpu times the number of CPUs or GPUs."""
     if job.cpus is None and (each := count(lines, "--cpus-per-gpu")) and gpus:
         job.cpus = Value(each.value * gpus.value, each.place)
     for name, units in (
@@ -145,45 +147,48 @@ def _memory(job: Job, lines: Sequence[SbatchLine], gpus: Value | None) -> None:
         if (line := last(lines, name)) is None:
             continue
         if (size := memory_bytes(line.value)) is None:
-            job.left.append((line.place, f"{line.text}: not imported; it is not an amount that Slurm reads."))
+            words = "not imported; it is not in a format that Slurm accepts for memory."
+            job.left.append((line.place, f"{line.text}: {words}"))
         elif size == 0:
             job.left.append(
-                (line.place, f"{line.text}: not imported; no field requests all memory of a node.")
+                (line.place, f"{line.text}: not imported; nbtrain has no field for all memory of a node.")
             )
         elif not units:
-            words = "not imported; the script does not say how many a node has."
+            words = "not imported; the script does not say how many of them a node has."
             job.left.append((line.place, f"{line.text}: {words}"))
         else:
             job.memory_bytes = Value(size * units, line.place)
 
 
 def _holds_secret(text: str) -> bool:
-    """Return whether an option or a command holds a secret: a value that looks like one, or one of a variable
-    that is named like one (--export=ALL,HF_TOKEN=...).
+    """Return whether an option or a command contains a secret.
+
+    A secret is a value that looks like one, or the value of a variable with a name like a secret's, as in
+    --export=ALL,HF_TOKEN=...
     """
     names = re.findall(r"(?<![^\s,=])(\w+)=(?=[^\s,])", text)
     return any(is_secret(name, text) for name in ("", *names))
 
 
 def _activates(file: str) -> bool:
-    """Return whether a file prepares the shell, and is found from any folder."""
+    """Return whether a file prepares the shell and has a path that is valid in any folder."""
     return bool(SETUP_FILES.fullmatch(file)) and file.startswith(("/", "~", "$"))
 
 
 def _setup(job: Job, words: Sequence[Word]) -> Word | None:
-    """Return a command that prepares the shell, as one line; None for another command."""
+    """Return a command that prepares the shell as one line, or None for another command."""
     head = words[0].text
     sources = head in ("source", ".") and len(words) > 1
     if not (head in PREPARES or (sources and _activates(words[1].text))):
         if sources:
             text = " ".join(word.text for word in words)
             job.left.append(
-                (words[0].place, f"{text}: not imported; put what it sets into backend.slurm.setup.")
+                (words[0].place, f"{text}: not imported; move what it sets to backend.slurm.setup.")
             )
         return None
     text = shlex.join(word.text for word in words)
     if _holds_secret(text):
-        job.left.append((words[0].place, f"{head}: not imported; it looks like it holds a secret."))
+        job.left.append((words[0].place, f"{head}: not imported; it seems to contain a secret."))
         return None
     if any(word.from_outside for word in words):
         text = " ".join(word.text for word in words)
@@ -191,9 +196,10 @@ def _setup(job: Job, words: Sequence[Word]) -> Word | None:
 
 
 def _without_scheduler(job: Job, commands: Sequence[Sequence[Word]]) -> None:
-    """List the commands that prepare the shell of a script that no scheduler starts."""
+    """List the shell-preparing commands of a script that no scheduler starts as not imported."""
     for words in commands:
         sources = words[0].text in ("source", ".") and len(words) > 1
         if words[0].text in PREPARES or sources:
             text = " ".join(word.text for word in words)
-            job.left.append((words[0].place, f"{text}: not imported; run it in the shell that submits."))
+            prepared = f"{text}: not imported; run this command in the shell that submits the job."
+            job.left.append((words[0].place, prepared))

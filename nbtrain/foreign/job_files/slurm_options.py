@@ -1,7 +1,7 @@
-"""The options of a batch script: its #SBATCH lines, read as sbatch reads them.
+"""Reads the options of a batch script from its #SBATCH lines, as sbatch does.
 
-sbatch reads the lines up to the first command, several options in one line, and the last value of an option
-that is set twice (https://slurm.schedmd.com/sbatch.html).
+sbatch reads the lines up to the first command, accepts several options in one line, and uses the last value
+of an option that is set twice (https://slurm.schedmd.com/sbatch.html).
 """
 
 import re
@@ -42,7 +42,7 @@ SHORT = {
     "-w": "--nodelist",
     "-x": "--exclude",
 }
-# Options without a value, or with one only after "=".
+# Options without a value, or with a value only after "=".
 SWITCHES = frozenset(
     {
         *(
@@ -73,19 +73,19 @@ class SbatchLine:
     """One option of a batch script."""
 
     name: str
-    """Long name, such as "--nodes"."""
+    """Long name, e.g. --nodes."""
     value: str
     """Value; "" for a switch."""
     place: str
 
     @property
     def text(self) -> str:
-        """The option as one word."""
+        """The option as one word, e.g. --nodes=2."""
         return f"{self.name}={self.value}" if self.value else self.name
 
 
 def sbatch_lines(text: str, label: str) -> list[SbatchLine]:
-    """Return the options of a batch script, in their order; [] for another script."""
+    """Return the options in a batch script, in order; [] for another script."""
     found: list[SbatchLine] = []
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("#SBATCH"):
@@ -118,26 +118,26 @@ def _options(line: str, place: str) -> Iterator[SbatchLine]:
 
 
 def last(lines: Sequence[SbatchLine], name: str) -> SbatchLine | None:
-    """Return the option that counts: the last one of this name."""
+    """Return the option that takes effect: the last one with this name."""
     return next((line for line in reversed(lines) if line.name == name), None)
 
 
 def count(lines: Sequence[SbatchLine], name: str) -> Value | None:
-    """Return the number of an option, the first one of a range (2-4); None if it is missing."""
+    """Return the number given to an option, or the first number of a range (2-4); None if it is not set."""
     line = last(lines, name)
     text = line.value.partition("-")[0].rpartition(":")[2] if line else ""
     return Value(int(text), line.place) if line and text.isdigit() else None
 
 
 def tasks_per_node(lines: Sequence[SbatchLine], nodes: int) -> Value | None:
-    """Return the tasks of each node: --ntasks-per-node, or --ntasks over the nodes."""
+    """Return the number of tasks on each node: --ntasks-per-node, or --ntasks divided by the nodes."""
     if tasks := count(lines, "--ntasks-per-node"):
         return tasks
     every = count(lines, "--ntasks")
     return Value(every.value // nodes, every.place) if every and nodes and every.value % nodes == 0 else None
 
 
-# Options that request GPUs, of which the first one that is there counts.
+# Options that request GPUs. The first one that is set takes effect.
 GPU_OPTIONS = ("--gpus-per-node", "--gres", "--tres-per-node", "--gpus", "--gpus-per-task")
 
 
@@ -146,21 +146,22 @@ class GpuRequest:
     """The GPUs that a batch script requests on each node."""
 
     option: str
-    """Option that requests them: one of GPU_OPTIONS."""
+    """Option that requests the GPUs, one of GPU_OPTIONS."""
     per_node: Value
+    """Number of GPUs on each node."""
     kind: str = ""
-    """Their type, as the cluster names it: "a100"; "" for any."""
+    """GPU type as named by the cluster, e.g. a100; "" for any type."""
     has_more: bool = False
-    """Whether the option requests other resources too: --gres=gpu:4,nvme:1."""
+    """Whether the option also requests other resources, as --gres=gpu:4,nvme:1 does."""
 
     @property
     def gres(self) -> str:
-        """The same request as --gres writes it."""
+        """The same request in the format of --gres."""
         return ":".join(part for part in ("gpu", self.kind, str(self.per_node.value)) if part)
 
 
 def gpu_request(lines: Sequence[SbatchLine], nodes: int) -> GpuRequest | None:
-    """Return the request for GPUs; None if there is none, or its number is not the same on every node."""
+    """Return the GPU request, or None if there is none or its number differs between nodes."""
     for option in GPU_OPTIONS:
         if (line := last(lines, option)) is None:
             continue
@@ -191,20 +192,20 @@ def _on_each_node(option: str, number: int, lines: Sequence[SbatchLine], nodes: 
 
 
 def gpus_per_node(lines: Sequence[SbatchLine], nodes: int) -> Value | None:
-    """Return the number of GPUs of each node; None if gpu_request() is None."""
+    """Return the number of GPUs on each node; None if gpu_request() returns None."""
     found = gpu_request(lines, nodes)
     return found.per_node if found else None
 
 
 def memory_bytes(text: str) -> int | None:
-    """Return the bytes of an amount of memory in sbatch's form, 480G or 4000 (MiB); None for another text."""
+    """Return the bytes in an amount of memory such as 480G or 4000 (MiB); None for another text."""
     units = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
     number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "M")
     return int(number) * units[unit] if number.isdigit() and unit in units else None
 
 
 def seconds(text: str) -> int | None:
-    """Return the seconds of a time limit: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S; None for another text."""
+    """Return the seconds in a time limit: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S; None for another text."""
     days, dash, clock = text.rpartition("-")
     parts = clock.split(":")
     if not all(part.isdigit() for part in parts) or (dash and not days.isdigit()) or len(parts) > 3:

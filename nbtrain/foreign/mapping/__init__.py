@@ -1,1 +1,1 @@
-"""Correspondence between the flags and keys of other programs and a run's fields, in both directions."""
+"""Maps the flags and keys of other programs to a run's fields, in both directions."""

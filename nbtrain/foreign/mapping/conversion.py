@@ -1,4 +1,4 @@
-"""Both directions of a conversion: a job that is read into fields, and fields that are written as flags."""
+"""Holds the state of a conversion: a job that is read into fields, or fields that are written as flags."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,32 +12,31 @@ from nbtrain.foreign.syntax.located import Unknown, question
 
 @dataclass
 class Reading:
-    """One import in progress: arguments and JSON on one side, fields on the other."""
+    """An import in progress: the job's arguments and JSON, and the fields read from them."""
 
     job: Job
     arguments: Arguments
     given: dict[str, Any] = field(default_factory=dict)
-    """Overrides by field, which supply what the files do not contain."""
+    """Overrides by field. They provide what the files do not contain."""
     values: dict[str, Any] = field(default_factory=dict)
-    """Values by field, such as {"model.num_layers": 12}."""
+    """Values by field, e.g. {"model.num_layers": 12}."""
     origins: dict[str, str] = field(default_factory=dict)
-    """Place of each value, such as {"model.num_layers": "train.sh:12"}."""
+    """Place of each value, e.g. {"model.num_layers": "train.sh:12"}."""
     comments: dict[str, str] = field(default_factory=dict)
-    """Source of each value, for the YAML, such as {"model.num_layers": "--num-layers 12"}."""
+    """Source of each value, for the YAML, e.g. {"model.num_layers": "--num-layers 12"}."""
     notes: list[Finding] = field(default_factory=list)
-    """Notes about settings that are omitted, and why that changes nothing."""
+    """Notes about settings that are not imported, and why they do not matter."""
     auto: dict[str, str] = field(default_factory=dict)
-    """Keys of the JSON whose value is "auto", with their places, such as {"train_batch_size":
-    "ds.json:2"}.
-    """
+    """Place of each JSON key with the value "auto", e.g. {"train_batch_size": "ds.json:2"}."""
     wrong: list[Finding] = field(default_factory=list)
-    """Values of the JSON that DeepSpeed does not accept; they are removed from it."""
+    """Problems with JSON values that DeepSpeed rejects; these values are removed from the document."""
     failures: list[Finding] = field(default_factory=list)
-    """Errors about settings that cannot be imported. `key` is the field that can be overridden instead, or
-    "".
+    """Errors about settings that cannot be imported.
+
+    `key` is the field that can be overridden instead, or "".
     """
     questions: dict[tuple[str, str], dict[str, Unknown]] = field(default_factory=dict)
-    """{(variable, place): {field: value}} of the values that only the running shell knows."""
+    """{(variable, place): {field: value}} of values that only the running shell knows."""
 
     @property
     def table(self) -> Table:
@@ -60,8 +59,9 @@ class Reading:
         return self.arguments.value(dest)
 
     def known(self, dest: str, key: str) -> Any:
-        """Return the value as a number to compute with. None if only the shell knows it: then the import
-        fails at `key`.
+        """Return a value to compute with.
+
+        If only the shell knows the value, the import fails at `key` and None is returned.
         """
         return None if self._is_outside(dest, key) else self.value(dest)
 
@@ -79,14 +79,15 @@ class Reading:
             self.fail(
                 key,
                 setting.place,
-                f"{setting.text}: {outside.from_outside} is not known here; write the value, or give "
-                f"{key}=...",
+                f"{setting.text}: {outside.from_outside} is not known here. Write the value into the file, "
+                f"or give {key}=...",
             )
         return True
 
     def ask(self, key: str, unknown: Unknown) -> None:
-        """Fail the import with the question for a value that only the running shell knows. Values that one
-        variable decides share one question.
+        """Fail the import with a question about a value that only the running shell knows.
+
+        Values that depend on the same variable share one question.
         """
         roots = tuple(dict.fromkeys(root for root in unknown.roots() if root.name))
         asked = self.questions.setdefault(
@@ -98,7 +99,7 @@ class Reading:
         self.failures += self._asked(asked)
 
     def _asked(self, asked: dict[str, Unknown]) -> list[Finding]:
-        """Return one error for each field that a variable decides, all with the same sentence."""
+        """Return an error for each field that a variable determines, all with the same sentence."""
         if not asked:
             return []
         first = next(iter(asked.values()))
@@ -123,7 +124,7 @@ class Reading:
         self.comments[key] = comment or (setting.text if setting else default if dest else "")
 
     def said(self, key: str, otherwise: Any = None) -> Any:
-        """Return a field's override, or the value read so far."""
+        """Return the override of a field, otherwise the value read so far, otherwise `otherwise`."""
         return self.given.get(key, self.values.get(key, otherwise))
 
     def note(self, place: str, text: str) -> None:
@@ -143,15 +144,15 @@ class Writing:
     flags: list[tuple[str, list[str]]] = field(default_factory=list)
     """Flags to write, each with its values, in their order."""
     reasons: dict[str, str] = field(default_factory=dict)
-    """{field: reason that the flags do not express it}."""
+    """{field: reason why the flags do not express it}."""
     warnings: list[str] = field(default_factory=list)
-    """Differences in what the program will do, and settings that it refuses."""
+    """Differences in what the program will do, and settings that it rejects."""
 
     def has(self, dest: str) -> bool:
         return dest in self.table.by_dest
 
     def add(self, dest: str, value: Any = True) -> None:
-        """Add the flag that sets `dest` to a value. Raises AssertionError if the program has none."""
+        """Add the flag that sets `dest` to a value. Raises AssertionError if the program has no such flag."""
         for option in self.table.by_dest.get(dest, ()):
             if option.takes_value and not isinstance(value, bool):
                 values = value if isinstance(value, list) else [value]
@@ -168,14 +169,15 @@ class Writing:
         return choices is None or value in choices
 
     def cannot(self, key: str, reason: str) -> None:
-        """Record a field that the program lacks and without which it would train a different model. `reason`
-        is worded to follow the program's name.
+        """Record a field that the program lacks, so that it would train a different model.
+
+        `reason` is a clause that follows the program's name.
         """
         self.unsaid(key, f"{self.table.name} {reason}")
-        self.warnings.append(f"{self.table.name} {reason}, by these flags")
+        self.warnings.append(f"with these flags, {self.table.name} {reason}")
 
     def unsaid(self, key: str, reason: str) -> None:
-        """Record a field that the flags cannot express, or cannot express exactly."""
+        """Record a field that the flags cannot express, or can only approximate."""
         self.reasons[key] = reason
 
 

@@ -1,7 +1,7 @@
-"""Correspondence between the keys of DeepSpeed's JSON and a run's fields: one table for import and export.
+"""Maps the keys of DeepSpeed's JSON to a run's fields, with one table for import and export.
 
-Keys for which nbtrain has no field go to parallel.deepspeed_extra and are written back from there. In a job
-of Megatron-DeepSpeed the flags set batch and learning rate; a JSON alone sets them itself.
+Keys without a corresponding field go to parallel.deepspeed_extra and are written back from there. In a
+Megatron-DeepSpeed job, the flags set the batch and the learning rate; a JSON without flags sets them itself.
 """
 
 from typing import Any, TypeGuard
@@ -26,7 +26,7 @@ from nbtrain.foreign.mapping.rows_model import value_of
 from nbtrain.foreign.syntax.json_comments import Document
 
 ZERO = "zero_optimization"
-# {field: key}; the value is the same on both sides.
+# {field: key} with the same value on both sides.
 SAME_KEYS = {
     **{
         f"parallel.{name}": f"{ZERO}.{name}"
@@ -40,21 +40,21 @@ SAME_KEYS = {
     "parallel.communication_data_type": "communication_data_type",
 }
 OFFLOAD = ("device", "nvme_path", "pin_memory", "buffer_count")
-# {key that says nothing about the run: reason}
+# {key without an effect on the run: reason}
 WITHOUT_MEANING = {
-    "steps_per_print": "DeepSpeed's own reports; nbtrain writes its own every logging.log_interval_steps",
-    f"{ZERO}.elastic_checkpoint": "every checkpoint of nbtrain loads into any layout",
-    "activation_checkpointing": "where recomputed activations are kept",
-    "data_types": "gradients are summed in fp32",
+    "steps_per_print": "it only affects DeepSpeed's reports; nbtrain uses logging.log_interval_steps",
+    f"{ZERO}.elastic_checkpoint": "every nbtrain checkpoint loads into any layout",
+    "activation_checkpointing": "it only changes where recomputed activations are kept",
+    "data_types": "nbtrain sums gradients in fp32",
     "zero_allow_untested_optimizer": "the optimizer is torch's AdamW",
     "zero_force_ds_cpu_optimizer": "the optimizer is torch's AdamW",
     "pipeline": "nbtrain sets the pipeline's keys itself",
-    "checkpoint": "section checkpoint decides",
+    "checkpoint": "the section checkpoint sets this",
     "tensorboard": "output/<run>/tensorboard holds every scalar",
-    "bf16.immediate_grad_update": "bf16 gradients are summed in fp32",
-    "fp16.auto_cast": "weights are fp16",
+    "bf16.immediate_grad_update": "nbtrain sums bf16 gradients in fp32",
+    "fp16.auto_cast": "the weights are fp16",
 }
-# Keys that are read by rows of the flags, or compared with them.
+# Keys that the rows of the flags read, or that are compared with the flags.
 READ_ELSEWHERE = {
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
@@ -72,7 +72,7 @@ READ_ELSEWHERE = {
 
 
 def write_json(config: RunConfig) -> dict[str, Any]:
-    """Return the DeepSpeed JSON of a run for another program, with every value that the run has."""
+    """Return the DeepSpeed JSON of a run for another program, with all of the run's values."""
     parallel, dtype = config.parallel, config.precision.dtype
     found: dict[str, Any] = {
         "train_batch_size": config.batch.global_batch_size,
@@ -116,12 +116,12 @@ def _merge(found: dict[str, Any], extra: dict[str, Any]) -> None:
 
 
 def read_keys(source: Reading, document: Document) -> None:
-    """Import every key of a job's JSON that no flag decides."""
+    """Import all keys of a job's JSON that no flag sets."""
     read: set[str] = set(READ_ELSEWHERE)
     for section in ("optimizer", "scheduler"):
         if source.job.program is not None and document.get(section) is not None:
-            # deepspeed.initialize prefers its arguments (runtime/engine.py, _configure_optimizer).
-            text = f"{section}: ignored, because the program derives it from its flags."
+            # The arguments of deepspeed.initialize take precedence (runtime/engine.py, _configure_optimizer).
+            text = f"{section}: ignored, because the program sets it from its flags."
             source.note(document.place(section), text)
     for key, dotted in SAME_KEYS.items():
         value = document.get(dotted)
@@ -129,7 +129,10 @@ def read_keys(source: Reading, document: Document) -> None:
             whole = isinstance(value, float) and value.is_integer()  # 5e8
             value = int(value) if whole else value
             if dotted == f"{ZERO}.sub_group_size" and value == 0:
-                words = f"{dotted} = 0: DeepSpeed makes a group of each parameter, as with 1."
+                words = (
+                    f"{dotted} = 0: imported as 1, because DeepSpeed makes a group of each parameter in both "
+                    "cases."
+                )
                 source.note(document.place(dotted), words)
                 value = 1
             if dotted == "communication_data_type":
@@ -150,8 +153,10 @@ def read_keys(source: Reading, document: Document) -> None:
 
 
 def _leaves(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Return the dotted keys of a JSON: those inside zero_optimization, fp16 and bf16, and the names of all
-    other sections.
+    """Return the dotted keys in a JSON, with their values.
+
+    The keys inside zero_optimization, fp16 and bf16 are listed one by one; other sections are listed as a
+    whole.
     """
     found = []
     for key, inner in value.items():
@@ -174,23 +179,25 @@ def _left_over(source: Reading, document: Document, dotted: str, value: Any, ext
     elif top in DECIDED_ELSEWHERE or dotted in DECIDED_ELSEWHERE:
         if value not in (False, None, {}, {"enabled": False}):
             owner = DECIDED_ELSEWHERE.get(dotted) or DECIDED_ELSEWHERE[top]
-            source.fail("", place, f"{dotted}: cannot be imported; {owner} decides. Remove the key.")
+            source.fail(
+                "", place, f"{dotted}: this key cannot be imported, because {owner} determines it. Remove it."
+            )
     else:
         _put(extra, dotted, _without_ignored(source, document, dotted, value))
 
 
 def _without_ignored(source: Reading, document: Document, section: str, value: Any) -> Any:
-    """Return a section without the keys that DeepSpeed ignores, which become notes."""
+    """Return a section without the keys that DeepSpeed ignores, which are listed as notes."""
     ignored = [key for key in ignored_keys({section: value})]
     for key in ignored:
         near = nearest_key(key)
         hint = f" It reads {section}.{near}." if near else ""
-        source.note(document.place(key), f"{key}: DeepSpeed {VERSION} ignores it.{hint}")
+        source.note(document.place(key), f"{key}: not imported; DeepSpeed {VERSION} ignores it.{hint}")
     names = {key.rpartition(".")[2] for key in ignored}
     return {key: inner for key, inner in value.items() if key not in names} if names else value
 
 
-# Parts of data_efficiency, and what each would change (runtime/data_pipeline/config.py).
+# Parts of data_efficiency, and what each of them changes (runtime/data_pipeline/config.py).
 DATA_EFFICIENCY = {
     "data_sampling.curriculum_learning": "which samples a step has",
     "data_sampling.dynamic_batching": "the size of a step",
@@ -199,18 +206,24 @@ DATA_EFFICIENCY = {
 
 
 def _read_data_efficiency(source: Reading, document: Document) -> None:
-    """Refuse the parts of data_efficiency that are on. DeepSpeed reads each part's own switch; the outer
-    `enabled` turns nothing off.
+    """Reject the parts of data_efficiency that are turned on.
+
+    DeepSpeed reads each part's own switch; the outer `enabled` does not turn any of them off.
     """
     on = []
     for part, words in DATA_EFFICIENCY.items():
         dotted = f"data_efficiency.{part}"
         if document.get(f"{dotted}.enabled") is True:
             on.append(part)
-            text = f"{dotted}: changes {words}, and nbtrain has no field for it. Remove it, or turn it off."
+            text = (
+                f"{dotted}: it changes {words}, and nbtrain has no field for it. Remove it, or turn it off."
+            )
             source.fail("", document.place(f"{dotted}.enabled"), text)
     if not on:
-        text = "data_efficiency: nothing in it is on (curriculum_learning, dynamic_batching, random_ltd)."
+        text = (
+            "data_efficiency: not imported; it turns nothing on (curriculum_learning, dynamic_batching, "
+            "random_ltd)."
+        )
         source.note(document.place("data_efficiency"), text)
 
 
@@ -228,12 +241,13 @@ def _read_offload(source: Reading, document: Document, read: set[str]) -> None:
                 (one == "pin_memory" and device == "none") or (one == "nvme_path" and device != "nvme")
             ):
                 needs = "nvme" if one == "nvme_path" else "cpu or nvme"
-                text = f"{dotted}: DeepSpeed reads it with device {needs} only, and device is {device}."
+                text = f"{dotted}: not imported; DeepSpeed reads it only with device {needs}, not {device}."
                 source.note(document.place(dotted), text)
             elif one in OFFLOAD:
                 source.set(f"parallel.{name}.{one}", value, comment=dotted, place=document.place(dotted))
             else:
-                source.note(document.place(dotted), f"{dotted}: nbtrain leaves DeepSpeed's default.")
+                text = f"{dotted}: not imported; nbtrain uses DeepSpeed's default."
+                source.note(document.place(dotted), text)
 
 
 def _read_hpz(source: Reading, document: Document) -> None:
@@ -248,7 +262,8 @@ def _read_hpz(source: Reading, document: Document) -> None:
 def _read_prescale(source: Reading, document: Document) -> None:
     asked, place = document.get("prescale_gradients"), document.place("prescale_gradients")
     if asked and source.values.get("parallel.zero_stage"):
-        source.note(place, "prescale_gradients: ZeRO divides after its sums, which are in fp32.")
+        text = "prescale_gradients: not imported; ZeRO divides after its sums, which are in fp32."
+        source.note(place, text)
     elif asked is not None:
         source.set("parallel.prescale_gradients", asked, comment="prescale_gradients", place=place)
 
@@ -262,7 +277,7 @@ def _read_hysteresis(source: Reading, document: Document, read: set[str]) -> Non
 
 
 def drop_auto(source: Reading, document: Document) -> None:
-    """Drop values of "auto". The Trainer of transformers fills them in from its own arguments."""
+    """Drop "auto" values, which the Trainer of transformers fills in from its own arguments."""
 
     def kept(value: Any, prefix: str) -> Any:
         if not isinstance(value, dict):
@@ -272,7 +287,8 @@ def drop_auto(source: Reading, document: Document) -> None:
             dotted = f"{prefix}{key}"
             if inner == "auto":
                 text = (
-                    f"{dotted}: auto is filled in by the Trainer of transformers; the run's own value stays."
+                    f"{dotted}: not imported; the Trainer of transformers fills in auto, and the run keeps "
+                    "its own value."
                 )
                 source.note(document.place(dotted), text)
                 source.auto[dotted] = document.place(dotted)
@@ -284,7 +300,7 @@ def drop_auto(source: Reading, document: Document) -> None:
 
 
 def drop_wrong(source: Reading, document: Document) -> None:
-    """Drop values that DeepSpeed rejects. The import fails at each of them, and the lint reports them."""
+    """Drop values that DeepSpeed rejects. The import fails at each of them, and lint reports them."""
     for problem in list(key_problems(document.value)):
         if problem.rule == WRONG_VALUE:
             source.fail("", document.place(problem.key), f"{problem.key}: {problem.message}")
@@ -294,15 +310,15 @@ def drop_wrong(source: Reading, document: Document) -> None:
 
 
 def two_formats(document: Document) -> str:
-    """Return DeepSpeed's objection to fp16 and bf16 in one JSON; "" if it has at most one of them."""
+    """Return DeepSpeed's objection to a JSON with both fp16 and bf16; "" if at most one is enabled."""
     if document.get("fp16.enabled") is not True or document.get("bf16.enabled") is not True:
         return ""
     place = document.place("bf16.enabled")
-    return f"bf16.enabled is true too ({place}): DeepSpeed refuses both. Remove one of them."
+    return f"bf16.enabled is also true ({place}), but DeepSpeed refuses both together. Remove one of them."
 
 
 def read_alone(source: Reading, document: Document) -> None:
-    """Read the settings of a JSON without flags: format, loss scale, ZeRO, batch, optimizer, schedule."""
+    """Read the settings of a JSON without flags: format, loss scale, ZeRO, batch, optimizer and schedule."""
     place = document.place
     for name in ("fp16", "bf16"):
         if document.get(f"{name}.enabled") is True:
@@ -317,7 +333,7 @@ def read_alone(source: Reading, document: Document) -> None:
         if isinstance(value, int):
             source.set(key, value, comment=dotted, place=place(dotted))
         elif value is not None:
-            source.fail(key, place(dotted), f"{dotted} = {value}: must be a whole number.")
+            source.fail(key, place(dotted), f"{dotted} = {value}: the value must be a whole number.")
     _read_accumulation(source, document)
     clip = document.get("gradient_clipping")
     if isinstance(clip, int | float):
@@ -329,8 +345,9 @@ def read_alone(source: Reading, document: Document) -> None:
 
 
 def accumulation_contradicts(source: Reading, ranks: Any) -> str:
-    """Return a sentence if batch, micro batch, accumulation steps and data-parallel ranks contradict each
-    other, which DeepSpeed asserts; "" if not. What the JSON leaves open, the flags set.
+    """Return a sentence if batch, micro batch, accumulation steps and data-parallel ranks contradict.
+
+    DeepSpeed asserts that they agree. The flags provide what the JSON does not set. Returns "" if they agree.
     """
     document = source.job.deepspeed
     if document is None or not isinstance(steps := document.get("gradient_accumulation_steps"), int):
@@ -355,32 +372,35 @@ def accumulation_contradicts(source: Reading, ranks: Any) -> str:
 
 
 def _read_accumulation(source: Reading, document: Document) -> None:
-    """Compute the batch from the accumulation steps and the number of replicas, which a JSON alone does not
-    give.
+    """Note the accumulation steps, or fail if the batch would have to be computed from them.
+
+    The batch also depends on the number of replicas, which a JSON without flags does not contain.
     """
     key = "gradient_accumulation_steps"
     if (steps := document.get(key)) is None:
         return
     if document.get("train_batch_size") is not None:
-        text = f"{key}: it follows from train_batch_size, the micro batch and the run's data-parallel ranks."
+        text = (
+            f"{key}: not imported; it follows from train_batch_size, the micro batch and the data-parallel "
+            "ranks."
+        )
         source.note(document.place(key), text)
     elif "train_batch_size" not in source.auto:
         source.fail(
             "batch.global_batch_size",
             document.place(key),
-            f"{key} = {show(steps)}: the batch is that many micro batches of each "
-            "data-parallel rank, and train_batch_size is missing. Add batch.global_batch_size=... to the "
-            "command.",
+            f"{key} = {show(steps)}: the batch size also depends on the number of data-parallel ranks, and "
+            "train_batch_size is missing. Add batch.global_batch_size=... to the command.",
         )
 
 
-# {field: key} that read_alone reads in addition to SAME_KEYS.
+# {field: key} that read_alone() reads in addition to SAME_KEYS.
 ALONE_KEYS = {
     "batch.global_batch_size": "train_batch_size",
     "batch.micro_batch_size": "train_micro_batch_size_per_gpu",
     "parallel.zero_stage": f"{ZERO}.stage",
 }
-# Values of further parameters with which DeepSpeed's Adam equals torch's AdamW.
+# Values of further parameters for which DeepSpeed's Adam equals torch's AdamW.
 AS_TORCH: dict[str, tuple[bool, ...]] = {
     "adam_w_mode": (True,),
     "bias_correction": (True,),
@@ -392,7 +412,7 @@ OPTIMIZER = {"lr": "lr_schedule.lr", "eps": "optimizer.adam_eps", "weight_decay"
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    """Return whether a value is a finite number that a float holds."""
+    """Return whether a value is a finite number that a float can hold."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
@@ -408,14 +428,15 @@ def _read_optimizer(source: Reading, document: Document) -> None:
         if _is_number(value):
             source.set(key, float(value), comment=dotted, place=document.place(dotted))
         elif value is not None:
-            source.fail("", document.place(dotted), f"{dotted}: must be a number, not {show(value)}.")
+            text = f"{dotted}: the value must be a number, not {show(value)}."
+            source.fail("", document.place(dotted), text)
     params = document.get("optimizer.params")
     for name, value in params.items() if isinstance(params, dict) else ():
-        # DeepSpeed's AdamW decouples the decay whatever adam_w_mode says.
+        # DeepSpeed's AdamW decouples the decay regardless of adam_w_mode.
         same = value in AS_TORCH.get(name, ()) or (name == "adam_w_mode" and str(kind).lower() == "adamw")
         if name not in (*OPTIMIZER, "betas") and not same:
             dotted = f"optimizer.params.{name}"
-            text = f"{dotted} = {show(value)}: changes the optimizer, but nbtrain has no field for it. "
+            text = f"{dotted} = {show(value)}: it changes the optimizer, and nbtrain has no field for it. "
             text += "Remove it."
             source.fail("", document.place(dotted), f"{text}")
     betas = document.get("optimizer.params.betas")
@@ -423,7 +444,8 @@ def _read_optimizer(source: Reading, document: Document) -> None:
         isinstance(betas, list) and len(betas) == 2 and all(map(_is_number, betas))
     ):
         place = document.place("optimizer.params.betas")
-        source.fail("", place, f"optimizer.params.betas: must be two numbers, not {show(betas)}.")
+        text = f"optimizer.params.betas: the value must be two numbers, not {show(betas)}."
+        source.fail("", place, text)
         betas = None
     for number, value in enumerate(betas or []):
         source.set(
@@ -444,7 +466,7 @@ SCHEDULER = {
 # Scheduler parameters that are fractions of the optimizer's learning rate.
 SHARES = {"warmup_min_ratio": "lr_schedule.lr_warmup_init", "cos_min_ratio": "lr_schedule.min_lr"}
 STYLES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
-# Parameters of each scheduler with DeepSpeed's defaults (runtime/lr_schedules.py of 0.19.8).
+# Parameters of each scheduler with DeepSpeed's defaults (runtime/lr_schedules.py in 0.19.8).
 _WARMUP = {"warmup_min_lr": 0.0, "warmup_max_lr": None, "warmup_num_steps": 1000}
 SCHEDULER_PARAMS: dict[str, dict[str, float | None]] = {
     "WarmupLR": _WARMUP,
@@ -465,14 +487,15 @@ def _read_scheduler(source: Reading, document: Document) -> None:
     params = document.get("scheduler.params") or {}
     if not isinstance(params, dict):
         where = document.place("scheduler.params")
-        source.fail("", where, f"scheduler.params: must be an object {{ ... }}, not {show(params)}.")
+        text = f"scheduler.params: the value must be an object {{ ... }}, not {show(params)}."
+        source.fail("", where, text)
         return
     if not isinstance(kind, str) or kind not in STYLES or params.get("warmup_type", "log") != "linear":
         source.fail(
             "lr_schedule.lr_decay_style",
             place,
-            f"scheduler {show(kind)} with warmup_type {show(params.get('warmup_type', 'log'))}: only "
-            f"{', '.join(STYLES)} with warmup_type linear can be imported.",
+            f"scheduler {show(kind)} with warmup_type {show(params.get('warmup_type', 'log'))}: only the "
+            f"schedulers {', '.join(STYLES)} can be imported, with warmup_type linear.",
         )
         return
     source.set("lr_schedule.lr_decay_style", STYLES[kind], comment=f"scheduler {kind}", place=place)
@@ -486,7 +509,7 @@ def _read_scheduler(source: Reading, document: Document) -> None:
         ):
             source.fail("", where, f"DeepSpeed's {kind} has no such parameter. Remove it.")
         elif name in known and value is not None and not _is_number(value):
-            source.fail("", where, f"must be a number, not {show(value)}.")
+            source.fail("", where, f"the value must be a number, not {show(value)}.")
     for name, default in known.items():
         dotted = f"scheduler.params.{name}"
         value = params.get(name, default)
@@ -506,12 +529,12 @@ def _set_scheduler(source: Reading, kind: str, name: str, value: float, comment:
     if value == 0 or isinstance(rate, int | float):
         source.set(key, float(value * (rate or 0)), comment=comment, place=place)
     else:
-        text = f"{comment}({value:g}) is a share of the optimizer's lr, which the JSON does not say"
+        text = f"{comment}({value:g}) is a fraction of the optimizer's lr, which the JSON does not contain"
         source.fail(key, place, f"{text}. Add {key}=... to the command.")
 
 
 def field_of(dotted: str) -> str | None:
-    """Return the field of a run that corresponds to a key of the JSON; None if there is none."""
+    """Return the run field that corresponds to a key in the JSON, or None."""
     return {
         **{key: name for name, key in (SAME_KEYS | ALONE_KEYS).items()},
         **{f"optimizer.params.{name}": key for name, key in OPTIMIZER.items()},

@@ -1,4 +1,4 @@
-"""Ranks of a job, and whether they are a whole number of model replicas."""
+"""Computes the ranks of a job, and whether they form a whole number of model replicas."""
 
 import math
 from typing import NamedTuple
@@ -11,13 +11,14 @@ NODES, GPUS = "resources.nodes", "resources.gpus_per_node"
 
 
 class Ranks(NamedTuple):
-    """Machines of a job, and the sizes of its layout except the data-parallel one. A number is 0 if the files
-    do not say it, or say something else.
+    """Machines of a job, and the sizes of its layout except the data-parallel size.
+
+    A number is 0 if the files do not contain it, or contain something else in its place.
     """
 
     nodes: int
     gpus: int
-    """GPUs of a node; on CPUs, the ranks of one."""
+    """Number of GPUs on a node; on CPUs, the number of ranks on a node."""
     sizes: dict[str, int]
 
     @property
@@ -26,32 +27,32 @@ class Ranks(NamedTuple):
 
     @property
     def model(self) -> int:
-        """The number of ranks of a model replica."""
+        """Number of ranks in a model replica."""
         return math.prod(self.sizes.values())
 
     @property
     def replicas(self) -> int:
-        """The number of data-parallel replicas; 0 if it is not known or not a whole number."""
+        """Number of data-parallel replicas; 0 if it is not known or not a whole number."""
         return self.total // self.model if self.model and self.total % self.model == 0 else 0
 
     @property
     def leave_some_over(self) -> bool:
-        """Whether the number of ranks is known and is not a multiple of the ranks of a replica."""
+        """Whether the number of ranks is known but not a multiple of the ranks in a replica."""
         return bool(self.total and self.model and not self.replicas)
 
     @property
     def fitting_nodes(self) -> int:
-        """The least number of nodes that a whole number of replicas fills; any multiple of it fits too."""
+        """Smallest number of nodes that a whole number of replicas fills. Its multiples also fit."""
         return self.model // math.gcd(self.model, self.gpus)
 
     @property
     def words(self) -> str:
-        """The sizes above 1, as a product."""
+        """The sizes above 1, written as a product."""
         return " * ".join(f"{PARALLELISM[kind]}({size})" for kind, size in self._above_one())
 
     @property
     def comment(self) -> str:
-        """The origin of the data-parallel size, for the run YAML."""
+        """Comment for the run YAML that explains the data-parallel size."""
         kinds = " x ".join(PARALLELISM[kind] for kind, _ in self._above_one())
         return f"{self.total} ranks" + (f" over {kinds}" if kinds else "")
 
@@ -60,12 +61,13 @@ class Ranks(NamedTuple):
 
 
 def ranks_of(source: Reading, base: RunConfig | None = None) -> Ranks:
-    """Return the ranks of a job. What neither the job nor an override says is the value of `base`, the run to
-    which a layout is applied.
+    """Return the ranks of a job.
+
+    A value that neither the job nor an override sets is that of `base`, the run that a layout is applied to.
     """
     nodes = source.said(NODES, base.resources.nodes if base else 0)
     device = source.said("resources.device", base.resources.device if base else "gpu")
-    # A run on CPUs has as many ranks as the launch, whatever the number of its GPUs.
+    # A run on CPUs has as many ranks as the launch starts, whatever the number of GPUs.
     gpus = source.values.get(GPUS, 0) if device == "cpu" else 0
     gpus = gpus or source.said(GPUS, base.resources.gpus_per_node if base else 0)
     sizes = {}

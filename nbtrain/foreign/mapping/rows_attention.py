@@ -1,4 +1,4 @@
-"""Rows of the mapping: query groups, head sizes, norms of heads, windows, layers without rope, caps."""
+"""Rows of the mapping: query groups, head sizes, query-key norms, windows, layers without rope, caps."""
 
 import ast
 from typing import Any
@@ -13,7 +13,7 @@ def _read_groups(source: Reading) -> None:
         if source.value("group_query_attention"):
             source.set(key, source.value("num_query_groups"), "num_query_groups")
         elif (setting := source.setting("num_query_groups")) is not None and setting.value != heads:
-            source.note(setting.place, f"{setting.text}: read with --group-query-attention only.")
+            source.note(setting.place, f"{setting.text}: ignored, because it needs --group-query-attention.")
     elif source.value("num_key_value_heads") not in (None, heads):
         source.set(key, source.value("num_key_value_heads"), "num_key_value_heads")
 
@@ -28,7 +28,10 @@ def _write_groups(target: Writing) -> None:
     elif target.has("num_key_value_heads"):
         target.add("num_key_value_heads", groups)
     else:
-        target.cannot("model.num_query_groups", "has no grouped queries: each query has its own key")
+        target.cannot(
+            "model.num_query_groups",
+            "has no grouped-query attention: each query head has its own key head",
+        )
 
 
 def _read_head_size(source: Reading) -> None:
@@ -54,7 +57,7 @@ def _write_head_norms(target: Writing) -> None:
     if target.has("qk_layernorm"):
         target.add("qk_layernorm")
     else:
-        target.cannot("model.qk_layernorm", "has no norms of queries and keys")
+        target.cannot("model.qk_layernorm", "does not normalize queries and keys")
 
 
 def _read_windows(source: Reading) -> None:
@@ -71,8 +74,8 @@ def _read_windows(source: Reading) -> None:
         source.fail(
             key,
             place,
-            f"--window-size {text}: must be N,0 with N tokens before a query and none behind it; "
-            "add model.window_size to the command.",
+            f"--window-size {text}: the value must be N,0, which means N tokens before a query and no token "
+            "after it. Add model.window_size=... to the command.",
         )
         return
     source.set(key, before + 1, "window_size")
@@ -84,7 +87,7 @@ def _write_windows(target: Writing) -> None:
     if model.window_size is None:
         return
     if not target.has("window_size"):
-        target.cannot("model.window_size", "has no sliding window")
+        target.cannot("model.window_size", "has no sliding-window attention")
         return
     target.add("window_size", f"{model.window_size - 1},0")
     _write_pattern(target, "window_attn_skip_freq", model.window_attn_skip_freq)
@@ -99,10 +102,10 @@ def _write_rope_pattern(target: Writing) -> None:
     if pattern is None:
         return
     if not target.has("no_rope_freq"):
-        target.cannot("model.no_rope_freq", "has rotary positions in every layer or in none")
+        target.cannot("model.no_rope_freq", "uses rotary positions in every layer or in none")
         return
     if isinstance(pattern, int) and model.num_layers % pattern:
-        # Megatron accepts a number only if it divides the layers.
+        # Megatron accepts a number only if it divides the number of layers.
         pattern = [int(layer % pattern == 0) for layer in range(1, model.num_layers + 1)]
     _write_pattern(target, "no_rope_freq", pattern)
 
@@ -118,7 +121,8 @@ def _read_pattern(source: Reading, dest: str) -> None:
         source.fail(
             key,
             source.place(dest),
-            f"{flag} {text}: must be a number, or lists of 0 and 1 with + and *, such as ([1]*3+[0])*2.",
+            f"{flag} {text}: the value must be a number, or lists of 0 and 1 with + and *, such as "
+            "([1]*3+[0])*2.",
         )
 
 
@@ -130,7 +134,7 @@ def _write_pattern(target: Writing, dest: str, pattern: Any) -> None:
 
 
 def pattern_of(text: str) -> int | list[int]:
-    """Expand a pattern of layers as Megatron writes it: 4, or ([1]*3+[0])*2. Raises ValueError otherwise."""
+    """Expand a layer pattern in Megatron's notation: 4, or ([1]*3+[0])*2. Raises ValueError otherwise."""
     try:
         found = _evaluated(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError) as error:
@@ -138,7 +142,7 @@ def pattern_of(text: str) -> int | list[int]:
     return found
 
 
-# Maximum number of layers to which a product of lists may expand.
+# Maximum number of layers that a product of lists may expand to.
 _LONGEST = 100_000
 
 
@@ -167,12 +171,12 @@ def _refuse(node: ast.expr) -> Any:
 def _without_caps(target: Writing) -> None:
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if getattr(target.config.model, name) is not None:
-            what = "scores" if name.startswith("attn") else "logits"
-            target.cannot(f"model.{name}", f"caps no {what}")
+            what = "attention scores" if name.startswith("attn") else "logits"
+            target.cannot(f"model.{name}", f"does not cap {what}")
 
 
 def _nothing(source: Reading) -> None:
-    """Write nothing: no flag expresses it."""
+    """Read nothing, because no flag expresses these fields."""
 
 
 ATTENTION_ROWS = (

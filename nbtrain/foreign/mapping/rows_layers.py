@@ -1,4 +1,4 @@
-"""Rows of the mapping for a layer's formulas: norm, positions, activation, biases."""
+"""Rows of the mapping for a layer's formulas: norm, positions, activation and biases."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def _write_normalization(target: Writing) -> None:
     norm = target.config.model.normalization
     if not target.has("normalization"):
         if norm != "LayerNorm":
-            target.cannot("model.normalization", f"has no {norm}: it trains LayerNorm")
+            target.cannot("model.normalization", f"has no {norm}: it uses LayerNorm")
     else:
         choices = target.table.by_dest["normalization"][0].choices or ()
         target.add("normalization", next(one for one in choices if one.lower() == norm.lower()))
@@ -32,22 +32,23 @@ def _read_positions(source: Reading) -> None:
             source.fail(
                 key,
                 place,
-                f"--position-embedding-type {kind}: only learned_absolute and rope are supported.",
+                f"--position-embedding-type {kind}: only learned_absolute and rope can be imported.",
             )
         elif source.value("add_position_embedding") is False:
             place = source.place("add_position_embedding")
-            source.fail(key, place, "--no-position-embedding: without rotary positions there are none.")
+            words = "the model would have no positions, and nbtrain has no field for that."
+            source.fail(key, place, f"--no-position-embedding without rotary positions: {words}")
         return
     flag = "position_embedding_type" if by_type else "use_rotary_position_embeddings"
-    # Versions with --rotary-position-embeddings-theta turn the learned positions off themselves.
+    # Versions with --rotary-position-embeddings-theta turn off the learned positions themselves.
     older = not source.has("position_embedding_type") and not source.has("rope_theta")
     if older and source.value("add_position_embedding"):
         source.fail(
             key,
             source.place(flag),
-            "--use-rotary-position-embeddings: this program adds learned positions "
-            "too unless --no-position-embedding is given: add it to the flags, or "
-            "model.position_embedding_type=rope to the command.",
+            "--use-rotary-position-embeddings: this program also adds learned positions unless "
+            "--no-position-embedding is given. Add this flag, or add model.position_embedding_type=rope to "
+            "the command.",
         )
         return
     source.set(key, "rope", flag)
@@ -61,11 +62,12 @@ def _read_positions(source: Reading) -> None:
 
 
 def _read_scaling(source: Reading) -> None:
-    """Read Megatron-LM's linear and llama3 scaling; its yarn can only be set by an override."""
+    """Read Megatron-LM's linear and llama3 scaling. Its yarn scaling needs an override."""
     key = "model.rope_scaling"
     if source.value("position_embedding_type") == "yarn":
         place = source.place("position_embedding_type")
-        source.fail(key, place, "yarn: add model.rope_scaling={kind: yarn, ...} to the command.")
+        words = "yarn cannot be read from the flags. Add model.rope_scaling={kind: yarn, ...} to the command."
+        source.fail(key, place, f"--position-embedding-type yarn: {words}")
         return
     linear = source.setting("rotary_seq_len_interpolation_factor")
     if linear and source.value("use_rope_scaling"):
@@ -73,8 +75,8 @@ def _read_scaling(source: Reading) -> None:
         source.fail(
             key,
             place,
-            f"--use-rope-scaling with {linear.text} ({linear.place}): the program scales twice, "
-            "model.rope_scaling once. Remove one of them.",
+            f"--use-rope-scaling with {linear.text} ({linear.place}): the program scales twice, but "
+            "model.rope_scaling only once. Remove one of them.",
         )
     elif (factor := source.known("rotary_seq_len_interpolation_factor", key)) is not None:
         scaling = {"kind": "linear", "factor": float(factor)}
@@ -86,7 +88,7 @@ def _read_scaling(source: Reading) -> None:
         source.set(key, scaling | LLAMA_3_LENGTH, "use_rope_scaling")
 
 
-# The other numbers of Llama 3.1 are constants of Megatron-LM (rotary_pos_embedding.py, _apply_scaling).
+# Megatron-LM hard-codes the other numbers of Llama 3.1 (rotary_pos_embedding.py, _apply_scaling).
 LLAMA_3_LENGTH = {"original_max_position_embeddings": 8192}
 
 
@@ -127,15 +129,19 @@ def _read_activation(source: Reading) -> None:
     given = [dest for dest in ("swiglu", "squared_relu") if source.value(dest)]
     if len(given) == 2:
         place = source.place("squared_relu")
-        source.fail("model.activation", place, "--squared-relu with --swiglu: the program accepts only one.")
+        source.fail(
+            "model.activation",
+            place,
+            "--squared-relu with --swiglu: the program accepts only one of them. Remove the other.",
+        )
     elif given:
         source.set("model.activation", given[0], given[0])
     elif False in (source.value("bias_gelu_fusion"), source.value("add_bias_linear")):
         dest = "bias_gelu_fusion" if source.setting("bias_gelu_fusion") else "add_bias_linear"
         flag = source.setting(dest)
         text = (
-            "without its fused kernel the program uses the exact gelu; model.activation: gelu is the "
-            "tanh form."
+            "without its fused kernel, the program uses the exact gelu, but model.activation: gelu uses the "
+            "tanh approximation."
         )
         source.note(source.place(dest), f"{flag.text if flag else dest}: {text}")
 
@@ -161,9 +167,9 @@ def _write_biases(target: Writing) -> None:
     if target.has("add_qkv_bias"):
         target.add("add_qkv_bias")
     elif model.add_bias_linear:
-        target.unsaid("model.add_qkv_bias", "all linear layers have a bias anyway")
+        target.unsaid("model.add_qkv_bias", "all linear layers have biases anyway")
     else:
-        target.cannot("model.add_qkv_bias", "has no flag for biases of query, key and value alone")
+        target.cannot("model.add_qkv_bias", "has no flag for biases in the query, key and value layers alone")
 
 
 LAYER_ROWS = (

@@ -7,7 +7,7 @@ from nbtrain.foreign.mapping.ranks import GPUS, NODES, ranks_of
 from nbtrain.foreign.mapping.rows_model import Row
 from nbtrain.foreign.syntax.located import whole_number
 
-# DeepSpeed's own defaults (runtime/fp16, DeepSpeedFP16Config of 0.19.8).
+# DeepSpeed's own defaults (runtime/fp16, DeepSpeedFP16Config in 0.19.8).
 DEEPSPEED_SCALE = {
     "loss_scale": 0.0,
     "initial_scale_power": 16,
@@ -39,8 +39,9 @@ def _read_format(source: Reading) -> None:
 
 
 def other_format(source: Reading) -> tuple[str, str] | None:
-    """Return the flag of a number format that the JSON does not turn on, with its place; None if flags and
-    JSON agree.
+    """Return the flag of a number format that the JSON does not turn on, and a sentence about it.
+
+    Returns None if the flags and the JSON agree.
     """
     document = source.job.deepspeed
     if document is None or source.job.program is None:
@@ -49,7 +50,9 @@ def other_format(source: Reading) -> tuple[str, str] | None:
         if source.value(name) and document.get(f"{name}.enabled") is not True:
             found = other if document.get(f"{other}.enabled") else name
             found = f"{found}.enabled is {'true' if found == other else 'not true'}"
-            words = f"{found} in {document.label}: DeepSpeed would train in another format than the model's."
+            words = (
+                f"{found} in {document.label}: DeepSpeed would train in a different format than the model's."
+            )
             return name, words
     return None
 
@@ -71,8 +74,8 @@ def _read_fp8(source: Reading) -> None:
         source.fail(
             "precision.fp8",
             source.place(dest),
-            f"FP8 in {form} only: precision.fp8 is the hybrid form, e4m3 forward and "
-            "e5m2 backward. Set it to hybrid.",
+            f"FP8 in {form} only: precision.fp8 uses the hybrid format, with e4m3 forward and e5m2 backward. "
+            "Set the flag to hybrid.",
         )
 
 
@@ -103,7 +106,8 @@ def _read_scale(source: Reading) -> None:
     initial = source.known("initial_loss_scale", key)
     if initial is not None and not (initial > 0 and math.log2(initial).is_integer()):
         place = source.place("initial_loss_scale")
-        source.fail(key, place, f"--initial-loss-scale {initial:g}: must be a power of two.")
+        text = f"--initial-loss-scale {initial:g}: the value must be a power of two."
+        source.fail(key, place, text)
     elif initial is not None:
         source.set(key, int(math.log2(initial)), "initial_loss_scale")
     scale = source.known("loss_scale", "precision.fp16.loss_scale")
@@ -137,8 +141,8 @@ def _read_zero(source: Reading) -> None:
     if stage >= 2 and isinstance(pipeline, int) and pipeline > 1:
         source.note(
             place,
-            f"ZeRO {stage} with {pipeline} pipeline stages: DeepSpeed refuses ZeRO 2 and 3 in a pipeline; "
-            "zero_stage is 1.",
+            f"ZeRO {stage} with {pipeline} pipeline stages: imported as zero_stage 1, because DeepSpeed "
+            "refuses ZeRO 2 and 3 in a pipeline.",
         )
         stage, comment = 1, f"{comment}, which a pipeline cannot have"
     source.set("parallel.zero_stage", stage, comment=comment, place=place)
@@ -146,20 +150,22 @@ def _read_zero(source: Reading) -> None:
 
 
 def stage_for_format(source: Reading, dtype: str | None = None) -> None:
-    """Replace ZeRO 0 by ZeRO 1 if the weights have 16 bits: DeepSpeed's stage 0 trains wrongly then. `dtype`
-    is the format of the run to which a layout is applied.
+    """Replace ZeRO 0 with ZeRO 1 for 16-bit weights, which DeepSpeed trains wrongly in stage 0.
+
+    `dtype` is the format of the run that a layout is applied to.
     """
     key, dtype = "parallel.zero_stage", source.said("precision.dtype", dtype)
     if source.values.get(key) != 0 or dtype == "fp32":
         return
     place, comment = source.origins[key], source.comments[key]
-    source.note(place, "ZeRO 0 with 16-bit weights: zero_stage is 1, which gives the same results.")
-    source.set(key, 1, comment=f"{comment}: ZeRO 0, which nbtrain supports with fp32 only", place=place)
+    source.note(place, "ZeRO 0 with 16-bit weights: imported as zero_stage 1, which gives the same results.")
+    source.set(key, 1, comment=f"{comment}: ZeRO 0, which nbtrain supports only with fp32", place=place)
 
 
 def _stage(source: Reading) -> tuple[int, str, str] | None:
-    """Return the ZeRO stage that the program runs, its place and a comment; None if the files do not
-    determine it.
+    """Return the ZeRO stage that the program uses, its place and a comment.
+
+    Returns None if the files do not determine the stage.
     """
     if source.program == "megatron-deepspeed":
         document = source.job.deepspeed
@@ -173,13 +179,13 @@ def _stage(source: Reading) -> tuple[int, str, str] | None:
                 "parallel.zero_stage",
                 named.place if named else source.job.label,
                 f"{name} is missing: it sets the ZeRO stage and the loss scale. "
-                f"Name this file too{template}.",
+                f"Give this file too{template}.",
             )
             return 0, source.job.label, "no DeepSpeed JSON"
         stage, place = document.get("zero_optimization.stage", 0), document.place("zero_optimization.stage")
         flag = source.setting("zero_stage")
         if flag and flag.value != stage:
-            text = f"{flag.text}: the JSON's stage {stage} is the one that runs ({place})."
+            text = f"{flag.text}: ignored, because DeepSpeed uses the JSON's stage, {stage} ({place})."
             source.note(flag.place, text)
         return int(stage), place, "zero_optimization.stage"
     for dest in ("use_megatron_fsdp", "use_torch_fsdp2"):
@@ -199,7 +205,7 @@ def _write_zero(target: Writing) -> None:
     if target.table.program == "megatron-deepspeed":
         target.add("zero_stage", stage)
         if target.config.parallel.offload_optimizer.device != "none":
-            # Without DeepSpeed's Adam for CPUs, DeepSpeed raises an error (engine.py, _configure_optimizer).
+            # Without DeepSpeed's CPU Adam, DeepSpeed raises an error (engine.py, _configure_optimizer).
             target.add("cpu_optimizer")
         return
     if stage:
@@ -211,7 +217,9 @@ def _write_zero(target: Writing) -> None:
         target.add("ckpt_format", "fsdp_dtensor")
     elif stage >= 2:
         target.unsaid(
-            "parallel.zero_stage", "the program's distributed optimizer is ZeRO 1: more memory, same sums"
+            "parallel.zero_stage",
+            "the program's distributed optimizer is ZeRO 1, which takes more memory but computes the same "
+            "sums",
         )
 
 
@@ -225,7 +233,11 @@ def _read_recompute(source: Reading) -> None:
         if source.program == "megatron-lm":
             place = source.place("checkpoint_activations")
             rest = "--recompute-granularity full --recompute-method uniform"
-            source.fail(key, place, f"--checkpoint-activations: the program exits; write {rest}.")
+            source.fail(
+                key,
+                place,
+                f"--checkpoint-activations: the program exits with this flag. Replace it with {rest}.",
+            )
             return
         source.set(key, "full", "checkpoint_activations")
         source.set(interval, source.value("checkpoint_num_layers"), "checkpoint_num_layers")
@@ -240,7 +252,8 @@ def _read_recompute(source: Reading) -> None:
                 source.place("recompute_granularity"),
                 f"--recompute-method {method or 'is missing'}",
             )
-            source.fail(key, place, f"full recomputation, {found}: only the method uniform has a field here.")
+            words = "nbtrain has a field only for the method uniform"
+            source.fail(key, place, f"full recomputation, {found}: {words}.")
             return
         source.set(key, "full", "recompute_granularity")
         source.set(interval, source.value("recompute_num_layers") or 1, "recompute_num_layers")
@@ -276,7 +289,7 @@ def _read_clip(source: Reading) -> None:
         flag = f"--clip-grad({source.value('clip_grad')})"
         source.note(
             document.label,
-            f"gradient_clipping is not set, so DeepSpeed does not clip gradients and {flag} has no effect.",
+            f"gradient_clipping is not set, so DeepSpeed does not clip gradients, and {flag} has no effect.",
         )
         source.set("optimizer.clip_grad", 0.0, comment="no gradient_clipping", place=document.label)
     else:
@@ -306,7 +319,7 @@ def _write_sequence(target: Writing) -> None:
             target.add("ds_sequence_parallel_size", parallel.ds_sequence_parallel_size)
             if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
                 target.warnings.append(
-                    f"{target.table.name} refuses --ds-sequence-parallel-size with tensor or pipeline "
+                    f"{target.table.name} rejects --ds-sequence-parallel-size with tensor or pipeline "
                     "parallelism"
                 )
         else:
@@ -333,7 +346,9 @@ def _read_pipeline(source: Reading) -> None:
             source.set(key, whole_number(found, key), comment=f"{job.kind}", place=found.place)
         elif key not in given and not job.is_asked(key):
             source.fail(
-                key, job.label, f"does not say how many ranks there are: add {key}=... to the command."
+                key,
+                job.label,
+                f"the file does not say how many ranks there are. Add {key}=... to the command.",
             )
     ranks = ranks_of(source)
     place = source.place("tensor_model_parallel_size")
@@ -342,8 +357,8 @@ def _read_pipeline(source: Reading) -> None:
             "parallel.data_parallel_size",
             place,
             f"{ranks.words} = {ranks.model} ranks do not divide nodes({ranks.nodes}) * "
-            f"gpus_per_node({ranks.gpus}) = {ranks.total}. Add {NODES}={ranks.fitting_nodes}, or a multiple "
-            "of it, to the command.",
+            f"gpus_per_node({ranks.gpus}) = {ranks.total}. Add {NODES}={ranks.fitting_nodes} to the command, "
+            "or a multiple of that number.",
         )
     elif ranks.replicas:  # an error in a size is reported for the size itself
         source.set("parallel.data_parallel_size", ranks.replicas, comment=ranks.comment, place=place)

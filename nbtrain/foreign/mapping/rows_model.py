@@ -1,4 +1,4 @@
-"""Rows of the mapping: fields with one flag each, the attention kernel, tokenizer and data."""
+"""Rows of the mapping: fields with a single flag each, the attention kernel, tokenizer and data."""
 
 import json
 import re
@@ -13,9 +13,7 @@ from nbtrain.foreign.mapping.conversion import Reading, Writing
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the mapping: fields of a run, and the values of the program's parser that correspond to
-    them.
-    """
+    """One row of the mapping: fields of a run, and the corresponding values of the program's parser."""
 
     fields: tuple[str, ...]
     dests: tuple[str, ...]
@@ -30,13 +28,14 @@ def value_of(config: Any, key: str) -> Any:
     return config
 
 
-# Above the limit of batch.exit_duration_minutes; upstream writes 30000000 for "never".
+# More than batch.exit_duration_minutes allows; upstream uses 30000000 for "never".
 MOST_MINUTES = 10 * 365 * 1440
 
 
 def same(key: str, dest: str, factor: int = 1) -> Row:
-    """Return a row for a field and a flag with the same meaning. The field is `factor` times the flag's
-    value.
+    """Return a row for a field and a flag with the same meaning.
+
+    The field is `factor` times the flag's value.
     """
 
     def read(source: Reading) -> None:
@@ -45,7 +44,7 @@ def same(key: str, dest: str, factor: int = 1) -> Row:
         value = source.value(dest)
         if dest == "exit_duration_in_mins" and isinstance(value, int) and value > MOST_MINUTES:
             source.note(
-                source.place(dest), f"--exit-duration-in-mins {value}: ignored, as it is over 10 years."
+                source.place(dest), f"--exit-duration-in-mins {value}: ignored, because it is over 10 years."
             )
             return
         if value is not None and (source.setting(dest) or value is not False):
@@ -56,17 +55,19 @@ def same(key: str, dest: str, factor: int = 1) -> Row:
         if value is None or value is False:
             return
         if not target.has(dest):
-            target.unsaid(key, f"{target.table.name} has no flag for it")
+            target.unsaid(key, f"{target.table.name} has no flag for this field")
         elif not target.may_have(dest, value):
             flag = target.table.by_dest[dest][0].flags[0]
-            target.unsaid(key, f"{flag} has no {value} in {target.table.name}")
-            target.warnings.append(f"{flag} has no {value} in {target.table.name}, and is omitted")
+            target.unsaid(key, f"{flag} in {target.table.name} does not accept {value}")
+            target.warnings.append(
+                f"{flag} is omitted, because in {target.table.name} it does not accept {value}"
+            )
         elif factor != 1 and value % factor:
-            target.unsaid(key, f"{target.table.by_dest[dest][0].flags[0]} counts in units of {factor}")
+            target.unsaid(key, f"{target.table.by_dest[dest][0].flags[0]} only accepts multiples of {factor}")
         else:
             whole = target.table.by_dest[dest][0].type == "int" and isinstance(value, float)
             if whole and not (value / factor).is_integer():
-                target.unsaid(key, f"{target.table.by_dest[dest][0].flags[0]} takes whole numbers")
+                target.unsaid(key, f"{target.table.by_dest[dest][0].flags[0]} only accepts whole numbers")
                 return
             target.add(dest, int(value / factor) if whole or factor != 1 else value)
 
@@ -180,7 +181,7 @@ def _read_kernel(source: Reading) -> None:
         source.set("model.attention_backend", KERNELS[kernel], "attention_backend")
     for dest in FLASH:
         if source.setting(dest):
-            # auto uses the flash kernel if there is one.
+            # auto uses the flash kernel if it is available.
             source.set("model.attention_backend", "auto", dest)
 
 
@@ -198,7 +199,7 @@ GPT2_VOCABULARY = 50_257
 
 
 def clean_name(text: str, otherwise: str) -> str:
-    """Turn a text into a valid name of a run, a dataset or a tokenizer."""
+    """Turn a text into a valid name for a run, a dataset or a tokenizer; `otherwise` if that fails."""
     name = re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")[:48].strip("-")
     return name if NAME_PATTERN.fullmatch(name) else otherwise
 
@@ -212,9 +213,9 @@ def _read_tokenizer(source: Reading) -> None:
     elif kind in (None, "GPT2BPETokenizer"):
         _read_bpe(source)
     elif kind == "NullTokenizer" and source.value("vocab_size"):
-        # It does not tokenize text: the words of the mock data are its ids.
+        # NullTokenizer does not tokenize text: the words in the mock data are its ids.
         source.set("tokenizer.name", "mock", "tokenizer_type")
-        # Versions before 2026 add the end of a document to it (NullTokenizer).
+        # Versions before 2026 add an end-of-document token to the vocabulary (NullTokenizer).
         more = 0 if source.table.version == "d98e8a64" else 1
         source.set("tokenizer.vocab_size", source.value("vocab_size") + more, "vocab_size")
         place = source.place("tokenizer_type")
@@ -225,14 +226,14 @@ def _read_tokenizer(source: Reading) -> None:
             "tokenizer.path",
             place,
             f"--tokenizer-type {kind}: tokenizers of this kind are not supported. Add tokenizer.path=... to "
-            "the command, with the tokenizer.json of the same vocabulary.",
+            "the command, with a tokenizer.json that has the same vocabulary.",
         )
     if "tokenizer.vocab_size" not in source.values:
         source.fail(
             "tokenizer.vocab_size",
             source.place("vocab_file"),
-            f"no file here says how large the vocabulary is. Add "
-            f"tokenizer.vocab_size=... to the command; GPT-2's has {GPT2_VOCABULARY}.",
+            f"no given file contains the size of the vocabulary. Add "
+            f"tokenizer.vocab_size=... to the command; GPT-2's vocabulary has {GPT2_VOCABULARY} entries.",
         )
 
 
@@ -241,7 +242,8 @@ def _read_bpe(source: Reading) -> None:
     if setting is None or setting.word is None or setting.word.from_outside:
         place, text = source.place("vocab_file"), setting.text if setting else "no --vocab-file"
         source.set("tokenizer.name", "tokenizer", comment=text, place=place)
-        source.note(place, f"{text}: the tokenizer is called `tokenizer`; tokenizer.name=... changes that.")
+        words = "the tokenizer gets the name `tokenizer`; set tokenizer.name=... to change it."
+        source.note(place, f"{text}: {words}")
     else:
         path = PurePosixPath(str(setting.value))
         gpt2 = path.name.startswith("gpt2")
@@ -253,18 +255,18 @@ def _read_bpe(source: Reading) -> None:
     if (size := source.known("vocab_size", "tokenizer.vocab_size")) is None:
         return
     if (entries := source.values.get("tokenizer.vocab_size", size)) != size:
-        # Megatron overwrites the flag by the size of the tokenizer (tokenizer.py, build_tokenizer).
+        # Megatron overwrites the flag with the size of the tokenizer (tokenizer.py, build_tokenizer).
         words = f"--vocab-size {size}: ignored, because the vocabulary file has {entries} entries."
         source.note(source.place("vocab_size"), words)
         return
     if "tokenizer.vocab_size" not in source.values and setting is not None:
-        words = "must equal the number of entries in the vocabulary file, which was not found here."
+        words = "this must equal the number of entries in the vocabulary file, which was not found here."
         source.note(source.place("vocab_size"), f"--vocab-size {size}: {words}")
     source.set("tokenizer.vocab_size", size, "vocab_size")
 
 
 def _entries(path: PurePosixPath) -> int:
-    """Count the entries of a vocabulary file; 0 if this machine does not have the file."""
+    """Return the number of entries in a vocabulary file; 0 if this machine does not have the file."""
     for file in (Path(path), workspace() / path):
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
@@ -280,7 +282,7 @@ def _write_tokenizer(target: Writing) -> None:
     target.add("tokenizer_type", "GPT2BPETokenizer")
     target.add("vocab_file", f"{folder}/vocab.json")
     target.add("merge_file", f"{folder}/merges.txt")
-    target.unsaid("tokenizer.vocab_size", "the program counts the entries of the vocabulary file")
+    target.unsaid("tokenizer.vocab_size", "the program counts the entries in the vocabulary file")
 
 
 # --- data -------------------------------------------------------------------------------------------
@@ -298,14 +300,14 @@ def _read_data(source: Reading) -> None:
     elif not words or "$" in "".join(words):
         text = setting.text if setting else "no --data-path"
         source.set("data.name", f"{run}-data", comment=text, place=place)
-        source.note(place, f"{text}: the dataset is called {run}-data; data.name=... changes that.")
+        source.note(place, f"{text}: the dataset gets the name {run}-data; set data.name=... to change it.")
     elif len(words) == 1:
         _read_dataset(source, words[0], place)
     else:
         source.set("data.name", f"{run}-blend", "data_path")
         _read_blend(source, words, place)
     if source.has("split"):
-        # Both Megatrons use this split if none is given (megatron/training/arguments.py).
+        # Both Megatrons use this split by default (megatron/training/arguments.py).
         source.set("data.split", source.value("split") or "969, 30, 1", "split")
     core = source.table.name == "megatron-lm@d98e8a64"
     source.set(
@@ -325,7 +327,7 @@ def _read_dataset(source: Reading, prefix: str, place: str) -> None:
         renamed = "" if path.name == "text_document" else " as text_document.bin and .idx"
         source.note(
             place,
-            f"--data-path {prefix}: put {path.name}.bin and .idx into {folder}/{renamed}, or name the text "
+            f"--data-path {prefix}: put {path.name}.bin and .idx into {folder}/{renamed}, or give the text "
             "in data.sources.",
         )
 
@@ -339,7 +341,9 @@ def _read_blend(source: Reading, words: list[str], place: str) -> None:
             entries.append(named | {"weight": float(weight)})
     except ValueError:
         source.fail(
-            "data.blend", place, "--data-path: must be one prefix, or pairs of a weight and a prefix."
+            "data.blend",
+            place,
+            "--data-path: the value must be one prefix, or pairs of a weight and a prefix.",
         )
         return
     source.set("data.blend", entries, "data_path")
@@ -356,7 +360,7 @@ def _write_data(target: Writing) -> None:
     else:
         target.add("data_path", [f"data/dataset/{data.name}/{file}"])
     target.add("split", data.split)
-    target.unsaid("data.split_rule", "each program has its own")
+    target.unsaid("data.split_rule", "each program has its own rule")
 
 
 def _read_load(source: Reading) -> None:
@@ -365,14 +369,15 @@ def _read_load(source: Reading) -> None:
         source.fail(
             "",
             load.place,
-            f"--load {load.value} and {save.place}: --save {save.value} differ: the run begins "
-            "with another run's weights, which no field expresses. Remove --load, or make it the folder of "
-            "--save, which resumes.",
+            f"--load {load.value} differs from --save {save.value} ({save.place}): the run would begin with "
+            "another run's weights, which no field expresses. Remove --load, or set it to the folder of "
+            "--save to resume.",
         )
     elif load and not save:
-        source.fail("", load.place, f"--load {load.value}: begins with another run's weights; remove it.")
+        words = "the run would begin with another run's weights, which no field expresses. Remove the flag."
+        source.fail("", load.place, f"--load {load.value}: {words}")
     elif save:
-        source.note(save.place, f"{save.text}: checkpoints go to output/<run>/model.")
+        source.note(save.place, f"{save.text}: not imported; checkpoints go to output/<run>/model.")
 
 
 def _write_load(target: Writing) -> None:
@@ -383,14 +388,14 @@ def _write_load(target: Writing) -> None:
 
 # {field: what the program does without it}
 TUNING = {
-    "init_from": "draws the first weights at random, not from init_from",
-    "lora": "has no adapters like these: it trains all weights",
-    "dpo": "has no training on pairs: it trains on what follows each token",
+    "init_from": "draws the initial weights at random instead of loading init_from",
+    "lora": "has no such LoRA adapters: it trains all weights",
+    "dpo": "cannot train on preference pairs: it trains on the next token",
 }
 
 
 def _no_flag(source: Reading) -> None:
-    """Write nothing: no flag expresses it."""
+    """Read nothing, because no flag expresses these fields."""
 
 
 def _write_tuning(target: Writing) -> None:

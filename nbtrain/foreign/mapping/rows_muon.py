@@ -1,14 +1,14 @@
 """Rows of the mapping: Muon, which Megatron-LM has had since 2025 and Megatron-DeepSpeed lacks.
 
-Its settings match NVIDIA's emerging optimizers, with nesterov off and momentum 0.9 by default. That package
-calls the coefficients of nbtrain's Newton-Schulz iteration `simple`.
+Muon's settings match NVIDIA's emerging optimizers, with nesterov off and momentum 0.9 by default. That
+package calls the coefficients of nbtrain's Newton-Schulz iteration `simple`.
 """
 
 from nbtrain.foreign.mapping.conversion import Reading, Writing
 from nbtrain.foreign.mapping.rows_model import Row
 
 COEFFICIENTS = "simple"
-# {field: the program's value}
+# {field: the program's parser value}
 SAME = {
     "optimizer.muon_momentum": "muon_momentum",
     "optimizer.muon_nesterov": "muon_nesterov",
@@ -16,19 +16,27 @@ SAME = {
     "optimizer.muon_scale_mode": "muon_scale_mode",
     "optimizer.muon_extra_scale_factor": "muon_extra_scale_factor",
 }
-# {the program's value: (what nbtrain does, the field to override, message)}
+# {the program's parser value: (what nbtrain does, the field to override, message)}
 FIXED = {
     "muon_coefficient_type": (
         COEFFICIENTS,
         "optimizer.muon_num_ns_steps",
-        "other coefficients of Newton-Schulz",
+        "these are other Newton-Schulz coefficients than nbtrain's",
     ),
-    "muon_tp_mode": ("duplicated", "optimizer.type", "parts of matrices are orthogonalized, not whole ones"),
-    "muon_split_qkv": (True, "optimizer.type", "queries, keys and values are orthogonalized as one matrix"),
+    "muon_tp_mode": (
+        "duplicated",
+        "optimizer.type",
+        "the program would orthogonalize parts of matrices instead of whole matrices",
+    ),
+    "muon_split_qkv": (
+        True,
+        "optimizer.type",
+        "the program would orthogonalize queries, keys and values as one matrix",
+    ),
     "muon_scalar_optimizer": (
         "adam",
         "optimizer.type",
-        "the other parameters are updated by an optimizer other than AdamW",
+        "the program would update the other parameters with an optimizer other than AdamW",
     ),
 }
 
@@ -41,21 +49,21 @@ def _read(source: Reading) -> None:
         source.fail(
             "optimizer.type",
             place,
-            f"--optimizer {kind}: changes the run, and only adam and muon can be imported.",
+            f"--optimizer {kind}: only adam and muon can be imported.",
         )
         return
     source.set("optimizer.type", "Muon", "optimizer")
     for key, dest in SAME.items():
         source.set(key, source.value(dest), dest)
     for dest, (own, key, words) in FIXED.items():
-        # distributed and duplicated compute the same update in two ways.
+        # distributed and duplicated compute the same update in different ways.
         if (value := source.value(dest)) not in (own, "distributed"):
             flag = source.table.by_dest[dest][0].flags[0]
             where = source.place(dest)
             source.fail(
                 key,
                 where,
-                f"{flag} {value}: {words}. For nbtrain's {own} add {key}=... to the command.",
+                f"{flag} {value}: {words}. To use nbtrain's {own}, add {key}=... to the command.",
             )
 
 
@@ -73,7 +81,7 @@ def _write(target: Writing) -> None:
             target.add(dest, value)
     target.add("muon_coefficient_type", COEFFICIENTS)
     if optimizer.muon_lr not in (None, target.config.lr_schedule.lr):
-        target.cannot("optimizer.muon_lr", "has one learning rate for matrices and the rest")
+        target.cannot("optimizer.muon_lr", "uses the same learning rate for matrices and other parameters")
 
 
 MUON_ROWS = (

@@ -1,8 +1,8 @@
 """Rows of the mapping: batch size and its growth, length of training, learning rate, weight decay.
 
-Megatron trains by iterations or by samples, and rejects mixes of both (validate_args): an export writes
-iterations only if every amount of the run is in steps and the batch does not grow. Megatron-DeepSpeed counts
-in tokens as well: training ends at --train-tokens or at --train-samples, whichever comes first.
+Megatron trains by iterations or by samples, and rejects a mix of both (validate_args). An export therefore
+writes iterations only if every amount of the run is in steps and the batch does not grow. Megatron-DeepSpeed
+also counts tokens: training ends at --train-tokens or at --train-samples, whichever comes first.
 """
 
 import math
@@ -30,8 +30,8 @@ def _read_batch(source: Reading) -> None:
             source.fail(
                 "batch.rampup",
                 ramp.place,
-                f"{ramp.text}: must be three whole numbers: the first size, the increment, and "
-                "the samples over which the batch grows.",
+                f"{ramp.text}: the value must be three whole numbers: the first size, the increment, and the "
+                "number of samples over which the batch grows.",
             )
             return
         for name, value in zip(GROWTH, ramp.value):
@@ -48,7 +48,7 @@ def _read_batch(source: Reading) -> None:
         and "batch.global_batch_size" not in source.values
         and source.value("global_batch_size") is None
     ):
-        # Megatron runs one micro batch on each data-parallel rank.
+        # Without the flag, Megatron runs one micro batch on each data-parallel rank.
         source.fail("batch.global_batch_size", source.job.label, "--global-batch-size is missing.")
 
 
@@ -56,17 +56,19 @@ def _write_batch(target: Writing) -> None:
     batch, ramp = target.config.batch, target.config.ramp
     new = target.has("step_batch_size_schedule")
     if ramp is not None and new:
-        # The program refuses --global-batch-size together with a schedule.
+        # The program rejects --global-batch-size together with a schedule.
         exact = batch.step_batch_size_schedule or schedule_text(target.config)
         target.add("step_batch_size_schedule", exact)
-        target.unsaid("batch.rampup", "--step-batch-size-schedule replaces it in the program since 2026-04")
+        target.unsaid("batch.rampup", "the program has used --step-batch-size-schedule instead since 2026-04")
         return
     target.add("global_batch_size", batch.global_batch_size)
     if isinstance(ramp, StepSizes):
         linear = as_ramp(ramp)
-        target.unsaid("batch.step_batch_size_schedule", "the program has --rampup-batch-size only")
+        target.unsaid("batch.step_batch_size_schedule", "the program has only --rampup-batch-size")
         if linear is None:
-            target.warnings.append("the batch does not grow: --rampup-batch-size grows in equal steps only")
+            target.warnings.append(
+                "the batch does not grow, because --rampup-batch-size can only grow it in equal steps"
+            )
             return
         ramp = linear
     if ramp is not None:
@@ -74,7 +76,7 @@ def _write_batch(target: Writing) -> None:
 
 
 def schedule_text(config: RunConfig) -> str:
-    """Return a ramp-up as an exact list of sizes: "0:16 126320640:32 ..." with thresholds in tokens."""
+    """Return a ramp-up as an exact list of sizes, "0:16 126320640:32 ...", with thresholds in tokens."""
     ramp, batch, seq_length = config.batch.rampup, config.batch.global_batch_size, config.model.seq_length
     assert ramp is not None
     schedule = BatchSchedule(batch, seq_length, 1, config.ramp)
@@ -90,7 +92,7 @@ def schedule_text(config: RunConfig) -> str:
 
 
 def as_ramp(sizes: StepSizes) -> Rampup | None:
-    """Return the ramp-up in equal increments that has exactly these sizes; None if there is none."""
+    """Return the ramp-up in equal increments that has exactly these sizes, or None."""
     if len(sizes.parts) < 2:
         return None
     (_, start), (_, second) = sizes.parts[:2]
@@ -121,8 +123,8 @@ def _read_length(source: Reading) -> None:
             f"({source.place('train_iters')}): the program refuses to count both. Remove one of them.",
         )
     if tokens is not None and (samples is not None or steps is not None):
-        # Training ends at the limit reached first; the program requires iterations or samples with the
-        # tokens.
+        # Training ends at the limit that is reached first. In addition to tokens, the program requires
+        # iterations or samples.
         amount, unit, dest = (
             (samples, "samples", "train_samples") if steps is None else (steps, "steps", "train_iters")
         )
@@ -131,7 +133,7 @@ def _read_length(source: Reading) -> None:
         known = all(isinstance(value, int) for value in (tokens, amount, length, each))
         if known and amount * each * length < tokens:
             source.set(f"batch.train_{unit}", amount, dest)
-            text = f"--train-tokens {tokens}: training ends before it, at {flag}."
+            text = f"--train-tokens {tokens}: not imported; training ends earlier, at {flag}."
             source.note(source.place("train_tokens"), text)
         else:
             source.set("batch.train_tokens", tokens, "train_tokens")
@@ -146,13 +148,12 @@ def _read_length(source: Reading) -> None:
     else:
         flags = "--train-iters or --train-samples"
         flags = f"--train-tokens, {flags}" if source.has("train_tokens") else flags
-        source.fail("batch.train_tokens", source.job.label, f"no length of training: {flags} is missing.")
+        text = f"the files set no training length: {flags} is missing."
+        source.fail("batch.train_tokens", source.job.label, text)
 
 
 def counts_iterations(config: RunConfig) -> bool:
-    """Return whether every amount of a run is set in steps. Then a Megatron script can count in
-    iterations.
-    """
+    """Return whether every amount of a run is set in steps, so that a script can count in iterations."""
     schedule = config.lr_schedule
     amounts = [given_unit(schedule, stem) for stem in ("lr_warmup", "lr_decay", "lr_wsd_decay")]
     if schedule.lr_wsd_decay_fraction is not None:
@@ -174,7 +175,7 @@ def _write_length(target: Writing) -> None:
         target.add("train_tokens", config.train_tokens)
     else:
         target.unsaid(f"batch.train_{unit}", "the program counts samples in whole steps")
-    # As many samples as the steps have: Megatron-DeepSpeed ends at the tokens, and its log shows the right
+    # Write the samples of all steps: Megatron-DeepSpeed ends at the tokens, and its log then shows the right
     # count.
     target.add("train_samples", config.batch.train_samples if unit == "samples" else config.train_samples)
 
@@ -196,7 +197,7 @@ def _read_rate(source: Reading) -> None:
         for unit, dest in (("steps", "train_iters"), ("samples", "train_samples")):
             if amount := source.value(dest):
                 flag = f"--{dest.replace('_', '-')} {amount}"
-                comment = f"{flag}: the decay ends there if no flag says otherwise"
+                comment = f"{flag}: the decay ends there by default"
                 source.set(f"lr_schedule.lr_decay_{unit}", amount, dest, comment)
                 break
     if source.value("lr_decay_style") == "WSD":
@@ -204,8 +205,9 @@ def _read_rate(source: Reading) -> None:
 
 
 def _read_fraction(source: Reading) -> None:
-    """Read a fraction of the decay. Megatron-DeepSpeed applies it to samples or iterations, never to
-    tokens.
+    """Read the warm-up fraction of the decay.
+
+    Megatron-DeepSpeed applies the fraction to samples or iterations, never to tokens.
     """
     key, flag = "lr_schedule.lr_warmup_fraction", "lr_warmup_fraction"
     if source.value("lr_warmup_tokens") is not None:
@@ -246,7 +248,7 @@ def _write_rate(target: Writing) -> None:
         if unit is None:
             if stem == "lr_decay" and target.has("train_tokens") and not iterations:
                 _write_amount(target, stem, "tokens", config.train_tokens)
-                target.unsaid("lr_schedule.lr_decay_tokens", "the program would take --train-samples")
+                target.unsaid("lr_schedule.lr_decay_tokens", "the program would use --train-samples")
             continue
         amount = getattr(schedule, f"{stem}_{unit}")
         if iterations:
@@ -260,7 +262,7 @@ def _write_rate(target: Writing) -> None:
 
 
 def _write_amount(target: Writing, stem: str, unit: str, tokens: int) -> None:
-    """Write an amount in tokens, or in the nearest whole number of samples."""
+    """Write an amount in tokens or, if the program has no such flag, in the nearest number of samples."""
     if target.has(f"{stem}_tokens"):
         target.add(f"{stem}_tokens", tokens)
         return
@@ -269,7 +271,7 @@ def _write_amount(target: Writing, stem: str, unit: str, tokens: int) -> None:
     target.add(f"{stem}_samples", samples)
     text = "the program counts samples"
     if samples * length != tokens:
-        text += f": {samples:,} of {length:,} tokens are {samples * length:,}, not {tokens:,}"
+        text += f": {samples:,} samples of {length:,} tokens are {samples * length:,} tokens, not {tokens:,}"
     target.unsaid(f"lr_schedule.{stem}_{unit}", text)
 
 
@@ -285,8 +287,8 @@ def _read_decay(source: Reading) -> None:
                 source.fail(
                     "optimizer.weight_decay",
                     setting.place,
-                    f"{setting.text}: needs --weight-decay-incr-style linear or cosine; the program refuses "
-                    "it with constant.",
+                    f"{setting.text}: this needs --weight-decay-incr-style linear or cosine; the program "
+                    "refuses it with constant.",
                 )
         return
     source.set("optimizer.weight_decay_incr_style", style, "weight_decay_incr_style")
@@ -294,7 +296,8 @@ def _read_decay(source: Reading) -> None:
         if source.value(dest) is None:
             flag = f"--{dest.replace('_', '-')}"
             place = source.place("weight_decay_incr_style")
-            source.fail(f"optimizer.{key}", place, f"--weight-decay-incr-style {style}: needs {flag}.")
+            text = f"--weight-decay-incr-style {style}: {flag} is missing."
+            source.fail(f"optimizer.{key}", place, text)
         else:
             source.set(f"optimizer.{key}", source.value(dest), dest)
 

@@ -1,1 +1,1 @@
-"""Syntax of other programs' files: YAML, JSON and argument lists, each value with its file and line."""
+"""Parses other programs' files (YAML, JSON and argument lists) and records each value's file and line."""

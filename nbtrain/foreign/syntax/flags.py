@@ -1,9 +1,9 @@
-"""Command-line flags of other training programs: tables of options, and a parser that reports unknown flags.
+"""Parses command-line flags of other training programs, with tables of options, and reports unknown flags.
 
 A table holds every option of one version of a program (tables/*.json): option strings, argparse's dest,
-action, type, number of values, choices and default. They were read by running each program's own argument
-parser, without its help texts. Both Megatrons turn argparse's abbreviations off, so a flag is only known by
-its full name.
+action, type, number of values, choices and default. The tables were made by running each program's own
+argument parser, without its help texts. Both Megatrons turn off argparse's abbreviations, so a flag is only
+known by its full name.
 """
 
 import functools
@@ -28,7 +28,7 @@ VERSIONS = {
     "megatron-deepspeed": ("e7bff5ec", "f4157bea"),
 }
 
-# Common misnomers of flags that similarity of letters would not find.
+# Common wrong names for flags that a comparison of spelling would not find.
 MEANT = {
     "--nccl-timeout": "--distributed-timeout-minutes",
     "--save-dir": "--save",
@@ -66,7 +66,7 @@ MEANT = {
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option of a program, in argparse's terms."""
+    """One option of a program, described in argparse's terms."""
 
     flags: tuple[str, ...]
     dest: str
@@ -83,7 +83,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Table:
-    """Every option of one version of a program."""
+    """All options of one version of a program."""
 
     program: str
     version: str
@@ -92,7 +92,7 @@ class Table:
 
     @property
     def name(self) -> str:
-        """Return "megatron-lm@d98e8a64"."""
+        """Program and version, e.g. megatron-lm@d98e8a64."""
         return f"{self.program}@{self.version}"
 
     @functools.cached_property
@@ -101,20 +101,20 @@ class Table:
 
     @functools.cached_property
     def by_dest(self) -> dict[str, tuple[Option, ...]]:
-        """{dest: the options that set it}. A second option may be the switch that turns it off."""
+        """{dest: the options that set it}. The second option may be a switch that turns the first one off."""
         found: dict[str, tuple[Option, ...]] = {}
         for option in self.options:
             found[option.dest] = (*found.get(option.dest, ()), option)
         return found
 
     def default(self, dest: str) -> Any:
-        """Return the program's value if no flag sets `dest`; None if the program has no such value."""
+        """Return the program's value if no flag sets `dest`; None if the program has no `dest`."""
         return self.by_dest[dest][0].default if dest in self.by_dest else None
 
 
 @functools.cache
 def load_table(program: str, version: str) -> Table:
-    """Return the table of a version of a program."""
+    """Return the table of one version of a program."""
     read = json.loads((TABLES / f"{program}-{version}.json").read_text(encoding="utf-8"))
     options = [
         Option(
@@ -137,48 +137,49 @@ def tables(program: str) -> tuple[Table, ...]:
 
 
 def find_table(target: str) -> Table:
-    """Return the table of "megatron-lm@040eac94", or the newest one of "megatron-lm". Raises ConfigError."""
+    """Return the table for "megatron-lm@040eac94", or the newest for "megatron-lm". Raises ConfigError."""
     program, _, version = target.partition("@")
     if program not in VERSIONS:
         known = ", ".join(VERSIONS)
-        raise ConfigError(f"{target}: no such program; known: {known}.{nearest(program, VERSIONS)}")
+        raise ConfigError(f"{target}: there is no such program; known: {known}.{nearest(program, VERSIONS)}")
     if version and version not in VERSIONS[program]:
         known = ", ".join(f"{program}@{one}" for one in VERSIONS[program])
-        raise ConfigError(f"{target}: no table of this version; known: {known}.")
+        raise ConfigError(f"{target}: this version is not known; known: {known}.")
     return load_table(program, version or VERSIONS[program][-1])
 
 
-# MindSpeed's flags are in no table. These choose kernels or save memory; any other one is unknown.
+# MindSpeed's flags are in no table. These flags choose kernels or save memory; any other MindSpeed flag is
+# unknown.
 ASCEND = re.compile(
     r"--(use-fused-(rmsnorm|swiglu|rotary-pos-emb|ring-attention-update)|use-(ascend-)?mc2|reuse-fp32-param|"
     r"recompute-activation-function(-num-layers)?|swap-attention|swap-modules|npu-deterministic)"
 )
-ASCEND_REASON = "a flag of MindSpeed on Ascend, which chooses a kernel or saves memory"
+ASCEND_REASON = "this MindSpeed flag for Ascend only chooses a kernel or saves memory"
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A flag of an argument list: its option, and the value that argparse would store."""
+    """A flag in an argument list: its option, and the value that argparse would store."""
 
     flag: str
     option: Option
     value: Any
     place: str
     word: Word | None = None
-    """The value as it was written; None for a switch. Only the running shell may know it."""
+    """The value as written; None for a switch. Only the running shell may know the value."""
     words: tuple[Word, ...] = ()
-    """All values of a flag that takes several."""
+    """All values of a flag that accepts several values."""
 
     @property
     def text(self) -> str:
-        """The flag as it was written, for messages."""
+        """The flag as written, for messages."""
         if self.word is None:
             return self.flag
         value = self.value if isinstance(self.value, list) else [self.word.text]
         return " ".join([self.flag, *map(str, value)])
 
 
-# Rules of the findings about an argument list that the program would reject.
+# Rules of findings about arguments that the program would reject.
 UNKNOWN_FLAG, WRONG_VALUE = "flags_exist", "flag_values_fit"
 
 
@@ -199,24 +200,24 @@ def _wrong_value(flag: str, word: Word, message: str) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """An argument list, parsed by the table of a program."""
+    """An argument list, parsed with the table of a program."""
 
     table: Table
     settings: tuple[Setting, ...]
-    """Flags in their order. If several set the same dest, the last one wins, as in argparse."""
+    """Flags in their order. If several flags set the same dest, the last one wins, as in argparse."""
     complaints: tuple[Finding, ...]
     """Errors about words that the program would reject."""
     lists: tuple[Word, ...] = ()
-    """Words such as $@ or $EXTRA_ARGS that stand for flags and whose value only the shell knows."""
+    """Words such as $@ or $EXTRA_ARGS that stand for flags and whose values only the shell knows."""
     ascend: tuple[Word, ...] = ()
-    """Flags that MindSpeed adds to Megatron-LM on Ascend and that have no effect on a run."""
+    """Flags that MindSpeed adds to Megatron-LM on Ascend, without an effect on a run."""
 
     def get(self, dest: str) -> Setting | None:
-        """Return the flag that sets `dest`; None if the default applies."""
+        """Return the flag that sets `dest`, or None if the default applies."""
         return next((one for one in reversed(self.settings) if one.option.dest == dest), None)
 
     def value(self, dest: str) -> Any:
-        """Return the value that the program would have."""
+        """Return the value that the program would use."""
         setting = self.get(dest)
         return setting.value if setting else self.table.default(dest)
 
@@ -227,7 +228,7 @@ def parse(table: Table, words: Sequence[Word]) -> Arguments:
     complaints: list[Finding] = []
     lists: list[Word] = []
     ascend: list[Word] = []
-    valued: Setting | None = None  # the flag before, if it has one value
+    valued: Setting | None = None  # the previous flag, if it has one value
     position = 0
     while position < len(words):
         word = words[position]
@@ -259,7 +260,7 @@ def parse(table: Table, words: Sequence[Word]) -> Arguments:
             continue
         if not option.takes_value:
             if equals:
-                message = f"{word.text}: {flag} is a switch; write {flag} alone, or remove it."
+                message = f"{word.text}: {flag} is a switch without a value; write only {flag}, or remove it."
                 complaints.append(_wrong(flag, word.place, message))
             on = option.action == "store_true" or (
                 option.action == "BooleanOptionalAction" and not flag.startswith("--no-")
@@ -288,28 +289,32 @@ def parse(table: Table, words: Sequence[Word]) -> Arguments:
 
 
 def _follows(before: Word, word: Word) -> bool:
-    """Return whether a word without a flag stands on the line of another one."""
+    """Return whether a word without a flag is on the same line as the previous one."""
     return _is_value(word) and not word.from_outside and word.place == before.place
 
 
 def _stray(words: Sequence[Word], before: Setting | None) -> Finding:
-    """Return the error about words without a flag. After a flag with one value, they may be the rest of a
-    text that bash splits at its spaces.
+    """Return the error about words that belong to no flag.
+
+    After a flag with one value, the words may be the rest of a text that bash splits at its spaces.
     """
     text = " ".join(word.text for word in words)
-    finding = _wrong(text, words[0].place, f"{text}: {'belong' if words[1:] else 'belongs'} to no flag.")
+    belong = "these words belong to no flag" if words[1:] else "this word belongs to no flag"
+    finding = _wrong(text, words[0].place, f"{text}: {belong}.")
     if before is None or before.place != words[0].place:
         return finding
-    them = "them" if words[1:] else "it"
     quotes = 'write the array with its quotes where the program gets it, "${ARGS[@]}"'
-    fix = f"If the value of {before.flag} has {them}, {quotes}; else remove {them}."
+    if words[1:]:
+        fix = f"If these words belong to the value of {before.flag}, {quotes}; otherwise remove them."
+    else:
+        fix = f"If this word belongs to the value of {before.flag}, {quotes}; otherwise remove it."
     return replace(finding, fix=fix)
 
 
 def _may_be_flags(before: Word, word: Word) -> bool:
     """Return whether an unknown word after a value may stand for flags.
 
-    After a number, the word is a prefix of data that the number weighs, as in `--data-path 0.3 $PREFIX`.
+    After a number, the word is a data prefix with this weight, as in `--data-path 0.3 $PREFIX`.
     """
     weighs = re.fullmatch(r"[\d.]+", before.text)
     every = re.search(r"[@*]\]?\}?$", word.text)
@@ -323,23 +328,24 @@ def _is_value(word: Word) -> bool:
 
 
 def _take(option: Option, flag: str, given: list[Word], place: str) -> tuple[list[Word], Finding | None]:
-    """Return the words that belong to the option, and the error if their number is wrong."""
+    """Return the words that belong to an option, and an error if their number is wrong."""
     if option.nargs in ("*", "+"):
         if option.nargs == "+" and not given:
-            return [], _wrong(flag, place, f"{flag}: needs at least one value.")
+            return [], _wrong(flag, place, f"{flag}: the flag needs at least one value.")
         pairs = enumerate(itertools.pairwise(given), 1)
         return given[: next((at for at, pair in pairs if _may_be_flags(*pair)), len(given))], None
     wanted = int(option.nargs) if option.nargs not in (None, "?") else 1
     if option.nargs == "?" and not given:
         return [Word("", place)], None
     if len(given) < wanted:
-        values = "a value" if wanted == 1 else f"{wanted} values"
-        return given, _wrong(flag, place, f"{flag}: needs {values} and has {len(given)}.")
+        if wanted == 1:
+            return given, _wrong(flag, place, f"{flag}: the flag needs a value.")
+        return given, _wrong(flag, place, f"{flag}: the flag needs {wanted} values, but has {len(given)}.")
     return given[:wanted], None
 
 
 def _convert(option: Option, flag: str, word: Word) -> tuple[Any, str]:
-    """Return the value of a word, and argparse's error about it, if any."""
+    """Return the value of a word, and argparse's error about the value or ""."""
     text = word.text
     if word.from_outside:
         return text, ""
@@ -352,8 +358,8 @@ def _convert(option: Option, flag: str, word: Word) -> tuple[Any, str]:
         elif option.type == "bool":
             value = bool(text)
     except ValueError:
-        kind = {"int": "a whole number (argparse's int takes no 1e9 and no 2.5)", "float": "a number"}
-        return text, f"{flag} = {text}: must be {kind[str(option.type)]}."
+        kind = {"int": "a whole number (argparse's int accepts neither 1e9 nor 2.5)", "float": "a number"}
+        return text, f"{flag} = {text}: the value must be {kind[str(option.type)]}."
     if option.choices and value not in option.choices:
         choices = ", ".join(map(str, option.choices))
         return value, f"{flag} = {text}: must be one of {choices}.{nearest(text, map(str, option.choices))}"
@@ -361,7 +367,7 @@ def _convert(option: Option, flag: str, word: Word) -> tuple[Any, str]:
 
 
 def unknown(table: Table, flag: str) -> str:
-    """Return the message about an unknown flag: the nearest one, and the programs that have the flag."""
+    """Return a message about an unknown flag, with the nearest flag and a program that has the flag."""
     hint = _hint(table.program, table.version, flag)
     elsewhere = [
         other.name
@@ -369,13 +375,13 @@ def unknown(table: Table, flag: str) -> str:
         for other in tables(program)
         if other is not table and flag in other.by_flag
     ]
-    where = f" {elsewhere[0]} has it." if elsewhere else ""
+    where = f" {elsewhere[0]} has this flag." if elsewhere else ""
     return f"{flag}: {table.name} has no such flag.{hint}{where}"
 
 
-@functools.lru_cache(1000)  # a flag is parsed by several tables, some of them more than once
+@functools.lru_cache(1000)  # a flag is parsed with several tables, some of them more than once
 def _hint(program: str, version: str, flag: str) -> str:
-    """Return the sentence that names the program's flag most like an unknown one; "" if none is."""
+    """Return a sentence with the program's flag that is most similar to an unknown one, or ""."""
     table = load_table(program, version)
     meant = MEANT.get(flag.replace("_", "-"), "") or MEANT.get(flag, "")
     if meant in table.by_flag:
@@ -384,9 +390,7 @@ def _hint(program: str, version: str, flag: str) -> str:
 
 
 def _by_words(flag: str, table: Table) -> str:
-    """Return the program's flag that shares the most words with `flag`, if they share at least half of
-    them.
-    """
+    """Return a sentence with the flag that shares the most words with `flag`; "" below half of the words."""
     wanted = set(flag.strip("-").replace("_", "-").split("-"))
 
     def shared(known: str) -> float:
@@ -398,11 +402,11 @@ def _by_words(flag: str, table: Table) -> str:
 
 
 def choose_table(words: Sequence[Word], script: str = "") -> Table:
-    """Return the program and version whose table has the most of the flags.
+    """Return the program and version whose table contains the most of the flags.
 
-    If two versions have the same number, the one that rejects fewer values is chosen. If that is equal too,
-    the older one is chosen: a flag list that both accept was most likely written for it, and this
-    repository's pinned examples use it.
+    If two versions contain the same number, the one that rejects fewer values is chosen. If these numbers are
+    equal too, the older one is chosen: a flag list that both accept was most likely written for the older
+    one, and this repository's pinned examples use it.
     """
     flags = {word.text.partition("=")[0] for word in words if word.text.startswith("--")}
     deepspeed = "deepspeed" in script.lower() or bool(flags & {"--deepspeed", "--deepspeed_config"})

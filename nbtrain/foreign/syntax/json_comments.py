@@ -1,9 +1,8 @@
-"""Reader of DeepSpeed's JSON as users write it: with // and /* */ comments, trailing commas, and the place of
-each key.
+"""Reads DeepSpeed's JSON as users write it: with comments, trailing commas, and the place of each key.
 
 Megatron-DeepSpeed and the Trainer of transformers read the file with Python's json, which rejects comments
-and trailing commas; DeepSpeed itself reads Hjson, which has both, and refuses a key that is written twice.
-This reader accepts all of them and reports them, so that a file is understood and its error named.
+and trailing commas. DeepSpeed itself reads Hjson, which allows both, but rejects a key that is written twice.
+This reader accepts all of these and reports them, so that the file can be read and its errors can be named.
 """
 
 import json
@@ -17,7 +16,7 @@ from nbtrain.base.files import too_many_digits
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _WORDS = {"true": True, "false": False, "null": None, "NaN": float("nan"), "Infinity": float("inf")}
 _COMMENTS = {"//": "\n", "#": "\n", "/*": "*/"}
-# A name in a template of a JSON, such as CONFIG_BATCH_SIZE or $ZERO_STAGE.
+# A name in a JSON template, such as CONFIG_BATCH_SIZE or $ZERO_STAGE.
 _PLACEHOLDER = re.compile(r"\$\{\w+\}|\$?[A-Z][A-Z0-9_]{2,}")
 _STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 MOST_DEPTH = 50
@@ -26,20 +25,20 @@ TWICE = "is written twice"
 
 @dataclass(slots=True)
 class Document:
-    """A JSON object with the place of each dotted key."""
+    """A JSON object, with the place of each dotted key."""
 
     label: str
     value: dict[str, Any] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)
     faults: list[tuple[str, str]] = field(default_factory=list)
-    """(place, problem) of text that Python's json rejects, or of keys that it drops without a word."""
+    """(place, problem) of text that Python's json rejects, or of keys that it drops silently."""
 
     def place(self, key: str) -> str:
-        """Return where a dotted key was written; the file if it was not."""
+        """Return where a dotted key was written, or the file name if it was not written."""
         return self.places.get(key, self.label)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of a dotted key."""
+        """Return the value of a dotted key, or `default` if the key is missing."""
         value: Any = self.value
         for part in key.split("."):
             if not isinstance(value, dict) or part not in value:
@@ -49,7 +48,7 @@ class Document:
 
 
 def read_json(text: str, label: str, first_line: int = 1) -> Document:
-    """Read a JSON object. Raises ConfigError, with the line, if it is not one."""
+    """Read a JSON object. Raises ConfigError, with the line, if the text is not a JSON object."""
     reader = _Reader(text, label, first_line)
     document = reader.document
     value = reader.value("", 0)
@@ -57,7 +56,7 @@ def read_json(text: str, label: str, first_line: int = 1) -> Document:
     if reader.position < len(text):
         raise reader.error("there is text after the end of the JSON object")
     if not isinstance(value, dict):
-        raise ConfigError(f"{label}:{first_line}: a DeepSpeed configuration is a JSON object {{ ... }}.")
+        raise ConfigError(f"{label}:{first_line}: a DeepSpeed configuration must be a JSON object {{ ... }}.")
     document.value = value
     return document
 
@@ -70,7 +69,7 @@ class _Reader:
 
     @property
     def place(self) -> str:
-        # The position only grows, so that each line break is counted once.
+        # The position only grows, so each line break is counted only once.
         self.line += self.text.count("\n", self.counted, self.position)
         self.counted = self.position
         return f"{self.document.label}:{self.line}"
@@ -82,7 +81,7 @@ class _Reader:
         self.document.faults.append((self.place, words))
 
     def blanks(self) -> None:
-        """Skip spaces and comments; comments are noted once per file."""
+        """Skip spaces and comments. The first comment of a file is reported."""
         while self.position < len(self.text):
             if self.text[self.position] == "\ufeff":
                 self.fault("a byte order mark: Python's json refuses it")
@@ -105,7 +104,7 @@ class _Reader:
     def value(self, key: str, depth: int) -> Any:
         self.blanks()
         if depth > MOST_DEPTH:
-            raise self.error("nested too deeply")
+            raise self.error("the value is nested too deeply")
         self.document.places[key] = self.place
         character = self.text[self.position : self.position + 1]
         if character == "{":
@@ -126,7 +125,7 @@ class _Reader:
                 self.position += len(word)
                 return value
         if match := _PLACEHOLDER.match(self.text, self.position):
-            words = f"{match.group(0)} is a placeholder, which a script replaces. Name that script too"
+            words = f"{match.group(0)} is a placeholder, which a script replaces. Give that script too"
             raise self.error(f"{words}, or write the value{f' of {key}' if key else ''}")
         raise self.error(f"a value is missing{f' for {key}' if key else ''}")
 
@@ -168,7 +167,7 @@ class _Reader:
         return found
 
     def _closed(self, bracket: str, further: bool) -> bool:
-        """Return whether the object or list ends here; skip the comma if another entry follows."""
+        """Return whether the object or list ends here. Skip the comma if another entry follows."""
         self.blanks()
         comma = further and self.text.startswith(",", self.position)
         if comma:

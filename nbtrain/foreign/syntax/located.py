@@ -1,4 +1,4 @@
-"""Words and values of the user's files with their places, so that every message names file and line."""
+"""Represents words and values in the user's files with their places, so that messages name file and line."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -17,27 +17,27 @@ class Unknown:
     """A part of a value that only the running shell knows."""
 
     text: str
-    """The part as messages show it: "$1", "${TP}", "$(nvidia-smi -L)"."""
+    """The part as messages show it, e.g. $1, ${TP} or $(nvidia-smi -L)."""
     name: str = ""
-    """The variable that holds it; "" for the output of a command that no variable holds."""
+    """Name of the variable that holds the part; "" for the output of a command that no variable holds."""
     place: str = ""
-    """Place at which the value was lost, such as "train.sh:12"."""
+    """Place at which the value was lost, e.g. train.sh:12."""
     reason: str = ""
     """Clause that says why the value is not known; "" if no file sets the variable."""
     causes: tuple["Unknown", ...] = ()
-    """Values that would decide this one, such as the variables of the condition around its assignment."""
+    """Values that determine this one, e.g. the variables in the condition around its assignment."""
     choices: tuple[str, ...] = ()
-    """The texts that it may have, if these are known."""
+    """The texts that the part may have, if they are known."""
     is_set: bool = False
-    """Whether it is certainly set and not empty, such as the number of a Slurm job."""
+    """Whether the part is certainly set and not empty, e.g. the number of a Slurm job."""
 
     @property
     def is_absent(self) -> bool:
-        """Return whether no file sets the variable, so that only the environment can."""
+        """Whether no file sets the variable, so that only the environment can set it."""
         return bool(self.name) and not self.reason
 
     def roots(self) -> Iterator["Unknown"]:
-        """Yield the unknown values that decide this one: the values of its condition, or itself."""
+        """Yield the unknown values that determine this one: the values in its condition, or itself."""
         if self.causes and all(cause.name for cause in self.causes):
             for cause in self.causes:
                 yield from cause.roots()
@@ -47,19 +47,17 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word of a command line, or a value of a manifest."""
+    """A word of a command line, or a value in a manifest."""
 
     text: str
     place: str
-    """Place of the word, such as "train.sh:12"."""
+    """Place of the word, e.g. train.sh:12."""
     unknowns: tuple[Unknown, ...] | None = None
-    """Parts that only the running shell knows. None for a word that no shell expands: its text is final."""
+    """Parts that only the running shell knows. None for a word that no shell expands, whose text is final."""
 
     @property
     def from_outside(self) -> str:
-        """Return the first part of the word that only the running shell knows, e.g. "$1"; "" if there is
-        none.
-        """
+        """The first part of the word that only the running shell knows, e.g. $1; "" without such a part."""
         if self.unknowns is not None:
             return self.unknowns[0].text if self.unknowns else ""
         match = OUTSIDE.search(self.text)
@@ -67,7 +65,7 @@ class Word:
 
     @property
     def is_outside(self) -> bool:
-        """Return whether all of the word is one part that only the running shell knows."""
+        """Whether the entire word is one part that only the running shell knows."""
         if self.unknowns is not None:
             return len(self.unknowns) == 1 and self.text == self.unknowns[0].text
         return bool(OUTSIDE.fullmatch(self.text))
@@ -87,16 +85,16 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value of JSON or YAML with its place."""
+    """A JSON or YAML value with its place."""
 
     value: Any
     place: str
 
 
 def question(unknown: Unknown, fields: Sequence[str] = (), dependents: Sequence[str] = ()) -> tuple[str, str]:
-    """Return the place of an unknown value, and a sentence that tells the user how to give it.
+    """Return the place of an unknown value, and a sentence that tells the user how to provide it.
 
-    `fields` are the run's fields that need it, and `dependents` the variables that it decides.
+    `fields` are the run's fields that need the value; `dependents` are the variables that it determines.
     """
     named = [root for root in dict.fromkeys(unknown.roots()) if root.name]
     given = " and ".join(f"{name}=..." for name in fields) if len(fields) <= MOST_FIELDS else ""
@@ -120,25 +118,25 @@ def question(unknown: Unknown, fields: Sequence[str] = (), dependents: Sequence[
     return root.place, f"{root.name} is not known here ({reason}){decides}; give {wanted}{instead}"
 
 
-# Most fields that a question names as alternatives to the variable that decides them.
+# Maximum number of fields that a question offers as alternatives to the variable that determines them.
 MOST_FIELDS = 3
 
 
 RENDER = "Render the template first (`helm template CHART`)."
-"""The fix for a value that is a template of Helm or Jinja."""
+"""Fix for a value that is a Helm or Jinja template."""
 FILL_IN = "Fill in the variables first: envsubst < FILE > NEW_FILE."
-"""The fix for a variable in a text that no shell reads, such as the command of a container."""
+"""Fix for a variable in a text that no shell reads, such as a container's command."""
 
 
 def whole_number(word: Word | Value, what: str) -> int:
-    """Convert the word to an integer. Raises ConfigError, which calls the word `what`."""
+    """Convert a word to an integer. Raises ConfigError with `what` as the name of the value."""
     text = str(word.text if isinstance(word, Word) else word.value)
     try:
         return int(text)
     except ValueError:
         hint = f" {FILL_IN}" if "$" in text else f" {RENDER}" if "{{" in text else ""
         raise ConfigError(
-            f"{word.place}: {what} = {printable(text)}: must be a whole number.{hint}"
+            f"{word.place}: {what} = {printable(text)}: the value must be a whole number.{hint}"
         ) from None
 
 
@@ -147,12 +145,13 @@ _UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 
 
 def quantity(word: Value, what: str) -> float:
-    """Convert a Kubernetes quantity: "8", "500m", "16Gi". Raises ConfigError, which calls the word `what`."""
+    """Convert a Kubernetes quantity such as "8", "500m" or "16Gi". Raises ConfigError naming it `what`."""
     text = str(word.value)
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(m|[kMGTP]i?|Ki)?", text)
     if not match:
         raise ConfigError(
-            f"{word.place}: {what} = {printable(text)}: must be a number with a unit such as m, Mi or Gi."
+            f"{word.place}: {what} = {printable(text)}: the value must be a number with a unit such as m, Mi "
+            "or Gi."
         )
     number, unit = float(match.group(1)), match.group(2) or ""
     return number / 1000 if unit == "m" else number * _UNITS[unit]

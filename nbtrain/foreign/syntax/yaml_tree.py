@@ -1,4 +1,4 @@
-"""YAML documents with the place of every value."""
+"""Reads YAML documents and records the place of each value."""
 
 import re
 import sys
@@ -11,10 +11,10 @@ from nbtrain.base.text.terminal import shortened
 from nbtrain.foreign.syntax.located import Value, Word
 
 MOST_NODES = 100_000
-# The tag of the key <<, and most mappings that merge one another.
+# The tag of the key <<, and the maximum depth of mappings that merge one another.
 MERGE = "tag:yaml.org,2002:merge"
 MOST_MERGES = 20
-# A placeholder of Helm's values, which is also valid inside a text of YAML or a word of a script.
+# A placeholder for Helm values, which is also valid inside a YAML text or a word of a script.
 HELM = re.compile(
     r"\{\{-?\s*(?:(?:include|template|toYaml|quote|default|tpl|if|with|range)\b.*)?[\s(]?"
     r"\.(?:Values|Release|Chart|Capabilities)\b"
@@ -26,25 +26,25 @@ TEMPLATE_MARK = re.compile(r"\{\{-?(?:[\s\w.$]|\Z)|\{%")
 
 
 class Tree:
-    """A YAML document with the place of every value."""
+    """A YAML document with the place of each value."""
 
     def __init__(self, node: yaml.Node | None, label: str):
         self.label, self.node, self.count = label, node, 0
         self.places: dict[str, str] = {}
         self.texts: dict[str, str] = {}
         self.scripts: dict[str, Word] = {}
-        """Scripts of all documents by name, which a container may mount."""
+        """Scripts in all documents by name; a container may mount them."""
         self.maps: dict[str, Tree] = {}
-        """ConfigMaps of all documents by name."""
+        """ConfigMaps in all documents, by name."""
         self.runtimes: dict[str, Tree] = {}
-        """Training runtimes of all documents by name."""
+        """Training runtimes in all documents, by name."""
         self.value = self._construct(node, "") if node is not None else None
 
     def _construct(self, node: yaml.Node, prefix: str) -> Any:
         self.count += 1
         if self.count > MOST_NODES:
             raise ConfigError(
-                f"{self.label}: more than {MOST_NODES:,} values; this is not the manifest of a job."
+                f"{self.label}: the file has more than {MOST_NODES:,} values, so it is not a job's manifest."
             )
         # A block of text begins on the line after its mark.
         block = isinstance(node, yaml.ScalarNode) and node.style in ("|", ">")
@@ -61,7 +61,7 @@ class Tree:
             for key, _ in node.value:
                 if key.value in seen and key.tag != MERGE:
                     place = f"{self.label}:{key.start_mark.line + 1}"
-                    raise ConfigError(f"{place}: {shortened(key.value)} is written twice; keep one.")
+                    raise ConfigError(f"{place}: {shortened(key.value)} is written twice; keep only one.")
                 seen.add(key.value)
             return {
                 name: self._construct(value, f"{prefix}.{name}".lstrip("."))
@@ -80,13 +80,14 @@ class Tree:
             return node.value
         try:
             return yaml.SafeLoader("").construct_object(node)
-        except (ValueError, LookupError):  # of a text with a tag (!!int x), and of too many digits
+        except (ValueError, LookupError):  # raised for a text with a tag (!!int x), and for too many digits
             found = f"{self.places[prefix]}: {prefix} = {shortened(node.value)}"
-            raise ConfigError(f"{found}: must be {rule}.") from None
+            raise ConfigError(f"{found}: the value must be {rule}.") from None
 
     def _merged(self, node: yaml.MappingNode, depth: int = 0) -> dict[str, yaml.Node]:
-        """Return the values of a mapping, and of the mappings that its << names. Its own values win
-        over theirs, and an earlier mapping over a later one.
+        """Return the values of a mapping, and of the mappings that its << key merges.
+
+        The mapping's own values take precedence, and earlier merged mappings over later ones.
         """
         own: dict[str, yaml.Node] = {}
         others: list[yaml.Node] = []
@@ -101,13 +102,13 @@ class Tree:
             self.count += 1
             if not isinstance(other, yaml.MappingNode) or depth > MOST_MERGES or self.count > MOST_NODES:
                 place = f"{self.label}:{other.start_mark.line + 1}"
-                raise ConfigError(f"{place}: << must name a mapping, or a list of mappings.")
+                raise ConfigError(f"{place}: << must refer to a mapping, or to a list of mappings.")
             for name, value in self._merged(other, depth + 1).items():
                 own.setdefault(name, value)
         return own
 
     def find(self, dotted: str) -> Value | None:
-        """Return the value of a dotted key, with its place; None if the key is missing."""
+        """Return the value of a dotted key with its place, or None if the key is missing."""
         value = self.value
         for part in dotted.split("."):
             if isinstance(value, dict) and part in value:
@@ -119,7 +120,7 @@ class Tree:
         return Value(value, self.places[dotted])
 
     def first(self, *dotted: str) -> Value | None:
-        """Return the value of the first of several keys that exists."""
+        """Return the value of the first key in `dotted` that exists, or None."""
         return next((found for key in dotted if (found := self.find(key)) is not None), None)
 
     def word(self, dotted: str) -> Word | None:
@@ -127,7 +128,7 @@ class Tree:
         return None if found is None or found.value is None else Word(str(found.value), found.place)
 
     def words(self, dotted: str) -> list[Word]:
-        """Return a list of words. A single text becomes a list of one word."""
+        """Return the words in a list. A single text becomes a list of one word."""
         found = self.find(dotted)
         if found is None or found.value is None:
             return []
@@ -141,13 +142,13 @@ def _text(value: Any) -> str:
 
 
 def _source(node: yaml.Node) -> str:
-    """Return the text of a node."""
+    """Return the source text of a node."""
     buffer = node.start_mark.buffer or ""
     return buffer[node.start_mark.pointer - 1 : node.end_mark.pointer]
 
 
 def _items(node: yaml.Node | None) -> list[yaml.Node | None]:
-    """Return the manifests of a document: the items of a `kind: List`, as kubectl writes it, or itself."""
+    """Return the manifests in a document: the items of a `kind: List`, as kubectl writes it, or the node."""
     if isinstance(node, yaml.MappingNode):
         values = {key.value: value for key, value in node.value if isinstance(key, yaml.ScalarNode)}
         kind, items = values.get("kind"), values.get("items")
@@ -161,13 +162,13 @@ def _items(node: yaml.Node | None) -> list[yaml.Node | None]:
 
 
 def template_problem(place: str) -> str:
-    """Return the error about a template of Helm or Jinja."""
-    fix = "Render it (`helm template CHART`) and import the result."
-    return f"{place}: is a template ({{{{ ... }}}}). {fix}"
+    """Return the error about a Helm or Jinja template."""
+    fix = "Run `helm template CHART` and import the result."
+    return f"{place}: this is a template ({{{{ ... }}}}). {fix}"
 
 
 def read_documents(text: str, label: str) -> list[Tree]:
-    """Return the YAML documents of a file. Raises ConfigError if it is not YAML."""
+    """Return the YAML documents in a file. Raises ConfigError if the text is not YAML."""
     if match := HELM.search(text):
         raise ConfigError(template_problem(f"{label}:{text.count(chr(10), 0, match.start()) + 1}"))
     try:
@@ -182,4 +183,4 @@ def read_documents(text: str, label: str) -> list[Tree]:
             ) from None
         raise ConfigError(f"{label}{line}: not YAML: {getattr(error, 'problem', error)}.") from None
     except RecursionError:
-        raise ConfigError(f"{label}: not a manifest: nested too deeply.") from None
+        raise ConfigError(f"{label}: not a manifest: the values are nested too deeply.") from None

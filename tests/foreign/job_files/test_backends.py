@@ -394,8 +394,8 @@ def test_secrets_of_all_containers_are_kept(tmp_path):
         ("HF_TOKEN", "other"),
     ]
     notes = notes_of(found)
-    assert "env WANDB_API_KEY: not imported; another container takes it from another Secret" in notes
-    assert "TEAM: not imported; another container takes it from a Secret." in notes
+    assert ("env WANDB_API_KEY: not imported; another container takes its value from another Secret") in notes
+    assert "TEAM: not imported; another container takes its value from a Secret." in notes
     # A variable that nbtrain sets itself is not imported, and a note says why.
     assert "MASTER_ADDR: nbtrain sets this variable for each rank. Remove it." in notes
 
@@ -418,7 +418,7 @@ def test_two_files_of_one_name_are_refused(tmp_path):
     for path in paths:
         path.parent.mkdir()
         path.write_text(f"torchrun --nproc_per_node 4 {FLAGS}\n")
-    with pytest.raises(ConfigError, match=r"train\.sh: two of these files have this name"):
+    with pytest.raises(ConfigError, match=r"train\.sh: two of the files have this name"):
         import_files(paths)
 
 
@@ -484,8 +484,8 @@ def test_variables_and_claims_may_be_in_other_files(tmp_path):
     }
     with pytest.raises(ConfigError) as error:
         imported(tmp_path, train_job)
-    assert "add resources.nodes=... to the command" in str(error.value)
-    assert "add resources.gpus_per_node=... to the command" in str(error.value)
+    assert "Add resources.nodes=... to the command" in str(error.value)
+    assert "Add resources.gpus_per_node=... to the command" in str(error.value)
     train_job["spec"]["trainer"]["resourcesPerNode"] = {"limits": {"nvidia.com/gpu": 4}}
     runtime = {
         "kind": "ClusterTrainingRuntime",

@@ -111,13 +111,13 @@ def test_a_launch_is_found_behind_what_starts_it(text):
     [
         (
             f"$LAUNCHER {TRAIN}",
-            "train.sh:1: LAUNCHER is not known here (it holds the launcher); give LAUNCHER=..., or "
-            "resources.nodes=... and resources.gpus_per_node=...",
+            "train.sh:1: LAUNCHER is not known here (it contains the launcher); give "
+            "LAUNCHER=..., or resources.nodes=... and resources.gpus_per_node=...",
         ),
         (
             "bash train/run_gpt.sh 8",
-            "train.sh:1: runs train/run_gpt.sh, which may launch the training and is not one of these files. "
-            "Name it too: nbtrain import FILE run_gpt.sh",
+            "train.sh:1: the command runs train/run_gpt.sh, which may launch the training "
+            "but was not given. Give it too: nbtrain import FILE run_gpt.sh",
         ),
         (
             "A=$(cat command.txt)\n$A",
@@ -125,12 +125,15 @@ def test_a_launch_is_found_behind_what_starts_it(text):
         ),
         (
             f"deepspeed --include worker-0@worker-1:0,2 {TRAIN}",
-            "--include takes all GPUs of worker-0, and their number is in the hostfile); give "
-            "resources.gpus_per_node=...",
+            "--include selects all GPUs of worker-0, and their number is in the hostfile); "
+            "give resources.gpus_per_node=...",
         ),
         (
             f"deepspeed --include a:0,1@b:0 {TRAIN}",
-            "--include gives the machines different numbers of GPUs (a: 2, b: 1)); give resources.gpus",
+            (
+                "--include selects different numbers of GPUs on the machines (a: 2, b: 1)); give "
+                "resources.gpus"
+            ),
         ),
         (
             f"N=${{WORLD_SIZE:-1}}\ntorchrun --nnodes $N --nproc_per_node 8 {TRAIN}",
@@ -141,11 +144,12 @@ def test_a_launch_is_found_behind_what_starts_it(text):
             f"torchrun --nproc_per_node=gpu --nnodes 1 {TRAIN}",
             "gpu is not known here (it is the number of GPUs",
         ),
-        ("echo torchrun pretrain_gpt.py", "train.sh: launches no training: no command of torchrun"),
+        ("echo torchrun pretrain_gpt.py", "train.sh: the script launches no training: it has no torchrun"),
         (
             f"if [ $P = a ]; then {T} {TRAIN}; else {T} {TRAIN} --seed 2; fi",
-            "2 jobs in these files: train.sh:1 (pretrain_gpt.py), train.sh:1 (pretrain_gpt.py).\n"
-            "train.sh:1: which of them runs is not known here; give P=...",
+            "the files describe 2 jobs: train.sh:1 (pretrain_gpt.py), train.sh:1 "
+            "(pretrain_gpt.py).\ntrain.sh:1: it is not known here which of them runs; give "
+            "P=...",
         ),
     ],
 )

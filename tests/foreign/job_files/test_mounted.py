@@ -78,8 +78,9 @@ def test_a_mounted_script_is_read_wherever_its_map_stands(tmp_path):
 def test_a_script_that_no_file_holds_is_named(tmp_path):
     """A script that is in none of the files is reported once, without follow-up errors."""
     message = (
-        "runs /scripts/train.sh, which none of these files contains. Add its ConfigMap to the file, or "
-        "import the script itself with resources.nodes=... resources.gpus_per_node=..."
+        "the command runs /scripts/train.sh, which is in none of the given files. Add its "
+        "ConfigMap to the file, or import the script itself with resources.nodes=... "
+        "resources.gpus_per_node=..."
     )
     with pytest.raises(ConfigError) as caught:
         imported(tmp_path, TRAIN_JOB)
@@ -98,7 +99,7 @@ def test_mpirun_says_how_many_workers_train(tmp_path):
     assert found.backend.env == {"NCCL_DEBUG": "INFO"}
     assert imported(tmp_path, mpi_job(8)).config.resources.nodes == 1
     with pytest.raises(
-        ConfigError, match=r"mpirun starts 12 ranks, but 4 workers have 8 slots each .* = 32\."
+        ConfigError, match=r"mpirun starts 12 ranks, but 4 workers with 8 slots each .* have 32 slots\."
     ):
         imported(tmp_path, mpi_job(12))
 
@@ -108,7 +109,9 @@ def test_workers_without_ranks_are_found(tmp_path):
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(mpi_job(8)))
     (found,) = (one for one in lint([path]) if one.rule == "workers_have_ranks")
-    assert found.message.startswith("4 workers, but mpirun starts ranks on 1 of them (job.yaml:")
+    assert found.message.startswith(
+        "the manifest has 4 workers, but mpirun starts ranks on 1 of them (job.yaml:"
+    )
     assert found.cost.text == "costs 3 idle workers"
     path.write_text(yaml.safe_dump(mpi_job(32)))
     assert "workers_have_ranks" not in {one.rule for one in lint([path])}
@@ -119,8 +122,8 @@ def test_another_program_is_named(tmp_path):
     path = tmp_path / "a.sh"
     path.write_text("python train.py --epochs 3 --lr 0.1 --batch 5\n")
     message = (
-        "runs train.py, which has only 1 of Megatron's flags: nbtrain imports only GPT models of "
-        "Megatron-LM and Megatron-DeepSpeed."
+        "the command runs train.py, which has only 1 of Megatron's flags: nbtrain imports "
+        "only GPT models of Megatron-LM and Megatron-DeepSpeed."
     )
     assert [one.message for one in lint([path])] == [message]
     with pytest.raises(ConfigError) as error:
@@ -135,7 +138,7 @@ def test_torchrun_without_nnodes_takes_one_machine(tmp_path):
     given = {"tokenizer.vocab_size": 50257}
     assert import_files([path], given).config.resources.nodes == 1
     path.write_text(SCRIPT.replace("exec torchrun", "srun torchrun"))
-    with pytest.raises(ConfigError, match=r"add resources\.nodes=\.\.\. to the command"):
+    with pytest.raises(ConfigError, match=r"Add resources\.nodes=\.\.\. to the command"):
         import_files([path], given)
 
 
@@ -145,7 +148,7 @@ def test_flags_of_mindspeed_are_listed(tmp_path):
     launch = "torchrun --nnodes 1 --nproc_per_node 8 pretrain_gpt.py"
     path.write_text(f"{launch} {FLAGS} --use-fused-swiglu --reuse-fp32-param\n")
     notes = [note.text for note in import_files([path]).notes if "MindSpeed" in note.text]
-    reason = "a flag of MindSpeed on Ascend, which chooses a kernel or saves memory."
+    reason = "this MindSpeed flag for Ascend only chooses a kernel or saves memory."
     assert notes == [f"--use-fused-swiglu: {reason}", f"--reuse-fp32-param: {reason}"]
     path.write_text(f"{launch} {FLAGS} --use-fused-llama\n")
     with pytest.raises(ConfigError, match=r"--use-fused-llama: .* has no such flag"):
@@ -263,12 +266,14 @@ def test_merge_keys_of_yaml_are_followed(tmp_path):
     )
     assert import_files([path], GIVEN[1:]).config.resources.nodes == 2
     path.write_text(text.replace("<<: *master", "<<: 3"))
-    with pytest.raises(ConfigError, match=r"job\.yaml:10: << must name a mapping, or a list of mappings\."):
+    with pytest.raises(
+        ConfigError, match=r"job\.yaml:10: << must refer to a mapping, or to a list of mappings\."
+    ):
         import_files([path], GIVEN[1:])
     # Mappings that merge one another without end.
     many = "a0: &a0 {x: 1}\n" + "".join(
         f"a{at}: &a{at} {{<<: [{', '.join([f'*a{at - 1}'] * 9)}]}}\n" for at in range(1, 9)
     )
     path.write_text(f"{many}{text}")
-    with pytest.raises(ConfigError, match=r"more than 100,000 values|<< must name"):
+    with pytest.raises(ConfigError, match=r"more than 100,000 values|<< must refer to"):
         import_files([path], GIVEN[1:])

@@ -43,27 +43,35 @@ def refusal(path) -> str:
         ("pretrain_vision_classify.py", FLAGS, "which trains a vision model: "),
         ("pretrain_vlm.py", FLAGS, "which trains a model of text and images: "),
         ("train_rl.py", FLAGS, "which trains a policy by reinforcement learning: "),
-        ("train.py", f"{FLAGS} --bert-load x", "--bert-load: train.py trains BERT with it: "),
+        ("train.py", f"{FLAGS} --bert-load x", "--bert-load: with this flag, train.py trains BERT: "),
         (
             "train.py",
             f"{FLAGS} --decoder-seq-length 128",
-            "--decoder-seq-length: train.py trains T5 with it: ",
+            "--decoder-seq-length: with this flag, train.py trains T5: ",
         ),
         (
             "pretrain_gpt.py",
             f"{FLAGS} --hybrid-override-pattern M-M*",
-            "pretrain_gpt.py trains Mamba with it",
+            "with this flag, pretrain_gpt.py trains Mamba",
         ),
-        ("pretrain_gpt.py", f"{FLAGS} --retro-add-retriever", "pretrain_gpt.py trains Retro with it: "),
-        ("pretrain_gpt.py", f"{FLAGS} --num-experts 8", "--num-experts 8: trains a mixture of experts, and"),
-        ("tasks/main.py", f"{FLAGS} --task LAMBADA", "--task: main.py trains or evaluates a downstream task"),
-        ("tools/preprocess_data.py", "--input a --output-prefix b", "which trains nothing. Give the script"),
+        (
+            "pretrain_gpt.py",
+            f"{FLAGS} --retro-add-retriever",
+            "with this flag, pretrain_gpt.py trains Retro: ",
+        ),
+        ("pretrain_gpt.py", f"{FLAGS} --num-experts 8", "--num-experts 8: this is a mixture of experts, but"),
+        (
+            "tasks/main.py",
+            f"{FLAGS} --task LAMBADA",
+            "--task: with this flag, main.py trains or evaluates a downstream task",
+        ),
+        ("tools/preprocess_data.py", "--input a --output-prefix b", "which does not train. Give the script"),
         ("run_clm.py", "--model_name_or_path gpt2", "which belongs to the Trainer of transformers: "),
         ("run_train.py", "--config-file a.yaml", "which belongs to nanotron: "),
         ("main.py", "training=gpt3/5b cluster_type=bcm", "which belongs to NeMo: "),
         ("examples/train.py", "--lr 0.1 --epochs 3 --seed 1", "which has only 2 of Megatron's flags: "),
         ("train.py", "", "which has none of Megatron's flags: "),
-        ("pretrain_gpt.py", f"{FLAGS} --prompt-type qwen", "--prompt-type: only MindSpeed-LLM has it"),
+        ("pretrain_gpt.py", f"{FLAGS} --prompt-type qwen", "--prompt-type: only MindSpeed-LLM has this flag"),
         (
             "pretrain_gpt.py",
             f"{FLAGS} --patch-tokenizer-type A",
@@ -106,8 +114,8 @@ def test_an_undecided_number_of_experts_is_no_mixture(tmp_path):
     """A number of experts that only the running shell knows is reported as undecided, and can be given."""
     path = tmp_path / "run.sh"
     path.write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {FLAGS} --num-experts $EXPERTS\n")
-    assert refusal(path).startswith("run.sh:1: --num-experts ${EXPERTS}: is not known here")
-    with pytest.raises(ConfigError, match="--num-experts 8: trains a mixture of experts"):
+    assert refusal(path).startswith("run.sh:1: --num-experts ${EXPERTS}: the value is not known here")
+    with pytest.raises(ConfigError, match="--num-experts 8: this is a mixture of experts"):
         import_files([path], ["EXPERTS=8"])
 
 
@@ -116,7 +124,7 @@ def test_the_command_of_another_program_is_named(tmp_path):
     path = tmp_path / "run.sh"
     path.write_text("set -e\ntune run lora_finetune_single_device --config a.yaml\n")
     with pytest.raises(
-        ConfigError, match=r"run\.sh:2: runs tune run lora_.*, which belongs to torchtune: nbt"
+        ConfigError, match=r"run\.sh:2: the command runs tune run lora_.*, which belongs to torchtune: nbt"
     ):
         import_files([path])
 
@@ -163,7 +171,9 @@ def test_the_configuration_of_another_program_is_named(name, tmp_path):
     text, program = FILES[name]
     path = tmp_path / name
     path.write_text(text)
-    assert refusal(path) == f"{name}: is a configuration of {program}, which nbtrain does not read: {ONLY}"
+    assert refusal(path) == (
+        f"{name}: this is a configuration file for {program}, which nbtrain does not read: {ONLY}"
+    )
     if path.suffix != ".toml":
         with pytest.raises(ConfigError, match=f"is a configuration file for {program}, not a run YAML"):
             load(path)
@@ -175,12 +185,12 @@ def test_the_configuration_of_another_program_is_named(name, tmp_path):
         (
             "launch.py",
             "import os\n",
-            "launch.py: is a Python program, which is never run here. Give the shell",
+            "launch.py: this is a Python program, which nbtrain does not run. Give the shell",
         ),
         (
             "config.json",
             '{"architectures": ["A"], "model_type": "gpt2"}',
-            "config.json: is the configuration of a",
+            "config.json: this is a model's configuration",
         ),
         (
             "result.json",
@@ -190,39 +200,47 @@ def test_the_configuration_of_another_program_is_named(name, tmp_path):
         (
             "chart.yaml",
             "kind: PyTorchJob\nspec:\n  replicas: {{ .Values.workers }}\n",
-            "chart.yaml:3: is a template ({{ ... }}). Render it (`helm template CHART`)",
+            "chart.yaml:3: this is a template ({{ ... }}). Run `helm template CHART`",
         ),
         (
             "chart.yaml",
             "kind: Job\n{{- if .Values.a }}\n",
-            "chart.yaml:2: is a template ({{ ... }}). Render it",
+            "chart.yaml:2: this is a template ({{ ... }}). Run",
         ),
         (
             "chart.yaml",
             'kind: PyTorchJob\nspec:\n  replicas: "{{ default 2 .Values.workers }}"\n',
-            "chart.yaml:3: is a template ({{ ... }}). Render it",
+            "chart.yaml:3: this is a template ({{ ... }}). Run",
         ),
         (
             "a.sh",
             "torchrun --nproc_per_node={{ gpus }} pretrain_gpt.py --num-layers 2 --hidden-size 8",
-            "a.sh:1: is a template ({{ ... }}). Render it",
+            "a.sh:1: this is a template ({{ ... }}). Run",
         ),
         (
             "a.sh",
             "x=1\ntorchrun --nproc_per_node 8 pretrain_gpt.py --num-layers {{ .Values.layers }}\n",
-            "a.sh:2: is a template ({{ ... }}). Render it",
+            "a.sh:2: this is a template ({{ ... }}). Run",
         ),
-        ("values.yaml", "replicaCount: 1\n", "values.yaml: belongs to a chart of Helm. Render it"),
-        ("Chart.yaml", "apiVersion: v2\nname: a\nversion: 1\n", "Chart.yaml: belongs to a chart of Helm."),
+        (
+            "values.yaml",
+            "replicaCount: 1\n",
+            "values.yaml: this file belongs to a Helm chart. Run `helm template CHART`",
+        ),
+        (
+            "Chart.yaml",
+            "apiVersion: v2\nname: a\nversion: 1\n",
+            "Chart.yaml: this file belongs to a Helm chart.",
+        ),
         (
             "kustomization.yaml",
             "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [a.yaml]\n",
-            "kustomization.yaml: is a kustomization, not a manifest. Build it (`kubectl kustomize FOLDER`)",
+            "kustomization.yaml: this is a kustomization, not a manifest. Run `kubectl kustomize FOLDER`",
         ),
         (
             "job.yaml",
             "kind: DeepSpeedJob\nspec: {worker: {replicas: $NODES}}\n",
-            "job.yaml:2: replicas = $NODES: must be a whole number. Fill in the variables first: envsubst <",
+            "job.yaml:2: replicas = $NODES: the value must be a whole number. Fill in the variables",
         ),
         (
             "a.json",
@@ -275,7 +293,10 @@ def test_fsdp_becomes_zero(strategy, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("distributed_type: TPU\nnum_processes: 8\n", "distributed_type = TPU: has no layout in nbtrain"),
+        (
+            "distributed_type: TPU\nnum_processes: 8\n",
+            "distributed_type = TPU: nbtrain trains on GPUs and CPUs",
+        ),
         (
             "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: ALL}\n",
             "must be one of FULL_SHARD, ",
@@ -286,7 +307,7 @@ def test_fsdp_becomes_zero(strategy, tmp_path):
         ),
         (
             "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: ds.json}\n",
-            "deepspeed_config_file ds.json: holds the layout. Import that file",
+            "deepspeed_config_file ds.json: the layout is in this file. Import it",
         ),
     ],
 )

@@ -88,20 +88,20 @@ def test_values_are_taken_as_argparse_takes_them():
         (
             "megatron-lm@d98e8a64",
             "--layernorm-epsilon 1e-6",
-            "a.sh:1: --layernorm-epsilon: megatron-lm@d98e8a64 has no such flag. Nearest: --norm-epsilon. "
-            "megatron-lm@040eac94 has it.",
+            "a.sh:1: --layernorm-epsilon: megatron-lm@d98e8a64 has no such flag. Nearest: "
+            "--norm-epsilon. megatron-lm@040eac94 has this flag.",
         ),
         (
             "megatron-lm@d98e8a64",
             "--fp8-hybrid",
-            "a.sh:1: --fp8-hybrid: megatron-lm@d98e8a64 has no such flag. Nearest: --fp8-format. "
-            "megatron-lm@040eac94 has it.",
+            "a.sh:1: --fp8-hybrid: megatron-lm@d98e8a64 has no such flag. Nearest: "
+            "--fp8-format. megatron-lm@040eac94 has this flag.",
         ),
         (
             "megatron-lm@040eac94",
             "--step-batch-size-schedule 0:16",
-            "a.sh:1: --step-batch-size-schedule: megatron-lm@040eac94 has no such flag. Nearest: "
-            "--rampup-batch-size. megatron-lm@d98e8a64 has it.",
+            "a.sh:1: --step-batch-size-schedule: megatron-lm@040eac94 has no such flag. "
+            "Nearest: --rampup-batch-size. megatron-lm@d98e8a64 has this flag.",
         ),
         (
             "megatron-lm@d98e8a64",
@@ -111,8 +111,8 @@ def test_values_are_taken_as_argparse_takes_them():
         (
             "megatron-deepspeed@e7bff5ec",
             "--train-samples 2.5e6",
-            "a.sh:2: --train-samples = 2.5e6: must be a whole number (argparse's int takes no 1e9 and no "
-            "2.5).",
+            "a.sh:2: --train-samples = 2.5e6: the value must be a whole number (argparse's "
+            "int accepts neither 1e9 nor 2.5).",
         ),
         (
             "megatron-lm@d98e8a64",
@@ -123,10 +123,10 @@ def test_values_are_taken_as_argparse_takes_them():
         (
             "megatron-lm@d98e8a64",
             "--fp16=true",
-            "a.sh:1: --fp16=true: --fp16 is a switch; write --fp16 alone, or remove it.",
+            ("a.sh:1: --fp16=true: --fp16 is a switch without a value; write only --fp16, or remove it."),
         ),
-        ("megatron-lm@d98e8a64", "--lr --fp16", "a.sh:1: --lr: needs a value and has 0."),
-        ("megatron-lm@d98e8a64", "--fp16 12", "a.sh:2: 12: belongs to no flag."),
+        ("megatron-lm@d98e8a64", "--lr --fp16", "a.sh:1: --lr: the flag needs a value."),
+        ("megatron-lm@d98e8a64", "--fp16 12", "a.sh:2: 12: this word belongs to no flag."),
     ],
 )
 def test_what_the_program_would_refuse_is_named(target, text, expected):
@@ -138,8 +138,10 @@ def test_a_text_that_bash_split_is_named_once():
     """Words on the line of a flag with one value are one error, which shows the quotes that bash needs."""
     texts = ("--bf16", "--step-batch-size-schedule", "0:16", "2.4B:320", "12B:1536", "--lr", "1e-4")
     (complaint,) = parse(find_table("megatron-lm"), [Word(text, "a.sh:1") for text in texts]).complaints
-    assert complaint.message == "2.4B:320 12B:1536: belong to no flag."
-    assert complaint.fix.startswith("If the value of --step-batch-size-schedule has them, write the array")
+    assert complaint.message == "2.4B:320 12B:1536: these words belong to no flag."
+    assert complaint.fix.startswith(
+        "If these words belong to the value of --step-batch-size-schedule, write the array"
+    )
 
 
 def test_a_variable_that_no_shell_reads_is_filled_in_before():

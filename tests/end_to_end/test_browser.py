@@ -277,7 +277,7 @@ def test_the_what_if_page_snaps_and_writes(lab: Lab, page: Any) -> None:
     waits = shown.locator("tr", has_text="waiting for it")
     before = waits.inner_text()
     shown.locator("select[data-control=network]").select_option("ethernet-25")
-    shown.locator("tr", has_text="ethernet-25: 25 Gb/s, one way, of which 80% are reached").wait_for()
+    shown.locator("tr", has_text="ethernet-25: 25 Gb/s, one way, of which 80% is reached").wait_for()
     assert waits.inner_text() != before
     assert all("waiting; hpZ saves" in row for row in networks.all_inner_texts())
     assert page.locator(".nbtrain-what-if[data-layout^='DP 16, ZeRO 3']").count() == 1

@@ -37,14 +37,14 @@ def test_a_cpu_run_is_planned_by_what_its_cores_do(monkeypatch, dtype, share, pe
     monkeypatch.setattr(rates, "matmul_flops_per_core", lambda: 200e9)
     estimate = estimate_duration(config)
     assert estimate.basis == (
-        f"assumed {per_core} GFLOP/s on each of 4 cores: {share} of the 200 that this machine reaches in "
-        f"fp32 matrix products, as training in {dtype} did in the benchmarks"
+        f"assumed {per_core} GFLOP/s on each of 4 cores: {share} of the 200 GFLOP/s measured on this machine "
+        f"for fp32 matrix products, which is the fraction that training in {dtype} reached in the benchmarks"
     )
     monkeypatch.setattr(rates, "matmul_flops_per_core", lambda: 400e9)
     twice = estimate_duration(config).parts["steps"]
     assert twice == pytest.approx(estimate.parts["steps"] / 2)
     monkeypatch.setattr(rates, "matmul_flops_per_core", lambda: None)
-    assert "of the 166 that are assumed in fp32 matrix products" in estimate_duration(config).basis
+    assert "of the 166 GFLOP/s assumed for fp32 matrix products" in estimate_duration(config).basis
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,10 @@ def test_a_gpu_run_measures_no_cpu(monkeypatch):
     ("overrides", "basis"),
     [
         (["resources.gpu_type=null"], "unknown: resources.gpu_type is not set"),
-        (["resources.gpu_type=T4", "precision.dtype=bf16"], "unknown: T4 has no bf16 peak"),
+        (
+            ["resources.gpu_type=T4", "precision.dtype=bf16"],
+            "unknown: the device table has no bf16 peak for T4",
+        ),
     ],
 )
 def test_no_peak_no_time(overrides, basis):

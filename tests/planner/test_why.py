@@ -103,14 +103,15 @@ def test_values_are_shown_in_their_units(term, text):
     ("settings", "kernel"),
     [
         ("{}", "flash attention 3, causal half"),
-        ("{attention_backend: math}", "its scores kept"),
+        ("{attention_backend: math}", "attention that keeps its scores"),
         (
             "{window_size: 512, attention_dropout: 0}",
-            "flash attention 3, causal half; a window of 512 tokens in 100% of the layers",
+            "flash attention 3, causal half; in 100% of the layers, a sliding window of 512 tokens",
         ),
         (
             "{window_size: 512, window_attn_skip_freq: 2}",
-            "flash attention 3, causal half; all pairs in 50% of the layers, whose window is a mask",
+            "flash attention 3, causal half; in 50% of the layers, all pairs, because the sliding window is a "
+            "mask",
         ),
         (
             "{attn_logit_softcapping: 50, attention_dropout: 0}",

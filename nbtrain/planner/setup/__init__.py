@@ -1,1 +1,1 @@
-"""The setup that is estimated, the training programs, and the terms of an estimate."""
+"""The setup to estimate, the training programs, the terms of an estimate, and a run's last measurements."""

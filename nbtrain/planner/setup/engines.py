@@ -1,17 +1,18 @@
 """Training programs: their time constants and memory habits, which belong to a program, never to one run.
 
-A run of this project has the engine "nbtrain". The others are for published runs and for plans of runs
-imported from another program. docs/evidence/plan-accuracy.md says how the constants were found. They were
-fitted to the training half of the published runs (tests/benchmarks/published.py lists these sources), each
-within the bounds that the program's own documentation sets.
+nbtrain's own runs have the engine "nbtrain". The other engines are for published runs and for plans of runs
+imported from another program. docs/evidence/plan-accuracy.md explains how the constants were found: they were
+fitted to the training half of the published runs (listed in tests/benchmarks/published.py), within the bounds
+that each program's own documentation sets.
 
-Memory habits say how many bytes a program's model state takes, and how it computes activations and logits.
-Those of `nbtrain` are what this project's engine allocates (tests/planner/memory/test_states_allocated.py
-measures it). A program without measured habits has the habits of `megatron-lm`. Their `source` says where a
-number comes from: "read" in the program's code or documentation, "recalled" (read there once and not checked
-again), "assumed", or "fitted" to published peaks in the training half of the sources. The bytes of one logit
-are fitted for Megatron Core (7), nanotron (14) and torchtitan of 2024 with torch.compile (11), and so are
-nanotron's copies in attention (6). All were chosen with every published case in view.
+Memory habits describe how many bytes a program's model states take, and how it computes activations and
+logits. The habits of `nbtrain` are what its engine allocates, as measured in
+tests/planner/memory/test_states_allocated.py. A program without its own habits uses those of `megatron-lm`.
+The field `source` says where each number comes from: "read" in the program's code or documentation,
+"recalled" (read there once and not checked again), "assumed", or "fitted" to published peaks in the training
+half of the sources. Fitted numbers are the bytes per logit of Megatron Core (7), nanotron (14) and torchtitan
+of 2024 with torch.compile (11), and nanotron's copies in attention (6). They were chosen with every published
+case in view.
 """
 
 from dataclasses import dataclass, replace
@@ -24,58 +25,61 @@ class Engine:
 
     name: str
     title: str
-    """Name of the program as users read it."""
+    """Display name of the program."""
 
     traffic: float = 4.0
-    """Number of times that a step, forward and backward, moves each byte of activations between compute units
-    and memory. Fused kernels move them less often; torch.compile: planner/time/compute.py."""
+    """How often a step (forward and backward) moves each byte of activations between compute units and
+    memory. Fused kernels move them less often. planner/time/compute.py applies torch.compile's effect."""
     flash_generation: int = 2
-    """Generation of the flash attention kernel; 1 also stands for Triton's, and 3 for cuDNN's."""
+    """Generation of the flash attention kernel. 1 also stands for Triton's kernel, and 3 for cuDNN's."""
     balanced_ring: bool = True
     """Whether context parallelism gives every rank an early and a late chunk of the sequence, so that all
-    compute the causal half. Otherwise the last rank has only visible chunks, and the others wait for it."""
+    ranks compute the same share of the causal attention. Otherwise the last rank has the most to compute, and
+    the other ranks wait for it."""
     gathers_keys: bool = False
-    """Whether context-parallel ranks gather the keys and values of a sequence before attention; otherwise
-    they pass them around a ring, behind attention."""
+    """Whether context-parallel ranks gather the keys and values of a sequence before attention. Otherwise
+    they pass keys and values around a ring, overlapped with attention."""
     selective_share: float | None = None
-    """Share of a block's forward pass that selective recomputation repeats; None if it repeats only the
-    scores.
-    """
+    """Share of a block's forward pass that selective recomputation repeats. None means that it repeats only
+    the attention scores and, in nbtrain, the MLP's activation."""
     hidden_data: float = 0.0
-    """Share of the backward pass behind which data-parallel traffic hides."""
+    """Share of the backward pass that overlaps with data-parallel traffic."""
     hides_gather: bool = False
-    """Whether the gathering of weights in ZeRO 1 and 2 hides behind the next forward pass."""
+    """Whether the gathering of weights in ZeRO 1 and 2 overlaps with the next forward pass."""
     zero_share: float = 1.0
-    """Share of the network's rate that ZeRO's collectives reach; fitted, for DeepSpeed on FITTED_NETWORKS."""
+    """Fraction of the network's bandwidth that ZeRO's collectives reach. DeepSpeed's value was fitted on
+    FITTED_NETWORKS."""
     zero3_collectives: int = 1
-    """Collectives for each block that ZeRO 3 gathers: FSDP one, DeepSpeed one for each module."""
+    """Number of collectives with which ZeRO 3 gathers a block: one in FSDP, one per module in DeepSpeed."""
     hidden_zero3: float = 0.8
-    """Share of the computation behind which ZeRO 3's gathers and scatters are hidden."""
+    """Share of the computation that overlaps with ZeRO 3's gathers and scatters."""
     hidden_tensor: float = 0.0
-    """Share of tensor-parallel traffic that hides behind matrix products by default."""
+    """Share of tensor-parallel traffic that overlaps with matrix products by default."""
     hidden_pipeline: float = 0.0
-    """Share of pipeline traffic that hides behind computation."""
+    """Share of pipeline traffic that overlaps with computation."""
     scatters_pipeline: bool = False
-    """Whether each tensor rank sends only its part of an activation to the next stage (Megatron's
+    """Whether each tensor-parallel rank sends only its shard of an activation to the next stage (Megatron's
     scatter-gather)."""
     launch_seconds: float = 2e-3
-    """Host time of one block's kernels, forward and backward: the least time that a block takes."""
+    """Seconds that the host needs to launch one block's kernels, forward and backward. A block takes at least
+    this long."""
     step_seconds: float = 0.01
-    """Host time of one step outside the blocks: data, norms, logging."""
+    """Seconds per step that the host spends outside the blocks: data, norms, logging."""
 
 
-# Slowest and fastest network, bytes per second of a machine, of the published runs from which DeepSpeed's
-# zero_share was fitted: of 24 such runs of Megatron-DeepSpeed and GPT-NeoX on V100 and A100, 23 are within
-# 20 % with 0.22 and with 0.25, 19 with 0.15, 18 with 0.4, and 12 with 1 (tests/planner/test_published.py).
+# Slowest and fastest network (bytes per second and machine) of the published runs to which DeepSpeed's
+# zero_share was fitted. Of 24 such runs of Megatron-DeepSpeed and GPT-NeoX on V100 and A100, 23 are predicted
+# within 20 % with a share of 0.22 or 0.25, 19 with 0.15, 18 with 0.4, and 12 with 1
+# (tests/planner/test_published.py).
 FITTED_NETWORKS = (50e9, 200e9)
 
 # DeepSpeed gathers each module's weights separately: a block has six modules.
 _DEEPSPEED_COLLECTIVES = 6
 
 _ALL = (
-    # traffic: 125M takes 0.344 s a step on one H200, where torch's own choice for attention is cuDNN
-    # (docs/evidence/benchmarks.md). What hides behind what is the upstream example's until several GPUs are
-    # measured.
+    # traffic: 125M takes 0.344 s per step on one H200, where torch chooses cuDNN for attention
+    # (docs/evidence/benchmarks.md). The overlap constants are those of the upstream example until nbtrain has
+    # been measured on several GPUs.
     Engine(
         "nbtrain", "nbtrain (DeepSpeed)", traffic=7.0, flash_generation=3, gathers_keys=True, hidden_data=0.5,
         zero_share=0.25, hidden_zero3=0.5, zero3_collectives=_DEEPSPEED_COLLECTIVES,
@@ -129,48 +133,50 @@ Selective = Literal["core and activation", "core", "every other product"]
 
 @dataclass(frozen=True, slots=True)
 class MemoryHabits:
-    """Bytes for each parameter, logit and layer of one program, with 16-bit products."""
+    """Bytes per parameter, logit and layer in one program, with 16-bit matrix products."""
 
     weights: int = 2
-    """Bytes of the copy of a parameter that is used in matrix products."""
+    """Bytes per parameter of the copy that is used in matrix products."""
     gradients: int = 4
-    """Bytes of a parameter's gradient sum over micro batches; ZeRO 2 and 3 shard the sums."""
+    """Bytes per parameter of the gradient sum over micro batches. ZeRO 2 and 3 shard the sums."""
     bf16_gradients: int | None = None
-    """Bytes of a gradient sum with bf16 weights and ZeRO 0 or 1, if they differ."""
+    """Bytes per parameter of the gradient sum with bf16 weights and ZeRO 0 or 1; None means `gradients`."""
     step_gradients: int = 0
-    """Bytes of the gradient that the optimizer's step reads; ZeRO shards it from stage 1 on."""
+    """Bytes per parameter of the gradient that the optimizer's step reads. ZeRO shards it from stage 1 on."""
     master_copy: int = 4
     moments: int = 8
     logits: int = 10
-    """Bytes of one logit at the peak: 16-bit and fp32 copies, softmax and gradient."""
+    """Bytes per logit at the peak: 16-bit and fp32 copies, softmax and gradient."""
     waiting_logits: int = 0
-    """Bytes of one logit of the previous micro batch that the last stage of a pipeline still holds."""
+    """Bytes per logit of the previous micro batch that the last stage of a pipeline still holds."""
     tied_gradient_waits: bool = False
     """Whether, with tied weights on one stage, autograd holds the output layer's whole 16-bit gradient during
     the layers' backward pass until the embedding's gradient is added."""
     gathered_blocks: int = 0
     """Number of blocks whose whole weights and gradients a rank keeps at the same time under ZeRO 3."""
     whole_in_pipeline: int = 0
-    """Bytes of whole weights and gradients that a pipeline stage keeps for all its micro batches, under
-    ZeRO 3."""
+    """Bytes per parameter of the whole weights and gradients that a pipeline stage keeps for all its micro
+    batches under ZeRO 3."""
     bucket: bool = False
     """Whether DeepSpeed's buckets for reducing and gathering are allocated in full size."""
     unfused_gate: bool = True
-    """Whether the gated MLP keeps the activated gate in addition to gate, opening and product."""
+    """Whether the gated MLP keeps the activated gate in addition to gate, up projection and product."""
     selective: Selective = "core"
-    """Activations that selective recomputation drops."""
+    """Activations that selective recomputation drops; "every other product" names what it keeps."""
     compiled_logits: int | None = None
-    """Bytes of one logit with torch.compile, if they differ: the compiler fuses softmax and its gradient."""
+    """Bytes per logit with torch.compile, which fuses softmax and its gradient; None means `logits`."""
     copied_widths: int = 0
-    """Further tensors of the queries' width that attention keeps in the products' format: copies that the
-    program makes of query, key and value."""
+    """Number of further tensors as wide as the queries that attention keeps: copies that the program makes of
+    query, key and value."""
     gathered_inputs: bool = False
-    """Whether sequence parallelism keeps the gathered inputs of products instead of this rank's part."""
+    """Whether sequence parallelism keeps the gathered inputs of matrix products instead of the rank's
+    shard."""
     keeps_fp8: bool = False
-    """Whether FP8 keeps the inputs of products in their rounded form."""
+    """Whether FP8 training keeps the inputs of matrix products in FP8."""
     old_torch: bool = False
     """Whether the program's published runs used torch 1, whose CUDA context is larger."""
     source: str = ""
+    """Where the numbers come from."""
 
 
 _MEGATRON_CORE_HABITS = MemoryHabits(
@@ -178,8 +184,8 @@ _MEGATRON_CORE_HABITS = MemoryHabits(
     unfused_gate=False,
     keeps_fp8=True,
     logits=7,
-    source="read: Megatron-LM README, 18 bytes, 6 + 12/d with the distributed optimizer; recalled: fused "
-    "SwiGLU and loss; fitted: bytes of a logit",
+    source="read: Megatron-LM README, 18 bytes per parameter, 6 + 12/d with the distributed optimizer; "
+    "recalled: fused SwiGLU and loss; fitted: bytes per logit",
 )
 _DEEPSPEED_HABITS = MemoryHabits(
     old_torch=True,
@@ -189,11 +195,11 @@ _DEEPSPEED_HABITS = MemoryHabits(
     bucket=True,
     waiting_logits=4,
     tied_gradient_waits=True,
-    source="read: DeepSpeed runtime/pipe, the last stage has two buffers for outputs, here fp32 logits, and "
-    "_exec_backward_pass does not empty them; stage_1_and_2.py, 16-bit gradients, for the step a flat and an "
-    "fp32 copy of a rank's part; bf16_optimizer.py, fp32 sums in addition; memory.rst, ZeRO 3 holds 2 bytes "
-    "of gradients of the largest layer whole; torch's autograd, which adds all uses of a weight before its "
-    "hook sees them",
+    source="read: DeepSpeed's runtime/pipe (the last stage has two output buffers, here with fp32 logits, "
+    "and _exec_backward_pass does not empty them), stage_1_and_2.py (16-bit gradients, and for the step a "
+    "flat copy and an fp32 copy of a rank's shard), bf16_optimizer.py (fp32 sums in addition), memory.rst "
+    "(ZeRO 3 holds the whole 16-bit gradients of the largest layer); torch's autograd (the gradients of all "
+    "uses of a weight are added before a hook gets them)",
 )
 _FSDP_HABITS = MemoryHabits(
     weights=4,
@@ -201,8 +207,8 @@ _FSDP_HABITS = MemoryHabits(
     master_copy=0,
     gathered_blocks=2,
     logits=14,
-    source="recalled: FSDP's fp32 shards and 16-bit gathered blocks; torch's cross entropy: logits in 16 bit "
-    "and fp32, log-softmax and gradient in fp32",
+    source="recalled: FSDP's fp32 shards and gathered 16-bit blocks; torch's cross entropy with logits in 16 "
+    "bits and in fp32, and log-softmax and gradient in fp32",
 )
 
 _TORCHTITAN_HABITS = replace(
@@ -210,8 +216,8 @@ _TORCHTITAN_HABITS = replace(
     selective="every other product",
     whole_in_pipeline=6,
     gathered_inputs=True,
-    source="recalled: torchtitan's pipeline does not reshard after the forward pass and reduces once a step; "
-    "assumed: DTensor keeps what it has gathered",
+    source="recalled: torchtitan's pipeline does not reshard after the forward pass, and reduces gradients "
+    "once per step; assumed: DTensor keeps what it has gathered",
 )
 _COMPILED_LOSS = (
     "read: pytorch/torchtitan pull request 1033 (2025-04) compiles the loss, which then keeps the 16-bit "
@@ -220,22 +226,25 @@ _COMPILED_LOSS = (
 
 MEMORY_HABITS: dict[str, MemoryHabits] = {
     "nbtrain": MemoryHabits(
-        selective="core and activation", bucket=True, unfused_gate=False, source="read: tensors of the engine"
+        selective="core and activation",
+        bucket=True,
+        unfused_gate=False,
+        source="read: the tensors that nbtrain's engine allocates",
     ),
     "megatron-lm": MemoryHabits(
         gradients=2,
         bf16_gradients=4,
         step_gradients=4,
         old_torch=True,
-        source="read: Megatron-LM README, fp16 parameters and gradients, 20 bytes; bf16 with fp32 gradients, "
-        "18",
+        source="read: Megatron-LM README, 20 bytes per parameter with fp16 weights and gradients, 18 with "
+        "bf16 weights and fp32 gradients",
     ),
     "megatron-core": _MEGATRON_CORE_HABITS,
     "megatron-bridge": replace(
         _MEGATRON_CORE_HABITS,
         gradients=2,
-        source="recalled: Megatron-Bridge's recipes for performance, grad_reduce_in_fp32 off, distributed "
-        "optimizer",
+        source="recalled: Megatron-Bridge's performance recipes, which turn grad_reduce_in_fp32 off and use "
+        "the distributed optimizer",
     ),
     "megatron-deepspeed": _DEEPSPEED_HABITS,
     "upstream": _DEEPSPEED_HABITS,
@@ -250,8 +259,8 @@ MEMORY_HABITS: dict[str, MemoryHabits] = {
     "torchtitan-2024": replace(
         _TORCHTITAN_HABITS,
         compiled_logits=11,
-        source=f"{_TORCHTITAN_HABITS.source}; read: until 2025-03 the loss is not compiled; fitted: bytes of "
-        "a logit",
+        source=f"{_TORCHTITAN_HABITS.source}; read: until 2025-03 the loss is not compiled; fitted: bytes "
+        "per logit",
     ),
     "metaseq": _FSDP_HABITS,
     "litgpt": replace(
@@ -263,15 +272,16 @@ MEMORY_HABITS: dict[str, MemoryHabits] = {
         whole_in_pipeline=6,
         unfused_gate=False,
         logits=8,
-        source="read: arXiv:2407.21783, 3.3.2; assumed: logits",
+        source="read: arXiv:2407.21783, section 3.3.2; assumed: bytes per logit",
     ),
     "nanotron": MemoryHabits(
         gradients=4,
         logits=14,
         copied_widths=6,
-        source="read: nanotron, accumulator.py adds each bf16 gradient to the fp32 sum when it is made; "
-        "functional.py gathers the inputs of products again in the backward pass (tp_recompute_allgather); "
-        "fitted: bytes of a logit, and copies in attention (rotary embedding, contiguous tensors)",
+        source="read: nanotron's accumulator.py adds each bf16 gradient to the fp32 sum as soon as it is "
+        "computed, and functional.py gathers the inputs of matrix products again in the backward pass "
+        "(tp_recompute_allgather); fitted: bytes per logit, and copies in attention (rotary embedding, "
+        "contiguous tensors)",
     ),
     "colossalai": MemoryHabits(
         gradients=2, step_gradients=0, source="assumed: 16-bit gradients, fp32 masters"
@@ -280,5 +290,5 @@ MEMORY_HABITS: dict[str, MemoryHabits] = {
 
 
 def habits_of(engine: str) -> MemoryHabits:
-    """Return the memory habits of a program, by its name."""
+    """Return the memory habits of a program. A program without its own habits has those of megatron-lm."""
     return MEMORY_HABITS.get(engine, MEMORY_HABITS["megatron-lm"])

@@ -1,15 +1,16 @@
 """Measurements of a run's last job: its throughput, by which a plan is scaled, and the plan's error.
 
-    record_of(config)            the machine and setup of a measurement, in summary.json
-    measured_rate(config, ...)   the measurements of the run's last job, if they hold for the planned devices
-    compare(config, ...)         a plan's predictions with them
+    record_of(config)            the machine and setup of a measurement, for summary.json
+    measured_rate(config, ...)   the measurements of the run's last job, if they apply to the planned devices
+    compare(config, ...)         a plan's predictions next to the measurements
 
 When a job ends, the supervisor writes step time, throughput, peak memory and the idle time of pipeline stages
-into summary.json (jobs/supervisor/summary.py), with the setup (model, batch, precision, layout,
-recomputation, device) and the machine that they hold for. A plan of the same setup uses the throughput
-unchanged. For another setup on the same kind of device, it is multiplied by the ratio of the two planned step
-times, and the plan says so. A rate of another machine or device is not used. Predictions are compared only if
-the planned setup is the measured one: otherwise two different runs would be compared.
+to summary.json (jobs/supervisor/summary.py), together with the setup (model, batch, precision, layout,
+recomputation, device) and the machine to which they apply. A plan for the same setup uses the throughput
+unchanged. For another setup on the same kind of device, the throughput is multiplied by the ratio of the two
+planned rates, and the plan says so. A measurement from another machine or device is not used. Predictions
+are compared only if the planned setup is the measured one, because otherwise two different runs would be
+compared.
 """
 
 import platform
@@ -26,7 +27,7 @@ from nbtrain.config.arithmetic.devices import BY_NAME, Device
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.setup.setup import Setup, setup_of
 
-# Fields of a setup that the section `lora` decides; users know them by this name.
+# Fields of a setup that follow from the section `lora`, which is the name that users know.
 _OF_ADAPTERS = frozenset(
     {
         "lora_rank",
@@ -46,7 +47,7 @@ _WITHOUT_EFFECT = frozenset(
         "prefetch_elements", "persistence_elements", "nvme_buffer_elements", "nvme_buffer_count",
     )
 )  # fmt: skip
-# A planned ratio beyond this depends more on the plan than on the measurement.
+# Beyond this ratio of planned rates, a scaled rate would depend more on the plan than on the measurement.
 LARGEST_RATIO = 50.0
 
 
@@ -57,36 +58,41 @@ class Measured:
     tokens_per_second: float
     setup: Setup
     differences: tuple[str, ...]
-    """Fields of the setup or of its shape that differ; empty for an exact match."""
+    """Names of the fields of the setup or its shape that differ; () for an exact match."""
     memory_bytes: float | None
     """Peak device memory of rank 0; None if it is not known."""
     pipeline_fraction: float | None
-    """Share of a step in which rank 0 waited for other stages; None if it is not known."""
+    """Fraction of a step in which rank 0 waited for other stages; None if it is not known."""
 
 
 def record_of(config: RunConfig) -> dict[str, Any]:
-    """Return the machine and setup for which a rate that this run measures holds; part of summary.json."""
+    """Return the machine and setup to which this run's measured rate applies, as a part of summary.json."""
     setup = setup_of(config)
     return {"machine": machine(setup.on_gpu), "setup": record_of_setup(setup)}
 
 
 def record_of_setup(setup: Setup) -> dict[str, Any]:
-    """Return a setup as an object for JSON, with the name of its device."""
+    """Return a setup as a JSON object, with the device by its name."""
     return {**asdict(setup), "device": setup.device.name if setup.device else None}
 
 
 def setup_of_record(values: dict[str, Any]) -> Setup:
-    """Return the setup of record_of_setup's object. Raises KeyError or TypeError for another object."""
+    """Return the setup from a JSON object of record_of_setup().
+
+    Raises KeyError or TypeError for any other object.
+    """
     setup: Setup = _of_kind(Setup, values)
     return setup
 
 
 def _of_kind(kind: Any, value: Any) -> Any:
-    """Return a value of JSON as the type `kind` of its field: a tuple for a list, a dataclass for an object,
-    a device for its name. Raises KeyError or TypeError if it is none of that type.
+    """Convert a JSON value to the type `kind` of its field.
+
+    A list becomes a tuple, an object a dataclass, and a device's name the device. Raises KeyError or
+    TypeError if the value does not have that type.
     """
     if isinstance(kind, UnionType):
-        # `X | None`: if the value is there, it is an X.
+        # The type is `X | None`, so a value that is not null is an X.
         kind = next(inner for inner in get_args(kind) if inner is not NoneType)
         return None if value is None else _of_kind(kind, value)
     if kind is Device:
@@ -100,13 +106,14 @@ def _of_kind(kind: Any, value: Any) -> Any:
 
 
 def machine(on_gpu: bool) -> str:
-    """Return the machine that a rate holds for: any with the same GPUs, or this one with its cores."""
+    """Return the machine to which a rate applies: any machine with the same GPUs, or this machine's cores."""
     return "any with these devices" if on_gpu else f"{platform.node()}, {usable_cores()} cores"
 
 
 def measured_rate(config: RunConfig, wanted: Setup) -> Measured | None:
-    """Return the measurements of the run's last job, if they are of this kind of machine; `wanted` is the
-    setup to compare its setup with.
+    """Return the measurements of the run's last job, compared with the planned setup `wanted`.
+
+    The result is None if there are no measurements, or if they do not apply to this machine and device.
     """
     summary = files.read_json(RunDir.named(config.name).summary_json) or {}
     record, samples = summary.get("measured_with"), summary.get("samples_per_second")
@@ -143,7 +150,7 @@ def _differences(found: Setup, wanted: Setup) -> tuple[str, ...]:
         # The network is the same whether or not the run names it.
         names = [name for name in names if name != "fabric_bytes_per_second"]
     shape = [
-        # A block from the user's file is known to the user by the setting that names the file.
+        # For a block from the user's file, the user knows the setting `code`, which names the file.
         "code" if field.name == "own_block" else field.name
         for field in fields(wanted.shape)
         if getattr(found.shape, field.name) != getattr(wanted.shape, field.name)
@@ -157,32 +164,32 @@ def _differences(found: Setup, wanted: Setup) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A predicted number of a plan with its measurement."""
+    """A number that a plan predicts, and its measurement."""
 
     name: str
-    """Name of the number: step, memory or bubble."""
+    """Name of the number: "step", "memory" or "bubble"."""
     predicted: float
     measured: float
 
     @property
     def error(self) -> float:
-        """Relative error of the prediction: measured / predicted - 1, so -0.02 if the run took 2 % less."""
+        """Relative error of the prediction, measured / predicted - 1: -0.02 if the run took 2 % less."""
         return self.measured / self.predicted - 1 if self.predicted else 0.0
 
     @property
     def text(self) -> str:
-        """E.g. "predicted 1.21 s a step, measured 1.18 s: -2 %"."""
+        """Description such as "predicted 1.21 s per step, measured 1.18 s: -2 %"."""
         if self.name == "step":
-            head = f"predicted {amounts.step(self.predicted)} a step, measured {amounts.step(self.measured)}"
+            predicted, measured = amounts.step(self.predicted), amounts.step(self.measured)
+            head = f"predicted {predicted} per step, measured {measured}"
         elif self.name == "memory":
-            head = (
-                f"predicted {amounts.size(self.predicted)}, measured {amounts.size(self.measured)} of rank 0"
-            )
+            predicted, measured = amounts.size(self.predicted), amounts.size(self.measured)
+            head = f"predicted {predicted}, measured {measured} on rank 0"
         else:
             points = 100 * (self.measured - self.predicted)
             return (
-                f"predicted {self.predicted:.0%} of a step, measured {self.measured:.0%} with transfers "
-                f"(rank 0): {points:+.0f} points"
+                f"predicted {self.predicted:.0%} of a step, measured {self.measured:.0%} on rank 0 including "
+                f"transfers: {points:+.0f} percentage points"
             )
         return f"{head}: {100 * self.error:+.0f} %"
 
@@ -194,8 +201,9 @@ def compare(
     memory_bytes: float | None,
     bubble_fraction: float,
 ) -> list[Comparison]:
-    """Compare the plan of a run with `found`, the measurements of its last job. Empty if the run has not been
-    measured with this setup.
+    """Compare a run's plan with `found`, the measurements of its last job.
+
+    The result is empty if the run has not been measured with exactly this setup.
     """
     if found is None or found.differences:
         return []
@@ -209,5 +217,5 @@ def compare(
 
 
 def rows(compared: Iterable[Comparison]) -> dict[str, str]:
-    """Return the comparisons as rows of a plan: name to text."""
+    """Return the comparisons as rows of a plan: {name: text}."""
     return {one.name: one.text for one in compared}

@@ -1,8 +1,8 @@
-"""A setup: one model in one layout on one kind of device, which determine memory, time and traffic.
+"""A setup: a model, a layout and a kind of device, which together determine memory, time and traffic.
 
-A run is one setup (`setup_of`). The layout search creates thousands with `dataclasses.replace`. A published
-run of another program is a setup too, with the program's name as its `engine`: engines.py describes that
-program's memory and time.
+Each run has a setup (`setup_of`), and the layout search creates thousands of setups. A published run of
+another program is a setup too, with the program's name as its `engine`. engines.py describes the memory and
+time of each program.
 """
 
 import math
@@ -35,20 +35,19 @@ class Setup:
     """Training program: a key of engines.py."""
 
     device: Device | None = None
-    """The row of the device table; None on a CPU or if the GPU's type is not known."""
+    """The GPU's row in the device table; None on a CPU or if the GPU type is not known."""
     on_gpu: bool = True
     nodes: int = 1
     devices_per_node: int = 1
     fabric_bytes_per_second: float | None = None
-    """Bandwidth between nodes, one way, of all devices of a node together; None assumes the device's usual
-    network.
-    """
+    """Network bandwidth of a node in bytes per second, one way, for all its devices together. None means the
+    usual network of the device."""
     fabric_reached: float | None = None
-    """Fraction of that bandwidth that collectives reach; None assumes the one of planner/time/rates.py."""
+    """Fraction of that bandwidth that collectives reach; None means the value in planner/time/rates.py."""
     host_memory_bytes: int | None = None
     """Host memory of a node; None if it is not known."""
     on_this_machine: bool = True
-    """Whether host memory that is not known is this machine's, for a setup without GPUs."""
+    """Whether this machine's memory is used for a CPU setup whose host memory is not known."""
     cpus_per_node: int | None = None
 
     micro_batch_size: int = 1
@@ -56,29 +55,28 @@ class Setup:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     virtual_stages: int = 1
-    """Pieces of each pipeline stage in an interleaved schedule; 1 is 1F1B."""
+    """Number of model chunks per pipeline rank in an interleaved schedule; 1 is 1F1B."""
     stage_layers: tuple[int, ...] | None = None
-    """Number of blocks of each stage; None for an even split."""
+    """Number of blocks in each stage; None for an even split."""
     context_parallel_size: int = 1
-    """Number of ranks that share each sequence. nbtrain gathers its keys and values on each; other programs
-    pass them around a ring.
-    """
+    """Number of context-parallel ranks that share each sequence. In nbtrain, each rank gathers all keys and
+    values; other programs pass them around a ring."""
     ulysses_size: int = 1
     """Number of Ulysses ranks that share each sequence and its heads (ds_sequence_parallel_size)."""
     data_parallel_size: int = 1
     sequence_parallel: bool = False
     deterministic: bool = False
-    """Attention adds gradients in a fixed order (Megatron's --deterministic-mode, other programs)."""
+    """Whether attention adds gradients in a fixed order (other programs: Megatron's --deterministic-mode)."""
     overlap_tensor: bool = False
-    """Tensor-parallel traffic is cut and hidden behind matrix products (Megatron's --tp-comm-overlap,
-    torchtitan's asynchronous tensor parallelism)."""
+    """Whether tensor-parallel traffic is split and overlapped with matrix products (other programs:
+    Megatron's --tp-comm-overlap, torchtitan's asynchronous tensor parallelism)."""
     fpdt_chunk_tokens: int = 0
 
     zero_stage: int = 0
     shard_size: int | None = None
-    """Ranks that ZeRO divides state among, if they are fewer than the data axis (HYBRID_SHARD)."""
+    """Number of ranks across which ZeRO shards states (HYBRID_SHARD); None means the whole data axis."""
     hpz_size: int = 1
-    """Ranks that share ZeRO++'s second copy of the parameters; 1 is off."""
+    """Number of ranks that share ZeRO++'s second copy of the parameters; 1 means no second copy."""
     quantized_weights: bool = False
     quantized_gradients: bool = False
     offload_optimizer: Place = "none"
@@ -91,38 +89,35 @@ class Setup:
     autocast: bool = False
     fp8: bool = False
     fp4: bool = False
-    """Matrix products in 4-bit numbers with block scales (NVFP4, other programs)."""
+    """Whether matrix products use 4-bit numbers with block scales (other programs: NVFP4)."""
     lora_rank: int = 0
-    """Rank of adapters on all matrices of the blocks, which alone are trained; 0 trains the whole model."""
+    """Rank of the adapters, which are then the only trained parameters; 0 trains the whole model."""
     prefers: bool = False
-    """Trains on pairs of answers (dpo), for which the output layer multiplies once more. No state or
-    activation is added: the reference is a file of two numbers a pair."""
+    """Whether the run trains on pairs of answers (dpo). The output layer then needs one more matrix product.
+    States and activations are the same, because the reference model's results are read from a file."""
     adapter_sizes: tuple[int, ...] = ()
-    """Elements of each adapter matrix of a block on one rank, for a run with lora; () means r (rows +
-    columns).
-    """
+    """Number of elements of each adapter matrix of a block on one rank, for a run with lora. () means r (rows
+    + columns) for each matrix."""
     adapter_activations: tuple[int, int] = (0, 0)
-    """Numbers per token that a block keeps for its adapters: the values between A and B, and the dropped-out
-    inputs.
-    """
+    """Values per token that a block keeps for its adapters: between A and B, and of dropped-out inputs."""
     trained_row_elements: int = 0
-    """Elements of the token rows that are trained along with adapters: rows of the embedding, and as many of
-    the output layer if it is not tied."""
+    """Number of elements in the token rows that are trained along with adapters, in the embedding (and
+    likewise in the output layer if it is not tied)."""
     load_in_4bit: bool = False
-    """Whether the blocks' frozen matrices, which have adapters, are stored in 4 bits."""
+    """Whether the blocks' frozen matrices are stored in 4 bits (QLoRA)."""
     double_quant: bool = False
-    """Whether the constants of their 4-bit blocks are stored in 8 bits."""
+    """Whether the quantization constants of 4-bit matrices are stored in 8 bits."""
     recompute: Recompute = "none"
     recompute_interval: int = 1
-    """Number of blocks that full recomputation recomputes together."""
+    """Number of consecutive blocks that full recomputation recomputes together."""
     recomputes_mlp: bool = False
     """Whether selective recomputation repeats the MLP too (Megatron's --recompute-modules mlp)."""
     keeps_scores: bool = False
     """Whether the attention kernel keeps the scores of all pairs of positions (no flash attention)."""
     masks_parts: bool = False
-    """Whether torch's kernel needs a mask for the later part of a sequence (context parallelism)."""
+    """Whether torch's kernel needs a mask for the later chunk of a sequence (context parallelism)."""
     masks_windows: bool = False
-    """Whether layers with a window pass a mask to a kernel that attends to all pairs of positions."""
+    """Whether sliding-window layers pass a mask to a kernel that computes all pairs of positions."""
     compiled: bool = False
     """Whether torch.compile fuses the operations between the matrix products."""
 
@@ -135,21 +130,18 @@ class Setup:
     logits_chunk_tokens: int = 0
     """Number of tokens whose logits exist at the same time; 0 means all tokens of the micro batch."""
     own_loss: str = ""
-    """"whole" or "shard" if the user's loss() gets all logits of a micro batch, of the whole vocabulary or of
-    this rank's shard; "" without such a loss.
-    """
+    """"whole" or "shard" if the run has its own loss(), which gets all logits of a micro batch, for the whole
+    vocabulary or for this rank's shard; "" without an own loss."""
     nvme_buffer_elements: int = 0
     nvme_buffer_count: int = 5
     muon_steps: int = 0
-    """Newton-Schulz iterations of Muon, which updates the blocks' matrices; with 0, AdamW updates all
-    parameters.
-    """
+    """Number of Newton-Schulz iterations of Muon, which updates the blocks' matrices. With 0, AdamW updates
+    all parameters."""
     saves_in_background: bool | None = False
-    """Whether asynchronous saving keeps a host copy of weights and optimizer state; None if that depends on
-    the host memory that is left (memory/estimate.py).
-    """
+    """Whether asynchronous saving keeps a host copy of weights and optimizer state. None if this depends on
+    the available host memory (memory/estimate.py)."""
     loader_workers: int = 0
-    """Processes of each rank that read samples."""
+    """Number of data-loader processes per rank."""
 
     @property
     def sharing(self) -> int:
@@ -163,12 +155,12 @@ class Setup:
 
     @property
     def zero_size(self) -> int:
-        """Number of ranks that ZeRO divides state among."""
+        """Number of ranks across which ZeRO shards states."""
         return self.shard_size or self.data_axis_size
 
     @property
     def model_size(self) -> int:
-        """Number of ranks that together hold one copy of the model without ZeRO."""
+        """Number of ranks that hold one replica of the model, not counting ranks that share sequences."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
@@ -177,38 +169,39 @@ class Setup:
 
     @property
     def accumulation_steps(self) -> int:
-        """Micro batches of each rank in a step."""
+        """Number of micro batches per rank and step."""
         return self.micro_batches_of(self.global_batch_size)
 
     def micro_batches_of(self, global_batch_size: int) -> int:
-        """Return the micro batches of each rank in a step of this size."""
+        """Return the number of micro batches per rank in a step with this global batch size."""
         return max(global_batch_size // (self.micro_batch_size * self.data_parallel_size), 1)
 
     @property
     def tokens_per_micro_batch(self) -> int:
-        """Tokens of a micro batch on one rank; Ulysses and context-parallel ranks share each sequence."""
+        """Number of tokens of a micro batch on one rank. Ranks that share sequences divide the tokens."""
         return self.shape.seq_length * self.micro_batch_size // self.sharing
 
     @property
     def muon_ranks(self) -> int:
-        """Ranks among which Muon divides the matrices of a stage; without ZeRO, every replica steps all of
-        them.
+        """Number of ranks across which Muon distributes the matrices of a stage.
+
+        Without ZeRO, every replica updates all matrices.
         """
         return self.tensor_parallel_size * (self.data_axis_size if self.zero_stage else 1)
 
     @property
     def attended_groups(self) -> float:
-        """Key and value heads that a rank attends with, as heads for its share of the tokens.
+        """Number of key and value heads that a rank holds in attention, counted over its own tokens.
 
-        Tensor-parallel ranks that share a group have a copy each. Ulysses ranks repeat a tensor-parallel
-        rank's groups until each has as many (parallel/query_groups.py).
+        Tensor-parallel ranks that share a query group each hold a copy of its key and value. Ulysses ranks
+        repeat a tensor-parallel rank's groups until all have the same number (parallel/query_groups.py).
         """
         groups = max(self.shape.num_query_groups / self.tensor_parallel_size, 1)
         return groups * (self.ulysses_size // math.gcd(int(groups), self.ulysses_size))
 
     @property
     def adapter_parameters(self) -> int:
-        """Parameters of the adapters on one model-parallel rank."""
+        """Number of adapter parameters on one model-parallel rank of the largest stage."""
         shape, blocks = self.shape, max(self.layers_by_stage)
         if self.adapter_sizes:
             return blocks * sum(self.adapter_sizes) + self.trained_row_elements
@@ -223,16 +216,16 @@ class Setup:
 
     @property
     def layers_by_stage(self) -> tuple[int, ...]:
-        """Blocks of each pipeline stage."""
+        """Number of blocks in each pipeline stage."""
         if self.stage_layers is not None:
             return self.stage_layers
         return tuple(cut_evenly(self.shape, self.pipeline_parallel_size, self.recompute == "full"))
 
 
 def network_of(resources: ResourcesConfig) -> tuple[float | None, float | None]:
-    """Return (bytes per second of the network that the run names, the fraction of it that is reached).
+    """Return (bandwidth in bytes per second, reached fraction) of the network that a run specifies.
 
-    Each is None if the run does not say, and leaves it to planner/time/rates.py.
+    A value is None if the run does not specify it; planner/time/rates.py then assumes one.
     """
     network = find_network(resources.network)
     fabric = network.bytes_per_second if network else resources.network_bytes_per_second
@@ -308,5 +301,5 @@ def setup_of(config: RunConfig) -> Setup:
 
 
 def _saves_in_background(config: RunConfig) -> bool | None:
-    """Return whether checkpoints are written in the background; None if host memory decides."""
+    """Return whether checkpoints are written in the background; None if it depends on the host memory."""
     return config.checkpoint.async_save if config.mode == "full" else False

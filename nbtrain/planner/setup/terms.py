@@ -1,7 +1,7 @@
 """Terms: the summands of an estimate, each with its formula, the numbers in it, and its source.
 
-An estimate has only numbers, because a search computes thousands of estimates. `explain` of a module returns
-the Terms of one estimate for readers. The sum of the Terms is the estimate, which a test asserts.
+An estimate itself has only numbers, because a search computes thousands of estimates. The `explain` functions
+return the Terms of one estimate for readers. A test asserts that the Terms add up to the estimate.
 """
 
 from collections.abc import Iterable
@@ -13,13 +13,13 @@ class Term:
     """A summand of an estimate."""
 
     name: str
-    """Name, e.g. "weights"; a path from the whole to the part, e.g. "activations / attention"."""
+    """Name such as "weights", or a path from the whole to the part, such as "activations / attention"."""
     value: float
-    """Number in `unit`; terms that are added have the same unit."""
+    """Value in `unit`. Terms that are added must have the same unit."""
     unit: str
-    """E.g. "bytes" or "seconds"."""
+    """Unit such as "bytes" or "seconds"."""
     formula: str
-    """The formula with its numbers, e.g. "126,638,592 parameters x 2 bytes / 4 ranks"."""
+    """The formula with its numbers, such as "126,638,592 parameters x 2 bytes / 4 ranks"."""
     source: str
     """Section of a paper, file of a program or measurement that the formula comes from."""
 
@@ -35,14 +35,14 @@ def below(terms: Iterable[Term], name: str) -> list[Term]:
 
 
 def scaled(term: Term, factor: float, why: str) -> Term:
-    """Return the term times `factor`, with the factor and its reason in the formula."""
+    """Return the term multiplied by `factor`, with the factor and its reason in the formula."""
     return replace(term, value=term.value * factor, formula=f"({term.formula}) x {factor:g} {why}")
 
 
 def product(*factors: tuple[float, str]) -> str:
-    """Format a product: (12, "layers"), (2.0, "bytes") is "12 layers x 2 bytes"; factors of 1 are omitted.
+    """Format a product: (12, "layers"), (2.0, "bytes") becomes "12 layers x 2 bytes".
 
-    A factor below 1 that is one over a whole number is written as a division.
+    Factors of 1 are omitted, except for the first. A factor of the form 1/n is written as a division by n.
     """
     text = ""
     for value, unit in factors:

@@ -1,1 +1,1 @@
-"""Estimates of a step's time, by part, and of the traffic between its ranks, for any setup."""
+"""Estimates of the time of a step and a run, by part, and of the traffic between ranks, for any setup."""

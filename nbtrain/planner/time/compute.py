@@ -1,35 +1,36 @@
 """Seconds that one device computes for one micro batch: products, attention, memory traffic, the optimizer.
 
-A product of [m, k] and [k, n] takes 2 m n k FLOPs at the rate of large products, and the time to read and
-write its three matrices: narrow matrices (many tensor ranks, small models) are slower for that reason. The
-operations between the products take the time to move their bytes. Backward costs twice the forward pass,
-flash attention 2.5 times (arXiv:2205.14135, section 3.1); flash attention skips the scores of future
-positions and of positions before a window.
+A matrix product of [m, k] and [k, n] takes the time of 2 m n k FLOPs at the rate of large products, plus the
+time to read and write its three matrices, which makes narrow matrices (many tensor-parallel ranks, small
+models) slower. The operations between the products take the time to move their bytes. The backward pass costs
+twice the forward pass, and 2.5 times for flash attention (arXiv:2205.14135, section 3.1). Flash attention
+skips the scores of future positions and of positions before a window.
 
     block    matrices    2 T (attention + MLP weights) / t FLOPs
-             attention   4 s q T / t FLOPs; without flash attention, and if they are capped, the scores are
-                         written and read
+             attention   4 s q T / t FLOPs; without flash attention, and if scores are capped, the scores are
+                         also written and read
              the rest    norms, activation, dropout, residuals: the bytes that Korthikanti et al. count
                          (arXiv:2205.05198, section 4.1) times the program's `traffic`
-    logits   2 T h V / t FLOPs, and the logits themselves
-    chunks   with FPDT: traffic of a block's chunks with host memory that attention does not hide
+    logits   2 T h V / t FLOPs, and reading and writing the logits
+    chunks   with FPDT, traffic with host memory that does not overlap with attention
 
-T: tokens of a micro batch on a rank, t: tensor ranks, s: sequence, q: width of all queries.
+T: tokens of a micro batch on a rank, t: tensor-parallel ranks, s: sequence, q: width of all queries.
 
-With FPDT a sequence is N chunks. Attention takes N (N + 1) / 2 pairs of them, and while one pair is computed
-the chunks of the next one come up from host memory (arXiv:2408.16978; DeepSpeed 0.19.8,
-sequence/fpdt_layer.py). In chunks of a tensor of a block's width, one block and micro batch move:
+FPDT divides a sequence into N chunks. Attention computes N (N + 1) / 2 pairs of chunks, and while one pair is
+computed, the chunks of the next pair are copied from host memory (arXiv:2408.16978; DeepSpeed 0.19.8,
+sequence/fpdt_layer.py). For each block and micro batch, this number of chunks of a tensor of the block's
+width is copied (down: to the host, up: to the device):
 
     forward    down  input, query, key, value, output: 5 N
-               up    keys and values for pairs whose keys are not there: 2 (N - 2) (N + 1) / 2; at the end
-                     the first query, key, value and output for the backward pass: 4
-    backward   up    query, output and the query's gradient in fp32 for each pair but two; the output's
-                     gradient, but for the N - 1 that come from the other ranks; keys, values and input
-               down  the query's gradient in fp32 after each pair, the output's gradient: N
+               up    keys and values for pairs whose keys are not on the device: 2 (N - 2) (N + 1) / 2; at the
+                     end, the first query, key, value and output for the backward pass: 4
+    backward   up    query, output and the query's fp32 gradient for each pair except two; the output's
+                     gradient, except for the N - 1 chunks that come from other ranks; keys, values and input
+               down  the query's fp32 gradient after each pair; the output's gradient: N
 
-A pair's work grows with the square of a chunk and its traffic with the chunk itself: below some size the link
-is slower than attention. Each pair's result is added to the sum of its row in fp32, in device memory. A
-sequence of one chunk stays on the device.
+A pair's computation grows with the square of the chunk size, and its traffic with the chunk size, so below
+some size the link is slower than attention. Each pair's result is added to the sum of its row in fp32, in
+device memory. A sequence of a single chunk stays on the device.
 """
 
 from dataclasses import dataclass
@@ -41,23 +42,27 @@ from nbtrain.planner.setup.setup import Setup
 from nbtrain.planner.time.rates import Rates
 from nbtrain.planner.time.traffic import DTYPE_BYTES
 
-# Bytes for each logit: products in 16 bit, fp32 copy, softmax, gradient, forward and backward together.
+# Bytes moved per logit in forward and backward: 16-bit product, fp32 copy, softmax and gradient.
 LOGIT_BYTES = 22
-# The batched products of unfused attention have one small side, the head: their share of the others' rate.
+# Rate of unfused attention's batched products, as a fraction of the rate of other matrix products. They are
+# slower because one side, the head size, is small.
 SCORE_PRODUCTS_SHARE = 0.6
-# Slowdown if a head's size is not a multiple of 8: at width 13,824, heads of 216 and of 108 gave 134 and 100
-# TFLOP/s (BigScience's prequel to the 176B model).
+# Slowdown of attention if the head size is not a multiple of 8: at width 13,824, head sizes of 216 and 108
+# gave 134 and 100 TFLOP/s (BigScience's prequel to the 176B model).
 ODD_HEAD_SLOWDOWN = 5.5
-# torch.compile fuses the operations between products: nanoGPT's step drops from 250 to 135 ms (its README).
+# torch.compile fuses the operations between products: nanoGPT's step drops from 250 to 135 ms (nanoGPT's
+# README).
 COMPILED_TRAFFIC = 0.5
-# Bytes for each score without flash attention: written, scaled and masked, softmax, read; backward twice.
+# Bytes moved per score without flash attention: written, scaled and masked, softmax, read. The backward pass
+# moves twice as many.
 SCORE_BYTES = 8.0
 SCORE_DROPOUT_BYTES = 5.0
 FLASH_BACKWARD = 2.5
-# Rate of a deterministic backward pass: up to 37.9 % below the usual one (arXiv:2601.21824, abstract).
+# Relative rate of a deterministic backward pass, which is up to 37.9 % slower (arXiv:2601.21824, abstract).
 DETERMINISTIC_BACKWARD = 0.62
-# Bytes for each parameter that a rank's optimizer steps: gradients, masters and two moments read, masters,
-# moments and weights written; fp32 sums and norms of the gradients read once more.
+# Bytes moved per parameter that a rank's optimizer updates: gradients, master copy and two moments are read,
+# and master copy, moments and weights are written. GRADIENT_BYTES is for reading the fp32 sums and computing
+# the gradient norm.
 OPTIMIZER_BYTES = 34
 GRADIENT_BYTES = 8
 
@@ -73,7 +78,7 @@ class BlockTimes:
     backward: float
     """Seconds of the backward pass of matrices, attention and memory-bound operations."""
     recompute: float
-    """Seconds of the work that the backward pass computes again."""
+    """Seconds of the work that the backward pass repeats."""
 
     @property
     def forward(self) -> float:
@@ -81,14 +86,15 @@ class BlockTimes:
 
 
 def block_times(setup: Setup, engine: Engine, rates: Rates) -> BlockTimes:
-    """Estimate the seconds of one block."""
+    """Estimate the seconds of one block for one micro batch."""
     shape = setup.shape
     tensor, tokens = setup.tensor_parallel_size, setup.tokens_per_micro_batch
     hidden, query = shape.hidden_size, shape.query_width
     element = DTYPE_BYTES[setup.dtype]
     bandwidth = rates.memory_bytes_per_second
     rate = product_rate(setup, rates)
-    # Four products: query/key/value, projection, into the MLP and out of it.
+    # Output widths of the four matrix products: query/key/value, attention output, MLP up (and gate), MLP
+    # down.
     ends = (
         query + 2 * shape.kv_width,
         query,
@@ -115,16 +121,16 @@ def block_times(setup: Setup, engine: Engine, rates: Rates) -> BlockTimes:
     else:
         recompute = 0.0
     if setup.fpdt_chunk_tokens:
-        # FPDT keeps no activation of the MLP: each chunk's is made again (model/layers.py).
+        # FPDT keeps no activations of the MLP and recomputes them for each chunk (model/layers.py).
         recompute += mlp
     return BlockTimes(products, attention, memory, backward, recompute)
 
 
 def _activation_again(setup: Setup, bandwidth: float) -> float:
-    """Return the seconds in which selective recomputation repeats the MLP's activation, if it is dropped.
+    """Return the seconds that selective recomputation takes to repeat the MLP's activation; 0 if it is kept.
 
-    Its input is read (gated: two of them) and its output written (model/recompute.py). With torch.compile the
-    compiler decides what is recomputed, and nothing is counted.
+    The activation's input (in a gated MLP, two inputs) is read and its output is written
+    (model/recompute.py). With torch.compile, the compiler decides what is recomputed, so the result is 0.
     """
     if habits_of(setup.engine).selective != "core and activation" or setup.compiled:
         return 0.0
@@ -134,19 +140,18 @@ def _activation_again(setup: Setup, bandwidth: float) -> float:
 
 
 def traffic(setup: Setup, engine: Engine) -> float:
-    """Return the number of times that a step moves each byte of activations; compiled kernels move it half as
-    often.
-    """
+    """Return how often a step moves each byte of activations. torch.compile halves it."""
     return engine.traffic * (COMPILED_TRAFFIC if setup.compiled else 1.0)
 
 
 def attention_seconds(setup: Setup, engine: Engine, rates: Rates) -> tuple[float, float]:
-    """Return the seconds of the attention core of one block, forward and backward."""
+    """Return the (forward, backward) seconds of one block's attention core."""
     shape, tensor = setup.shape, setup.tensor_parallel_size
     tokens = setup.tokens_per_micro_batch
     seq: float = shape.seq_length
     flops = 4.0 * seq * shape.query_width / tensor * tokens
-    # Fraction of all positions, which is half without a window. A kernel that gets a mask computes all.
+    # Fraction of all pairs of positions that is computed: about half without a window. A kernel that gets a
+    # mask computes all pairs.
     share = (shape.visible_tokens - 0.5) / seq
     if masks_chunks(setup, engine):
         share = 0.5 + 0.25 / setup.context_parallel_size
@@ -158,7 +163,7 @@ def attention_seconds(setup: Setup, engine: Engine, rates: Rates) -> tuple[float
         backward = FLASH_BACKWARD / (DETERMINISTIC_BACKWARD if setup.deterministic else 1.0)
         return forward, backward * forward
     if not setup.keeps_scores:
-        # nbtrain's own kernel skips the positions that no query of a block sees.
+        # nbtrain's own kernel skips the positions that no query in a block of queries sees.
         flops, seq = share * flops, share * seq
     rate = rates.matmul_flops.get(setup.dtype) or next(iter(rates.matmul_flops.values()))
     slowdown = ODD_HEAD_SLOWDOWN if shape.kv_channels % 8 and setup.on_gpu else 1.0
@@ -170,21 +175,22 @@ def attention_seconds(setup: Setup, engine: Engine, rates: Rates) -> tuple[float
 
 
 def masks_chunks(setup: Setup, engine: Engine) -> bool:
-    """Return whether the kernel gets a mask for each of a context-parallel rank's two chunks.
+    """Return whether the attention kernel gets a mask for each of a context-parallel rank's two chunks.
 
-    It then computes the pairs with all keys up to the chunk's end: (2 c + 1) / 4 c of all pairs, where the
-    causal share is half.
+    It then computes the pairs with all keys up to the chunk's end, which with c ranks is (2 c + 1) / 4 c of
+    all pairs, compared with half for causal attention.
     """
     if setup.context_parallel_size == 1 or not engine.gathers_keys or setup.shape.attn_softcap:
         return False
-    # On a CPU nbtrain's own kernel for bf16 takes no mask.
+    # On a CPU, nbtrain's own bf16 kernel needs no mask.
     return setup.masks_parts and (setup.on_gpu or setup.dtype == "fp32")
 
 
 def flash_generation(setup: Setup, engine: Engine) -> int:
     """Return the generation of the attention kernel.
 
-    cuDNN's (3) is deterministic on Hopper only; elsewhere Transformer Engine takes flash attention 2.
+    cuDNN's kernel (3) is deterministic only on Hopper. For deterministic runs on other GPUs, Transformer
+    Engine uses FlashAttention 2.
     """
     on_hopper = setup.device is not None and setup.device.compute_capability[0] == 9
     if setup.deterministic and not on_hopper:
@@ -193,24 +199,24 @@ def flash_generation(setup: Setup, engine: Engine) -> int:
 
 
 def ring_imbalance(setup: Setup, engine: Engine) -> float:
-    """Return the attention that the slowest context-parallel rank computes, as a multiple of an average
-    rank's.
+    """Return how much attention the slowest context-parallel rank computes, as a multiple of the average.
 
-    Of c chunks in order, the last rank sees c - 1 whole chunks and half of one; the average is c / 2.
+    If c ranks have consecutive chunks, the last rank computes c - 1 whole chunks and half of one, and the
+    average is c / 2.
     """
     ranks = setup.context_parallel_size
     return 1.0 if engine.balanced_ring else 2 - 1 / ranks
 
 
 def product_rate(setup: Setup, rates: Rates) -> float:
-    """Return FLOP/s of large matrix products in the setup's number format."""
+    """Return the FLOP/s of large matrix products in the setup's number format."""
     dtype = "fp4" if setup.fp4 else "fp8" if setup.fp8 else setup.dtype
     found = rates.matmul_flops.get(dtype) or rates.matmul_flops.get(setup.dtype)
     return found or next(iter(rates.matmul_flops.values()))
 
 
 def kept_bytes(setup: Setup) -> float:
-    """Return the bytes of a block's activations on a rank: 34 s b h without dropout masks, sharded."""
+    """Return the bytes of a block's activations on a rank, as counted in the paper (34 s b h), sharded."""
     shape, tensor, tokens = setup.shape, setup.tensor_parallel_size, setup.tokens_per_micro_batch
     hidden = shape.hidden_size
     whole: float = tokens * hidden * (8 + (2 if shape.hidden_dropout else 0))
@@ -221,16 +227,15 @@ def kept_bytes(setup: Setup) -> float:
 
 
 def logit_products(setup: Setup) -> int:
-    """Return the number of products with the output matrix: forward and two gradients; with dpo, two forward
-    passes.
+    """Return the number of matrix products with the output matrix: one forward and two for gradients.
 
-    See model/preference.py.
+    With dpo there is a second forward product (model/preference.py).
     """
     return 4 if setup.prefers else 3
 
 
 def logits_seconds(setup: Setup, rates: Rates) -> float:
-    """Return the seconds of output layer and loss for one micro batch, forward and backward."""
+    """Return the seconds of the output layer and the loss for one micro batch, forward and backward."""
     shape, tokens = setup.shape, setup.tokens_per_micro_batch
     rate = rates.matmul_flops.get(setup.dtype) or next(iter(rates.matmul_flops.values()))
     columns = shape.padded_vocab_size / setup.tensor_parallel_size
@@ -239,10 +244,10 @@ def logits_seconds(setup: Setup, rates: Rates) -> float:
 
 
 def newton_schulz_seconds(setup: Setup, rates: Rates) -> float:
-    """Return the seconds of Muon's products in a step on the rank with the most of them; 0 with AdamW.
+    """Return the seconds per step of Muon's matrix products on the busiest rank; 0 with AdamW.
 
-    ZeRO distributes whole matrices over data-parallel and tensor-parallel ranks; without it, the
-    tensor-parallel ranks of each replica share them. The products are in bf16 if the run is, else in fp32.
+    With ZeRO, whole matrices are distributed over data-parallel and tensor-parallel ranks; without ZeRO, over
+    the tensor-parallel ranks of each replica. The products are in bf16 if the run is in bf16, else in fp32.
     """
     if not setup.muon_steps:
         return 0.0
@@ -253,7 +258,10 @@ def newton_schulz_seconds(setup: Setup, rates: Rates) -> float:
 
 
 def optimizer_seconds(setup: Setup, rates: Rates, parameters: int) -> float:
-    """Return the seconds of the optimizer's step on the device, for a model-parallel rank's parameters."""
+    """Return the seconds of the optimizer's step on the device; 0 if the optimizer is offloaded.
+
+    `parameters` is the number of trained parameters on a model-parallel rank, before ZeRO.
+    """
     zero = setup.zero_size if setup.zero_stage else 1
     if setup.offload_optimizer != "none":
         return 0.0
@@ -261,14 +269,14 @@ def optimizer_seconds(setup: Setup, rates: Rates, parameters: int) -> float:
     return moved / rates.memory_bytes_per_second + newton_schulz_seconds(setup, rates)
 
 
-# Bytes of device memory for each number of a pair's result: forward it is read in 16 bit and made fp32 (6),
-# both summands are scaled (8 each) and added (12); backward three gradients begin at 0 (2 each) and are added
-# to fp32 sums (10 each).
+# Bytes of device memory moved per element of a pair's result. Forward: it is read in 16 bits and converted to
+# fp32 (6), both summands are scaled (8 each) and added (12). Backward: three gradients are initialized to 0
+# (2 each) and added to fp32 sums (10 each).
 MERGE_FORWARD_BYTES, MERGE_BACKWARD_BYTES = 34, 36
 
 
 class Chunks(NamedTuple):
-    """The traffic of one block and one micro batch of a rank with FPDT."""
+    """FPDT's traffic on one rank, for one block and one micro batch."""
 
     number: int
     forward_bytes: float
@@ -282,12 +290,12 @@ ONE_CHUNK = Chunks(1, 0.0, 0.0, 0.0)
 
 
 def number_of_chunks(setup: Setup) -> int:
-    """Return the number of chunks of a sequence; 1 without FPDT."""
+    """Return the number of chunks into which FPDT divides a sequence; 1 without FPDT."""
     return max(setup.shape.seq_length // setup.fpdt_chunk_tokens, 1) if setup.fpdt_chunk_tokens else 1
 
 
 def chunks_of(setup: Setup) -> Chunks:
-    """Return the bytes that the chunks of one block move; ONE_CHUNK if they stay on the device."""
+    """Return the bytes that FPDT moves for the chunks of one block; ONE_CHUNK if they stay on the device."""
     number = number_of_chunks(setup)
     if number == 1:
         return ONE_CHUNK
@@ -309,9 +317,9 @@ def chunks_of(setup: Setup) -> Chunks:
 
 
 def chunk_seconds(setup: Setup, rates: Rates, attention: tuple[float, float]) -> float:
-    """Return the seconds of one block that FPDT adds.
+    """Return the seconds that FPDT adds to one block.
 
-    `attention` are the seconds of its forward and backward pass, which hide the traffic.
+    `attention` is the (forward, backward) time of the block's attention, with which the traffic overlaps.
     """
     chunks = chunks_of(setup)
     if chunks.number == 1:

@@ -1,22 +1,24 @@
 """Duration of a run: its steps, and the pauses for validation and checkpoints.
 
-    steps         of each batch size of the ramp-up: their number times planner/time/step.py's seconds
-    validation    eval_iters batches forward, every eval_interval_steps and at the end
-    test          as many at the end, if data.split has a test part
+    steps         for each batch size of the ramp-up, the number of steps times the seconds from
+                  planner/time/step.py
+    validation    forward passes over eval_iters batches, every eval_interval_steps and at the end
+    test          the same number of forward passes at the end, if data.split has a test part
     checkpoints   their bytes at the disk's rate, unless they are written in the background
 
-The upstream example's log (125M on one A100, 2.5B tokens, about 8 hours) part by part: 4,769 steps of 5.71 s
-are 7.56 h. Training paused for 29 s every 100 steps: 10 forward batches at a third of a step each are 19 s,
-and 1.8 GB of checkpoint in the other 10 s are 0.18 GB/s. 47 pauses are 0.38 h, 7.95 h in all.
+The upstream example's log (125M on one A100, 2.5B tokens, about 8 hours), part by part: 4,769 steps of 5.71 s
+take 7.56 h. Training paused for 29 s every 100 steps. In a pause, forward passes over 10 batches at a third
+of a step each take 19 s, and writing a 1.8 GB checkpoint takes the other 10 s, at 0.18 GB/s. The 47 pauses
+take 0.38 h, which makes 7.95 h in total.
 
 A run that has trained before is planned with its own measured rate (setup/last_job.py). A CPU run uses the
 rate of this machine's cores (rates.py).
 
-    rests_on(speed) -> RestsOn      the measurement that the planned time rests on
+    rests_on(speed) -> RestsOn      the measurement on which the planned time is based
 
-The constants of nbtrain's engine (setup/engines.py) come from one measured step on one kind of GPU. A plan
-for another kind scales it by datasheets and by the shares of them that published runs of other programs
-reached (rates.py), and says so.
+The constants of nbtrain's engine (setup/engines.py) come from one measured step on one type of GPU. A plan
+for another type scales it by the datasheets, and by the fractions of them that published runs of other
+programs reached (rates.py), and says so.
 """
 
 from dataclasses import asdict, dataclass, field, replace
@@ -37,26 +39,25 @@ from nbtrain.planner.time.step import StepTime, estimate_step, forward_seconds, 
 
 @dataclass(frozen=True)
 class DurationEstimate:
-    """Seconds of the whole run, and the source of the estimate."""
+    """The estimated time of a whole run, and the source of the estimate."""
 
     seconds: float | None
     """Seconds of the run; None if the device is not known."""
     tokens_per_second: float | None
-    """Throughput of all ranks together while a full batch is trained."""
+    """Throughput of all ranks together at the full batch size; None if the device is not known."""
     bubble_fraction: float
-    """Share of a step in which a pipeline stage waits."""
+    """Fraction of a step in which a pipeline stage waits for other stages."""
     basis: str
-    """Source of the rate, as one sentence."""
+    """Where the rate comes from, as a sentence without its full stop."""
     step: StepTime | None = None
-    """Planned time of one step at the full batch, by part, even if the rate was measured."""
+    """Planned time of one step at the full batch size, by part, even if the rate was measured."""
     parts: dict[str, float] = field(default_factory=dict)
-    """Seconds of the run: steps, validation, test, checkpoints, local checkpoints."""
+    """Seconds of each part of the run: steps, validation, test, checkpoints, local checkpoints."""
     save_seconds: float | None = None
-    """Seconds until one checkpoint is in the run directory: the longest save of this run, if one was
-    measured.
-    """
+    """Seconds until one checkpoint is in the run directory: the longest save that this run has measured, or
+    else planned."""
     save_basis: str = ""
-    """Source of save_seconds, in a few words."""
+    """Where save_seconds comes from, in a few words."""
     saves_in_background: bool = False
     """Whether training continues while a checkpoint is written."""
     local_save_seconds: float = 0.0
@@ -66,18 +67,20 @@ class DurationEstimate:
 def estimate_duration(
     config: RunConfig, use_measured: bool = True, engine: str = "nbtrain", last_job: bool = True
 ) -> DurationEstimate:
-    """Estimate the time for the steps that this run makes; batch.max_steps limits them.
+    """Estimate the time of a run's steps (as limited by batch.max_steps), validations and checkpoints.
 
-    With `use_measured` the rate of the run's last job is used, scaled if that job had another setup; without
-    such a job, a CPU run uses the rate of this machine's cores. Without `use_measured` the answer is the same
-    on every machine. `last_job=False` ignores only the run's last job. `engine` is the program that trains, a
-    key of setup/engines.py.
+    Args:
+        use_measured: Whether to use measurements: the rate of the run's last job (scaled if that job had
+            another setup), or else this machine's calibration or, for a CPU run, the rate of its cores.
+            Without measurements, the result is the same on every machine.
+        engine: Program that trains the run, a key of setup/engines.py.
+        last_job: Whether to use the run's last job.
     """
     return duration_at(config, read_speed(config, use_measured, engine, last_job))
 
 
 def duration_at(config: RunConfig, speed: Speed) -> DurationEstimate:
-    """Estimate the time for the steps that a run makes at a speed that has been read."""
+    """Estimate the time of a run from the result of read_speed()."""
     setup, rates, found = speed.setup, speed.rates, speed.last_job
     step = estimate_step(setup, rates) if rates else None
     if rates is None or step is None:
@@ -93,7 +96,10 @@ def duration_at(config: RunConfig, speed: Speed) -> DurationEstimate:
             basis = f"{found.tokens_per_second:,.0f} tokens/s, measured by this run's last job"
             if found.differences:
                 what = ", ".join(found.differences)
-                basis += f" with other {what}; times {scale:.3g}, the ratio of both setups' planned rates"
+                basis += (
+                    f" with different settings ({what}), times {scale:.3g}, the ratio of both setups' "
+                    "planned rates"
+                )
     parts = {name: factor * seconds for name, seconds in _parts(config, setup, rates, step).items()}
     whole = checkpoint_bytes(config)
     in_background = bool(decided(setup).saves_in_background)
@@ -114,7 +120,7 @@ def duration_at(config: RunConfig, speed: Speed) -> DurationEstimate:
 
 
 def _rates_then(rates: Rates, setup: Setup, then: Setup) -> Rates:
-    """Return the rates of an earlier job: this run's rates, with the network that the job's run named."""
+    """Return the rates for the last job's setup: `rates` with the network that its run specified."""
     fabric, reached = then.fabric_bytes_per_second, then.fabric_reached
     if setup.fabric_bytes_per_second in (None, fabric) or fabric is None:
         return rates
@@ -123,7 +129,7 @@ def _rates_then(rates: Rates, setup: Setup, then: Setup) -> Rates:
 
 
 def bubble_fraction(config: RunConfig) -> float:
-    """Return the share of a step in which a rank waits for other stages; 0 without a pipeline."""
+    """Return the fraction of a step in which a rank waits for other stages; 0 without a pipeline."""
     speed = read_speed(config, use_measured=False)
     step = estimate_step(speed.setup, speed.rates) if speed.rates else None
     return step.bubble_fraction if step else 0.0
@@ -148,12 +154,12 @@ def _parts(config: RunConfig, setup: Setup, rates: Rates, step: StepTime) -> dic
 def _checkpoints(
     config: RunConfig, in_background: bool, rates: Rates, whole: int, steps_seconds: float
 ) -> dict[str, float]:
-    """Return the seconds that the run waits for its checkpoints of `whole` bytes, and for those that stay on
-    the nodes' disks.
+    """Return the seconds that the run waits for checkpoints, by part; each checkpoint has `whole` bytes.
 
-    A checkpoint that is written in the background costs a copy to host memory. With checkpoint.local_dir, it
-    is written to the nodes' own disks first. In both cases the run also waits until the last one is in the
-    run directory, and before a save if that takes longer than the steps between two saves.
+    A checkpoint that is written in the background only costs a copy to host memory. With
+    checkpoint.local_dir, a checkpoint is written to the nodes' own disks first, and some checkpoints stay
+    there (the part "local checkpoints"). In both cases, the run also waits until its last checkpoint is in
+    the run directory, and before a save if the previous one is not there yet.
     """
     if config.mode == "eval":
         return {}
@@ -172,20 +178,18 @@ def _checkpoints(
 
 
 def _save(config: RunConfig, rates: Rates, whole: int, measured_seconds: float) -> tuple[float, str]:
-    """Return (seconds until a checkpoint of `whole` bytes is in the run directory, source of the
-    estimate).
-    """
+    """Return (seconds until a checkpoint of `whole` bytes is in the run directory, source of the number)."""
     if measured_seconds:
-        return measured_seconds, "the longest that this run has measured"
+        return measured_seconds, "the longest save that this run has measured"
     num_bytes, rate = whole / config.resources.nodes, _shared_rate(config, rates)
-    seconds, words = num_bytes / rate, f"{amounts.size(num_bytes)} of each node at {amounts.size(rate)}/s"
+    seconds, words = num_bytes / rate, f"{amounts.size(num_bytes)} per node at {amounts.size(rate)}/s"
     if local_seconds := _local_save_seconds(config, rates):
-        words = f"{amounts.elapsed(local_seconds)} to the node's own disk, and from there {words}"
+        words = f"{amounts.elapsed(local_seconds)} to the node's own disk, then {words} to the run directory"
     return local_seconds + seconds, f"planned: {words}"
 
 
 def _shared_rate(config: RunConfig, rates: Rates) -> float:
-    """Return the bytes per second that each node writes into the run directory."""
+    """Return the bytes per second that each node writes to the run directory."""
     limit = config.checkpoint.local_copy_bytes_per_second
     return min(rates.disk_bytes_per_second, limit) if limit else rates.disk_bytes_per_second
 
@@ -200,7 +204,7 @@ def _basis(setup: Setup, step: StepTime, rates: Rates) -> str:
     if not setup.on_gpu:
         return rates.source
     used = ENGINES[setup.engine].title
-    words = f"planned from {rates.source}, for {used}: {amounts.step(step.seconds)} a step"
+    words = f"planned from {rates.source}, for {used}: {amounts.step(step.seconds)} per step"
     named = {
         "recomputation": step.recompute,
         "sums over tensor-parallel ranks": step.tensor,
@@ -221,7 +225,7 @@ def _basis(setup: Setup, step: StepTime, rates: Rates) -> str:
 def _unknown(config: RunConfig, setup: Setup) -> str:
     if setup.device is None:
         return "unknown: resources.gpu_type is not set"
-    return f"unknown: {setup.device.name} has no {config.precision.dtype} peak"
+    return f"unknown: the device table has no {config.precision.dtype} peak for {setup.device.name}"
 
 
 Kind = Literal["last job", "calibration", "one step", "scaled step", "cpu benchmarks"]
@@ -229,12 +233,12 @@ Kind = Literal["last job", "calibration", "one step", "scaled step", "cpu benchm
 
 @dataclass(frozen=True, slots=True)
 class OwnMeasurement:
-    """A measured run of nbtrain, from which constants of its engine were set."""
+    """A measured run of nbtrain, from which the constants of its engine were set."""
 
     run: str
-    """Model and settings."""
+    """Description of the model and settings."""
     device: str
-    """Kind of GPU, a name of config/arithmetic/devices.py."""
+    """GPU type, a name in config/arithmetic/devices.py."""
     num_devices: int
     date: str
     tokens_per_second: int
@@ -243,11 +247,11 @@ class OwnMeasurement:
 
     @property
     def words(self) -> str:
-        """Description in one phrase."""
+        """Description of the run and its results, in one phrase."""
         count = "one" if self.num_devices == 1 else str(self.num_devices)
         return (
             f"{self.run} on {count} {self.device}, {self.date}: {self.tokens_per_second:,} tokens/s, "
-            f"{self.step_seconds:g} s a step ({self.page})"
+            f"{self.step_seconds:g} s per step ({self.page})"
         )
 
 
@@ -265,7 +269,7 @@ CPU_BENCHMARKS = "gpt3-tiny and a 14M model on 2 cores, 2026-11-21 (docs/evidenc
 
 @dataclass(frozen=True, slots=True)
 class RestsOn:
-    """The measurement behind a planned time, and how it was carried over to the planned devices."""
+    """The measurement on which a planned time is based, and how it was applied to the planned devices."""
 
     kind: Kind
     words: str
@@ -277,13 +281,13 @@ class RestsOn:
 
 
 def rests_on(speed: Speed) -> RestsOn | None:
-    """Return the measurement that a plan at this speed rests on; None if the time is not known."""
+    """Return the measurement on which a plan at this speed is based; None if the time is not known."""
     setup, rates = speed.setup, speed.rates
     if rates is None:
         return None
     if speed.last_job is not None:
         return RestsOn("last job", "the measured rate of this run's last job")
-    # Rates that are not the table's are this machine's own measurements.
+    # Rates with another source than the table's were measured on this machine.
     measured_here = speed.table_rates is not None and rates.source != speed.table_rates.source
     if not setup.on_gpu:
         if rates.calibration is not None:
@@ -298,13 +302,13 @@ def _on_gpu(setup: Setup, is_calibrated: bool) -> RestsOn:
     words = f"one measured step of nbtrain: {OWN.words}"
     several = setup.world_size > OWN.num_devices
     if is_calibrated:
-        return RestsOn("calibration", f"this machine's calibration, and for nbtrain's kernels {words}", OWN)
+        return RestsOn("calibration", f"this machine's calibration; for nbtrain's kernels, {words}", OWN)
     if name == OWN.device:
         if several:
-            words += f"; nbtrain has not been measured on several {name}"
+            words += f"; nbtrain has not been measured on several {name} GPUs"
         return RestsOn("one step", words, OWN)
     words += (
-        f"; nbtrain has not been measured on {name}: scaled by its datasheet and by the shares of it that "
-        "published runs of other programs reached"
+        f"; nbtrain has not been measured on {name}, so this step was scaled by the datasheets and by the "
+        "fractions of them that published runs of other programs reached"
     )
     return RestsOn("scaled step", words, OWN)

@@ -1,8 +1,8 @@
 """Explanation of a step's time: explain(setup) returns Terms that add up to estimate_step(setup).
 
-The Terms in seconds are StepTime's parts, with compute split in four: products, attention, memory traffic and
-output layer. The Terms in bytes are what one rank sends in a step, by kind of parallelism. The formulas are
-in compute.py, traffic.py and step.py; here they are written out with the numbers put in.
+The Terms in seconds are StepTime's parts, with `compute` divided into products, attention, memory traffic and
+output layer. The Terms in bytes are what one rank sends in a step, by kind of parallelism. The estimates are
+computed in compute.py, traffic.py and step.py; this module writes the formulas with their numbers.
 """
 
 import math
@@ -34,7 +34,7 @@ _TENSOR = "arXiv:1909.08053, section 3"
 
 
 def explain(setup: Setup, rates: Rates | None = None) -> list[Term]:
-    """Return the Terms of one step; [] if neither the device nor other rates are known."""
+    """Return the Terms of one step; [] without `rates` for an unknown device."""
     rates = rates or rates_of_setup(setup)
     step = estimate_step(setup, rates) if rates else None
     if rates is None or step is None:
@@ -50,7 +50,7 @@ def explain(setup: Setup, rates: Rates | None = None) -> list[Term]:
             + (
                 "the block's forward pass again"
                 if full
-                else f"what {setup.recompute} recomputation makes again"
+                else f"what {setup.recompute} recomputation repeats"
                 if setup.recompute != "none"
                 else ""
             )
@@ -59,7 +59,8 @@ def explain(setup: Setup, rates: Rates | None = None) -> list[Term]:
         ),
         "tensor": (f"{times} x {_tensor(setup, rates)}", _TENSOR),
         "sequence": (
-            f"{times} x all-to-all, gathering or ring traffic that attention does not hide{_pieces(setup)}",
+            f"{times} x all-to-all, gather or ring traffic that does not overlap with attention"
+            f"{_pieces(setup)}",
             "arXiv:2309.14509, section 3; arXiv:2310.01889",
         ),
         "bubble": (
@@ -69,20 +70,21 @@ def explain(setup: Setup, rates: Rates | None = None) -> list[Term]:
         ),
         "pipeline": (
             f"{micro + stages - 1:,} slots x 4 x {setup.virtual_stages} messages of "
-            f"{_megabytes(boundary_bytes(setup))}, {1 - engine.hidden_pipeline:.0%} of them not hidden",
+            f"{_megabytes(boundary_bytes(setup))}, of which {1 - engine.hidden_pipeline:.0%} do not overlap",
             _PTD,
         ),
         "data": (_data(setup, rates), _ZERO),
         "optimizer": (_optimizer(setup, rates), "arXiv:1910.02054, section 3.1: what Adam reads and writes"),
         "offload": (
-            f"optimizer on {setup.offload_optimizer}, weights on {setup.offload_param}: gradients down and "
-            f"weights up at {rates.host_bytes_per_second / 1e9:g} GB/s, NVMe at "
+            f"offload_optimizer: {setup.offload_optimizer}, offload_param: {setup.offload_param}; gradients "
+            f"to the host and weights to the device at {rates.host_bytes_per_second / 1e9:g} GB/s, NVMe at "
             f"{rates.nvme_bytes_per_second / 1e9:g} GB/s",
             "arXiv:2101.06840, section 4; arXiv:2104.07857, section 5",
         ),
         "host": (
-            f"{engine.step_seconds * 1e3:g} ms a step; a block of fewer than "
-            f"{engine.launch_seconds * 1e3 * (4 / 3 if full else 1):.3g} ms waits for kernels to start",
+            f"{engine.step_seconds * 1e3:g} ms per step; a block that computes for less than "
+            f"{engine.launch_seconds * 1e3 * (4 / 3 if full else 1):.3g} ms waits for its kernels to be "
+            "launched",
             f"nbtrain/planner/setup/engines.py: {engine.title}",
         ),
     }
@@ -95,7 +97,7 @@ def explain(setup: Setup, rates: Rates | None = None) -> list[Term]:
 
 
 def traffic(setup: Setup) -> list[Term]:
-    """Return the bytes that one rank sends in a step, by kind; kinds that send nothing are omitted."""
+    """Return Terms for the bytes that one rank sends in a step, by kind, without kinds that send nothing."""
     micro, stages = setup.accumulation_steps, setup.pipeline_parallel_size
     layers = setup.shape.num_layers / stages
     found = []
@@ -105,7 +107,7 @@ def traffic(setup: Setup) -> list[Term]:
             found.append(Term(f"traffic / {kind}", size, "bytes", formula, source))
 
     def blocks_term(kind: str, collective: Collective, what: str, words: str, source: str) -> None:
-        """Add the term of collectives that each block of each micro batch makes."""
+        """Add the term of collectives that run in each block for each micro batch."""
         formula = f"{micro:,} x {layers:g} x {collective.times:g} {what} x {_share(collective)} x {words}"
         term(kind, micro * layers * collective.sent_bytes, formula, source)
 
@@ -120,7 +122,7 @@ def traffic(setup: Setup) -> list[Term]:
     )
     packed = f"{block.shared_groups.num_bytes:,.0f} bytes of query, key and value"
     blocks_term(
-        "shared groups of queries",
+        "shared query groups",
         block.shared_groups,
         "gathers and scatters",
         packed,
@@ -150,7 +152,7 @@ def traffic(setup: Setup) -> list[Term]:
         term(
             "pipeline",
             2 * micro * setup.virtual_stages * boundary,
-            f"2 directions x {micro:,} x {setup.virtual_stages} pieces x {boundary:,.0f} bytes",
+            f"2 directions x {micro:,} x {setup.virtual_stages} model chunks x {boundary:,.0f} bytes",
             _PTD,
         )
     if (data := data_traffic(setup)) is not None:
@@ -163,20 +165,20 @@ def traffic(setup: Setup) -> list[Term]:
 
 
 def _share(collective: Collective) -> str:
-    """Format the share of an array that a rank sends: "2 x 3/4" for an all-reduce of four ranks."""
+    """Format the fraction of an array that a rank sends: "2 x 3/4" for an all-reduce over four ranks."""
     twice = "2 x " if collective.factor == 2 else ""
     return f"{twice}{collective.ranks - 1}/{collective.ranks}"
 
 
 def _data_formula(data: DataTraffic, gathers: Sequence[Collective | None], with_zero_3: bool) -> str:
-    """Return the formula of the bytes of data parallelism and ZeRO."""
+    """Return the formula for the bytes that data parallelism and ZeRO send."""
     gradients, copies, weights = data.gradients, data.between_copies, data.weights
     if weights is None:
         return f"all-reduce: {_share(gradients)} x {gradients.num_bytes:,.0f} bytes"
     times = gradients.times
     more = ""
     if copies is not None:
-        more = f" + {times:,} x {_share(copies)} x {copies.num_bytes:,.0f} bytes between copies"
+        more = f" + {times:,} x {_share(copies)} x {copies.num_bytes:,.0f} bytes between replicas"
     if not with_zero_3:
         sent = f"{times:,} scatters x {gradients.num_bytes:,.0f} + 1 gather x {weights.num_bytes:,.0f} bytes"
         return f"{_share(gradients)} x ({sent}){more}"
@@ -189,10 +191,10 @@ def _kernel(setup: Setup, engine: Engine) -> str:
     """Return text that says which attention kernel runs, and which pairs of positions it computes."""
     shape = setup.shape
     if setup.keeps_scores:
-        return "its scores kept"
+        return "attention that keeps its scores"
     if compute.masks_chunks(setup, engine):
         context = setup.context_parallel_size
-        return f"a mask for each chunk of a rank, {0.5 + 0.25 / context:.1%} of all pairs"
+        return f"attention with a mask for each chunk of a rank, {0.5 + 0.25 / context:.1%} of all pairs"
     if shape.attn_softcap:
         half = "nbtrain's kernel for capped scores, causal half"
     elif setup.on_gpu:
@@ -203,12 +205,12 @@ def _kernel(setup: Setup, engine: Engine) -> str:
         return half
     layers = f"{shape.window_share:.0%} of the layers"
     if setup.masks_windows:
-        return f"{half}; all pairs in {layers}, whose window is a mask"
-    return f"{half}; a window of {shape.window_size:,} tokens in {layers}"
+        return f"{half}; in {layers}, all pairs, because the sliding window is a mask"
+    return f"{half}; in {layers}, a sliding window of {shape.window_size:,} tokens"
 
 
 def _compute(setup: Setup, rates: Rates) -> list[Term]:
-    """Return the four parts of compute."""
+    """Return the Terms of the four parts of `compute`."""
     engine, shape = ENGINES[setup.engine], setup.shape
     block = compute.block_times(setup, engine, rates)
     forward, backward = compute.attention_seconds(setup, engine, rates)
@@ -221,7 +223,7 @@ def _compute(setup: Setup, rates: Rates) -> list[Term]:
     kept = compute.kept_bytes(setup)
     times = f"{micro:,} micro batches x {layers:g} blocks"
     memory = rates.memory_bytes_per_second
-    # On a CPU the rate of products is measured in training, so it includes memory traffic.
+    # On a CPU, the rate of matrix products was measured in training, so it includes memory traffic.
     moved = f", and the matrices at {memory / 1e12:.3g} TB/s" if memory < math.inf else ""
     return [
         Term(
@@ -251,7 +253,7 @@ def _compute(setup: Setup, rates: Rates) -> list[Term]:
             "seconds",
             f"{micro:,} micro batches x ({2 * compute.logit_products(setup)} x {tokens:,} tokens "
             f"x {shape.hidden_size:,} x {shape.padded_vocab_size:,} / {tensor} FLOP, "
-            f"{compute.LOGIT_BYTES} bytes a logit) / {stages}",
+            f"{compute.LOGIT_BYTES} bytes per logit) / {stages}",
             "arXiv:2104.04473, section 5.1",
         ),
     ]
@@ -261,7 +263,7 @@ def _tensor(setup: Setup, rates: Rates) -> str:
     sums = block_traffic(setup).sums
     group = group_of(setup, rates, sums.ranks, sums.stride)
     shown = 1 - (OVERLAPPED_TENSOR if setup.overlap_tensor else ENGINES[setup.engine].hidden_tensor)
-    hidden = "" if shown == 1 else f", {shown:.0%} not hidden"
+    hidden = "" if shown == 1 else f", of which {shown:.0%} does not overlap with computation"
     return f"{sums.times:g} sums of {_megabytes(sums.num_bytes)} at {_gigabytes(group)}{hidden}"
 
 
@@ -276,7 +278,7 @@ def _chunks(setup: Setup, rates: Rates, times: str) -> tuple[str, str]:
     attention = compute.attention_seconds(setup, ENGINES[setup.engine], rates)
     both = zip(("forward", "backward"), (chunks.forward_bytes, chunks.backward_bytes), attention)
     words = [
-        f"{name} {size / 1e9:.3g} GB less {hidden * 1e3:.3g} ms of attention" for name, size, hidden in both
+        f"{name} {size / 1e9:.3g} GB minus {hidden * 1e3:.3g} ms of attention" for name, size, hidden in both
     ]
     if setup.recompute == "full":
         words[0] = f"2 x {words[0]}"
@@ -294,8 +296,8 @@ def _data(setup: Setup, rates: Rates) -> str:
     engine = ENGINES[setup.engine]
     words = f"{size / 1e9:,.3g} GB over {setup.data_axis_size} ranks at {_gigabytes(group)}"
     if setup.zero_stage:
-        words += f" x {engine.zero_share:g} that this program's ZeRO reaches"
-    return f"{words}, less what hides behind computation"
+        words += f" x {engine.zero_share:g}, the fraction that this program's ZeRO reaches"
+    return f"{words}, minus what overlaps with computation"
 
 
 def _optimizer(setup: Setup, rates: Rates) -> str:
@@ -303,13 +305,16 @@ def _optimizer(setup: Setup, rates: Rates) -> str:
     shared = f" / {setup.zero_size} ranks" if setup.zero_stage else ""
     if setup.offload_optimizer != "none":
         rate = rates.host_adam_parameters_per_second
-        return f"{parameters:,} parameters{shared} x ranks of a machine / {rate:.3g} a second on its cores"
+        return (
+            f"{parameters:,} parameters{shared} x ranks per machine / {rate:.3g} parameters per second on "
+            "the machine's cores"
+        )
     moved = compute.OPTIMIZER_BYTES + compute.GRADIENT_BYTES
     words = (
         f"{parameters:,} parameters x {moved} bytes{shared} / {rates.memory_bytes_per_second / 1e12:.3g} TB/s"
     )
     if products := compute.newton_schulz_seconds(setup, rates):
-        words += f" + {products:.3g} s of Muon's {setup.muon_steps} Newton-Schulz iterations"
+        words += f" + {products:.3g} s for Muon's {setup.muon_steps} Newton-Schulz iterations"
     return words
 
 

@@ -1,14 +1,14 @@
-"""The network of a planned run: bytes that a machine sends, the share of a step that waits, the gain of hpZ.
+"""The network of a planned run: bytes that a machine sends, the time that it waits, and what hpZ would save.
 
     network_use(setup, rates) -> NetworkUse     the section Network of a plan; rows of search and what-if
 
-A ring over n ranks passes through each machine once: of the V bytes that each of its ranks sends
-(traffic.py), V leave a machine for each ring that has ranks on it. In an all-to-all, a rank sends each other
-rank its share, so that only the shares of ranks on other machines leave. Between two pipeline stages every
-rank sends to its neighbour, and the bytes leave if the neighbour is on another machine.
+A ring over n ranks passes through each machine once. If each of its ranks sends V bytes (traffic.py), V bytes
+leave a machine for each ring that has ranks on it. In an all-to-all, a rank sends a share to each other rank,
+and only the shares for ranks on other machines leave the machine. Between two pipeline stages, every rank
+sends to its counterpart in the next stage, and the bytes leave if that rank is on another machine.
 
-The step waits for the network in the parts whose ranks are on several machines, after what computation
-hides.
+A step waits for the network in the parts whose ranks are on several machines, as far as the traffic does not
+overlap with computation.
 """
 
 import math
@@ -33,14 +33,15 @@ from nbtrain.planner.time.traffic import (
     ranks_together,
 )
 
-# hpZ costs memory on every GPU: it pays if a step is shorter by this fraction.
+# hpZ costs memory on every GPU, so it is worthwhile only if it shortens a step by at least this fraction.
 PAYS_FRACTION = 0.05
-# Networks between which the limit of hpZ is searched, bytes per second.
+# Bandwidths (bytes per second) between which the limit for hpZ is searched.
 _SLOWEST, _FASTEST = 1e7, 1e13
-# ZeRO 3 moves each parameter three times a micro batch, in 16 bits: gathered forward, gathered backward, its
-# gradient scattered (stas00/ml-engineering, model-parallelism, "Inter-node speed requirements to use ZeRO").
+# ZeRO 3 moves each parameter three times per micro batch in 16 bits: gathered for the forward pass, gathered
+# for the backward pass, and its gradient scattered (stas00/ml-engineering, model-parallelism, "Inter-node
+# speed requirements to use ZeRO").
 RULE_OF_THUMB_BITS = 48
-# Networks that a plan is compared on: 25, 100, 400 and 3,200 Gb/s.
+# Networks on which the what-if page compares a step: 25, 100, 400 and 3,200 Gb/s.
 COMPARED = tuple(gigabit * 1e9 / 8 for gigabit in (25, 100, 400, 3200))
 
 
@@ -50,20 +51,19 @@ DATA_KINDS = frozenset({"weights, forward", "weights, backward", "weights", "gra
 
 @dataclass(frozen=True, slots=True)
 class HpzGain:
-    """Effect of ZeRO++'s second copy of the weights on each machine (parallel.zero_hpz; arXiv:2306.10209)."""
+    """The effect of hpZ, ZeRO++'s second copy of the weights on each machine (arXiv:2306.10209)."""
 
     step_seconds: float
-    """Seconds of a step with hpZ."""
+    """Seconds per step with hpZ."""
     saved: float
-    """Fraction of the step without hpZ that it saves."""
+    """Fraction of a step that hpZ saves, relative to the step without hpZ."""
     more_bytes: int
-    """Device memory that it needs in addition, on the fullest GPU."""
+    """Additional device memory that hpZ needs on the fullest GPU."""
     fits: bool | None
-    """Whether the run fits its memory with hpZ; None if that is not known."""
+    """Whether the run fits the device memory with hpZ; None if that is not known."""
     pays_below: float | None
-    """Bandwidth of the network, in bytes per second, below which hpZ saves PAYS_FRACTION of a step: 0 if it
-    never does, infinite if it always does.
-    """
+    """Bandwidth of the network, in bytes per second, below which hpZ saves at least PAYS_FRACTION of a step.
+    0 means on no network, and infinity on every network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +74,21 @@ class NetworkUse:
     """Description of the network, with its source."""
     nominal_bytes_per_second: float
     reached_bytes_per_second: float
-    """Bandwidth of a machine that collectives reach, one way."""
+    """Network bandwidth of a machine that collectives reach, one way."""
     sent_bytes: dict[str, float]
     """Bytes that leave one machine in a step, by kind of traffic."""
     step_seconds: float
     waiting_seconds: float
-    """Seconds of the step in which ranks wait for other machines, after what computation hides."""
+    """Seconds of the step in which ranks wait for other machines."""
     program_share: float
-    """Fraction of the reached bandwidth that this program's ZeRO collectives reach (setup/engines.py)."""
+    """Fraction of `reached_bytes_per_second` that the program's ZeRO collectives reach (setup/engines.py)."""
     rule_of_thumb_bytes: float | None
-    """48 bits x parameters / machines, for ZeRO 3 and one micro batch; None for other layouts."""
+    """Rule of thumb for ZeRO 3's bytes per machine and micro batch: 48 bits x parameters / machines. None for
+    other ZeRO stages."""
     micro_batches: int
     has_hpz: bool
     hpz: HpzGain | None
-    """Effect of hpZ; None if the layout cannot have it, because it needs ZeRO 3 over several machines."""
+    """Effect of hpZ; None if the layout cannot use it (it needs ZeRO 3 across several machines)."""
 
     @property
     def total_bytes(self) -> float:
@@ -95,18 +96,18 @@ class NetworkUse:
 
     @property
     def waiting(self) -> float:
-        """Fraction of a step that waits for other machines."""
+        """Fraction of a step in which ranks wait for other machines."""
         return self.waiting_seconds / self.step_seconds
 
     def rows(self) -> dict[str, str]:
-        """Return the rows of the plan."""
+        """Return the rows of a plan's section Network: {name: text}."""
         kinds = ", ".join(f"{kind} {gigabytes(sent)}" for kind, sent in self.sent_bytes.items())
         full_speed = self.total_bytes / self.reached_bytes_per_second
-        sends = f"{gigabytes(self.total_bytes)} a step"
+        sends = f"{gigabytes(self.total_bytes)} per step"
         if kinds:
-            sends += f": {kinds}; {amounts.step(full_speed)} at the reached bandwidth"
+            sends += f": {kinds}; this takes {amounts.step(full_speed)} at the reached bandwidth"
         if self.program_share < 1 and DATA_KINDS.intersection(self.sent_bytes):
-            sends += f", of which DeepSpeed's ZeRO reaches {self.program_share:.0%} ({self._share_source})"
+            sends += f", but DeepSpeed's ZeRO reaches {self.program_share:.0%} of it ({self._share_source})"
         rows = {
             "network": self.network,
             "sent by a machine": sends,
@@ -115,9 +116,10 @@ class NetworkUse:
         }
         if self.rule_of_thumb_bytes is not None:
             rows["rule of thumb"] = (
-                f"{gigabytes(self.rule_of_thumb_bytes)} a machine and micro batch: {RULE_OF_THUMB_BITS} bits "
-                f"x parameters / machines; {gigabytes(self.total_bytes / self.micro_batches)} here, because "
-                "a ring passes nearly every array through every machine"
+                f"{gigabytes(self.rule_of_thumb_bytes)} per machine and micro batch ({RULE_OF_THUMB_BITS} "
+                f"bits x parameters / machines); this plan has "
+                f"{gigabytes(self.total_bytes / self.micro_batches)}, because a ring sends nearly every "
+                "array through every machine"
             )
         if self.hpz is not None:
             rows["hpZ"] = self.hpz_words
@@ -125,27 +127,31 @@ class NetworkUse:
 
     @property
     def _share_source(self) -> str:
-        """Source of program_share, and whether it is known for this network."""
+        """Clause that says on which networks program_share was fitted."""
         slow, fast = FITTED_NETWORKS
         words = f"fitted to published runs on {gigabits(slow)} to {gigabits(fast)}"
         if self.nominal_bytes_per_second < slow:
-            return f"{words}; on a slower network it may reach more"
+            return f"{words}; on this slower network, ZeRO may reach a larger fraction"
         return words
 
     @property
     def hpz_words(self) -> str:
-        """Description of what hpZ saves or would save, and below which bandwidth it pays."""
+        """Clauses that say what hpZ saves or would save, and on which networks it is worthwhile."""
         gain = self.hpz
         if gain is None:
             return ""
-        effect = "saves" if self.has_hpz else "would save"
-        room = "" if gain.fits is not False else ", which does not fit"
-        words = f"{effect} {gain.saved:.0%} of a step and needs {amounts.size(gain.more_bytes)} more{room}"
+        memory = amounts.size(gain.more_bytes)
+        if self.has_hpz:
+            words = f"saves {gain.saved:.0%} of a step and needs {memory} more memory per GPU"
+        else:
+            words = f"would save {gain.saved:.0%} of a step and need {memory} more memory per GPU"
+        if gain.fits is False:
+            words += ", which does not fit"
         if not gain.pays_below:
-            return f"{words}; it pays on no network"
+            return f"{words}; hpZ is not worthwhile on any network"
         if math.isinf(gain.pays_below):
-            return f"{words}; it pays on any network"
-        return f"{words}; it pays below {gigabits(gain.pays_below)}"
+            return f"{words}; hpZ is worthwhile on every network"
+        return f"{words}; hpZ is worthwhile on networks below {gigabits(gain.pays_below)}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry `network` of plan.json."""
@@ -176,9 +182,9 @@ class BetweenMachines:
     """Traffic of one machine with other machines in one optimizer step."""
 
     sent_bytes: dict[str, float]
-    """Bytes that leave the machine, by kind; kinds that send nothing are omitted."""
+    """Bytes that leave the machine, by kind of traffic. Kinds with zero bytes are omitted."""
     waiting_seconds: float
-    """Seconds of the step that pass while ranks wait for other machines."""
+    """Seconds of the step in which ranks wait for other machines."""
 
     @property
     def total_bytes(self) -> float:
@@ -186,7 +192,7 @@ class BetweenMachines:
 
 
 def between_machines(setup: Setup, rates: Rates, step: StepTime) -> BetweenMachines:
-    """Return the traffic between machines of a step; nothing is sent on one machine."""
+    """Return the traffic between machines in one step; it is empty for a run on one machine."""
     sent = {kind: num_bytes for kind, num_bytes in _sent(setup, rates).items() if num_bytes > 0}
     waiting = {
         "tensor": ("tensor-parallel sums",),
@@ -205,7 +211,7 @@ def _sent(setup: Setup, rates: Rates) -> dict[str, float]:
     blocks = setup.accumulation_steps * (setup.shape.num_layers / setup.pipeline_parallel_size)
 
     def ring(collective: Collective) -> float:
-        """Return the bytes of collectives that pass their whole array through every machine."""
+        """Return the bytes that leave a machine if a collective passes its array through all machines."""
         size = collective.ranks
         together = ranks_together(setup, rates, size, collective.stride)
         if together == size:
@@ -238,11 +244,11 @@ def _sent(setup: Setup, rates: Rates) -> dict[str, float]:
 
 
 def _pipeline(setup: Setup, rates: Rates) -> float:
-    """Return the bytes of activations and their gradients that a machine sends to neighbouring stages.
+    """Return the bytes of activations and gradients that a machine sends to adjacent pipeline stages.
 
-    A machine in the middle of a pipeline sends activations to the next machine and gradients to the one
-    before. If there are only two machines, one sends activations and the other one gradients. Interleaved
-    stages pass through all machines v times, and so return to the first one v - 1 times.
+    A machine in the middle of a pipeline sends activations to the next machine and gradients to the previous
+    machine. If there are only two machines, one sends activations and the other gradients. With v model
+    chunks per rank (interleaved), a micro batch passes through all machines v times.
     """
     stages, interleaved = setup.pipeline_parallel_size, setup.virtual_stages
     ranks = setup.world_size // stages
@@ -255,7 +261,10 @@ def _pipeline(setup: Setup, rates: Rates) -> float:
 
 
 def network_use(setup: Setup, rates: Rates | None) -> NetworkUse | None:
-    """Return how a step of this setup uses the network; None on one machine or without known rates."""
+    """Return how a step of this setup uses the network.
+
+    The result is None on one machine, or if the device's rates are not known.
+    """
     if setup.nodes == 1 or rates is None:
         return None
     step = estimate_step(setup, rates)
@@ -284,25 +293,26 @@ def network_use(setup: Setup, rates: Rates | None) -> NetworkUse | None:
 
 
 def on_network(rates: Rates, bytes_per_second: float) -> Rates:
-    """Return `rates` with another network, of which the same fraction is reached."""
+    """Return `rates` with another network, whose bandwidth is reached to the same fraction."""
     across = replace(rates.across, bytes_per_second=bytes_per_second * rates.network_reached)
-    words = f"{gigabits(bytes_per_second)}, one way, of which {rates.network_reached:.0%} are reached"
+    words = f"{gigabits(bytes_per_second)}, one way, of which {rates.network_reached:.0%} is reached"
     return replace(rates, across=across, network=words)
 
 
 def uses_on(setup: Setup, rates: Rates | None, networks: tuple[float, ...] = COMPARED) -> list[NetworkUse]:
-    """Return the use of each of several networks, in bytes per second; [] on one machine."""
+    """Return how a step would use each of several networks, given in bytes per second; [] on one machine."""
     if setup.nodes == 1 or rates is None:
         return []
     if rates.network_reached == 1.0:
-        # A measured bandwidth, or gloo's, was reached itself; other networks reach the usual fraction.
+        # A measured bandwidth (or gloo's) is what was reached. Of other networks, the usual fraction is
+        # reached.
         rates = replace(rates, network_reached=USUAL_REACHED)
     found = [network_use(setup, on_network(rates, network)) for network in networks]
     return [use for use in found if use is not None]
 
 
 def hpz_gain(setup: Setup, rates: Rates) -> HpzGain | None:
-    """Return what hpZ saves in a step; None if no weights are gathered over several machines."""
+    """Return what hpZ saves in a step; None if weights are not gathered across several machines."""
     tensor = setup.tensor_parallel_size
     copies = setup.devices_per_node // tensor
     if setup.zero_stage != 3 or setup.pipeline_parallel_size > 1 or copies < 2:
@@ -331,10 +341,14 @@ def hpz_gain(setup: Setup, rates: Rates) -> HpzGain | None:
 
 
 def _limit(saved: Any) -> float:
-    """Return the fastest network on which hpZ saves PAYS_FRACTION of a step; 0 if none, infinite if all."""
+    """Return the fastest network (bytes per second) on which hpZ saves PAYS_FRACTION of a step.
+
+    The result is 0 if hpZ saves less on every network, and infinity if it saves as much even on the fastest.
+    """
     if saved(_FASTEST) >= PAYS_FRACTION:
         return math.inf
-    # Slow networks gain the most, but on the slowest the wait for the gradients dominates: search downwards.
+    # The search goes from fast to slow networks. hpZ saves more on slow networks, but on the slowest ones the
+    # gradients, which hpZ does not affect, dominate.
     networks = list(_networks())
     paying = next((at for at, network in enumerate(networks) if saved(network) >= PAYS_FRACTION), None)
     if paying is None:

@@ -1,11 +1,11 @@
-"""Times that a published example gives for its own runs, next to the plan of the same run.
+"""Times that a published example gives for its own runs, compared with the plan for the same run.
 
-published_time(config) -> PublishedTime     by the numbers of the run, whatever its name is
-compare_published(config, speed, duration)  the same with the reason for the difference from the plan
+published_time(config) -> PublishedTime     found by the run's model, work and layout, not by its name
+compare_published(config, speed, duration)  also explains the difference from the plan
 
-Source: t9k/examples, deepspeed/megatron-gpt, README.md and the platform's tutorial (A100 PCIe). Its nine runs
-train with Megatron-DeepSpeed, the engine "upstream" (setup/engines.py), whose planned times are compared with
-the published ones in docs/evidence/plan-accuracy.md.
+Source: t9k/examples, deepspeed/megatron-gpt, README.md and the platform's tutorial (A100 PCIe). The example's
+nine runs train with Megatron-DeepSpeed, which is the engine "upstream" (setup/engines.py).
+docs/evidence/plan-accuracy.md compares the planned times with the published times.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -26,7 +26,7 @@ PROGRAM = "upstream"
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """Model, amount of work and layout: the numbers by which a run is recognized."""
+    """The numbers by which a published run is recognized: its model, amount of work and layout."""
 
     num_layers: int
     hidden_size: int
@@ -46,24 +46,24 @@ class PublishedTime:
     run: str
     """Name of the example's file."""
     seconds: float | None
-    """Published time, rounded by its authors; None if they published none."""
+    """Published time, as rounded by the example's authors; None if they published no time."""
     devices: str
     gpu_type: str = ""
-    """Kind of GPU that it was measured on, a name of config/arithmetic/devices.py; "" if not known."""
+    """GPU type on which the time was measured, a name in config/arithmetic/devices.py; "" if not known."""
     note: str = ""
-    """Reason why the published time does not belong to the file next to it."""
+    """Reason why the published time cannot belong to the published file; "" if it can."""
     source: str = SOURCE
 
     @property
     def words(self) -> str:
-        """Description of the time and of the devices."""
+        """Description of the published time and the devices."""
         if self.seconds is None:
             return f"no time is published for {self.devices}"
         return f"about {self.time} on {self.devices}"
 
     @property
     def time(self) -> str:
-        """The published time in its unit, "8 h"; "" if there is none."""
+        """The published time with its unit, such as "8 h"; "" if no time was published."""
         if self.seconds is None:
             return ""
         unit, word = (DAY, "d") if self.seconds >= DAY else (HOUR, "h")
@@ -74,7 +74,7 @@ _125M = RunIdentity(12, 768, 12, 2048, 2_500_000_000, 256, 1)
 _1_3B = RunIdentity(24, 2048, 16, 2048, 26_000_000_000, 512, 4)
 _13B = RunIdentity(40, 5120, 40, 2048, 260_000_000_000, 1024, 4, pipeline_parallel_size=4)
 _PIPELINE_NOTE = (
-    "its file requests ZeRO 2 with a pipeline, which DeepSpeed refuses, and 2 d are half of 8 GPUs' time"
+    "its file requests ZeRO 2 with a pipeline, which DeepSpeed rejects; 2 d are half of the time on 8 GPUs"
 )
 
 
@@ -100,7 +100,8 @@ PUBLISHED: dict[RunIdentity, PublishedTime] = {
 def published_time(config: RunConfig) -> PublishedTime | None:
     """Return the published time of the run with this model, work and layout.
 
-    None for any other run, and for one that trains fewer tokens, evaluates only, or trains adapters.
+    The result is None for any other run, and for a run that trains fewer tokens, only evaluates, or trains
+    adapters.
     """
     model, parallel = config.model, config.parallel
     if config.mode != "full" or config.target_tokens != config.train_tokens or config.lora is not None:
@@ -124,14 +125,14 @@ def published_time(config: RunConfig) -> PublishedTime | None:
 
 @dataclass(frozen=True, slots=True)
 class PublishedComparison:
-    """A published time, and the plan of the program that it was measured with."""
+    """A published time, and the planned time of the same run in the program that was measured."""
 
     published: PublishedTime
     planned_seconds: float | None
     """Planned time of the same run in the published program, on the run's own devices; None if the devices
     are not known."""
     words: str
-    """Published time, and the reason for the difference from the plan."""
+    """The published time and the reason why it differs from the plan."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry `published` of plan.json."""
@@ -141,7 +142,7 @@ class PublishedComparison:
 def compare_published(
     config: RunConfig, speed: Speed, duration: DurationEstimate
 ) -> PublishedComparison | None:
-    """Compare a plan with the published time of the same run; None if there is no such run."""
+    """Compare a plan with the published time of the same run; return None if no such run was published."""
     published = published_time(config)
     if published is None:
         return None
@@ -157,7 +158,7 @@ def compare_published(
 
 
 def _reason(speed: Speed, here: DurationEstimate, there: DurationEstimate) -> str:
-    """Return the difference between two programs in the hours of each part, and its cause."""
+    """Return a clause that says how long the published program is planned to take, and why it differs."""
     program, ours = ENGINES[PROGRAM], ENGINES[speed.setup.engine]
     assert speed.setup.device is not None and there.seconds is not None
     differences = [
@@ -166,25 +167,29 @@ def _reason(speed: Speed, here: DurationEstimate, there: DurationEstimate) -> st
         if part in here.parts and seconds - here.parts[part] >= 0.01 * there.seconds
     ]
     words = (
-        f"Megatron-DeepSpeed, which it was measured with, is planned at {amounts.duration(there.seconds)} on "
-        f"{speed.setup.device.name}"
+        f"the plan for Megatron-DeepSpeed, the program that was measured, is "
+        f"{amounts.duration(there.seconds)} on {speed.setup.device.name}"
     )
     if not differences:
         return words
     waits = here.saves_in_background and not there.saves_in_background
+    saving = ", and training waits while it writes checkpoints" if waits else ""
     return (
-        f"{words}: its kernels are not fused and move each byte of activations {program.traffic:g} times in "
-        f"a step, nbtrain's {ours.traffic:g} times{', and training waits for its checkpoints' * waits} "
-        f"({', '.join(differences)})"
+        f"{words}: its kernels are not fused, so they move each byte of activations {program.traffic:g} "
+        f"times per step (nbtrain's kernels: {ours.traffic:g} times){saving}; by part: "
+        f"{', '.join(differences)}"
     )
 
 
 def _on_published_device(config: RunConfig, setup: Setup, published: PublishedTime) -> str:
-    """Return the time of nbtrain on the published kind of GPU, "" if the run is planned on it already."""
+    """Return a clause with nbtrain's planned time on the published type of GPU.
+
+    The result is "" if that type is not known, or if the run is already planned on it.
+    """
     device = find_device(published.gpu_type) if published.gpu_type else None
     if device is None or device == setup.device:
         return ""
     speed = read_speed(config, use_measured=False, setup=replace(setup, device=device))
     seconds = duration_at(config, speed).seconds
     assert seconds is not None
-    return f"; nbtrain is planned at {amounts.duration(seconds)} on {device.name}"
+    return f"; the plan for nbtrain on {device.name} is {amounts.duration(seconds)}"

@@ -1,18 +1,18 @@
-"""Rates that a device and its links reach in practice; every second of a plan comes from them.
+"""Rates that a device and its links reach in practice, from which every second of a plan is computed.
 
-    rates_of_setup    the table: a datasheet's numbers times the fractions that published runs reached
-    rates_of_cores    a machine without GPUs: a fraction of the rate of its cores in matrix products
-    calibrated_rates  either, with what `nbtrain calibrate` measured on this machine
-    with_network      any of them, with the network between the run's machines
-    read_speed        all of these for a run, and the measurements of its last job: everything that decides
-                      its time; duration.py, the plan's other parts and its rules read the same Speed
+    rates_of_setup    from the device table: datasheet numbers times the fractions that published runs reached
+    rates_of_cores    for a machine without GPUs: a fraction of its cores' rate in matrix products
+    calibrated_rates  replaces either by what `nbtrain calibrate` measured on this machine
+    with_network      adds the network between the run's machines
+    read_speed        combines all of these for a run with the measurements of its last job. duration.py, the
+                      plan's other parts and the rules read the same Speed
 
-The fractions of the table depend on the generation of devices, never on a run. Matrix products: the reachable
-peaks of stas00/ml-engineering (A100 87 %, H100 80 %, B200 78 % for the best sizes) are upper bounds; what
-training sustains is fitted to the training half of the published runs (docs/evidence/plan-accuracy.md), FP4
-and Blackwell Ultra to all rows of Megatron-Bridge. Links: A100's NVLink 78 % and PCIe 88 % of one way,
-several machines 73 % of the wire (the same, chapter on networks). Ramp: 43 % of the plateau at 4 MiB, 73 % at
-8 MiB.
+The fractions depend on the generation of the device, never on a run. For matrix products, the reachable peaks
+in stas00/ml-engineering (A100 87 %, H100 80 %, B200 78 % for the best sizes) are upper bounds. What training
+sustains is fitted to the training half of the published runs (docs/evidence/plan-accuracy.md); FP4 and
+Blackwell Ultra are fitted to all rows of Megatron-Bridge. Links reach 78 % (A100's NVLink) and 88 % (PCIe) of
+their one-way bandwidth, and networks 73 % of the nominal bandwidth (same source, chapter on networks).
+Messages of 4 MiB reach 43 % of a link's plateau, and messages of 8 MiB 73 %.
 """
 
 import functools
@@ -42,32 +42,32 @@ INFINITE = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Bandwidth between the ranks of a group: bus bandwidth as nccl-tests defines it."""
+    """Bandwidth between the ranks of a group, as bus bandwidth in the sense of nccl-tests."""
 
     bytes_per_second: float
     """Bandwidth of one device in one direction, for large messages."""
     ramp_bytes: float = 0.0
-    """Bytes of a message that reaches half of the bandwidth."""
+    """Size of the message that reaches half of the bandwidth."""
     latency_seconds: float = 0.0
-    """Seconds for each hop of a ring."""
+    """Seconds per hop of a ring."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Rates that a device reaches, alone and together with others."""
+    """The rates that a device, its links and its machine reach."""
 
     matmul_flops: dict[str, float]
-    """FLOP/s of large matrix products by number format."""
+    """FLOP/s of large matrix products, by number format."""
     attention_flops: dict[int, float]
-    """FLOP/s of a flash attention kernel by its generation."""
+    """FLOP/s of flash attention, by the kernel's generation."""
     memory_bytes_per_second: float
     """Bandwidth of the device's own memory."""
     inside: Link
     """Link between the devices of a machine."""
     across: Link
-    """Link between machines; bytes_per_second is for all devices of a machine together."""
+    """Link between machines. Its bytes_per_second is for all devices of a machine together."""
     network_reached: float = 1.0
-    """Fraction of the network's nominal bandwidth that `across` has."""
+    """Reached fraction of the network's nominal bandwidth, with which `across` was computed."""
     network: str = ""
     """Description of the network between machines, with its source: named, measured or assumed."""
     inside_devices: int = 8
@@ -75,24 +75,24 @@ class Rates:
     host_bytes_per_second: float = 25e9
     """Bandwidth between a device and host memory, one way."""
     nvme_bytes_per_second: float = 3e9
-    """Bandwidth of one machine's NVMe drive, for offloading: PCIe 3.0 drives reach 3 GB/s, 4.0 ones 6."""
+    """Bandwidth of a machine's NVMe drive, for offloading. PCIe 3.0 drives reach 3 GB/s, PCIe 4.0 drives 6
+    GB/s."""
     disk_bytes_per_second: float = 0.18e9
-    """Bytes per second of writing a checkpoint, per machine; a network volume as in the upstream example's
-    log: 1.8 GB in 10 of the 29 seconds that validation and saving took (planner/time/duration.py).
-    """
+    """Bytes per second and machine for writing a checkpoint. The default is the network volume in the
+    upstream example's log: 1.8 GB in 10 of the 29 seconds that validation and saving took
+    (planner/time/duration.py)."""
     host_adam_parameters_per_second: float = 1.6e9
-    """Adam's step on the cores of one machine: 10.1e9 parameters in 6.3 s, DeepSpeed's tutorial on offloading
-    (docs/_tutorials/zero-offload.md)."""
+    """Parameters per second that Adam updates on the cores of one machine: 10.1e9 parameters in 6.3 s
+    (DeepSpeed's tutorial on offloading, docs/_tutorials/zero-offload.md)."""
     scores_flops: float | None = None
-    """FLOP/s of attention that keeps its scores; None means compute.py's share of the rate of other
-    products.
-    """
+    """FLOP/s of attention that keeps its scores. None means SCORE_PRODUCTS_SHARE (compute.py) of the rate of
+    other matrix products."""
     host_times: float = 1.0
-    """Factor of a program's host time (setup/engines.py); 0 on a CPU, whose rates include the host time."""
+    """Factor for a program's host time (setup/engines.py); 0 on a CPU, whose rates include the host time."""
     source: str = ""
-    """Source of the rates, as one sentence."""
+    """Where the rates come from, as a sentence without its full stop."""
     calibration: Calibration | None = None
-    """Measurements of this machine, for the steps of a CPU run (planner/calibration/calibrated_step.py)."""
+    """Measurements on this machine for the steps of a CPU run (planner/calibration/calibrated_step.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +100,11 @@ class Shares:
     """Fractions of the datasheet's rates that a generation of devices reaches."""
 
     matmul: float
-    """Fraction for 16-bit products of large matrices."""
+    """Fraction for large 16-bit matrix products."""
     low: float = 0.6
-    """Fraction for FP8 products, including their scaling."""
+    """Fraction for FP8 matrix products, including their scaling."""
     fp4: float = 0.46
-    """Fraction for FP4 products, including their scaling."""
+    """Fraction for FP4 matrix products, including their scaling."""
     memory: float = 0.85
     inside: float = 0.78
     across: float = 0.73
@@ -120,12 +120,13 @@ SHARES = {
     "AMD": Shares(matmul=0.45),
     "Huawei": Shares(matmul=0.45),
 }
-# Shares of the datasheet that flash attention reaches over forward and backward, by generation of the kernel:
-# 1 (and Triton's) 124 TFLOP/s on an A100, 2: 190 on an A100 and 335 on an H100 (arXiv:2307.08691, section 4),
-# 3 (and cuDNN's): 600 on an H100 (arXiv:2407.08608, section 4); causal, heads of 128. On a B200, generation 2
-# uses none of the new instructions and reaches 333 to 346 (Dao-AILab/flash-attention, issue 1589). Cards of
-# compute capability 12 compute with Ampere's instructions and have its shares: forward, generation 2 reaches
-# 91 % of the peak of an RTX 5090 (gau-nernst, "Writing Speed-of-Light Flash Attention for 5090 in CUDA C++").
+# Fractions of the datasheet's peak that flash attention reaches over forward and backward, by generation of
+# the kernel, for causal attention with heads of 128. Generation 1 (and Triton's kernel): 124 TFLOP/s on an
+# A100. Generation 2: 190 on an A100 and 335 on an H100 (arXiv:2307.08691, section 4). Generation 3 (and
+# cuDNN's kernel): 600 on an H100 (arXiv:2407.08608, section 4). On a B200, generation 2 does not use the new
+# instructions and reaches 333 to 346 (Dao-AILab/flash-attention, issue 1589). Cards of compute capability 12
+# use Ampere's instructions and have Ampere's fractions: in the forward pass, generation 2 reaches 91 % of an
+# RTX 5090's peak (gau-nernst, "Writing Speed-of-Light Flash Attention for 5090 in CUDA C++").
 _BLACKWELL_ATTENTION = {1: 0.13, 2: 0.15, 3: 0.55}
 _ATTENTION = {
     "Hopper": {1: 0.18, 2: 0.33, 3: 0.62},
@@ -133,16 +134,17 @@ _ATTENTION = {
     "Blackwell Ultra": _BLACKWELL_ATTENTION,
 }
 _ATTENTION_BEFORE = {1: 0.42, 2: 0.52, 3: 0.52}
-# Sustained products are slower below this many watts: with the square root of the power.
+# Below this power limit (watts), sustained matrix products are slower, by the square root of the power.
 _FULL_POWER = {"Hopper": 700.0, "A100": 400.0, "V100": 300.0}
-# An attention kernel that reaches less than this share leaves most of the tensor cores idle, and stays below
-# the limit: torchtitan's rings on H100 with 500 W attend at FlashAttention 2's published rate.
+# An attention kernel that reaches a smaller fraction than this leaves most tensor cores idle, so the power
+# limit does not slow it down: torchtitan's ring attention on 500 W H100s runs at FlashAttention 2's published
+# rate.
 _SHARE_AT_FULL_POWER = 0.4
 
 _PCIE_BELOW = 130e9
 _PCIE_SHARE = 0.88
 _RAMP_BYTES = 5 << 20
-# Per hop, Simple protocol: NVIDIA/nccl src/graph/tuning.cc.
+# Latency per hop with NCCL's Simple protocol (NVIDIA/nccl src/graph/tuning.cc).
 _LATENCY_INSIDE, _LATENCY_ACROSS = 3.4e-6, 14e-6
 
 
@@ -152,7 +154,7 @@ def rates_of_setup(setup: Setup) -> Rates | None:
         return None
     larger = setup.devices_per_node / setup.device.devices_per_node
     if setup.fabric_bytes_per_second is None and larger > 1:
-        # A machine with more devices has more network cards (DGX-2: 16 V100, 8 cards).
+        # A machine with more devices than usual has more network cards (DGX-2: 16 V100, 8 cards).
         fabric = larger * setup.device.network_bytes_per_second
         rates = rates_of_device(setup.device, fabric, setup.fabric_reached)
         machine = f"a machine with {setup.devices_per_node} {setup.device.name}"
@@ -161,7 +163,7 @@ def rates_of_setup(setup: Setup) -> Rates | None:
 
 
 def generation(device: Device) -> str:
-    """Return the generation that decides a device's fractions."""
+    """Return the generation of a device, which is its key in SHARES."""
     if device.vendor != "NVIDIA":
         return device.vendor
     major, minor = device.compute_capability
@@ -175,10 +177,10 @@ def generation(device: Device) -> str:
 def rates_of_device(
     device: Device, fabric_bytes_per_second: float | None = None, fabric_reached: float | None = None
 ) -> Rates:
-    """Return the rates of a device of the table.
+    """Return the rates of a device in the device table.
 
     `fabric_bytes_per_second` replaces the usual bandwidth between machines, and `fabric_reached` the fraction
-    of it that is reached.
+    of it that collectives reach.
     """
     if BY_NAME.get(device.name) is device:
         return _rates_of_row(device.name, fabric_bytes_per_second, fabric_reached)
@@ -206,7 +208,7 @@ def _rates(device: Device, fabric: float | None, reached: float | None) -> Rates
     network_reached = reached or shares.across
     network = fabric or device.network_bytes_per_second
     across = network * network_reached
-    basis = "" if fabric else f"assumed for a usual machine with {device.name}: "
+    basis = "" if fabric else f"assumed for a typical machine with {device.name}: "
     return Rates(
         matmul_flops=matmul,
         attention_flops={
@@ -217,41 +219,43 @@ def _rates(device: Device, fabric: float | None, reached: float | None) -> Rates
         inside=Link(link, _RAMP_BYTES, _LATENCY_INSIDE),
         across=Link(across, _RAMP_BYTES, _LATENCY_ACROSS),
         network_reached=network_reached,
-        network=f"{basis}{gigabits(network)}, one way, of which {network_reached:.0%} are reached",
+        network=f"{basis}{gigabits(network)}, one way, of which {network_reached:.0%} is reached",
         inside_devices=device.link_devices,
-        source=f"{device.name}'s datasheet, and the shares of it that published runs reached",
+        source=f"{device.name}'s datasheet, and the fractions of it that published runs reached",
     )
 
 
-# A core with AVX-512 at 2.6 GHz: 166 GFLOP/s in fp32 matrix products. The trainer's share of it (model FLOPs)
-# is taken from docs/evidence/benchmarks.md, on 2 cores without AMX: gpt3-tiny in fp32, 6,000 tokens/s; 14M
-# parameters in bf16, 2,600. Their matrix rate was not recorded: the shares refer to a similar core.
-# AMX makes bf16 up to twice as fast.
+# FLOP/s of a core with AVX-512 at 2.6 GHz in fp32 matrix products. The trainer's share of this rate (model
+# FLOPs) is from docs/evidence/benchmarks.md, on 2 cores without AMX: 6,000 tokens/s for gpt3-tiny in fp32,
+# and 2,600 for a 14M model in bf16. The matrix rate of those cores was not recorded, so the shares refer to a
+# similar core. With AMX, bf16 is up to twice as fast.
 ASSUMED_MATMUL_FLOPS_PER_CORE = 166e9
 SHARE_OF_MATMUL = {"fp32": 0.43, "bf16": 0.76, "fp16": 0.43}
-# gloo through shared memory, a rank of one core: two tensor ranks need 1.18 times the time of two threads, 24
-# sums of 3.1 MB in 0.12 s of a step (docs/evidence/benchmarks.md).
+# gloo's bandwidth through shared memory, for ranks of one core. Two tensor-parallel ranks need 1.18 times the
+# time of two threads: 24 sums of 3.1 MB take 0.12 s of a step (docs/evidence/benchmarks.md).
 GLOO_BYTES_PER_SECOND = 0.6e9
-# Model FLOPs count all scores; compute.py counts half of them, at 0.5 + 1.25 instead of 3 forward passes.
+# Model FLOPs count all attention scores, but compute.py counts the causal half, at 0.5 + 1.25 instead of 3
+# forward passes.
 _COUNTED_SCORES = (0.5 + 1.25) / 3
 
 
 def cores_of(config: RunConfig) -> int:
-    """Return the cores of all machines of a CPU run."""
+    """Return the number of cores on all machines of a CPU run."""
     return (config.resources.cpus_per_node or usable_cores()) * config.resources.nodes
 
 
 def rates_of_cores(config: RunConfig, matmul_flops_per_core: float | None) -> Rates:
-    """Return the rates of one rank of a CPU run on its share of the cores; None assumes a core's rate.
+    """Return the rates of one rank of a CPU run, on its share of the cores.
 
-    The fractions were measured with complete training steps (docs/evidence/benchmarks.md), so they include
-    norms, data and the optimizer: memory and host times add nothing here. A calibration replaces these rates.
+    If `matmul_flops_per_core` is None, ASSUMED_MATMUL_FLOPS_PER_CORE is used. The fractions were measured
+    with complete training steps (docs/evidence/benchmarks.md), so they include norms, data and the optimizer,
+    and the memory bandwidth is infinite. A calibration replaces these rates.
     """
     dtype = config.precision.dtype
     matmul = matmul_flops_per_core or ASSUMED_MATMUL_FLOPS_PER_CORE
     per_core, cores = matmul * SHARE_OF_MATMUL[dtype], cores_of(config)
     rate = per_core * cores / config.world_size
-    reached = "this machine reaches" if matmul_flops_per_core else "are assumed"
+    reached = "measured on this machine" if matmul_flops_per_core else "assumed"
     link = Link(GLOO_BYTES_PER_SECOND)
     return Rates(
         matmul_flops={dtype: rate},
@@ -263,23 +267,23 @@ def rates_of_cores(config: RunConfig, matmul_flops_per_core: float | None) -> Ra
         host_times=0.0,
         source=(
             f"assumed {per_core / 1e9:.0f} GFLOP/s on each of {cores} cores: {SHARE_OF_MATMUL[dtype]:.0%} of "
-            f"the {matmul / 1e9:.0f} that {reached} in fp32 matrix products, as training in {dtype} did in "
-            "the benchmarks"
+            f"the {matmul / 1e9:.0f} GFLOP/s {reached} for fp32 matrix products, which is the fraction that "
+            f"training in {dtype} reached in the benchmarks"
         ),
     )
 
 
-# Bus bandwidth over algorithm bandwidth is (n - 1) / n for a gather (NVIDIA/nccl-tests doc/PERFORMANCE.md).
+# For a gather, bus bandwidth / algorithm bandwidth is (n - 1) / n (NVIDIA/nccl-tests doc/PERFORMANCE.md).
 _GATHER = "all_gather"
 
 
 def calibrated_rates(rates: Rates, setup: Setup) -> Rates:
-    """Return `rates` of the setup's device, with this machine's measurements if they apply to the device.
+    """Return `rates` with this machine's measurements, if they apply to the setup's device.
 
-    A CPU run on this machine uses the whole calibration: calibration/calibrated_step.py computes its seconds.
-    A run on the kind of GPU that this machine has uses the measured rates of matrix products, memory, links
-    and disk. A calibration of GPUs does not apply to a CPU run, nor one of the CPU to GPUs. A calibration
-    that exists but is not used is named in `source`, with the reason.
+    A CPU run on this machine uses the whole calibration: calibration/calibrated_step.py computes its times. A
+    run on the type of GPU that this machine has uses the measured rates of matrix products, memory, links and
+    disk. A GPU calibration does not apply to CPU runs, and a CPU calibration does not apply to GPU runs. If a
+    CPU run cannot use an existing calibration file, `source` says why.
     """
     calibration, why = read_calibration()
     if calibration is None:
@@ -307,13 +311,14 @@ def calibrated_rates(rates: Rates, setup: Setup) -> Rates:
 
 
 def _known(measured: dict[str, float], planned: dict[str, float]) -> dict[str, float]:
-    """Return the measured rates of the number formats that the device's row has."""
+    """Return the measured rates of the number formats for which there is a planned rate."""
     return {dtype: flops for dtype, flops in measured.items() if dtype in planned}
 
 
 def _link(calibration: Calibration, link: Link) -> Link:
-    """Return a link with the bus bandwidth of the largest gather and the latency of the smallest; `link` if
-    none was measured.
+    """Return a link with the bus bandwidth of the largest measured gather and the latency of the smallest.
+
+    The result is `link` if no gather was measured.
     """
     gathers: list[Figure] = calibration.of("collective", collective=_GATHER)
     if not gathers:
@@ -328,14 +333,15 @@ def _link(calibration: Calibration, link: Link) -> Link:
 
 
 def with_network(rates: Rates, config: RunConfig, use_measured: bool) -> Rates:
-    """Return `rates` with the network between the run's machines; unchanged on one machine.
+    """Return `rates` with the network between the run's machines; unchanged if the run has one machine.
 
-    The network is the first of these that exists:
+    The network is the first of these that is available:
 
-        named      resources.network or network_bytes_per_second: bandwidth times the fraction that is
-                   reached; network_reached_fraction alone: that fraction of the assumed bandwidth
-        measured   by `nbtrain calibrate --network` where the run's ranks would be (measured_network.py)
-        assumed    the network of a usual machine with this type of GPU; CPUs: gloo's own rate
+        specified  resources.network or network_bytes_per_second: its bandwidth times the reached fraction. If
+                   only network_reached_fraction is set, that fraction of the assumed bandwidth
+        measured   by `nbtrain calibrate --network` on the machines that the run would use
+                   (measured_network.py)
+        assumed    the network of a typical machine with this type of GPU; for CPUs, gloo's own rate
     """
     if config.resources.nodes == 1:
         return rates
@@ -343,14 +349,14 @@ def with_network(rates: Rates, config: RunConfig, use_measured: bool) -> Rates:
     if fabric is not None:
         assert reached is not None
         name = f"{config.resources.network}: " if config.resources.network else ""
-        words = f"{name}{gigabits(fabric)}, one way, of which {reached:.0%} are reached"
+        words = f"{name}{gigabits(fabric)}, one way, of which {reached:.0%} is reached"
         across = rates.across
         if config.resources.device == "cpu":
-            # A rank sends no faster than gloo does inside a machine.
+            # A rank cannot send faster than gloo does inside a machine.
             most = rates.inside.bytes_per_second * config.ranks_per_node
             across = replace(across, bytes_per_second=min(fabric * reached, most))
         return replace(rates, across=across, network=words, network_reached=reached)
-    # A fraction that the run names is of the bandwidth that is assumed.
+    # A fraction that the run specifies without a bandwidth applies to the assumed bandwidth.
     measured = measured_network(config) if use_measured and reached is None else None
     if measured is None:
         return rates
@@ -365,15 +371,14 @@ class Speed:
 
     setup: Setup
     rates: Rates | None
-    """Rates of its devices and links, with this machine's measurements where they apply; None if the device
-    is not known.
-    """
+    """Rates of the run's devices and links, with this machine's measurements where they apply. None if the
+    device is not known."""
     table_rates: Rates | None
-    """The rates without anything measured on this machine, and so equal on every machine."""
+    """The same rates without any measurements, so that they are equal on every machine."""
     last_job: Measured | None = None
-    """Measurements of the run's last job; None if there are none for its devices."""
+    """Measurements of the run's last job; None if there are no measurements for the run's devices."""
     save_seconds: float = 0.0
-    """Seconds of the longest save that the run has measured; 0 if there was none."""
+    """Seconds of the longest save that the run has measured; 0 if it has not saved yet."""
 
 
 def read_speed(
@@ -383,11 +388,13 @@ def read_speed(
     last_job: bool = True,
     setup: Setup | None = None,
 ) -> Speed:
-    """Read what decides the speed of a run.
+    """Return everything that decides how fast a run trains.
 
-    Without `use_measured` nothing is read, and the answer is the same on every machine; `last_job=False`
-    ignores only the run's last job. `engine` is the program that trains, a key of setup/engines.py. `setup`
-    is the run's, if it has been made already.
+    Args:
+        use_measured: Whether to use measurements. Without them, the result is the same on every machine.
+        engine: Program that trains the run, a key of setup/engines.py.
+        last_job: Whether to use the measurements of the run's last job.
+        setup: The run's setup, if the caller has it already.
     """
     setup = setup or setup_of(config)
     trained = replace(setup, engine=engine)

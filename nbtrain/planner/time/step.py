@@ -1,19 +1,21 @@
 """Seconds of one optimizer step, by part: estimate_step(setup) -> StepTime.
 
-    compute      products, attention and the operations between, of all micro batches on an average stage
+    compute      matrix products, attention and the operations between them, for all micro batches on an
+                 average stage
     recompute    the forward work that the backward pass repeats
-    tensor       sums over tensor-parallel ranks that nothing hides
-    sequence     traffic of context parallelism and Ulysses that nothing hides; with FPDT a chunk at a time
-    chunks       FPDT: traffic of its chunks with host memory that attention does not hide (compute.py)
+    tensor       sums over tensor-parallel ranks that do not overlap with computation
+    sequence     traffic of context parallelism and Ulysses that does not overlap; with FPDT, chunk by chunk
+    chunks       FPDT's traffic with host memory that does not overlap with attention (compute.py)
     bubble       waiting for other pipeline stages: (p - 1) / (v m) of the work if stages are equal
     pipeline     sending activations to the next stage
-    data         data-parallel and ZeRO traffic that the backward pass does not hide
+    data         data-parallel and ZeRO traffic that does not overlap with computation
     optimizer    the optimizer's step, on the device or on the host's cores
-    offload      traffic to and from host memory
-    host         starting kernels, if that takes longer than they do; data, norms and logging of a step
+    offload      traffic with host memory and NVMe
+    host         launching kernels, as far as this takes longer than running them; data, norms and logging
 
-A pipeline of p stages and m micro batches takes m times its slowest stage and each other stage once (1F1B),
-1/v of that with v interleaved pieces (arXiv:2104.04473, section 2.2).
+With p stages and m micro batches, a pipeline takes m times the slowest stage plus each other stage once
+(1F1B). With v model chunks per rank (interleaved), the other stages count 1/v (arXiv:2104.04473, section
+2.2).
 """
 
 from collections.abc import Callable
@@ -46,19 +48,19 @@ from nbtrain.planner.time.traffic import (
     trained_parameters,
 )
 
-# Fraction of tensor-parallel traffic that is hidden on request: asynchronous tensor parallelism hides 50-70 %
-# (Domino, arXiv:2409.15241).
+# Fraction of tensor-parallel traffic that overlaps with computation if overlap_tensor is on. Asynchronous
+# tensor parallelism hides 50-70 % (Domino, arXiv:2409.15241).
 OVERLAPPED_TENSOR = 0.6
-# FSDP on a nearly full device: the 16-bit blocks for which there has to be room, between 4.3 (70B on 64
-# A100-40GB, which is slow) and 4.8 (30B on 8 A100-80GB, which is not), and the rate of freeing memory and
-# allocating it again: 5 to 18 ms for each GB (llm-foundry, scripts/train/benchmarking/README.md).
+# On a nearly full device, FSDP frees and reallocates memory in every block. It needs room for this number of
+# 16-bit blocks to avoid that: between 4.3 (70B on 64 A100-40GB is slow) and 4.8 (30B on 8 A100-80GB is not).
+# Reallocating takes 5 to 18 ms per GB (llm-foundry, scripts/train/benchmarking/README.md).
 BLOCKS_AHEAD = 4.5
 REALLOCATED_BYTES_PER_SECOND = 140e9
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of one step by part: the fields add up to it."""
+    """Seconds of each part of a step. The fields add up to the step."""
 
     compute: float
     recompute: float
@@ -74,8 +76,9 @@ class StepTime:
 
     @property
     def bubble_fraction(self) -> float:
-        """Share of the stages' own time that a stage waits for other stages; sums over ranks are not
-        counted.
+        """Fraction of its time that a pipeline stage waits for other stages.
+
+        Data-parallel traffic, the optimizer's step and offloading are not part of that time.
         """
         return (
             self.bubble / (self.seconds - self.data - self.optimizer - self.offload) if self.bubble else 0.0
@@ -83,7 +86,7 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all parts together."""
+        """Seconds of the whole step: the sum of all parts."""
         return (
             self.compute
             + self.recompute
@@ -100,19 +103,20 @@ class StepTime:
 
 
 def estimate_step(setup: Setup, rates: Rates | None = None) -> StepTime | None:
-    """Estimate the seconds of one step; None if neither the device nor other rates are known."""
+    """Estimate the time of one step by part; return None without `rates` for an unknown device."""
     if rates is None:
         rates = rates_of_setup(setup)
     return step_of_size(setup, rates)(setup.global_batch_size) if rates is not None else None
 
 
 def step_of_size(setup: Setup, rates: Rates) -> Callable[[int], StepTime]:
-    """Return a function that estimates one step of the setup for a global batch size.
+    """Return a function that estimates a step of the setup for any global batch size.
 
-    What does not depend on the size is computed once: a ramp-up has a hundred sizes.
+    Parts that do not depend on the batch size are computed only once, because a ramp-up may have a hundred
+    batch sizes.
     """
     micro_batch: _MicroBatch | None = None
-    # Otherwise only the number of micro batches differs, and a hundred setups need not be made.
+    # If the size does not count, only the number of micro batches differs, and no new setup is needed.
     size_counts = rates.calibration is not None or habits_of(setup.engine).gathered_blocks
 
     def estimate_size(global_batch_size: int) -> StepTime:
@@ -131,46 +135,47 @@ def step_of_size(setup: Setup, rates: Rates) -> Callable[[int], StepTime]:
 
 
 class _MicroBatch(NamedTuple):
-    """The parts of a step that are the same for every number of micro batches, in seconds."""
+    """The parts of a step that do not depend on the number of micro batches, in seconds."""
 
     block: BlockTimes
     logits: float
     tensor_wait: float
-    """Wait of one block for tensor-parallel traffic."""
+    """Seconds that a block waits for tensor-parallel traffic."""
     sequence_wait: float
     chunks_wait: float
     idle: float
-    """Wait of one block for its kernels to be started."""
+    """Seconds that a block waits for its kernels to be launched."""
     slowest: float
-    """Blocks of the slowest stage, with its embeddings or output layer."""
+    """Seconds of the slowest pipeline stage for one micro batch, including the output layer."""
     whole: float
-    """Blocks of all stages, with embeddings and output layer."""
+    """Seconds of all stages for one micro batch, including the output layer."""
     boundary: float
-    """Traffic of the slowest boundary between two stages, one way."""
+    """Seconds to send an activation across the slowest boundary between two stages."""
     held: int
-    """Parameters of a rank."""
+    """Number of parameters on a rank, before ZeRO."""
     trained: int
     optimizer: float
     exchange: float
-    """Muon's traffic."""
+    """Seconds of Muon's traffic."""
     data: "_DataTraffic | None"
-    """Data-parallel traffic; None with one data-parallel rank."""
+    """Seconds of data-parallel traffic; None with one data-parallel rank."""
 
 
 class _DataTraffic(NamedTuple):
-    """Seconds of one collective of data parallelism and ZeRO, of each kind."""
+    """Seconds of each kind of collective in data parallelism and ZeRO."""
 
     each_micro_batch: bool
-    """Whether they run for each micro batch; else once a step."""
+    """Whether the collectives run for each micro batch; otherwise once per step."""
     gradients: float
     between_copies: float
     gather: float | None
-    """The weights; None without ZeRO."""
+    """Seconds to gather the weights; None without ZeRO."""
     forward: float
-    """ZeRO 3's gather before the forward pass, and so on."""
+    """Seconds to gather ZeRO 3's weights before the forward pass; `backward` is the same for the backward
+    pass."""
     backward: float
     waits: float
-    """A message's way around the ring, for each collective of each block under ZeRO 3."""
+    """Latency of all of ZeRO 3's collectives: one round of the ring for each collective of each block."""
 
 
 def _micro_batch(setup: Setup, rates: Rates) -> _MicroBatch:
@@ -188,7 +193,7 @@ def _micro_batch(setup: Setup, rates: Rates) -> _MicroBatch:
             tensor_wait += collective.times * collective.seconds(setup, rates) * shown
     if sent.context.ranks > 1:
         passed = sent.context.times * sent.context.seconds(setup, rates)
-        # A ring is hidden behind attention, which a gathering precedes.
+        # A ring overlaps with attention, whereas gathering must finish before attention starts.
         sequence_wait += passed if engine.gathers_keys else max(passed - 3.5 * block.attention, 0.0)
     if sent.ulysses.ranks > 1:
         pieces = number_of_chunks(setup)
@@ -198,7 +203,7 @@ def _micro_batch(setup: Setup, rates: Rates) -> _MicroBatch:
     if setup.fpdt_chunk_tokens:
         chunks_wait = chunk_seconds(setup, rates, attention_seconds(setup, engine, rates))
 
-    # Stages: blocks, ends, and the least time that starting kernels takes.
+    # Time of each stage: its blocks (at least the time to launch their kernels) and the output layer.
     launch = engine.launch_seconds * rates.host_times * (4 / 3 if setup.recompute == "full" else 1)
     busy = block.forward + block.backward + block.recompute + tensor_wait + sequence_wait + chunks_wait
     idle = max(launch - busy, 0.0)
@@ -206,7 +211,7 @@ def _micro_batch(setup: Setup, rates: Rates) -> _MicroBatch:
     costs[-1] += logits
     boundary = 0.0
     if stages > 1:
-        # The slowest boundary sets the pace: one between machines, if the stages are on several.
+        # The slowest boundary sets the pace. It is a boundary between machines if there are several.
         group = group_of(setup, rates, stages, setup.world_size // stages)
         boundary = boundary_bytes(setup) / group.bytes_per_second + group.latency_seconds
     trained = trained_parameters(setup)
@@ -254,7 +259,7 @@ def _step(setup: Setup, rates: Rates, one: _MicroBatch, micro_batches: int) -> S
 
 
 def forward_seconds(step: StepTime) -> float:
-    """Return the seconds of a forward pass over the batch, as in a validation: a third of the whole step."""
+    """Return the seconds of a forward pass over a batch, as in validation: a third of a step's work."""
     work = step.compute + step.tensor + step.sequence + step.chunks + step.bubble + step.pipeline
     return work / 3 + step.host
 
@@ -271,10 +276,10 @@ def _data_traffic(setup: Setup, rates: Rates) -> _DataTraffic | None:
     gather = slower * sent.weights.seconds(setup, rates)
     backward = 0.0
     if sent.weights_backward is not None:
-        # hpZ gathers inside a machine, so the network's share does not apply.
+        # hpZ gathers inside a machine, so zero_share, which is about the network, does not apply.
         reached = 1.0 if setup.hpz_size > 1 else slower
         backward = reached * sent.weights_backward.seconds(setup, rates)
-    # A ring passes through every rank, for each collective of each block.
+    # Each collective of each block passes through every rank of the ring.
     blocks = setup.shape.num_layers / setup.pipeline_parallel_size
     return _DataTraffic(
         sent.each_micro_batch,
@@ -288,17 +293,17 @@ def _data_traffic(setup: Setup, rates: Rates) -> _DataTraffic | None:
 
 
 def _slower(setup: Setup) -> float:
-    """Return the factor by which ZeRO's collectives on GPUs are slower than others of the same size."""
+    """Return the factor by which ZeRO's collectives on GPUs are slower than other collectives; 1 on CPUs."""
     return 1 / ENGINES[setup.engine].zero_share if setup.on_gpu else 1.0
 
 
 def _data_seconds(setup: Setup, sent: _DataTraffic | None, compute: float, micro_batches: int) -> float:
-    """Return the seconds of data-parallel and ZeRO traffic that is not hidden."""
+    """Return the seconds of data-parallel and ZeRO traffic that do not overlap with computation."""
     if sent is None:
         return 0.0
     engine = ENGINES[setup.engine]
     if not setup.on_gpu:
-        # Traffic and computation take turns on the same cores.
+        # On CPUs, traffic and computation use the same cores, so nothing overlaps.
         compute = 0.0
     if sent.gather is None:
         hidden = engine.hidden_data * compute * 2 / 3 / micro_batches
@@ -315,8 +320,10 @@ def _data_seconds(setup: Setup, sent: _DataTraffic | None, compute: float, micro
 
 
 def _reallocation_seconds(setup: Setup) -> float:
-    """Return the seconds of a micro batch in which FSDP's allocator returns memory to the device and takes it
-    again: three times for each block, if the device has no room for the blocks that are gathered ahead.
+    """Return the seconds per micro batch that FSDP spends on freeing and reallocating memory.
+
+    Without room for the blocks that are gathered ahead, torch's allocator does so three times per block. The
+    result is 0 with enough room, and for other programs.
     """
     if not habits_of(setup.engine).gathered_blocks or setup.device is None:
         return 0.0
@@ -329,10 +336,11 @@ def _reallocation_seconds(setup: Setup) -> float:
 
 
 def _offload_seconds(setup: Setup, rates: Rates, one: _MicroBatch, micro_batches: int) -> tuple[float, float]:
-    """Return the seconds of traffic with host memory and NVMe, and of the optimizer's step on the host.
+    """Return (seconds of traffic with host memory and NVMe, seconds of the optimizer's step on the host).
 
-    The optimizer's gradients go down and its weights come up once a step; the weights of ZeRO 3 come up for
-    each forward and backward pass. On NVMe fp32 masters and two moments, 12 bytes, are read and written too
+    With an offloaded optimizer, gradients are copied to the host and weights to the device once per step.
+    With offloaded weights, ZeRO 3 copies them to the device for each forward and backward pass. With NVMe,
+    the fp32 master copy and two moments (12 bytes per parameter) are also read and written
     (arXiv:2104.07857, section 5).
     """
     if setup.offload_optimizer == setup.offload_param == "none":

@@ -1,23 +1,26 @@
 """Bytes that ranks send to each other, and the time that this takes on their links.
 
-Bytes of one rank by kind, for P parameters on a rank with b bytes each, d data ranks, t tensor ranks:
+Bytes that one rank sends, for P parameters of b bytes per rank (s sequence, h hidden, n heads, g query
+groups, d head size, c context-parallel ranks):
 
-    data       all-reduce of the gradients: 2 P b; ZeRO 1 and 2: scatter P b, gather P b: the same
-    ZeRO 2     scatters at every micro batch
-    ZeRO 3     every micro batch gathers the weights twice and scatters the gradients once: 3 P b
-    ZeRO++     qwZ halves the first gather, hpZ keeps the second one inside a machine, qgZ sends 4 bits
-               a number if there are several machines
-    tensor     4 all-reduces of 2 s b h in each block, 6 with full recomputation; ranks that share groups of
-               queries gather query, key and value too, (n + 2 g) d, and scatter their gradients
-    context    keys and values of the whole sequence gathered and their gradients scattered, 2 s g d each; in
-               other programs passed around a ring c - 1 times, backward twice as much
+    data       the all-reduce of the gradients sends 2 P b; ZeRO 1 and 2 scatter gradients (P b) and gather
+               weights (P b), which is the same
+    ZeRO 2     scatters gradients in every micro batch
+    ZeRO 3     gathers the weights twice and scatters the gradients once in every micro batch: 3 P b
+    ZeRO++     qwZ halves the first gather, hpZ keeps the second gather inside a machine, qgZ sends gradients
+               in 4 bits if there are several machines
+    tensor     4 all-reduces of 2 s b h in each block, 6 with full recomputation. Ranks that share query
+    groups
+               also gather query, key and value, (n + 2 g) d, and scatter their gradients
+    context    keys and values of the whole sequence are gathered and their gradients scattered, 2 s g d each.
+               Other programs pass them around a ring c - 1 times, and twice as much in the backward pass
     Ulysses    8 all-to-alls in each block, of query, key, value and output
-    pipeline   2 s b h over each boundary, both ways, times the pieces of an interleaved stage
-    Muon       two all-to-alls of a rank's part of the blocks' matrices, in the products' format
+    pipeline   2 s b h over each boundary, both ways, times the number of model chunks per rank (interleaved)
+    Muon       two all-to-alls of a rank's shard of the blocks' matrices, in the format of matrix products
 
-A collective of S bytes over n ranks takes f (S + ramp) / bandwidth and a latency for each hop; f is 2 (n-1)/n
-for an all-reduce and (n-1)/n for the others (NVIDIA/nccl-tests doc/PERFORMANCE.md). Volumes: arXiv:1910.02054
-section 7, arXiv:1909.08053 section 3, arXiv:2306.10209, arXiv:2309.14509.
+A collective over n ranks with S bytes takes f (S + ramp) / bandwidth plus a latency for each hop. f is
+2 (n-1)/n for an all-reduce and (n-1)/n for the others (NVIDIA/nccl-tests doc/PERFORMANCE.md). The volumes are
+from arXiv:1910.02054 section 7, arXiv:1909.08053 section 3, arXiv:2306.10209 and arXiv:2309.14509.
 """
 
 from dataclasses import dataclass
@@ -30,13 +33,14 @@ from nbtrain.planner.time.rates import Rates
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 INT4_BYTES = 0.5
-# A tree's hops grow with the logarithm, and the hops of one bucket overlap the next bucket's traffic.
+# Maximum number of hops that count. In a tree, hops grow only with the logarithm of the ranks, and the hops
+# of one bucket overlap with the next bucket's traffic.
 _MOST_HOPS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Ranks of one collective, and the link between them."""
+    """The ranks of a collective, and the link between them."""
 
     size: int
     bytes_per_second: float
@@ -44,8 +48,9 @@ class Group:
     latency_seconds: float
 
     def seconds(self, message_bytes: float, factor: float = 1.0) -> float:
-        """Return the seconds of a collective over an array of these bytes; `factor` is 2 for an all-reduce,
-        else 1.
+        """Return the seconds of a collective over an array of `message_bytes` bytes.
+
+        `factor` is 2 for an all-reduce and 1 for every other collective.
         """
         if self.size <= 1 or not message_bytes:
             return 0.0
@@ -55,10 +60,10 @@ class Group:
 
 
 def group_of(setup: Setup, rates: Rates, size: int, stride: int) -> Group:
-    """Return a group of `size` ranks in which neighbours are `stride` ranks apart.
+    """Return a group of `size` ranks with consecutive members `stride` ranks apart, and its link.
 
-    Inside a machine the group has the devices' own link; else its ranks on a machine have their share of the
-    machine's network.
+    A group inside a machine uses the devices' own link. In a group across machines, the ranks on a machine
+    use their share of the machine's network.
     """
     inside, across = rates.inside, rates.across
     in_node = ranks_together(setup, rates, size, stride)
@@ -69,9 +74,9 @@ def group_of(setup: Setup, rates: Rates, size: int, stride: int) -> Group:
 
 
 def ranks_together(setup: Setup, rates: Rates, size: int, stride: int) -> int:
-    """Return how many of a group's `size` ranks share the devices' own link; `size` if all of them do.
+    """Return how many of a group's `size` ranks are connected by the devices' own link; `size` means all.
 
-    Neighbours in the group are `stride` ranks apart.
+    Consecutive members of the group are `stride` ranks apart.
     """
     per_node = max(setup.devices_per_node, 1)
     joined = max(per_node, rates.inside_devices) if rates.inside_devices > 8 else per_node
@@ -81,24 +86,24 @@ def ranks_together(setup: Setup, rates: Rates, size: int, stride: int) -> int:
 
 
 class Collective(NamedTuple):
-    """A collective operation of ranks that are `stride` ranks apart."""
+    """A collective operation over ranks that are `stride` ranks apart, and how often it runs."""
 
     ranks: int
     stride: int
     num_bytes: float
-    """Bytes of the array; in an all-to-all, the bytes that a rank has for all ranks."""
+    """Bytes of the array; in an all-to-all, the bytes that a rank holds for all ranks together."""
     factor: int = 1
-    """Number of times that the array is sent: 2 for an all-reduce, else 1."""
+    """Number of times that the array is sent: 2 for an all-reduce, 1 for other collectives."""
     times: float = 1
-    """Number of such operations in a block of a micro batch (BlockTraffic), or in a step (DataTraffic)."""
+    """Number of these operations per block and micro batch (BlockTraffic) or per step (DataTraffic)."""
 
     @property
     def sent_bytes(self) -> float:
-        """Bytes that one rank sends in all of them."""
+        """Bytes that one rank sends in all `times` operations."""
         return self.times * self.factor * (self.ranks - 1) / self.ranks * self.num_bytes
 
     def seconds(self, setup: Setup, rates: Rates) -> float:
-        """Return the seconds of one of them."""
+        """Return the seconds of a single operation."""
         return group_of(setup, rates, self.ranks, self.stride).seconds(self.num_bytes, self.factor)
 
 
@@ -108,16 +113,17 @@ class BlockTraffic(NamedTuple):
     sums: Collective
     """Sums of activations over tensor-parallel ranks."""
     shared_groups: Collective
-    """Gathers and scatters of query, key and value between tensor ranks that share groups of queries."""
+    """Gathers and scatters of query, key and value between tensor-parallel ranks that share query groups."""
     context: Collective
-    """Context parallelism: keys and values that are gathered, or passed around a ring."""
+    """Context parallelism's exchange of keys and values: gathered, or passed around a ring."""
     ulysses: Collective
-    """All-to-alls of Ulysses."""
+    """Ulysses' all-to-alls."""
 
 
 def block_traffic(setup: Setup) -> BlockTraffic:
-    """Return the collectives of one block in one micro batch; those that a layout lacks have one rank or no
-    bytes.
+    """Return the collectives of one block in one micro batch.
+
+    A collective that the layout does not need has one rank or zero bytes.
     """
     tensor, context = setup.tensor_parallel_size, setup.context_parallel_size
     element, full = DTYPE_BYTES[setup.dtype], setup.recompute == "full"
@@ -136,17 +142,16 @@ class DataTraffic(NamedTuple):
     """Collectives of data parallelism and ZeRO in one step."""
 
     gradients: Collective
-    """Sum of the gradients, or their scatter with ZeRO."""
+    """All-reduce of the gradients; with ZeRO, their reduce-scatter."""
     between_copies: Collective | None = None
-    """HYBRID_SHARD: sum of each shard of the gradients over the groups that hold it."""
+    """With HYBRID_SHARD, the sum of each gradient shard over the groups that hold it; else None."""
     weights: Collective | None = None
-    """ZeRO's gather of the weights: with ZeRO 3 before each forward pass, else after the step."""
+    """ZeRO's gather of the weights, before each forward pass (ZeRO 3) or after the step; else None."""
     weights_backward: Collective | None = None
-    """ZeRO 3's second gather, before the backward pass; a pipeline makes none."""
+    """ZeRO 3's second gather, before the backward pass; None for other stages and with a pipeline."""
     each_micro_batch: bool = False
-    """Whether gradients are scattered, and weights of ZeRO 3 gathered, for each micro batch; else once a
-    step.
-    """
+    """Whether gradients are scattered and ZeRO 3's weights gathered in each micro batch; otherwise once per
+    step."""
 
 
 def data_traffic(setup: Setup) -> DataTraffic | None:
@@ -159,7 +164,7 @@ def data_traffic(setup: Setup) -> DataTraffic | None:
     if zero == 0:
         return DataTraffic(Collective(data, tensor, gradient, 2))
     sharing, one_stage = setup.zero_size, setup.pipeline_parallel_size == 1
-    # A pipeline's programs gather and scatter once a step.
+    # With a pipeline, programs gather and scatter once per step.
     each = zero >= 2 and one_stage
     times = setup.accumulation_steps if each else 1
     copies = None
@@ -169,7 +174,7 @@ def data_traffic(setup: Setup) -> DataTraffic | None:
     gradients = Collective(sharing, tensor, gradient, times=times)
     if zero < 3:
         return DataTraffic(gradients, copies, Collective(sharing, tensor, weight), None, each)
-    # qwZ halves the first gather, and hpZ keeps the second one inside a machine.
+    # qwZ halves the first gather, and hpZ keeps the second gather inside a machine.
     first = Collective(sharing, tensor, weight, times=times * (0.5 if setup.quantized_weights else 1))
     near = setup.hpz_size if setup.hpz_size > 1 else sharing
     second = Collective(near, tensor, weight, times=times) if one_stage else None
@@ -177,12 +182,12 @@ def data_traffic(setup: Setup) -> DataTraffic | None:
 
 
 def muon_traffic(setup: Setup) -> Collective:
-    """Return the all-to-alls of a step of Muon, between ranks of a stage; without bytes with AdamW."""
+    """Return Muon's all-to-alls between the ranks of a stage in one step; they have zero bytes with AdamW."""
     return Collective(setup.muon_ranks, 1, muon_bytes(setup), times=2)
 
 
 def rank_parameters(setup: Setup) -> int:
-    """Return the parameters of the fullest model-parallel rank, before ZeRO partitions them."""
+    """Return the number of parameters on the fullest model-parallel rank, before ZeRO shards them."""
     layers, tensor = setup.layers_by_stage, setup.tensor_parallel_size
     last = len(layers) - 1
     if last == 0:
@@ -192,15 +197,15 @@ def rank_parameters(setup: Setup) -> int:
 
 
 def trained_parameters(setup: Setup) -> int:
-    """Return the number of a rank's parameters that the optimizer steps: all, or the adapters."""
+    """Return the number of a rank's parameters that the optimizer updates: all, or only the adapters."""
     return setup.adapter_parameters if setup.lora_rank else rank_parameters(setup)
 
 
 def gradient_element(setup: Setup) -> float:
-    """Return the bytes per gradient element that is sent to other data ranks.
+    """Return the bytes per gradient element that data-parallel ranks send.
 
-    DeepSpeed 0.19.8 quantizes gradients if there are several machines, whatever format it sends otherwise
-    (stage3.py, __avg_scatter_grads; comm/coalesced_collectives.py, all_to_all_quant_reduce).
+    With quantized gradients and several machines, DeepSpeed 0.19.8 sends 4 bits, whatever the communication
+    format is (stage3.py, __avg_scatter_grads; comm/coalesced_collectives.py, all_to_all_quant_reduce).
     """
     if setup.quantized_gradients and setup.nodes > 1:
         return INT4_BYTES
@@ -208,7 +213,7 @@ def gradient_element(setup: Setup) -> float:
 
 
 def shared_groups_bytes(setup: Setup) -> float:
-    """Return the bytes of query, key and value in a micro batch if tensor ranks share groups, else 0."""
+    """Return the bytes of a micro batch's query, key and value if tensor ranks share groups, else 0."""
     shape = setup.shape
     if shape.num_query_groups >= setup.tensor_parallel_size:
         return 0.0
@@ -217,10 +222,10 @@ def shared_groups_bytes(setup: Setup) -> float:
 
 
 def traded_bytes(setup: Setup) -> float:
-    """Return the mean bytes that a Ulysses rank sends in one of four all-to-alls: query, key, value, output.
+    """Return the bytes that a Ulysses rank exchanges in one all-to-all, as a mean.
 
-    Each tensor rank exchanges its own heads. Groups that the ranks do not divide are repeated
-    (parallel/query_groups.py).
+    There are four all-to-alls: for query, key, value and output. Each tensor-parallel rank exchanges its own
+    heads. Query groups that the ranks do not divide evenly are repeated (parallel/query_groups.py).
     """
     shape, query = setup.shape, setup.shape.query_width / setup.tensor_parallel_size
     keys = setup.attended_groups * shape.kv_channels
@@ -228,14 +233,14 @@ def traded_bytes(setup: Setup) -> float:
 
 
 def boundary_bytes(setup: Setup) -> float:
-    """Return the bytes of a micro batch that a rank sends to the next pipeline stage."""
+    """Return the bytes that a rank sends to the next pipeline stage for one micro batch."""
     sent = DTYPE_BYTES[setup.dtype] * setup.tokens_per_micro_batch * setup.shape.hidden_size
     is_cut = setup.sequence_parallel or ENGINES[setup.engine].scatters_pipeline
     return sent / setup.tensor_parallel_size if is_cut else sent
 
 
 def muon_bytes(setup: Setup) -> float:
-    """Return the bytes that one rank sends, and receives back, in a step of Muon; 0 with AdamW."""
+    """Return the bytes of matrices that a rank sends, and receives back, in a step of Muon; 0 with AdamW."""
     ranks = setup.muon_ranks
     if not setup.muon_steps or ranks == 1:
         return 0.0
@@ -245,7 +250,7 @@ def muon_bytes(setup: Setup) -> float:
 
 
 def ring_latency(setup: Setup, rates: Rates, size: int) -> float:
-    """Return the seconds of one small message around a ring of `size` ranks, node after node."""
+    """Return the seconds that one small message needs around a ring of `size` ranks, node by node."""
     across = min(setup.nodes, size)
     if across == 1:
         return (size - 1) * rates.inside.latency_seconds

@@ -461,7 +461,7 @@ FOUND = {
         "pods_have_time_to_save",
         "backend.shutdown_timeout_seconds",
         "shutdown_timeout_seconds(6) gives ranks 6 s to save when their pod is terminated, but a save takes "
-        "10 s (planned: 1.7 GiB of each node at 171.7 MiB/s). Kubernetes kills a pod 36 s after it asks the "
+        "10 s (planned: 1.7 GiB per node at 171.7 MiB/s). Kubernetes kills a pod 36 s after it asks the "
         "pod to stop (terminationGracePeriodSeconds).",
         "Set backend.shutdown_timeout_seconds: 20, which is 2 times the duration of a save.",
         "costs all steps since the previous checkpoint whenever a pod is terminated",
@@ -589,7 +589,7 @@ def test_pods_that_end_before_they_have_saved(workspace):
     beat.write(job.job.heartbeat(0))
     (measured,) = [one for one in plan(load("gpt-125m", ON_KUBERNETES)).findings if one.rule == rule]
     assert (
-        "a save takes 1 min 15 s (the longest that this run has measured). Kubernetes kills a pod 90 s"
+        "a save takes 1 min 15 s (the longest save that this run has measured). Kubernetes kills a pod 90 s"
         in (measured.message)
     )
     assert "shutdown_timeout_seconds: 150," in measured.fix

@@ -43,12 +43,12 @@ def ran(workspace, repository):
 
 
 def test_every_figure_says_predicted_measured_and_the_difference():
-    assert Comparison("step", 1.21, 1.1858).text == "predicted 1.21 s a step, measured 1.19 s: -2 %"
+    assert Comparison("step", 1.21, 1.1858).text == "predicted 1.21 s per step, measured 1.19 s: -2 %"
     assert Comparison("memory", 4 << 30, 5 << 30).text == (
-        "predicted 4.0 GiB, measured 5.0 GiB of rank 0: +25 %"
+        "predicted 4.0 GiB, measured 5.0 GiB on rank 0: +25 %"
     )
     assert Comparison("bubble", 0.2, 0.23).text == (
-        "predicted 20% of a step, measured 23% with transfers (rank 0): +3 points"
+        "predicted 20% of a step, measured 23% on rank 0 including transfers: +3 percentage points"
     )
 
 
@@ -100,7 +100,7 @@ def test_the_last_job_of_a_run_with_its_own_blocks_counts(ran, workspace):
     assert [one.name for one in made.compared] == ["step"]
     # A file with other blocks is another setup.
     code.write_text("def layer(config, index, parts):\n    return parts.attention()\n")
-    assert "this run's last job with other code; times" in plan(config).duration.basis
+    assert "this run's last job with different settings (code), times" in plan(config).duration.basis
 
 
 def other_than(kind, default):

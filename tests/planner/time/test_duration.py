@@ -237,7 +237,8 @@ def test_an_unknown_device_has_no_time():
     assert unknown.seconds is None and unknown.basis == "unknown: resources.gpu_type is not set"
     v100 = ["resources.gpu_type=V100-32GB", "precision.dtype=bf16"]
     assert (
-        estimate_duration(load("gpt-125m", v100, check=False)).basis == "unknown: V100-32GB has no bf16 peak"
+        estimate_duration(load("gpt-125m", v100, check=False)).basis
+        == "unknown: the device table has no bf16 peak for V100-32GB"
     )
 
 
@@ -316,7 +317,7 @@ def test_a_near_match_is_scaled_and_says_so():
     assert found.tokens_per_second == pytest.approx(50 * 256 * both[0] / both[1], rel=1e-6)
     ratio = both[0] / both[1]
     assert found.basis == (
-        "12,800 tokens/s, measured by this run's last job with other num_layers; times "
+        "12,800 tokens/s, measured by this run's last job with different settings (num_layers), times "
         f"{ratio:.3g}, the ratio of both setups' planned rates"
     )
 
@@ -325,7 +326,7 @@ def test_adapters_are_named_by_their_section():
     """A note about adapters names the section of the YAML, not the planner's internal fields."""
     finished(load("gpt3-tiny"))
     adapted = load("gpt3-tiny", {"lora.rank": 8, "init_from": "a-run"})
-    assert "this run's last job with other lora; times" in estimate_duration(adapted).basis
+    assert "this run's last job with different settings (lora), times" in estimate_duration(adapted).basis
 
 
 @pytest.mark.parametrize("key", ["machine", "setup"])

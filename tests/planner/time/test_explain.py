@@ -102,7 +102,9 @@ def test_the_formulas_of_a_gpus_products_and_sums_name_what_else_they_take():
     assert any(formula.endswith(", and the matrices at 1.73 TB/s)") for formula in formulas.values())
     assert formulas["tensor"].endswith(" 4 sums of 8.39 MB at 234 GB/s")
     hidden = {term.name: term.formula for term in explain(replace(setup("tensor"), overlap_tensor=True))}
-    assert hidden["tensor"].endswith(" 4 sums of 8.39 MB at 234 GB/s, 40% not hidden")
+    assert hidden["tensor"].endswith(
+        " 4 sums of 8.39 MB at 234 GB/s, of which 40% does not overlap with computation"
+    )
 
 
 def test_40b_on_two_nodes_sends_120_gigabytes_a_node():
@@ -129,7 +131,7 @@ def test_hybrid_shards_send_less_of_the_weights_and_sum_their_gradients_between_
     one = 7 / 8 * (2 * 2 + 4) * PARAMETERS + 2 * 1 / 2 * 4 * PARAMETERS / 8
     assert sent.value == pytest.approx(2 * one, rel=1e-12)
     assert sent.formula.startswith("7/8 x 2 x (2 gathers x ")
-    assert sent.formula.endswith(" bytes between copies")
+    assert sent.formula.endswith(" bytes between replicas")
 
 
 def test_lora_sends_the_adapters_alone():

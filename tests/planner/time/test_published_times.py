@@ -53,11 +53,11 @@ def test_the_published_time_stands_beside_the_plan_with_the_reason():
     assert found.published.planned_seconds == pytest.approx(8 * HOUR, rel=0.02)
     words = found.sections()["Time"]["upstream"]
     assert words.startswith("about 8 h on 1 A100 PCIe 40GB (t9k/examples, deepspeed/megatron-gpt, README.md)")
-    assert "planned at 8.0 h on A100-40GB" in words
-    assert "move each byte of activations 22 times in a step, nbtrain's 7 times" in words
+    assert "is 8.0 h on A100-40GB" in words
+    assert "move each byte of activations 22 times per step (nbtrain's kernels: 7 times)" in words
     assert "steps 7.6 h instead of 5.1 h" in words
-    assert "and training waits for its checkpoints" in words and "instead of 13 s" in words
-    assert words.endswith("nbtrain is planned at 6.1 h on A100-PCIe-40GB")
+    assert "and training waits while it writes checkpoints" in words and "instead of 13 s" in words
+    assert words.endswith("nbtrain on A100-PCIe-40GB is 6.1 h")
     assert words in str(found)
     assert "about 8 h on 1 A100 PCIe 40GB" in found._repr_html_()
     entry = json.loads(json.dumps(found.to_dict()["published"]))
@@ -66,7 +66,7 @@ def test_the_published_time_stands_beside_the_plan_with_the_reason():
 
 def test_a_time_that_its_file_cannot_have_is_explained():
     words = plan(load("gpt-1-3b-4xdp-4xpp"), use_measured=False).sections()["Time"]["upstream"]
-    assert "requests ZeRO 2 with a pipeline, which DeepSpeed refuses" in words
+    assert "requests ZeRO 2 with a pipeline, which DeepSpeed rejects" in words
     blank = plan(load("gpt-13b-4xdp-4xpp"), use_measured=False).sections()["Time"]["upstream"]
     assert blank.startswith("no time is published for 16 A100 80GB")
 

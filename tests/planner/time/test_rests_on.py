@@ -31,13 +31,13 @@ def test_the_measurement_is_the_one_on_the_page():
 @pytest.mark.parametrize(
     ("run", "overrides", "kind", "words"),
     [
-        ("gpt-125m", ["resources.gpu_type=H200"], "one step", "0.344 s a step (docs/evidence/gpu.md)"),
+        ("gpt-125m", ["resources.gpu_type=H200"], "one step", "0.344 s per step (docs/evidence/gpu.md)"),
         ("gpt-125m-2xdp", ["resources.gpu_type=H200"], "one step", "has not been measured on several H200"),
         (
             "gpt-125m",
             [],
             "scaled step",
-            "nbtrain has not been measured on A100-40GB: scaled by its datasheet",
+            "nbtrain has not been measured on A100-40GB, so this step was scaled by the datasheets",
         ),
         ("gpt-125m", ["resources.gpu_type=MI300X"], "scaled step", "has not been measured on MI300X"),
         ("gpt-tiny", [], "cpu benchmarks", "gpt3-tiny and a 14M model on 2 cores"),

@@ -442,7 +442,7 @@ def test_a_machine_with_more_devices_has_more_network_cards():
     )
     assert usual and twice
     assert twice.across.bytes_per_second == 2 * usual.across.bytes_per_second
-    assert usual.network.startswith("assumed for a usual machine with V100-32GB: 400 Gb/s")
+    assert usual.network.startswith("assumed for a typical machine with V100-32GB: 400 Gb/s")
     assert twice.network.startswith("assumed for a machine with 16 V100-32GB: 800 Gb/s")
 
 
@@ -546,7 +546,7 @@ def test_ranks_that_share_groups_gather_what_they_computed():
     [term] = [
         one
         for one in traffic(setup(shape=shape, tensor_parallel_size=4))
-        if one.name == "traffic / shared groups of queries"
+        if one.name == "traffic / shared query groups"
     ]
     assert term.value == 4 * 8 * 2 * 3 / 4 * packed
 

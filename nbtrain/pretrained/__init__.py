@@ -1,1 +1,1 @@
-"""Model folders in Hugging Face's format: their contents, mapped to our fields and parameters."""
+"""Model folders in Hugging Face's format: their contents, mapped to nbtrain's fields and parameters."""

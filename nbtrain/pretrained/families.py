@@ -1,15 +1,15 @@
-"""Families of models that are read and written, and the fields of our `model` section from their config.json.
+"""The supported model families, and how their config.json maps to the fields of nbtrain's `model` section.
 
     family    model_type   architecture
     GPT-2     gpt2         learned positions, LayerNorm, GELU, biases
-    Llama     llama        rotary positions, RMSNorm, SwiGLU, no biases by default; SmolLM, SmolLM2
+    Llama     llama        rotary positions, RMSNorm, SwiGLU, no biases by default (also SmolLM and SmolLM2)
     Mistral   mistral      like Llama, with a sliding window
-    Qwen2     qwen2        like Llama, with biases of query, key and value
-    Qwen3     qwen3        like Llama, with norms of query and key
+    Qwen2     qwen2        like Llama, with biases for query, key and value
+    Qwen3     qwen3        like Llama, with query and key norms
     SmolLM3   smollm3      like Llama, with some layers without rotary positions
 
-Missing keys have the defaults of the configuration classes in transformers 5.23. A value is checked when it
-is read (Keys); the error for an invalid one names its key.
+Missing keys have the defaults of the configuration classes in transformers 5.23. Each value is checked when
+it is read (Keys), and the error for an invalid value names its key.
 """
 
 import math
@@ -25,12 +25,12 @@ from nbtrain.base.workspace import display
 from nbtrain.config.sections.fields import MOST_LAYERS
 from nbtrain.pretrained.tensors import Sizes, TensorMap, gpt2_tensors, llama_tensors
 
-# Default of sliding_window in the configuration classes.
+# Default of sliding_window in transformers' configuration classes.
 WINDOW = 4096
 LAYER_TYPES = ("full_attention", "sliding_attention")
-# Keys that mark quantized weights: transformers', MLX's, and an earlier one of compressed-tensors.
+# Keys that mark quantized weights: of transformers, of MLX, and of earlier versions of compressed-tensors.
 QUANTIZED = ("quantization_config", "quantization", "compression_config")
-# Keys of rope_parameters and rope_scaling that are read, of any kind and of each; others are refused.
+# Supported keys in rope_parameters and rope_scaling: ROPE_KEYS for every kind, SCALING_KEYS for one kind.
 ROPE_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
 SCALING_KEYS = {
     "default": (),
@@ -41,12 +41,12 @@ SCALING_KEYS = {
         *("mscale", "mscale_all_dim"),
     ),
 }
-# {key: the value with which it changes nothing}
+# {unsupported key: value with which it has no effect}
 WITHOUT_EFFECT = {"attn_factor": 1, "extrapolation_factor": 1, "finetuned": True, "factor": 1}
 
 
 class Keys:
-    """A config.json or an object in it; `place` refers to it in messages."""
+    """A config.json, or an object in it, whose values are checked when they are read."""
 
     def __init__(self, values: Mapping[str, Any], path: Path, inside: str = ""):
         self.values = values
@@ -54,11 +54,11 @@ class Keys:
         self.inside = inside
 
     def __contains__(self, key: str) -> bool:
-        """Return whether a key has a value that is not null."""
+        """Return whether a key exists and is not null."""
         return self.values.get(key) is not None
 
     def integer(self, key: str, default: int | None = None, least: int = 1, most: int | None = None) -> int:
-        """Return an integer of at least `least` and at most `most`."""
+        """Return an integer from `least` to `most`, or `default` if the key is missing or null."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.refused(key, f"must be a whole number of at least {least}")
@@ -67,13 +67,13 @@ class Keys:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return a number of at least 0."""
+        """Return a number of at least 0, or `default` if the key is missing or null."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
             raise self.refused(key, "must be a number of at least 0")
-        # JSON has whole numbers of any length.
+        # JSON allows whole numbers of any length.
         if value > sys.float_info.max:
-            raise self.refused(key, f"is above {sys.float_info.max:.1e}, the largest number that is read")
+            raise self.refused(key, f"must be at most {sys.float_info.max:.1e}")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -89,19 +89,19 @@ class Keys:
         return value
 
     def object(self, key: str) -> "Keys":
-        """Return the object under a key; an empty one if the key is missing."""
+        """Return the object under a key; an empty object if the key is missing or null."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, dict):
             raise self.refused(key, "must be an object")
         return Keys(value or {}, self.path, f"{self.inside}{key}.")
 
     def must_be(self, key: str, allowed: Any, default: Any, why: str) -> None:
-        """Raise CheckpointError unless a key has the only value that our model supports."""
+        """Raise CheckpointError unless a key has the only supported value."""
         if self.values.get(key, default) not in (allowed, None):
             raise self.refused(key, why)
 
     def refused(self, key: str, rule: str) -> CheckpointError:
-        """Return the error for a value, with its place, the value and `rule`."""
+        """Return the error for a value, which names the file, the key, the value and `rule`."""
         found = shortened(repr(self.values.get(key)))
         return CheckpointError(f"{display(self.path)}: {self.inside}{key} = {found}: {rule}.")
 
@@ -110,80 +110,82 @@ class Keys:
         if value is None:
             value = default
         if value is None:
-            raise CheckpointError(f"{display(self.path)}: has no {self.inside}{key}, which the model needs.")
+            raise CheckpointError(f"{display(self.path)}: {self.inside}{key} is missing, but required.")
         return value
 
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models."""
+    """A family of models, with the defaults of its config.json."""
 
     model_type: str
     title: str
     class_name: str
-    """Class of transformers that config.json mentions."""
+    """Class in transformers, as named in config.json."""
     tensors: Callable[[Sizes], TensorMap]
     read: Callable[["Family", Keys], "Described"]
     is_tied: bool = False
-    """Default of tie_word_embeddings; the following fields are defaults too."""
+    """Default of tie_word_embeddings."""
     rotary_base: float = 10_000.0
+    """Default of rope_theta."""
     has_head_dim: bool = False
+    """Whether config.json has the key head_dim."""
     head_dim: int | None = None
-    """Size of a head; None for hidden_size / num_attention_heads."""
+    """Default of head_dim; None means hidden_size / num_attention_heads."""
     kv_heads: int | None = None
-    """Default of num_key_value_heads. None, or a null in the file, means num_attention_heads."""
+    """Default of num_key_value_heads. None (or null in the file) means num_attention_heads."""
     has_attention_bias: bool = False
-    """Whether config.json has a key for biases."""
+    """Whether config.json has the keys attention_bias and mlp_bias."""
     qkv_bias: bool = False
     """Whether query, key and value always have a bias, and no other layer has one."""
     qk_norm: bool = False
     windows: str = ""
-    """Layers that may have a sliding window: "all", "some" (layer_types) or "" for none."""
+    """Layers that may have a sliding window: "all", "some" (chosen by layer_types), or "" for no layer."""
     has_no_rope_layers: bool = False
 
     @property
     def architecture(self) -> str:
-        """Return the name of the family in our schema."""
+        """Name of the family in model.architecture."""
         return "gpt3" if self.model_type == "gpt2" else self.model_type
 
 
 @dataclass(frozen=True)
 class Described:
-    """The settings of a config.json."""
+    """The model that a config.json describes."""
 
     family: Family | None
     """Family of the model; None for a consolidated file with nbtrain's own names."""
     fields: dict[str, Any]
-    """Fields of our `model` section."""
+    """Fields of nbtrain's `model` section."""
     vocab_size: int
-    """Rows of the word embedding."""
+    """Number of rows in the word embedding."""
     positions: int
-    """Number of positions for which the model was trained."""
+    """Maximum sequence length for which the model was trained."""
     notes: list[str] = field(default_factory=list)
-    """Keys that are read but have no effect here."""
+    """Sentences about keys that nbtrain interprets differently or ignores."""
 
 
 def describe(config: dict[str, Any], path: Path) -> Described:
-    """Read the model settings of a config.json. Raises CheckpointError, with the key, for unsupported
-    values.
+    """Return the model that a config.json describes.
+
+    Raises CheckpointError, which names the key, for an unsupported value.
     """
     keys = Keys(config, path)
     kind = keys.text("model_type")
     family = FAMILIES.get(kind)
     if family is None:
         known = ", ".join(FAMILIES)
-        code = " The folder contains code, which is not run." if config.get("auto_map") else ""
+        code = " The code in the folder is not run." if config.get("auto_map") else ""
         raise CheckpointError(
-            f"{display(path)}: model_type = {shortened(kind)}: is not a supported architecture; these are "
-            f"{known}.{code}"
+            f"{display(path)}: model_type = {shortened(kind)} is not supported. Supported are {known}.{code}"
         )
     for key in QUANTIZED:
         if config.get(key):
-            raise keys.refused(key, "quantized weights are not read; get the model in bf16 or fp32")
+            raise keys.refused(key, "quantized weights are not supported; get the model in bf16 or fp32")
     found = family.read(family, keys)
     if "auto_map" in config:
         found.notes.append(
-            "auto_map: code in the folder is not run; nbtrain supports the architecture itself."
+            "auto_map: the code in the folder is not run, because nbtrain supports this architecture itself."
         )
     return found
 
@@ -207,8 +209,8 @@ def _read_gpt2(family: Family, keys: Keys) -> Described:
     notes = []
     if keys.number("embd_pdrop", 0.1) != dropout:
         notes.append(
-            f"embd_pdrop = {keys.number('embd_pdrop', 0.1):g} and resid_pdrop = {dropout:g}: nbtrain has a "
-            f"single dropout, hidden_dropout, which is set to resid_pdrop."
+            f"embd_pdrop = {keys.number('embd_pdrop', 0.1):g} and resid_pdrop = {dropout:g} differ, but "
+            "nbtrain has a single setting for both, hidden_dropout, which is set to resid_pdrop."
         )
     fields = {
         "architecture": family.architecture,
@@ -234,7 +236,7 @@ def _read_llama(family: Family, keys: Keys) -> Described:
     is_missing = "num_key_value_heads" not in keys.values
     groups = keys.integer("num_key_value_heads", (family.kv_heads if is_missing else None) or heads)
     if heads % groups:
-        means = f"is {groups} without the key in a {family.title}, and " if is_missing else ""
+        means = f"the default for {family.title} models is {groups}, which " if is_missing else ""
         raise keys.refused("num_key_value_heads", f"{means}must divide num_attention_heads = {heads}")
     head_size = hidden // heads
     if family.has_head_dim:
@@ -242,7 +244,7 @@ def _read_llama(family: Family, keys: Keys) -> Described:
     elif hidden % heads:
         raise keys.refused("num_attention_heads", f"must divide hidden_size = {hidden}")
     _one_of(keys, "hidden_act", ("silu", "swish"), "silu", "silu, the gate of SwiGLU")
-    # Bounded first: what follows may make a list of them.
+    # The number of layers is limited first, because the code below creates lists of this length.
     layers = keys.integer("num_hidden_layers", most=MOST_LAYERS)
     positions = keys.integer("max_position_embeddings")
     fields: dict[str, Any] = {
@@ -280,7 +282,7 @@ def _biases(family: Family, keys: Keys) -> bool:
     if attention != mlp:
         raise keys.refused(
             "attention_bias",
-            f"with mlp_bias = {str(mlp).lower()}: here either all linear layers have biases or none",
+            f"must equal mlp_bias = {str(mlp).lower()}, because nbtrain has one setting for both",
         )
     return attention
 
@@ -292,12 +294,12 @@ def _rope(family: Family, keys: Keys, positions: int) -> dict[str, Any]:
         if nested := next((key for key, value in place.values.items() if isinstance(value, dict)), None):
             raise place.refused(
                 nested,
-                "applies to one type of layers, but nbtrain has the same rotary positions in all layers",
+                "applies to one type of layer, but nbtrain uses the same rotary positions in all layers",
             )
     for place in (keys, new, old):
         if place.number("partial_rotary_factor", 1.0) != 1.0:
             raise place.refused(
-                "partial_rotary_factor", "nbtrain rotates whole heads in models of this family"
+                "partial_rotary_factor", "must be 1, because nbtrain rotates whole heads in this family"
             )
     base = keys.number("rope_theta", family.rotary_base)
     found = [
@@ -306,28 +308,28 @@ def _rope(family: Family, keys: Keys, positions: int) -> dict[str, Any]:
         if place.values
     ]
     if found[1:] and found[0] != found[1]:
-        # In this case transformers 5 uses only rope_scaling; readers of rope_parameters do not.
+        # In this case, transformers 5 uses only rope_scaling, but other programs use rope_parameters.
         raise keys.refused(
             "rope_scaling",
-            "gives different angles from rope_parameters, and programs differ in which one they use; keep "
-            "the one that the model was trained with",
+            "gives other rotary angles than rope_parameters, and programs differ in which key they use; "
+            "keep only the key that the model was trained with",
         )
     return found[0] if found else {"rotary_base": base, "rope_scaling": None}
 
 
 def _scaling(place: Keys, top: Keys, positions: int) -> dict[str, Any] | None:
     """Return the fields of model.rope_scaling; None without scaling. `top` is the whole config.json."""
-    # The earlier form called it `type`.
+    # In older files, the key is `type`.
     called = "rope_type" if "rope_type" in place else "type"
     kind = place.text(called, "default")
     if kind not in SCALING_KEYS:
         raise place.refused(
-            called, "is a kind of rotary positions that is not supported; linear, llama3 and yarn are"
+            called, "this kind of rotary scaling is not supported; supported are linear, llama3 and yarn"
         )
     for key, value in place.values.items():
         if key not in (*ROPE_KEYS, *SCALING_KEYS[kind]) and value not in (None, WITHOUT_EFFECT.get(key)):
-            # Readers differ in whether they know it: attn_factor of yarn is vLLM's and llama.cpp's.
-            raise place.refused(key, f"is not supported for rotary positions of the kind {kind}")
+            # Programs differ in whether they support a key: only vLLM and llama.cpp read yarn's attn_factor.
+            raise place.refused(key, f"this key is not supported for {kind} rotary scaling")
     if kind == "default":
         return None
     factor = place.number("factor")
@@ -341,13 +343,13 @@ def _scaling(place: Keys, top: Keys, positions: int) -> dict[str, Any] | None:
         for key in ("mscale", "mscale_all_dim"):
             if key in place:
                 raise place.refused(
-                    key, "yarn does not support such a factor; queries and keys get 0.1 ln(factor) + 1"
+                    key, "is not supported for yarn; queries and keys are scaled by 0.1 ln(factor) + 1"
                 )
         usual = 0.1 * math.log(factor) + 1.0
         if not math.isclose(place.number("attention_factor", usual), usual, rel_tol=1e-6):
-            raise place.refused("attention_factor", f"must be 0.1 ln(factor) + 1 = {usual:.6g} here")
-        place.must_be("truncate", True, True, "the ramp's bounds are rounded to whole pairs here")
-        # As transformers does without the key.
+            raise place.refused("attention_factor", f"must be 0.1 ln(factor) + 1 = {usual:.6g}")
+        place.must_be("truncate", True, True, "must be true, because nbtrain rounds the ramp's bounds")
+        # transformers uses the same defaults for missing keys.
         found |= {
             "original_max_position_embeddings": _earlier_length(place, top, positions),
             "beta_fast": place.number("beta_fast", 32.0),
@@ -357,8 +359,9 @@ def _scaling(place: Keys, top: Keys, positions: int) -> dict[str, Any] | None:
 
 
 def _earlier_length(place: Keys, top: Keys, default: int | None = None) -> int:
-    """Return original_max_position_embeddings from `place` or from the top level, which transformers
-    prefers.
+    """Return original_max_position_embeddings from `place` or from the top level.
+
+    Raises CheckpointError if both exist and differ, because programs differ in which key they use.
     """
     key = "original_max_position_embeddings"
     if key not in top:
@@ -367,14 +370,14 @@ def _earlier_length(place: Keys, top: Keys, default: int | None = None) -> int:
     if (inside := place.integer(key, length)) != length:
         raise top.refused(
             key,
-            f"differs from {place.inside}{key} = {inside}, and programs differ in which one they "
-            f"use; keep the one that the model was trained with",
+            f"differs from {place.inside}{key} = {inside}, and programs differ in which key they use; keep "
+            "only the key that the model was trained with",
         )
     return length
 
 
 def _windows(family: Family, keys: Keys, layers: int) -> dict[str, Any]:
-    """Return window_size, and the field that says which layers have a window."""
+    """Return window_size, and window_attn_skip_freq, which says which layers have the sliding window."""
     none = {"window_size": None, "window_attn_skip_freq": None}
     # A missing key means the default window, and null means no window.
     says_none = "sliding_window" in keys.values and "sliding_window" not in keys
@@ -386,8 +389,10 @@ def _windows(family: Family, keys: Keys, layers: int) -> dict[str, Any]:
     if kinds is not None and (
         not isinstance(kinds, list) or len(kinds) != layers or any(kind not in LAYER_TYPES for kind in kinds)
     ):
-        raise keys.refused("layer_types", f"must name {' or '.join(LAYER_TYPES)} for each of {layers} layers")
-    # SmolLM3's window has no default.
+        raise keys.refused(
+            "layer_types", f"must be a list with {' or '.join(LAYER_TYPES)} for each of {layers} layers"
+        )
+    # SmolLM3 has no default for sliding_window.
     has_window = keys.flag("use_sliding_window", False) and (
         "sliding_window" in keys if family.has_no_rope_layers else not says_none
     )
@@ -395,7 +400,7 @@ def _windows(family: Family, keys: Keys, layers: int) -> dict[str, Any]:
         if kinds is not None and "sliding_attention" in kinds:
             raise keys.refused(
                 "layer_types",
-                "selects windows, which need use_sliding_window and sliding_window",
+                "selects sliding windows, which also need use_sliding_window: true and sliding_window",
             )
         return none
     if kinds is None:
@@ -414,7 +419,7 @@ def _windows(family: Family, keys: Keys, layers: int) -> dict[str, Any]:
 
 
 def _layers_without_rope(keys: Keys, layers: int) -> int | list[int] | None:
-    """Return no_rope_freq. In no_rope_layers, a 1 stands for a layer with rotary positions."""
+    """Return no_rope_freq. In the file's no_rope_layers, a 1 means a layer with rotary positions."""
     flags = keys.values.get("no_rope_layers")
     if flags is None:
         interval = keys.integer("no_rope_layer_interval", 4)
@@ -424,7 +429,7 @@ def _layers_without_rope(keys: Keys, layers: int) -> int | list[int] | None:
         or len(flags) < layers
         or not all(isinstance(flag, int) and flag in (0, 1) for flag in flags)
     ):
-        raise keys.refused("no_rope_layers", f"must be a list with a 0 or a 1 for each of {layers} layers")
+        raise keys.refused("no_rope_layers", f"must be a list with 0 or 1 for each of {layers} layers")
     without = [1 - int(flag) for flag in flags[:layers]]
     return without if any(without) else None
 
@@ -438,7 +443,7 @@ def no_rope_pattern(frequency: int | list[int] | None, layers: int) -> list[int]
 
 def _one_of(keys: Keys, key: str, allowed: tuple[str, ...], default: str, words: str) -> None:
     if keys.text(key, default) not in allowed:
-        raise keys.refused(key, f"a model of this kind must have {words}")
+        raise keys.refused(key, f"models of this family must have {words}")
 
 
 def _like_llama(model_type: str, title: str, **kinds: Any) -> Family:

@@ -1,14 +1,14 @@
-"""A model's folder: config.json, and the tensors of its safetensors files, found by reading their headers.
+"""A model folder: config.json, and the tensors in its safetensors files, found by reading their headers.
 
     config.json                                     the model's architecture
-    model.safetensors                               its tensors in one file, or
-    model.safetensors.index.json                    the file of each tensor, if there are
+    model.safetensors                               all tensors in one file, or
+    model.safetensors.index.json                    an index that maps each tensor to one of
     model-00001-of-00005.safetensors, ...           several files
-    generation_config.json                          ids that begin and end a text (may be missing)
+    generation_config.json                          ids that begin and end a text (optional)
 
-A single file with nbtrain's own names, as written by `nbtrain export --to consolidated`, can be opened too;
-its metadata replaces config.json. Nothing is unpickled, and no code from a folder is run. A folder that holds
-no model is recognized (what_it_is): adapters, shards of DeepSpeed or FSDP, a trainer's output.
+A single file with nbtrain's own names, as written by `nbtrain export --to consolidated`, can be opened too.
+Its metadata replaces config.json. Nothing is unpickled, and no code from a folder is run. Some folders that
+do not contain a model are recognized (what_it_is): adapters, DeepSpeed or FSDP shards, a Trainer's output.
 """
 
 import hashlib
@@ -34,11 +34,11 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SUFFIX = ".safetensors"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-# A file that peft sometimes writes next to a model's config.json.
+# peft sometimes writes this file next to a model's config.json.
 PEFT_WEIGHTS = "adapter_model.safetensors"
-# Limit of a file's name on Linux (NAME_MAX).
+# Maximum length of a file name on Linux (NAME_MAX).
 MOST_NAME_BYTES = 255
-# The key of a consolidated file's metadata that describes the model.
+# Key in a consolidated file's metadata under which the model is described.
 OWN = "nbtrain"
 
 PEFT_SETTINGS = "adapter_config.json"
@@ -46,24 +46,24 @@ ZERO_3_FILE = re.compile(r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt")
 DEEPSPEED = re.compile(
     r"(bf16_|fp16_)?zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt|mp_rank_\d+_model_states\.pt"
 )
-# As verl and others name them: model_world_size_8_rank_0.pt.
+# Files such as model_world_size_8_rank_0.pt, which verl and other programs write.
 RANK_OF_FSDP = re.compile(r"world_size_\d+_rank_\d+\.pt$")
 STEP = re.compile(r"global_step\d{1,18}")
 CHECKPOINT = re.compile(r"checkpoint-\d{1,18}")
-# {ending: program that writes weights with this ending}
+# {file suffix: program that writes weights with this suffix}
 OTHER_WEIGHTS = {".gguf": "llama.cpp (GGUF)", ".h5": "TensorFlow", ".msgpack": "Flax", ".onnx": "ONNX"}
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """The contents of a model's folder, or of one consolidated file."""
+    """The contents of a model folder, or of one consolidated file."""
 
     path: Path
     config: dict[str, Any]
-    """Contents of config.json, or of the metadata of a consolidated file."""
+    """Contents of config.json, or of a consolidated file's metadata."""
     tensors: Mapping[str, Tensor]
     is_own: bool = False
-    """Whether it is a consolidated file with nbtrain's own names."""
+    """Whether `path` is a consolidated file with nbtrain's own names."""
     generation_config: dict[str, Any] = field(default_factory=dict)
     headers: tuple[Header, ...] = ()
     index: bytes = b""
@@ -78,7 +78,7 @@ class ModelFolder:
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of config.json, the index and all file headers: names, formats and offsets of tensors."""
+        """SHA-256 over config.json, the index and the headers: names, formats and offsets of all tensors."""
         digest = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
         digest.update(self.index)
         for header in self.headers:
@@ -87,26 +87,27 @@ class ModelFolder:
 
 
 def open_folder(path: Path) -> ModelFolder:
-    """Open a folder or a consolidated file. Raises CheckpointError with a one-sentence reason if it cannot be
-    used.
+    """Open a model folder or a consolidated file.
+
+    Raises CheckpointError, with the reason and what to do, if it cannot be used.
     """
     if path.is_file() and path.suffix == SUFFIX:
         return _open_consolidated(path)
     if path.is_file():
         raise CheckpointError(
-            f"{display(path)}: is a file. Give the folder that holds {CONFIG} and the safetensors files, or "
-            f"a {SUFFIX} that `nbtrain export --to consolidated` has written."
+            f"{display(path)} is a file. Pass the folder with {CONFIG} and the safetensors files, or a "
+            f"{SUFFIX} file that `nbtrain export --to consolidated` has written."
         )
     if not path.is_dir():
         raise CheckpointError(
-            f"{display(path)}: no such folder. Give one with {CONFIG} and safetensors files."
+            f"{display(path)}: no such folder. Pass a folder with {CONFIG} and safetensors files."
         )
     if not (path / CONFIG).is_file():
         if (what := what_it_is(path)) is not None:
-            raise CheckpointError(f"{display(path)}: is {what}")
+            raise CheckpointError(f"{display(path)} is {what}")
         raise CheckpointError(
-            f"{display(path)}: has no {CONFIG}, which describes the model. Give a folder that "
-            "`save_pretrained` of transformers has written."
+            f"{display(path)} has no {CONFIG}, which describes the model. Pass a folder that transformers' "
+            "`save_pretrained` has written."
         )
     config = _read_object(path / CONFIG)
     generation = path / GENERATION_CONFIG
@@ -124,8 +125,9 @@ def _open_consolidated(path: Path) -> ModelFolder:
         described = json.loads(header.metadata[OWN])
     except (KeyError, ValueError, TypeError, RecursionError):
         raise CheckpointError(
-            f"{display(path)}: its metadata does not describe the model. Give the folder with its {CONFIG}; "
-            "single files are read only if `nbtrain export --to consolidated` wrote them."
+            f"{display(path)}: the file's metadata does not describe the model. Pass the folder with the "
+            f"model's {CONFIG}. A single file can be used only if `nbtrain export --to consolidated` wrote "
+            "it."
         ) from None
     return ModelFolder(path, described, header.tensors, True, {}, (header,))
 
@@ -138,71 +140,78 @@ def _single_file(path: Path) -> Path:
     if len(files) == 1:
         return files[0]
     if not files and (what := what_it_is(path)) is not None:
-        raise CheckpointError(f"{display(path)}: is {what}")
+        raise CheckpointError(f"{display(path)} is {what}")
     if files:
         raise CheckpointError(
-            f"{display(path)}: holds {len(files)} safetensors files ({files[0].name}, ...) and no {INDEX}, "
-            f"so some may be missing. Download the folder again."
+            f"{display(path)} contains {len(files)} safetensors files ({files[0].name}, ...) but no {INDEX}, "
+            "so files may be missing. Download the folder again."
         )
     if pickles := sorted(one.name for pattern in PICKLES for one in path.glob(pattern)):
         raise CheckpointError(
-            f"{display(path)}: holds its weights as a pickle ({pickles[0]}), which can run code when it is "
-            "loaded and is therefore not read. Get the safetensors files of the model, or convert it where "
-            "you trust it: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) of transformers."
+            f"{display(path)}: the weights are in a pickle ({pickles[0]}), which can run code when it is "
+            "loaded, so nbtrain does not read it. Get the model's safetensors files, or, if you trust the "
+            "pickle, convert it with transformers: "
+            "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)."
         )
-    raise CheckpointError(f"{display(path)}: contains no safetensors files. Download the folder again.")
+    raise CheckpointError(f"{display(path)} contains no safetensors files. Download the folder again.")
 
 
 def _open_shards(path: Path) -> tuple[dict[str, Tensor], tuple[Header, ...], bytes]:
-    """Open all tensors of an index. Raises CheckpointError if the index and the files contradict each
-    other.
+    """Return (tensors, headers, content of the index) of a model in several files.
+
+    Raises CheckpointError if the index and the files contradict each other.
     """
     where = display(path / INDEX)
     again = "Download the folder again."
     placed = _read_object(path / INDEX).get("weight_map")
     if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):
         raise CheckpointError(
-            f"{where}: has no weight_map, which says which file holds which tensor. {again}"
+            f"{where} has no weight_map, which maps each tensor to the file that contains it. {again}"
         )
     names = sorted(set(placed.values()))
-    # An index decides which files are read: none outside of its folder.
+    # The index decides which files are read, and must not name files outside of its folder.
     if strange := next((name for name in names if Path(name).name != name), None):
         raise CheckpointError(
-            f"{where}: names the file {shortened(repr(strange))}, which is not in its folder. {again}"
+            f"{where} names the file {shortened(repr(strange))}, which is not in the same folder. {again}"
         )
-    # The system reports a name that is too long as an error, and not as a file that is missing.
+    # For a name that is too long, the system raises an error instead of reporting a missing file.
     sizes = {name: len(name.encode(errors="surrogatepass")) for name in names}
     if long := next((name for name in names if sizes[name] > MOST_NAME_BYTES), None):
         raise CheckpointError(
-            f"{where}: names the file {shortened(repr(long))}, whose name has {sizes[long]} bytes: the name "
-            f"of a file has at most {MOST_NAME_BYTES}. {again}"
+            f"{where} names the file {shortened(repr(long))}. The name has {sizes[long]} bytes, but a file "
+            f"name can have at most {MOST_NAME_BYTES}. {again}"
         )
-    # save_pretrained removes neither when it writes the other one.
+    # When save_pretrained writes one of the two layouts, it does not remove the files of the other.
     if SINGLE not in names and (path / SINGLE).is_file():
         raise CheckpointError(
-            f"{display(path)}: holds {SINGLE}, and {INDEX}, which names other files: transformers reads "
-            f"{SINGLE} alone, and the others may be another model. Remove {SINGLE}, or the index and its "
-            "files."
+            f"{display(path)} contains {SINGLE} and also {INDEX}, which names other files. transformers "
+            f"reads only {SINGLE}, and the other files may be another model. Remove {SINGLE}, or remove the "
+            "index and the files that it names."
         )
     if missing := [name for name in names if not (path / name).is_file()]:
+        if len(missing) == 1:
+            raise CheckpointError(
+                f"{display(path)}: of the {len(names)} files in {INDEX}, {missing[0]} is missing. {again}"
+            )
         raise CheckpointError(
-            f"{display(path)}: {counted(len(missing), 'file')} of {len(names)} that {INDEX} names "
-            f"{'is' if len(missing) == 1 else 'are'} missing, first {missing[0]}. {again}"
+            f"{display(path)}: of the {len(names)} files in {INDEX}, {len(missing)} are missing, such as "
+            f"{missing[0]}. {again}"
         )
     headers = {name: read_header(path / name) for name in names}
     tensors: dict[str, Tensor] = {}
     for tensor, name in placed.items():
         if tensor not in headers[name].tensors:
             raise CheckpointError(
-                f"{where}: says that {name} holds {tensor}, and {name} does not hold it. {again}"
+                f"{where}: according to the index, {name} contains {tensor}, but it does not contain this "
+                f"tensor. {again}"
             )
         tensors[tensor] = headers[name].tensors[tensor]
     for name, header in headers.items():
         for tensor in header.tensors:
             if placed.get(tensor) != name:
                 says = placed.get(tensor)
-                what = f"says that it is in {says}" if says else "does not name it"
-                raise CheckpointError(f"{where}: {name} holds {tensor}, and the index {what}. {again}")
+                what = f"says that this tensor is in {says}" if says else "does not list this tensor"
+                raise CheckpointError(f"{where}: {name} contains {tensor}, but the index {what}. {again}")
     return tensors, tuple(headers.values()), (path / INDEX).read_bytes()
 
 
@@ -216,12 +225,16 @@ def _read_object(path: Path) -> dict[str, Any]:
             f"{display(path)}: cannot be read as JSON: {error}. Download the folder again."
         ) from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{display(path)}: is not a JSON object.")
+        raise CheckpointError(f"{display(path)} is not a JSON object. Download the folder again.")
     return value
 
 
 def what_it_is(path: Path) -> str | None:
-    """Return "a folder of ...: what to do.", the end of a message; None if the folder is not recognized."""
+    """Describe a folder that is not a model folder, as the end of a sentence with what to do.
+
+    An example is "a folder in the Hub's cache: pass FOLDER." The result is None if the folder is not
+    recognized.
+    """
     if not path.is_dir():
         return None
     return next((said for kind in KINDS if (said := kind(path)) is not None), None)
@@ -231,7 +244,10 @@ def _of_nbtrain(path: Path) -> str | None:
     run = next((place for place in (path, path.parent.parent) if (place / "run.json").is_file()), None)
     if run is None:
         return None
-    return f"a run of nbtrain: set init_from: {display(run)}, and a checkpoint of it as init_step."
+    return (
+        f"in an nbtrain run: set init_from to {display(run)}, and set init_step to choose one of the run's "
+        "checkpoints."
+    )
 
 
 def _adapters(path: Path) -> str | None:
@@ -239,7 +255,9 @@ def _adapters(path: Path) -> str | None:
         inside = next((place for place in _folders(path) if (place / PEFT_SETTINGS).is_file()), None)
         if inside is None or CHECKPOINT.fullmatch(inside.name):
             return None
-        return f"a folder around adapters of peft: name {display(inside)} (as lora.init_from)."
+        return (
+            f"a folder that contains peft adapters in a subfolder: set lora.init_from to {display(inside)}."
+        )
     base = ""
     try:
         named = json.loads((path / PEFT_SETTINGS).read_text(encoding="utf-8")).get("base_model_name_or_path")
@@ -247,8 +265,8 @@ def _adapters(path: Path) -> str | None:
     except (OSError, ValueError, AttributeError, RecursionError):
         pass
     return (
-        f"a folder of adapters of peft, whose base{base} is not in it: name the base as init_from, and this "
-        "folder as lora.init_from; or merge both once with merge_and_unload() of peft and save the model."
+        f"a folder of peft adapters without their base model{base}: set init_from to the base model and "
+        "lora.init_from to this folder, or merge both once with peft's merge_and_unload() and save the model."
     )
 
 
@@ -263,17 +281,17 @@ def _deepspeed(path: Path) -> str | None:
     if not names and not parts:
         return None
     join = (
-        "Join them where DeepSpeed is installed, in that folder: `python zero_to_fp32.py . JOINED "
-        "--safe_serialization`, and copy config.json and the tokenizer to JOINED."
+        "On a machine with DeepSpeed, run `python zero_to_fp32.py . JOINED --safe_serialization` in that "
+        "folder, and copy config.json and the tokenizer to JOINED."
     )
     if parts:
         return (
-            f"a checkpoint of DeepSpeed with ZeRO 3, of which {counted(len(parts), 'rank')} "
-            f"{'holds' if len(parts) == 1 else 'hold'} a part of each weight. {join}"
+            f"a DeepSpeed ZeRO 3 checkpoint, whose weights are sharded across {counted(len(parts), 'rank')}. "
+            f"{join}"
         )
     return (
-        "a checkpoint of DeepSpeed. `nbtrain import-model` reads one of Megatron, if the folder has no "
-        f"config.json; join checkpoints of other programs first. {join}"
+        "a DeepSpeed checkpoint. `nbtrain import-model` imports DeepSpeed checkpoints of Megatron models if "
+        f"the folder has no config.json. Combine the files of other models first. {join}"
     )
 
 
@@ -285,11 +303,11 @@ def _fsdp(path: Path) -> str | None:
         if not ranks:
             return None
         return (
-            f"a checkpoint of FSDP with {counted(len(ranks), 'file')} of single ranks: join them with the "
-            f"program that wrote them, and give the folder that it writes."
+            f"an FSDP checkpoint with a file for each rank ({counted(len(ranks), 'file')}): merge the files "
+            "with the program that wrote them, and pass the folder that it writes."
         )
     return (
-        "a sharded checkpoint of torch.distributed (FSDP). Join it where accelerate is installed: "
+        "a sharded torch.distributed checkpoint (FSDP). On a machine with accelerate, run "
         f"`accelerate merge-weights {display(sharded)} JOINED`, and copy config.json and the tokenizer to "
         "JOINED."
     )
@@ -299,30 +317,30 @@ def _trainer(path: Path) -> str | None:
     found = sorted((place.name for place in _folders(path) if CHECKPOINT.fullmatch(place.name)), key=natural)
     if not found:
         return None
-    several = f"{found[0]} to {found[-1]}" if len(found) > 1 else found[0]
+    newest = display(path / found[-1])
+    if len(found) == 1:
+        return f"a Trainer's output folder, whose model is in {found[0]}: pass {newest}."
     return (
-        f"the output folder of a Trainer, whose models are in {several}: name one, such as "
-        f"{display(path / found[-1])}."
+        f"a Trainer's output folder, whose models are in {found[0]} to {found[-1]}: pass one of these "
+        f"folders, such as {newest}."
     )
 
 
 def _hub_cache(path: Path) -> str | None:
     found = next((place for place in _folders(path / "snapshots")), None)
-    return None if found is None else f"a folder of the Hub's cache: name {display(found)}."
+    return None if found is None else f"a folder in the Hub's cache: pass {display(found)}."
 
 
 def _megatron(path: Path) -> str | None:
     if not (path / "latest_checkpointed_iteration.txt").is_file():
         return None
-    return f"a checkpoint of Megatron: `nbtrain import-model {display(path)} NAME` reads it."
+    return f"a Megatron checkpoint: run `nbtrain import-model {display(path)} NAME` to import it."
 
 
 def _other_weights(path: Path) -> str | None:
     for file in sorted(path.iterdir()):
         if (program := OTHER_WEIGHTS.get(file.suffix)) is not None:
-            return (
-                f"a folder with weights of {program} ({file.name}): get the safetensors files of the model."
-            )
+            return f"a folder with {program} weights ({file.name}): get the model's safetensors files."
     return None
 
 

@@ -1,9 +1,9 @@
 """Reads the header of a safetensors file: its tensors, their formats and their offsets.
 
-    u64, little endian: bytes of the JSON | JSON {name: {dtype, shape, data_offsets}, __metadata__} | data
+    size of the JSON (u64, little endian) | JSON {name: {dtype, shape, data_offsets}, __metadata__} | data
 
-The data of all tensors is contiguous, so the file size alone reveals a truncated file or one with extra
-bytes. Source: the description of the format in the repository huggingface/safetensors.
+The data of all tensors is contiguous, so the file size alone reveals a truncated file or extra bytes. Source:
+the description of the format in the repository huggingface/safetensors.
 """
 
 import json
@@ -17,7 +17,7 @@ from nbtrain.base.git_lfs import pointer_problem_of
 from nbtrain.base.text.amounts import size
 from nbtrain.base.workspace import display
 
-# Limit of the safetensors library; a longer "header" belongs to another kind of file.
+# Maximum header size in the safetensors library. A longer "header" means that the file has another format.
 MOST_HEAD_BYTES = 100_000_000
 ITEM_BYTES = {
     **dict.fromkeys(("F64", "I64", "U64"), 8),
@@ -30,15 +30,15 @@ METADATA = "__metadata__"
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of a safetensors file."""
+    """A tensor in a safetensors file."""
 
     name: str
     dtype: str
-    """Number format in the file's spelling: F32, BF16, ..."""
+    """Number format as safetensors spells it, such as F32 or BF16."""
     shape: tuple[int, ...]
     path: Path
     begin: int
-    """Offset of its first byte in the file."""
+    """Offset of the tensor's first byte in the file."""
     end: int
 
     @property
@@ -52,16 +52,16 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The header of one file."""
+    """The header of a safetensors file."""
 
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
     content: bytes
-    """The header's JSON, for a hash."""
+    """JSON text of the header, for computing a hash."""
 
 
 def read_header(path: Path) -> Header:
-    """Read the header of a safetensors file. Raises CheckpointError for other and for incomplete files."""
+    """Read the header of a safetensors file. Raises CheckpointError for a damaged file or another format."""
     try:
         length = path.stat().st_size
         with path.open("rb") as stream:
@@ -72,10 +72,10 @@ def read_header(path: Path) -> Header:
     if problem := pointer_problem_of(path):
         raise CheckpointError(f"{display(path)}: {problem}.")
     if length < 8 or count > MOST_HEAD_BYTES:
-        raise _damaged(path, "is not a safetensors file: it does not begin with the length of a header")
+        raise _damaged(path, "is not a safetensors file: it does not start with the length of a header")
     if len(content) < count:
         raise _damaged(
-            path, f"is cut off: {size(length)} of it exist, but its header alone has {size(count)}"
+            path, f"is truncated: the file has {size(length)}, but its header alone has {size(count)}"
         )
     try:
         described = json.loads(content)
@@ -98,8 +98,8 @@ def _tensor(path: Path, name: str, entry: dict[str, Any], start: int) -> Tensor:
     if wanted is not None and tensor.bytes != wanted * tensor.count:
         raise _damaged(
             path,
-            f"is damaged: its header gives {name} {tensor.bytes:,} bytes, but {dtype} {list(shape)} has "
-            f"{wanted * tensor.count:,}",
+            f"is damaged: according to its header, {name} has {tensor.bytes:,} bytes, but a {dtype} tensor "
+            f"of shape {list(shape)} has {wanted * tensor.count:,}",
         )
     return tensor
 
@@ -109,11 +109,16 @@ def _check_data(path: Path, tensors: list[Tensor], start: int, length: int) -> N
     for tensor in sorted(tensors, key=lambda one: (one.begin, one.end)):
         if tensor.begin != reached:
             raise _damaged(
-                path, f"is damaged: by its header, {tensor.name} does not follow the tensor before it"
+                path,
+                f"is damaged: according to its header, {tensor.name} does not follow the previous tensor",
             )
         reached = tensor.end
     if length < reached:
-        raise _damaged(path, f"is cut off: {size(length)} of it exist, but its header says {size(reached)}")
+        raise _damaged(
+            path,
+            f"is truncated: the file has {size(length)}, but according to its header it must have "
+            f"{size(reached)}",
+        )
     if length > reached:
         raise _damaged(path, f"is damaged: {length - reached:,} bytes follow its last tensor")
 

@@ -1,15 +1,16 @@
-"""Checkpoint trees of Megatron-LM or Megatron-DeepSpeed: the files of each rank, and the arguments.
+"""Checkpoints of Megatron-LM and Megatron-DeepSpeed: the files of each rank, and the arguments.
 
-    <tree>/latest_checkpointed_iteration.txt                   Megatron's own
+    <tree>/latest_checkpointed_iteration.txt                   Megatron-LM
     <tree>/iter_0000123/mp_rank_TT[_PPP]/model_optim_rng.pt    tensor rank TT, pipeline rank PPP
-    <tree>/latest                                              with DeepSpeed
-    <tree>/global_step123/mp_rank_TT_model_states.pt           without a pipeline
-    <tree>/global_step123/layer_LL-model_TT-model_states.pt    layer LL of a pipeline: 1 the embeddings, 2 ..
-                                                               the blocks, then the norm, then an untied
-                                                               output
+    <tree>/latest                                              DeepSpeed
+    <tree>/global_step123/mp_rank_TT_model_states.pt           tensor rank TT, without a pipeline
+    <tree>/global_step123/layer_LL-model_TT-model_states.pt    layer LL of a pipeline: 1 is the embeddings,
+                                                               2 and up are the blocks, then the norm, then
+                                                               an untied output layer
 
-Read in Megatron-DeepSpeed 4efb479d (checkpointing.py, gpt_model.py, language_model.py, arguments.py). The
-files are pickles: the GPU side reads them (checkpoint/pretrained/megatron_tree.py).
+The format was read in Megatron-DeepSpeed 4efb479d (checkpointing.py, gpt_model.py, language_model.py,
+arguments.py). The files are pickles, which only the process with torch reads
+(checkpoint/pretrained/megatron_tree.py).
 """
 
 import re
@@ -29,9 +30,10 @@ STEP = re.compile(r"(iter_\d{1,18}|release|global_step\d{1,18})")
 OWN_FILE = re.compile(r"mp_rank_(\d{1,6})(?:_(\d{1,6}))?/model_optim_rng\.pt")
 MODEL_FILE = re.compile(r"mp_rank_(\d{1,6})_model_states\.pt")
 LAYER_FILE = re.compile(r"layer_(\d{1,6})-model_(\d{1,6})-model_states\.pt")
-# Orders of the rows of query, key and value: by head or group, or all queries of a tensor rank first.
+# Orders of the rows of query, key and value: "groups" is by head or group; in "thirds", all queries of a
+# tensor rank come first, then all keys, then all values.
 ORDERS = ("groups", "thirds")
-# Arguments without which no model is known.
+# Arguments without which the model is not known.
 NUMBERS = (
     *("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "max_position_embeddings"),
 )
@@ -39,13 +41,13 @@ NUMBERS = (
 
 @dataclass(frozen=True)
 class MegatronTree:
-    """The files of one step of a tree."""
+    """The files of one step in a Megatron checkpoint."""
 
     folder: Path
     files: dict[tuple[int, int], Path]
     """{(tensor rank, pipeline rank): file}; with `layers`, {(tensor rank, 0): file with the arguments}."""
     layers: dict[tuple[int, int], Path]
-    """{(tensor rank, layer): file} of a DeepSpeed pipeline."""
+    """{(tensor rank, layer): file} for a DeepSpeed pipeline; {} for other checkpoints."""
 
     @property
     def tensor_parallel_size(self) -> int:
@@ -57,10 +59,10 @@ class MegatronTree:
 
 
 def find_tree(path: Path) -> MegatronTree | None:
-    """Return the tree at `path`, for its newest step or for the step that `path` names; None if there is no
-    tree.
+    """Return the Megatron checkpoint at `path`; None if `path` is not one.
 
-    Raises CheckpointError if the tree is not complete, or holds no weights.
+    If `path` is not the folder of a step, the newest step is used. Raises CheckpointError if the checkpoint
+    is incomplete, or if its format is not supported.
     """
     folder = _step_of(path)
     if folder is None:
@@ -69,13 +71,14 @@ def find_tree(path: Path) -> MegatronTree | None:
     if next(folder.glob("*.distcp"), None) is not None:
         raise CheckpointError(
             f"{display(folder)}: was saved in Megatron-LM's format torch_dist (*.distcp), which is not "
-            "supported. Start its training command once with --ckpt-convert-format torch --ckpt-convert-save "
-            "ANOTHER_FOLDER, which writes mp_rank_* folders and ends, and name that folder."
+            "supported. Run the training command once with --ckpt-convert-format torch --ckpt-convert-save "
+            "ANOTHER_FOLDER, which writes mp_rank_* folders and exits, and pass that folder instead."
         )
     if any(ZERO_3_FILE.fullmatch(name) for name in names):
         raise CheckpointError(
-            f"{display(folder)}: was saved with ZeRO 3, whose files hold parts of flat buffers instead of "
-            f"weights. Save it once with a lower stage, or join it with DeepSpeed's zero_to_fp32.py."
+            f"{display(folder)}: was saved with ZeRO 3, whose files contain shards of flat buffers instead "
+            "of weights. Save it once with a lower ZeRO stage, or combine the shards with DeepSpeed's "
+            "zero_to_fp32.py."
         )
     files, layers = {}, {}
     for name, file in names.items():
@@ -88,7 +91,8 @@ def find_tree(path: Path) -> MegatronTree | None:
     if not files:
         return None
     if layers:
-        # DeepSpeed numbers (pipeline, tensor) ranks in one row, and each has the arguments: one is enough.
+        # DeepSpeed numbers all (pipeline, tensor) ranks consecutively. Each rank's file has the arguments, so
+        # the files of the first pipeline stage are enough.
         tensor_size = 1 + max(tensor for tensor, _ in layers)
         files = {(rank, 0): file for (rank, _), file in sorted(files.items()) if rank < tensor_size}
     tree = MegatronTree(folder, dict(sorted(files.items())), dict(sorted(layers.items())))
@@ -97,8 +101,8 @@ def find_tree(path: Path) -> MegatronTree | None:
 
 
 def _step_of(path: Path) -> Path | None:
-    """Return the folder of a step."""
-    # Trainer of transformers leaves DeepSpeed's files in the folder of a model.
+    """Return the folder of a step; None if `path` is not a Megatron checkpoint."""
+    # transformers' Trainer leaves DeepSpeed's files in the folder of a model.
     if not path.is_dir() or (path / CONFIG).is_file():
         return None
     if STEP.fullmatch(path.name):
@@ -110,11 +114,11 @@ def _step_of(path: Path) -> Path | None:
             step = f"iter_{int(said):07d}" if is_number else said
             found = STEP.fullmatch(step) is not None and (path / step).is_dir()
             if not found and name == TRACKER and (path / LATEST).is_file():
-                continue  # DeepSpeed's tree has both files, and its folders have another name.
+                continue  # A DeepSpeed checkpoint may have both files; `latest` has the right folder name.
             if not found:
                 raise CheckpointError(
-                    f"{display(path / name)}: names {said[:40]!r}, but there is no such folder next to it. "
-                    "Name the folder of a step."
+                    f"{display(path / name)}: names the folder {said[:40]!r}, which does not exist. Pass the "
+                    "folder of a step instead."
                 )
             return path / step
     return None
@@ -130,25 +134,24 @@ def _said(path: Path) -> str:
 def _check_whole(tree: MegatronTree) -> None:
     ranks = range(tree.tensor_parallel_size)
     if tree.layers:
-        # The first layer of a pipeline converts inputs, and the last may: they have no file.
+        # The first layer of a pipeline (and sometimes the last) only converts inputs and has no file.
         last = max(layer for _, layer in tree.layers)
         tables = [("pipeline rank", tree.files, range(1)), ("layer", tree.layers, range(1, last + 1))]
     else:
         tables = [("pipeline rank", tree.files, range(tree.pipeline_parallel_size))]
-    # A number in a name may be anything: no more cells are looked at than there are files.
+    # Numbers in file names may be huge, so the search stops at the first missing file.
     for what, found, others in tables:
         missing = len(ranks) * len(others) - sum(other in others for _, other in found)
         if missing:
             cells = ((tensor, other) for tensor in ranks for other in others)
             tensor, other = next(cell for cell in cells if cell not in found)
             raise CheckpointError(
-                f"{display(tree.folder)}: {counted(missing, 'file')} of it "
-                f"{'is' if missing == 1 else 'are'} missing, the first from tensor rank {tensor}, {what} "
-                f"{other}. Copy the whole folder."
+                f"{display(tree.folder)}: {counted(missing, 'file')} {'is' if missing == 1 else 'are'} "
+                f"missing; the first belongs to tensor rank {tensor}, {what} {other}. Copy the whole folder."
             )
 
 
-# {an argument that changes what a model computes: why a model with it is not read}.
+# {argument that changes what a model computes: reason why it is not supported}
 NOT_HERE = {
     "apply_residual_connection_post_layernorm": "residual connections after the norms are not supported",
     "apply_layernorm_1p": "norm weights stored minus 1 are not supported",
@@ -157,19 +160,20 @@ NOT_HERE = {
     "quick_geglu": "this gated activation is not supported",
     "multi_latent_attention": "this kind of attention is not supported",
     "qk_l2_norm": "these norms are not supported",
-    "qk_layernorm": "norms of queries and keys are not read from a tree",
-    "window_size": "sliding windows are not read from a tree",
-    "no_rope_freq": "layers without rotary positions are not read from a tree",
-    "rotary_interleaved": "only rotary positions that rotate halves of a head are supported, not neighbours",
-    "use_rope_scaling": "scaled rotary positions are not read from a tree",
+    "qk_layernorm": "query and key norms are not supported in Megatron checkpoints",
+    "window_size": "sliding windows are not supported in Megatron checkpoints",
+    "no_rope_freq": "layers without rotary positions are not supported in Megatron checkpoints",
+    "rotary_interleaved": "rotary positions must rotate the halves of a head, not adjacent channels",
+    "use_rope_scaling": "scaled rotary positions are not supported in Megatron checkpoints",
     "use_mup": "this scaling of the model is not supported",
 }
 
 
 def fields_of_arguments(args: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the fields of our `model` section that correspond to Megatron's arguments.
+    """Return the fields of nbtrain's `model` section that correspond to Megatron's arguments.
 
-    Raises CheckpointError for an unsupported option, and for a value that should be a number but is not.
+    `where` is the file in error messages. Raises CheckpointError for an unsupported option, and for a value
+    that must be a number but is not.
     """
 
     def refuse(name: str, why: str) -> CheckpointError:
@@ -180,7 +184,7 @@ def fields_of_arguments(args: Mapping[str, Any], where: str) -> dict[str, Any]:
         if value is None:
             return default
         if type(value) not in (int, float):
-            raise refuse(name, "a number is needed")
+            raise refuse(name, "must be a number")
         return float(value)
 
     for name, why in NOT_HERE.items():
@@ -188,7 +192,7 @@ def fields_of_arguments(args: Mapping[str, Any], where: str) -> dict[str, Any]:
             raise refuse(name, why)
     if number("rotary_seq_len_interpolation_factor", 1.0) != 1.0:
         name = "rotary_seq_len_interpolation_factor"
-        raise refuse(name, "scaled rotary positions are not read from a tree")
+        raise refuse(name, "scaled rotary positions are not supported in Megatron checkpoints")
     for name in NUMBERS:
         whole_number(args, name, where)
     experts = args.get("num_experts")
@@ -201,7 +205,7 @@ def fields_of_arguments(args: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise refuse(of_groups, f"must divide num_attention_heads = {heads}")
     rope = args.get("position_embedding_type") == "rope" or bool(args.get("use_rotary_position_embeddings"))
     if not rope and args.get("position_embedding_type") not in (None, "learned_absolute"):
-        raise refuse("position_embedding_type", "these positions are not supported")
+        raise refuse("position_embedding_type", "this kind of position embedding is not supported")
     normalization = str(args.get("normalization", "LayerNorm"))
     kinds = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
     if normalization.lower() not in kinds:
@@ -234,17 +238,19 @@ def fields_of_arguments(args: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def whole_number(args: Mapping[str, Any], name: str, where: str) -> int:
-    """Return an argument that must be an integer of at least 1. Raises CheckpointError otherwise."""
+    """Return an argument that must be a whole number, 1 or more. Raises CheckpointError if it is not."""
     value = args.get(name)
     if type(value) is not int or value < 1:
-        said = f"{name} = {shortened(repr(value))}" if name in args else f"no {name}"
+        if name not in args:
+            raise CheckpointError(f"{where}: its arguments have no {name}, which is required.")
         raise CheckpointError(
-            f"{where}: its arguments have {said}: a whole number of at least 1 is required."
+            f"{where}: its arguments have {name} = {shortened(repr(value))}, which must be a whole number of "
+            "at least 1."
         )
     return value
 
 
 def is_gelu_of_erf(args: Mapping[str, Any]) -> bool:
-    """Return whether the MLP computed GELU by erf. By default, Megatron fuses the bias with the tanh form."""
+    """Return whether the MLP computed GELU with erf. By default, Megatron uses a fused GELU with tanh."""
     plain = not (args.get("swiglu") or args.get("squared_relu") or args.get("openai_gelu"))
     return plain and not args.get("bias_gelu_fusion", True)

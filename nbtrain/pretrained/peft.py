@@ -3,14 +3,15 @@
     base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight    [r, inputs]
     base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight    [outputs, r]
 
-In a Llama model, queries, keys and values are separate modules, and so are our adapters (parallel/lora.py).
-Rows of tokens are in peft_tokens.py.
+In a Llama model, queries, keys and values are separate modules, and so are nbtrain's adapters
+(parallel/lora.py). peft_tokens.py handles trained token rows.
 
-GPT-2 has one module for all three (attn.c_attn). Its adapter is written with three times the rank, each third
-for its own rows; an adapter trained by peft, whose first matrix is shared by all rows, is read three times.
+GPT-2 has a single module for queries, keys and values (attn.c_attn). Its adapter is written with three times
+the rank, and each third of the rank has its own rows. In an adapter trained by peft, all rows share the first
+matrix, so that matrix is read three times.
 
-This module does not use torch, so that both sides can import it. checkpoint/weights/peft_adapters.py reads
-the tensors, and checkpoint/pretrained/adapters.py writes them.
+This module does not use torch, so that processes with and without torch can import it.
+checkpoint/weights/peft_adapters.py reads the tensors, and checkpoint/pretrained/adapters.py writes them.
 """
 
 import math
@@ -32,62 +33,63 @@ from nbtrain.pretrained.peft_files import PREFIX, name_problems, read_settings, 
 from nbtrain.pretrained.tensors import PACKED, Piece, Sizes
 from nbtrain.pretrained.written import family_of
 
-# Settings that would change the meaning of a file's tensors, with the value that does not.
+# Settings that can change the meaning of a file's tensors, with the only supported value.
 PLAIN = {"use_dora": False, "bias": "none", "modules_to_save": None}
-# Other settings of peft 0.21.2's LoraConfig. They are not written, because older releases warn about them.
+# Further settings of this kind in peft 0.21.2's LoraConfig. They are not written, because older releases of
+# peft warn about them.
 ALSO_PLAIN = {
     **dict.fromkeys(("lora_bias", "use_qalora"), False),
     **dict.fromkeys(("alora_invocation_tokens", "layer_replication", "target_parameters"), None),
     **dict.fromkeys(("arrow_config", "kasa_config", "monteclora_config", "use_bdlora"), None),
 }
-# Values of init_lora_weights, in addition to true, false and null, with which peft does not change the base.
-# With any other value (pissa, olora, corda, loftq, lora_ga) the adapters belong to a changed base.
+# Values of init_lora_weights, besides true, false and null, with which peft does not change the base model.
+# With any other value (pissa, olora, corda, loftq, lora_ga), the adapters belong to a changed base model.
 KEEP_THE_BASE = ("gaussian", "orthogonal", "eva", "mica")
-# Values for which peft can write adapters for the unchanged base.
+# Values of init_lora_weights for which peft can convert the adapters to adapters of the unchanged base model.
 CONVERTED = ("pissa", "olora", "corda", "lora_ga")
 
 
 @dataclass(frozen=True)
 class AdaptedModule:
-    """A module of the family's model, and the rows of our matrix that belong to it."""
+    """A module of the family's model, and the rows of nbtrain's matrix that belong to it."""
 
     name: str
-    """Name in the family's model, e.g. model.layers.0.self_attn.q_proj."""
+    """Name in the family's model, such as model.layers.0.self_attn.q_proj."""
     weight: str
-    """Canonical name of our matrix."""
+    """Canonical name of nbtrain's matrix."""
     pieces: tuple[Piece, ...]
     projections: tuple[int, ...]
-    """For each piece, the index of the adapter's projection that produces its rows."""
+    """For each piece, the index of the adapter's projection that produces the piece's rows."""
     inputs: int
     outputs: int
 
     @property
     def count(self) -> int:
-        """Return the number of projections in the module: 3 for GPT-2's packed queries, keys and values."""
+        """Number of projections in the module: 3 for GPT-2's packed queries, keys and values, else 1."""
         return len(set(self.projections))
 
     @property
     def target(self) -> str:
-        """Return the module's name in lora.targets."""
+        """Name of the module in lora.targets."""
         return self.weight.rpartition(".")[0].rpartition(".")[2]
 
     @property
     def tensors(self) -> tuple[str, str]:
-        """Return the names of A and B in the file."""
+        """Names of the adapter's matrices A and B in the file."""
         return f"{PREFIX}{self.name}.lora_A.weight", f"{PREFIX}{self.name}.lora_B.weight"
 
 
 def adapted_modules(config: RunConfig, targets: Collection[str] | None = None) -> list[AdaptedModule]:
     """Return the modules with an adapter, in the model's order; `targets` defaults to the run's lora.targets.
 
-    Raises ConfigError if no family has the model.
+    Raises ConfigError if no family can express the run's model.
     """
     assert config.lora is not None
     targets = config.lora.targets if targets is None else targets
     sizes = Sizes.of(config.model, config.tokenizer.vocab_size)
     known = family_of(config).tensors(sizes)
     size = sizes.head_size
-    # The rows of a group begin with its queries, then a key and a value.
+    # The rows of a query group are its queries, followed by one key and one value.
     queries = sizes.num_attention_heads // sizes.num_query_groups * size
     found = []
     for weight, shape in known.shapes.items():
@@ -114,7 +116,7 @@ def adapted_modules(config: RunConfig, targets: Collection[str] | None = None) -
 
 
 def shapes_of(config: RunConfig) -> dict[str, tuple[int, ...]]:
-    """Return {tensor: shape} for the file to be written."""
+    """Return {tensor: shape} for the adapter file that a run writes."""
     assert config.lora is not None
     if config.lora.kind == "ia3":
         return peft_ia3.shapes_of(config)
@@ -127,13 +129,13 @@ def shapes_of(config: RunConfig) -> dict[str, tuple[int, ...]]:
 
 
 def settings_of(config: RunConfig) -> dict[str, Any]:
-    """Return the content of a run's adapter_config.json."""
+    """Return the content of the adapter_config.json that a run writes."""
     lora, modules = config.lora, adapted_modules(config)
     assert lora is not None
     # "attn.c_proj" and "mlp.c_proj" are two modules of GPT-2.
     targets = {".".join(module.name.split(".")[-2:]): module for module in modules}
     wider = {name: module.count for name, module in targets.items() if module.count > 1}
-    # The alpha of a module with several times the rank, so that its scale equals the others'.
+    # A module with several times the rank needs another alpha, so that its scale equals the other modules'.
     root = math.sqrt if lora.use_rslora else float
     grown = {name: lora.alpha * root(count) for name, count in wider.items()}
     transposed = any(piece.transposed for module in modules for piece in module.pieces)
@@ -161,9 +163,9 @@ def _short(value: float) -> float | int:
 
 
 def adapter_problems(folder: Path, config: RunConfig) -> list[str]:
-    """Return why the adapters of a folder do not fit a run; [] if they fit.
+    """Return the reasons why a folder's adapters do not fit a run; [] if they fit.
 
-    Settings, names and shapes are checked, but no values. Raises CheckpointError if files are missing or
+    Settings, names and shapes are checked, but not values. Raises CheckpointError if files are missing or
     damaged.
     """
     lora = config.lora
@@ -173,7 +175,7 @@ def adapter_problems(folder: Path, config: RunConfig) -> list[str]:
     found = read_settings(folder)
     problems = [*_other_meanings(found)]
     if found.get("peft_type") != "LORA":
-        return [f"peft_type is {found.get('peft_type')!r}, and only LORA is read"]
+        return [f"peft_type is {found.get('peft_type')!r}, but only LORA is supported here"]
     tensors = read_tensors(folder, wanted_tensors(config))
     modules, scales = adapted_modules(config), _Scales(found, folder / PEFT_SETTINGS)
     known = {tensor for module in modules for tensor in module.tensors}
@@ -191,10 +193,13 @@ def adapter_problems(folder: Path, config: RunConfig) -> list[str]:
         a, b = (tensors[name].shape for name in module.tensors)
         ranks = {lora.rank, module.count * lora.rank}
         if len(a) != 2 or a[0] not in ranks or a != (a[0], module.inputs) or b != (module.outputs, a[0]):
-            problems.append(f"{module.name} is {list(a)}, {list(b)}: lora.rank is {lora.rank}")
+            problems.append(
+                f"{module.name} has matrices of shape {list(a)} and {list(b)}, but lora.rank is {lora.rank}"
+            )
         elif not math.isclose(scale := scales.of(module.name, a[0]), lora.scale, rel_tol=1e-6):
             problems.append(
-                f"{module.name} is multiplied by {scale:g}: lora.alpha and use_rslora make {lora.scale:g}"
+                f"{module.name} is scaled by {scale:g}, but the run's lora.alpha and lora.use_rslora give "
+                f"{lora.scale:g}"
             )
         else:
             continue
@@ -203,9 +208,7 @@ def adapter_problems(folder: Path, config: RunConfig) -> list[str]:
 
 
 def wanted_tensors(config: RunConfig) -> list[str]:
-    """Return the names, in peft's spelling, of all tensors that a folder of adapters for this model may
-    hold.
-    """
+    """Return the names, as in peft, of all tensors that an adapter folder for this model may contain."""
     modules = adapted_modules(config, TARGETS)
     rows = peft_tokens.modules_of_vocabulary(config)
     return [*(tensor for module in modules for tensor in module.tensors), *(one.tensor for one in rows)]
@@ -214,11 +217,10 @@ def wanted_tensors(config: RunConfig) -> list[str]:
 def modules_begun(
     found: Mapping[str, Any], tensors: Collection[str], config: RunConfig
 ) -> list[AdaptedModule]:
-    """Return the run's modules without an adapter in the folder's tensors and settings; their adapters start
-    at zero.
+    """Return the run's modules for which a folder has no adapter; their adapters start at zero.
 
-    peft's defaults adapt only q_proj and v_proj, whereas our adapter of query_key_value has all three
-    projections.
+    For example, peft's defaults adapt only q_proj and v_proj, whereas nbtrain's query_key_value adapter has
+    all three projections.
     """
     return [
         module
@@ -228,7 +230,7 @@ def modules_begun(
 
 
 def notes_of(folder: Path, config: RunConfig) -> list[str]:
-    """Return a sentence on the modules whose adapters the run adds to those of lora.init_from; [] if none.
+    """Return a sentence that names the modules without an adapter in `folder`; [] if all have an adapter.
 
     Raises CheckpointError if files are missing or damaged.
     """
@@ -241,16 +243,16 @@ def notes_of(folder: Path, config: RunConfig) -> list[str]:
     else:
         held = read_tensors(folder, wanted_tensors(config))
         begun = [module.name for module in modules_begun(read_settings(folder), held, config)]
-        what, begin = "adapters", "zero"
+        what, begin = "adapters", "0"
     if not begun:
         return []
     names = dict.fromkeys(name.rpartition(".")[2] for name in begun)
     modules = ", ".join(names)
-    return [f"{display(folder)} has no {what} of {modules}: the run's adapters of them begin at {begin}."]
+    return [f"{display(folder)} has no {what} for {modules}, so the run's {what} for these start at {begin}."]
 
 
 def section_fix(folder: Path, config: RunConfig) -> str:
-    """Return a sentence on the settings with which a folder's adapters would fit; "" if none would.
+    """Return a sentence that says which settings would make a folder's adapters fit; "" if none would.
 
     Raises CheckpointError if files are missing or damaged.
     """
@@ -270,11 +272,11 @@ def section_fix(folder: Path, config: RunConfig) -> str:
         "use_rslora": bool(found.get("use_rslora")),
     }
     if set(wanted["targets"]) <= set(lora.targets):
-        # Modules that start at zero.
+        # The run may have more targets than the folder: their adapters start at zero.
         del wanted["targets"]
     differ = {name: value for name, value in wanted.items() if value != getattr(lora, name)}
     if not differ:
-        return "Copy the folder again, or write the adapters again."
+        return "Copy the folder again, or save the adapters again."
     changed = config.model_copy(update={"lora": lora.model_copy(update=differ)})
     if adapter_problems(folder, changed):
         return ""
@@ -282,28 +284,28 @@ def section_fix(folder: Path, config: RunConfig) -> str:
 
 
 def _other_meanings(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield descriptions of settings with which the tensors are not plain adapters of the unchanged base."""
+    """Yield the problems of settings with which the tensors are not plain adapters of the unchanged base."""
     for key, plain in (PLAIN | ALSO_PLAIN).items():
         if found.get(key, plain) not in (plain, []):
-            yield f"{key} is {shortened(repr(found[key]))}, which is not supported (only {plain!r} is)"
+            yield f"{key} is {shortened(repr(found[key]))}, but only {plain!r} is supported"
     first = found.get("init_lora_weights", True)
     called = first.lower() if isinstance(first, str) else ""
     if first is None or isinstance(first, bool) or called in KEEP_THE_BASE:
         return
     fix = (
-        "; save_pretrained of peft writes adapters of the base as it was, if "
-        "path_initial_model_for_weight_conversion is given"
+        "; peft's save_pretrained converts them to adapters for the original base model if you pass "
+        "path_initial_model_for_weight_conversion"
         if called.startswith(CONVERTED)
         else ""
     )
     yield (
-        f"init_lora_weights is {shortened(repr(first))}, and only adapters that leave the base as it is are "
-        f"read (true, false, {', '.join(KEEP_THE_BASE)}){fix}"
+        f"init_lora_weights is {shortened(repr(first))}, which changes the base model; only adapters for an "
+        f"unchanged base model are supported (true, false, {', '.join(KEEP_THE_BASE)}){fix}"
     )
 
 
 class _Scales:
-    """The scale of each adapter in a file. Raises CheckpointError for invalid settings."""
+    """The scale of each adapter in a file, from adapter_config.json. Raises CheckpointError if invalid."""
 
     def __init__(self, found: Mapping[str, Any], path: Path):
         self.path = path
@@ -315,7 +317,7 @@ class _Scales:
         self.patterns = [self._pattern(key, value) for key, value in (patterns or {}).items()]
 
     def of(self, module: str, rank: int) -> float:
-        # The first pattern that matches, as in get_pattern_key of peft.
+        # The first matching pattern applies, as in peft's get_pattern_key.
         alphas = (alpha for pattern, alpha in self.patterns if pattern.match(module))
         alpha = next(alphas, self.alpha)
         return alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
@@ -324,7 +326,7 @@ class _Scales:
         try:
             pattern = re.compile(rf"(.*\.)?({key})$")
         except (re.error, OverflowError, RecursionError) as error:
-            # Without the position, which would count the prefix added to the pattern here.
+            # The error's position is omitted, because it would count the prefix that is added here.
             why = error.msg if isinstance(error, re.error) else error
             raise self._refused("alpha_pattern", key, f"is not a regular expression: {why}") from None
         return pattern, self._number(f"alpha_pattern.{key}", value)
@@ -336,6 +338,6 @@ class _Scales:
 
     def _refused(self, key: str, value: Any, rule: str) -> CheckpointError:
         return CheckpointError(
-            f"{display(self.path)}: {shortened(key)} = {shortened(repr(value))}: {rule}. Write the adapters "
+            f"{display(self.path)}: {shortened(key)} = {shortened(repr(value))}: {rule}. Save the adapters "
             "again, or correct the file."
         )

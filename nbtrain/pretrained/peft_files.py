@@ -1,4 +1,4 @@
-"""The two files of a folder of adapters, as `peft` writes them."""
+"""The two files of an adapter folder that `peft` writes: settings and tensors."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -14,22 +14,22 @@ from nbtrain.pretrained.model import matched
 
 PICKLE = "adapter_model.bin"
 PREFIX = "base_model.model."
-# The adapter's name, which is part of names in a model's state but not in files of save_pretrained.
+# The adapter's name, which is part of tensor names in a state_dict, but not in files from save_pretrained.
 ADAPTER = re.compile(r"\.(lora_A|lora_B|ia3_l)\.(?!weight$)[^.]+(?=\.weight$|$)")
 
 
 def read_tensors(folder: Path, wanted: Iterable[str]) -> dict[str, Tensor]:
-    """Return the tensors of the file by their wanted names, whatever wrapped the model.
+    """Return the file's tensors by their wanted names, no matter which modules wrapped the model.
 
-    Tensors that mean none of these keep their own names. Raises CheckpointError if the file is damaged, or if
-    two names mean the same tensor.
+    Tensors that match no wanted name keep their own names. Raises CheckpointError if the file is damaged, or
+    if two names match the same tensor.
     """
     stored = read_header(folder / PEFT_WEIGHTS).tensors
     tensors = {ADAPTER.sub(r".\1", name): tensor for name, tensor in stored.items()}
     if len(tensors) < len(stored):
         raise CheckpointError(
-            f"{display(folder / PEFT_WEIGHTS)}: holds several adapters of one module. Save one alone with "
-            "save_pretrained(..., selected_adapters=[NAME]) of peft."
+            f"{display(folder / PEFT_WEIGHTS)}: contains several adapters for the same module. Save a single "
+            "adapter with peft's save_pretrained(..., selected_adapters=[NAME])."
         )
     try:
         meant = matched(tensors, wanted)
@@ -39,22 +39,22 @@ def read_tensors(folder: Path, wanted: Iterable[str]) -> dict[str, Tensor]:
 
 
 def name_problems(missing: Collection[str], surplus: Collection[str], reason: str) -> list[str]:
-    """Return a clause about the tensors that a file lacks, and one about those that it should not have.
+    """Return a clause about the missing tensors of a file, and a clause about unexpected tensors, if any.
 
-    Each names the first of its tensors and ends with `reason`.
+    Each clause names the first of these tensors and ends with `reason`.
     """
     problems = []
-    for words, names in (("has no", missing), ("has", surplus)):
+    for words, names in (("has no", missing), ("has an unexpected tensor", surplus)):
         if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
             problems.append(f"{words} {min(names).removeprefix(PREFIX)}{more}: {reason}")
     return problems
 
 
 def targets_module(settings: Mapping[str, Any], module: str) -> bool:
-    """Return whether adapter_config.json targets a module, by peft's rules.
+    """Return whether adapter_config.json targets a module, according to peft's rules.
 
-    target_modules and exclude_modules are endings of names, or a regular expression for whole names.
+    target_modules and exclude_modules are lists of name endings, or a regular expression for whole names.
     """
     if _names(settings.get("exclude_modules"), module) or not _names(settings.get("target_modules"), module):
         return False
@@ -79,7 +79,10 @@ def _names(said: object, module: str) -> bool:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Read adapter_config.json. Raises CheckpointError if one of the two files is missing or damaged."""
+    """Return the settings in adapter_config.json.
+
+    Raises CheckpointError if the file is missing or damaged, or if the tensor file is missing.
+    """
     try:
         found = files.read_json(folder / PEFT_SETTINGS)
     except ValueError as error:
@@ -89,14 +92,14 @@ def read_settings(folder: Path) -> dict[str, Any]:
             missing, why = PEFT_WEIGHTS, ""
             if (folder / PICKLE).is_file():
                 why = (
-                    f" {PICKLE} is a pickle, which can run code when it is loaded: load it with peft where "
-                    "you trust it, and save it again with save_pretrained(..., safe_serialization=True)."
+                    f" {PICKLE} is a pickle, which can run code when it is loaded. If you trust it, load it "
+                    "with peft, and save it again with save_pretrained(..., safe_serialization=True)."
                 )
         else:
             missing, why = PEFT_SETTINGS, f" It is {what}" if (what := what_it_is(folder)) else ""
             if not why and (folder / CONFIG).is_file():
-                why = " It holds a complete model: set init_from to it."
+                why = " It contains a complete model: set init_from to it."
         raise CheckpointError(
-            f"{display(folder)}: has no {missing}, so it is not a folder of adapters written by peft.{why}"
+            f"{display(folder)}: has no {missing}, so it is not an adapter folder that peft has written.{why}"
         )
     return found

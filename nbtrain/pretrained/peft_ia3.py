@@ -3,8 +3,8 @@
     base_model.model.model.layers.0.self_attn.k_proj.ia3_l    [outputs, 1]
     base_model.model.model.layers.0.mlp.down_proj.ia3_l       [1, inputs]
 
-GPT-2 has a single module for queries, keys and values. Its vector is written with 1 for the queries, and a
-vector trained by peft must have 1 there.
+GPT-2 has a single module for queries, keys and values. In its vector, the elements for the queries are
+written as 1, and must be 1 in a vector that peft trained.
 
 This module does not use torch; checkpoint/weights/peft_vectors.py reads and writes the tensors.
 """
@@ -27,15 +27,15 @@ OPENED = "mlp.dense_4h_to_h"
 
 
 class RescaledModule(NamedTuple):
-    """A module of the family's model, and the position of its elements in our vector."""
+    """A module of the family's model, and the positions of its elements in nbtrain's vector."""
 
     name: str
     vector: str
-    """Canonical name of our vector."""
+    """Canonical name of nbtrain's vector."""
     pieces: tuple[tuple[Piece, int | None], ...]
-    """Pieces of the module's rows, each with the index in our vector at which it begins.
+    """Pieces of the module's rows, each with the index in nbtrain's vector at which it begins.
 
-    The index is None for queries, which have no elements. () for the MLP's vector.
+    The index is None for queries, which have no elements in the vector. The MLP's vector has no pieces, ().
     """
     size: int
 
@@ -45,7 +45,7 @@ class RescaledModule(NamedTuple):
 
     @property
     def is_input(self) -> bool:
-        """Return whether the vector multiplies the module's input (a feedforward module in peft)."""
+        """Whether the vector multiplies the module's input (a feedforward module in peft)."""
         return not self.pieces
 
     @property
@@ -54,7 +54,10 @@ class RescaledModule(NamedTuple):
 
 
 def rescaled_modules(config: RunConfig) -> list[RescaledModule]:
-    """Return the modules that IA3 multiplies, in order. Raises ConfigError if no family has the model."""
+    """Return the modules that IA3 rescales, in the model's order.
+
+    Raises ConfigError if no family can express the run's model.
+    """
     sizes = Sizes.of(config.model, config.tokenizer.vocab_size)
     known = family_of(config).tensors(sizes)
     head = sizes.head_size
@@ -85,12 +88,12 @@ def rescaled_modules(config: RunConfig) -> list[RescaledModule]:
 
 
 def shapes_of(config: RunConfig) -> dict[str, tuple[int, ...]]:
-    """Return {tensor: shape} for the file to be written."""
+    """Return {tensor: shape} for the adapter file that a run writes."""
     return {module.tensor: module.shape for module in rescaled_modules(config)}
 
 
 def settings_of(config: RunConfig) -> dict[str, Any]:
-    """Return the content of a run's adapter_config.json."""
+    """Return the content of the adapter_config.json that a run writes."""
     modules = rescaled_modules(config)
     # "attn.c_proj" and "mlp.c_proj" are two modules of GPT-2.
     names = {".".join(module.name.split(".")[-2:]): module for module in modules}
@@ -107,23 +110,25 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
 
 
 def problems_of(folder: Path, config: RunConfig) -> list[str]:
-    """Return why the vectors of a folder do not fit a run; [] if they fit. Raises CheckpointError for damaged
-    files.
+    """Return why a folder's vectors do not fit a run; [] if they fit.
+
+    Raises CheckpointError if files are missing or damaged.
     """
     found = read_settings(folder)
     if found.get("peft_type") != "IA3":
-        return [f"peft_type is {found.get('peft_type')!r}, and lora.kind is ia3"]
+        return [f"peft_type is {found.get('peft_type')!r}, but the run's lora.kind is ia3"]
     if found.get("modules_to_save"):
-        return [f"modules_to_save is {found['modules_to_save']!r}, which is not supported"]
+        return [f"modules_to_save is {found['modules_to_save']!r}, but only null is supported"]
     wanted = shapes_of(config)
     tensors = read_tensors(folder, wanted)
     # Vectors of modules that the folder does not target start at 1.
     asked = {module.tensor for module in rescaled_modules(config) if targets_module(found, module.name)}
     missing, surplus = asked - tensors.keys(), tensors.keys() - wanted.keys()
-    if problems := name_problems(missing, surplus, "keys, values and the MLP are read"):
+    if problems := name_problems(missing, surplus, "the run has vectors for keys, values and the MLP"):
         return problems[:1]
     return [
-        f"{name.removeprefix(PREFIX)} is {list(tensors[name].shape)}, and {list(shape)} here"
+        f"{name.removeprefix(PREFIX)} has the shape {list(tensors[name].shape)}, but the run needs "
+        f"{list(shape)}"
         for name, shape in wanted.items()
         if name in tensors and tuple(tensors[name].shape) != shape
     ][:1]

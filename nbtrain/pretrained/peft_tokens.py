@@ -1,10 +1,11 @@
 """Trained token rows in the format of `peft`: trainable_token_indices, and one tensor for each matrix.
 
     base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta    [ids, h]
-    base_model.model.lm_head.token_adapter.trainable_tokens_delta               [ids, h], if it is not tied
+    base_model.model.lm_head.token_adapter.trainable_tokens_delta               [ids, h], if not tied
 
-The numbers are the rows themselves, in the order of the ids, not differences from the base's rows (peft
-0.21.2, tuners/trainable_tokens/layer.py). A tied output layer follows the embedding.
+Despite their name, the tensors contain the rows themselves, in the order of the ids, not differences from the
+base model's rows (peft 0.21.2, tuners/trainable_tokens/layer.py). A tied output layer uses the embedding's
+rows.
 
 This module does not use torch; checkpoint/weights/peft_adapters.py reads the tensors, and
 checkpoint/pretrained/adapters.py writes them.
@@ -29,33 +30,36 @@ class TokenModule(NamedTuple):
     """A module of the family's model in which some rows are trained."""
 
     rows: str
-    """Canonical name of our rows."""
+    """Canonical name of the rows in nbtrain."""
     name: str
-    """Name in the family's model, e.g. model.embed_tokens."""
+    """Name in the family's model, such as model.embed_tokens."""
 
     @property
     def tensor(self) -> str:
-        """Return the name of the module's tensor in the file."""
+        """Name of the module's tensor in the file."""
         return f"{PREFIX}{self.name}{ENDING}"
 
     @property
     def short(self) -> str:
-        """Return the module's name in the setting."""
+        """Name of the module in the setting trainable_token_indices."""
         return self.name.rpartition(".")[2]
 
 
 def token_modules(config: RunConfig) -> list[TokenModule]:
-    """Return the modules whose rows a run trains; [] if it trains none."""
+    """Return the modules in which a run trains token rows; [] if it does not train token rows."""
     return modules_of_vocabulary(config) if ids_of(config) else []
 
 
 def ids_of(config: RunConfig) -> list[int]:
-    """Return the ids whose rows a run trains, ascending."""
+    """Return the token ids whose rows a run trains, ascending."""
     return sorted((config.lora.trainable_token_indices if config.lora is not None else None) or [])
 
 
 def modules_of_vocabulary(config: RunConfig) -> list[TokenModule]:
-    """Return the embedding, and the output layer if untied. Raises ConfigError if no family has the model."""
+    """Return the embedding and, if it is not tied, the output layer.
+
+    Raises ConfigError if no family can express the run's model.
+    """
     known = family_of(config).tensors(Sizes.of(config.model, config.tokenizer.vocab_size))
     found = []
     for rows in (EMBEDDING, OUTPUT):
@@ -66,20 +70,20 @@ def modules_of_vocabulary(config: RunConfig) -> list[TokenModule]:
 
 
 def setting_of(config: RunConfig) -> dict[str, list[int]] | None:
-    """Return the setting for adapter_config.json; None if no rows are trained."""
+    """Return trainable_token_indices for adapter_config.json; None if no token rows are trained."""
     return {module.short: ids_of(config) for module in token_modules(config)} or None
 
 
 def shapes_of(config: RunConfig) -> dict[str, tuple[int, ...]]:
-    """Return {tensor: shape} for the file to be written."""
+    """Return {tensor: shape} of the token rows in the adapter file that a run writes."""
     shape = (len(ids_of(config)), config.model.hidden_size)
     return {module.tensor: shape for module in token_modules(config)}
 
 
 def said_by(found: Mapping[str, Any], config: RunConfig) -> dict[str, list[int]]:
-    """Return {canonical name: ids} of the rows in a file, according to its settings.
+    """Return {canonical name: ids} of the token rows in a folder, according to its adapter_config.json.
 
-    A plain list means rows of the embedding. Raises CheckpointError if the setting cannot be read.
+    A plain list of ids means rows of the embedding. Raises CheckpointError if the setting is not supported.
     """
     said = found.get(SETTING) or {}
     modules = modules_of_vocabulary(config)
@@ -91,15 +95,18 @@ def said_by(found: Mapping[str, Any], config: RunConfig) -> dict[str, list[int]]
         if module is None and name == TIED_OUTPUT and len(modules) == 1:
             continue  # peft ties it to the embedding's rows
         if module is None or not isinstance(ids, list) or not all(type(one) is int for one in ids):
-            raise CheckpointError(f"{SETTING} is {found[SETTING]!r}, which is not supported")
+            raise CheckpointError(
+                f"{SETTING} is {found[SETTING]!r}, but must be a list of ids, or lists of ids by module"
+            )
         if ids:
             by_name[module.rows] = ids
     return by_name
 
 
 def whole_matrix_problem(tensors: Mapping[str, Any], config: RunConfig) -> str:
-    """Describe a whole embedding or output layer in a file, which no run trains along with adapters; "" if
-    none.
+    """Return the problem of a file with a whole embedding or output layer; "" if the file has neither.
+
+    A run with adapters trains only single rows of these matrices.
     """
     modules = {*(module.name for module in modules_of_vocabulary(config)), TIED_OUTPUT}
     stems = tuple(f"{PREFIX}{module}." for module in modules)
@@ -107,13 +114,13 @@ def whole_matrix_problem(tensors: Mapping[str, Any], config: RunConfig) -> str:
     if not whole:
         return ""
     return (
-        f"has {whole[0].removeprefix(PREFIX)}, a whole matrix of the vocabulary, which peft adds if the base "
-        "was resized; write the adapters with save_pretrained(..., save_embedding_layers=False)"
+        f"contains {whole[0].removeprefix(PREFIX)}, a whole vocabulary matrix, which peft saves if the base "
+        "model was resized; save the adapters with save_pretrained(..., save_embedding_layers=False)"
     )
 
 
 def problems_of(found: Mapping[str, Any], tensors: Mapping[str, Any], config: RunConfig) -> list[str]:
-    """Return why the rows of a folder do not fit a run; [] if they fit or the folder has no rows."""
+    """Return why a folder's token rows do not fit a run; [] if they fit, or if it has no token rows."""
     said = said_by(found, config)
     ours = ids_of(config)
     for module in modules_of_vocabulary(config):
@@ -121,12 +128,16 @@ def problems_of(found: Mapping[str, Any], tensors: Mapping[str, Any], config: Ru
         if ids is None:
             continue
         if sorted(ids) != ours:
-            return [f"{SETTING} of {module.short} is {_short(ids)}: lora.{SETTING} is {_short(ours)}"]
+            return [
+                f"{SETTING} for {module.short} is {_short(ids)}, but the run's lora.{SETTING} is "
+                f"{_short(ours)}"
+            ]
         if module.tensor not in tensors:
-            return [f"has no {module.tensor.removeprefix(PREFIX)}, and {SETTING} says that it has"]
+            return [f"has no {module.tensor.removeprefix(PREFIX)}, although {SETTING} lists its ids"]
         shape, wanted = tuple(tensors[module.tensor].shape), (len(ids), config.model.hidden_size)
         if shape != wanted:
-            return [f"{module.tensor.removeprefix(PREFIX)} is {list(shape)}, and {list(wanted)} here"]
+            name = module.tensor.removeprefix(PREFIX)
+            return [f"{name} has the shape {list(shape)}, but the run needs {list(wanted)}"]
     return []
 
 

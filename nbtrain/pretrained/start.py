@@ -1,12 +1,12 @@
-"""The start that `init_from` names: a model's folder, or a checkpoint of another run; whether it fits a run.
+"""The initial weights that `init_from` refers to, and whether they fit the run.
 
-    a folder with run.json, or the name of a run        RunStart: one checkpoint of it (init_step)
+    a folder with run.json, or the name of a run        RunStart: one of that run's checkpoints (init_step)
     any other folder, or a file                         PretrainedModel
 
-A run given by its name is searched in the output directory, next to the run that starts from it; this also
-works on nodes that see the output directory under another path. Submit writes the chosen checkpoint to
-init_from.json, and the ranks use that one. fit() compares the weights with a run's `model` section and
-vocabulary.
+A run given by name is searched in the output directory, next to the run that starts from it, so this also
+works on nodes on which the output directory has another path. Submitting the run writes the chosen checkpoint
+to init_from.json, and the ranks use that checkpoint. fit() compares the weights with the run's `model`
+section and vocabulary.
 """
 
 import hashlib
@@ -36,14 +36,14 @@ PADDED = ("word_embeddings.weight", "output_layer.weight")
 
 @dataclass(frozen=True)
 class RunStart:
-    """A checkpoint of another run as the start."""
+    """A checkpoint of another run, from which a run starts."""
 
     run: RunDir
     step: int
     config: RunConfig
     """Configuration of the other run."""
     manifest: dict[str, Any]
-    """Manifest of the checkpoint, as stored on disk."""
+    """Manifest of the checkpoint, as stored in its folder."""
 
     @property
     def path(self) -> Path:
@@ -59,9 +59,9 @@ class RunStart:
 
     @property
     def count(self) -> int:
-        """Number of parameters, without padding."""
+        """Number of parameters, without vocabulary padding."""
         if "layer" in submitted_functions(self.run):
-            # The vocabulary's rows may be padded; the rest is as its file makes it.
+            # Only the vocabulary's rows may be padded. All other shapes are those that layer() created.
             padding = self.manifest["padded_vocab_size"] - self.vocab_size
             entries = self.manifest["parameters"].items()
             return sum(
@@ -73,7 +73,7 @@ class RunStart:
 
     @property
     def dtypes(self) -> list[str]:
-        """Number formats of its master weights, which are the weights that are read."""
+        """Number format of the checkpoint's master weights, from which the run starts."""
         return ["F32"]
 
     @property
@@ -82,9 +82,7 @@ class RunStart:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the hashes of all its files. It does not change if a later validation changes the
-        manifest.
-        """
+        """SHA-256 over the hashes of all files. A later validation changes the manifest, not this hash."""
         entries = {name: entry["sha256"] for name, entry in self.manifest["files"].items()}
         return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
@@ -93,14 +91,12 @@ Start = PretrainedModel | RunStart
 
 
 def identity_of(start: Start) -> str:
-    """Return the hash that identifies a start's weights."""
+    """Return the hash that identifies the initial weights."""
     return start.sha256 if isinstance(start, RunStart) else start.folder.sha256
 
 
 def hashes_of(start: Start, config: RunConfig) -> dict[str, str]:
-    """Return the hashes that init_from.json records: sha256 of a start's weights and, with lora.init_from,
-    adapters_sha256.
-    """
+    """Return the hashes for init_from.json: `sha256` and, with lora.init_from, `adapters_sha256`."""
     found = {"sha256": identity_of(start)}
     if config.lora is not None and config.lora.init_from is not None:
         found["adapters_sha256"] = files.sha256_of(resolve(config.lora.init_from) / PEFT_WEIGHTS)
@@ -111,33 +107,33 @@ def refuse_changed(start: Start, sha256: str) -> None:
     """Raise CheckpointError if the initial weights do not have this hash."""
     if sha256 != identity_of(start):
         what = (
-            "the checkpoint's files"
+            "The checkpoint's files"
             if isinstance(start, RunStart)
-            else "its config.json or the headers of its files"
+            else "Its config.json or the headers of its files"
         )
         raise CheckpointError(
-            f"init_from: {display(start.path)}: has changed since the run was submitted: {what} differ. "
-            "Restore the old files, or train from the new ones in a run with another name."
+            f"init_from: {display(start.path)} has changed since the run was submitted. {what} differ. "
+            "Restore the old files, or start from the new files in a run with another name."
         )
 
 
 def model_of_start(start: Start) -> ModelConfig:
-    """Return a start's `model` section. Raises CheckpointError for a folder with an unsupported model."""
+    """Return the `model` section of the initial weights. Raises CheckpointError for an unsupported model."""
     if isinstance(start, RunStart):
         return start.config.model
     return model_section(start.described, start.path)
 
 
 def vocab_size_of(start: Start) -> int:
-    """Return the number of rows of a start's vocabulary, without padding."""
+    """Return the number of vocabulary rows in the initial weights, without padding."""
     return start.vocab_size if isinstance(start, RunStart) else start.described.vocab_size
 
 
 def open_start(config: RunConfig, run: RunDir | None = None) -> Start:
-    """Open the start that `init_from` of a run names.
+    """Open the initial weights that a run's `init_from` refers to.
 
-    `run` is the directory of a run that has been submitted; the step chosen at that time is then used. Raises
-    CheckpointError if the start cannot be used.
+    `run` is the directory of a submitted run, for which the step that was chosen at submission is used.
+    Raises CheckpointError if the weights cannot be used.
     """
     assert config.init_from is not None
     other = _other_run(config, run.path.parent if run is not None else output_root())
@@ -148,25 +144,26 @@ def open_start(config: RunConfig, run: RunDir | None = None) -> Start:
 
 
 def is_there(config: RunConfig) -> bool:
-    """Return whether `init_from` exists, or is an address, which can never exist here."""
+    """Return whether `init_from` exists as a path or a run. An address (with ://) also counts."""
     said = config.init_from
     assert said is not None
     return "://" in said or resolve(said).exists() or (valid_name(said) and RunDir.named(said).exists())
 
 
 def names_run(config: RunConfig) -> bool:
-    """Return whether `init_from` names a run. Raises CheckpointError if it could be a run or a folder."""
+    """Return whether `init_from` refers to a run. Raises CheckpointError if it may be a run or a folder."""
     return config.init_from is not None and _other_run(config, output_root()) is not None
 
 
 def _other_run(config: RunConfig, root: Path) -> RunDir | None:
-    """Return the run that `init_from` names; None if it is a folder or a file, existing or not."""
+    """Return the run that `init_from` refers to; None if it is a path, even of a missing file or folder."""
     said = config.init_from
     assert said is not None
     if "://" in said:
         raise CheckpointError(
-            f"{said} is an address, but init_from must be a run or a folder. `nbtrain import-model {said}` "
-            "fetches a model of the Hub (hf://ORGANISATION/MODEL) and writes a run YAML that starts from it."
+            f"{said} is an address, but init_from must be a run or a folder. For a model on the Hub "
+            f"(hf://ORGANISATION/MODEL), run `nbtrain import-model {said} NAME`, which downloads the model "
+            "and writes a run YAML that starts from it."
         )
     path = resolve(said)
     if (path / "run.json").is_file():
@@ -177,17 +174,17 @@ def _other_run(config: RunConfig, root: Path) -> RunDir | None:
     if not named.exists():
         if not path.exists():
             raise CheckpointError(
-                f"there is no run {said} in {display(root)}, and no folder {display(path)}. `nbtrain runs` "
-                "lists the runs; train it first, or use another one."
+                f"there is no run {said} in {display(root)}, and no folder {display(path)}. Train that run "
+                "first, or choose another run (`nbtrain runs` lists them)."
             )
         return None
     if path.exists():
         if said == config.name:
-            # A run cannot start from itself, and this one exists as soon as it is submitted.
+            # A run cannot start from itself, but its directory exists as soon as it is submitted.
             return None
         raise CheckpointError(
-            f"{said} is both a run and the path {display(path)}. Write {display(named.path)} for the run, or "
-            f"./{said} for the path."
+            f"{said} is both a run and the path {display(path)}. Set init_from to {display(named.path)} for "
+            f"the run, or to ./{said} for the path."
         )
     return _not_itself(config, named)
 
@@ -195,8 +192,8 @@ def _other_run(config: RunConfig, root: Path) -> RunDir | None:
 def _not_itself(config: RunConfig, other: RunDir) -> RunDir:
     if other.name == config.name:
         raise CheckpointError(
-            f"{display(other.path)} is this run itself, which continues from its own checkpoints. Give the "
-            "new training another name."
+            f"{display(other.path)} is this run itself, which resumes from its own checkpoints. To start a "
+            "new training from it, give the new run another name."
         )
     return other
 
@@ -208,41 +205,47 @@ def _checkpoint_of(run: RunDir, wanted: int | str) -> RunStart:
         if step is None:
             reasons = "".join(f"; global_step{number}: {reason}" for number, reason in torn)
             raise CheckpointError(
-                f"{display(run.path)}: has no complete checkpoint{reasons}. Train it first, or use another "
-                f"run."
+                f"{display(run.path)} has no complete checkpoint{reasons}. Train the run first, or use "
+                "another run."
             )
     elif wanted == "best":
         step = best_step(run, [one for one in steps if checkpoint_problem(run.checkpoint(one)) is None])
         if step is None:
             raise CheckpointError(
-                f"{display(run.path)}: none of its checkpoints was validated at its own step, so none can be "
-                "the best. Set init_step: newest."
+                f"{display(run.path)}: no checkpoint was validated at its own step, so the best checkpoint "
+                "is not known. Set init_step: newest."
             )
     else:
         assert isinstance(wanted, int)
         step = wanted
         if reason := checkpoint_problem(run.checkpoint(step)):
-            known = ", ".join(map(str, steps)) or "none"
-            raise CheckpointError(f"{display(run.checkpoint(step))}: {reason}. Checkpoints there: {known}.")
+            if not steps:
+                raise CheckpointError(
+                    f"{display(run.checkpoint(step))}: {reason}. The run has no checkpoints."
+                )
+            known = ", ".join(map(str, steps))
+            raise CheckpointError(
+                f"{display(run.checkpoint(step))}: {reason}. The run has checkpoints of these steps: {known}."
+            )
     manifest = files.read_json(run.checkpoint_manifest(step))
     assert manifest is not None
     try:
         return RunStart(run, step, load_resolved(run.config_yaml), manifest)
     except ConfigError as error:
-        raise CheckpointError(f"{display(run.path)}: its config.yaml cannot be read: {error}") from None
+        raise CheckpointError(f"{display(run.path)}: the run's config.yaml cannot be read: {error}") from None
 
 
 class Fit(NamedTuple):
-    """The differences between the weights and a run."""
+    """The differences between the initial weights and a run."""
 
     problems: list[tuple[str, str]]
-    """Problems, each as (key of the run, description)."""
+    """Differences that are not allowed, each as (key of the run, description)."""
     notes: list[str]
-    """Sentences on allowed changes that the run makes."""
+    """Differences that are allowed, each as a sentence."""
 
 
 def fit(start: Start, config: RunConfig) -> Fit:
-    """Compare a folder, or a checkpoint of another run, with a run."""
+    """Compare initial weights with a run's `model` section, blocks and vocabulary."""
     theirs, ours = model_of_start(start), config.model
     found = Fit([], [])
     compared: set[str] = set()
@@ -262,40 +265,44 @@ def fit(start: Start, config: RunConfig) -> Fit:
     rows, vocab_size = vocab_size_of(start), config.tokenizer.vocab_size
     if vocab_size > rows:
         found.notes.append(
-            f"the vocabulary grows from {rows:,} to {vocab_size:,} (tokenizer.vocab_size): each new row is "
-            "the mean of the old ones." + _trained_rows(rows, config)
+            f"the vocabulary grows from {rows:,} to {vocab_size:,} entries (tokenizer.vocab_size): each new "
+            "row is the mean of the old rows." + _trained_rows(rows, config)
         )
     elif vocab_size < rows:
         found.notes.append(
-            f"the vocabulary shrinks from {rows:,} to {vocab_size:,} (tokenizer.vocab_size): the last "
-            f"{rows - vocab_size:,} rows are dropped."
+            f"the vocabulary shrinks from {rows:,} to {vocab_size:,} entries (tokenizer.vocab_size): the "
+            f"last {rows - vocab_size:,} rows are dropped."
         )
     return found
 
 
 def _compare_layers(start: Start, config: RunConfig, found: Fit) -> None:
-    """Compare the blocks' makers: nbtrain, or the layer() of a run's code."""
+    """Compare how the blocks are created: by nbtrain, or by layer() in a run's own code."""
     ours = has_own_layer(config)
     theirs = isinstance(start, RunStart) and "layer" in submitted_functions(start.run)
-    if ours != theirs:
-        one, other = f"layer() in {config.code}", "nbtrain"
-        here, there = (one, other) if ours else (other, "another layer()")
-        found.problems.append(
-            ("code", f"makes the blocks by {here}, and {config.init_from} has blocks made by {there}")
+    if ours and not theirs:
+        words = (
+            f"creates the blocks with layer() in {config.code}, but {config.init_from} has nbtrain's blocks"
         )
+        found.problems.append(("code", words))
+    elif theirs and not ours:
+        words = f"has no layer(), but the blocks of {config.init_from} were created by another layer()"
+        found.problems.append(("code", words))
     elif isinstance(start, RunStart) and ours and start.manifest["code_sha256"] != code_sha256(config):
         found.notes.append(
-            f"{config.code} is not the file that {start.title} was trained with: the names and shapes of its "
-            "blocks' parameters are compared, and not what layer() computes with them."
+            f"{config.code} is not the file that {start.title} was trained with. Only the names and shapes "
+            "of the blocks' parameters are compared, not what layer() computes with them."
         )
 
 
 def _trained_rows(before: int, config: RunConfig) -> str:
-    """Return a sentence that says how many of the new rows are trained along with adapters."""
+    """Return a sentence that says how many of the new rows are trained with adapters; "" without lora."""
     if config.lora is None:
         return ""
     named = config.lora.trainable_token_indices or ()
     trained, new = sum(one >= before for one in named), config.tokenizer.vocab_size - before
     if trained == new:
-        return f" Along with the adapters, all {new:,} are trained (lora.trainable_token_indices)."
-    return f" Along with the adapters, {trained:,} of {new:,} are trained (lora.trainable_token_indices)."
+        return f" All {new:,} new rows are trained with the adapters (lora.trainable_token_indices)."
+    return (
+        f" {trained:,} of the {new:,} new rows are trained with the adapters (lora.trainable_token_indices)."
+    )

@@ -1,20 +1,20 @@
-"""The parameters of a run's model, and their mapping to the tensors of a folder, row by row, without torch.
+"""The parameters of a run's model, and their mapping to a folder's tensors, row by row, without torch.
 
-    parameter_shapes(sizes)     canonical names (model/names.py) and whole shapes
-    llama_tensors(sizes), ...   TensorMap: for each parameter, the rows of which tensors
+    parameter_shapes(sizes)     canonical names (model/names.py) and unsharded shapes
+    llama_tensors(sizes), ...   TensorMap: the tensor rows of which each parameter consists
 
-A parameter consists of pieces, each a range of rows of one tensor. Most parameters are one piece. Packed
-query, key and value are three pieces for each group of queries. GPT-2's matrices are stored transposed
-([inputs, outputs], "Conv1D" in transformers): their rows are counted after the transposition.
+A parameter consists of pieces, each of which is a range of rows in one tensor. Most parameters have one
+piece. The packed query, key and value have three pieces for each query group. GPT-2's matrices are stored
+transposed ([inputs, outputs], "Conv1D" in transformers); their rows are counted after transposing.
 
     layers.0.attention.query_key_value.weight    rows 0 .. d     model.layers.0.self_attn.q_proj.weight
                                                  rows d .. 2d    model.layers.0.self_attn.k_proj.weight
                                                  ...
 
-Packed query, key and value are packed group by group: n/g heads of queries, then the group's key and value,
-with d rows each. Without grouped queries (g = n) this is [q|k|v] of each head.
+Query, key and value are packed group by group: n/g query heads, then the group's key and value, with d rows
+each. Without grouped queries (g = n), this is [q|k|v] for each head.
 
-Sizes: h hidden, n heads, g groups of queries, d head size, f MLP width, v vocabulary, p positions
+Sizes: h hidden size, n heads, g query groups, d head size, f MLP width, v vocabulary size, p positions
 """
 
 from collections.abc import Callable, Iterator
@@ -79,7 +79,7 @@ class Sizes:
 
 
 def parameter_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
-    """Return {canonical name: whole shape} in the model's order, with the vocabulary unpadded."""
+    """Return {canonical name: unsharded shape} in the model's order, without vocabulary padding."""
     return dict(_parameters(sizes))
 
 
@@ -125,7 +125,7 @@ def _norm(name: str, sizes: Sizes, width: int = 0) -> Iterator[tuple[str, tuple[
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """`count` rows of a parameter from row `first` on, which are the rows of `tensor` from row `there` on."""
+    """`count` rows of a parameter from row `first`, stored as the rows of `tensor` from row `there`."""
 
     first: int
     count: int
@@ -136,18 +136,18 @@ class Piece:
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A model's parameters and the tensors of one family."""
+    """A model's parameters, and the tensors in which one family stores them."""
 
     shapes: dict[str, tuple[int, ...]]
-    """{canonical name: shape}, without padding."""
+    """{canonical name: shape}, without vocabulary padding."""
     pieces: dict[str, list[Piece]]
-    """{canonical name: its pieces, ordered by their first row}."""
+    """{canonical name: pieces, ordered by their first row}."""
     tensors: dict[str, tuple[int, ...]]
-    """{name of a tensor: its shape in the file}."""
+    """{tensor name: shape in the file}."""
 
     @cached_property
     def users(self) -> dict[str, list[tuple[str, Piece]]]:
-        """Return {tensor: [(canonical name, piece)]} for all pieces in each tensor."""
+        """{tensor name: [(canonical name, piece)]}, with all pieces that each tensor stores."""
         found: dict[str, list[tuple[str, Piece]]] = {name: [] for name in self.tensors}
         for name, pieces in self.pieces.items():
             for piece in pieces:
@@ -156,7 +156,7 @@ class TensorMap:
 
 
 def own_tensors(sizes: Sizes) -> TensorMap:
-    """Return the map of a consolidated file, in which every parameter has its canonical name."""
+    """Return the map for a consolidated file, in which every parameter has its canonical name."""
     shapes = parameter_shapes(sizes)
     return TensorMap(
         shapes, {name: [Piece(0, shape[0], name)] for name, shape in shapes.items()}, dict(shapes)
@@ -164,17 +164,17 @@ def own_tensors(sizes: Sizes) -> TensorMap:
 
 
 def llama_tensors(sizes: Sizes) -> TensorMap:
-    """Return the map of Llama, Mistral, Qwen2, Qwen3 and SmolLM3 (modeling_llama.py and similar files)."""
+    """Return the map for Llama, Mistral, Qwen2, Qwen3 and SmolLM3 (modeling_llama.py and similar files)."""
     found = _map(sizes, "model", "model.layers", LLAMA, _packed_of_three)
     return replace(found, tensors=dict(sorted(found.tensors.items(), key=lambda one: _llama_place(one[0]))))
 
 
 def gpt2_tensors(sizes: Sizes) -> TensorMap:
-    """Return the map of GPT-2 (modeling_gpt2.py in transformers)."""
+    """Return the map for GPT-2 (modeling_gpt2.py in transformers)."""
     return _map(sizes, "transformer", "transformer.h", GPT2, _packed_of_one, frozenset(TRANSPOSED))
 
 
-# {our module: GPT-2's module}, inside a layer and outside of layers.
+# {nbtrain's module: the family's module}, inside and outside of layers.
 LLAMA = {
     "word_embeddings": "embed_tokens",
     "final_layernorm": "norm",
@@ -199,7 +199,7 @@ GPT2 = {
     "mlp.dense_h_to_4h": "mlp.c_fc",
     "mlp.dense_4h_to_h": "mlp.c_proj",
 }
-# The order in which transformers writes a layer's tensors, which assigns them to files.
+# The order in which transformers writes a layer's tensors. It decides which file each tensor is in.
 LLAMA_ORDER = (
     *(f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")),
     *(f"mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")),
@@ -286,7 +286,7 @@ def _groups(sizes: Sizes) -> Iterator[tuple[int, str, int, int]]:
 
 
 def _packed_of_three(sizes: Sizes, place: str, kind: str) -> list[Piece]:
-    """Return the pieces of q_proj, k_proj and v_proj, packed by group."""
+    """Return the pieces in q_proj, k_proj and v_proj, group by group."""
     return [
         Piece(first, rows, f"{place}.{part}_proj.{kind}", there)
         for first, part, there, rows in _groups(sizes)
@@ -294,7 +294,7 @@ def _packed_of_three(sizes: Sizes, place: str, kind: str) -> list[Piece]:
 
 
 def _packed_of_one(sizes: Sizes, place: str, kind: str) -> list[Piece]:
-    """Return the pieces of c_attn, whose outputs are all queries, then all keys, then all values."""
+    """Return the pieces in c_attn, whose outputs are all queries, then all keys, then all values."""
     start = {"q": 0, "k": sizes.query_rows, "v": sizes.query_rows + sizes.key_rows}
     return [
         Piece(first, rows, f"{place}.{kind}", start[part] + there, kind == "weight")

@@ -1,7 +1,7 @@
-"""Checks a folder's values for NaN and Inf, and for a tied output layer that is a different matrix.
+"""Checks for NaN and Inf in a folder's weights, and for a tied output layer that differs from the embedding.
 
-Every byte is read once, in chunks, without torch: NaN and Inf are the numbers whose exponent has all bits
-set.
+Every byte is read once, in chunks, without torch. NaN and Inf are the numbers in which all bits of the
+exponent are set.
 """
 
 from collections.abc import Iterator
@@ -15,20 +15,23 @@ from nbtrain.pretrained.model import PretrainedModel
 from nbtrain.pretrained.tensors import OUTPUT
 
 PIECE_BYTES = 64 << 20
-# {format: (unsigned numbers of its size, the bits of its exponent)}
+# {number format: (unsigned integer of the same size, bits of the exponent)}
 EXPONENTS = {"F32": ("<u4", 0x7F80_0000), "BF16": ("<u2", 0x7F80), "F16": ("<u2", 0x7C00)}
 
 
 def check_values(model: PretrainedModel) -> Iterator[int]:
-    """Read all data and yield the bytes of each chunk. Raises CheckpointError at the first invalid tensor."""
+    """Check all values, and yield the size of each chunk that was read.
+
+    Raises CheckpointError at the first invalid tensor.
+    """
     for name, tensor in model.tensors.items():
         kind, exponent = EXPONENTS[tensor.dtype]
         bits = np.dtype(kind).type(exponent)
         for piece in _pieces(tensor, kind):
             if bool(((piece & bits) == bits).any()):
                 raise CheckpointError(
-                    f"{display(tensor.path)}: {name} holds NaN or Inf, so a model that starts from it would "
-                    f"have no valid loss. Get another copy of the model."
+                    f"{display(tensor.path)}: {name} contains NaN or Inf, so a run that starts from it would "
+                    "not have a finite loss. Get another copy of the model."
                 )
             yield piece.nbytes
     if model.twin is not None:
@@ -44,8 +47,9 @@ def _check_twin(model: PretrainedModel, twin: Tensor) -> Iterator[int]:
         yield theirs.nbytes
     if not same:
         raise CheckpointError(
-            f"{display(twin.path)}: {OUTPUT} differs from the word embedding, but config.json says that they "
-            "are tied. Set tie_word_embeddings to false in config.json if the output has a separate matrix."
+            f"{display(twin.path)}: {OUTPUT} differs from the word embedding, but according to config.json "
+            "they are tied. If the output layer has its own matrix, set tie_word_embeddings to false in "
+            "config.json."
         )
 
 
@@ -57,6 +61,6 @@ def _pieces(tensor: Tensor, kind: str) -> Iterator[np.ndarray]:
         while left:
             content = stream.read(min(left, PIECE_BYTES // size * size))
             if not content:
-                raise CheckpointError(f"{display(tensor.path)}: became shorter after it was opened.")
+                raise CheckpointError(f"{display(tensor.path)}: the file became shorter while it was read.")
             left -= len(content)
             yield np.frombuffer(content, kind)

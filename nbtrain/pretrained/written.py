@@ -1,9 +1,9 @@
-"""A run's model as config.json: the family that can express it, and every key that readers need.
+"""The config.json of a run's model: the family that can express it, and every key that other programs need.
 
-transformers 5 writes rotary positions only as `rope_parameters`, so readers of the older rope_theta and
-rope_scaling would use their defaults. Both are written with equal values. tie_word_embeddings is always
-written, because its default differs from class to class. llama.cpp's converter reads n_ctx of GPT-2, and
-original_max_position_embeddings at the top level.
+transformers 5 writes rotary positions only as `rope_parameters`, so programs that read the older keys
+rope_theta and rope_scaling would use their defaults. Therefore both forms are written, with equal values.
+tie_word_embeddings is always written, because its default differs between classes. llama.cpp's converter
+reads GPT-2's n_ctx, and original_max_position_embeddings at the top level.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,22 +19,22 @@ from nbtrain.config.yaml_source import show
 from nbtrain.pretrained.families import FAMILIES, LAYER_TYPES, Family
 
 OWN_SCHEMA = 1
-# Name of the file in the folder passed to the GPU side.
+# Name of the GGUF file in the temporary export folder.
 GGUF_FILE = "model.gguf"
-# Fields that are not part of the exported model. Its length is max_position_embeddings.
+# Fields that are not part of the exported model, whose length is max_position_embeddings.
 NOT_THE_MODEL = {*marked(ModelConfig, OfRun), "seq_length"}
-# {format of the weights in nbtrain: its name in config.json}
+# {nbtrain's name of a number format: its name in config.json}
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 @dataclass(frozen=True)
 class Need:
-    """A requirement shared by all models of a family."""
+    """A requirement that all models of a family meet."""
 
     field: str
-    """The required field of `model`."""
+    """Field of the `model` section."""
     value: Any
-    """The field's value in that family, in the form for messages."""
+    """Required value of the field, as shown in messages."""
     met: Callable[[ModelConfig], bool]
 
 
@@ -66,7 +66,7 @@ _LIKE_LLAMA = (
     _same("activation", "swiglu"),
     *_NO_CAPS,
 )
-# In the order of attempts: the first family that can express the whole model is used.
+# Families in the order in which they are tried. The first family that can express the whole model is used.
 NEEDS: dict[str, tuple[Need, ...]] = {
     "gpt2": (
         _same("position_embedding_type", "learned_absolute"),
@@ -89,10 +89,10 @@ NEEDS: dict[str, tuple[Need, ...]] = {
         _ONE_KIND_OF_BIAS,
         Need("window_size", None, lambda model: not any(model.windows)),
         _ROPE_IN_ALL,
-        # Its configuration class refuses other numbers, even with head_dim.
+        # LlamaConfig rejects other numbers of heads, even with head_dim.
         Need(
             "num_attention_heads",
-            "a divisor",
+            "a divisor of hidden_size",
             lambda model: model.hidden_size % model.num_attention_heads == 0,
         ),
     ),
@@ -117,9 +117,9 @@ NEEDS: dict[str, tuple[Need, ...]] = {
 
 
 def family_of(config: RunConfig) -> Family:
-    """Return the family as which a run's model is written: its own, or the first that can express it.
+    """Return the family in which a run's model is written: its own, or the first that can express the model.
 
-    Raises ConfigError, with the field that prevents it, if there is no such family.
+    Raises ConfigError, which names the field that prevents it, if no family can express the model.
     """
     named = {"gpt3": "gpt2"}.get(config.model.architecture, config.model.architecture)
     for name in (named, *NEEDS):
@@ -130,8 +130,8 @@ def family_of(config: RunConfig) -> Family:
     nearest = max(unmet, key=lambda name: (unmet[name] / len(NEEDS[name]), name == named))
     need, key = NEEDS[nearest][unmet[nearest]], f"model.{NEEDS[nearest][unmet[nearest]].field}"
     raise ConfigError(
-        f"{config.where(key)}: {key} = {show(value_of(config, key))}: no Hugging Face architecture "
-        f"that nbtrain writes supports it; the closest, {FAMILIES[nearest].title}, needs {need.field}: "
+        f"{config.where(key)}: {key} = {show(value_of(config, key))} is not supported by any Hugging Face "
+        f"architecture that nbtrain writes. The closest one, {FAMILIES[nearest].title}, needs {need.field}: "
         f"{show(need.value)}. Export with --to consolidated, which supports every model, or train a model "
         "with that value."
     )
@@ -140,9 +140,10 @@ def family_of(config: RunConfig) -> Family:
 def config_json(
     config: RunConfig, dtype: str, ids: Mapping[str, int | None], vocab_size: int
 ) -> dict[str, Any]:
-    """Return the config.json of a run's model; `ids` are bos_token_id, eos_token_id and pad_token_id.
+    """Return the config.json of a run's model; `ids` has bos_token_id, eos_token_id and pad_token_id.
 
-    `dtype` is the format of the written weights: fp32, bf16 or fp16. Raises the errors of family_of.
+    `dtype` is the number format of the written weights: fp32, bf16 or fp16. Raises ConfigError if no family
+    can express the model.
     """
     family = family_of(config)
     described = _gpt2(config) if family.model_type == "gpt2" else _llama(config, family)
@@ -151,19 +152,19 @@ def config_json(
         "model_type": family.model_type,
         **described,
         "vocab_size": vocab_size,
-        # LlamaConfig refuses more than 1. A trained model is not initialized again.
+        # LlamaConfig rejects values above 1. The value has no effect, since the model is already trained.
         "initializer_range": min(config.model.init_method_std, 1.0),
         "tie_word_embeddings": not config.model.untie_embeddings_and_output_weights,
         "use_cache": True,
         **ids,
         "dtype": DTYPES[dtype],
-        # Programs that were written for transformers 4.
+        # This key is for programs that were written for transformers 4.
         "torch_dtype": DTYPES[dtype],
     }
 
 
 def own_description(config: RunConfig, vocab_size: int, step: int) -> dict[str, Any]:
-    """Return the metadata of a consolidated file for a run's model, which model.py reads."""
+    """Return the metadata of a consolidated file, in which model.py finds the model's settings."""
     model = config.model
     fields = model.model_dump(exclude=NOT_THE_MODEL)
     fields["max_position_embeddings"] = model.resolved_max_position_embeddings
@@ -212,7 +213,7 @@ def _llama(config: RunConfig, family: Family) -> dict[str, Any]:
         if not family.qk_norm:  # Qwen3's MLP has no bias
             found["mlp_bias"] = model.add_bias_linear
     if family.has_no_rope_layers:
-        # A 1 is a layer with rotary positions.
+        # In this key, a 1 means a layer with rotary positions.
         without = model.layers_without_rope
         found["no_rope_layers"] = [int(layer not in without) for layer in range(model.num_layers)]
     return {**found, **_windows(model, family)}
@@ -228,8 +229,9 @@ def _windows(model: ModelConfig, family: Family) -> dict[str, Any]:
     return {
         "use_sliding_window": window is not None,
         "sliding_window": window,
-        # Readers without layer_types give windows to all layers from this one on. vLLM's Qwen2 and Qwen3 give
-        # them to all layers, and refuse other models by this number: not num_layers if some have one.
+        # Programs that do not know layer_types use windows in all layers from this one on. vLLM's Qwen2 and
+        # Qwen3 use windows in all layers, and reject models in which only some layers have one. They detect
+        # such models by this number, so it must be less than num_layers if some layer has a window.
         "max_window_layers": has.index(True) if True in has else model.num_layers,
         "layer_types": [LAYER_TYPES[one] for one in has],
     }

@@ -106,7 +106,7 @@ def test_a_folder_in_the_root_of_the_workspace_is_not_the_name_of_a_run(folder, 
     other = import_model("small", "other").config
     assert open_start(other).path == workspace / "small"
     with pytest.raises(
-        CheckpointError, match=r"^small is both a run and the path small\. Write output/small "
+        CheckpointError, match=r"^small is both a run and the path small\. Set init_from to output/small "
     ):
         open_start(load(other, {"init_from": "small"}))
 
@@ -183,12 +183,13 @@ def test_another_size_of_the_vocabulary_is_reported(folder):
     """
     larger = import_model("models/small", "larger", ["tokenizer.vocab_size=24"])
     assert larger.notes[-1] == (
-        "the vocabulary grows from 20 to 24 (tokenizer.vocab_size): each new row is the mean of the old ones."
+        "the vocabulary grows from 20 to 24 entries (tokenizer.vocab_size): each new row is the mean "
+        "of the old rows."
     )
     write_tokenizer_files(folder, 12)
     smaller = import_model("models/small", "smaller", ["tokenizer.vocab_size=12"])
     assert smaller.notes[-1] == (
-        "the vocabulary shrinks from 20 to 12 (tokenizer.vocab_size): the last 8 rows are dropped."
+        "the vocabulary shrinks from 20 to 12 entries (tokenizer.vocab_size): the last 8 rows are dropped."
     )
     with pytest.raises(ConfigError) as refused:
         import_model("models/small", "few", ["tokenizer.vocab_size=11"])
@@ -268,21 +269,21 @@ BAD = {
         "has no token <|endoftext|> to end documents with. Set tokenizer.eod_token to one of its tokens: "
         "</s>.",
     ),
-    "NaN weights": (spoil_weights, CheckpointError, "model.norm.weight holds NaN or Inf"),
+    "NaN weights": (spoil_weights, CheckpointError, "model.norm.weight contains NaN or Inf"),
     "half a download": (
         lambda folder: os.truncate(folder / "model.safetensors", 3000),
         CheckpointError,
-        "is cut off: 2.9 KiB of it exist",
+        "is truncated: the file has 2.9 KiB",
     ),
     "no weights": (
         lambda folder: (folder / "model.safetensors").unlink(),
         CheckpointError,
-        "models/small: contains no safetensors files. Download the folder again.",
+        "models/small contains no safetensors files. Download the folder again.",
     ),
     "another architecture": (
         lambda folder: (folder / "config.json").write_text('{"model_type": "mamba"}'),
         CheckpointError,
-        "is not a supported architecture",
+        "model_type = mamba is not supported",
     ),
 }
 
@@ -368,7 +369,7 @@ def test_paths_and_names(folder, workspace):
         import_model("models/small", "mine", path="nowhere/mine.yaml")
     with pytest.raises(ConfigError, match=r"a run YAML ends in \.yaml or \.yml"):
         import_model("models/small", "mine", path="mine.txt")
-    with pytest.raises(CheckpointError, match=r"config\.json: is a file\. Give the folder"):
+    with pytest.raises(CheckpointError, match=r"config\.json is a file\. Pass the folder"):
         import_model("models/small/config.json", "mine", path="x.yaml")
 
 
@@ -552,7 +553,7 @@ def test_a_run_that_does_not_fit_is_refused_before_launch(folder, workspace):
     )
     (folder / "model.safetensors").unlink()
     said = [str(problem) for problem in problems_of_weights(config, read_initial_weights(config))]
-    assert len(said) == 1 and "init_from: models/small: contains no safetensors files." in said[0]
+    assert len(said) == 1 and "init_from: models/small contains no safetensors files." in said[0]
     nvme = {"parallel.zero_stage": 3, "parallel.offload_optimizer.device": "nvme"}
     with pytest.raises(
         ConfigError, match=r"cannot be loaded into state on NVMe\. Set offload_optimizer\.device: cpu"

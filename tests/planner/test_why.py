@@ -110,8 +110,8 @@ def test_values_are_shown_in_their_units(term, text):
         ),
         (
             "{window_size: 512, window_attn_skip_freq: 2}",
-            "flash attention 3, causal half; in 50% of the layers, all pairs, because the sliding window is a "
-            "mask",
+            "flash attention 3, causal half; in 50% of the layers, all pairs, because the sliding window is "
+            "a mask",
         ),
         (
             "{attn_logit_softcapping: 50, attention_dropout: 0}",

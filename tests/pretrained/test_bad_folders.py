@@ -91,11 +91,11 @@ def test_the_hash_names_the_folder(folder):
 def test_a_missing_tensor_is_named(folder):
     change_tensors(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
     assert message(folder) == (
-        "m: model.layers.1.mlp.up_proj.weight is missing. A model of its config.json has 21 tensors; the "
-        "rest would be random numbers. Download the folder again."
+        "m: model.layers.1.mlp.up_proj.weight is missing. The model in its config.json has 21 "
+        "tensors, and missing tensors would be random numbers. Download the folder again."
     )
     change_config(folder, num_hidden_layers=3)
-    assert "10 tensors are missing, first model.layers.1.mlp.up_proj.weight" in message(folder)
+    assert "10 tensors are missing (the first is model.layers.1.mlp.up_proj.weight)" in message(folder)
 
 
 def test_an_extra_tensor_is_named(folder):
@@ -103,8 +103,8 @@ def test_an_extra_tensor_is_named(folder):
         folder, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": np.ones(8)})
     )
     assert message(folder) == (
-        "m: model.layers.0.self_attn.q_proj.bias is not part of the model that its config.json describes, "
-        "and would be lost. Is it the right config.json?"
+        "m: model.layers.0.self_attn.q_proj.bias does not belong to the model that its config.json "
+        "describes, and would be lost. Check that config.json belongs to these weights."
     )
 
 
@@ -121,8 +121,8 @@ def test_buffers_of_older_files_are_passed_over(folder):
 def test_a_wrong_shape_is_named(folder):
     change_config(folder, intermediate_size=16)
     assert message(folder) == (
-        "m: model.layers.0.mlp.gate_proj.weight has the shape [12, 8], and [16, 8] by its config.json. "
-        "Download the folder again."
+        "m: model.layers.0.mlp.gate_proj.weight has the shape [12, 8], but must have [16, 8] "
+        "according to its config.json. Download the folder again."
     )
 
 
@@ -131,26 +131,28 @@ def test_a_wrong_shape_is_named(folder):
     [
         (
             lambda placed: placed.update({"model.norm.weight": "a.safetensors"}),
-            f"m/{INDEX}: says that a.safetensors holds model.norm.weight, and a.safetensors does not hold "
-            "it. Download the folder again.",
+            f"m/{INDEX}: according to the index, a.safetensors contains model.norm.weight, but it does not "
+            "contain this tensor. Download the folder again.",
         ),
         (
             lambda placed: placed.pop("model.norm.weight"),
-            f"m/{INDEX}: b.safetensors holds model.norm.weight, and the index does not name it. Download the "
+            f"m/{INDEX}: b.safetensors contains model.norm.weight, but the index does not list this "
+            "tensor. Download the "
             "folder again.",
         ),
         (
             lambda placed: placed.update({"model.norm.weight": "c.safetensors"}),
-            f"m: 1 file of 3 that {INDEX} names is missing, first c.safetensors. Download the folder again.",
+            f"m: of the 3 files in {INDEX}, c.safetensors is missing. Download the folder again.",
         ),
         (
             lambda placed: placed.update({"model.norm.weight": "../c.safetensors"}),
-            f"m/{INDEX}: names the file '../c.safetensors', which is not in its folder. Download the folder "
+            f"m/{INDEX} names the file '../c.safetensors', which is not in the same folder. Download the "
+            "folder "
             "again.",
         ),
         (
             lambda placed: placed.update({"model.norm.weight": "n" * 256}),
-            f"m/{INDEX}: names the file '{'n' * 76}..., whose name has 256 bytes: the name of a file has at "
+            f"m/{INDEX} names the file '{'n' * 76}.... The name has 256 bytes, but a file name can have at "
             "most 255. Download the folder again.",
         ),
     ],
@@ -168,8 +170,9 @@ def test_one_file_beside_an_index_of_others_is_refused(folder):
     split(folder)
     (folder / WEIGHTS).write_bytes(whole)
     said = (
-        f"m: holds {WEIGHTS}, and {INDEX}, which names other files: transformers reads {WEIGHTS} alone, and "
-        f"the others may be another model. Remove {WEIGHTS}, or the index and its files."
+        f"m contains {WEIGHTS} and also {INDEX}, which names other files. transformers reads only "
+        f"{WEIGHTS}, and the other files may be another model. Remove {WEIGHTS}, or remove the index and "
+        "the files that it names."
     )
     assert message(folder) == said
     (folder / "a.safetensors").unlink()
@@ -185,8 +188,9 @@ def test_a_tensor_with_and_without_gpt2_s_prefix_is_refused(folder):
     tensors = {name: np.ones((20, 8), np.float32) for name in ("wte.weight", "transformer.wte.weight")}
     save_file(tensors, folder / WEIGHTS)
     assert message(folder) == (
-        "m: holds transformer.wte.weight and wte.weight, which are two names of one tensor, so it is not "
-        "clear which one to use. Remove one of them, or get another copy of the model."
+        "m: contains transformer.wte.weight and wte.weight, which are two names for the same tensor, "
+        "so it is not clear which tensor to use. Remove one of them, or get another copy of the "
+        "model."
     )
 
 
@@ -229,16 +233,18 @@ def test_names_that_mean_nothing_here_are_shown(folder):
     """Tensors with unknown names are listed in the message and are never used as parts of the model."""
     one = np.ones(8, np.float32)
     change_tensors(folder, lambda tensors: tensors.update({"vision.norm.weight": one}))
-    assert message(folder).startswith("m: vision.norm.weight is not part of the model")
+    assert message(folder).startswith("m: vision.norm.weight does not belong to the model")
     change_tensors(folder, lambda tensors: tensors.pop("model.norm.weight"))
     assert message(folder).startswith("m: model.norm.weight is missing.")
-    assert "Names that match none of them: vision.norm.weight. Download" in message(folder)
+    assert "Tensors with unknown names: vision.norm.weight. Download" in message(folder)
 
 
 def test_adapters_beside_their_base_are_to_be_merged(folder):
     name = "model.layers.0.self_attn.q_proj.lora_A.weight"
     change_tensors(folder, lambda tensors: tensors.update({name: np.ones((2, 8), np.float32)}))
-    assert f"holds adapters next to the weights that they change ({name}). Merge them once" in message(folder)
+    assert f"contains unmerged adapters in addition to the base weights ({name}). Merge them once" in message(
+        folder
+    )
 
 
 def test_weights_that_zero_3_left_empty(folder):
@@ -246,7 +252,7 @@ def test_weights_that_zero_3_left_empty(folder):
     rejected.
     """
     change_tensors(folder, lambda tensors: tensors.update({name: np.ones(0, np.float32) for name in tensors}))
-    assert "is empty: the model was saved under ZeRO 3" in message(folder)
+    assert "is empty, because the model was saved under ZeRO 3" in message(folder)
 
 
 def test_half_a_download_is_caught(folder):
@@ -254,17 +260,17 @@ def test_half_a_download_is_caught(folder):
     whole = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(whole[:-1000])
     assert message(folder) == (
-        f"m/{WEIGHTS}: is cut off: {(len(whole) - 1000) / 1024:.1f} KiB of it exist, but its header says "
-        f"{len(whole) / 1024:.1f} KiB. Download or copy it again."
+        f"m/{WEIGHTS}: is truncated: the file has {(len(whole) - 1000) / 1024:.1f} KiB, but according to "
+        f"its header it must have {len(whole) / 1024:.1f} KiB. Download or copy it again."
     )
     (folder / WEIGHTS).write_bytes(whole[:100])
-    assert "is cut off: 100 B of it exist, but its header alone has" in message(folder)
+    assert "is truncated: the file has 100 B, but its header alone has" in message(folder)
     (folder / WEIGHTS).write_bytes(whole + b"\0\0")
     assert "is damaged: 2 bytes follow its last tensor" in message(folder)
     (folder / WEIGHTS).write_bytes(b"")
     assert "is not a safetensors file" in message(folder)
     (folder / WEIGHTS).write_bytes(b"no head at all")
-    assert "is not a safetensors file: it does not begin with the length of a header" in message(folder)
+    assert "is not a safetensors file: it does not start with the length of a header" in message(folder)
 
 
 def test_a_pickle_is_not_read(folder):
@@ -273,9 +279,10 @@ def test_a_pickle_is_not_read(folder):
     ran = folder / "ran"
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(PickledCode(str(ran))))
     assert message(folder) == (
-        "m: holds its weights as a pickle (pytorch_model.bin), which can run code when it is loaded and is "
-        "therefore not read. Get the safetensors files of the model, or convert it where you trust it: "
-        "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) of transformers."
+        "m: the weights are in a pickle (pytorch_model.bin), which can run code when it is loaded, so"
+        " nbtrain does not read it. Get the model's safetensors files, or, if you trust the pickle, "
+        "convert it with transformers: "
+        "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)."
     )
     assert not ran.exists()
 
@@ -286,8 +293,8 @@ def test_nan_weights_are_caught(folder):
 
     change_tensors(folder, spoil)
     assert message(folder) == (
-        f"m/{WEIGHTS}: model.layers.0.mlp.down_proj.weight holds NaN or Inf, so a model that starts from it "
-        f"would have no valid loss. Get another copy of the model."
+        f"m/{WEIGHTS}: model.layers.0.mlp.down_proj.weight contains NaN or Inf, so a run that starts from "
+        "it would not have a finite loss. Get another copy of the model."
     )
 
 
@@ -297,8 +304,8 @@ def test_a_format_that_masters_cannot_hold_is_refused(folder):
 
     change_tensors(folder, widen)
     assert message(folder) == (
-        f"m/{WEIGHTS}: model.norm.weight has the format F64, which is not supported; F32, BF16, F16 are. Get "
-        "the model in one of them."
+        f"m/{WEIGHTS}: model.norm.weight has the unsupported number format F64. Get the model in a "
+        "supported format: F32, BF16, F16."
     )
 
 
@@ -308,8 +315,8 @@ def test_a_tied_output_must_be_the_word_embedding(folder):
     """
     change_config(folder, tie_word_embeddings=True)
     assert message(folder) == (
-        f"m/{WEIGHTS}: lm_head.weight differs from the word embedding, but config.json says that they are "
-        f"tied. Set tie_word_embeddings to false in config.json if the output has a separate matrix."
+        f"m/{WEIGHTS}: lm_head.weight differs from the word embedding, but according to config.json they "
+        "are tied. If the output layer has its own matrix, set tie_word_embeddings to false in config.json."
     )
 
     def tie(tensors):
@@ -324,27 +331,27 @@ def test_a_tied_output_must_be_the_word_embedding(folder):
 CONFIGS = [
     (
         {"model_type": "mamba"},
-        "m/config.json: model_type = mamba: is not a supported architecture; these are",
+        "m/config.json: model_type = mamba is not supported. Supported are",
     ),
     (
         {"model_type": "deepseek_v3", "auto_map": {"AutoModel": "modeling_deepseek.Model"}},
-        "The folder contains code, which is not run.",
+        "The code in the folder is not run.",
     ),
     (
         {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0}},
-        "m/config.json: rope_parameters.rope_type = 'longrope': is a kind of rotary positions that is not "
-        "supported; linear, llama3 and yarn are.",
+        "m/config.json: rope_parameters.rope_type = 'longrope': this kind of rotary scaling is not "
+        "supported; supported are linear, llama3 and yarn.",
     ),
     (
         {"rope_parameters": ..., "rope_scaling": {"type": "dynamic", "factor": 2.0}},
-        "m/config.json: rope_scaling.type = 'dynamic': is a kind of rotary positions that is not supported; "
-        "linear, llama3 and yarn are.",
+        "m/config.json: rope_scaling.type = 'dynamic': this kind of rotary scaling is not supported; "
+        "supported are linear, llama3 and yarn.",
     ),
     *(
         (
             {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0, **keys}},
-            f"m/config.json: rope_parameters.{key} = {keys[key]!r}: is not supported for rotary positions of "
-            f"the kind {kind}.",
+            f"m/config.json: rope_parameters.{key} = {keys[key]!r}: this key is not supported for {kind} "
+            "rotary scaling.",
         )
         for kind, key, keys in (
             ("yarn", "attn_factor", {"attn_factor": 0.8}),
@@ -355,41 +362,45 @@ CONFIGS = [
     ),
     (
         {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "mscale": 0.7}},
-        "m/config.json: rope_parameters.mscale = 0.7: yarn does not support such a factor",
+        "m/config.json: rope_parameters.mscale = 0.7: is not supported for yarn; queries and keys are "
+        "scaled by 0.1 ln(factor) + 1",
     ),
     (
         {"partial_rotary_factor": 0.5},
-        "m/config.json: partial_rotary_factor = 0.5: nbtrain rotates whole heads in models of this family",
+        "m/config.json: partial_rotary_factor = 0.5: must be 1, because nbtrain rotates whole heads in "
+        "this family",
     ),
     (
         {"rope_scaling": {"type": "linear", "factor": 2.0}},
-        "m/config.json: rope_scaling = {'type': 'linear', 'factor': 2.0}: gives different angles from "
-        "rope_parameters, and programs differ in which one they use; keep the one that the model was trained",
+        "m/config.json: rope_scaling = {'type': 'linear', 'factor': 2.0}: gives other rotary angles than "
+        "rope_parameters, and programs differ in which key they use; keep only the key that the model was "
+        "trained",
     ),
     (
         {"rope_scaling": {"type": "default", "rope_theta": 3e4}},
-        "m/config.json: rope_scaling = {'type': 'default', 'rope_theta': 30000.0}: gives different angles",
+        "m/config.json: rope_scaling = {'type': 'default', 'rope_theta': 30000.0}: gives other rotary angles",
     ),
     (
         {"model_type": "qwen3", "layer_types": ["full_attention"]},
-        "m/config.json: layer_types = ['full_attention']: must name full_attention or sliding_attention for",
+        "m/config.json: layer_types = ['full_attention']: must be a list with full_attention or "
+        "sliding_attention for",
     ),
     (
         {"model_type": "qwen3", "layer_types": ["chunked_attention", [1]]},
-        "m/config.json: layer_types = ['chunked_attention', [1]]: must name full_attention or",
+        "m/config.json: layer_types = ['chunked_attention', [1]]: must be a list with full_attention or",
     ),
     (
         {"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]},
-        "m/config.json: layer_types = ['full_attention', 'sliding_attention']: selects windows, which need "
-        "use_sliding_window and sliding_window.",
+        "m/config.json: layer_types = ['full_attention', 'sliding_attention']: selects sliding windows, "
+        "which also need use_sliding_window: true and sliding_window.",
     ),
     (
         {"hidden_act": "gelu"},
-        "m/config.json: hidden_act = 'gelu': a model of this kind must have silu, the gate of",
+        "m/config.json: hidden_act = 'gelu': models of this family must have silu, the gate of",
     ),
     (
         {"attention_bias": True},
-        "m/config.json: attention_bias = True: with mlp_bias = false: here either all",
+        "m/config.json: attention_bias = True: must equal mlp_bias = false, because",
     ),
     (
         {"num_key_value_heads": 3},
@@ -397,13 +408,13 @@ CONFIGS = [
     ),
     (
         {"model_type": "mistral", "num_key_value_heads": ...},
-        "m/config.json: num_key_value_heads = None: is 8 without the key in a Mistral, and must divide "
+        "m/config.json: num_key_value_heads = None: the default for Mistral models is 8, which must divide "
         "num_attention_heads = 2.",
     ),
     (
         {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 500.0}}},
         "m/config.json: rope_parameters.full_attention = {'rope_type': 'default', 'rope_theta': 500.0}: "
-        "applies to one type of layers, but nbtrain has the same rotary positions in all layers.",
+        "applies to one type of layer, but nbtrain uses the same rotary positions in all layers.",
     ),
     (
         {"rope_parameters": {"rope_type": "yarn", "factor": 0}},
@@ -415,7 +426,7 @@ CONFIGS = [
     ),
     (
         {"rope_theta": 10**400},
-        f"m/config.json: rope_theta = 1{'0' * 76}...: is above 1.8e+308, the largest number that is read.",
+        f"m/config.json: rope_theta = 1{'0' * 76}...: must be at most 1.8e+308.",
     ),
     (
         {
@@ -423,8 +434,8 @@ CONFIGS = [
             "original_max_position_embeddings": 4,
         },
         "m/config.json: original_max_position_embeddings = 4: differs from "
-        "rope_parameters.original_max_position_embeddings = 8, and programs differ in which one they use; "
-        "keep the one that the model was trained with.",
+        "rope_parameters.original_max_position_embeddings = 8, and programs differ in which key they use; "
+        "keep only the key that the model was trained with.",
     ),
     (
         {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": -1},
@@ -433,7 +444,7 @@ CONFIGS = [
     *(
         (
             {"model_type": "smollm3", "no_rope_layers": flags},
-            f"m/config.json: no_rope_layers = {flags}: must be a list with a 0 or a 1 for each of 2 layers.",
+            f"m/config.json: no_rope_layers = {flags}: must be a list with 0 or 1 for each of 2 layers.",
         )
         for flags in ([[1], [0]], [{}, 0], [1.0, 0.0], [2, 0])
     ),
@@ -442,10 +453,10 @@ CONFIGS = [
         "m/config.json: num_hidden_layers = 1000000000000: must be at most 100,000.",
     ),
     ({"hidden_size": "8"}, "m/config.json: hidden_size = '8': must be a whole number of at least 1."),
-    ({"hidden_size": ...}, "m/config.json: has no hidden_size, which the model needs."),
+    ({"hidden_size": ...}, "m/config.json: hidden_size is missing, but required."),
     (
         {"quantization_config": {"bits": 4}},
-        "m/config.json: quantization_config = {'bits': 4}: quantized weights are not read",
+        "m/config.json: quantization_config = {'bits': 4}: quantized weights are not supported",
     ),
 ]
 
@@ -480,14 +491,17 @@ def test_a_consolidated_file_that_is_damaged_speaks_of_its_metadata(tmp_path, mo
     for tensors, said in (
         (
             rest,
-            f"{name} is missing. A model of its metadata has {count} tensors; the rest would be random "
-            "numbers.",
+            f"{name} is missing. The model in its metadata has {count} tensors, and missing tensors would "
+            "be random numbers.",
         ),
         (
             {**whole, "other": whole[name]},
-            "other is not part of the model that its metadata describes, and would be lost.",
+            "other does not belong to the model that its metadata describes, and would be lost.",
         ),
-        ({**whole, name: whole[name][:3]}, f"{name} has the shape [3, 256], and [8, 256] by its metadata."),
+        (
+            {**whole, name: whole[name][:3]},
+            f"{name} has the shape [3, 256], but must have [8, 256] according to its metadata.",
+        ),
     ):
         save_file(tensors, path, described)
         assert message(path) == f"own.safetensors: {said} Copy the file again."
@@ -495,25 +509,25 @@ def test_a_consolidated_file_that_is_damaged_speaks_of_its_metadata(tmp_path, mo
 
 def test_paths_that_are_no_folder(folder, tmp_path):
     assert message(folder / "config.json") == (
-        "m/config.json: is a file. Give the folder that holds config.json and the safetensors files, or a "
-        ".safetensors that `nbtrain export --to consolidated` has written."
+        "m/config.json is a file. Pass the folder with config.json and the safetensors files, or a "
+        ".safetensors file that `nbtrain export --to consolidated` has written."
     )
     assert message(tmp_path / "none") == (
-        "none: no such folder. Give one with config.json and safetensors files."
+        "none: no such folder. Pass a folder with config.json and safetensors files."
     )
-    assert "its metadata does not describe the model" in message(folder / WEIGHTS)
+    assert "the file's metadata does not describe the model" in message(folder / WEIGHTS)
     for described in ("[" * 100_000, "{"):
         save_file({}, folder / "own.safetensors", {"nbtrain": described})
-        assert "its metadata does not describe the model" in message(folder / "own.safetensors")
+        assert "the file's metadata does not describe the model" in message(folder / "own.safetensors")
     (folder / "config.json").write_text("[1]")
-    assert message(folder) == "m/config.json: is not a JSON object."
+    assert message(folder) == "m/config.json is not a JSON object. Download the folder again."
     (folder / "config.json").write_text("{")
     assert message(folder).startswith("m/config.json: cannot be read as JSON: ")
     (folder / "config.json").write_text("[" * 100_000)
     assert message(folder).startswith("m/config.json: cannot be read as JSON: maximum recursion depth")
     assert message(folder).endswith(". Download the folder again.")
     (folder / "config.json").unlink()
-    assert "m: has no config.json" in message(folder)
+    assert "m has no config.json" in message(folder)
 
 
 def test_the_earlier_form_of_rotary_positions_is_read(folder):

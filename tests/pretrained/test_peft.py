@@ -14,13 +14,16 @@ from nbtrain.pretrained.model import model_section, open_model
 from nbtrain.pretrained.peft import adapter_problems, notes_of, section_fix, settings_of, shapes_of
 from tests.pretrained.small import write_small_folder
 
-BASE = "only adapters that leave the base as it is are read (true, false, gaussian, orthogonal, eva, mica)"
-CONVERTED = (
-    "; save_pretrained of peft writes adapters of the base as it was, if "
-    "path_initial_model_for_weight_conversion is given"
+BASE = (
+    "which changes the base model; only adapters for an unchanged base model are supported (true, false, "
+    "gaussian, orthogonal, eva, mica)"
 )
-SCALE = "model.layers.0.self_attn.{} is multiplied by {}: lora.alpha and use_rslora make 2"
-AGAIN = "Write the adapters again, or correct the file."
+CONVERTED = (
+    "; peft's save_pretrained converts them to adapters for the original base model if you pass "
+    "path_initial_model_for_weight_conversion"
+)
+SCALE = "model.layers.0.self_attn.{} is scaled by {}, but the run's lora.alpha and lora.use_rslora give 2"
+AGAIN = "Save the adapters again, or correct the file."
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +88,7 @@ def test_adapters_of_a_wrapped_model_are_read(named, config, problems, tmp_path)
     write_tensors(tmp_path, config, named)
     assert problems() == []
     write_tensors(tmp_path, config, lambda name: named(name).replace("q_proj", "other"))
-    assert "has no model.layers.0.self_attn.q_proj.lora_A.weight and 3 more" in problems()[0]
+    assert "has no model.layers.0.self_attn.q_proj.lora_A.weight (and 3 more)" in problems()[0]
 
 
 def test_modules_that_the_folder_does_not_adapt_begin_at_zero(config, problems, tmp_path):
@@ -97,9 +100,9 @@ def test_modules_that_the_folder_does_not_adapt_begin_at_zero(config, problems, 
     for targets in (list(some), r".*\.[qv]_proj", ["self_attn.q_proj", "v_proj"]):
         assert problems(target_modules=targets) == []
         [note] = notes_of(tmp_path / "a", config)
-        assert note.startswith("a has no adapters of k_proj, o_proj, ")
+        assert note.startswith("a has no adapters for k_proj, o_proj, ")
     assert (
-        "has no model.layers.0.self_attn.k_proj.lora_A.weight and 3 more"
+        "has no model.layers.0.self_attn.k_proj.lora_A.weight (and 3 more)"
         in problems(target_modules=[*some, "k_proj"])[0]
     )
     assert "has no" in problems(target_modules=".*_proj")[0]
@@ -139,7 +142,7 @@ def test_first_values_that_leave_the_base_as_it_is(first, problems):
 )
 def test_adapters_of_a_base_that_was_changed_are_refused(first, problems):
     fix = "" if first in ("loftq", "new", [1]) else CONVERTED
-    assert problems(init_lora_weights=first) == [f"init_lora_weights is {first!r}, and {BASE}{fix}"]
+    assert problems(init_lora_weights=first) == [f"init_lora_weights is {first!r}, {BASE}{fix}"]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +161,7 @@ def test_adapters_of_a_base_that_was_changed_are_refused(first, problems):
     ],
 )
 def test_adapters_that_mean_something_else_are_refused(key, value, plain, problems):
-    assert problems(**{key: value}) == [f"{key} is {value!r}, which is not supported (only {plain!r} is)"]
+    assert problems(**{key: value}) == [f"{key} is {value!r}, but only {plain!r} is supported"]
     assert problems(**{key: plain}) == []
 
 

@@ -136,4 +136,6 @@ def test_files_of_peft_both_ways(family, forked, tmp_path):
         for name in read.parameters:
             torch.testing.assert_close(store.full(name), read.full(name))
     wrong = load(asked, {"lora.kind": "lora"})
-    assert adapter_problems(tmp_path / "peft", wrong) == ["peft_type is 'IA3', and only LORA is read"]
+    assert adapter_problems(tmp_path / "peft", wrong) == [
+        "peft_type is 'IA3', but only LORA is supported here"
+    ]

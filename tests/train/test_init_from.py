@@ -172,4 +172,4 @@ def test_a_folder_that_has_changed_since_is_refused(folders, forked, tmp_path):
     (folder / "config.json").write_text(json.dumps({**config, "attention_dropout": 0.1}))
     ended = forked.end(run)
     assert not ended.succeeded
-    assert "has changed since the run was submitted: its config.json" in ended.last_output(40)
+    assert "has changed since the run was submitted. Its config.json" in ended.last_output(40)

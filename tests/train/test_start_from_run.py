@@ -47,8 +47,8 @@ def test_masters_and_new_rows(before, words, place):
     run = start(place, base, words, f"grown-{words.replace(' ', '-')}", **{"tokenizer.vocab_size": GROWN})
     notes = record_initial_of(run)
     assert notes == [
-        f"init_from: the vocabulary grows from {launch.VOCAB_SIZE} to {GROWN} (tokenizer.vocab_size): each "
-        "new row is the mean of the old ones."
+        f"init_from: the vocabulary grows from {launch.VOCAB_SIZE} to {GROWN} entries "
+        "(tokenizer.vocab_size): each new row is the mean of the old rows."
     ]
     before = CheckpointStore(base.checkpoint(HALF))
     now = CheckpointStore(place.resave(run, layout(words)[0], step=0))
@@ -135,4 +135,4 @@ def test_changed_and_damaged_checkpoints_are_refused(place, forked):
     files.write_json(copy / "model" / f"global_step{HALF}" / "manifest.json", manifest)
     launch.new_job(run)
     ended = forked.end(run)
-    assert "has changed since the run was submitted: the checkpoint's files differ" in ended.last_output(40)
+    assert "has changed since the run was submitted. The checkpoint's files differ" in ended.last_output(40)

@@ -175,7 +175,7 @@ def test_what_peft_writes_is_a_start(trained, forked, tmp_path):
     other = load(config, {"lora.rank": 8, "lora.targets": ["dense"]})
     assert "lora.targets = dense" in "; ".join(adapter_problems(tmp_path / "peft", other))
     assert adapter_problems(tmp_path / "peft", load(config, {"lora.alpha": 7.0}))[0].endswith(
-        "is multiplied by 3: lora.alpha and use_rslora make 3.5"
+        "is scaled by 3, but the run's lora.alpha and lora.use_rslora give 3.5"
     )
 
 

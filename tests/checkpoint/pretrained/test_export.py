@@ -208,13 +208,16 @@ def test_what_was_written_wrong_is_not_kept(what, place, tmp_path, monkeypatch):
 REFUSED = [
     (
         {"model.activation": "squared_relu"},
-        "model.activation = squared_relu: no Hugging Face architecture that",
+        "model.activation = squared_relu is not supported by any Hugging Face architecture that",
     ),
     (
         {"model.rotary_percent": 0.5},
-        "model.rotary_percent = 0.5: no Hugging Face architecture that nbtrain writes supports it",
+        "model.rotary_percent = 0.5 is not supported by any Hugging Face architecture that nbtrain writes",
     ),
-    ({"model.normalization": "LayerNorm"}, "model.normalization = LayerNorm: no Hugging Face architecture"),
+    (
+        {"model.normalization": "LayerNorm"},
+        "model.normalization = LayerNorm is not supported by any Hugging Face architecture",
+    ),
 ]
 
 

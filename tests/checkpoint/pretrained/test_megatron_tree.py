@@ -290,14 +290,14 @@ def test_trees_that_are_not_whole(model, tmp_path, monkeypatch):
     with pytest.raises(CheckpointError) as refused:
         find_tree(tmp_path / "tree")
     assert str(refused.value) == (
-        "tree/global_step40: 1 file of it is missing, the first from tensor rank 1, layer 3. Copy the whole "
+        "tree/global_step40: 1 file is missing; the first belongs to tensor rank 1, layer 3. Copy the whole "
         "folder."
     )
     write_deepspeed(tmp_path / "unsaid", config, weights, 2, "groups", piped=True)
     for rank in (0, 1):
         (tmp_path / "unsaid" / "global_step40" / f"mp_rank_{rank:02d}_model_states.pt").unlink()
     with pytest.raises(
-        CheckpointError, match="2 files of it are missing, the first from tensor rank 0, pipe"
+        CheckpointError, match="2 files are missing; the first belongs to tensor rank 0, pipe"
     ):
         find_tree(tmp_path / "unsaid")
     write_own(tmp_path / "own", config, weights, 2, 2)
@@ -327,26 +327,35 @@ def test_trees_that_are_not_whole(model, tmp_path, monkeypatch):
     [
         ({"apply_layernorm_1p": True}, "apply_layernorm_1p = True: norm weights stored minus 1"),
         ({"num_experts": [8]}, r"num_experts = \[8\]: mixture-of-experts models are not supported"),
-        ({"position_embedding_type": "alibi"}, "position_embedding_type = 'alibi': these positions are not"),
+        (
+            {"position_embedding_type": "alibi"},
+            "position_embedding_type = 'alibi': this kind of position embedding is not",
+        ),
         ({"layernorm_zero_centered_gamma": True}, "gamma = True: norm weights stored minus 1"),
         (
             {"rotary_interleaved": True},
-            "rotary_interleaved = True: only rotary positions that rotate halves of a head",
+            "rotary_interleaved = True: rotary positions must rotate the halves of a head",
         ),
         ({"rotary_seq_len_interpolation_factor": 4}, "interpolation_factor = 4: scaled rotary positions are"),
-        ({"window_size": (99, 0)}, r"window_size = \(99, 0\): sliding windows are not read from a tree"),
+        (
+            {"window_size": (99, 0)},
+            r"window_size = \(99, 0\): sliding windows are not supported in Megatron checkpoints",
+        ),
         (
             {"num_layers": "4"},
-            "its arguments have num_layers = '4': a whole number of at least 1 is required",
+            "its arguments have num_layers = '4', which must be a whole number of at least 1",
         ),
-        ({"padded_vocab_size": None}, "its arguments have padded_vocab_size = None: a whole number of at"),
+        (
+            {"padded_vocab_size": None},
+            "its arguments have padded_vocab_size = None, which must be a whole number of at",
+        ),
         (
             {"num_attention_heads": 0},
-            "its arguments have num_attention_heads = 0: a whole number of at least",
+            "its arguments have num_attention_heads = 0, which must be a whole number of at least",
         ),
         ({"num_layers": 10**9}, "num_layers = 1000000000: Input should be less than or equal to 100000"),
         ({"num_key_value_heads": 3}, "num_key_value_heads = 3: must divide num_attention_heads = 4"),
-        ({"layernorm_epsilon": "x"}, "layernorm_epsilon = 'x': a number is needed"),
+        ({"layernorm_epsilon": "x"}, "layernorm_epsilon = 'x': must be a number"),
         ({"tensor_model_parallel_size": 2}, "tensor_model_parallel_size = 2, but only files of 1 are there"),
         # The arguments describe fewer parameters than the files have, or another shape.
         ({"num_layers": 2}, r"tensor rank 0 holds layers\.2\.\S+, which is not part of the model that its"),
@@ -579,7 +588,7 @@ def test_a_distributed_checkpoint_says_how_it_is_converted(named, tmp_path, monk
     with pytest.raises(CheckpointError) as refused:
         find_tree(tmp_path / named)
     assert str(refused.value) == (
-        "tree/iter_0000010: was saved in Megatron-LM's format torch_dist (*.distcp), which is not supported. "
-        "Start its training command once with --ckpt-convert-format torch --ckpt-convert-save "
-        "ANOTHER_FOLDER, which writes mp_rank_* folders and ends, and name that folder."
+        "tree/iter_0000010: was saved in Megatron-LM's format torch_dist (*.distcp), which is not "
+        "supported. Run the training command once with --ckpt-convert-format torch --ckpt-convert-save "
+        "ANOTHER_FOLDER, which writes mp_rank_* folders and exits, and pass that folder instead."
     )

@@ -104,13 +104,13 @@ def test_which_checkpoint_is_meant(wanted, step, tiny, base):
 
 def test_a_name_that_is_no_run(tiny, base, workspace):
     assert said(starting(tiny, init_from="tinny")) == [
-        "override init_from=tinny: init_from: there is no run tinny in output, and no folder tinny. `nbtrain "
-        "runs` lists the runs; train it first, or use another one."
+        "override init_from=tinny: init_from: there is no run tinny in output, and no folder tinny. Train "
+        "that run first, or choose another run (`nbtrain runs` lists them)."
     ]
     (workspace / "tiny").mkdir()
     assert said(starting(tiny)) == [
-        "override init_from=tiny: init_from: tiny is both a run and the path tiny. Write output/tiny "
-        "for the run, or ./tiny for the path."
+        "override init_from=tiny: init_from: tiny is both a run and the path tiny. Set init_from to "
+        "output/tiny for the run, or to ./tiny for the path."
     ]
     assert said(starting(tiny, init_from="output/tiny")) == []
 
@@ -123,16 +123,18 @@ def test_check_looks_at_the_weights_that_are_there(tiny, base, workspace):
     wrong = nb.check(starting(tiny, init_step=5))
     (finding,) = [entry for entry in wrong.findings if entry.key == "init_from"]
     assert (finding.level, finding.rule, wrong.works) == ("error", "initial_weights_fit", False)
-    assert finding.message.endswith("there is no such checkpoint. Checkpoints there: 4, 8, 12.")
+    assert finding.message.endswith(
+        "there is no such checkpoint. The run has checkpoints of these steps: 4, 8, 12."
+    )
     later = nb.check(starting(tiny, init_from="tinny"))
     (finding,) = [entry for entry in later.findings if entry.key == "init_from"]
-    assert (finding.level, later.works) == ("warning", True) and "train it first" in finding.message
+    assert (finding.level, later.works) == ("warning", True) and "Train that run first" in finding.message
     address = nb.check(starting(tiny, init_from="hf://a/b"))
     assert not address.works
     assert said(starting(tiny, init_from="hf://a/b")) == [
         "override init_from=hf://a/b: init_from: hf://a/b is an address, but init_from must be a run or a "
-        "folder. `nbtrain import-model hf://a/b` fetches a model of the Hub (hf://ORGANISATION/MODEL) and "
-        "writes a run YAML that starts from it."
+        "folder. For a model on the Hub (hf://ORGANISATION/MODEL), run `nbtrain import-model hf://a/b "
+        "NAME`, which downloads the model and writes a run YAML that starts from it."
     ]
 
 
@@ -140,30 +142,30 @@ def test_a_run_does_not_start_from_itself(tiny, base, workspace):
     shutil.copytree(base.path, workspace / "output" / "second")
     shutil.rmtree(workspace / "output" / "second" / "model")
     assert said(starting(tiny, init_from="second")) == [
-        "override init_from=second: init_from: output/second is this run itself, which continues from its "
-        "own checkpoints. Give the new training another name."
+        "override init_from=second: init_from: output/second is this run itself, which resumes from its "
+        "own checkpoints. To start a new training from it, give the new run another name."
     ]
 
 
 def test_a_run_without_a_checkpoint_to_start_from(tiny, base):
     assert said(starting(tiny, init_step=5)) == [
         "override init_from=tiny: init_from: output/tiny/model/global_step5: there is no such checkpoint. "
-        "Checkpoints there: 4, 8, 12."
+        "The run has checkpoints of these steps: 4, 8, 12."
     ]
     for step in (4, 8, 12):
         manifest = files.read_json(base.checkpoint_manifest(step))
         files.write_json(base.checkpoint_manifest(step), {**manifest, "evaluated_step": step - 1})
     assert said(starting(tiny, init_step="best")) == [
-        "override init_from=tiny: init_from: output/tiny: none of its checkpoints was validated at its own "
-        "step, so none can be the best. Set init_step: newest."
+        "override init_from=tiny: init_from: output/tiny: no checkpoint was validated at its own step, so "
+        "the best checkpoint is not known. Set init_step: newest."
     ]
     for step in (4, 8, 12):
         (base.checkpoint(step) / "weights").write_bytes(b"12")
     (words,) = said(starting(tiny))
     assert words.startswith(
-        "override init_from=tiny: init_from: output/tiny: has no complete checkpoint; global_"
+        "override init_from=tiny: init_from: output/tiny has no complete checkpoint; global_"
     )
-    assert words.endswith("Train it first, or use another run.")
+    assert words.endswith("Train the run first, or use another run.")
     with pytest.raises(CheckpointError, match=r"global_step8: .*weights"):
         open_start(starting(tiny, init_step=8))
 
@@ -281,7 +283,7 @@ def test_a_run_with_adapters_needs_the_weights_at_every_start(tiny, base):
     other = {"weights": {"bytes": 4, "sha256": "f" * 64}}
     files.write_json(base.checkpoint_manifest(12), {**manifest, "files": other})
     (problem,) = said(config)
-    assert "init_from: output/tiny/model/global_step12: has changed since the run was submitted" in problem
+    assert "init_from: output/tiny/model/global_step12 has changed since the run was submitted" in problem
     assert "Restore the old files" in problem
     files.write_json(base.checkpoint_manifest(12), manifest)
     shutil.rmtree(base.checkpoint(12))
@@ -377,12 +379,12 @@ def test_plan_and_form_count_the_new_rows(tiny, base):
         ({}, ""),
         (
             {"lora.kind": "ia3"},
-            " Along with the adapters, 0 of 2 are trained (lora.trainable_token_indices).",
+            " 0 of the 2 new rows are trained with the adapters (lora.trainable_token_indices).",
         ),
-        ({"lora.rank": 2}, " Along with the adapters, all 2 are trained (lora.trainable_token_indices)."),
+        ({"lora.rank": 2}, " All 2 new rows are trained with the adapters (lora.trainable_token_indices)."),
         (
             {"lora.trainable_token_indices": [3]},
-            " Along with the adapters, 0 of 2 are trained (lora.trainable_token_indices).",
+            " 0 of the 2 new rows are trained with the adapters (lora.trainable_token_indices).",
         ),
     ],
 )
@@ -392,8 +394,8 @@ def test_a_note_says_which_new_rows_are_trained(more, said_, tiny, base):
     run.path.mkdir()
     config = with_new_tokens(starting(tiny, **{"tokenizer.vocab_size": rows + 2}, **more))
     assert record_initial(run, config, read_initial_weights(config)) == [
-        f"init_from: the vocabulary grows from {rows} to {rows + 2} (tokenizer.vocab_size): each new row is "
-        f"the mean of the old ones.{said_}"
+        f"init_from: the vocabulary grows from {rows} to {rows + 2} entries (tokenizer.vocab_size): each "
+        f"new row is the mean of the old rows.{said_}"
     ]
 
 
@@ -402,14 +404,14 @@ def test_a_folder_without_adapters_is_refused(tiny, base, workspace):
     (workspace / "adapters").mkdir()
     assert said(config) == [
         "override lora.init_from=adapters: lora.init_from: adapters: has no adapter_config.json, so it is "
-        "not a folder of adapters written by peft."
+        "not an adapter folder that peft has written."
     ]
     settings = {"peft_type": "IA3", "bias": "none"}
     files.write_json(workspace / "adapters" / "adapter_config.json", settings)
     (workspace / "adapters" / "adapter_model.safetensors").write_bytes(b"1")
     assert said(config) == [
-        "override lora.init_from=adapters: lora.init_from: adapters: peft_type is 'IA3', and only LORA is "
-        "read. Set lora.kind: ia3."
+        "override lora.init_from=adapters: lora.init_from: adapters: peft_type is 'IA3', but only LORA is "
+        "supported here. Set lora.kind: ia3."
     ]
 
 
@@ -421,7 +423,7 @@ def test_adapters_that_changed_are_refused_for_a_repetition(tiny, base, workspac
     config = starting(tiny, lora={"rank": 2, "init_from": "adapters"})
     recorded = hashes_of(open_start(config), config)
     refuse_other_weights(config, recorded)
-    with pytest.raises(CheckpointError, match="global_step12: has changed since the run was submitted"):
+    with pytest.raises(CheckpointError, match="global_step12 has changed since the run was submitted"):
         refuse_other_weights(config, {**recorded, "sha256": "0" * 64})
     path.write_bytes(b"second")
     with pytest.raises(CheckpointError, match=r"adapter_model.safetensors: is gone or has"):
@@ -467,8 +469,8 @@ def test_tokens_added_for_a_chat(tiny, base, tiny_data, workspace, monkeypatch):
     run = RunDir.named("second")
     run.path.mkdir()
     assert record_initial(run, config, read_initial_weights(config)) == [
-        f"init_from: the vocabulary grows from {base_rows(base)} to {size + 2} (tokenizer.vocab_size): each "
-        "new row is the mean of the old ones."
+        f"init_from: the vocabulary grows from {base_rows(base)} to {size + 2} entries "
+        "(tokenizer.vocab_size): each new row is the mean of the old rows."
     ]
     assert files.read_json(run.init_from_json)["vocabulary"] == {"before": base_rows(base), "now": size + 2}
 
@@ -485,7 +487,5 @@ def test_a_checkpoint_that_is_removed_before_the_job_is_written_is_chosen_again(
     shutil.rmtree(base.checkpoint(12))
     assert read_weights_again(config, weights).start.step == 8
     pinned = starting(tiny, init_step=12)
-    with pytest.raises(
-        SubmitError, match=r"step 12 of tiny was removed meanwhile: .* Checkpoints there: 4, 8"
-    ):
+    with pytest.raises(SubmitError, match=r"step 12 of tiny was removed meanwhile: .* steps: 4, 8"):
         read_weights_again(pinned, weights)

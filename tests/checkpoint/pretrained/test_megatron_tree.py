@@ -302,7 +302,7 @@ def test_trees_that_are_not_whole(model, tmp_path, monkeypatch):
         find_tree(tmp_path / "unsaid")
     write_own(tmp_path / "own", config, weights, 2, 2)
     (tmp_path / "own" / "iter_0000040" / "mp_rank_00_001" / "model_optim_rng.pt").unlink()
-    with pytest.raises(CheckpointError, match="the first from tensor rank 0, pipeline rank 1"):
+    with pytest.raises(CheckpointError, match="the first belongs to tensor rank 0, pipeline rank 1"):
         find_tree(tmp_path / "own")
     (tmp_path / "own" / "latest_checkpointed_iteration.txt").write_text("41")
     with pytest.raises(CheckpointError, match="names '41', but there is no such folder next to it"):

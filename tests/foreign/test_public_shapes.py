@@ -66,11 +66,11 @@ def test_an_assignment_has_the_scope_of_bash(lines):
     [
         (
             "TP=1\nsource override.sh",
-            "train.sh:2: TP is not known here (override.sh, which is read there, may set",
+            "train.sh:2: TP is not known here (override.sh, which is sourced there, may set",
         ),
         (
             "TP=1\n. ./lib/sizes.sh",
-            "train.sh:2: TP is not known here (sizes.sh, which is read there, may set it)",
+            "train.sh:2: TP is not known here (sizes.sh, which is sourced there, may set it)",
         ),
         (
             "x=1",
@@ -169,12 +169,16 @@ def test_a_comment_that_cuts_a_command_is_found(cut, what, tmp_path):
     assert found.config.parallel.tensor_parallel_size == 1
     (note,) = (note for note in found.notes if note.rule == "commands_are_not_cut")
     assert note.place == "train.sh:2" and what in note.message
-    assert "--tensor-model-parallel-size 4 is not part of it" in note.message
+    assert "--tensor-model-parallel-size 4 is not part of the command" in note.message
     assert "commands_are_not_cut" in {finding.rule for finding in lint([tmp_path / "train.sh"], GIVEN)}
     without = imported(tmp_path, f"{launch}\n  --tensor-model-parallel-size 4\n")
     (note,) = (note for note in without.notes if note.rule == "commands_are_not_cut")
-    assert note.place == "train.sh:2" and "the line before has no backslash" in note.message
-    with pytest.raises(ConfigError, match=r"train\.sh:1: the space after the backslash ends the command"):
+    assert (
+        note.place == "train.sh:2" and "the missing backslash at the end of the line before" in note.message
+    )
+    with pytest.raises(
+        ConfigError, match=r"train\.sh:1: in bash, the space after the backslash ends the command"
+    ):
         imported(tmp_path, f"{launch} \\ # four\n  --tensor-model-parallel-size 4\n")
 
 

@@ -1,1 +1,1 @@
-"""Bash scripts: the commands that a script would start, found without running it."""
+"""Reads bash scripts: finds the commands that a script would start, without running it."""

@@ -1,4 +1,4 @@
-"""Arithmetic of bash on 64-bit integers: $(( ... )), (( ... )), let, and the numbers of [[ -eq ]]."""
+"""Evaluates bash arithmetic on 64-bit integers: $(( ... )), (( ... )), let, and the numbers of [[ -eq ]]."""
 
 import re
 from collections.abc import Callable
@@ -27,7 +27,7 @@ MOST_DEPTH = 40
 
 
 class NotArithmetic(ValueError):
-    """A text that bash's arithmetic rejects, such as a division by zero."""
+    """Raised for a text that bash arithmetic rejects, such as a division by zero."""
 
 
 def wrapped(value: int) -> int:
@@ -36,9 +36,9 @@ def wrapped(value: int) -> int:
 
 
 class Arithmetic:
-    """Evaluates one expression.
+    """Evaluator of one arithmetic expression.
 
-    `read` returns the text of a variable, and `assign` sets one; a name may have a subscript: A[2].
+    `read` returns the text of a variable, and `assign` sets a variable. A name may have a subscript: A[2].
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Arithmetic:
             end = match.end()
 
     def value(self) -> int:
-        """Return the value of the expression; 0 for an empty one."""
+        """Return the value of the expression; 0 if it is empty."""
         if not self.tokens:
             return 0
         result = self._expression(0)
@@ -177,7 +177,7 @@ class Arithmetic:
         return wrapped(result)
 
     def _skipped(self, strength: int, skip: bool) -> int:
-        """Evaluate a part; without effects if `skip` is set."""
+        """Evaluate a part of the expression, without effects if `skip` is set."""
         self.skips += skip
         value = self._expression(strength)
         self.skips -= skip

@@ -1,4 +1,4 @@
-"""Assignments and declarations: NAME=value, lists and tables, export, local, declare."""
+"""Follows assignments and declarations: NAME=value, lists and tables, export, local, declare."""
 
 import re
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def follow_assignment(shell: Shell, node: "Node") -> None:
-    """Follow NAME=value alone."""
+    """Follow NAME=value without a command."""
     shell.state.status = True
     name, variable = assignment(shell, node)
     shell.set_status(shell.state.status, shell.causes if shell.state.status is None else ())
@@ -38,8 +38,8 @@ def assignment(
 ) -> tuple[str, Variable]:
     """Return the name and the new value of NAME=value, NAME+=value, NAME=(...) or NAME[key]=value.
 
-    `following` are nodes that belong to the value although the parser separates them; `is_new` tells that
-    the variable begins without a value.
+    `following` holds nodes that belong to the value although the parser separates them. `is_new` says that
+    the variable has no earlier value.
     """
     place = shell.source.place_of(node)
     target = node.child_by_field_name("name")
@@ -71,7 +71,8 @@ def assignment(
             runs = (*elements.get(key, ()), *runs)
         return name, Variable(_ordered(elements | {key: runs}, kind), "table" if kind == "table" else "list")
     if adds and old is None and not shell.state.doubts:
-        # Nothing here sets it: bash adds to what the environment holds, which is nothing for most.
+        # No file sets the variable. Bash appends to the environment's value, which most variables do not
+        # have.
         return name, text_variable(runs)
     if adds and old is not None:
         if old.integer:
@@ -128,8 +129,9 @@ def _list_value(
 
 
 def follow_declaration(shell: Shell, node: "Node") -> None:
-    """Follow export, declare, local, readonly, typeset, which expand all words before they set the first
-    variable.
+    """Follow export, declare, local, readonly and typeset.
+
+    All words are expanded before the first variable is set.
     """
     keyword = shell.source.of(node.children[0])
     options = ""
@@ -169,7 +171,7 @@ def _is_new_local(shell: Shell, keyword: str, options: str, name: str) -> bool:
 
 
 def _prepare(shell: Shell, keyword: str, options: str, name: str) -> None:
-    """Make a variable local to the function, if the declaration does."""
+    """Apply what a declaration changes before the value is set: a local scope, or the integer type (-i)."""
     if _is_new_local(shell, keyword, options, name):
         shell.frames[-1][name] = shell.state.variables.get(name)
         shell.state.variables[name] = Variable({}, "unset")
@@ -209,7 +211,7 @@ def _name_of(source: Source, node: "Node") -> str:
 
 
 def _ordered(elements: dict[str, Runs], kind: str) -> dict[str, Runs]:
-    """Return the elements of a list by ascending index."""
+    """Return the elements of a list, sorted by index."""
     if kind == "table" or not all(key.isdigit() for key in elements):
         return elements
     return {key: elements[key] for key in sorted(elements, key=int)}

@@ -1,10 +1,10 @@
-"""The commands that a bash script would start, with everything substituted that can be known. Nothing is run.
+"""Finds the commands that a bash script would start, with all known values substituted. Nothing is run.
 
     text -> tree (syntax_tree.py) -> statements, in order, on a Shell (shell.py, statements.py)
          -> words (expansion.py) -> Command (script.py)
 
-A value that only the running shell knows becomes Unknown, with the line at which it was lost. Where a
-condition is not decided, both branches are followed, and what they set differently is unknown afterwards.
+A value that only the running shell knows becomes Unknown, with the line at which it was lost. If a condition
+cannot be decided, both branches are followed, and variables that they set differently are unknown afterwards.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def read_script(text: str | Word, label: str, around: Surroundings | None = None
     try:
         shell.file(source_of(word.text, word.place), True)
     except RecursionError:
-        raise ConfigError(f"{label}: nested too deeply for the script of a job.") from None
+        raise ConfigError(f"{label}: the script is nested too deeply to be read.") from None
     shell.finish()
     return script
 
@@ -39,7 +39,7 @@ def read_script(text: str | Word, label: str, around: Surroundings | None = None
 def command_of_words(
     words: Sequence[Word], label: str, around: Surroundings, script: Script | None = None
 ) -> Command:
-    """Return a command that no shell starts, such as the words of a manifest."""
+    """Return the command for words that no shell expands, such as those of a manifest."""
     shell = Shell(BASH, script or Script(label), around)
     values: list[Runs] = []
     for word in words:

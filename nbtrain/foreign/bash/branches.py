@@ -1,4 +1,4 @@
-"""Branches: A && B, A || B, !, if and case. Where a condition is not decided, both branches are followed."""
+"""Follows branches: A && B, A || B, !, if and case. If a condition cannot be decided, both are followed."""
 
 from typing import TYPE_CHECKING
 
@@ -91,7 +91,7 @@ def _branches(shell: Shell, parts: list[tuple[list["Node"], list["Node"]]], othe
 
 
 def follow_case(shell: Shell, node: "Node") -> None:
-    """Follow case, with the patterns in order."""
+    """Follow case, matching its patterns in order."""
     value_node = node.child_by_field_name("value")
     runs = shell.expansion.value(value_node) if value_node is not None else ()
     items = [child for child in node.children if child.type == "case_item"]

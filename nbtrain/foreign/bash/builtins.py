@@ -1,4 +1,4 @@
-"""Builtins of bash that change what follows: variables, arguments, input, files that are read, ends."""
+"""Follows builtins that affect the rest of a script: variables, arguments, input, sourced files, exits."""
 
 import re
 from collections.abc import Callable
@@ -31,12 +31,12 @@ from nbtrain.foreign.syntax.located import Unknown
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-# Files that prepare paths and modules; they are assumed to set no value of the training.
+# Files that prepare paths and modules. They are assumed to set no value that the training uses.
 SETUP_FILES = re.compile(
     r"(?:.*/)?(?:(?:de)?activate|set_?env|setvars|env_npu|\.?bashrc|\.?(?:bash_)?profile|conda|mamba|nvm|"
     r"modules?|lmod|init_conda)(?:\.sh|\.bash)?|/(?:etc|usr|opt)/.*"
 )
-# Options of `set` that change what is read, by their letters.
+# `set` options that affect how a script is followed, by letter.
 _SET_OPTIONS = {"e": "errexit", "u": "nounset", "f": "noglob"}
 _OPTION_VALUES = {"read": "dinNptu", "mapfile": "CcdnOsu", "readarray": "CcdnOsu"}
 
@@ -63,7 +63,7 @@ def _printf(shell: Shell, words: list[Runs], place: str) -> None:
 
 
 def _read(shell: Shell, words: list[Runs], place: str) -> None:
-    """Follow read, mapfile and readarray; what they read is known for a here-string alone."""
+    """Follow read, mapfile and readarray. What they read is known only if the standard input is known."""
     head, options, names, array = text_of(words[0]), "", [], False
     position, whole = 1, False
     while position < len(words):
@@ -84,7 +84,7 @@ def _read(shell: Shell, words: list[Runs], place: str) -> None:
     known = stdin is not None and not unknowns_of(stdin) and set(options) <= set("rat")
     if not known or stdin is None:
         if stdin is not None:
-            shell.stdin = (unknown_run(Unknown("the input", "", place, f"{head} takes a part of it")),)
+            shell.stdin = (unknown_run(Unknown("the input", "", place, f"{head} consumes a part of it")),)
         for name in names or (["REPLY"] if head == "read" else ["MAPFILE"]):
             shell.assign(name, shell.lost(name, place, f"{head} sets it"))
         shell.set_status(None if head == "read" else True)
@@ -184,7 +184,7 @@ def _unset(shell: Shell, words: list[Runs], place: str) -> None:
 
 
 def follow_unset(shell: Shell, node: "Node") -> None:
-    """Follow the statement `unset NAME...`, which the parser does not take for a command."""
+    """Follow the statement `unset NAME...`, which the parser does not parse as a command."""
     words = [
         word for group in adjacent(shell.source, node.children[1:]) for word in shell.expansion.words(*group)
     ]
@@ -228,7 +228,7 @@ def _source(shell: Shell, words: list[Runs], place: str) -> None:
         return
     shown = PurePosixPath(name).name
     if not shell.silent:
-        # A file that is not here may prepare the shell: the place of the job lists it.
+        # A file that was not given may prepare the shell, so the import lists the command.
         shell.commands.append(command_of(shell, words, {}, None, place))
         if not SETUP_FILES.fullmatch(name):
             shell.script.missing.append((place, name))
@@ -236,7 +236,7 @@ def _source(shell: Shell, words: list[Runs], place: str) -> None:
         shell.set_status(True)
         return
     if shell.state.sourced is None or shell.state.settled:
-        reason = f"{shown}, which is read there, may set it"
+        reason = f"{shown}, which is sourced there, may set it"
         shell.state.sourced = Unknown(name, "", place, reason)
         shell.state.settled = frozenset()
     shell.set_status(True)
@@ -288,7 +288,7 @@ def _without_effect(shell: Shell, words: list[Runs], place: str) -> None:
 
 
 def _fields(line: str, separators: str, count: int) -> list[str]:
-    """Split a line as `read` does: the last of `count` variables takes the rest."""
+    """Split a line as `read` does: the last of `count` variables gets the rest."""
     pattern, blanks = separator_pattern(separators)
     line = line.strip(blanks) if blanks else line
     if not separators or not line:

@@ -1,6 +1,6 @@
-"""Output of harmless commands on known values: echo, printf, basename, seq, cut, tr, wc.
+"""Computes the output of harmless commands on known values: echo, printf, basename, seq, cut, tr, wc.
 
-None of them is run: each is computed here, and any other command's output is unknown.
+The commands are not run; their output is computed here. The output of any other command is unknown.
 """
 
 import re
@@ -8,17 +8,17 @@ from collections.abc import Callable, Sequence
 
 from nbtrain.foreign.bash.arithmetic import Arithmetic, NotArithmetic
 
-# Most characters of an output; a longer one counts as unknown.
+# Maximum number of characters of an output. A longer output counts as unknown.
 MOST_CHARACTERS = 200_000
 MOST_NUMBERS = 10_000
 
 
 class NotComputed(Exception):
-    """A command, or a form of it, whose output only the running shell knows."""
+    """Raised for a command, or a form of it, whose output only the running shell knows."""
 
 
 def output_of(words: Sequence[str], stdin: str | None) -> str:
-    """Return what a command prints for this input. Raises NotComputed for any other command."""
+    """Return a command's output for an input. Raises NotComputed if the command is not supported."""
     name = words[0].rpartition("/")[2] if words else ""
     computed = _COMMANDS.get(name)
     if computed is None:
@@ -127,7 +127,7 @@ def _seq(words: list[str], _: str | None) -> str:
 
 
 def _positions(text: str, size: int) -> list[int]:
-    """Return the positions, from 0, of a list such as 1,3-5,7-."""
+    """Return the positions in a list such as 1,3-5,7-, counted from 0."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")
@@ -172,7 +172,7 @@ def _cut(words: list[str], stdin: str | None) -> str:
 
 
 def _letters(text: str) -> str:
-    """Return the characters of a set of tr, such as a-z or [:upper:]."""
+    """Return the characters in a tr set such as a-z or [:upper:]."""
     text = re.sub(r"\[:upper:\]", "A-Z", re.sub(r"\[:lower:\]", "a-z", text))
     text = text.replace("[:space:]", " \t\n\r\f\v").replace("[:digit:]", "0-9")
     if "[:" in text:

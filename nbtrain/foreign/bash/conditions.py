@@ -1,4 +1,4 @@
-"""Conditions and arithmetic: test, [ ... ], [[ ... ]] and (( ... ))."""
+"""Evaluates conditions and arithmetic: test, [ ... ], [[ ... ]] and (( ... ))."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ _SETS = re.compile(r"([A-Za-z_]\w*)\s*(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))|(?
 
 
 def compute(shell: Shell, text: str, unknowns: tuple[Unknown, ...], place: str) -> bool | None:
-    """Evaluate arithmetic for its effects, and return whether it is not 0."""
+    """Evaluate arithmetic for its effects, and return whether the result is not 0; None if it is unknown."""
     try:
         if unknowns:
             raise Undecided(*unknowns)
@@ -39,7 +39,7 @@ def compute(shell: Shell, text: str, unknowns: tuple[Unknown, ...], place: str) 
 def arithmetic(shell: Shell, node: "Node", start: int, end: int, place: str) -> bool | None:
     """Evaluate an arithmetic expression with its assignments, and return whether the result is not 0.
 
-    The expression is the text between two bytes of a node. None if only the running shell knows its value.
+    The expression is the text between two bytes of a node. Returns None if only the running shell knows it.
     """
     try:
         text = shell.expansion._expression(node, start, end)
@@ -49,7 +49,7 @@ def arithmetic(shell: Shell, node: "Node", start: int, end: int, place: str) -> 
 
 
 def decide(shell: Shell, tokens: list[Token], double: bool, place: str) -> None:
-    """Set the status to the result of a condition; None if only the running shell knows it."""
+    """Set the status to the result of a condition, or to None if only the running shell knows it."""
 
     def number(text: str) -> int:
         return shell.expansion.number(text, place)

@@ -1,4 +1,4 @@
-"""Commands that end earlier than they look: by a comment, or by a space after the backslash of a line."""
+"""Reports commands that end earlier than it seems: at a comment, or at a space after a line's backslash."""
 
 import re
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def report_cut_commands(script: Script, source: Source, root: "Node") -> None:
-    """Report comments and spaces that end a command which looks continued."""
+    """Report comments and spaces that end a command which seems to continue."""
     for node in comments(root):
         if cut_by_comment(source, node) and (rest := _rest_after(source, node.end_byte)):
             place = source.place_of(node)
@@ -37,28 +37,28 @@ def report_cut_commands(script: Script, source: Source, root: "Node") -> None:
 
 
 def _rest_after(source: Source, byte: int) -> str:
-    """Return the first words of the line after the line that holds a byte."""
+    """Return the first words of the line after the one that contains a byte."""
     start = source.text.find(b"\n", byte) + 1
     end = source.text.find(b"\n", start)
     return _first_words(source.slice(start, end)) if 0 < start <= end else ""
 
 
 def is_cut_before(script: Script, place: str) -> bool:
-    """Return whether the line before a place is reported as one that ends its command."""
+    """Return whether the line before a place was already reported as ending its command."""
     label, _, line = place.rpartition(":")
     return f"{label}:{int(line) - 1}" in [remark.place for remark in script.remarks]
 
 
 def report_cut(script: Script, place: str, what: str, rest: str, fix: str) -> None:
-    """Report that something ends a command; `rest` begins the line that is lost."""
-    lost = f": {shortened(rest)} is not part of it" if rest.startswith("-") else ""
+    """Report that `what` ends a command. `rest` holds the first words of the line that is lost."""
+    lost = f", so {shortened(rest)} is not part of the command" if rest.startswith("-") else ""
     script.remarks.append(
         Finding(
             "warning",
             "commands_are_not_cut",
             "",
             place,
-            f"{what} ends the command, as bash reads it{lost}.",
+            f"in bash, {what} ends the command{lost}.",
             fix,
             Cost(words="flags that the program never receives"),
         )

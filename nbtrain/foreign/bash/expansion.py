@@ -1,4 +1,4 @@
-"""Expansion of bash's words: quotes, variables and their forms (${X:-d}, ${A[@]:1}, ${X%.sh}), splitting."""
+"""Expands bash words: quotes, variables and their forms (${X:-d}, ${A[@]:1}, ${X%.sh}), and splitting."""
 
 import itertools
 import re
@@ -33,10 +33,10 @@ PARAMETER = re.compile(r"([A-Za-z_]\w*|\d+|[@*#?$!-])")
 FILE_PATTERN = re.compile(r"[*?]|\[[^\]]+\]")
 EXTENDED = re.compile(r"[@?*+!]\(")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "v": "\v"}
-# Most words of {1..N}, and most braces of a word; a word with more is left to the shell.
+# Maximum number of words from {1..N}, and of braces in a word. A word with more counts as unknown.
 MOST_NUMBERS = 1000
 MOST_BRACES = 50
-# Characters for which an element of a list counts besides its text.
+# Number of characters that each list element counts for, in addition to its text.
 ELEMENT = 10
 
 
@@ -50,24 +50,24 @@ class Part(NamedTuple):
 
 
 class Values(Protocol):
-    """The part of a shell (shell.py) that expansions use."""
+    """Interface of a shell (shell.py) that expansions use."""
 
     extglob: bool
 
     def variable(self, name: str, place: str) -> Variable | None:
-        """Return a variable; None if it is certainly not set."""
+        """Return a variable, or None if it is certainly not set."""
 
     def arguments(self) -> tuple[Runs, ...] | None:
-        """Return the positional arguments; None if only the caller knows them."""
+        """Return the positional arguments, or None if only the caller knows them."""
 
     def assign(self, name: str, variable: Variable) -> None:
         """Set a variable."""
 
     def substitute(self, source: Source, node: "Node") -> Runs:
-        """Return what a command prints."""
+        """Return what a command substitution prints."""
 
     def spend(self, characters: int, place: str, name: str) -> None:
-        """Count substituted characters, and refuse a script that makes too many."""
+        """Count substituted characters. Raises ConfigError if a script produces too many."""
 
     def has_option(self, name: str) -> bool:
         """Return whether `set` has turned an option on, such as noglob."""
@@ -77,12 +77,12 @@ class Values(Protocol):
 
 
 def literal_unknown(name: str) -> str:
-    """Return a variable as messages show it: "$1", "${TP}"."""
+    """Return a variable as messages show it, e.g. $1 or ${TP}."""
     return f"${{{name}}}" if re.match(r"[A-Za-z_]", name) else f"${name}"
 
 
 class Expansion:
-    """Expands the words of one source."""
+    """Expander of the words in one source."""
 
     def __init__(self, shell: Values, source: Source):
         self.shell, self.source = shell, source
@@ -90,18 +90,19 @@ class Expansion:
     # --- words --------------------------------------------------------------------------------------
 
     def words(self, *nodes: "Node") -> list[Runs]:
-        """Return the words that the nodes of a word become, split at the spaces of unquoted expansions. A
-        word that is a file pattern is not known.
+        """Return the words that a word's nodes expand to.
+
+        Unquoted expansions are split at spaces. A word that is a file pattern becomes an unknown value.
         """
         words = self.texts(*nodes)
         return words if self.shell.has_option("noglob") else [_without_pattern(word) for word in words]
 
     def texts(self, *nodes: "Node") -> list[Runs]:
-        """Return the words as words() does, with file patterns as they are written."""
+        """Return the words as words() does, but with file patterns unchanged."""
         return [word for braces in self._braces(nodes) for word in self._joined(braces)]
 
     def value(self, *nodes: "Node") -> Runs:
-        """Return the value of nodes that are not split: of an assignment, a pattern, a file name."""
+        """Return the value of nodes that are not split, such as an assignment, a pattern or a file name."""
         return self.joined([part for node in nodes for part in self.parts(node, False)])
 
     def joined(self, parts: Iterable[Part]) -> Runs:
@@ -158,7 +159,7 @@ class Expansion:
         if kind in EXPANSIONS:
             text = self.source.of(node)
             blanks = len(text) - len(text.lstrip())
-            # The parser includes the spaces before a quoted expansion in it.
+            # The parser includes the spaces before a quoted expansion in the expansion's node.
             lead = [self._literal(node.start_byte, node.start_byte + blanks, quoted)] if blanks else []
             return [*lead, self._expansion(node, quoted)]
         if kind == "raw_string":
@@ -221,7 +222,7 @@ class Expansion:
         return parts
 
     def _braces(self, nodes: Sequence["Node"]) -> list[list[Part]]:
-        """Return the words into which {a,b} and {1..4} expand, each as its parts."""
+        """Return the words that {a,b} and {1..4} expand to, each as a list of parts."""
         text = self.source.slice(nodes[0].start_byte, nodes[-1].end_byte)
         parts = [part for node in nodes for part in self.parts(node, False)]
         if "{" not in text or not re.search(r",|\.\.", text):
@@ -230,7 +231,7 @@ class Expansion:
             return [_joined_letters(word) for word in _expand_braces(_letters(parts))]
         except Undecided:
             place = self.source.place_of(nodes[0])
-            reason = f"it is more than {MOST_NUMBERS:,} words"
+            reason = f"it expands to more than {MOST_NUMBERS:,} words"
             return [[Part([(unknown_run(Unknown(text, "", place, reason)),)], False, True)]]
 
     # --- expansions ---------------------------------------------------------------------------------
@@ -253,7 +254,7 @@ class Expansion:
         return Part(self._form(node, text, place, quoted), quoted, True)
 
     def _unbound(self, name: str, place: str) -> list[Runs]:
-        """Return an unknown value for a variable that is not set after `set -u`; else an empty list."""
+        """Return an unknown value for a variable that is not set after `set -u`; otherwise an empty list."""
         if not self.shell.has_option("nounset") or not re.match(r"[A-Za-z_]", name):
             return []
         if self.shell.variable(name, place) is not None:
@@ -262,7 +263,7 @@ class Expansion:
         return [(unknown_run(Unknown(literal_unknown(name), name, place, reason)),)]
 
     def parameter(self, name: str, place: str, quoted: bool) -> list[Runs]:
-        """Return the values of $NAME: one, or several of $@."""
+        """Return the values of $NAME: one value, or several for $@."""
         if name in ("@", "*"):
             arguments = self.shell.arguments()
             if arguments is None:
@@ -502,7 +503,7 @@ class Expansion:
                     if start_at < 0:
                         return []
                 if start_at == 0 and name in ("@", "*") and count != 0:
-                    raise Undecided()  # $0 is the first
+                    raise Undecided()  # the first value would be $0
                 kept = [runs for key, runs in zip(keys, values) if int(key) >= start_at]
                 return kept if count is None else kept[:count]
             return [_substring(runs, start_at, count, place) for runs in values]
@@ -538,7 +539,7 @@ class Expansion:
         return self.text(self.source.slice(start, end), self.source.place(start), quoted)
 
     def text(self, text: str, place: str, quoted: bool) -> Runs:
-        """Expand a text: as in double quotes if `quoted` is set, else as an unquoted word with spaces."""
+        """Expand a text as in double quotes if `quoted` is set, otherwise as an unquoted word with spaces."""
         if not re.search(r"[$`\\'\"]", text):
             return (Run(text, place, quoted),)
         opening, closing = ('x="', '"') if quoted else ("x=(", ")")
@@ -598,7 +599,7 @@ class Expansion:
         return re.sub(r"\\\n|[\"']", "", text)
 
     def number(self, text: str, place: str) -> int:
-        """Return the value of arithmetic whose expansions were replaced.
+        """Return the value of an arithmetic text whose expansions were already replaced.
 
         Raises NotArithmetic, or Undecided if a variable is not known.
         """
@@ -646,7 +647,7 @@ def separator_pattern(separators: str) -> tuple[re.Pattern[str], str]:
 
 
 def _split(runs: Runs, separators: str) -> Iterator[tuple[bool, Run | None]]:
-    """Yield (whether a word begins here, its part), split at the separators.
+    """Split a value at the separators, and yield (whether a new word begins, the part of the word).
 
     An unknown part is never split.
     """
@@ -681,7 +682,7 @@ def _without_pattern(runs: Runs) -> Runs:
 
 
 def _closing(text: str, opening: int) -> int:
-    """Return the position of the ] that closes the [ at `opening`; -1 if there is none."""
+    """Return the position of the ] that closes the [ at `opening`; -1 if it is not closed."""
     depth = 0
     for at in range(opening, len(text)):
         depth += {"[": 1, "]": -1}.get(text[at], 0)
@@ -691,7 +692,7 @@ def _closing(text: str, opening: int) -> int:
 
 
 def _slash(rest: str, start: int) -> int:
-    """Return the position of the / between pattern and replacement; the end of the text if it has none."""
+    """Return the position of the / between pattern and replacement; without a /, the end of the text."""
     depth, quote, at = 0, "", start
     while at < len(rest):
         letter = rest[at]
@@ -806,12 +807,12 @@ def _ansi(text: str) -> str:
     return re.sub(r"\\(x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{1,4}|U[0-9a-fA-F]{1,8}|[0-7]{1,3}|.)", escaped, text)
 
 
-# A letter of a word with its place, or a part that braces do not divide.
+# A character of a word with its place, or a part that braces do not divide.
 Letter = tuple[str, str] | Part
 
 
 def _letters(parts: Iterable[Part]) -> list[Letter]:
-    """Split the unquoted text of a word into characters; its other parts stay whole."""
+    """Split the unquoted text of a word into characters. Its other parts are kept whole."""
     letters: list[Letter] = []
     for part in parts:
         if part.quoted or part.is_expansion:
@@ -839,7 +840,7 @@ def _joined_letters(letters: Sequence[Letter]) -> list[Part]:
 
 
 def _expand_braces(letters: Sequence[Letter]) -> list[Sequence[Letter]]:
-    """Expand {a,b} and {1..4} of a word, from the left. Raises Undecided if it becomes too many words."""
+    """Expand {a,b} and {1..4} in a word, from left to right. Raises Undecided for too many words."""
     texts = ["" if isinstance(letter, Part) else letter[0] for letter in letters]
     if texts.count("{") > MOST_BRACES:
         raise Undecided()
@@ -874,7 +875,7 @@ def _expand_braces(letters: Sequence[Letter]) -> list[Sequence[Letter]]:
 
 
 def _sequence(inner: str) -> list[str] | None:
-    """Return the texts of 1..4, 08..10..2 or a..e; None for any other text. Raises Undecided for too many."""
+    """Return the texts in 1..4, 08..10..2 or a..e; None for another text. Raises Undecided for too many."""
     if match := re.fullmatch(r"(-?\d{1,9})\.\.(-?\d{1,9})(?:\.\.(-?\d{1,9}))?", inner):
         first, last = int(match.group(1)), int(match.group(2))
         step = abs(int(match.group(3) or 1)) or 1

@@ -1,4 +1,4 @@
-"""Loops: for, select, while and until, followed round by round while each round is decided."""
+"""Follows loops (for, select, while, until) round by round, as long as each round can be decided."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -52,7 +52,7 @@ def follow_for(shell: Shell, node: "Node") -> None:
         values, known = list(arguments or ()), arguments is not None
         unknown = () if known else (Unknown("$@", "@", place, "the caller passes it"),)
     if keyword == "select" or not known or len(values) > MOST_ROUNDS:
-        lost = shell.lost(name, place, "set in a loop", ())
+        lost = shell.lost(name, place, "a loop sets it", ())
         causes = without_duplicates(unknown)
         _open_loop(shell, causes, lambda: shell.assign(name, lost), [body], place)
         return
@@ -160,7 +160,7 @@ def _open_loop(
     place: str,
     step: Callable[[], None] | None = None,
 ) -> None:
-    """Follow a loop whose rounds only the running shell knows: what it changes is unknown."""
+    """Follow a loop whose number of rounds only the running shell knows. What it changes becomes unknown."""
     before = shell.state.copy()
     outer, departures = shell.state.doubts, shell.departures
     sink, stdin = shell.sink, shell.stdin
@@ -200,7 +200,7 @@ def _lost_in_loop(
 ) -> Variable:
     """Return the value of a variable after a loop whose rounds are not known.
 
-    The values around the loop do not tell how many rounds it has, so the user has to give the variable.
+    The values around the loop do not tell its number of rounds, so the user has to give the variable.
     """
     arguments = [cause for cause in causes if cause.name in ("@", "*", "#") or cause.name.isdigit()]
     reason = "the script's arguments decide it" if arguments else "a loop sets it"
@@ -212,7 +212,7 @@ def _lost_in_loop(
 
 
 def _differences(before: State, after: State) -> dict[str, str]:
-    """Return {variable: place} for the variables that differ."""
+    """Return the place of each variable that differs, {variable: place}."""
     found = {}
     for name, variable in after.variables.items():
         old = before.variables.get(name)
@@ -227,7 +227,7 @@ def _differences(before: State, after: State) -> dict[str, str]:
 
 
 def _is_list(runs: Runs) -> bool:
-    """Return whether a word may be several words, or none: an unquoted part that is not known."""
+    """Return whether a word may become several words or none, because an unquoted part is unknown."""
     return any(run.unknown is not None and not run.quoted for run in runs) and all(
         run.unknown is not None or not run.text for run in runs
     )

@@ -1,4 +1,4 @@
-"""Output of commands: what they print for a substitution or a pipe, and the files that the script writes."""
+"""Collects what commands print for a substitution or a pipe, and the files that the script writes."""
 
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def print_output(shell: Shell, words: list[Runs]) -> None:
-    """Add what a command prints to what is substituted or piped."""
+    """Add a command's output to the text that is substituted or piped."""
     if shell.sink is None:
         return
     unknowns = [part for runs in words for part in unknowns_of(runs)]
@@ -61,7 +61,7 @@ def print_output(shell: Shell, words: list[Runs]) -> None:
 
 
 def _file_read(shell: Shell, texts: list[str], stdin: str | None) -> str | None:
-    """Return the text of a file that the script wrote or that was passed, for `cat FILE`."""
+    """Return the text of FILE for `cat FILE`, if the script wrote it or the user gave it; else `stdin`."""
     if texts[0] == "cat" and len(texts) == 2:
         word = shell.script.documents.get(texts[1]) or shell.around.file(texts[1])
         if word is not None and not word.unknowns:
@@ -70,7 +70,7 @@ def _file_read(shell: Shell, texts: list[str], stdin: str | None) -> str | None:
 
 
 def write_file(shell: Shell, name: str, printed: Runs, appends: bool) -> None:
-    """Keep a text that is written into a file."""
+    """Record a text that the script writes to a file."""
     if shell.silent or name.startswith("/dev/"):
         return
     known = [run for run in printed if run.text]
@@ -87,5 +87,5 @@ def write_file(shell: Shell, name: str, printed: Runs, appends: bool) -> None:
 
 
 def collapsed(runs: Runs) -> Runs:
-    """Return a text that is not split into words any further; each part keeps its own place."""
+    """Return a text that is not split into words any further. Each part keeps its own place."""
     return tuple(run._replace(quoted=True) for run in runs)

@@ -1,4 +1,4 @@
-"""Patterns of bash (case, [[ == ]], ${X%...}), and the conditions of [ ... ] and [[ ... ]]."""
+"""Matches bash patterns (case, [[ == ]], ${X%...}), and evaluates the conditions of [ ... ] and [[ ... ]]."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -21,16 +21,16 @@ _CLASSES = {
 }
 
 
-# Most characters of a text or a pattern; whether a longer one matches counts as unknown.
+# Maximum number of characters in a text or a pattern. Whether a longer one matches counts as unknown.
 MOST_CHARACTERS = 2000
 MOST_STARS = 4
 
 
 class Undecided(Exception):
-    """A needed value is one that only the running shell knows.
+    """Raised when a result depends on a value that only the running shell knows.
 
-    `unknowns` are the values that would decide it. `reason` is a clause that names the limit of nbtrain which
-    the value exceeds; "" if it exceeds none.
+    `unknowns` holds the values that the result depends on. `reason` is a clause about the nbtrain limit that
+    a value exceeds, or "".
     """
 
     def __init__(self, *unknowns: Unknown, reason: str = ""):
@@ -60,7 +60,7 @@ def pattern_of(runs: Runs, greedy: bool = True) -> str:
             reason=f"its pattern has {len(characters):,} characters, and nbtrain reads at most "
             f"{MOST_CHARACTERS:,}"
         )
-    # Several * in a row are one; otherwise the search would take too long.
+    # Several * in a row are treated as one, because the search would otherwise take too long.
     kept = [
         pair
         for at, pair in enumerate(characters)
@@ -147,7 +147,7 @@ def _bracket(inner: str) -> str:
 
 
 def matches(runs: Runs, pattern: Runs) -> bool:
-    """Return whether a text matches a pattern as a whole."""
+    """Return whether the whole text matches a pattern."""
     regex = pattern_of(pattern)
     if unknowns := unknowns_of(runs):
         # A known text around the unknown part may decide that it cannot match.
@@ -176,14 +176,14 @@ _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "-ge": lambda left, right: left >= right,
 }
 _STRINGS = {"=", "==", "!=", "=~", "<", ">"}
-# Tests of files, descriptors and options, which only the running shell answers.
+# Tests of files, descriptors and options, which only the running shell can answer.
 _FILES = set("abcdefghkoprstuwxvGLNORS")
 
 
 class Condition:
-    """Evaluates the words of [ ... ], or of [[ ... ]] if `double` is set.
+    """Evaluator of the words in [ ... ], or in [[ ... ]] if `double` is set.
 
-    `number` evaluates a text as arithmetic, and `is_set` tells whether a variable is set.
+    `number` evaluates a text as arithmetic, and `is_set` returns whether a variable is set.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Pipelines, and commands with redirections: what a command prints becomes input or a file."""
+"""Follows pipelines and commands with redirections, whose output becomes input or a file."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ def follow_pipeline(shell: Shell, node: "Node") -> None:
 
 
 def _piped(shell: Shell, parts: Sequence["Node"], stdin: Runs | None) -> None:
-    """Follow the commands of a pipeline, each in a subshell, with what the one before prints."""
+    """Follow the commands of a pipeline, each in a subshell that reads the previous command's output."""
     outer_sink, outer_stdin, outer_certain = shell.sink, shell.stdin, shell.certain
     statuses: list[bool | None] = []
     for number, part in enumerate(parts):
@@ -43,7 +43,7 @@ def _piped(shell: Shell, parts: Sequence["Node"], stdin: Runs | None) -> None:
 
 
 def follow_redirected(shell: Shell, node: "Node") -> None:
-    """Follow a command with redirections; texts that it writes into files are kept."""
+    """Follow a command with redirections, and record the texts that it writes to files."""
     body = node.child_by_field_name("body")
     outer_stdin, outer_sink = shell.stdin, shell.sink
     written: list[tuple[str, bool]] = []
@@ -94,7 +94,7 @@ def follow_redirected(shell: Shell, node: "Node") -> None:
 
 
 def _descriptor(source: Source, node: "Node", body: "Node | None") -> str:
-    """Return the descriptor of `command 2>> log` if the parser takes it for an argument; else ""."""
+    """Return the descriptor in `command 2>> log` if the parser treats it as an argument; otherwise ""."""
     if body is None or body.type != "command" or not body.children:
         return ""
     text = source.of(body.children[-1])

@@ -1,4 +1,4 @@
-"""Redirections of a command: the text on its standard input, and the files that its output goes to."""
+"""Follows a command's redirections: the text on its standard input, and the files that its output goes to."""
 
 import re
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def redirect(shell: Shell, node: "Node", written: list[tuple[str, bool]], extra: list["Node"]) -> None:
     """Follow one redirection, of standard input or of the output.
 
-    The file of an output is added to `written`, with whether it is appended to. Words after the file, which
+    Output files are added to `written` as (name, whether the output is appended). Words after the file, which
     belong to the command, are added to `extra`.
     """
     operator = next((child.type for child in node.children if not child.is_named), "")
@@ -72,6 +72,6 @@ def herestring(shell: Shell, node: "Node") -> Runs:
 
 
 def words_in_redirect(shell: Shell, node: "Node") -> list[Runs]:
-    """Return the words after a redirection's target, which bash takes for arguments of the command."""
+    """Return the words after a redirection's target, which bash treats as arguments of the command."""
     named = [child for child in node.children if child.is_named and child.type != "file_descriptor"]
     return [word for child in named[1:] for word in shell.expansion.words(child)]

@@ -1,4 +1,4 @@
-"""Forms of bash that tree-sitter-bash does not read: written in another form, or replaced by a name.
+"""Repairs forms of bash that tree-sitter-bash does not read: rewrites them, or replaces them with a name.
 
     ${x:$n:1}  $((10#$x))  [ a \\< b ]  [[ ... ]] then      another form with the same meaning
     ${x~~}  [[ a@(b|c) = ab ]]  T[a b]=4                   a name whose value or effect is not decided
@@ -11,11 +11,10 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-# Most parts of one text that are changed, and most statements that are replaced: a text with more is not
-# bash.
+# Maximum number of changed parts, and of replaced statements, in one text. A text with more is not bash.
 MOST_CHANGES = 200
 MOST_STATEMENTS = 5
-# Most lines of a compound command, and most characters of ${...} or $((...)), that are replaced.
+# Maximum number of lines of a compound command, and of characters of ${...} or $((...)), that are replaced.
 MOST_LINES = 200
 MOST_CHARACTERS = 2000
 
@@ -48,7 +47,7 @@ _NAMES = re.compile(r"(?<!\\)\$([A-Za-z_]\w*|\d|[#@*])")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A part of a text and what replaces it."""
+    """A part of a text, and the text that replaces it."""
 
     start: int
     end: int
@@ -60,10 +59,10 @@ class Change:
 
 
 class Repair:
-    """Finds the parts of one text that the parser refuses.
+    """Finder of the parts of a text that the parser rejects.
 
-    `refuses(text)` tells whether the parser refuses a text. Characters are bytes (latin-1), so that
-    positions are the parser's.
+    `refuses(text)` returns whether the parser rejects a text. Each character is one byte (latin-1), so that
+    positions equal the parser's.
     """
 
     def __init__(self, refuses: Callable[[str], bool], new_name: Callable[[], str]):
@@ -71,7 +70,7 @@ class Repair:
         self.statements = 0
 
     def changes(self, text: str) -> Iterator[tuple[str, Change]]:
-        """Yield (new text, change) until the parser refuses no part that can be changed."""
+        """Yield (new text, change) until the parser rejects no part that can be changed."""
         for _ in range(MOST_CHANGES):
             change = self._construct(text) or self._keyword(text) or self._statement(text)
             if change is None:
@@ -82,7 +81,7 @@ class Repair:
     # --- ${...}, $((...)), ((...)), [[ ... ]], [ ... ] ----------------------------------------------
 
     def _construct(self, text: str) -> Change | None:
-        """Return a change of the shortest construct that the parser rejects even on its own; None if none."""
+        """Return a change of the shortest construct that the parser rejects even on its own, or None."""
         spans = []
         literals = list(_literals(text))
         for match in _OPENINGS.finditer(text):
@@ -107,7 +106,7 @@ class Repair:
         return None
 
     def _rewritten(self, part: str, opening: str) -> str | None:
-        """Return another form of a construct that the parser reads; None if there is none."""
+        """Return another form of a construct that the parser reads, or None."""
         if opening == "[":
             candidates = [f"\\{part}"]
         elif opening == "[[":
@@ -123,7 +122,7 @@ class Repair:
     # --- lines --------------------------------------------------------------------------------------
 
     def _keyword(self, text: str) -> Change | None:
-        """Return a change of `]] then`, `for x do`, `<> file` or `X=$(...) 2> file; ...`."""
+        """Return a change of `]] then`, `for x do`, `<> file` or `X=$(...) 2> file; ...`, or None."""
         literals = list(_literals(text))
         if (change := _redirected_assignment(text, literals)) is not None:
             return change
@@ -140,8 +139,9 @@ class Repair:
         return None
 
     def _statement(self, text: str) -> Change | None:
-        """Return a change that replaces a statement which the parser rejects even on its own: one that begins
-        and ends its own lines or, if there is none, the smallest compound command.
+        """Return a change that replaces a statement which the parser rejects even on its own, or None.
+
+        A statement that fills its own lines is preferred, then the smallest compound command.
         """
         lines = list(_statements(text))
         simple = [span for span in lines if _is_simple(_unquoted(text[slice(*span)]))]
@@ -234,8 +234,10 @@ def _end(text: str, at: int, closing: str) -> int | None:
 
 
 def _end_of_line(text: str, start: int) -> int | None:
-    """Return the position after the line end that ends the statements which begin at `start`: one outside of
-    quotes and brackets, without a backslash before it. None if a quote or a bracket stays open.
+    """Return the position after the line that ends the statements which begin at `start`.
+
+    That line's end is outside of quotes and brackets, and no backslash precedes it. Returns None if a quote
+    or a bracket stays open.
     """
     at = start
     while at < len(text):
@@ -267,14 +269,15 @@ def _is_simple(text: str) -> bool:
 
 
 def _unquoted(text: str) -> str:
-    """Return a text without what quotes and comments hold."""
+    """Return a text without comments and without the contents of quotes."""
     quoted = r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"|\$\{[^{}]*\}|(?:(?<=\s)|\A)#[^\n]*"
     return re.sub(quoted, " ", text, flags=re.DOTALL)
 
 
 def _statements(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the first and last position of the statements on each line, until a quote or a bracket stays
-    open.
+    """Yield the first and last position of the statements on each line.
+
+    Stops where a quote or a bracket stays open.
     """
     start = 0
     while start < len(text):
@@ -318,5 +321,5 @@ def _opened(text: str) -> list[int]:
 
 
 def _unquoted_here(text: str) -> str:
-    """Return a text without comments and the quoted words that begin no here-document."""
+    """Return a text without comments, and without quoted words that do not begin a here-document."""
     return re.sub(r"(?<![<\-\s])'[^']*'|(?:(?<=\s)|\A)#[^\n]*", " ", text)

@@ -1,4 +1,4 @@
-"""A script that was read: its commands, with everything around them that decides what they start."""
+"""Represents a script that was read: its commands, and all that affects what they start."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from nbtrain.foreign.bash.variables import (
 )
 from nbtrain.foreign.syntax.located import Unknown, Word
 
-# Programs that read a script.
+# Programs that run shell scripts.
 SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}
 
 
@@ -30,75 +30,76 @@ class Command:
     exported: Mapping[str, Variable]
     """Variables that the command inherits."""
     read_inner: "Callable[[Runs, Sequence[Runs], Mapping[str, Variable]], list[Command]]"
-    """Returns the commands of a script that the command starts (bash -c), with its arguments and
-    environment.
+    """Function that returns the commands of a script that the command starts, as in bash -c.
+
+    It takes the script's text, its arguments and its environment.
     """
     read_file: "Callable[[str, Sequence[Runs], Mapping[str, Variable]], list[Command] | None]"
-    """Returns the commands of a script file by its name; None if no such file was passed."""
+    """Function that returns the commands of a script file by name; None if no such file was given."""
     conditions: tuple[Unknown, ...] = ()
-    """Unknown values that decide whether the command runs."""
+    """Unknown values that determine whether the command runs."""
     is_conditional: bool = False
-    """Whether only the running shell knows that the command runs."""
+    """Whether the command may or may not run, which only the running shell knows."""
     input: Runs | None = None
-    """Text that the command reads: a here-document."""
+    """Text on the command's standard input, e.g. a here-document."""
     at: str = ""
     _words: list[Word] | None = field(default=None, init=False, repr=False)
 
     @property
     def words(self) -> list[Word]:
-        """Return the values as words, made once: every launch of a script looks at all commands."""
+        """The values as words, built only once, because every launch of a script examines all commands."""
         if self._words is None:
             self._words = [word_of(runs, self.at) for runs in self.values]
         return self._words
 
     @property
     def place(self) -> str:
-        """The place of the command, such as "train.sh:12"."""
+        """Place of the command, e.g. train.sh:12."""
         return self.at
 
 
 @dataclass(slots=True)
 class Script:
-    """A script after it was read."""
+    """The result of reading a script."""
 
     label: str
     commands: list[Command] = field(default_factory=list)
     exported: dict[str, Word] = field(default_factory=dict)
     documents: dict[str, Word] = field(default_factory=dict)
-    """Texts that the script writes into files, by file. Their place is the first line of the text."""
+    """Texts that the script writes to files, by file name. The place of each text is its first line."""
     comments: list[tuple[str, str]] = field(default_factory=list)
     """(place, text) of comments."""
     remarks: list[Finding] = field(default_factory=list)
-    """Remarks for the author of the script, such as a comment that ends a command."""
+    """Remarks for the script's author, e.g. about a comment that ends a command."""
     used: set[str] = field(default_factory=set)
-    """Names of the user's values that were needed."""
+    """Names of the user's values that the script used."""
     decided: dict[str, str] = field(default_factory=dict)
-    """{variable: place} of the user's values that the script itself sets."""
+    """{variable: place} of variables that have a value from the user but that the script itself sets."""
     read: set[str] = field(default_factory=set)
-    """Other files that the script reads."""
+    """Names of other files that the script reads."""
     missing: list[tuple[str, str]] = field(default_factory=list)
-    """(place, name) of files that the script sources and that were not passed."""
+    """(place, name) of files that the script sources but that were not given."""
     failed: tuple[str, str] = ("", "")
     """(place, text) of a command whose failure ends the script, because of `set -e`."""
     unread: dict[str, Unread] = field(default_factory=dict)
-    """Forms that the parser does not read, by the name that stands for each in the tree."""
+    """Forms that the parser does not read, by the name that replaces each form in the tree."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Values and files from outside of a script."""
+    """Values and files from outside a script."""
 
     given: Mapping[str, str] = field(default_factory=dict)
-    """Values of variables that the user passed: import FILE TP=4."""
+    """Values that the user gave for variables, as in import FILE TP=4."""
     environment: Mapping[str, Word] = field(default_factory=dict)
     """Variables that the scheduler or the manifest sets."""
     unset: frozenset[str] = frozenset()
     """Variables that the scheduler is known not to set."""
     open_names: re.Pattern[str] | None = None
-    """Variables that a scheduler or an operator sets, but whose value is not known here."""
+    """Pattern of variables that a scheduler or an operator sets, but whose values are not known here."""
     files: Mapping[str, Word] = field(default_factory=dict)
-    """Texts of the other files that were passed, by file name, and by path where a container mounts them."""
+    """Texts of the other files that were given, by file name, and by path where a container mounts them."""
 
     def file(self, path: str) -> Word | None:
-        """Return a file by the path that a script names, or else by its name."""
+        """Return a file by the path that a script names, otherwise by its name; None if it was not given."""
         return self.files.get(path) or self.files.get(PurePosixPath(path).name)

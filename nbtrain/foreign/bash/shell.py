@@ -1,7 +1,10 @@
 """The shell whose statements are followed: its variables, files and blocks, and what is certain about them.
 
-A Shell knows no statement of the language. Its Language has a function for each statement and builtin
-(statements.py, builtins.py); each takes the shell and follows a node in its state.
+Shell.variable() also decides what a variable is that the script does not set: the value that the user gave,
+otherwise a value that only the running shell knows.
+
+A Shell does not know any statement of the language. Its Language has a function for each statement and
+builtin (statements.py, builtins.py); each function takes the shell and follows a node in the shell's state.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,21 +44,23 @@ from nbtrain.foreign.syntax.located import Unknown
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-# Most characters of all substitutions: more than any command line has, and few enough to hold in memory.
+# Maximum number of characters of all substitutions: more than any command line has, but few enough for
+# memory.
 MOST_CHARACTERS = 5_000_000
-# Most statements that are followed and words of commands, which take a few seconds; most rounds of a loop.
+# Maximum number of steps (statements and words of commands), which take a few seconds, and of a loop's
+# rounds.
 MOST_STEPS = 20_000
 MOST_ROUNDS = 1000
-# Most nested calls of functions, `source`, `eval` and `bash -c`.
+# Maximum depth of nested calls of functions, `source`, `eval` and `bash -c`.
 MOST_CALLS = 20
 
-# Variables that bash or the login sets, so that ${X:-default} is not the default.
+# Variables that bash or the login sets, so that ${X:-default} does not yield the default.
 SHELL_SETS = {
     *("BASH", "BASHPID", "BASH_REMATCH", "BASH_SOURCE", "BASH_VERSION", "DIRSTACK", "EPOCHSECONDS", "EUID"),
     *("FUNCNAME", "GROUPS", "HOME", "HOSTNAME", "HOSTTYPE", "LINENO", "LOGNAME", "MACHTYPE", "OLDPWD"),
     *("OSTYPE", "PATH", "PIPESTATUS", "PPID", "PWD", "RANDOM", "SECONDS", "SHELL", "SHLVL", "UID", "USER"),
 }
-# Statements that end the script by their failure after `set -e`.
+# Statements whose failure ends the script after `set -e`.
 _MAY_FAIL = {"command", "variable_assignment", "test_command", "subshell", "pipeline"}
 # Nodes of the tree that are not part of a statement.
 IGNORED = {
@@ -69,18 +74,18 @@ IGNORED = {
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """The parts of bash that a shell follows, each with a function that follows it."""
+    """The functions with which a shell follows each part of bash."""
 
     statements: Mapping[str, "Callable[[Shell, Node], None]"]
-    """Functions by the type of a statement's node."""
+    """Functions by the node type of a statement."""
     builtins: Mapping[str, "Callable[[Shell, list[Runs], str], None]"]
-    """Functions by a builtin's name; each takes the command's words and their place."""
+    """Functions by the name of a builtin; each takes the command's words and their place."""
     substitute: "Callable[[Shell, Source, Node], Runs]"
-    """Returns what $( ... ) prints."""
+    """Function that returns what $( ... ) prints."""
 
 
 class Shell:
-    """A shell at a point of a script: its variables, and everything that decides the next statement."""
+    """A shell at a point in a script: its variables, and everything that affects the next statement."""
 
     def __init__(self, language: Language, script: Script, around: Surroundings):
         self.language, self.script, self.around = language, script, around
@@ -105,31 +110,36 @@ class Shell:
         self.steps = 0
         self.calls = 0
         self.extglob = False
-        """Whether shopt lets ${X%PATTERN} have forms such as @(a|b)."""
+        """Whether shopt allows forms such as @(a|b) in ${X%PATTERN}."""
         self.names: dict[str, str] = {}
-        """{other name: variable} of declare -n."""
+        """{other name: variable} set by declare -n."""
         self.frames: list[dict[str, Variable | None]] = []
         self.departures = 0
-        """Number of `return`, `break 2` and `continue 2` that were followed, which leave more than a loop."""
+        """Number of followed statements that leave more than a loop, such as `return` or `break 2`."""
         self.conditions: list[tuple[Unknown, ...]] = []
-        """Unknown values of the conditions around the current statement."""
+        """Unknown values in the conditions around the current statement."""
         self.in_condition = False
         self.tested = 0
-        """Number of surrounding parts whose status is tested, so that their failure ends nothing."""
+        """Number of surrounding parts whose status is tested, so that a failure does not end the script."""
         self.stdin: Runs | None = None
         self.sink: list[Run] | None = None
         """Output of commands that is substituted or piped; None if it is not kept."""
         self.certain = 0, 0
-        """Numbers of conditions and doubts when the sink began. Output that is printed under more of them may
-        be missing.
+        """Numbers of conditions and doubts when the sink began.
+
+        Output that is printed under more conditions or doubts may be missing.
         """
         self.causes: tuple[Unknown, ...] = ()
-        """Unknown values that decide an unknown status of the last command."""
+        """Unknown values that the last command's status depends on, if the status is unknown."""
         self.silent = 0
         """Number of surrounding parts whose commands are not recorded, such as a loop of unknown length."""
 
     def variable(self, name: str, place: str) -> Variable | None:
-        """Return a variable; None if it is certainly not set."""
+        """Return a variable, or None if it is certainly not set.
+
+        A variable that the script does not set has the user's value, if one was given. Otherwise only the
+        running shell knows its value.
+        """
         if form := self.script.unread.get(name):
             reason = f"nbtrain does not read {form.shown}"
             return text_variable((unknown_run(Unknown(form.text, "", form.place, reason)),))
@@ -148,7 +158,7 @@ class Shell:
         return text_variable((unknown_run(Unknown(literal_unknown(name), name, place, reason)),))
 
     def arguments(self) -> tuple[Runs, ...] | None:
-        """Return the positional arguments; None if only the caller knows them."""
+        """Return the positional arguments, or None if only the caller knows them."""
         return self.state.arguments
 
     def has_option(self, name: str) -> bool:
@@ -160,7 +170,7 @@ class Shell:
         return bool(self.around.open_names and self.around.open_names.fullmatch(name))
 
     def spend(self, characters: int, place: str, name: str) -> None:
-        """Count substituted characters. Raises ConfigError if a script makes too many."""
+        """Count substituted characters. Raises ConfigError if a script produces too many."""
         self.room -= characters
         if self.room < 0:
             raise ConfigError(
@@ -176,7 +186,7 @@ class Shell:
         causes: tuple[Unknown, ...] = (),
         choices: tuple[str, ...] = (),
     ) -> Variable:
-        """Return a variable whose value only the running shell knows, or the one that the user passed."""
+        """Return a variable with the user's value if one was given, otherwise with an unknown value."""
         if name in self.around.given:
             self.script.used.add(name)
             return text_variable((Run(self.around.given[name], place),))
@@ -185,7 +195,7 @@ class Shell:
         return text_variable((unknown_run(unknown),))
 
     def assign(self, name: str, variable: Variable) -> None:
-        """Set a variable, unless the user passed its value and the script does not know one."""
+        """Set a variable. If only the running shell knows the value, use the user's value, if given."""
         old = self.state.variables.get(name)
         exported = variable.exported or bool(old and old.exported)
         runs = [run for value in variable.elements.values() for run in value]
@@ -240,7 +250,7 @@ class Shell:
         self.source, self.expansion = before
 
     def _note_unread(self, unread: Sequence[Unread]) -> None:
-        """Keep the forms that the parser does not read, and report the statements among them."""
+        """Record the forms that the parser does not read, and report those that are statements."""
         for form in unread:
             self.script.unread[form.name] = form
             if form.is_statement and not self.silent:
@@ -250,14 +260,15 @@ class Shell:
                         "bash_is_read",
                         "",
                         form.place,
-                        f"nbtrain does not read this form of bash: {form.shown}. What it sets is not known.",
-                        "Write it in another form if it sets a value of the training.",
+                        f"nbtrain does not read this form of bash: {form.shown}. The variables that it sets "
+                        "are not known.",
+                        "Write it in another form if the training uses a variable that it sets.",
                         Cost(words="values that have to be given by hand"),
                     )
                 )
 
     def block(self, nodes: Sequence["Node"]) -> None:
-        """Follow statements, some of which may be run in the background."""
+        """Follow statements, some of which may run in the background."""
         for number, node in enumerate(nodes):
             if self.state.flow:
                 return
@@ -271,7 +282,7 @@ class Shell:
                 self.statement(node)
 
     def apart(self, node: "Node") -> None:
-        """Follow a statement in a subshell: what it sets is lost."""
+        """Follow a statement in a subshell, whose assignments are lost."""
         state = self.state
         self.state = state.copy()
         self.statement(node)
@@ -280,7 +291,7 @@ class Shell:
         self.state.status = status
 
     def set_status(self, status: bool | None, causes: tuple[Unknown, ...] = ()) -> None:
-        """Set the status of the last command, and the unknown values that decide it."""
+        """Set the status of the last command, and the unknown values that the status depends on."""
         self.state.status, self.causes = status, causes
 
     def statement(self, node: "Node") -> None:
@@ -298,7 +309,7 @@ class Shell:
             self._fail(node)
 
     def _fail(self, node: "Node") -> None:
-        """End the script after a command that fails, if `set -e` is on and nothing tests its status."""
+        """End the script after a failing command, if `set -e` is on and nothing tests the status."""
         if "errexit" not in self.state.options or self.tested:
             return
         self.state.flow = "exit"
@@ -308,12 +319,12 @@ class Shell:
             self.script.failed = self.source.place_of(node), shortened(text)
 
     def step_on(self, steps: int, place: str) -> None:
-        """Count steps, and refuse a script whose loops take too many."""
+        """Count steps. Raises ConfigError if a script's loops take too many."""
         self.steps += steps
         if self.steps > MOST_STEPS:
             raise ConfigError(
-                f"{place}: the script's loops take more than {MOST_STEPS:,} steps, which are statements and "
-                "words of commands. Give a script with the values of one training."
+                f"{place}: the script's loops take more than {MOST_STEPS:,} steps (statements and words of "
+                "commands). Give a script with the values of a single training."
             )
 
     def text_source(self, text: Runs) -> Source:
@@ -331,20 +342,20 @@ class Shell:
         return source_of_parts(parts)
 
     def under(self, causes: tuple[Unknown, ...], follow: Callable[[], None]) -> None:
-        """Follow statements of which only the running shell knows whether they are run."""
+        """Follow statements that may or may not run, which only the running shell knows."""
         stdin = self.stdin
         self.conditions.append(causes)
         follow()
         self.conditions.pop()
         if self.stdin is not stdin:
-            # Only the shell knows whether lines were taken.
+            # Only the shell knows whether lines were read.
             reason = "a condition decides which lines were read"
             self.stdin = (unknown_run(Unknown("the input", "", "", reason, causes)),)
 
     def fork(
         self, causes: tuple[Unknown, ...], follow: Callable[[], None], otherwise: Callable[[], None]
     ) -> None:
-        """Follow two branches of which only the running shell knows which is run."""
+        """Follow two branches. Only the running shell knows which of them runs."""
         start = self.state.copy()
         self.under(causes, follow)
         first, self.state = self.state, start
@@ -353,7 +364,7 @@ class Shell:
         self.causes = causes
 
     def condition(self, nodes: Sequence["Node"]) -> tuple[bool | None, tuple[Unknown, ...]]:
-        """Follow the commands of a condition, and return whether it holds."""
+        """Follow a condition's commands. Return whether it holds, and the unknown values it depends on."""
         before, self.in_condition = self.in_condition, True
         self.causes = ()
         self.tested += 1
@@ -363,7 +374,7 @@ class Shell:
         return self.state.status, self.causes if self.state.status is None else ()
 
     def restore(self, before: Mapping[str, Variable | None]) -> None:
-        """Give variables the values that they had before a call."""
+        """Restore variables to their values before a call."""
         for name, variable in before.items():
             if variable is None:
                 self.state.variables.pop(name, None)
@@ -371,19 +382,21 @@ class Shell:
                 self.state.variables[name] = variable
 
     def substitute(self, source: Source, node: "Node") -> Runs:
-        """Return what $( ... ) prints, without the line ends at its end."""
+        """Return what $( ... ) prints, without trailing line ends."""
         return self.language.substitute(self, source, node)
 
     def finish(self) -> None:
-        """Keep what the script exports."""
+        """Record the variables that the script exports."""
         for name, variable in self.state.variables.items():
             if variable.exported and name not in self.around.environment and variable.kind == "text":
                 self.script.exported[name] = word_of(variable.elements.get("0", ()), f"{self.script.label}:1")
 
 
 def _other_causes(name: str, causes: Iterable[Unknown]) -> tuple[Unknown, ...]:
-    """Return the causes of a variable. A cause with the variable's own name, from an earlier round of a loop,
-    is replaced by the causes of that value.
+    """Return the causes of a variable's value.
+
+    A cause with the variable's own name comes from an earlier round of a loop; it is replaced by its own
+    causes.
     """
     return without_duplicates(
         part
@@ -393,8 +406,9 @@ def _other_causes(name: str, causes: Iterable[Unknown]) -> tuple[Unknown, ...]:
 
 
 def _owned(name: str, variable: Variable) -> dict[str, Runs]:
-    """Return a variable's elements without their quotes, and with the output of commands named after the
-    variable that holds it.
+    """Return a variable's elements without quotes.
+
+    Unknown output of commands is named after the variable that holds it.
     """
     elements = {}
     for key, runs in variable.elements.items():
@@ -412,7 +426,7 @@ def _owned(name: str, variable: Variable) -> dict[str, Runs]:
 
 
 def named_causes(unknown: Unknown) -> Iterator[Unknown]:
-    """Yield an unknown value, or the named ones behind it if it has no name."""
+    """Yield an unknown value or, if it has no name, the named values that it depends on."""
     if unknown.name:
         yield unknown
     else:

@@ -1,4 +1,4 @@
-"""Simple commands: assignments, words and redirections, which become a Command, a builtin or a call."""
+"""Follows simple commands: assignments, words and redirections, which form a Command, a builtin or a call."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -64,7 +64,7 @@ def simple_command(shell: Shell, node: "Node", children: Sequence["Node"]) -> No
         shell.sink, shell.certain = outer_sink, outer_certain
         write_file(shell, written[-1][0], printed, written[-1][1])
     if own:
-        shell.stdin = outer_stdin  # otherwise `read` has taken a line of what surrounds it
+        shell.stdin = outer_stdin  # otherwise `read` may have consumed a line of the surrounding input
 
 
 def _run_words(shell: Shell, node: "Node", children: Sequence["Node"]) -> None:
@@ -87,7 +87,7 @@ def _run_words(shell: Shell, node: "Node", children: Sequence["Node"]) -> None:
             else:
                 words += words_in_redirect(shell, child)
         elif child.is_named and child.type not in IGNORED:
-            # The * of `let N=A*B` multiplies: no file has such a name.
+            # In `let N=A*B`, the * multiplies; it is not a file pattern.
             is_let = bool(words) and text_of(words[0]) == "let"
             expand = shell.expansion.texts if is_let else shell.expansion.words
             words += expand(child, *more)
@@ -106,7 +106,7 @@ def _run_words(shell: Shell, node: "Node", children: Sequence["Node"]) -> None:
 
 
 def _start(shell: Shell, words: list[Runs], assignments: list[tuple[str, Variable]], place: str) -> None:
-    """Run a builtin, call a function, or note a command."""
+    """Run a builtin, call a function, or record a command."""
     head = text_of(words[0]) if not unknowns_of(words[0]) else ""
     if form := shell.script.unread.get(head):
         _skip_unread(shell, form, place)
@@ -133,7 +133,7 @@ def _start(shell: Shell, words: list[Runs], assignments: list[tuple[str, Variabl
             report_cut(
                 shell.script,
                 place,
-                "the line before has no backslash at its end, which",
+                "the missing backslash at the end of the line before",
                 shortened(head),
                 "End the line before with a backslash.",
             )
@@ -143,7 +143,7 @@ def _start(shell: Shell, words: list[Runs], assignments: list[tuple[str, Variabl
         asks = asks or (head.startswith("python") and [text_of(runs) for runs in words[1:2]] == ["-c"])
         causes = unknowns_of(words[0])
         shell.set_status(None if asks else True, causes)
-    # Alone, it only redirects the shell's own output.
+    # exec without a command only redirects the shell's own output.
     if head == "exec" and any(not re.fullmatch(r"\{\w+\}", text_of(runs)) for runs in words[1:]):
         shell.state.flow = "exit"
 
@@ -156,7 +156,7 @@ def command_of(
     place: str,
     assignments: Mapping[str, Variable] | None = None,
 ) -> Command:
-    """Return a command with what it inherits."""
+    """Return a command with the variables and functions that it inherits."""
     exported = dict(shell.state.exported)
     for name, variable in (assignments or {}).items():
         exported[name] = Variable(variable.elements, variable.kind, True)
@@ -239,7 +239,7 @@ def _call(shell: Shell, name: str, arguments: list[Runs], assignments: list[tupl
 
 
 def _skip_unread(shell: Shell, form: Unread, place: str) -> None:
-    """Follow a statement that the parser does not read: every variable that it names may change."""
+    """Follow a statement that the parser does not read. Every variable that it names may change."""
     reason = f"nbtrain does not read {form.shown}, which may set it"
     for name in dict.fromkeys(re.findall(r"(?<![\w$])(?:\$\{)?([A-Za-z_]\w*)", form.text)):
         if name in shell.state.variables or re.search(rf"(?<!\w){name}(\[[^\]]*\])?\+?=", form.text):

@@ -1,4 +1,4 @@
-"""Statements of bash by their type in the syntax tree, and the functions of the three shortest."""
+"""Maps the statement types of the syntax tree to the functions that follow them, and defines the shortest."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def follow_function(shell: Shell, node: "Node") -> None:
-    """Keep the body of a function for its calls."""
+    """Record a function's body for its calls."""
     name_node = node.child_by_field_name("name")
     body = node.child_by_field_name("body")
     if name_node is not None and body is not None:
@@ -29,10 +29,10 @@ def follow_function(shell: Shell, node: "Node") -> None:
 
 
 def follow_subshell(shell: Shell, node: "Node") -> None:
-    """Follow ( ... ): what it sets is lost."""
+    """Follow ( ... ), whose assignments are lost."""
     inner = [child for child in node.children if child.is_named]
     if shell.source.of(node).startswith("((") and [child.type for child in inner] == ["subshell"]:
-        # The parser takes `! ((...))` for two subshells.
+        # The parser reads `! ((...))` as two subshells.
         place = shell.source.place_of(node)
         shell.set_status(arithmetic(shell, node, node.start_byte + 2, node.end_byte - 2, place))
         return

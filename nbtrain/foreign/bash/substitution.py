@@ -1,4 +1,4 @@
-"""Command substitution: what $( ... ) prints."""
+"""Computes command substitutions: what $( ... ) prints."""
 
 import re
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def substitute(shell: Shell, source: Source, node: "Node") -> Runs:
-    """Return what $( ... ) prints, without the line ends at its end."""
+    """Return what $( ... ) prints, without trailing line ends."""
     text = source.of(node).strip()
     for form in shell.script.unread.values():
         text = text.replace(f"${{{form.name}}}", form.text)
@@ -43,7 +43,7 @@ def substitute(shell: Shell, source: Source, node: "Node") -> Runs:
         shell.source, shell.expansion = source, Expansion(shell, source)
     try:
         if shell.calls > MOST_CALLS:
-            printed: Runs = (unknown_run(Unknown(shown, "", place, "nested too deeply")),)
+            printed: Runs = (unknown_run(Unknown(shown, "", place, "it is nested too deeply")),)
         elif text.startswith("`") and "\\" in text:
             printed = (unknown_run(Unknown(shown, "", place, f"{shown} is not run")),)
         else:
@@ -85,7 +85,7 @@ def substitute(shell: Shell, source: Source, node: "Node") -> Runs:
 
 
 def _counted(shell: Shell, node: "Node") -> Runs | None:
-    """Return the number of nodes or GPUs that a pipeline with `wc -l` counts, if the scheduler set it."""
+    """Return the number of nodes or GPUs that a pipeline counts with `wc -l`, if the scheduler set it."""
     text = " ".join(shell.source.of(node).split())
     place = shell.source.place_of(node)
     if re.search(r"scontrol show hostnames?\b.*\| *wc -l", text):

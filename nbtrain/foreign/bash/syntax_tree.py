@@ -1,4 +1,4 @@
-"""Syntax of bash scripts: the tree of tree-sitter-bash, and the place of every part.
+"""Parses bash scripts with tree-sitter-bash, and records the place of each part.
 
 Nothing is ever run. tree-sitter is loaded when the first script is read.
 """
@@ -18,7 +18,7 @@ from nbtrain.foreign.bash.repair import Repair
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
 
-# Deepest nesting that is read. No script of a job has more, and the evaluator calls itself for each level.
+# Maximum nesting depth. No job script is nested deeper, and the evaluator recurses for each level.
 MOST_DEPTH = 80
 EXPANSIONS = {
     "simple_expansion",
@@ -30,7 +30,7 @@ EXPANSIONS = {
 
 
 class BashSyntaxError(ConfigError):
-    """A script that bash could not read either."""
+    """Raised for a script that bash could not read either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Source:
     """(first byte, place), ascending. The text of `eval` and `bash -c` may come from several lines."""
 
     def place(self, byte: int) -> str:
-        """Return the place of a byte, such as "train.sh:12"."""
+        """Return the place of a byte, e.g. train.sh:12."""
         start, place = self.segments[max(bisect_right(self.segments, byte, key=lambda part: part[0]) - 1, 0)]
         label, _, line = place.rpartition(":")
         lines = self.text.count(b"\n", start, byte)
@@ -61,7 +61,7 @@ class Source:
         return self.place(node.start_byte)
 
     def replaced(self, start: int, end: int, text: bytes) -> "Source":
-        """Return the source with another text between two bytes, with as many lines."""
+        """Return the source with the text between two bytes replaced by a text with as many lines."""
         moved = len(text) - (end - start)
         segments = [(byte + moved if byte >= end else byte, place) for byte, place in self.segments]
         return Source(self.text[:start] + text + self.text[end:], tuple(segments))
@@ -69,7 +69,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A part of a script that the parser does not read, and the name that stands for it in the tree."""
+    """A part of a script that the parser does not read, and the name that replaces it in the tree."""
 
     name: str
     text: str
@@ -78,14 +78,14 @@ class Unread:
 
     @property
     def shown(self) -> str:
-        """Return the part as messages show it: its first line."""
+        """The part as messages show it: its first line."""
         line, _, more = self.text.partition("\n")
         return shortened(f"{line} …" if more else line)
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The tree of a source, and the source itself, in which some forms are written in another way."""
+    """The tree of a source, and the source as it was parsed, in which some forms are rewritten."""
 
     source: Source
     root: "Node"
@@ -94,7 +94,7 @@ class Tree:
 
 def source_of(text: str, place: str) -> Source:
     """Return the source of a text that begins at a place."""
-    # A backslash at the end of the file continues nothing.
+    # A backslash at the end of the file does not continue a command.
     text = re.sub(r"(\s*\\)+\s*\Z", "", text.replace("\r\n", "\n").replace("\0", "\ufffd"))
     return Source(f"{text}\n".encode(errors="replace"), ((0, place),))
 
@@ -120,13 +120,14 @@ _NUMBERS = itertools.count(1)
 
 
 def _new_name() -> str:
-    """Return a name that no script has."""
+    """Return a name that no script uses."""
     return f"nbtrain_form_{next(_NUMBERS)}"
 
 
 def parse(source: Source) -> Tree:
-    """Return the tree of a text. A form of bash that the parser does not read is written in another form, or
-    replaced by a name (repair.py). Raises BashSyntaxError, with the line, for text that is not bash.
+    """Return the tree of a text. Raises BashSyntaxError, with the line, for text that is not bash.
+
+    Forms of bash that the parser does not read are rewritten, or replaced by names (repair.py).
     """
     source, root = _with_ended_assignments(source)
     error = _first_error(root)
@@ -139,8 +140,10 @@ def parse(source: Source) -> Tree:
 
 
 def _with_ended_assignments(source: Source) -> "tuple[Source, Node]":
-    """Return a source and its root in which `X=$(...) 2> file` ends at its line: the parser takes the next
-    line for its command. The redirection, which changes no value, becomes spaces.
+    """Return a source and its root node in which `X=$(...) 2> file` ends at its line.
+
+    The parser would read the next line as its command. The redirection, which changes no value, is replaced
+    by spaces.
     """
     while True:
         root = _parser().parse(source.text).root_node
@@ -177,8 +180,9 @@ def _redirections_before_a_line(source: Source, root: "Node") -> Iterator[tuple[
 
 
 def _repaired(source: Source) -> Tree | None:
-    """Return the tree of a source in which the forms that the parser refuses are replaced; None if the text
-    is not bash.
+    """Return the tree of a source in which the forms that the parser rejects are replaced.
+
+    Returns None if the text is not bash.
     """
 
     @functools.cache
@@ -210,11 +214,12 @@ def _syntax_error(source: Source, node: "Node") -> BashSyntaxError:
             '"': 'the closing "',
             "word": "a word",
         }.get(node.type, node.type)
-        message = f"{source.place_of(node.parent or node)}: cannot be read as bash: {missing} is missing."
+        where = source.place_of(node.parent or node)
+        message = f"{where}: the script cannot be read as bash: {missing} is missing."
     elif placeholder := re.match(r"<[A-Za-z][^<>|&;\n]*>", source.slice(node.start_byte, len(source.text))):
         message = (
             f"{source.place_of(node)}: {shortened(placeholder.group(0))} is a placeholder, which bash "
-            "takes for a redirection: write the value instead."
+            "reads as a redirection. Write the value instead."
         )
     else:
         line = shortened(text.partition("\n")[0].strip() or "the end of the file")
@@ -224,7 +229,7 @@ def _syntax_error(source: Source, node: "Node") -> BashSyntaxError:
 
 
 def _first_error(root: "Node") -> "Node | None":
-    """Return the first node that does not fit bash's grammar; None if all do."""
+    """Return the first node that does not fit bash's grammar, or None."""
     pending = [root] if root.has_error else []
     while pending:
         node = pending.pop()
@@ -254,14 +259,14 @@ def _check_depth(root: "Node", source: Source) -> None:
         depth += 1
         if depth > MOST_DEPTH * 4:
             raise BashSyntaxError(
-                f"{source.place_of(level[0])}: is nested too deeply to be read. Give the script that starts "
-                "the training."
+                f"{source.place_of(level[0])}: the script is nested too deeply to be read. Give the script "
+                "that starts the training."
             )
         level = [child for node in level for child in node.children]
 
 
 def comments(root: "Node") -> Iterator["Node"]:
-    """Yield all comments in their order."""
+    """Yield all comments in order."""
     pending = [root]
     while pending:
         node = pending.pop()
@@ -271,7 +276,7 @@ def comments(root: "Node") -> Iterator["Node"]:
 
 
 def expansions_in(node: "Node") -> Iterator["Node"]:
-    """Yield the outermost expansions in a node, in their order."""
+    """Yield the outermost expansions in a node, in order."""
     for child in node.children:
         if child.type in EXPANSIONS:
             yield child
@@ -280,8 +285,9 @@ def expansions_in(node: "Node") -> Iterator["Node"]:
 
 
 def adjacent(source: Source, nodes: "Sequence[Node]") -> "Iterator[list[Node]]":
-    """Yield the nodes of each word: the parser makes two of a text that a backquote follows, and of one with
-    a backslash at the end of a line.
+    """Yield the nodes of each word.
+
+    The parser splits a text before a backquote, and at a backslash at the end of a line.
     """
     group: list[Node] = []
     for node in nodes:
@@ -303,5 +309,5 @@ def cut_by_comment(source: Source, comment: "Node") -> bool:
     return bool(re.search(rb"(^|[^\\])\\\n\Z", before))
 
 
-# A backslash that is not the last character of its line: bash takes the space for an argument.
+# A backslash that is not the last character of its line: bash reads the space as an argument.
 SPACE_AFTER_BACKSLASH = re.compile(r"(?<!\\)\\[ \t]+(?=#|\n|\Z)")

@@ -1,7 +1,7 @@
-"""Values of a script's variables, and what bash's scopes do to them.
+"""Represents the values of a script's variables, and how bash's scopes change them.
 
 A value is a sequence of runs: text with the place where it was written, or a part that only the running shell
-knows. Values never change, so that a subshell, a branch or a function works on a cheap copy of the state.
+knows. Values never change, so a subshell, a branch or a function works on a cheap copy of the state.
 """
 
 from collections.abc import Callable, Iterable
@@ -52,18 +52,18 @@ def unknown_run(unknown: Unknown, place: str = "") -> Run:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable: a text, a list, or a table by name."""
+    """A variable: a text, a list, or a table (associative array)."""
 
     elements: dict[str, Runs]
-    """Elements by index; a text has the index 0."""
+    """Elements by index or key. A text has a single element with the index 0."""
     kind: str = "text"
-    """ "text", "list", "table", or "unset"."""
+    """Kind of variable: text, list, table or unset."""
     exported: bool = False
     integer: bool = False
 
     @property
     def unknown(self) -> Unknown | None:
-        """Return the unknown value that the whole variable is; None if at least a part is known."""
+        """The unknown value that the entire variable consists of; None if at least a part is known."""
         runs = self.elements.get("0", ())
         return runs[0].unknown if self.kind == "text" and len(runs) == 1 else None
 
@@ -104,19 +104,19 @@ class State:
     arguments: tuple[Runs, ...] | None = None
     """Arguments of the script or the function; None if only the caller knows them."""
     flow: str = ""
-    """ "exit", "return", "break" or "continue" if the commands that follow are not run."""
+    """Statement that skips the following commands (exit, return, break or continue); "" if they run."""
     levels: int = 0
-    """Loops that `break` or `continue` still has to leave."""
+    """Number of loops that `break` or `continue` still has to leave."""
     doubts: tuple[Unknown, ...] = ()
-    """Conditions that decide whether the commands that follow are still run."""
+    """Conditions that determine whether the following commands still run."""
     settled: frozenset[str] = frozenset()
-    """Variables that were assigned after `sourced` was read, so that it does not decide them."""
+    """Variables that were assigned after `sourced` was read, so that the file does not determine them."""
     sourced: Unknown | None = None
-    """A file that the script sources and that was not passed; it may have set any variable."""
+    """A file that the script sources but that was not given. It may have set any variable."""
     status: bool | None = True
     """Whether the last command succeeded; None if that is not known."""
     options: frozenset[str] = frozenset()
-    """Options of `set` that are on, such as errexit."""
+    """`set` options that are on, e.g. errexit."""
 
     def copy(self) -> "State":
         """Return the state that a subshell or a branch begins with."""
@@ -140,18 +140,18 @@ class State:
 
     @property
     def exported(self) -> dict[str, Variable]:
-        """Return the variables that a command started here inherits."""
+        """The variables that a command started here inherits."""
         return {name: variable for name, variable in self.variables.items() if variable.exported}
 
 
-# A condition that no variable decides, such as [ -f FILE ].
+# A condition that depends on no variable, such as [ -f FILE ].
 UNNAMED = Unknown("a condition", "", "", "only the running shell knows it")
 
 Forget = Callable[[str, str, tuple[Unknown, ...], tuple[str, ...]], Variable]
 
 
 def merge(first: State, second: State, condition: tuple[Unknown, ...], changed_at: Forget) -> State:
-    """Return the state after two branches, of which one was run.
+    """Return the state after two branches, only one of which was run.
 
     `changed_at(name, place, condition, choices)` returns the variable for a name that the branches set to
     different values, with the place of the newer value.
@@ -205,7 +205,7 @@ def _either(
                 place = next((run.place for run in added if run.text.strip()), added[0].place)
                 tail = changed_at(name, place, condition, ("", text.lstrip()))
                 if tail.unknown is None:
-                    return Variable(tail.elements, "text", exported)  # the user passed the value
+                    return Variable(tail.elements, "text", exported)  # the user gave the value
                 between = (Run(blanks, place),) if blanks else ()
                 return Variable({"0": (*start, *between, *tail.elements["0"])}, "text", exported)
         if old and new and old.kind == new.kind == "list" and len(new.elements) > len(old.elements):
@@ -237,7 +237,7 @@ def _place(variable: Variable) -> str:
 
 
 def _added(start: Runs, end: Runs) -> Runs:
-    """Return what `end` adds to `start`; () if it does not begin with it."""
+    """Return what `end` appends to `start`; () if `end` does not begin with `start`."""
     if len(end) < len(start):
         return ()
     for run, other in zip(start, end):
@@ -247,5 +247,5 @@ def _added(start: Runs, end: Runs) -> Runs:
 
 
 def without_duplicates(unknowns: Iterable[Unknown]) -> tuple[Unknown, ...]:
-    """Return unknown values without those that occur before."""
+    """Return the unknown values without duplicates, in order."""
     return tuple(dict.fromkeys(unknowns))

@@ -407,10 +407,10 @@ def test_bash_leaves_files_by_these_ways(tmp_path):
     ("script", "message"),
     [
         ('a\nrun "x', 'a.sh:2: this is not bash, or a form that nbtrain does not read: "x.'),
-        ("A=(1 2", "a.sh:1: cannot be read as bash: ) is missing."),
+        ("A=(1 2", "a.sh:1: the script cannot be read as bash: ) is missing."),
         (
             "cat <<E > x\n1",
-            "a.sh:1: cannot be read as bash: the line that ends the here-document is missing.",
+            ("a.sh:1: the script cannot be read as bash: the line that ends the here-document is missing."),
         ),
         ("run ${x", "a.sh:1: this is not bash, or a form that nbtrain does not read: ${x."),
         ("a=1\nif [ $a = 1 ]; then\nrun", "a.sh:2: "),

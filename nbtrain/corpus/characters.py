@@ -1,13 +1,13 @@
-"""Kinds of characters, and the bounds of words, in any script and without a word list.
+"""Classifies characters and finds words, in any script and without a word list.
 
     letter      letters, marks, and the invisible joiners that spell words in Persian and Hindi
     unspaced    letters in scripts without spaces between words (Han, Kana, Thai, Tibetan, Khmer, ...)
     digit       decimal digits of any script            number   other numbers: Roman, fractions, superscripts
-    space       what str.isspace accepts                punctuation
+    space       characters that str.isspace accepts     punctuation
     symbol      all others: + = < > | $ ^ `, emoji, drawing, control, private, unassigned, U+FFFD
 
 A word is a run of letters, digits and numbers; in scripts without spaces, each character is a word.
-Kinds follow the Unicode version of this Python: a later version knows more letters.
+The kinds follow the Unicode version of the running Python; a later version knows more letters.
 """
 
 import functools
@@ -77,13 +77,16 @@ def words(text: str) -> list[str]:
 
 @functools.cache
 def _any_word() -> re.Pattern[str]:
-    """Match an unspaced character or a run of letters, digits and numbers; \\w lacks the marks of Hindi."""
+    """Return a pattern that matches one unspaced character, or a run of letters, digits and numbers.
+
+    \\w would not match the vowel signs of Hindi.
+    """
     table = kinds()
     spaced = _ranges((table == LETTER) | (table == DIGIT) | (table == NUMBER))
     return re.compile(f"[{_ranges(table == UNSPACED)}]|[{spaced}]+")
 
 
 def _ranges(chosen: np.ndarray) -> str:
-    """Return the inside of a character class: bool [code points] as first-last pairs."""
+    """Return the chosen code points, bool [code points], as the ranges inside a regex character class."""
     edges = np.flatnonzero(np.diff(chosen.astype(np.int8), prepend=0, append=0))
     return "".join(f"\\U{first:08x}-\\U{stop - 1:08x}" for first, stop in edges.reshape(-1, 2).tolist())

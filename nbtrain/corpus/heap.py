@@ -5,7 +5,7 @@ import ctypes
 
 
 def give_back() -> None:
-    """Have the C library return freed memory to the system; otherwise it stays with the process, unused."""
-    # musl has no such call, and does not need it.
+    """Make the C library return freed memory to the system, which it otherwise keeps for this process."""
+    # musl does not have this call and does not need it.
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -39,7 +39,7 @@ SPARE_BYTES = 256 << 20
 
 TIMEOUT_SECONDS = 60.0
 
-ATTEMPTS = 6  # tries in a row that bring nothing new, before an error
+ATTEMPTS = 6  # consecutive attempts that receive no new bytes, after which the download fails
 
 MAX_REDIRECTS = 5
 
@@ -71,10 +71,11 @@ def folder() -> Path:
 
 
 class Patience(Retry):
-    """urllib3's retries after busy servers and broken connections; `shown` is the address in logs.
+    """urllib3's retries after busy servers and broken connections; `shown` is the address in log messages.
 
-    It waits 2, 4, 8 ... seconds, or as long as Retry-After says. Redirects are counted separately. There is
-    no retry after an untrusted certificate, or a redirect from https to http or to another scheme.
+    It waits 2, 4, 8 ... seconds, or as long as the Retry-After header requests. Redirects are counted
+    separately. There is no retry after an untrusted certificate, or after a redirect from https to http or to
+    a scheme other than http(s).
     """
 
     def __init__(self, *arguments: Any, shown: str = "", **settings: Any):
@@ -96,7 +97,7 @@ class Patience(Retry):
             before, after = urlsplit(url or ""), urlsplit(urljoin(url or "", location))
             if after.scheme not in ("http", "https") or (before.scheme, after.scheme) == ("https", "http"):
                 raise MaxRetryError(_pool, url or "", ResponseError("a redirect that is refused"))
-            # A redirect is not a failure, so it does not use up a try.
+            # A redirect is not a failure, so it does not use up an attempt.
             spared = self.new(total=(self.total or 0) + 1)
             return Retry.increment(spared, method, url, response, error, _pool, _stacktrace)
         if isinstance(error, SSLError) and _is_untrusted(error):
@@ -139,15 +140,13 @@ class MirrorClient:
             self._headers["Authorization"] = _basic_auth(parts)
 
     def url(self, address: str) -> str:
-        """Return the URL of an address relative to the mirror, with the mirror's query but without its
-        password.
-        """
+        """Return the URL of a relative address, with the mirror's query but without its password."""
         host = self._parts.netloc.rpartition("@")[2]
         path = f"{self._parts.path.rstrip('/')}/{address}"
         return urlunsplit((self._parts.scheme, host, path, self._parts.query, ""))
 
     def printable(self, address: str) -> str:
-        """Return an address in the form for messages, logs and records."""
+        """Return the URL of a relative address without secrets, for messages, logs and records."""
         return redacted(self.url(address))
 
     def text(self, address: str) -> str:
@@ -174,9 +173,9 @@ class MirrorClient:
         if found != sha1:
             part.remove()
             raise DataError(
-                f"{self.where}: {self.printable(address)}: its SHA-1 is {found}, but the dump's list says "
-                f"{sha1}. The download was removed. Run the command again; if it fails again, set mirror to "
-                "another server, or date to another dump."
+                f"{self.where}: {self.printable(address)}: its SHA-1 is {found}, but the dump's list of "
+                f"checksums has {sha1}. The download was removed. Run the command again; if it fails "
+                "again, set mirror to another server, or date to another dump."
             )
         record = Downloaded(name, date, self.printable(address), sha1, part.bytes)
         files.write_json(folder() / f"{name}.json", asdict(record))
@@ -193,7 +192,7 @@ class MirrorClient:
                 error: HTTPError | None = None
                 with self._open(address, patience, part.range_headers()) as response:
                     if response.status == 416:
-                        part.restart()  # the file on the server is now shorter than the part here
+                        part.restart()  # the file on the server is now shorter than the partial download
                         continue
                     try:
                         part.begin(response)
@@ -214,8 +213,9 @@ class MirrorClient:
                 patience = self._again(address, patience, error or ProtocolError("the connection was cut"))
 
     def _open(self, address: str, patience: Any, headers: dict[str, str] | None = None) -> Any:
-        """Return the server's response, which may be status 416 if `headers` request a range. Raises
-        DataError.
+        """Request an address and return the response. Raises DataError for a failure.
+
+        If `headers` request a range, the response may have status 416 (the range does not exist).
         """
         try:
             url, sent = self.url(address), {**self._headers, **(headers or {})}
@@ -225,7 +225,9 @@ class MirrorClient:
         if response.status >= 300 and not (response.status == 416 and headers):
             response.close()
             is_gone = response.status in (404, 410)
-            fix = "The mirror has no such dump: set language, date or mirror." if is_gone else "Set mirror."
+            fix = "Set mirror to another server."
+            if is_gone:
+                fix = "The mirror does not have this dump: set language, date or mirror."
             raise DataError(
                 f"{self.where}: {self.printable(address)}: HTTP {response.status} {response.reason}. {fix}"
             )
@@ -249,14 +251,14 @@ class MirrorClient:
         begin = f"{self.where}: {self.printable(address)}: {reason_of(cause)}"
         if isinstance(cause, SSLError) and _is_untrusted(cause):
             return DataError(
-                f"{begin}. Set mirror to a server whose certificate is known here, or have SSL_CERT_FILE "
-                f"name the certificates to trust."
+                f"{begin}. Set mirror to a server whose certificate this machine trusts, or set "
+                f"SSL_CERT_FILE to a file with the certificates to trust."
             )
         if isinstance(cause, ResponseError) and "redirect" in str(cause):
-            return DataError(f"{begin}. Set mirror.")
+            return DataError(f"{begin}. Set mirror to another server.")
         return DataError(
-            f"{begin}; {ATTEMPTS} tries in a row received nothing. The received bytes are kept: run it "
-            f"again, or set mirror to another server."
+            f"{begin}; {ATTEMPTS} attempts in a row received no data. The bytes received before are kept: "
+            f"run the command again, or set mirror to another server."
         )
 
     def _check_space(self, part: PartialFile) -> None:
@@ -264,29 +266,29 @@ class MirrorClient:
         missing = (part.total or 0) - part.bytes
         if free < missing + SPARE_BYTES:
             raise DataError(
-                f"{self.where}: {display(folder())}: {size(missing)} are still to be downloaded "
-                f"and {size(SPARE_BYTES)} must stay free, but only {size(free)} are free. Free space, or set "
+                f"{self.where}: {display(folder())}: {size(missing)} still has to be downloaded and "
+                f"{size(SPARE_BYTES)} must stay free, but only {size(free)} is free. Free up space, or set "
                 f"NBTRAIN_DATA to a folder on another disk."
             )
 
 
 def reason_of(error: Any) -> str:
-    """Describe an error without the address, which may hold secrets."""
+    """Return a description of an error without the address, which may contain secrets."""
     if isinstance(error, ResponseError):
         if "redirect" in str(error):
             return (
-                f"a redirect that is not followed: more than {MAX_REDIRECTS}, not to http(s), or from https "
-                "to http"
+                f"a redirect was not followed (more than {MAX_REDIRECTS} redirects, not to http(s), or from "
+                "https to http)"
             )
         return f"HTTP {re.sub('[^0-9]', '', str(error))}"
-    # urllib3's message holds the address, so the system's message is used: it is down the chain of causes.
+    # urllib3's message contains the address, so look for the operating system's message among the causes.
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
         cause = next((one for one in cause.args if isinstance(one, BaseException)), cause.__cause__)
     if isinstance(error, exceptions.TimeoutError):
-        return f"no answer in {TIMEOUT_SECONDS:.0f} s"
+        return f"no response within {TIMEOUT_SECONDS:.0f} s"
     if isinstance(error, ProtocolError) and len(error.args) == 1:
         return str(error)
     return "the connection was cut" if isinstance(error, ProtocolError) else type(error).__name__
@@ -297,9 +299,9 @@ def _is_untrusted(error: SSLError) -> bool:
 
 
 def pool_for(scheme: str, host: str, where: str) -> urllib3.PoolManager:
-    """Return a pool that follows HTTP_PROXY, HTTPS_PROXY, NO_PROXY and SSL_CERT_FILE. Raises DataError.
+    """Return a connection pool that respects HTTP_PROXY, HTTPS_PROXY, NO_PROXY and SSL_CERT_FILE.
 
-    This machine's own addresses are never behind a proxy.
+    Requests to this machine itself never go through a proxy. Raises DataError if a proxy address is invalid.
     """
     settings: dict[str, Any] = {"timeout": Timeout(TIMEOUT_SECONDS)}
     settings["ssl_context"] = ssl.create_default_context()
@@ -318,20 +320,24 @@ def pool_for(scheme: str, host: str, where: str) -> urllib3.PoolManager:
         names = (f"{scheme}_proxy", f"{scheme}_proxy".upper())
         name = next((name for name in names if os.environ.get(name)), names[1])
         raise DataError(
-            f"{where}: {name} = {redacted(proxy)!r}: a proxy's address begins with http:// or https:// and "
-            f"names a host, and a port of at most 65535 if any. Correct {name}, or add {host} to NO_PROXY."
+            f"{where}: {name} = {redacted(proxy)!r}: a proxy's address must begin with http:// or https:// "
+            f"and contain a host; a port is optional and at most 65535. Correct {name}, or add {host} to "
+            f"NO_PROXY."
         ) from None
 
 
 def _basic_auth(parts: SplitResult) -> str:
-    """Return the header for an address's user and password, in UTF-8: urllib3 2.2 accepts Latin-1 only."""
+    """Return the Authorization header for an address's user and password, in UTF-8.
+
+    urllib3's own helper is not used, because urllib3 2.2 accepts only Latin-1.
+    """
     user, password = unquote_to_bytes(parts.username or ""), unquote_to_bytes(parts.password or "")
     return f"Basic {b64encode(user + b':' + password).decode()}"
 
 
 @contextlib.contextmanager
 def _silent_urllib3() -> Iterator[None]:
-    """Suppress urllib3's logs of this thread's download, which would contain addresses with their secrets."""
+    """Suppress urllib3's log messages from this thread, which would contain addresses with their secrets."""
     thread = threading.get_ident()
 
     def is_of_others(record: logging.LogRecord) -> bool:

@@ -8,7 +8,7 @@ from nbtrain.base.extras import install_command
 
 
 def optional(package: str, needed_by: str, instead: str = "", extra: str = "data") -> Any:
-    """Import `package` and return it. Raises DataError if it is missing: see `missing`."""
+    """Import `package` and return it. Raises the error of missing() if it is not installed."""
     try:
         return import_module(package)
     except ImportError as error:
@@ -16,9 +16,7 @@ def optional(package: str, needed_by: str, instead: str = "", extra: str = "data
 
 
 def missing(package: str, needed_by: str, instead: str = "", extra: str = "data") -> DataError:
-    """Return the error for a missing package, with the pip command; `instead` names an alternative to
-    installing it.
-    """
+    """Return the error for a missing package, with the pip command; `instead` is another way out."""
     return DataError(
         f"{needed_by} needs the package {package.partition('.')[0]}, which is not installed. Install it with "
         f"`{install_command(extra)}`{instead and ', or ' + instead}."

@@ -1,6 +1,4 @@
-"""A partial download: <name>.part, with the ETag of the file on the server and the SHA-1 of the received
-bytes.
-"""
+"""A partial download: <name>.part, and <name>.part.json with the expected SHA-1, the ETag and the size."""
 
 import hashlib
 import json
@@ -17,8 +15,10 @@ READ_BYTES = 1 << 20
 
 
 class PartialFile:
-    """A file that grows with each response. `sha1` and `total` (bytes, if known) refer to the complete
-    file.
+    """A file that grows with each response.
+
+    The argument `sha1` is the expected hash of the complete file, and `total` its size in bytes, if known.
+    The method sha1() returns the hash of the bytes received so far.
     """
 
     def __init__(self, path: Path, sha1: str):
@@ -41,9 +41,7 @@ class PartialFile:
         return self.total is not None and self.bytes == self.total
 
     def range_headers(self) -> dict[str, str]:
-        """Return headers that request the missing bytes if the file on the server is unchanged, else the
-        whole file.
-        """
+        """Return headers that request the missing bytes, or the whole file if it changed on the server."""
         if not self.bytes:
             return {}
         headers = {"Range": f"bytes={self.bytes}-"}
@@ -52,8 +50,11 @@ class PartialFile:
         return headers
 
     def begin(self, response: Any) -> None:
-        """Read the response's headers, which say whether the body is the missing bytes or the whole file."""
-        # Only a strong ETag promises the same bytes.
+        """Find out from the response's headers whether the body is the missing bytes or the whole file.
+
+        Discards the received bytes if it is the whole file. Raises ProtocolError if it is another range.
+        """
+        # Only a strong ETag guarantees the same bytes.
         tag = response.headers.get("ETag", "")
         validator = tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified")
         if response.status == 206:
@@ -63,7 +64,7 @@ class PartialFile:
             if not is_same or first != self.bytes or self.total not in (None, total):
                 # The response holds another range than the one requested, or a range of another file.
                 self.restart()
-                raise ProtocolError("the file has changed on the server; the download starts again")
+                raise ProtocolError("the file changed on the server, so the download starts over")
             self.total = total
             return
         self.restart()

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
 
 class Texts(NamedTuple):
-    """A document with several texts: `text` of data.json_key, `extras` in the order of
-    data.extra_json_keys.
+    """A document with several texts: one under data.json_key, the others under data.extra_json_keys.
+
+    `extras` has the order of data.extra_json_keys.
     """
 
     text: str
@@ -21,11 +22,10 @@ class Texts(NamedTuple):
 
 
 class Example(NamedTuple):
-    """A document only parts of which are in the loss: (piece, whether it is in the loss), encoded
-    separately.
-    """
+    """A document of which only parts are in the loss."""
 
     pieces: tuple[tuple[str, bool], ...]
+    """Pieces of the text in order, as (text, whether it is in the loss). Each piece is encoded separately."""
 
 
 class Preference(NamedTuple):
@@ -41,9 +41,9 @@ class Preference(NamedTuple):
 
 
 class TokenIds(NamedTuple):
-    """A document of token ids with its loss mask, bool [tokens]; a mask of None puts all tokens in the loss.
+    """A document of token ids with its loss mask, bool [tokens]; None means that all tokens are in the loss.
 
-    `path` and `line` are its place in the source, for a Problem.
+    `path` and `line` are its location in the source, for a Problem.
     """
 
     ids: "np.ndarray"
@@ -57,11 +57,11 @@ Record = str | Texts | Example | Preference | TokenIds
 
 @dataclass(frozen=True)
 class SourcePart:
-    """A range of a source that one worker reads independently. Its bounds do not depend on the number of
-    workers.
+    """A range of a source that one worker reads independently.
 
-    `start` and `stop` are in the reader's units (bytes, row groups, streams). A source that can only be read
-    from its beginning (a compressed file) is read in order, and each part carries its bytes in `content`.
+    The bounds of parts do not depend on the number of workers. `start` and `stop` are in the reader's units
+    (bytes, row groups, streams). A source that can only be read from its beginning (a compressed file) is
+    read in order, and each part carries its bytes in `content`.
     """
 
     name: str
@@ -74,12 +74,13 @@ class SourcePart:
     """Bytes of the source in this part, for progress; the sizes of all parts add up to total_bytes()."""
     content: Any = None
     details: tuple = ()
-    """Further data that the source's reader needs; picklable."""
+    """Further picklable data that the source's reader needs."""
 
 
 class Problem(NamedTuple):
-    """A record that cannot be read. `line` counts from 1, in a tally within its part; None for files without
-    lines.
+    """A record that cannot be read.
+
+    `line` counts from 1; in a Tally, it counts within the part. It is None for files without lines.
     """
 
     path: str
@@ -97,15 +98,15 @@ NAMED_PROBLEMS = 3
 LISTED_PROBLEMS = 10_000
 PROBLEM_CHARS = 800
 MOST_KEYS = 200
-"""Keys that a part counts by name; some records have others in every line."""
+"""Maximum number of keys that a part counts by name; in some data, every line has different keys."""
 OTHER_KEYS = "(other keys)"
 MOST_TEMPLATES = 50
-"""Most frequent names of templates without a known text that a part, and a source, keep."""
+"""Number of templates that are counted by name, per part and per source, if they cannot be evaluated."""
 
 
 @dataclass
 class Tally:
-    """Counts made while reading one part."""
+    """Counts of what was found while reading one part."""
 
     records: int = 0
     """Records read, broken ones included."""
@@ -119,15 +120,13 @@ class Tally:
     separators: int = 0
     """Lines that separate documents, in text that is split at such lines."""
     sentences: int = 0
-    """Sentences of rewritten text (wikitext), including dropped ones; 0 if the source's text is not
-    rewritten.
-    """
+    """Sentences of the text converted from wikitext, including dropped ones; 0 for all other sources."""
     dropped_sentences: int = 0
     """Sentences that were dropped because a template in them cannot be evaluated."""
     unknown_templates: Counter[str] = field(default_factory=Counter)
     """Occurrences of templates that cannot be evaluated, by name."""
     unread_keys: Counter[str] = field(default_factory=Counter)
-    """For each key that was not read (sources/keys.py): the number of kept records with a value there."""
+    """Number of kept records that have a value under a key that was not read (sources/keys.py), by key."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts as a JSON object."""
@@ -143,21 +142,19 @@ class Tally:
         return cls(**{**value, "problems": problems, **counts})
 
     def add_sentences(self, other: "Tally") -> None:
-        """Add another tally's counts of sentences."""
+        """Add another tally's counts of sentences and of templates that cannot be evaluated."""
         self.sentences += other.sentences
         self.dropped_sentences += other.dropped_sentences
         self.unknown_templates.update(other.unknown_templates)
 
     def add_unread(self, keys: Iterable[str], records: int = 1) -> None:
-        """Add the number of records with each unread key; beyond MOST_KEYS, new keys are counted under one
-        name.
-        """
+        """Add `records` to the count of each unread key; new keys beyond MOST_KEYS share one count."""
         counts = self.unread_keys
         for key in keys if records else ():
             counts[key if key in counts or len(counts) < MOST_KEYS else OTHER_KEYS] += records
 
     def add_broken(self, path: str, line: int | None, what: str, reason: str = "broken_record") -> None:
-        """Count a broken record. If it is among the first, keep its problem, shortened to PROBLEM_CHARS."""
+        """Count a broken record, and keep the problem, shortened to PROBLEM_CHARS, of the first ones."""
         self.broken += 1
         self.dropped[reason] += 1
         if len(self.problems) < LISTED_PROBLEMS:

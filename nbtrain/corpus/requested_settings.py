@@ -1,4 +1,4 @@
-"""Dataset and tokenizer settings that a run YAML requests, in the form that manifests record."""
+"""Dataset and tokenizer settings that a run YAML requests, in the form in which manifests record them."""
 
 import platform
 from importlib import metadata
@@ -13,9 +13,7 @@ FORCE = "make it again with `nbtrain prepare RUN.yaml --force`"
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
-    """Return the settings that determine a dataset's content, except the tokenizer, which is compared by
-    hash.
-    """
+    """Return the settings that determine a dataset's content; the tokenizer is compared by hash instead."""
     data = config.data
     made = {key: getattr(data, key) for key in MAKES_DATASET if key != "blend"}
     sources = [text_settings(source) for source in data.sources]
@@ -28,7 +26,7 @@ def text_of_settings(recorded: dict[str, Any]) -> dict[str, Any]:
 
 
 def same_text(there: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Return whether two manifests' records of `sources` and `cleaning` produce the same text."""
+    """Return whether two recorded settings produce the same text: equal `sources` and `cleaning`."""
     return text_of_settings(there) == text_of_settings(wanted)
 
 
@@ -54,8 +52,8 @@ def differences(there: Any, here: Any, key: str = "") -> list[tuple[str, str, st
     """Return (dotted key, value in `there`, value in `here`) for each setting that differs."""
     if there == here:
         return []
-    # Only the list of sources is compared entry by entry; an inner list ([bytes, time] of a file) is one
-    # value.
+    # Only the outer list, that of the sources, is compared entry by entry. An inner list, such as a file's
+    # [bytes, time], counts as one value.
     if isinstance(there, list) and isinstance(here, list) and "[" not in key:
         if len(there) != len(here):
             return [(key, _entries(there), _entries(here))]

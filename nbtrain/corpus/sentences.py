@@ -1,6 +1,6 @@
 """Splits documents into sentences with sentencex (MIT, Wikimedia).
 
-It has rules for 240 languages and uses a related language's rules for the others.
+sentencex has rules for 240 languages and uses a related language's rules for the others.
 """
 
 from typing import Any
@@ -9,21 +9,20 @@ from nbtrain.corpus.optional import optional
 
 
 def check_dependencies() -> None:
-    """Raises DataError, with the pip command, if sentencex is not installed."""
+    """Raise DataError, with the pip command, if sentencex is not installed."""
     _segment()
 
 
 def sentences(text: str, language: str) -> list[str]:
-    """Return the sentences of a text without surrounding spaces; `language` is an ISO 639 code. Raises
-    DataError.
+    """Return the sentences of a text without surrounding spaces; `language` is an ISO 639 code.
+
+    Raises DataError if sentencex is not installed.
     """
     return [sentence for piece in _segment()(language, text) if (sentence := piece.strip())]
 
 
 def segments(language: str, text: str) -> list[str]:
-    """Return the sentences including the spaces between them, so that joining them gives the text. Raises
-    DataError.
-    """
+    """Return the sentences including the spaces between them, so that joining them gives back the text."""
     from sentencex import segment
 
     return list(segment(language, text))

@@ -212,7 +212,7 @@ def test_check_names_what_prepare_would_fail_at(place, capsys):
     assert "data.sources[0].path = gone.jsonl: no such file or folder." in capsys.readouterr().out
     (place / "x.yaml").write_text(run.format("talks.jsonl"))
     main(["check", "x"])
-    fitting = "The source that reads them is {kind: chat, path: talks.jsonl} with data.packing: best_fit."
+    fitting = "use the source {kind: chat, path: talks.jsonl} with data.packing: best_fit."
     assert fitting in capsys.readouterr().out
     with pytest.raises(DataError) as caught:
         nb.prepare("x")

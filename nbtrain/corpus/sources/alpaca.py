@@ -1,6 +1,4 @@
-"""Examples in Stanford Alpaca's format: an instruction, an optional input, and the output, which is in the
-loss.
-"""
+"""Reads examples in Stanford Alpaca's format: instruction, optional input, and output (in the loss)."""
 
 from typing import Any
 
@@ -15,9 +13,7 @@ FIELDS = ("instruction", "input", "system")
 
 
 class AlpacaReader(ExampleReader):
-    """Reads instruction, input (may be missing, null or empty), output, and system if the template contains
-    it.
-    """
+    """Reads instruction, output, an optional input, and a system prompt if the template has {system}."""
 
     kind = "alpaca"
 

@@ -1,6 +1,4 @@
-"""Files of columns, for the sources that pyarrow reads: splitting them into parts, and reading text from
-rows.
-"""
+"""Base classes for columnar files, read with pyarrow: split files into parts, and read text from rows."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,12 +22,12 @@ BATCH_BYTES = 4 << 20
 
 
 class OpenTable(ABC):
-    """An open file of columns. Raises DataError if it cannot be read, has another format or is damaged."""
+    """An open columnar file. Raises DataError if it cannot be read, has another format or is damaged."""
 
     format: ClassVar[str]  # name of such a file in messages
-    units: ClassVar[str]  # plural name of the units that parts count
+    units: ClassVar[str]  # plural name of the units in which a part's start and stop count
     schema: Any  # pyarrow.Schema
-    _file: Any  # closed at the end
+    _file: Any  # closed on exit
 
     def __init__(self, path: Path, where: str):
         self.path = self._path = path
@@ -56,16 +54,14 @@ class OpenTable(ABC):
 
     @abstractmethod
     def batches(self, columns: Sequence[str] | None, start: int, stop: int | None) -> Iterator[Any]:
-        """Yield units `start` to `stop` (None: the end of the file) as record batches of about
-        BATCH_BYTES.
-        """
+        """Yield units `start` to `stop` (None: the end) as record batches of about BATCH_BYTES."""
 
     @abstractmethod
     def num_values(self, columns: Collection[str], start: int, stop: int | None) -> dict[str, int]:
-        """Count the rows of units `start` to `stop` (None: the end) with a value in each of `columns`.
+        """Count, for each of `columns`, the rows of units `start` to `stop` (None: the end) with a value.
 
-        Columns without any value are omitted. A column for which the file does not count nulls is taken to
-        have a value in every row.
+        Columns without any value are omitted. If the file has no null count for a column, every row counts as
+        having a value.
         """
 
     def parts(self, columns: Collection[str] | None) -> Iterator[SourcePart]:
@@ -84,22 +80,20 @@ class OpenTable(ABC):
 
     def refusal(self, error: Exception) -> DataError:
         """Return the error that reports pyarrow's message about the file."""
-        # Errors of the operating system have a number, Arrow's errors have none.
+        # Operating system errors have an errno; Arrow's errors do not.
         if isinstance(error, OSError) and (error.errno is not None or isinstance(error, PermissionError)):
             return unreadable(self._path, error, self._where)
         if problem := pointer_problem_of(self._path):
             return DataError(f"{self._where}: {display(self._path)}: {problem}.")
         first = str(error).splitlines()[0].rstrip(".")
         return DataError(
-            f"{self._where}: {display(self._path)}: is damaged or not {self.format}: {first}. Copy or "
-            "download it again."
+            f"{self._where}: {display(self._path)}: the file is damaged or not {self.format}: {first}. Copy "
+            "or download it again."
         )
 
 
 class ColumnReader(FileReader):
-    """Reads one column of text and the columns of data.extra_json_keys. A row with null in one of them is
-    broken.
-    """
+    """Reads one text column and the columns of data.extra_json_keys; rows with nulls there are broken."""
 
     @abstractmethod
     def open_table(self, path: Path) -> OpenTable:
@@ -137,14 +131,14 @@ class ColumnReader(FileReader):
             yield file
 
     def _check_refused(self, file: OpenTable, where: str) -> None:
-        """Raise DataError if an unread column says that a part of the text is outside the loss."""
+        """Raise DataError if an unread column marks a part of the text as outside the loss."""
         if (names := self._ruled(file)) and (values := file.num_values(names, 0, None)):
             self._check(values, where)
 
     def _check_values(self, file: OpenTable, part: SourcePart, where: str) -> None:
-        """Raise DataError if a text column says that rows are not for training, such as split: test.
+        """Raise DataError if a text column marks rows as not for training, such as split: test.
 
-        Reads these columns of the part; _check_refused() reads only statistics.
+        Reads the values of such columns in the part, whereas _check_refused() reads only statistics.
         """
         types = {field.name: str(field.type) for field in file.schema}
         names = [name for name in self._ruled(file) if "string" in types[name]]
@@ -155,7 +149,7 @@ class ColumnReader(FileReader):
                         self._check({name: value.as_py()}, where)
 
     def _ruled(self, file: OpenTable) -> list[str]:
-        """Return the columns that are not read and that have a rule which may refuse them."""
+        """Return the unread columns that may be refused by a rule."""
         policy = record_policy(self.config)
         return [name for name in file.schema.names if not policy.is_counted(name) and name not in self._keys]
 
@@ -169,14 +163,16 @@ class ColumnReader(FileReader):
 
 
 def check_columns(schema: Any, columns: Mapping[str, str], where: str, kind: str) -> None:
-    """Raise DataError if a column is missing from the schema. `columns` maps each to the setting that names
-    it.
+    """Raise DataError if a column is missing from the schema or occurs more than once.
+
+    `columns` maps each column to the setting that names it.
     """
     for name, setting in columns.items():
         if name not in schema.names:
-            there = ", ".join(map(repr, schema.names[:20])) or "none"
+            listed = ", ".join(map(repr, schema.names[:20]))
+            there = f"the columns are {listed}" if listed else "the file has no columns"
             forward = way_forward(dict.fromkeys(schema.names, True), kind) or f"; set {setting}"
-            raise DataError(f"{where}: no column {name!r}; the columns are {there}{forward}.")
+            raise DataError(f"{where}: no column {name!r}; {there}{forward}.")
     check_once(schema, columns, where)
 
 
@@ -187,25 +183,27 @@ def check_once(schema: Any, columns: Iterable[str], where: str) -> None:
         if len(places) > 1:
             found = " and ".join(f"{place + 1:,}" for place in places)
             raise DataError(
-                f"{where}: columns {found} are both called {name!r}, which is ambiguous. Rename or drop one."
+                f"{where}: columns {found} have the same name {name!r}, which is ambiguous. Rename or "
+                "drop all but one of them."
             )
 
 
 def check_texts(schema: Any, columns: Mapping[str, str], where: str, kind: str) -> None:
-    """Raise DataError if one of `columns` is missing, occurs twice or is not a column of text."""
+    """Raise DataError if one of `columns` is missing, occurs twice or is not a text column."""
     check_columns(schema, columns, where, kind)
     for name, setting in columns.items():
         if not holds_text(schema.field(name).type):
             others = [field.name for field in schema if holds_text(field.type)]
-            there = ", ".join(map(repr, others[:20])) or "none"
+            listed = ", ".join(map(repr, others[:20]))
+            there = f"the text columns are {listed}" if listed else "the file has no text columns"
             raise DataError(
-                f"{where}: column {name!r} is {schema.field(name).type}, not text; columns of text are "
-                f"{there}. Set {setting}."
+                f"{where}: column {name!r} has type {schema.field(name).type}, not text; {there}. Set "
+                f"{setting}."
             )
 
 
 def holds_text(kind: Any) -> bool:
-    """Return whether a pyarrow.DataType holds strings; bytes count, because they may be UTF-8."""
+    """Return whether a pyarrow.DataType holds strings, or bytes, which may be UTF-8."""
     import pyarrow.types as types
 
     if types.is_dictionary(kind):
@@ -217,8 +215,9 @@ def holds_text(kind: Any) -> bool:
 def text_rows(
     batches: Iterable[Any], keys: Sequence[str], path: str, tally: Tally, count_lines: bool
 ) -> Iterator[str | Texts]:
-    """Yield the rows of record batches: str for one key, Texts for several. Null or invalid UTF-8 makes a row
-    broken.
+    """Yield the rows of record batches: str for one key, Texts for several.
+
+    A row with a null or with invalid UTF-8 is broken.
     """
     number = 0
     try:
@@ -233,7 +232,7 @@ def text_rows(
                 key, value = next((key, value) for key, value in zip(keys, row) if type(value) is not str)
                 what = "null" if value is None else not_utf8(value)
                 tally.add_broken(path, number, f"{key!r} is {what}")
-            row = columns = ()  # type: ignore[assignment]  # not held while the next batch is read
+            row = columns = ()  # type: ignore[assignment]  # released before the next batch is read
     finally:
         tally.records += number
         tally.lines += number if count_lines else 0

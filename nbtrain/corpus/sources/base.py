@@ -1,4 +1,4 @@
-"""The interface of every source of text: parts, each read independently as a stream of records.
+"""The interface of every text source: a list of parts, each read independently as a stream of records.
 
 A kind of source is registered once, as a member of `Source` in config/sections/sources.py. Its reader is
 found by name: kind "hf-dataset" is HfDatasetReader in sources/hf_dataset.py, imported when a run uses it.
@@ -7,9 +7,10 @@ A reader is created from its entry in data.sources and is picklable, so that wor
 `parts()` is cheap and returns the same parts as long as the source is unchanged; `read(part)` always yields
 the same records.
 
-A part must end where a record ends, because parts are read without their neighbours. A line end is such a
-place only if no record can contain one, as in JSON lines. Otherwise one reader splits the source in order and
-passes each part on with its `content` (json_array.py), or a whole file is one part (trees in chat.py).
+A part must end where a record ends, because it is read without the parts before and after it. It may end at
+any line end only if records cannot contain line ends, as in JSON lines. In other formats, either one process
+reads the source in order and passes each part on with its `content` (json_array.py), or a whole file is one
+part (message trees in chat.py).
 """
 
 from abc import ABC, abstractmethod
@@ -23,18 +24,19 @@ from nbtrain.corpus.records import Record, SourcePart, Tally
 
 
 class SourceReader(ABC):
-    """One source of a run; creating a reader opens no file.
+    """Reader for one source of a run. Creating a reader does not open any file.
 
-    `where` names it in messages (e.g. "gpt-tiny.yaml:12: data.sources[0]"); `extra_keys` are
-    data.extra_json_keys, for which readers of several keys return Texts instead of str.
+    `where` identifies the source in messages (e.g. "gpt-tiny.yaml:12: data.sources[0]"). `extra_keys` holds
+    data.extra_json_keys; if it is not empty, readers that support several keys yield Texts instead of str.
     """
 
     kind: ClassVar[str]
     is_extracted: ClassVar[bool] = False
-    """Whether reading is so expensive that the text is kept on disk (data/corpus/)."""
+    """Whether the extracted text is kept on disk (data/corpus/), because reading the source is expensive."""
     gives_unicode: ClassVar[bool] = False
-    """Whether texts can never hold a lone surrogate, which tokenizers reject; otherwise each text is
-    checked.
+    """Whether every text is guaranteed to be valid Unicode.
+
+    If False, each text is checked for lone surrogates, which tokenizers reject.
     """
 
     @property
@@ -54,28 +56,30 @@ class SourceReader(ABC):
 
     @abstractmethod
     def parts(self) -> Iterator[SourcePart]:
-        """Yield the source in pieces of about PART_BYTES, in order. Raises DataError if it cannot be read."""
+        """Yield parts of about PART_BYTES, in order. Raises DataError if the source cannot be read."""
 
     @abstractmethod
     def read(self, part: SourcePart, tally: Tally) -> Iterator[Record]:
-        """Yield the records of one part; `tally` counts skipped records and keeps the first broken ones.
+        """Yield the records of one part. `tally` counts skipped records and describes the first broken ones.
 
         Raises DataError if the rest of the part cannot be read (a damaged file).
         """
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
-        """Return JSON values that change whenever the records may change: versions, or sizes and times of
-        files.
+        """Return JSON values that change whenever the records may have changed.
+
+        Examples are package versions, or the sizes and modification times of files.
         """
 
     def accepts_drift(self, then: dict[str, Any], now: dict[str, Any]) -> bool:
-        """Return whether a dataset stays valid although the fingerprint is now `now` instead of `then`."""
+        """Return whether a dataset with fingerprint `then` stays valid if the fingerprint is now `now`."""
         return False
 
     def download(self) -> str | None:
-        """Download data that is not on this disk yet. Return a sentence on the result; None if there was
-        nothing to do.
+        """Download data that is not on disk yet.
+
+        Returns a sentence that describes the result, or None if there was nothing to download.
         """
         return None
 
@@ -83,8 +87,9 @@ class SourceReader(ABC):
         """Raise DataError, with the pip command, if an optional package is missing."""
 
     def bears_mask(self) -> bool:
-        """Return whether records may hold tokens outside the loss; may read the first record. Raises
-        DataError.
+        """Return whether records may contain tokens outside the loss.
+
+        May read the first record, and raises DataError if that fails.
         """
         return False
 
@@ -106,9 +111,9 @@ class SourceReader(ABC):
         }
 
     def doubt(self, num_separators: int) -> str | None:
-        """Return a warning about a setting that looks wrong after reading the source; None if there is none.
+        """Return a warning if a setting looks wrong now that the source has been read, otherwise None.
 
-        `num_separators` is the number of lines, in all parts, that separate documents.
+        `num_separators` is the number of document separator lines in all parts together.
         """
         return None
 
@@ -117,12 +122,12 @@ class SourceReader(ABC):
         return None
 
     def unpacked_bytes(self, most: int) -> int | None:
-        """Return the unpacked size of the source in bytes, counted up to `most`; None if unknown."""
+        """Return the uncompressed size of the source in bytes, but at most `most`; None if it is unknown."""
         total = self.total_bytes()
         return None if total is None else min(total, most)
 
     def documents(self, tally: Tally | None = None) -> Iterator[Record]:
-        """Yield all records in order, read by this process."""
+        """Yield all records in order, reading one part after another in this process."""
         tally = Tally() if tally is None else tally
         for part in self.parts():
             yield from self.read(part, tally)

@@ -1,17 +1,17 @@
-"""Conversations whose answers are in the loss, in the formats in which they are published.
+"""Reads conversations in the formats in which they are published; the assistant's messages are in the loss.
 
-    {"messages": [{"role", "content"}, ...]}               a conversation, in any shape of messages.py
+    {"messages": [{"role", "content"}, ...]}               a conversation, in any format of messages.py
     {"conversations": [{"from", "value"}, ...]}            ShareGPT's format
     {"prompt": [...], "completion": [...]}                 messages outside the loss, then messages in it
     {"instruction", "input", "output", "history"}          a question and its answer, after earlier pairs
-    {"prompt": {"role", "text", "replies": [...]}}         a message tree of OpenAssistant
-    {"message_id", "parent_id", "role", "text"}            one message of such a tree, stored in adjacent rows
+    {"prompt": {"role", "text", "replies": [...]}}         an OpenAssistant message tree
+    {"message_id", "parent_id", "role", "text"}            one message of such a tree, in adjacent rows
 
-    record -> turns: role, content, the data's own mark -> pieces
+    record -> turns (role, content, loss mark stored in the data) -> pieces (text, whether it is in the loss)
 
-`system` and `tools` of a record open the conversation. Each path from the root of a tree to a leaf is a
-conversation. Each answer is in the loss once: messages that a path shares with the path before it are outside
-the loss.
+A record's `system` and `tools` are placed at the start of the conversation. In a message tree, each path from
+the root to a leaf is a conversation. Each answer is in the loss exactly once: messages that a path shares
+with the previous path are outside the loss.
 """
 
 import json
@@ -66,19 +66,19 @@ from nbtrain.corpus.sources.shapes import way_forward
 from nbtrain.corpus.sources.templates import Template
 
 ROLES = ("system", "developer", "user", ASSISTANT, "tool")
-# Names of roles in ShareGPT's many exports and OpenAssistant; `roles` of a source adds others.
+# Names of roles in ShareGPT exports and OpenAssistant. A source can add others in its setting `roles`.
 OTHER_NAMES = {
     **dict.fromkeys(("human", "prompter"), "user"),
     **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model", "function_call"), "assistant"),
     **dict.fromkeys(("function", "observation"), "tool"),
 }
-MESSAGE_KEYS = ("message_id", "parent_id", "role")  # keys of a row that is a message of a tree
+MESSAGE_KEYS = ("message_id", "parent_id", "role")  # keys of a row that is one message of a tree
 VALUE_NAMES = ("value", "content")  # keys of a message whose role is under "from"
 TREE_KEYS = ("message_id", "parent_id", "message_tree_id", "deleted", "replies")
 UNANSWERED = "unanswered"
-"""The reason for dropping a tree that has no answer in the loss."""
+"""Reason for dropping a tree that has no answer in the loss."""
 DELETED = "deleted_message"
-"""The reason for dropping a message that is marked as deleted."""
+"""Reason for dropping a message that is marked as deleted."""
 
 
 def learnt_roles(source: Any) -> list[str]:
@@ -93,12 +93,12 @@ def known_roles(source: Any) -> list[str]:
 
 
 def answering_role(learnt: Sequence[str]) -> str:
-    """Return the role that the model takes when it is prompted; its messages are in the loss."""
+    """Return the role in which the model answers: "assistant" if it is in the loss, else the first in it."""
     return ASSISTANT if ASSISTANT in learnt else learnt[0]
 
 
 class Node(NamedTuple):
-    """A message of a tree, the place by which errors refer to it, and its replies."""
+    """A message of a tree, its location for error messages, and its replies."""
 
     message: dict[str, Any]
     place: str
@@ -111,13 +111,13 @@ class Turn(NamedTuple):
     role: str
     content: str
     mark: bool | None = None
-    """Whether the data itself marks the message as in the loss; None leaves the decision to learn_roles."""
+    """Whether the data marks the message as in the loss; None if it is unmarked: then learn_roles decide."""
     spans: tuple[tuple[str, bool], ...] = ()
-    """The content in pieces (text, whether it is in the loss), if the data marks parts of it."""
+    """Spans of the content as (text, whether it is in the loss); empty if the data marks no spans."""
 
 
 class ChatReader(ExampleReader):
-    """Renders messages in order with the template; pieces after the last one in the loss are dropped."""
+    """Renders messages in order with the template, and drops any text after the last piece in the loss."""
 
     kind = "chat"
 
@@ -141,7 +141,7 @@ class ChatReader(ExampleReader):
         return message_policy(self.config)
 
     def is_read(self, column: str) -> bool:
-        # A column may be a key of a message: the rows of trees are messages.
+        # A column may also be a key of a message, because each row of a tree is one message.
         return super().is_read(column) or not self.message_keys.is_counted(column)
 
     def pieces(self, path: Path) -> Iterator[SourcePart]:
@@ -177,7 +177,7 @@ class ChatReader(ExampleReader):
             if any(turn.mark is False or turn.spans for turn in turns):
                 return None
             roles = " or ".join(sorted(self._learnt))
-            raise BrokenExample(f"{read[0]!r} holds no message with the role {roles}")
+            raise BrokenExample(f"{read[0]!r} contains no message with the role {roles}")
         return example
 
     def _tree(
@@ -188,8 +188,9 @@ class ChatReader(ExampleReader):
         line: int | None = None,
         notes: RecordNotes | None = None,
     ) -> Iterator[Example]:
-        """Yield the conversations of a tree. In a broken tree, complete conversations count, and one problem
-        is reported.
+        """Yield the conversations of a tree.
+
+        If some conversations are broken, the others are still yielded. Only the first problem is reported.
         """
         problem: tuple[int | None, str] | None = None
         has_answer = False
@@ -217,8 +218,9 @@ class ChatReader(ExampleReader):
             tally.dropped[UNANSWERED] += 1
 
     def _example(self, turns: Sequence[Turn], num_shared: int = 0) -> Example | None:
-        """Build an example from turns, with the first `num_shared` outside the loss. None if nothing is in
-        the loss.
+        """Build an example from turns; return None if nothing is in the loss.
+
+        The first `num_shared` turns are outside the loss.
         """
         pieces: list[tuple[str, bool]] = []
         end = 0
@@ -246,12 +248,11 @@ class ChatReader(ExampleReader):
         return around
 
     def _messages(self, value: dict[str, Any]) -> tuple[list[Node], int, list[str]]:
-        """Return (the messages of a record, how many of the first ones are outside the loss, the keys
-        read).
-        """
+        """Return (messages of a record, number of messages at the start outside the loss, keys read)."""
         wanted = (self.config.messages_key,) if self.config.messages_key else MESSAGES_NAMES
         for key in wanted:
-            # A Parquet file made from several datasets has several columns, all but one of them null.
+            # A Parquet file made from several datasets may have several of these columns; in each row, only
+            # one of them is not null.
             if value.get(key) is not None:
                 return nodes_of(messages_of(value[key], key), key), 0, [key]
         if self.config.messages_key is None:
@@ -269,7 +270,7 @@ class ChatReader(ExampleReader):
     def _question(
         self, value: dict[str, Any], question: str, answer: str
     ) -> tuple[list[Node], int, list[str]]:
-        """Return the messages of a question and its answer, preceded by the earlier pairs of its history."""
+        """Return the messages of a question and its answer, after the earlier messages of its history."""
         read, earlier = [question, answer], []
         asked = answer_of(value, question)
         for key in self.keys.readable(("input",)):
@@ -287,9 +288,7 @@ class ChatReader(ExampleReader):
         return [*earlier, *own], 0, read
 
     def _opened(self, turns: list[Turn], value: dict[str, Any], read: list[str]) -> list[Turn]:
-        """Return `turns` with the record's system message and tools put first; the keys used are added to
-        `read`.
-        """
+        """Return the turns with the record's system message and tools first; add the keys used to `read`."""
         role = self._names.get("system", "system")
         first = turns[0] if turns and turns[0].role == role else None
         said = "" if first is None else first.content
@@ -305,7 +304,7 @@ class ChatReader(ExampleReader):
                 read.append(key)
         if first is None:
             return [Turn(role, said), *turns] if said else turns
-        # Spans index the message's text without the tools, so they do not fit once tools are added.
+        # Spans are offsets into the message without the tools, so they are invalid once tools are added.
         return turns if said == first.content else [Turn(role, said, first.mark), *turns[1:]]
 
     def _turns(self, messages: list[Node], notes: RecordNotes, last: str = "") -> list[Turn]:
@@ -317,9 +316,7 @@ class ChatReader(ExampleReader):
         return turns
 
     def _turn(self, message: Any, place: str, last: str, notes: RecordNotes) -> Turn:
-        """Convert one message to a turn; `last` is the role of the message before it. Raises
-        BrokenExample.
-        """
+        """Convert a message to a turn; `last` is the previous message's role. Raises BrokenExample."""
         # Nearly all messages have this form.
         if type(message) is dict and len(message) == 2:
             name, content = message.get("role"), message.get("content")
@@ -355,7 +352,7 @@ class ChatReader(ExampleReader):
         content_key: str,
         notes: RecordNotes,
     ) -> Turn:
-        """Convert a message that has more keys than a role and a content."""
+        """Convert a message that has further keys besides its role and content."""
         keys, read = self.message_keys, [role_key, content_key, *TREE_KEYS]
 
         def look_at_part(part: dict[str, Any], own: Container[str], where: str) -> None:
@@ -392,8 +389,9 @@ class ChatReader(ExampleReader):
         return Turn(role, said, mark, tuple(span for span in spans if span[0]))
 
     def _mark(self, message: dict[str, Any], place: str, read: list[str]) -> bool | None:
-        """Return the data's own mark: whether the message is in the loss; None if unmarked. Adds the mark's
-        keys to `read`.
+        """Return whether the data marks a message as in the loss; None if it has no mark.
+
+        Adds the keys of the marks to `read`. Raises BrokenExample if a mark is not 0, 1, true or false.
         """
         mark = None
         for key in self.message_keys.readable((*MARKS, MASKED)):
@@ -410,29 +408,23 @@ class ChatReader(ExampleReader):
         return mark
 
     def _advice(self, found: str, last: str) -> str:
-        """Return the fix for an unknown role. The message after a user's message is most likely the
-        assistant's.
-        """
+        """Return the fix for an unknown role; a message after a user's is most likely the assistant's."""
         likely = "assistant" if last == "user" else "user"
         known = {**self.config.roles, found[:SHOWN_CHARS]: likely}
         line = ", ".join(f"{_yaml(name)}: {_yaml(role)}" for name, role in known.items())
         return (
-            f"which is not a known role ({', '.join(sorted({*self._roles, *self._names}))}). If it is the "
+            f"which is not a known role ({', '.join(sorted({*self._roles, *self._names}))}). If it means the "
             f"{likely}, add to this source: roles: {{{line}}}"
         )
 
     def _tree_of(self, row: Row) -> tuple[str, str | None]:
-        """Return (file, id of the message tree that the row belongs to); the id is None for a row of another
-        kind.
-        """
+        """Return (file, id of the row's message tree); the id is None if the row is not a tree message."""
         if self.config.messages_key is not None or not _is_message(row.record):
             return row.path, None
         return row.path, str(row.record.get("message_tree_id", "one tree"))
 
     def _is_flat(self, path: Path) -> bool:
-        """Return whether each row of a file is one message of a tree, judging by its columns or its first
-        line.
-        """
+        """Return whether each row of a file is one tree message, judging by its columns or first line."""
         if is_parquet(path):
             with OpenParquet(path, self.where) as file:
                 return set(MESSAGE_KEYS) <= set(file.schema.names)
@@ -452,9 +444,7 @@ def _template(text: str | None, name: str) -> Template | None:
 
 
 def threads(root: Node) -> Iterator[tuple[list[Node], int]]:
-    """Yield for each leaf, in order: (messages from the root to the leaf, how many of them the previous path
-    has too).
-    """
+    """Yield (messages from the root to a leaf, number shared with the previous path) for each leaf."""
     path: list[Node] = []
     num_shared = 0
     waiting = [(root, 0)]
@@ -475,8 +465,9 @@ def _is_message(record: Any) -> bool:
 
 
 def _linked(rows: list[Row], tally: Tally) -> "list[Node | BrokenExample]":
-    """Link rows that are messages into trees and return the roots. A row whose parent is missing becomes a
-    broken root.
+    """Link rows that are messages into trees and return the roots.
+
+    A row whose parent is missing becomes a BrokenExample among the roots.
     """
     nodes = {str(row.record["message_id"]): Node(row.record, f"row {row.number}", []) for row in rows}
     roots: list[Node | BrokenExample] = []
@@ -487,18 +478,18 @@ def _linked(rows: list[Row], tally: Tally) -> "list[Node | BrokenExample]":
         elif parent is None:
             roots.append(nodes[str(row.record["message_id"])])
         elif str(parent) not in nodes:
-            what = f"row {row.number}: its parent_id {str(parent)[:SHOWN_CHARS]!r} is not among the rows of"
+            what = (
+                f"row {row.number}: no row of its tree has the id in parent_id {str(parent)[:SHOWN_CHARS]!r}"
+            )
             rule = "the rows of a tree must follow each other: sort the file by message_tree_id"
-            roots.append(BrokenExample(f"{what} its tree; {rule}"))
+            roots.append(BrokenExample(f"{what}; {rule}"))
         else:
             nodes[str(parent)].replies.append(nodes[str(row.record["message_id"])])
     return roots
 
 
 def _nested(row: Row, tally: Tally) -> "Node | BrokenExample | None":
-    """Return the root of a message tree stored in one record, under `prompt`; None if it is marked as
-    deleted.
-    """
+    """Return the root of a message tree stored under `prompt`; None if the root is marked as deleted."""
     top = Node({}, "", [])
     waiting: list[tuple[Any, str, Node]] = [(row.record["prompt"], "prompt", top)]
     while waiting:
@@ -511,7 +502,7 @@ def _nested(row: Row, tally: Tally) -> "Node | BrokenExample | None":
         replies = (message.get("replies") if isinstance(message, dict) else None) or []
         if not isinstance(replies, list):
             return BrokenExample(f"{place}.replies is not a list but {kind_of(replies)}")
-        # Reversed, because they are taken from the end.
+        # Reversed, because pop() takes entries from the end.
         waiting += reversed([(reply, f"{place}.replies[{n}]", node) for n, reply in enumerate(replies)])
     return top.replies[0] if top.replies else None
 

@@ -1,10 +1,9 @@
-"""Converts the prompt of a run's conversations to a Hugging Face chat_template, for programs that serve its
-export.
+"""Converts a source's conversation template to a Hugging Face chat_template, for serving an exported model.
 
 The template produces the text that training saw before an answer, and raises an error where nbtrain's own
 server would reject the request. Other programs encode that text as a whole, including its special tokens;
 training encoded the text inside and outside the loss separately, as plain characters. An export therefore
-compares the tokens of both on the pieces of a short conversation.
+checks on a short conversation whether both ways give the same tokens.
 """
 
 import json
@@ -45,8 +44,9 @@ Talks = ChatSource | PreferenceSource | AlpacaSource
 
 
 def talks_of(sources: Iterable[SourceModel]) -> Talks | None:
-    """Return the source whose template a chat uses: the first source of conversations, else of
-    instructions.
+    """Return the source whose template is used for chat; None if no source has a template.
+
+    That is the first conversation source, or else the first instruction source.
     """
     found = list(sources)
     for kinds in ((ChatSource, PreferenceSource), (AlpacaSource,)):
@@ -82,9 +82,7 @@ def chat_jinja(source: Talks, eod_token: str) -> str:
 
 
 def text_of_template(source: SourceModel) -> str:
-    """Return the text that a source's template produces for empty messages of all roles; "" without a
-    template.
-    """
+    """Return the text that a source's template adds to messages of all roles; "" without a template."""
     if isinstance(source, AlpacaSource):
         prompt = Template(source.template or ALPACA_WITHOUT_INPUT, FIELDS)
         return prompt.render(dict.fromkeys(FIELDS, ""))
@@ -114,11 +112,11 @@ def pieces_of(source: Talks) -> list[str]:
 
 
 def _expression(template: Template, fields: Mapping[str, str]) -> str:
-    """Return a Jinja expression for a template's text, in which each field is replaced by an expression."""
+    """Return a Jinja expression for a template's text, with each field replaced by its expression."""
     parts = [fields[part] if is_field else _literal(part) for part, is_field in template.parts if part]
     return " + ".join(parts)
 
 
 def _literal(value: object) -> str:
-    # Jinja reads JSON's escapes, except for characters beyond the first 65,536.
+    # Jinja understands JSON escapes, except for characters beyond U+FFFF; so none are escaped.
     return json.dumps(value, ensure_ascii=False)

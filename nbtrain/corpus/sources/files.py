@@ -1,13 +1,12 @@
-"""Base class of sources that are files: choosing files, splitting them into parts, and reading a part's
-lines.
+"""Base class for sources that read files: chooses the files, splits them into parts, and reads the lines.
 
-    files in the order of relative paths
+    files sorted by relative path
         -> small files in groups of about PART_BYTES    SourcePart.details = their paths; path is None
-        -> a large file in pieces of about PART_BYTES   SourcePart.path; bytes start to stop, or content
+        -> a large file in ranges of about PART_BYTES   SourcePart.path; bytes start to stop, or content
 
-Pieces end at line ends, or after a separator line. They end at the same bytes of text whether or not the file
-is compressed. Lines of a piece are numbered from its first line; lines of a file in a group from the file's
-first line.
+A range ends at a line end, or after a separator line if the source has a separator. It ends at the same
+position in the text whether or not the file is compressed. Lines of a range are numbered from the first line
+of the range, and lines of a file in a group from the first line of the file.
 """
 
 import io
@@ -32,26 +31,26 @@ from nbtrain.corpus.sources import base
 logger = logging.getLogger(__name__)
 
 BLOCK_BYTES = 64 << 10
-# {suffix: the package that reads such files}
+# {suffix: the optional package that reads such files}
 PACKAGES = {
     ".zst": "zstandard",
     ".zstd": "zstandard",
     **dict.fromkeys((*file_kinds.COLUMNS, *file_kinds.ARROW), "pyarrow"),
 }
 PACKED = (*compression.PACKED_SUFFIXES, *file_kinds.COLUMNS)
-# Usual ratio of text to its compressed size, for deciding which files are small.
+# Typical ratio of uncompressed to compressed size, for deciding which files are small.
 USUAL_RATIO = 4
-# Skipped files of a folder that are named in one warning, at most.
+# Maximum number of skipped files that one warning names.
 NAMED_FILES = 10
 
 
 class FileReader(base.SourceReader):
-    """A source that is a file, or a folder that is searched for `suffixes` in upper or lower case."""
+    """Reads one file, or the files in a folder whose suffix is one of `suffixes` in upper or lower case."""
 
     suffixes: ClassVar[tuple[str, ...]]
 
     def files(self) -> list[Path]:
-        """Return the files in the order of relative paths. Raises DataError if there are no files."""
+        """Return the files, sorted by relative path. Raises DataError if there are no files."""
         path = resolve(self.config.path)
         if folder.is_file(path, self.where):
             folder.check_name(path, self.where)
@@ -60,26 +59,25 @@ class FileReader(base.SourceReader):
         return [path / name for name in self._choice(path).read]
 
     def _choice(self, root: Path) -> Choice:
-        """Choose the files of the folder to read. Raises DataError if the folder is missing or no file
-        matches.
-        """
+        """Choose which files of a folder to read. Raises DataError if it is missing or no file matches."""
         where = f"{self.where}: path = {self.config.path!r}"
         if not folder.is_folder(root, self.where):
             if root.is_symlink():
                 raise folder.dangling(root, self.where)
-            pattern = "; patterns are not supported: give the folder" if "*" in root.name else ""
+            pattern = " Patterns are not supported: set path to the folder." if "*" in root.name else ""
             raise DataError(
                 f"{where}: no such file or folder ({display(root)}). Relative paths start at the "
-                f"workspace{pattern}."
+                f"workspace.{pattern}"
             )
         choice = Choice.of(root, self.is_wanted, self.config.split, self.config.exclude, self.where)
         if not choice.read:
             raise DataError(f"{where}: {self._nothing_read(choice)}")
         if self.config.split is None and (mixed := choice.mixed_splits()):
             raise DataError(
-                f"{where}: the folder holds files of several splits: {mixed}. Text that a model is evaluated "
-                "on must not be trained on: set split: train, which skips the files of other splits, or "
-                "list the files to skip in exclude. If the names mean something else, set split: all."
+                f"{where}: the folder contains files from several splits: {mixed}. A model must not be "
+                "trained on the text that it is evaluated on: set split: train to skip the files of other "
+                "splits, or list the files to skip in exclude. If the file names mean something else, "
+                "set split: all."
             )
         return choice
 
@@ -87,24 +85,28 @@ class FileReader(base.SourceReader):
         """Return why no file of the folder is read, and which setting to change."""
         if choice.other_splits:
             there = counted_splits(choice.other_splits)
-            return f"no file of the folder is of split {self.config.split!r}; there are {there}. Set split."
+            return (
+                f"no file in the folder belongs to split {self.config.split!r}. Files per split: {there}. "
+                "Change split."
+            )
         if choice.excluded:
-            return f"exclude matches every file of the folder ({len(choice.excluded):,}). Change exclude."
+            return f"exclude matches every file in the folder ({len(choice.excluded):,}). Change exclude."
         left_out = f" {sentence}" if (sentence := self._left_out(choice)) else ""
-        return f"the folder holds no {self.wanted_files()}.{left_out}"
+        return f"the folder contains no {self.wanted_files()}.{left_out}"
 
     def _refuse_choice(self) -> None:
-        """Raise DataError if the path is a file, but settings choose among the files of a folder."""
+        """Raise DataError if the path is a file, but a setting that applies only to folders is set."""
         for key in ("split", "exclude"):
             if getattr(self.config, key):
                 raise DataError(
-                    f"{self.where}: {key} chooses among the files of a folder, and path = "
-                    f"{self.config.path!r} is a file. Remove {key}."
+                    f"{self.where}: {key} applies only to folders, but path = {self.config.path!r} is a "
+                    f"file. Remove {key}."
                 )
 
     def _left_out(self, choice: Choice) -> str | None:
-        """Return a sentence on the folder's skipped files, naming up to NAMED_FILES; None if no file is
-        skipped.
+        """Return a sentence that lists the folder's skipped files; None if there are none.
+
+        It names at most NAMED_FILES files, and omits files that usually accompany data, such as a README.
         """
         root = resolve(self.config.path)
         names = [name for name in choice.others if not file_kinds.stands_beside_data(Path(name).name)]
@@ -130,7 +132,7 @@ class FileReader(base.SourceReader):
         return file_kinds.suffix_of(name) in self.suffixes and not file_kinds.is_metadata(name)
 
     def wanted_files(self) -> str:
-        """Describe the files that are read from a folder, as a phrase to follow the word "no"."""
+        """Return a phrase for the files that are read from a folder; in messages it follows the word "no"."""
         return f"file with the suffix {file_kinds.listed_suffixes(self.suffixes)}"
 
     def fingerprint(self) -> dict[str, Any]:
@@ -153,7 +155,7 @@ class FileReader(base.SourceReader):
         return min(num_bytes, most)
 
     def unpacked_bytes_of(self, path: Path, most: int) -> int:
-        """Return the unpacked size of a file in bytes, unpacking only about `most` bytes to find out."""
+        """Return the uncompressed size of a file in bytes; decompression stops after about `most` bytes."""
         with open_bytes(path, self.where) as stream:
             if not isinstance(stream.raw, compression.Unpacked):
                 return path.stat().st_size
@@ -168,9 +170,7 @@ class FileReader(base.SourceReader):
         self.report_left_out()
 
     def report_left_out(self) -> None:
-        """Log a warning about skipped files of the folder, and about patterns of `exclude` that match
-        nothing.
-        """
+        """Log which files of the folder are skipped, and which patterns in `exclude` match no file."""
         root = resolve(self.config.path)
         if not folder.is_folder(root, self.where):
             return
@@ -181,7 +181,7 @@ class FileReader(base.SourceReader):
             there = counted_splits(choice.other_splits)
             logger.info("%s: split: %s skips %s.", self.where, self.config.split, there)
         for pattern in choice.unmatched:
-            logger.warning("%s: exclude: %r matches no file of the folder.", self.where, pattern)
+            logger.warning("%s: exclude: %r matches no file in the folder.", self.where, pattern)
 
     def parts(self) -> Iterator[SourcePart]:
         group: list[Path] = []
@@ -200,16 +200,17 @@ class FileReader(base.SourceReader):
             yield _grouped(group)
 
     def size_as_text(self, path: Path) -> int:
-        """Estimate the bytes of text in a file, to distinguish small files from large ones."""
+        """Estimate how many bytes of text a file holds, to distinguish small files from large ones."""
         return path.stat().st_size * (USUAL_RATIO if path.suffix.lower() in PACKED else 1)
 
     @abstractmethod
     def pieces(self, path: Path) -> Iterator[SourcePart]:
-        """Yield the parts of a file that is larger than a part."""
+        """Yield the parts of a file that is larger than PART_BYTES."""
 
     def opened(self, part: SourcePart) -> Iterator[tuple[str, Iterator[bytes]]]:
-        """Yield (file name for messages, its lines with line ends) for each file of a part. Raises DataError
-        for damage.
+        """Yield (file name for messages, lines including their line ends) for each file of a part.
+
+        Raises DataError if a file is damaged.
         """
         if part.content is not None:
             yield part.path or part.name, io.BytesIO(part.content)
@@ -247,24 +248,22 @@ class _PartBytes(io.RawIOBase):
         num_bytes = self._stream.readinto(memoryview(buffer)[: self._left])
         if not num_bytes:
             raise DataError(
-                f"{self._where}: {self._part.path}: became shorter while it was read. Make sure that no "
-                f"process writes to it, and start again."
+                f"{self._where}: {self._part.path}: the file became shorter while it was read. Make sure "
+                f"that no process writes to it, then run the command again."
             )
         self._left -= num_bytes
         return num_bytes
 
 
 def open_lines(path: Path, where: str) -> io.BufferedReader:
-    """Open a file of lines as open_bytes does. Raises DataError for UTF-16, which cannot be split into
-    lines.
-    """
+    """Open a text file with open_bytes(). Raises DataError for UTF-16, which cannot be split into lines."""
     stream = open_bytes(path, where)
     try:
         begun = stream.peek(2)
         if begun.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
             raise DataError(
-                f"{where}: {display(path)}: is UTF-16 (it begins with {begun[:2].hex(' ')}), not UTF-8. "
-                f"Convert it, with iconv -f UTF-16 -t UTF-8."
+                f"{where}: {display(path)}: the file is UTF-16 (it begins with the bytes "
+                f"{begun[:2].hex(' ')}), not UTF-8. Convert it with iconv -f UTF-16 -t UTF-8."
             )
     except DataError:
         stream.close()
@@ -273,8 +272,9 @@ def open_lines(path: Path, where: str) -> io.BufferedReader:
 
 
 def line_pieces(path: Path, where: str, separator: bytes | None = None) -> Iterator[SourcePart]:
-    """Yield parts of about PART_BYTES of a file of lines; each ends after a line, or after a `separator`
-    line.
+    """Yield parts of about PART_BYTES of a text file, each ending after a `separator` line.
+
+    A part ends after any line if `separator` is None.
     """
     if packing_of_file(path, where):
         with open_lines(path, where) as stream:
@@ -289,12 +289,12 @@ def line_pieces(path: Path, where: str, separator: bytes | None = None) -> Itera
 
 
 def is_separator(line: bytes, separator: bytes) -> bool:
-    """Return whether a line, with or without its end, is the separator."""
+    """Return whether a line is the separator, ignoring the line end."""
     return line.startswith(separator) and line.rstrip(b"\r\n") == separator
 
 
 def _cut(stream: io.BufferedReader, at: int, num_bytes: int, separator: bytes | None) -> int:
-    """Return the first position, not before `at`, where a part may end."""
+    """Return the first position at or after `at` where a part may end."""
     if at >= num_bytes:
         return num_bytes
     at -= 1
@@ -317,12 +317,15 @@ def _cut(stream: io.BufferedReader, at: int, num_bytes: int, separator: bytes | 
 def stream_pieces(
     path: Path, stream: io.BufferedReader, separator: bytes | None = None
 ) -> Iterator[SourcePart]:
-    """Yield a stream's lines in parts with `content`. Its raw stream provides the position in the file."""
+    """Yield parts that carry the lines of a stream in `content`.
+
+    `stream.raw.consumed_bytes` must give the position in the file.
+    """
     raw: Any = stream.raw
     name, num_bytes, start, attributed = display(path), path.stat().st_size, 0, 0
     while content := _piece(stream, separator):
         stop = start + len(content)
-        # Peeking one byte shows whether this piece is the last, which gets the rest of the file.
+        # Peek one byte ahead: if this part is the last, the rest of the file is attributed to it.
         consumed = raw.consumed_bytes if stream.peek(1) else num_bytes
         whole = content.removeprefix(BOM_UTF8) if start == 0 else content
         content = b""
@@ -341,7 +344,7 @@ def _piece(stream: io.BufferedReader, separator: bytes | None) -> bytes:
     if not content.endswith(b"\n"):
         pieces.append(stream.readline())
         if len(pieces[-1]) > base.PART_BYTES:
-            heap.give_back()  # the blocks in which a long line was read
+            heap.give_back()  # memory into which a long line was read
     if separator is not None:
         for line in stream:
             pieces.append(line)

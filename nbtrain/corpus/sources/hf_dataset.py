@@ -1,4 +1,4 @@
-"""A Hugging Face dataset on disk, as save_to_disk writes it: Arrow streams, read by pyarrow alone.
+"""Reads a Hugging Face dataset that save_to_disk wrote: Arrow streams, read with pyarrow alone.
 
 dataset_dict.json {"splits": [...]}     only if there are splits, each in a separate folder
 state.json        {"_data_files": [{"filename": "data-00000-of-00002.arrow"}, ...]}
@@ -21,7 +21,7 @@ from nbtrain.corpus.sources import arrow
 
 
 class OpenArrow(arrow.OpenTable):
-    """A memory-mapped Arrow stream: pages are loaded when their batch is read. Its units are batches."""
+    """A memory-mapped Arrow stream, whose pages are loaded when a batch is read. Its units are batches."""
 
     format = "an Arrow stream"
     units = "batches"
@@ -36,7 +36,7 @@ class OpenArrow(arrow.OpenTable):
 
     def num_values(self, columns: Collection[str], start: int, stop: int | None) -> dict[str, int]:
         counts: Counter[str] = Counter()
-        # A stream can be read only once; this one has a separate position.
+        # A stream can be read only once, so count on a separate stream.
         with OpenArrow(self.path, self._where) as file:
             for batch in file._units(start, stop) if columns else ():
                 for name in columns:
@@ -91,12 +91,14 @@ class HfDatasetReader(arrow.ColumnReader):
             if split is None:
                 raise DataError(f"{where}: the dataset has the splits {names}. Set split to one of them.")
             if split not in splits:
-                raise DataError(f"{where}: no split {split!r}; the splits are {names}. Set split.")
+                raise DataError(
+                    f"{where}: no split {split!r}; the splits are {names}. Set split to one of them."
+                )
             return root / split
         if not is_file(root / "state.json", self.where):
             raise DataError(
-                f"{where}: not a dataset written by save_to_disk: it has neither dataset_dict.json nor "
-                f"state.json. Files of other formats are read with kind: parquet or jsonl."
+                f"{where}: not a dataset written by save_to_disk: the folder has neither dataset_dict.json "
+                f"nor state.json. For files in other formats, use kind: parquet or kind: jsonl."
             )
         if split is not None:
             raise DataError(f"{where}: split = {split!r}, but the dataset has no splits. Remove split.")
@@ -111,15 +113,13 @@ class HfDatasetReader(arrow.ColumnReader):
         for name in names:
             if Path(name).name != name or not is_file(folder / name, self.where):
                 raise DataError(
-                    f"{self.where}: {display(folder / 'state.json')} names {name!r}, which is missing. Copy "
-                    f"the whole folder."
+                    f"{self.where}: {display(folder / 'state.json')} lists the file {name!r}, which is "
+                    f"missing. Copy the whole folder."
                 )
         return [folder / name for name in names]
 
     def report_left_out(self) -> None:
-        """Report nothing: state.json lists the data files, and other files belong to save_to_disk or other
-        splits.
-        """
+        """Do nothing: state.json lists the data files, and the other files are metadata or other splits."""
 
     def licence(self) -> str | None:
         return self._info("license")
@@ -136,8 +136,8 @@ class HfDatasetReader(arrow.ColumnReader):
             if problem := pointer_problem_of(path):
                 raise DataError(f"{self.where}: {display(path)}: {problem}.") from error
             raise DataError(
-                f"{self.where}: {display(path)}: cannot be read as a record with {key!r} ({error}). Copy the "
-                f"whole folder."
+                f"{self.where}: {display(path)}: the file cannot be read as a JSON object with the key "
+                f"{key!r} ({error}). Copy the whole folder."
             ) from error
         return value if isinstance(value, list) else []
 

@@ -1,9 +1,10 @@
-"""Base of the sources of fine-tuning examples: prompt_completion.py, alpaca.py, chat.py, preference.py.
+"""Base class for fine-tuning sources: prompt_completion.py, alpaca.py, chat.py and preference.py.
 
     record -> pieces (text, whether it is in the loss) -> records.Example
 
 Each piece is encoded separately. The end-of-document token follows the last piece, and is in the loss if that
-piece is. The pieces of a prompt are joined, so that a prompt has the same tokens in training and in use.
+piece is. Adjacent pieces of a prompt are joined, so that a prompt has the same tokens in training and at
+inference.
 """
 
 from abc import abstractmethod
@@ -18,13 +19,13 @@ from nbtrain.corpus.sources.record_files import RecordFileReader
 from nbtrain.corpus.sources.shapes import way_forward
 
 PART_KEYS = ("type", "text")
-"""Keys that are read in a part of a text."""
+"""Keys that are read from one part of a content that is a list of parts."""
 NO_LOSS = "no_loss"
-"""The reason for dropping a record whose answers are all marked as not to be trained on."""
+"""Reason for dropping a record whose answers are all marked as outside the loss."""
 
 
 class BrokenExample(ValueError):
-    """Raised for a broken record; the message describes the problem."""
+    """Raised if a record is broken; the message describes the problem."""
 
 
 class ExampleReader(RecordFileReader):
@@ -50,8 +51,9 @@ class ExampleReader(RecordFileReader):
     def checked(
         self, value: dict[str, Any], path: str, line: int, tally: Tally
     ) -> Example | Preference | None:
-        """Return the example of one record; None if it is broken or has nothing in the loss, which `tally`
-        counts.
+        """Return the example of one record; None if the record is broken or has nothing in the loss.
+
+        `tally` counts both cases.
         """
         notes = RecordNotes()
         try:
@@ -68,10 +70,9 @@ class ExampleReader(RecordFileReader):
 
     @abstractmethod
     def example(self, value: dict[str, Any], notes: RecordNotes) -> Example | Preference | None:
-        """Return the example of one record; None if its marks leave nothing in the loss. Raises
-        BrokenExample.
+        """Return the example of one record; None if its marks leave nothing in the loss.
 
-        `notes` receives the keys that are not read.
+        Adds the keys that are not read to `notes`. Raises BrokenExample.
         """
 
 
@@ -84,9 +85,10 @@ def text_of(
 ) -> str:
     """Return the text under a key, or the joined texts of its parts.
 
-    `place` refers to `value` in the message of BrokenExample; for the source's `kind`, the message adds
-    another way to read the record. `look` receives each part that has further keys, the keys that were read,
-    and its place; without `look`, such a part is broken if the further keys hold values.
+    `place` is the location of `value` for messages. If `kind` (the kind of the source) is given, the message
+    for a missing key suggests another way to read the record. `look` is called with each part that has
+    further keys, the keys that were read, and the part's location; without `look`, such a part is broken if
+    its further keys hold values. Raises BrokenExample.
     """
     if key not in value:
         forward = way_forward(value, kind) if kind else ""
@@ -111,21 +113,21 @@ def text_of(
 
 
 def _refuse_more(part: dict[str, Any], read: Container[str], place: str) -> None:
-    """Raise BrokenExample if a part of a text has further keys with values, besides type and text."""
+    """Raise BrokenExample if a part has values under keys other than type and text."""
     for key, value in part.items():
         if key not in read and holds_value(value):
             raise BrokenExample(
-                f"{place}.{key} holds a value, but only type and text are read from a part of a text"
+                f"{place}.{key} holds a value, but only type and text are read from such a part"
             )
 
 
 def _is_text_part(part: Any) -> bool:
-    """Return whether a value is {"type": "text", "text": ...}, the form of multimodal APIs."""
+    """Return whether a value is {"type": "text", "text": ...}, as in multimodal APIs."""
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def answer_of(value: dict[str, Any], key: str, place: str = "", kind: str = "") -> str:
-    """Return text_of(), which must not be empty or whitespace. Raises BrokenExample."""
+    """Return text_of(). Raises BrokenExample also if the text is empty or only whitespace."""
     text = text_of(value, key, place, kind)
     if not text or text.isspace():
         raise BrokenExample(f"{_shown(key, place)} is empty")
@@ -137,9 +139,7 @@ def _shown(key: str, place: str) -> str:
 
 
 def joined(pieces: list[tuple[str, bool]]) -> Example:
-    """Build an example from pieces: drop empty ones, and join neighbours that are both in or both outside the
-    loss.
-    """
+    """Build an example from pieces: drop empty ones, and join adjacent ones with the same loss flag."""
     joined: list[tuple[str, bool]] = []
     for text, is_learnt in pieces:
         if joined and joined[-1][1] == is_learnt:

@@ -1,13 +1,12 @@
-"""Converts JSON files that are not JSON lines to lines: one element per line, in the memory of the largest
-element.
+"""Converts JSON arrays, and objects that span several lines, to lines with one element each.
 
     [{...}, {...}]              one array: split at the commas outside all strings and inner brackets
     {                           objects over several lines, one after another: split where an object ends
       "text": ...
     }
 
-Elements are not parsed at this stage, but later, line by line, so a broken element of an array affects no
-other. The line number of a problem is the number of the element, counted from 1.
+Only one element is in memory at a time. Elements are parsed later, line by line, so that a broken element
+does not affect the others. The line number in a message is the number of the element, counted from 1.
 """
 
 import io
@@ -25,16 +24,16 @@ from nbtrain.corpus.records import SourcePart
 from nbtrain.corpus.sources.files import line_pieces, open_lines, stream_pieces
 
 READ_BYTES = 1 << 18
-# Without a limit, a missing quote would fill the memory with the rest of the file.
+# Without a limit, a missing quote would make the rest of the file one element and fill the memory.
 MAX_ELEMENT_BYTES = 1 << 30
 
-# The last alternatives of both match the quote of a string that has not ended yet.
+# In _INNER and _OUTER, the last alternative also matches the quote of a string whose end is not yet read.
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _INNER = re.compile(_STRING + rb'|["\[\]{}]', re.DOTALL)
 _OUTER = re.compile(_STRING + rb'|["\[\]{},]', re.DOTALL)
 _ARRAY = re.compile(rb"\s*\[")
-# A line of JSON lines may be an array too, which is broken; in a file of one array, an object follows the
-# bracket.
+# A JSON lines file may have a broken line that is an array. In a file that is one array, an object follows
+# the bracket.
 _ARRAY_OF_OBJECTS = re.compile(rb"\s*\[\s*(\{|\]\s*$)")
 # The first line of an object as json.dumps(indent=...) or jq writes it, and what follows it.
 _INDENTED_OBJECT = re.compile(rb'\s*\{[ \t\r]*\n\s*("|\})')
@@ -47,8 +46,8 @@ def open_records(path: Path, where: str) -> io.BufferedReader:
     """
     stream = open_lines(path, where)
     begun = stream.peek(1024)[:1024].removeprefix(BOM_UTF8)
-    # A .json file is one array if it begins with a bracket, any other file if it begins with a bracket and an
-    # object.
+    # A .json file that begins with a bracket is one array. Any other file is one array only if an object
+    # follows the bracket.
     if (_ARRAY if suffix_of(path.name) == ".json" else _ARRAY_OF_OBJECTS).match(begun):
         return io.BufferedReader(ArrayLines(stream, path, where), READ_BYTES)
     if _INDENTED_OBJECT.match(begun):
@@ -57,17 +56,16 @@ def open_records(path: Path, where: str) -> io.BufferedReader:
 
 
 def record_pieces(path: Path, where: str) -> Iterator[SourcePart]:
-    """Yield the parts of a large file of objects. If the file is not JSON lines, parts carry their
-    content.
-    """
+    """Yield the parts of a large file of objects; unless it is JSON lines, parts carry their content."""
     with open_records(path, where) as stream:
         is_cut = isinstance(stream.raw, ArrayLines)
         yield from stream_pieces(path, stream) if is_cut else line_pieces(path, where)
 
 
 class ArrayLines(compression.BlockStream):
-    """The elements of an array as lines. Reading raises DataError if the array is not closed or more text
-    follows it.
+    """Stream of an array's elements, one per line.
+
+    Reading raises DataError if the array is not closed, or if more text follows it.
     """
 
     _of_what = "the array"
@@ -86,7 +84,7 @@ class ArrayLines(compression.BlockStream):
 
     def next_block(self) -> bytes | None:
         element = next(self._elements, None)
-        # A bare \r is white space as \n is, and equally wrong inside a string, but does not end a line.
+        # In JSON, \r is whitespace like \n, and equally invalid inside a string, but ends no line.
         return None if element is None else element.strip().replace(b"\n", b"\r") + b"\n"
 
     def close(self) -> None:
@@ -101,7 +99,7 @@ class ArrayLines(compression.BlockStream):
         while depth:
             match = (_OUTER if depth == 1 else _INNER).search(buffer, position)
             if match is None or match[0] == b'"':
-                # Doubled each time, because a long string is scanned again from its beginning.
+                # The buffer doubles each time, because a long string is scanned again from its beginning.
                 more = self._stream.read(max(READ_BYTES, len(buffer) - start))
                 scanned = len(buffer) if match is None else match.start()
                 buffer, position, start = buffer[start:] + more, scanned - start, 0
@@ -124,19 +122,19 @@ class ArrayLines(compression.BlockStream):
         if rest := (buffer[position:].strip() or self._stream.read(READ_BYTES).strip()):
             raise DataError(
                 f"{self._where}: {self._name}: the array ends after element {self._num_elements:,}, but "
-                f"{rest[:20].decode(errors='replace')!r} follows. Fix the file; JSON lines have one object "
-                f"per line."
+                f"{rest[:20].decode(errors='replace')!r} follows. Fix the file: it must be a single array, "
+                f"or JSON lines with one object per line."
             )
 
     def _without_end(self, what: str) -> DataError:
         return DataError(
             f"{self._where}: {self._name}: element {self._num_elements + 1:,} of {self._of_what} {what}: the "
-            "file is cut short, or a quote or bracket is missing. Fix the file, or write one object per line."
+            "file is truncated, or a quote or bracket is missing. Fix the file, or write one object per line."
         )
 
 
 class ObjectLines(ArrayLines):
-    """Consecutive objects as lines. Reading raises DataError if the last object is not closed."""
+    """Stream of consecutive objects, one per line. Reading raises DataError if the last one is not closed."""
 
     _of_what = "the file"
 

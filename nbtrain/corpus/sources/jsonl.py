@@ -1,6 +1,4 @@
-"""JSON files whose objects hold text under one key: one object per line, one array, or consecutive
-objects.
-"""
+"""Reads text under one key of JSON objects: one object per line, one array, or consecutive objects."""
 
 import io
 from collections.abc import Iterator
@@ -19,9 +17,7 @@ from nbtrain.corpus.sources.shapes import way_forward
 
 
 class JsonlReader(FileReader):
-    """Reads files of objects. Broken lines are skipped and counted; a text with a lone surrogate is
-    dropped.
-    """
+    """Reads files of objects. Skips and counts broken lines, and drops texts with a lone surrogate."""
 
     kind = "jsonl"
     suffixes = RECORDS

@@ -1,4 +1,4 @@
-"""Rules for the keys of records in each kind of source: the table that readers and documentation share.
+"""Rules for the keys of records in each kind of source, used by the readers and by the documentation.
 
     used      read: its value becomes part of the text or of the loss mask
     refused   the record counts as broken: training without the key would change its meaning
@@ -44,13 +44,11 @@ def holds_value(value: Any) -> bool:
 
 
 FLAGS = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
-"""Texts that stand for a flag."""
+"""Text spellings of flags, with their values."""
 
 
 def number_of(value: Any) -> float | None:
-    """Return a flag or number as a float, also if it is written as text ("false", "0.5"); None for other
-    values.
-    """
+    """Return a flag or number as a float, also from text such as "false" or "0.5"; None for other values."""
     if isinstance(value, str):
         text = value.strip().lower()
         try:
@@ -68,9 +66,7 @@ def is_flag_or_number(value: Any) -> bool:
 
 
 def is_weight(value: Any) -> bool:
-    """Return whether a weight or mark changes what is trained on: a list, or a number other than 1 and
-    true.
-    """
+    """Return whether a weight or mark changes what is trained on: a list, or a number other than 1."""
     if isinstance(value, list):
         return any(number_of(entry) is not None or isinstance(entry, dict | list) for entry in value)
     return number_of(value) not in (None, 1) or getattr(value, "size", 0) > 0
@@ -79,7 +75,7 @@ def is_weight(value: Any) -> bool:
 def is_mark(value: Any) -> bool:
     """Return whether a value could mark what is trained on: a flag, a number or a list.
 
-    Unlike is_weight(), this accepts true and 1: under some keys they mean that the text is masked.
+    Unlike is_weight(), this also holds for true and 1: under some keys they mean that the text is masked.
     """
     return is_weight(value) or number_of(value) is not None
 
@@ -95,7 +91,7 @@ def is_off(value: Any) -> bool:
 
 
 def names_tools(value: Any) -> bool:
-    """Return whether a value holds at least one tool; it may be JSON text ("[]" holds none)."""
+    """Return whether a value, which may be JSON text, holds at least one tool; the text "[]" does not."""
     if isinstance(value, str):
         try:
             value = orjson.loads(value)
@@ -111,7 +107,7 @@ def names_held_out_split(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class KeyRule:
-    """The rule for some keys at one place of a record."""
+    """A rule for a group of keys, either of a record or of its messages."""
 
     names: tuple[str, ...]
     use: Use
@@ -120,11 +116,11 @@ class KeyRule:
     how: str = ""
     """A sentence on how the keys are used, for docs/record-keys.md."""
     fix: str = ""
-    """Sentence that suggests a fix for a refused key, in addition to ignored_keys."""
+    """Sentence that suggests a fix for a refused key, besides adding the key to ignored_keys."""
     setting: str | None = None
     """Field of the source that, if set, names another key to read instead."""
     unread: Use = "counted"
-    """How a used key is treated in records of a shape that does not read it."""
+    """Treatment of a used key in records of a format in which the reader does not use it."""
     matters: Callable[[Any], bool] = holds_value
     """Whether a value of a refused key changes what is trained on; other values are only counted."""
 
@@ -270,7 +266,7 @@ TOOLS = KeyRule(
     ),
     "refused",
     "tools that the model may call",
-    "A list, or JSON text of one.",
+    "A list, or a list as JSON text.",
     fix="Use kind: chat with tools_template.",
     matters=names_tools,
 )
@@ -285,12 +281,12 @@ REASONING = KeyRule(
     "reasoning before the answer",
     fix="Put it into the answer between your own tags, or use kind: chat with reasoning_template.",
 )
-# A mark decides for its message; without one, learn_roles do.
+# A mark decides whether its message is in the loss; without a mark, learn_roles decide.
 MARKS = ("train", "training", "trainable", "weight", "loss", "loss_weight", "loss_mask", "loss_scale")
 MASKED = "masked"
 SPANS = ("train_detail", "training_detail")
 
-# Keys of a question with one answer that neither kind of such a source reads.
+# Rules for keys that kind: prompt-completion and kind: alpaca do not read.
 OTHER_MEANINGS = (
     TOOLS,
     REASONING,
@@ -434,12 +430,12 @@ CONTENT_NAMES = ("content", "value", "text")
 CALL_NAMES = ("tool_calls", "function_call")
 MESSAGE_KEYS = (
     KeyRule(("role", "from"), "used", "the role of the speaker"),
-    KeyRule(CONTENT_NAMES, "used", "its text", "Text, or a list of parts of type text."),
+    KeyRule(CONTENT_NAMES, "used", "the text of the message", "Text, or a list of parts of type text."),
     KeyRule(
         MARKS,
         "used",
         "whether the message is in the loss",
-        "true or 1 includes it, false or 0 excludes it, regardless of `learn_roles`. Others are refused.",
+        "true or 1 includes it, false or 0 excludes it, whatever `learn_roles` is. Other values are refused.",
         fix="Put the mark on the message, not on a part of its content.",
         unread="refused",
         matters=is_weight,
@@ -455,7 +451,7 @@ MESSAGE_KEYS = (
     KeyRule(
         SPANS,
         "used",
-        "spans of the content, {begin_offset, end_offset, train}, in characters, the end included",
+        "spans of the content, {begin_offset, end_offset, train}, in characters, with end_offset included",
         "Only spans with train: true are in the loss. Each span is tokenized separately.",
         fix="Put the spans on the message, not on a part of its content.",
         unread="refused",
@@ -514,7 +510,7 @@ CHAT_KEYS = KeyTable(
             MESSAGES_NAMES,
             "used",
             "the messages",
-            "The first key that holds a value: a list, JSON text of one, or an object of lists.",
+            "Read from the first key that holds a value: a list, a list as JSON text, or an object of lists.",
             setting="messages_key",
         ),
         KeyRule(
@@ -577,7 +573,7 @@ TABLES: dict[str, KeyTable] = {
 }
 
 
-# -- What readers do with it ------------------------------------------------------------------------------
+# -- How readers apply the table --------------------------------------------------------------------------
 
 MARK = KeyRule((), "refused", "looks like a mark that selects what is trained on", matters=is_mark)
 TOKEN_VALUES = KeyRule(
@@ -624,7 +620,7 @@ def looks_like_mark(name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def looks_like_length(name: str) -> bool:
-    """Return whether a key's name suggests where part of a record begins or ends: source_len, answerStart."""
+    """Return whether a key's name suggests where a part of a record begins or ends, as in source_len."""
     words = words_of(name)
     return not PART_WORDS.isdisjoint(words) and not LENGTH_WORDS.isdisjoint(words)
 
@@ -636,9 +632,7 @@ def words_of(name: str) -> set[str]:
 
 @lru_cache(maxsize=4096)
 def letters_of(name: str) -> str:
-    """Return the letters that all spellings of a key share: "toolcalls" for tool_calls, toolCalls,
-    Tool-Calls.
-    """
+    """Return what all spellings of a key have in common: "toolcalls" for tool_calls and Tool-Calls."""
     return re.sub(r"[\W_]+", "", name).lower()
 
 
@@ -647,9 +641,9 @@ class RecordNotes:
     """Collects the keys of one record that hold values but were not read."""
 
     unread: set[str] = field(default_factory=set)
-    """Counted keys that hold a value; keys of messages are written messages[].key."""
+    """Counted keys that hold a value; keys of messages are written as messages[].key."""
     refused: dict[str, tuple[str, KeyRule]] = field(default_factory=dict)
-    """{place: (key, its rule)} of the refused keys that hold a value."""
+    """Refused keys that hold a value, as {location in the record: (key, its rule)}."""
 
     def check(self, kind: str) -> None:
         """Raise RefusedKeys if the record has a refused key."""
@@ -659,13 +653,14 @@ class RecordNotes:
         keys = ", ".join(dict.fromkeys(key for key, _ in self.refused.values()))
         meanings = "; ".join(dict.fromkeys(rule.what for rule in rules))
         verb = "hold values" if len(self.refused) > 1 else "holds a value"
-        without = f"To read such records without it, add to this source: ignored_keys: [{keys}]"
+        ignored = "the keys" if len(self.refused) > 1 else "the key"
+        without = f"To ignore {ignored} in all records, add to this source: ignored_keys: [{keys}]"
         fixes = [*dict.fromkeys(rule.fix for rule in rules if rule.fix), without]
         raise RefusedKeys(f"{places} {verb} that kind: {kind} does not read ({meanings}). {' '.join(fixes)}")
 
 
 class KeyPolicy:
-    """A source's rules for one place of its records, under the key names that the source configures."""
+    """A source's key rules for its records or for its messages, with the key names set in the source."""
 
     def __init__(self, rules: Iterable[KeyRule], config: Any, marks: bool):
         self._rules: dict[str, KeyRule] = {}
@@ -694,13 +689,16 @@ class KeyPolicy:
         return name in self._rules
 
     def is_counted(self, name: str) -> bool:
-        """Return whether a key is counted whatever its values are, so that they need not be read."""
+        """Return whether a key is counted whatever its values are, so that its values need not be read."""
         return self._rule(name).use == "counted"
 
     def note_unread(
         self, value: Mapping[str, Any], read: Container[str], notes: RecordNotes, place: str = ""
     ) -> None:
-        """Note the keys that hold values and are not in `read`, of a record or of its message at `place`."""
+        """Add the keys that hold values and are not in `read` to `notes`.
+
+        `value` is a record, or the message of a record at `place`.
+        """
         for name, entry in value.items():
             if name in read or entry is None or not holds_value(entry):
                 continue
@@ -725,10 +723,10 @@ class KeyPolicy:
 
 
 class KeyCounter:
-    """Counts the keys of plain-text records, which are read at a million per minute.
+    """Counts the keys of plain-text records, fast enough for a million records per minute.
 
-    Records that have the same keys in the same order, all counted and with values, are not checked key by
-    key.
+    Records that have the same keys in the same order are not checked key by key if all their keys hold values
+    and are only counted.
     """
 
     def __init__(self, policy: KeyPolicy, read: tuple[str, ...]):
@@ -753,7 +751,7 @@ class KeyCounter:
         return True
 
     def finish(self, tally: Tally) -> None:
-        """Add the counts that were collected for records with equal keys to the tally."""
+        """Add the counts of records that were not checked key by key to the tally."""
         for shape, count in self._shapes.items():
             tally.add_unread([name for name in shape if name not in self._read], count)
         self._shapes.clear()

@@ -1,10 +1,10 @@
-"""The messages of a record, in all formats in which they are stored, and a message's contents besides its
-text.
+"""Parses the messages of a record in all their storage formats, and the spans and tool calls of a message.
 
-    a list of objects, or of pairs {"human", "assistant"}; JSON text of one; {"role": [...], "content": [...]}
-    history [["question", "answer"], ...]       -> messages
-    train_detail [{begin_offset, end_offset, train}]    -> the content in pieces
-    tools, tool_calls                           -> JSON, as Hugging Face's chat templates write it
+messages        a list of objects, or of pairs {"human", "assistant"}; the same as JSON text; or
+                {"role": [...], "content": [...]}
+history         [["question", "answer"], ...] -> messages
+train_detail    [{begin_offset, end_offset, train}] -> spans of the content, each in or outside the loss
+tools, tool_calls   -> JSON, as Hugging Face's chat templates write it
 """
 
 import json
@@ -17,25 +17,25 @@ from nbtrain.corpus.files.json_line import kind_of
 from nbtrain.corpus.sources.instructions import BrokenExample
 
 ASSISTANT = "assistant"
-# Keys of an object that is a question with its answer.
+# Keys of an object that holds a question and its answer.
 PAIR_KEYS = (("human", "user", "query", "question"), ("assistant", "gpt", "bot", "response", "answer"))
 SHOWN_CHARS = 40
 
 
 def messages_of(value: Any, key: str) -> list[Any]:
-    """Return the list of messages under a key, in any of these formats. Raises BrokenExample."""
+    """Return the list of messages in a value of any supported format. Raises BrokenExample."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
             value = orjson.loads(value)
         except orjson.JSONDecodeError:
-            raise BrokenExample(f"{key!r} is text that is not JSON; write the messages as a list") from None
+            raise BrokenExample(f"{key!r} is text but not valid JSON; store the messages as a list") from None
     if isinstance(value, dict) and value:
         if is_message(value):
             return [value]
         columns = {name: column for name, column in value.items() if column is not None}
         if all(isinstance(column, list) for column in columns.values()):
             if len({len(column) for column in columns.values()}) != 1:
-                raise BrokenExample(f"{key!r} is an object of lists that have different lengths")
+                raise BrokenExample(f"{key!r} is an object whose lists have different lengths")
             return [dict(zip(columns, row)) for row in zip(*columns.values())]
     if not isinstance(value, list):
         raise BrokenExample(f"{key!r} is not a list but {kind_of(value)}")
@@ -43,7 +43,7 @@ def messages_of(value: Any, key: str) -> list[Any]:
 
 
 def holds_any_message(value: Any) -> bool:
-    """Return whether a value is a conversation in one of these formats, with a message that has a role."""
+    """Return whether a value holds messages in a supported format, at least one of them with a role."""
     try:
         return any(map(is_message, messages_of(value, "")))
     except BrokenExample:
@@ -51,14 +51,12 @@ def holds_any_message(value: Any) -> bool:
 
 
 def is_message(value: Any) -> bool:
-    """Return whether a value is an object with a role that is text."""
+    """Return whether a value is an object that has text under "role" or "from"."""
     return isinstance(value, dict) and any(isinstance(value.get(key), str) for key in ("role", "from"))
 
 
 def _of_pair(entry: Any) -> list[Any]:
-    """Return an entry as a list of messages: two if it is an object with a question and its answer, otherwise
-    one.
-    """
+    """Return an entry as a list of messages: two for an object with a question and its answer, else one."""
     if isinstance(entry, dict) and entry.get("role") is None and entry.get("from") is None:
         found = [next((key for key in keys if key in entry), None) for keys in PAIR_KEYS]
         if None not in found:
@@ -69,7 +67,7 @@ def _of_pair(entry: Any) -> list[Any]:
 
 
 def messages_or_text(value: dict[str, Any], key: str, role: str) -> list[Any]:
-    """Return the messages under a key. Text that is not JSON of messages becomes one message of `role`."""
+    """Return the messages under a key. Text other than messages as JSON becomes one message with `role`."""
     if isinstance(value[key], str) and not holds_messages(value[key]):
         return [{"role": role, "content": value[key]}]
     return messages_of(value[key], key)
@@ -88,7 +86,10 @@ def holds_messages(value: Any) -> bool:
 
 
 def earlier_messages(value: Any, key: str) -> list[Any]:
-    """Return earlier questions and answers as messages, from pairs of texts or from messages."""
+    """Convert earlier questions and answers, stored as pairs of texts or as messages, to messages.
+
+    Raises BrokenExample if an entry is neither.
+    """
     if isinstance(value, str):
         try:
             value = orjson.loads(value)
@@ -106,11 +107,15 @@ def earlier_messages(value: Any, key: str) -> list[Any]:
 
 
 def spans_of(content: str, details: Any, place: str) -> list[tuple[str, bool]]:
-    """Split the content at spans whose last character is included; text outside all spans is not in the loss.
+    """Split the content at the spans in `details`, into (text, whether it is in the loss).
 
-    Raises BrokenExample if the spans are not in order or do not fit the content.
+    A span includes the character at end_offset. Text outside all spans is not in the loss. Raises
+    BrokenExample if the spans are not in ascending order or do not fit the content.
     """
-    rule = "spans are {begin_offset, end_offset, train} in order, in characters, the end included"
+    rule = (
+        "spans are {begin_offset, end_offset, train} in ascending order, counted in characters, with "
+        "end_offset included"
+    )
     if not isinstance(details, list):
         raise BrokenExample(f"{place} is not a list; {rule}")
     pieces: list[tuple[str, bool]] = []
@@ -128,7 +133,7 @@ def spans_of(content: str, details: Any, place: str) -> list[tuple[str, bool]]:
 
 
 def _span(span: Any) -> tuple[int, int, bool]:
-    """Return (first character, last character, whether in the loss); (-1, -1, False) for an invalid span."""
+    """Return a span as (first character, last character, whether in the loss); (-1, -1, False) if invalid."""
     match span:
         case {"begin_offset": int(first), "end_offset": int(last), "train": bool(is_learnt)}:
             return first, last, is_learnt
@@ -142,11 +147,11 @@ def _parsed(value: Any, place: str) -> Any:
     try:
         return orjson.loads(value)
     except orjson.JSONDecodeError as error:
-        raise BrokenExample(f"{place} is text that is not JSON ({error.msg})") from None
+        raise BrokenExample(f"{place} is text but not valid JSON ({error.msg})") from None
 
 
 def tool_lines(value: Any, key: str) -> str:
-    """Return each tool as JSON on a separate line."""
+    """Return the tools as text, each as JSON on a separate line. Raises BrokenExample."""
     value = _parsed(value, repr(key))
     tools = value if isinstance(value, list) else [value]
     return "\n".join(tool if isinstance(tool, str) else _json(tool) for tool in tools)
@@ -155,7 +160,7 @@ def tool_lines(value: Any, key: str) -> str:
 def tool_calls(message: dict[str, Any], keys: Sequence[str], place: str) -> list[str]:
     """Return each call under `keys` as a JSON object with a name and arguments. Raises BrokenExample.
 
-    Arguments that are JSON text already stay unchanged.
+    Arguments that are already JSON text are kept unchanged.
     """
     texts = []
     for key in keys:
@@ -165,7 +170,7 @@ def tool_calls(message: dict[str, Any], keys: Sequence[str], place: str) -> list
             call = _parsed(call, where)
             function = call.get("function", call) if isinstance(call, dict) else None
             if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-                raise BrokenExample(f"{where} has no name of a function")
+                raise BrokenExample(f"{where} has no function name")
             arguments = function.get("arguments")
             if isinstance(arguments, str) and arguments.strip():
                 _parsed(arguments, f"{where}.arguments")

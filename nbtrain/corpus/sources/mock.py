@@ -18,7 +18,7 @@ class MockReader(SourceReader):
     kind = "mock"
 
     def parts(self) -> Iterator[SourcePart]:
-        # One generator makes the whole text, so it is one part.
+        # A single random generator produces the whole text, so the source is one part.
         yield SourcePart("mock")
 
     def read(self, part: SourcePart, tally: Tally) -> Iterator[str]:

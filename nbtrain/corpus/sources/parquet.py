@@ -1,6 +1,6 @@
-"""Parquet files: row groups are streamed in batches, and only the required columns are read.
+"""Reads Parquet files: streams row groups in batches, and reads only the required columns.
 
-A problem is reported with its row number instead of a line number.
+Problems are reported with row numbers instead of line numbers.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from nbtrain.corpus.sources import arrow
 
 MAGIC = b"PAR1"
 LARGEST_BATCH_ROWS = 8192
-# Size of the buffer through which column chunks are read, instead of whole.
+# Size of the buffer for reading column chunks, which would otherwise be read as a whole.
 BUFFER_BYTES = 1 << 20
 
 
@@ -44,7 +44,7 @@ class OpenParquet(arrow.OpenTable):
         return self
 
     def unit_bytes(self, columns: Collection[str] | None) -> list[int]:
-        """Return the unpacked bytes of `columns` in each row group; a missing column counts as 0."""
+        """Return the uncompressed bytes of `columns` in each row group; a missing column counts as 0."""
         metadata = self._file.metadata
         paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
         # A column of lists is stored as name.list.element.
@@ -57,9 +57,7 @@ class OpenParquet(arrow.OpenTable):
         return [sum(group.column(index).total_uncompressed_size for index in wanted) for group in groups]
 
     def num_values(self, columns: Collection[str], start: int, stop: int | None) -> dict[str, int]:
-        """Count values by the statistics of row groups; these lack the nulls of columns that hold lists or
-        objects.
-        """
+        """Count values with the row-group statistics, which have no null counts for lists and objects."""
         metadata = self._file.metadata
         places = {metadata.schema.column(index).path: index for index in range(metadata.num_columns)}
         counts: Counter[str] = Counter()
@@ -74,7 +72,7 @@ class OpenParquet(arrow.OpenTable):
 
     def batches(self, columns: Sequence[str] | None, start: int, stop: int | None) -> Iterator[Any]:
         for index, num_bytes in list(enumerate(self.unit_bytes(columns)))[start:stop]:
-            # A batch never spans two groups, so its size follows the size of the group's rows.
+            # A batch never spans two row groups, so its number of rows follows from the group's row size.
             num_rows = self._file.metadata.row_group(index).num_rows
             batch_rows = max(1, min(LARGEST_BATCH_ROWS, num_rows * arrow.BATCH_BYTES // max(num_bytes, 1)))
             try:

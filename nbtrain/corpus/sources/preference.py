@@ -1,13 +1,14 @@
-"""Pairs of answers to one prompt, one of which is preferred.
+"""Reads pairs of answers to one prompt, one of which is preferred.
 
     {"prompt", "chosen", "rejected"}                         texts
     {"chosen", "rejected"}                                   texts with a common beginning, the prompt
     {"prompt": [...], "chosen": [...], "rejected": [...]}    messages: the prompt, and two continuations
-    {"conversations": [...], "chosen": {...}, "rejected": {...}}    the same, each answer one message
+    {"conversations": [...], "chosen": {...}, "rejected": {...}}    the same, with one message per answer
     {"chosen": [...], "rejected": [...]}                     conversations with a common beginning
 
-Messages have the formats of chat.py. The common beginning of two conversations is outside the loss. Answers
-are compared after rendering: if both give the same text, neither is preferred.
+Messages may have any format that chat.py reads. The common beginning of two conversations is outside the
+loss. Answers are compared after rendering: if both render to the same text, the record counts as broken,
+because neither answer is preferred.
 """
 
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from nbtrain.corpus.sources.messages import ASSISTANT, holds_messages, is_messag
 from nbtrain.corpus.sources.record_files import RecordFileReader
 from nbtrain.corpus.sources.shapes import way_forward
 
-# The beginning of an answer in a transcript of hh-rlhf.
+# Text before each answer in the transcripts of the dataset hh-rlhf.
 ANSWER_MARK = "\n\nAssistant:"
 
 
@@ -74,17 +75,17 @@ class PreferenceReader(ChatReader):
     def _prompt(
         self, value: dict[str, Any], answer: list[Any] | None, notes: RecordNotes
     ) -> tuple[str | list[Any] | None, list[str]]:
-        """Return (the prompt: text, messages, or None without a prompt; the keys that were read for it)."""
+        """Return (the prompt, the keys read for it). The prompt is text, a list of messages, or None."""
         key = self.config.prompt_key
         prompt = value.get(key)
         if isinstance(prompt, dict) and "messages" in prompt:
-            # The input of a preference in OpenAI's format, with tools and messages.
+            # In OpenAI's preference format, the input is an object with tools and messages.
             self.keys.note_unread(prompt, ("messages",), notes, key)
             return messages_of(prompt["messages"], key), [key]
         if isinstance(prompt, str) and holds_messages(prompt):
             return messages_of(prompt, key), [key]
         if isinstance(prompt, str) and answer is not None:
-            # Together with whole conversations it repeats their question.
+            # If the answers are whole conversations, the prompt only repeats their question.
             begins = self._answers_first(answer)
             return ([{"role": "user", "content": prompt}], [key]) if begins else (None, [])
         if isinstance(prompt, str) or prompt is None:
@@ -130,7 +131,7 @@ class PreferenceReader(ChatReader):
             turns = [*asked, *self._placed(messages, key, notes, asked[-1].role if asked else "")]
             both.append(self._opened(turns, value, read))
         if both[0] == both[1]:
-            # The difference may be in a key that is refused.
+            # The answers may differ only in a refused key, which is then reported instead.
             notes.check(self.kind)
             raise self._equal()
         num_shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*both, strict=False)))
@@ -162,17 +163,16 @@ def _answer_messages(value: Any, key: str) -> list[Any] | None:
 
 
 def _is_text_parts(value: Any) -> bool:
-    """Return whether a value is a list of {"type": "text", "text": ...}, which is one text and not
-    messages.
-    """
+    """Return whether a value is a list of {"type": "text", "text": ...}: one text, not messages."""
     return bool(isinstance(value, list) and value) and all(
         isinstance(part, dict) and part.get("type") == "text" and not is_message(part) for part in value
     )
 
 
 def _common_beginning(chosen: str, rejected: str) -> str:
-    """Return the common beginning of two texts, up to the marker or space before the answers; "" if there is
-    none.
+    """Return the prompt with which two texts begin; "" if they have no common prompt.
+
+    It ends after the last answer mark in the common beginning, or else before the last whitespace in it.
     """
     pairs = enumerate(zip(chosen, rejected, strict=False))
     end = next((place for place, (ours, theirs) in pairs if ours != theirs), min(len(chosen), len(rejected)))

@@ -1,4 +1,4 @@
-"""Prompts and their completions; the completion is in the loss."""
+"""Reads prompts and their completions; the completions are in the loss."""
 
 from typing import Any
 
@@ -21,10 +21,11 @@ class PromptCompletionReader(ExampleReader):
         held = [key for key in (prompt_key, completion_key) if holds_messages(value.get(key))]
         if held:
             keys = " and ".join(map(repr, held))
-            forward = "kind: chat reads them"
+            verb = "contain" if len(held) > 1 else "contains"
+            forward = "use kind: chat to read them"
             if (prompt_key, completion_key) != ("prompt", "completion"):
-                forward += " under the keys prompt and completion"
-            raise BrokenExample(f"{keys} are messages, not text; {forward}")
+                forward = "rename the keys to prompt and completion, and use kind: chat to read them"
+            raise BrokenExample(f"{keys} {verb} messages, not text; {forward}")
         prompt = text_of(value, prompt_key, kind=self.kind)
         example = joined([(prompt, False), (answer_of(value, completion_key, kind=self.kind), True)])
         self.keys.note_unread(value, (prompt_key, completion_key), notes)

@@ -1,11 +1,11 @@
-"""Docstrings of the standard library and of installed packages: English text that needs no download.
+"""Reads docstrings of the standard library and of installed packages: English text without a download.
 
     list the .py files of each package -> one order that mixes all packages evenly -> parse with ast (nothing
-    is ever imported) -> each docstring one document -> stop at max_bytes
+    is ever imported) -> each docstring is one document -> stop at max_bytes
 
 File k of a package's n files, sorted by a hash of their path, has position (k + 1/2) / n in the order. Every
-range, split or prefix of the order therefore holds each package in proportion. Reading takes about 0.5 CPU
-seconds per MB.
+range, split or prefix of the order therefore contains each package in proportion to its number of files.
+Reading takes about 0.5 CPU seconds per MB.
 """
 
 import ast
@@ -28,12 +28,12 @@ DISTRIBUTIONS = """
 deepspeed huggingface-hub ipython ipywidgets jinja2 jupyter-client jupyter-server jupyterlab matplotlib
 nbconvert networkx numpy papermill psutil pydantic sympy tensorboard torch tornado tqdm traitlets werkzeug
 """.split()  # noqa: SIM905 (read best as words)
-# {distribution: import} of packages in nbtrain's dependency tree with much English in their docstrings;
-# sorted.
+# {distribution: import name}, sorted, of packages among nbtrain's dependencies whose docstrings hold much
+# English text.
 PACKAGES = {name: name.replace("-", "_") for name in DISTRIBUTIONS} | {"ipython": "IPython"}
 STANDARD_LIBRARY = "standard library"
 TOPICS = "pydoc_data.topics"
-# Tests hold little prose, and not every installation has them.
+# Names of folders to skip. Tests contain little prose, for example, and not every installation has them.
 LEFT_OUT = {"test", "tests", "site-packages", "dist-packages", "lib2to3", "idlelib", "_vendor", "__pycache__"}
 ABSENT = "absent"
 
@@ -42,7 +42,7 @@ Entries = list[tuple[str, Callable[[], list[str]]]]
 
 
 class Unit(NamedTuple):
-    """One step of the order: the docstrings of a file, or a help topic."""
+    """An entry of the mixed order: the docstrings of a file, or a help topic."""
 
     place: float
     package: str
@@ -57,10 +57,10 @@ class PythonDocsReader(SourceReader):
     is_extracted = True
 
     def accepts_drift(self, then: dict[str, Any], now: dict[str, Any]) -> bool:
-        return True  # an upgraded package does not make the dataset that was built before unusable
+        return True  # a dataset stays usable when a package is upgraded later
 
     def parts(self) -> Iterator[SourcePart]:
-        # Duplicates and the cap are decided over the whole source, so it is one part.
+        # Duplicates and max_bytes apply to the whole source, so it is one part.
         yield SourcePart("python-docs", size_bytes=self.config.max_bytes)
 
     def read(self, part: SourcePart, tally: Tally) -> Iterator[str]:
@@ -99,7 +99,7 @@ class PythonDocsReader(SourceReader):
         try:
             return list(docstrings(path.read_bytes()))
         except (SyntaxError, ValueError, RecursionError):
-            # Template files and files for another Python version are expected; they are counted.
+            # Template files and files for other Python versions cannot be parsed; count them and continue.
             tally.dropped["unparsable_file"] += 1
             return []
 
@@ -127,8 +127,8 @@ def docstrings(source: bytes) -> Iterator[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes in other people's files
         collecting = gc.isenabled()
-        # A syntax tree has a hundred thousand objects and no cycle: the garbage collector would triple the
-        # time.
+        # A syntax tree has a hundred thousand objects and no cycles. With the garbage collector on, parsing
+        # takes three times as long.
         gc.disable()
         try:
             tree = ast.parse(source)
@@ -192,7 +192,7 @@ def _version(distribution: str) -> str:
 
 def _licence(distribution: str) -> str:
     entry = metadata.metadata(distribution)
-    # Three generations of metadata store the licence in three places.
+    # Depending on the metadata version, the licence is in one of three fields.
     for field in ("License-Expression", "License"):
         if field in entry and entry[field].strip():
             return entry[field].strip().split("\n")[0]

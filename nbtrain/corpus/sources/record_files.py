@@ -1,6 +1,6 @@
-"""Files of objects: JSON (lines or one array, possibly compressed) and Parquet.
+"""Reads files of objects: JSON (lines or one array, possibly compressed) and Parquet.
 
-They serve the sources that read several keys of a record: fine-tuning examples and token ids.
+This is the base of the sources that read several keys of a record: fine-tuning examples and token ids.
 """
 
 import io
@@ -22,8 +22,9 @@ from nbtrain.corpus.sources.parquet import OpenParquet, is_parquet
 
 
 class Row(NamedTuple):
-    """One object of a file. `number` counts lines, elements or rows from 1; tally.add_broken() needs path and
-    number.
+    """One object of a file, with its location for tally.add_broken().
+
+    `number` is the number of its line, array element or table row, counted from 1.
     """
 
     path: str
@@ -32,12 +33,12 @@ class Row(NamedTuple):
 
 
 class RecordFileReader(FileReader):
-    """Reads objects. A subclass defines `kind` and `read`, which uses `rows`."""
+    """Base class for readers of objects. A subclass defines `kind`, and a read() that uses rows()."""
 
     suffixes = (*RECORDS, *COLUMNS)
 
     def required_columns(self) -> dict[str, str]:
-        """Return the columns that a .parquet file must have, each with the setting that names it."""
+        """Return the columns that a .parquet file must have, as {column: the setting that names it}."""
         return {}
 
     def is_read(self, column: str) -> bool:
@@ -45,8 +46,9 @@ class RecordFileReader(FileReader):
         return True
 
     def columns(self, file: OpenParquet) -> list[str]:
-        """Return the columns of a .parquet file to read. Raises DataError if a required one is missing or
-        occurs twice.
+        """Return the columns of a .parquet file to read.
+
+        Raises DataError if a required column is missing, or if a column to read occurs twice.
         """
         where, required = f"{self.where}: {display(file.path)}", self.required_columns()
         check_columns(file.schema, required, where, self.kind)
@@ -55,7 +57,7 @@ class RecordFileReader(FileReader):
         return wanted
 
     def table_rows(self, batch: Any) -> Iterator[dict[str, Any] | str]:
-        """Yield the rows of a record batch as dicts; a broken row is a description of the problem instead."""
+        """Yield the rows of a record batch as dicts; for a broken row, yield a description of the problem."""
         try:
             rows = batch.to_pylist()
         except (ValueError, OverflowError):
@@ -139,8 +141,8 @@ class NotUtf8(bytes):
 def values_of(column: Any) -> list[Any]:
     """Return the values of a pyarrow.Array; strings that are not UTF-8 become NotUtf8.
 
-    A value that Python has no type for (a date after 9999, half a microsecond) remains a pyarrow.Scalar. Most
-    such columns are never read; a reader that reads one reports that it is not text or a list.
+    A value that no Python type can hold (a date after 9999, half a microsecond) stays a pyarrow.Scalar. Most
+    such columns are never read; a reader that does read one reports that the value is not text or a list.
     """
     try:
         return column.to_pylist()

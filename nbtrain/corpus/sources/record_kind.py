@@ -1,7 +1,6 @@
-"""Chooses the kind of source for some records by their keys and the values of those keys.
+"""Chooses the kind of source that reads some records, from their keys and the values of those keys.
 
-It knows the formats in shapes.py and two more: the message trees of OpenAssistant, and text under any other
-key.
+Recognizes the formats in shapes.py, OpenAssistant's message trees, and text under any other key.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,17 +18,17 @@ from nbtrain.corpus.sources.shapes import SHAPES, Shape
 
 LOOKED_AT_RECORDS = 200
 
-# Keys whose text belongs to the prompt: a pair with one of them is more than a prompt and a completion.
+# Keys of further text in a prompt: a record with one of them is more than a prompt and a completion.
 FURTHER = ("context", "input", "history", "system", "system_prompt")
-# Least share of the records that have a key, and that hold the expected kind of value under it.
+# Minimum share of the records that must hold the expected kind of value under a key.
 USUAL_SHARE = 0.9
 
 
 def source_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the source settings that read some records: "kind", and keys that differ from the kind's
-    defaults.
+    """Return the settings of a source that reads the records; None if no kind of source fits.
 
-    The kind of plain text is "jsonl", whatever file the records are from. None if no kind fits.
+    The settings are "kind", and the keys that differ from the defaults of that kind. For plain text, the kind
+    is "jsonl" whatever file the records come from.
     """
     if not records:
         return None
@@ -43,9 +42,10 @@ def source_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 
 def _fits(records: Sequence[Mapping[str, Any]], shape: Shape) -> bool:
-    """Return whether most records have the expected kind of value under each key, and some a filled one.
+    """Return whether the records match a shape.
 
-    Keys of a loose shape must hold the longest texts, because other records have such names by chance.
+    Most records must have the expected kind of value under each key, and some records a non-empty one. The
+    keys of a loose shape must hold the longest texts, because unrelated records may use the same names.
     """
     if shape.is_loose:
         questions = ("prompt", *OTHER_PROMPT_NAMES) if shape.kind == "preference" else ()
@@ -58,8 +58,9 @@ def _fits(records: Sequence[Mapping[str, Any]], shape: Shape) -> bool:
 
 
 def _has_more(records: Sequence[Mapping[str, Any]], shape: Shape) -> bool:
-    """Return whether the records hold more than a prompt and its completion. Such a pair may be one by
-    chance.
+    """Return whether the records hold further text besides a prompt and its completion.
+
+    If they do, their keys may match a prompt-completion shape only by chance.
     """
     if shape.kind != "prompt-completion":
         return False
@@ -115,7 +116,7 @@ def _share(records: Sequence[Mapping[str, Any]], key: str, holds: Any) -> float:
 
 
 def _are_messages_of_trees(records: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether each record is a message of OpenAssistant's trees; a tree's first has no parent."""
+    """Return whether the records are messages of OpenAssistant trees; parent_id may be null, as in a root."""
     return all(_share(records, key, lambda value: True) >= USUAL_SHARE for key in ("message_id", "parent_id"))
 
 
@@ -147,4 +148,4 @@ EXPECTED: dict[str, Callable[[Any], bool]] = {
     "tokens": _is_ids,
     "jsonl": _is_text,
 }
-"""Whether a value under a key of a shape is one that its kind reads, or explains if it does not."""
+"""Test of a value for each kind of source: whether the kind reads it, or reports what is wrong with it."""

@@ -1,5 +1,7 @@
-"""Lists the formats of records that a kind of source reads, by their keys; way_forward() recognizes one, as
-advice in error messages. record_kind.py chooses a source for a file by the same list.
+"""Lists known record formats: the keys of the records, and the kind of source that reads them.
+
+way_forward() recognizes a format to give advice in error messages. record_kind.py uses the same list to
+choose a source for a file.
 """
 
 from collections.abc import Mapping
@@ -12,25 +14,23 @@ from nbtrain.corpus.sources.keys import MESSAGES_NAMES, holds_value, letters_of
 
 @dataclass(frozen=True)
 class Shape:
-    """A format of records: a kind of source and the keys that its records must have."""
+    """A record format: the kind of source that reads it, and the keys that each record must have."""
 
     kind: str
     keys: tuple[str, ...]
     settings: Mapping[str, str] = field(default_factory=dict)
     """Settings of the source that differ from their defaults."""
     optional: Mapping[str, str] = field(default_factory=dict)
-    """Further settings, which apply if the record has the key."""
+    """Additional settings as {setting: key}, each applied only if the record has the key."""
     is_loose: bool = False
-    """Whether the keys name other things too, such as where a text is from."""
+    """Whether the keys commonly mean other things too: "source" may name where a text comes from."""
 
     def fits(self, record: Mapping[str, Any]) -> bool:
         """Return whether a record has a value under each of the keys."""
         return all(holds_value(record.get(key)) for key in self.keys)
 
     def advice(self, record: Mapping[str, Any], kind: str) -> str:
-        """Return advice for a source of `kind` that met such a record; "" if no setting would have to
-        change.
-        """
+        """Return advice for a source of `kind` that found such a record; "" if its settings already fit."""
         optional = {name: key for name, key in self.optional.items() if key in record}
         lines = ", ".join(f"{name}: {key}" for name, key in {**self.settings, **optional}.items())
         if self.kind == kind:
@@ -53,7 +53,7 @@ def _alpaca(answer: str) -> Shape:
     return Shape("alpaca", ("instruction", answer), {"output_key": answer}, {"input_key": "context"})
 
 
-# In the order in which record_kind.py tries them: of records that hold several of them, the first is read.
+# In the order in which record_kind.py tries them: if records match several shapes, the first match is used.
 SHAPES = (
     *(Shape("chat", (key,)) for key in MESSAGES_NAMES),
     Shape("preference", ("chosen", "rejected")),
@@ -99,7 +99,7 @@ SHAPES = (
     *(replace(_pair(*keys), is_loose=True) for keys in (("inputs", "targets"), ("source", "target"))),
     *(Shape("tokens", (key,), {"input_ids_key": key}, {}, key == "ids") for key in ("token_ids", "ids")),
 )
-# Settings that name the keys of a kind.
+# {kind: {default key: the setting that names another key instead}}
 SETTINGS = {
     "alpaca": {"instruction": "instruction_key", "output": "output_key", "input": "input_key"},
     "prompt-completion": {"prompt": "prompt_key", "completion": "completion_key"},
@@ -111,22 +111,18 @@ SETTINGS = {
 
 
 def way_forward(record: Mapping[str, Any], kind: str) -> str:
-    """Return advice on a record that a source of `kind` cannot read, as "; ..."; "" if no shape fits the
-    record.
-    """
+    """Return advice on a record that a source of `kind` cannot read, as "; ..."; "" if no shape matches."""
     own = "jsonl" if kind in TEXT_KINDS else kind
     fitting = [shape for shape in SHAPES if shape.fits(record)]
     for shape in sorted(fitting, key=lambda shape: shape.kind != own):
         if advice := shape.advice(record, own):
             is_folder = kind == "hf-dataset" and shape.kind != own
-            return f"; {advice}{', from the .parquet that its to_parquet writes' if is_folder else ''}"
+            return f"; {advice}{', after exporting the dataset with to_parquet()' if is_folder else ''}"
     return "" if fitting else _other_spelling(record, own)
 
 
 def _other_spelling(record: Mapping[str, Any], own: str) -> str:
-    """Return way_forward() for a record whose keys are spelled differently from a known shape's, such as
-    Instruction.
-    """
+    """Return advice as way_forward() does, for keys in another spelling than the shape's ("Instruction")."""
     names = {letters_of(name): name for name, value in record.items() if holds_value(value)}
     fitting = [shape for shape in SHAPES if all(letters_of(key) in names for key in shape.keys)]
     for shape in sorted(fitting, key=lambda shape: shape.kind != own):

@@ -1,7 +1,7 @@
-"""Finds mistakes in data.sources by a look at the first records, before any file is read completely.
+"""Finds mistakes in data.sources from the first records, before any file is read completely.
 
-no such file or folder        reported, unless the dataset exists already
-no record has the key         the kind of source that reads the records, as a line for the YAML
+the file or folder is missing       reports the full path
+no record has the text key          suggests the source entry that would read the records
 """
 
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ from nbtrain.corpus.sources.base import open_source
 from nbtrain.corpus.sources.record_kind import first_records, source_of
 
 PLAIN = ("jsonl", "parquet")
-"""Kinds whose records have one key of text."""
+"""Kinds of source that read the text under one key of each record."""
 
 
 def source_problems(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Yield (the problem with a source, the fix) for the sources of a run."""
+    """Yield (problem, fix) for each source of a run in which a mistake is found."""
     for number, source in enumerate(config.data.sources):
         path = getattr(source, "path", None)
         if path is None:
@@ -36,16 +36,17 @@ def source_problems(config: RunConfig) -> Iterator[tuple[str, str]]:
             named = "" if place == path else f" ({place})"
             yield (
                 f"{where}: no such file or folder{named}.",
-                "Put it there, or correct the path: it is relative to the workspace.",
+                "Create it, or correct the path. Relative paths start at the workspace.",
             )
         elif source.kind in PLAIN and (fitting := fitting_source(source)):
             yield f"{where}: {fitting[0]}", fitting[1]
 
 
 def fitting_source(source: Any) -> tuple[str, str] | None:
-    """Return (the keys that the records have instead of the text key, the source entry that would read them).
+    """Return (problem, fix) if none of the first records has the text key.
 
-    None if the text key is there, or if the files cannot be read: their reader reports why.
+    The fix is a source entry that reads the records, if there is one. Returns None if a record has the text
+    key, or if the files cannot be read; their reader reports why.
     """
     try:
         reader: Any = open_source(source)
@@ -55,13 +56,13 @@ def fitting_source(source: Any) -> tuple[str, str] | None:
         return None
     if not records or any(source.text_key in record for record in records):
         return None
-    keys = keys_of(records[0])
-    found = f"no record of {display(path)} has the key {source.text_key!r}; the records have {keys}."
+    keys = f"the keys {keys_of(records[0])}" if records[0] else "no keys"
+    found = f"no record in {display(path)} has the key {source.text_key!r}; the first record has {keys}."
     fitting = source_of(records)
     if fitting is None:
-        return found, "Set text_key to the one that holds the text."
+        return found, "Set text_key to the key that holds the text."
     if fitting["kind"] == "jsonl":
         fitting["kind"] = source.kind
     entry = {"kind": fitting.pop("kind"), "path": source.path, **fitting}
     packing = " with data.packing: best_fit" if entry["kind"] not in (*PLAIN, "tokens") else ""
-    return found, f"The source that reads them is {spelled(entry)}{packing}."
+    return found, f"To read these records, use the source {spelled(entry)}{packing}."

@@ -1,7 +1,7 @@
-"""Templates of fine-tuning text, split at their fields once; braces that do not form a field are text.
+"""Templates for fine-tuning text, in which braces around anything but a known field name are plain text.
 
-Values are inserted as they are: they may contain braces, and cannot reach attributes or indexes as in
-str.format.
+Values are inserted verbatim, so they may contain braces. Unlike in str.format, a field cannot access
+attributes or indexes.
 """
 
 import re
@@ -25,7 +25,7 @@ class Template:
     """Text with fields, e.g. Template("<|{role}|>\\n{content}\\n", ("role", "content"))."""
 
     def __init__(self, text: str, fields: tuple[str, ...]):
-        # A group in the pattern keeps the fields: text, field, text, field, ..., text.
+        # The group in the pattern makes re.split keep the fields: text, field, text, field, ..., text.
         pieces = re.split(r"\{(" + "|".join(map(re.escape, fields)) + r")\}", text)
         self._texts, self._fields = pieces[::2], pieces[1::2]
 
@@ -36,7 +36,7 @@ class Template:
 
     @property
     def parts(self) -> list[tuple[str, bool]]:
-        """Return the template in pieces: (text or field name, whether it is a field), in order."""
+        """Return the template's segments in order, each as (text or field name, whether it is a field)."""
         texts = [(text, False) for text in self._texts]
         fields = [(name, True) for name in self._fields]
         return [part for pair in zip_longest(texts, fields) for part in pair if part is not None]

@@ -1,4 +1,4 @@
-"""Plain text: each file is one document, or is split at separator lines, or by size."""
+"""Reads plain text: each file is one document, or is split into documents at separator lines or by size."""
 
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
@@ -14,10 +14,10 @@ LOOKED_AT_BYTES = 16 << 20
 
 
 class TextReader(files.FileReader):
-    """Reads UTF-8 .txt and .md files, also compressed ones. A file is streamed if it is split, otherwise read
-    whole.
+    """Reads UTF-8 .txt and .md files, compressed or not.
 
-    A document that is not UTF-8 is broken. Line ends are normalized to \n unless `newlines` is keep.
+    A file that is split into documents is streamed; otherwise it is read as a whole. A document that is not
+    UTF-8 counts as broken. CRLF line ends become LF, unless `newlines` is "keep".
     """
 
     kind = "text"
@@ -72,15 +72,18 @@ class TextReader(files.FileReader):
             return None
         count = counted(len(self.files()), "file")
         met = self._inside(separator)
-        inside = f" {met} contains it in a longer line, but a separator must be a whole line." if met else ""
+        inside = (
+            f" {met} contains it within a longer line, but a separator must be a whole line." if met else ""
+        )
         return (
-            f"no line of the source ({count}) is document_separator = {self.config.document_separator!r}: "
-            f"each file is one document.{inside}"
+            f"no line of the source ({count}) equals document_separator = "
+            f"{self.config.document_separator!r}, so each file is one document.{inside}"
         )
 
     def _inside(self, separator: bytes) -> str | None:
-        """Return the first place, as file:line, where the separator occurs inside a line of the first
-        LOOKED_AT_BYTES.
+        """Return "file:line" of the first line that contains the separator; None if no line contains it.
+
+        Searches only the first LOOKED_AT_BYTES of the source.
         """
         left = LOOKED_AT_BYTES
         for path in self.files():
@@ -105,10 +108,10 @@ class TextReader(files.FileReader):
 
 
 def _of_size(lines: Iterable[bytes], num_bytes: int) -> Iterator[tuple[int, int, bytes]]:
-    """Yield documents of about `num_bytes` in the form of _documents; each ends at an empty line if possible.
+    """Yield documents of about `num_bytes`, as _documents() does, each ending at an empty line if possible.
 
-    Without an empty line, a document ends at a line end before it has twice as many bytes. A longer line is
-    cut after a space or a full stop, or at least between two characters.
+    Without an empty line, a document ends at the last line end before it would exceed twice that size. A line
+    that is longer by itself is cut after a space or full stop, or at least between two characters.
     """
     first, number, size = 1, 0, 0
     begun: list[bytes] = []
@@ -131,8 +134,10 @@ def _of_size(lines: Iterable[bytes], num_bytes: int) -> Iterator[tuple[int, int,
 
 
 def _end_of_sentence(line: bytes, num_bytes: int) -> int:
-    """Return where to cut a long line: after a space or full stop in the second half of its first
-    `num_bytes`.
+    """Return the byte offset at which to cut a long line.
+
+    Prefers the last space, then the last ideographic full stop, in the second half of the first `num_bytes`.
+    Otherwise the cut is between two characters.
     """
     half = num_bytes // 2
     for mark in (b" ", "\u3002".encode()):
@@ -146,7 +151,7 @@ def _end_of_sentence(line: bytes, num_bytes: int) -> int:
 
 
 def _documents(lines: Iterable[bytes], separator: bytes, tally: Tally) -> Iterator[tuple[int, int, bytes]]:
-    """Yield (number of its first line, number of lines read so far, bytes) for each document."""
+    """Yield (number of the first line, number of lines read so far, content) for each document."""
     first, number = 1, 0
     begun: list[bytes] = []
     for number, line in enumerate(lines, start=1):

@@ -1,13 +1,13 @@
-"""Documents that are already token ids, with the loss masks that other programs store next to them.
+"""Reads documents that are already token ids, with the loss masks that other programs store next to them.
 
     labels           aligned with the tokens: the token's id, or -100 outside the loss (as in Hugging Face)
-    loss_mask, ...   1 for each token in the loss; several masks and labels must agree on each token
-    prompt_length    this many tokens at the beginning are outside the loss
+    loss_mask, ...   1 for each token in the loss
+    prompt_length    number of tokens at the beginning that are outside the loss
     attention_mask   0 for padding at either end, which is dropped
     seq_lens, ...    boundaries of the documents in a packed record, which is split there
 
-A record is broken if its labels have other values (usually because they are shifted by one token), or if no
-token is in the loss.
+A token is in the loss if all labels and masks of its record include it. A record counts as broken if a label
+has any other value (usually because labels are shifted by one token), or if no token is in the loss.
 """
 
 from collections.abc import Iterator
@@ -39,12 +39,12 @@ from nbtrain.corpus.sources.record_files import RecordFileReader, values_of
 from nbtrain.corpus.sources.shapes import way_forward
 
 IGNORED_LABEL = -100
-# The largest id that fits the widest dtype of a .bin (int32).
+# The largest id that fits the widest dtype of a .bin file (int32).
 LARGEST_ID = 2**31 - 1
 
 
 class TokensReader(RecordFileReader):
-    """Reads lists of ids in .jsonl (also compressed), .json arrays and .parquet. Empty lists are dropped."""
+    """Reads lists of token ids from .jsonl and .json (also compressed) and .parquet; drops empty lists."""
 
     kind = "tokens"
 
@@ -66,7 +66,7 @@ class TokensReader(RecordFileReader):
         import pyarrow.types as types
 
         wanted = super().columns(file)
-        # A column without a rule is read if it may say which tokens are trained on.
+        # A column without a rule is read if it may specify which tokens are in the loss.
         for field in file.schema:
             kinds = (types.is_list, types.is_large_list, types.is_fixed_size_list)
             is_list = any(is_kind(field.type) for is_kind in kinds)
@@ -77,9 +77,7 @@ class TokensReader(RecordFileReader):
         return wanted
 
     def _doubt(self, key: str, value: Any, length: int) -> KeyRule | None:
-        """Return the rule for an unknown key that may say which tokens are trained on; None for other
-        keys.
-        """
+        """Return the rule for an unknown key that may specify which tokens are in the loss, else None."""
         if self.keys.has_rule(key):
             return None
         if looks_like_length(key) and not isinstance(value, bool) and isinstance(value, int | np.integer):
@@ -90,8 +88,9 @@ class TokensReader(RecordFileReader):
         return None
 
     def bears_mask(self) -> bool:
-        """Return whether `labels_key` is set or the first record has masks; later records may not add
-        masks.
+        """Return whether `labels_key` is set or the first record has a mask.
+
+        If this is False, no later record may have a mask.
         """
         if self.config.labels_key is not None:
             return True
@@ -131,7 +130,9 @@ class TokensReader(RecordFileReader):
         ids = _integers(record, config.input_ids_key, self.kind)
         if len(ids) and (ids.min() < 0 or ids.max() > LARGEST_ID):
             outside = int(ids.min() if ids.min() < 0 else ids.max())
-            raise ValueError(f"{config.input_ids_key!r} holds {outside}; ids are 0 to {LARGEST_ID:,}")
+            raise ValueError(
+                f"{config.input_ids_key!r} contains {outside}; token ids must be from 0 to {LARGEST_ID:,}"
+            )
         held = {key for key, value in record.items() if holds_value(value)}
         masks: list[np.ndarray] = []
         labels_key = config.labels_key or LABELS
@@ -149,7 +150,7 @@ class TokensReader(RecordFileReader):
         learnt = np.logical_and.reduce(masks) if masks else None
         if learnt is not None and len(learnt) and not learnt.any():
             if len(read) == 2 and read[1] == labels_key:
-                raise ValueError(f"{labels_key!r} is {IGNORED_LABEL} throughout: no token is in the loss")
+                raise ValueError(f"every entry of {labels_key!r} is {IGNORED_LABEL}: no token is in the loss")
             raise ValueError(f"{', '.join(map(repr, read[1:]))}: no token is in the loss")
         bounds = np.array([0, len(ids)])
         for key in self.keys.readable(DOCUMENT_PLACES):
@@ -163,8 +164,8 @@ class TokensReader(RecordFileReader):
             inner = np.flatnonzero(kept)
             if len(inner) and not kept[inner[0] : inner[-1] + 1].all():
                 raise ValueError(
-                    "'attention_mask' is 0 between tokens, not at the ends only: attention masks between "
-                    "tokens are not supported. For packed documents, add seq_lens"
+                    "'attention_mask' is 0 between tokens; only zeros for padding at either end are "
+                    "supported. For packed documents, add seq_lens"
                 )
         self.keys.note_unread(record, read, notes)
         for key in held.difference(read):
@@ -202,7 +203,7 @@ def _lists(column: Any) -> list[Any]:
 def _integers(record: dict[str, Any], key: str, kind: str = "") -> np.ndarray:
     """Return the list of integers under a key as an array [n]. Raises ValueError if there is no such list.
 
-    For the source's `kind`, the message adds another way to read the record.
+    If `kind` (the kind of the source) is given, the message suggests another way to read the record.
     """
     if key not in record:
         forward = way_forward(record, kind) if kind else ""
@@ -223,7 +224,7 @@ def _integers(record: dict[str, Any], key: str, kind: str = "") -> np.ndarray:
 
 
 def _labelled(ids: np.ndarray, labels: np.ndarray, ids_key: str, labels_key: str) -> np.ndarray:
-    """Return bool [n]: which tokens have a label. Raises ValueError if a label is not the id of its token."""
+    """Return which tokens have a label, bool [n]. Raises ValueError if a label is not the id of its token."""
     if len(labels) != len(ids):
         raise ValueError(f"{labels_key!r} has {len(labels):,} entries, {ids_key!r} has {len(ids):,}")
     learnt = labels != IGNORED_LABEL
@@ -231,14 +232,15 @@ def _labelled(ids: np.ndarray, labels: np.ndarray, ids_key: str, labels_key: str
         at = int(other[0])
         raise ValueError(
             f"{labels_key}[{at}] = {labels[at]} is neither {IGNORED_LABEL} nor {ids_key}[{at}] = {ids[at]}; "
-            "labels must be aligned with their own tokens, not shifted"
+            "labels must be aligned with the tokens, not shifted by one"
         )
     return learnt
 
 
 def _zeros_and_ones(record: dict[str, Any], key: str, length: int) -> np.ndarray:
-    """Return the mask under a key, bool [length]. Raises ValueError if it is not a list of `length` zeros and
-    ones.
+    """Return the mask under a key, bool [length].
+
+    Raises ValueError if the value is not a list of `length` zeros and ones.
     """
     values = record[key]
     try:
@@ -252,21 +254,22 @@ def _zeros_and_ones(record: dict[str, Any], key: str, length: int) -> np.ndarray
     if (other := np.flatnonzero((array != 0) & (array != 1))).size:
         at = int(other[0])
         raise ValueError(
-            f"{key}[{at}] = {array[at]} is neither 0 nor 1; other weights and document numbers of packed "
-            f"records are not supported"
+            f"{key}[{at}] = {array[at]} is neither 0 nor 1; masks that hold other weights, or the document "
+            f"numbers of packed records, are not supported"
         )
     return array != 0
 
 
 def _prompt_length(value: Any, key: str, length: int) -> int:
     if isinstance(value, bool | float) or not isinstance(value, int | np.integer) or not 0 <= value <= length:
-        raise ValueError(f"{key!r} = {value!r} is not a number of tokens from 0 to {length:,}")
+        raise ValueError(f"{key!r} = {value!r} must be a number of tokens from 0 to {length:,}")
     return int(value)
 
 
 def _document_bounds(values: np.ndarray, key: str, length: int) -> np.ndarray:
-    """Return the bounds of a packed record's documents, int64 [documents + 1]. Raises ValueError if they do
-    not fit.
+    """Return the bounds of a packed record's documents, int64 [documents + 1].
+
+    Raises ValueError if they do not match the number of ids.
     """
     if key == "position_ids":
         if len(values) != length:
@@ -279,6 +282,7 @@ def _document_bounds(values: np.ndarray, key: str, length: int) -> np.ndarray:
         return np.append(starts, length)
     bounds = np.concatenate([[0], np.cumsum(values)]) if key in DOCUMENT_LENGTHS else values
     if not len(bounds) or bounds[0] != 0 or bounds[-1] != length or (np.diff(bounds) < 0).any():
-        rule = "lengths that sum up to" if key in DOCUMENT_LENGTHS else "positions that rise from 0 to"
-        raise ValueError(f"{key!r} does not hold {rule} the {length:,} ids")
+        if key in DOCUMENT_LENGTHS:
+            raise ValueError(f"the lengths in {key!r} must add up to the number of ids, {length:,}")
+        raise ValueError(f"the positions in {key!r} must ascend from 0 to the number of ids, {length:,}")
     return bounds

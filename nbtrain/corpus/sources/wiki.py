@@ -1,10 +1,11 @@
-"""A Wikipedia dump: its articles as plain text, title first.
+"""Reads the articles of a Wikipedia dump as plain text, title first.
 
     title, an empty line, text        one document per article (wiki/article/walker.py lists what it keeps)
 
-Redirects, other namespaces and pages that are not wikitext are dropped by rule, and pages without a word as
-empty. A multistream .bz2 file and an .xml file are read in parallel. A .bz2 file with a single stream,
-UTF-16, and max_articles require reading in order, and workers then only convert wikitext to text.
+Redirects, pages in other namespaces and pages that are not wikitext are dropped by rule, and pages without a
+word are dropped as empty. Multistream .bz2 files and .xml files are read in parallel. A single-stream .bz2
+file, a UTF-16 file or a source with max_articles must be read in order; workers then only convert wikitext
+to text.
 """
 
 from collections.abc import Iterator
@@ -28,12 +29,13 @@ from nbtrain.corpus.wiki.templates.call import Wiki
 if TYPE_CHECKING:
     from nbtrain.corpus.http import Downloaded
 
-# Increased when the same dump produces another text: dumps are then extracted again, datasets stay unchanged.
+# Version of the conversion to text, increased when the same dump yields different text. Dumps are then
+# extracted again, but existing datasets stay valid.
 EXTRACTION = 4
 OLDER_REVISION = "older_revision"
 
 FILE_BYTES, COMPRESSED_BYTES = 16 << 20, 4 << 20
-"""Bytes of a part, for a plain and for a compressed file: some 1,000 to 2,000 articles."""
+"""Bytes per part of a plain and of a compressed file. A part has about 1,000 to 2,000 articles."""
 PIECE_BYTES = 8 << 20
 
 
@@ -82,7 +84,7 @@ class WikiReader(SourceReader):
                 continue
             try:
                 text = walker.text(page.text, page.title)
-            except Exception as error:  # whatever the markup of one page does, the others are read
+            except Exception as error:  # no markup of one page may prevent reading the other pages
                 what = f"page {page.title!r}: its wikitext cannot be read ({type(error).__name__}: {error})"
                 tally.add_broken(str(part.path), None, what, "broken_page")
                 continue
@@ -95,7 +97,7 @@ class WikiReader(SourceReader):
         tally.unknown_templates.update(dict(walker.unknown_templates.most_common(MOST_TEMPLATES)))
 
     def _language(self, found: dump.Dump) -> str:
-        """Return the language of a dump, which decides how its templates are read; "" if unknown."""
+        """Return the language of a dump, which determines how templates are read; "" if it is unknown."""
         if found.language:
             return found.language
         if name := found.site.get("dbname", "").removesuffix("wiki"):
@@ -109,7 +111,7 @@ class WikiReader(SourceReader):
                 yield page
 
     def _left_out(self, page: dump.Page) -> str | None:
-        """Return the rule by which a page is skipped; None if the page is kept."""
+        """Return the name of the rule by which a page is skipped; None if the page is kept."""
         if page.namespace not in self.config.namespaces:
             return "other_namespace"
         if page.is_redirect:
@@ -119,9 +121,7 @@ class WikiReader(SourceReader):
         return None
 
     def _first_articles(self, xml: bytes, kept: int) -> tuple[bytes, int]:
-        """Return (`xml` up to the article at which max_articles is reached, the number of articles so
-        far).
-        """
+        """Return (`xml` up to the article that reaches max_articles, number of articles so far)."""
         for page, end in dump.pages(xml):
             if isinstance(page, dump.Page) and self._left_out(page) is None:
                 kept += 1
@@ -138,7 +138,8 @@ class WikiReader(SourceReader):
                     f"paths start at the workspace; remove path to download a dump."
                 )
             return path
-        from nbtrain.corpus.wiki import download  # its HTTP client takes longer to import than all else here
+        # Imported here, because its HTTP client takes longer to import than everything else in this module.
+        from nbtrain.corpus.wiki import download
 
         return download.folder() / self._downloaded().file
 
@@ -149,8 +150,9 @@ class WikiReader(SourceReader):
         found = look(self.config.language, self.config.date, self.config.sha1)
         if found is None or self.config.sha1 not in (None, found.sha1):
             raise DataError(
-                f"{self.where}: {download.database(self.config.language)} of date {self.config.date} is not "
-                f"in {display(download.folder())}. `nbtrain data download` fetches it."
+                f"{self.where}: the {download.database(self.config.language)} dump of date "
+                f"{self.config.date} is not in {display(download.folder())}. Run `nbtrain data download` to "
+                f"download it."
             )
         return found
 
@@ -164,12 +166,14 @@ class WikiReader(SourceReader):
         config = self.config
         if config.path is not None:
             if config.sha1 is not None and download.check_sha1(self._path(), config.sha1, self.where):
-                return f"{display(self._path())}: its SHA-1 is the configured one"
+                return f"{display(self._path())}: the SHA-1 matches the configured value"
             return None
         asked = (config.language, config.date, config.mirror, config.sha1)
         found, is_new = download.download(*asked, self.where)
         path = display(download.folder() / found.file)
-        return f"{path}: from {found.url}, SHA-1 {found.sha1[:12]} as listed" if is_new else None
+        if not is_new:
+            return None
+        return f"{path}: downloaded from {found.url}; its SHA-1 {found.sha1[:12]} matches the published value"
 
     def check_dependencies(self) -> None:
         for package in ("lxml", "sentencex"):
@@ -180,7 +184,7 @@ class WikiReader(SourceReader):
             path = self._path()
             size_and_time = [path.stat().st_size, path.stat().st_mtime_ns]
             return {"files": {path.name: size_and_time}, "extraction": EXTRACTION}
-        # The dump may be removed once its text is extracted.
+        # The dump file may have been removed after its text was extracted.
         found = self._downloaded(with_file=False)
         return {"files": {found.file: found.sha1}, "extraction": EXTRACTION}
 
@@ -207,7 +211,7 @@ class WikiReader(SourceReader):
         if self.config.path is None:
             found = self._downloaded(with_file=False)
             described |= {"date": found.date, "url": found.url, "sha1": found.sha1}
-        else:  # these settings were not used
+        else:  # a dump at a given path does not use these settings
             for key in ("language", "date", "mirror"):
                 del described[key]
         described["software"] = {name: metadata.version(name) for name in ("lxml", "sentencex")}

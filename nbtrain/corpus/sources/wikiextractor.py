@@ -1,6 +1,4 @@
-"""JSON lines of wikiextractor --json: AA/wiki_00, AA/wiki_01, ..., or .bz2 files if its option -c was
-used.
-"""
+"""Reads the JSON lines that wikiextractor --json writes: AA/wiki_00, AA/wiki_01, ... (.bz2 with -c)."""
 
 from nbtrain.corpus.sources.jsonl import JsonlReader
 
@@ -9,11 +7,11 @@ class WikiextractorReader(JsonlReader):
     """Reads files named wiki_*, with any suffix."""
 
     kind = "wikiextractor"
-    # Articles without text are redirects, and pages that consist of templates.
+    # Articles without text are redirects, or pages that consist only of templates.
     drops_empty = True
 
     def is_wanted(self, name: str) -> bool:
         return name.startswith("wiki_")
 
     def wanted_files(self) -> str:
-        return "file wiki_00, wiki_01, ... as wikiextractor writes them"
+        return "file named wiki_00, wiki_01, ..., as wikiextractor writes"

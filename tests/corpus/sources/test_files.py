@@ -111,7 +111,8 @@ def test_missing_path_and_empty_folder(workspace, refusal):
     )
     (workspace / "empty").mkdir()
     assert refusal(text("empty")) == (
-        "run.yaml:7: data.sources[0]: path = 'empty': the folder holds no file with the suffix .txt or .md "
+        "run.yaml:7: data.sources[0]: path = 'empty': the folder contains no file with the suffix .txt or "
+        ".md "
         "(also compressed: .gz, .zst, .bz2, .xz)."
     )
 
@@ -238,8 +239,8 @@ def test_a_file_that_becomes_shorter(write, workspace, part_bytes):
     with pytest.raises(DataError) as caught:
         list(reader.read(parts[1], Tally()))
     assert str(caught.value) == (
-        "data.sources[0]: a.jsonl: became shorter while it was read. Make sure that no process writes to it, "
-        "and start again."
+        "data.sources[0]: a.jsonl: the file became shorter while it was read. Make sure that no process "
+        "writes to it, then run the command again."
     )
 
 
@@ -319,7 +320,7 @@ def test_a_folder_of_several_splits(write, read, refusal, held_out, other):
     split = split_of(held_out)
     assert read(jsonl("in", split=split)).records == ["held out"]
     other_split = {"test": "validation", "validation": "test"}[split]
-    assert "no file of the folder is of split" in refusal(jsonl("in", split=other_split))
+    assert "no file in the folder belongs to split" in refusal(jsonl("in", split=other_split))
 
 
 def test_a_folder_of_one_split(write, read):
@@ -338,7 +339,7 @@ def test_choosing_among_nothing(write, refusal, caplog):
     write(**{"in/a.jsonl": RECORD})
     assert refusal(jsonl("in/a.jsonl", split="train")).endswith("is a file. Remove split.")
     assert refusal(jsonl("in", exclude=["*.jsonl"])).endswith(
-        "exclude matches every file of the folder (1). Change exclude."
+        "exclude matches every file in the folder (1). Change exclude."
     )
     open_source(jsonl("in", exclude=["b*"]), "here").check_dependencies()
-    assert caplog.messages == ["here: exclude: 'b*' matches no file of the folder."]
+    assert caplog.messages == ["here: exclude: 'b*' matches no file in the folder."]

@@ -76,7 +76,9 @@ def test_splits(workspace, read, refusal):
     assert read(hf("set/test")).records == TEXTS[3:]
     where = "run.yaml:7: data.sources[0]: path = 'set': "
     assert refusal(hf("set")) == f"{where}the dataset has the splits train, test. Set split to one of them."
-    assert refusal(hf("set", split="dev")) == f"{where}no split 'dev'; the splits are train, test. Set split."
+    assert refusal(hf("set", split="dev")) == (
+        f"{where}no split 'dev'; the splits are train, test. Set split to one of them."
+    )
     (workspace / "set" / "dataset_dict.json").write_text('{"splits": ["test"]}')
     assert read(hf("set")).records == TEXTS[3:]
 
@@ -103,8 +105,8 @@ def test_folders_that_are_none(workspace, refusal):
         f"{where}path = 'gone': no such folder (gone). Relative paths start at the workspace."
     )
     assert refusal(hf("set")) == (
-        f"{where}path = 'set': not a dataset written by save_to_disk: it has neither dataset_dict.json nor "
-        "state.json. Files of other formats are read with kind: parquet or jsonl."
+        f"{where}path = 'set': not a dataset written by save_to_disk: the folder has neither "
+        "dataset_dict.json nor state.json. For files in other formats, use kind: parquet or kind: jsonl."
     )
     save(workspace / "set", table(TEXTS))
     assert refusal(hf("set", split="train")) == (
@@ -115,12 +117,13 @@ def test_folders_that_are_none(workspace, refusal):
     )
     (workspace / "set" / "data-00000-of-00001.arrow").unlink()
     assert refusal(hf("set")) == (
-        f"{where}set/state.json names 'data-00000-of-00001.arrow', which is missing. Copy the whole folder."
+        f"{where}set/state.json lists the file 'data-00000-of-00001.arrow', which is missing. Copy the whole "
+        "folder."
     )
     for content in ("{", "[" * 100_000):
         (workspace / "set" / "state.json").write_text(content)
         assert refusal(hf("set")).startswith(
-            f"{where}set/state.json: cannot be read as a record with '_data_files' ("
+            f"{where}set/state.json: the file cannot be read as a JSON object with the key '_data_files' ("
         )
     save(workspace / "none")
     assert refusal(hf("none")) == f"{where}none: the dataset has no rows."
@@ -131,7 +134,7 @@ def test_a_name_outside_the_folder(workspace, refusal):
     save(workspace / "set", table(TEXTS))
     (workspace / "set" / "state.json").write_text('{"_data_files": [{"filename": "../other.arrow"}]}')
     (workspace / "other.arrow").write_bytes(b"")
-    assert "names '../other.arrow', which is missing" in refusal(hf("set"))
+    assert "lists the file '../other.arrow', which is missing" in refusal(hf("set"))
 
 
 @pytest.mark.parametrize("size", [1, 10**6])
@@ -143,7 +146,8 @@ def test_truncated(workspace, refusal, part_bytes, size, length):
     path = workspace / "set" / "data-00000-of-00001.arrow"
     path.write_bytes(path.read_bytes()[:length])
     assert refusal(hf("set")).startswith(
-        "run.yaml:7: data.sources[0]: set/data-00000-of-00001.arrow: is damaged or not an Arrow stream: "
+        "run.yaml:7: data.sources[0]: set/data-00000-of-00001.arrow: the file is damaged or not an "
+        "Arrow stream: "
     )
 
 

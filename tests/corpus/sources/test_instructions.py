@@ -196,15 +196,15 @@ def test_what_follows_the_last_learnt_message_is_left_out(read):
         ),
         ({"messages": None}, "no key 'messages' or 'conversations' among 'messages'"),
         ({"messages": "hello"}, "'messages' is not a list but text"),
-        ({"messages": []}, "'messages' holds no message with the role assistant"),
-        (chat(("user", "Q")), "'messages' holds no message with the role assistant"),
+        ({"messages": []}, "'messages' contains no message with the role assistant"),
+        (chat(("user", "Q")), "'messages' contains no message with the role assistant"),
         ({"conversations": ["Q"]}, "conversations[0] is not an object but text"),
         ({"messages": [{"content": "x"}]}, "messages[0] has neither 'role' nor 'from' among 'content'"),
         (
             chat(("user", "Q"), ("bot", "A")),
             "messages[1].role = 'bot', which is not a known role (assistant, bard, bing, chatgpt, developer, "
             "function, function_call, gpt, human, model, observation, prompter, system, tool, user). If it "
-            "is the assistant, add to this source: roles: {bot: assistant}",
+            "means the assistant, add to this source: roles: {bot: assistant}",
         ),
         (chat((["user"], "Q")), "messages[0].role is not text but a list"),
         (
@@ -388,7 +388,7 @@ def test_broken_trees(read):
         (
             "data.jsonl",
             None,
-            "row 3: its parent_id 'q' is not among the rows of its tree; the rows of a tree must follow each "
+            "row 3: no row of its tree has the id in parent_id 'q'; the rows of a tree must follow each "
             "other: sort the file by message_tree_id",
         )
     ]

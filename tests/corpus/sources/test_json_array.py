@@ -94,10 +94,10 @@ def test_a_broken_element_costs_no_other(workspace, read):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ('[{"text": "a"}, {"text": ', "element 2 of the array does not end: the file is cut short"),
+        ('[{"text": "a"}, {"text": ', "element 2 of the array does not end: the file is truncated"),
         (
             '[{"text": "a"}, {"text": "b}]',
-            "element 2 of the array does not end: the file is cut short, or a quote",
+            "element 2 of the array does not end: the file is truncated, or a quote",
         ),
         ('[{"text": "a"}', "element 1 of the array does not end"),
         (
@@ -152,6 +152,6 @@ def test_an_object_over_several_lines_without_an_end(workspace, refusal):
     """The error about an object without an end gives its number, counted from 1."""
     (workspace / "a.json").write_text('{\n "text": "a"\n}\n{\n "text": "b')
     assert refusal(source("a.json")) == (
-        "run.yaml:7: data.sources[0]: a.json: element 2 of the file does not end: the file is cut short, or "
+        "run.yaml:7: data.sources[0]: a.json: element 2 of the file does not end: the file is truncated, or "
         "a quote or bracket is missing. Fix the file, or write one object per line."
     )

@@ -68,9 +68,8 @@ def test_utf16(workspace, refusal, part_bytes, suffix, size, encoding, mark):
     content = '\ufeff{"text": "one"}\n{"text": "two"}\n'.encode(encoding)
     (workspace / f"a.jsonl{suffix}").write_bytes(PACK[suffix](content))
     assert refusal(jsonl(f"a.jsonl{suffix}")) == (
-        f"run.yaml:7: data.sources[0]: a.jsonl{suffix}: is UTF-16 (it begins with {mark}), not UTF-8. "
-        f"Convert it, with "
-        "iconv -f UTF-16 -t UTF-8."
+        f"run.yaml:7: data.sources[0]: a.jsonl{suffix}: the file is UTF-16 (it begins with the bytes "
+        f"{mark}), not UTF-8. Convert it with iconv -f UTF-16 -t UTF-8."
     )
 
 
@@ -257,7 +256,6 @@ def test_wikiextractor_without_files(workspace, refusal):
     """The error about a folder without such files gives the expected names."""
     (workspace / "out").mkdir()
     assert refusal(WikiextractorSource(kind="wikiextractor", path="out")) == (
-        "run.yaml:7: data.sources[0]: path = 'out': the folder holds no file wiki_00, wiki_01, ... as "
-        "wikiextractor "
-        "writes them."
+        "run.yaml:7: data.sources[0]: path = 'out': the folder contains no file named wiki_00, wiki_01, "
+        "..., as wikiextractor writes."
     )

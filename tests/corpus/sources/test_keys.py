@@ -314,7 +314,7 @@ def test_without_a_template_they_are_refused():
         if kind != "chat":
             assert "'tools' holds a value" in problem_of(kind, {**record, "tools": [TOOL]})
     broken = assistant("b", tool_calls=[{"function": {"name": "f", "arguments": "{city"}}])
-    assert "messages[1].tool_calls[0].arguments is text that is not JSON" in problem_of(
+    assert "messages[1].tool_calls[0].arguments is text but not valid JSON" in problem_of(
         "chat", chat(user("a"), broken), **TEMPLATES
     )
 
@@ -468,7 +468,7 @@ def test_an_answer_in_the_prompt_has_no_loss():
         {"prompt": json.dumps(prompt), "completion": json.dumps(completion)},
     ):
         said = problem_of("prompt-completion", record)
-        assert said.endswith("are messages, not text; kind: chat reads them")
+        assert said.endswith("messages, not text; use kind: chat to read them")
         assert pieces_of("chat", record) == expected
 
 
@@ -599,7 +599,7 @@ def test_the_source_of_records_is_the_one_that_is_advised(shape):
 def test_messages_that_are_text_of_another_kind():
     """Python's repr, lists of other types and lists of different lengths break a record, with the reason."""
     assert problem_of("chat", {"messages": str(TALK)}) == (
-        "'messages' is text that is not JSON; write the messages as a list"
+        "'messages' is text but not valid JSON; store the messages as a list"
     )
     assert "different lengths" in problem_of("chat", {"messages": {"role": ["user"], "content": []}})
     part = [{"type": "image_url", "image_url": {"url": "x"}}]
@@ -668,7 +668,7 @@ def test_two_columns_of_one_name(workspace, refusal):
         (ChatSource(kind="chat", path="a.parquet"), ("messages", "messages"), "columns 1 and 2"),
     ):
         write(*names)
-        assert f"{places} are both called {names[-1]!r}" in refusal(source)
+        assert f"{places} have the same name {names[-1]!r}" in refusal(source)
     write("text", "id", "id")
     parquet = ParquetSource(kind="parquet", path="a.parquet")
     assert [*open_source(parquet).documents()] == ["a"]

@@ -101,9 +101,8 @@ def test_wrong_columns(workspace, refusal, part_bytes, size):
         "source: text_key: body."
     )
     assert refusal(parquet("a.parquet", text_key="n")) == (
-        "run.yaml:7: data.sources[0]: a.parquet: column 'n' is int64, not text; columns of text are 'body'. "
-        "Set "
-        "text_key."
+        "run.yaml:7: data.sources[0]: a.parquet: column 'n' has type int64, not text; the text columns are "
+        "'body'. Set text_key."
     )
 
 
@@ -113,7 +112,7 @@ def test_no_rows_and_no_bytes(workspace, read, refusal):
     assert read(parquet("a.parquet")).counts == {"records": 0, "broken": 0}
     (workspace / "b.parquet").write_bytes(b"")
     assert refusal(parquet("b.parquet")).startswith(
-        "run.yaml:7: data.sources[0]: b.parquet: is damaged or not a Parquet file: "
+        "run.yaml:7: data.sources[0]: b.parquet: the file is damaged or not a Parquet file: "
         "Parquet file size is 0 bytes"
     )
 
@@ -130,7 +129,7 @@ def test_cut_short_anywhere(read_parts, tmp_path_factory, size, share):
     with pytest.MonkeyPatch.context() as patch, pytest.raises(DataError) as caught:
         patch.setattr(base, "PART_BYTES", size)
         read_parts(open_source(parquet(str(path)), "here"))
-    assert str(caught.value).startswith(f"here: {path}: is damaged or not a Parquet file: ")
+    assert str(caught.value).startswith(f"here: {path}: the file is damaged or not a Parquet file: ")
     assert str(caught.value).endswith(". Copy or download it again.")
 
 
@@ -141,7 +140,7 @@ def test_damaged_page(workspace, refusal):
     content[100:300] = b"\xff" * 200
     (workspace / "a.parquet").write_bytes(content)
     assert refusal(parquet("a.parquet")).startswith(
-        "run.yaml:7: data.sources[0]: a.parquet: is damaged or not a Parquet file: "
+        "run.yaml:7: data.sources[0]: a.parquet: the file is damaged or not a Parquet file: "
     )
 
 

@@ -72,8 +72,8 @@ def test_utf_16_is_an_error(workspace, read, separator):
     with pytest.raises(DataError) as caught:
         read(text(".", document_separator=separator, max_broken_fraction=None))
     assert str(caught.value) == (
-        "run.yaml:7: data.sources[0]: b.txt: is UTF-16 (it begins with ff fe), not UTF-8. Convert it, with "
-        "iconv -f UTF-16 -t UTF-8."
+        "run.yaml:7: data.sources[0]: b.txt: the file is UTF-16 (it begins with the bytes ff fe), not UTF-8. "
+        "Convert it with iconv -f UTF-16 -t UTF-8."
     )
 
 
@@ -203,10 +203,13 @@ def test_where_a_cut_file_is_not_utf_8(workspace, read):
         (b"a\n---\nb\n", None),
         (b"a\n---\n", None),
         (b"a\nb\n", ""),
-        (b"a\nb---c\n", " in/a.txt:2 contains it in a longer line, but a separator must be a whole line."),
+        (
+            b"a\nb---c\n",
+            " in/a.txt:2 contains it within a longer line, but a separator must be a whole line.",
+        ),
         (
             b"a\nb\nc\n--- \nd",
-            " in/a.txt:4 contains it in a longer line, but a separator must be a whole line.",
+            " in/a.txt:4 contains it within a longer line, but a separator must be a whole line.",
         ),
     ],
 )
@@ -224,7 +227,7 @@ def test_a_separator_that_is_never_met(workspace, part_bytes, content, doubt, si
     assert reader.doubt(tally.separators) == (
         None
         if doubt is None
-        else "no line of the source (2 files) is document_separator = '---': each file is one document."
-        + doubt
+        else "no line of the source (2 files) equals document_separator = '---', so each file is one "
+        "document." + doubt
     )
     assert open_source(text("in"), "here").doubt(0) is None

@@ -77,18 +77,21 @@ BROKEN = {
     '{"input_ids": ["1"], "labels": [1]}': "'input_ids' is not a list of whole numbers",
     '{"input_ids": [[1], [1, 2]], "labels": [1]}': "'input_ids' is not a list of whole numbers",
     '{"input_ids": [[1, 2]], "labels": [1]}': "'input_ids' is not a list of whole numbers",
-    '{"input_ids": [1, -5], "labels": [1, 2]}': "'input_ids' holds -5; ids are 0 to 2,147,483,647",
-    '{"input_ids": [2147483648], "labels": [1]}': "'input_ids' holds 2147483648; ids are 0 to 2,147,483,647",
+    '{"input_ids": [1, -5], "labels": [1, 2]}': "'input_ids' contains -5; token ids must be from 0 to "
+    "2,147,483,647",
+    '{"input_ids": [2147483648], "labels": [1]}': "'input_ids' contains 2147483648; token ids must be from 0 "
+    "to 2,147,483,647",
     '{"input_ids": [18446744073709551615], "labels": [1]}': (
-        "'input_ids' holds 18446744073709551615; ids are 0 to 2,147,483,647"
+        "'input_ids' contains 18446744073709551615; token ids must be from 0 to 2,147,483,647"
     ),
     '{"input_ids": [1, 2]}': "no key 'labels' among 'input_ids'",
     '{"input_ids": [1, 2], "labels": [1]}': "'labels' has 1 entries, 'input_ids' has 2",
     '{"input_ids": [1, 2], "labels": [2, -100]}': (
-        "labels[0] = 2 is neither -100 nor input_ids[0] = 1; labels must be aligned with their own tokens, "
-        "not shifted"
+        "labels[0] = 2 is neither -100 nor input_ids[0] = 1; labels must be aligned with the tokens, not "
+        "shifted by one"
     ),
-    '{"input_ids": [1, 2], "labels": [-100, -100]}': "'labels' is -100 throughout: no token is in the loss",
+    '{"input_ids": [1, 2], "labels": [-100, -100]}': "every entry of 'labels' is -100: no token is in the "
+    "loss",
     "[1]": "not an object but a list; each line must hold one object, not an array",
 }
 
@@ -213,9 +216,9 @@ def test_padding_is_dropped_and_packed_records_are_cut(workspace, read):
         ({"loss_mask": [0, 1]}, "'loss_mask' has 2 entries, but the number of ids is 4"),
         ({"loss_mask": [0, 0.5, 1, 1]}, "loss_mask[1] = 0.5 is neither 0 nor 1"),
         ({"loss_mask": [0, 0, 0, 0]}, "'loss_mask': no token is in the loss"),
-        ({"prompt_length": 5}, "'prompt_length' = 5 is not a number of tokens from 0 to 4"),
+        ({"prompt_length": 5}, "'prompt_length' = 5 must be a number of tokens from 0 to 4"),
         ({"prompt_length": 4}, "'prompt_length': no token is in the loss"),
-        ({"seq_lens": [2, 3]}, "'seq_lens' does not hold lengths that sum up to the 4 ids"),
+        ({"seq_lens": [2, 3]}, "the lengths in 'seq_lens' must add up to the number of ids, 4"),
         ({"position_ids": [0, 2, 3, 4]}, "'position_ids' does not count up from 0 in each document"),
         (
             {"special_tokens_mask": [1, 0, 0, 1]},

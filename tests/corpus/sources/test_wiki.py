@@ -201,7 +201,8 @@ def test_missing_files(workspace):
     with pytest.raises(DataError) as caught:
         reader(language="bg").fingerprint()
     assert str(caught.value) == (
-        f"{WHERE}: bgwiki of date latest is not in data/download. `nbtrain data download` fetches it."
+        f"{WHERE}: the bgwiki dump of date latest is not in data/download. Run `nbtrain data download` to "
+        "download it."
     )
 
 
@@ -222,7 +223,7 @@ def test_a_downloaded_dump(workspace, mirror):  # noqa: F811
     source = reader(language="test", mirror=f"{mirror.address}?key=hush")
     assert source.is_downloaded
     assert source.download().startswith(
-        f"data/download/{name}: from {mirror.address}/testwiki/20260201/{name}?key=***, SHA-1 "
+        f"data/download/{name}: downloaded from {mirror.address}/testwiki/20260201/{name}?key=***; its SHA-1 "
     )
     assert source.download() is None
     assert len(read(source)[0]) == 15
@@ -248,7 +249,7 @@ def test_a_brought_dump(workspace):
     right = hashlib.sha1((workspace / "test.xml").read_bytes()).hexdigest()
     checked = reader(path="test.xml", sha1=right)
     assert checked.is_downloaded
-    assert checked.download() == "test.xml: its SHA-1 is the configured one"
+    assert checked.download() == "test.xml: the SHA-1 matches the configured value"
     assert checked.download() is None
     with pytest.raises(DataError, match=f"the setting sha1 is {'0' * 40}"):
         reader(path="test.xml", sha1="0" * 40).download()

@@ -112,8 +112,8 @@ def test_a_later_call_takes_it_up(mirror):
     mirror.cut_after = [120_000] + [0] * 10
     assert refusal(mirror) == (
         f"{WHERE}: {mirror.address}/testwiki/20260101/{name}: cut off after 120,000 of 300,000 bytes; 6 "
-        "tries in a row received nothing. The received bytes are kept: run it again, or set mirror to "
-        "another server."
+        "attempts in a row received no data. The bytes received before are kept: run the command again, or "
+        "set mirror to another server."
     )
     assert there() == [f"{name}.part", f"{name}.part.json"]
     mirror.cut_after, mirror.requests = [], []
@@ -165,8 +165,8 @@ def test_wrong_checksum(mirror):
     name = mirror.add_dump(CONTENT, sha1="0" * 40)
     assert refusal(mirror) == (
         f"{WHERE}: {mirror.address}/testwiki/20260101/{name}: its SHA-1 is "
-        f"{hashlib.sha1(CONTENT).hexdigest()}, but the dump's "
-        f"list says {'0' * 40}. The download was removed. Run the command again; if it fails again, set "
+        f"{hashlib.sha1(CONTENT).hexdigest()}, but the dump's list of checksums "
+        f"has {'0' * 40}. The download was removed. Run the command again; if it fails again, set "
         f"mirror to another server, or date to another dump."
     )
     assert there() == []
@@ -201,7 +201,7 @@ def test_nothing_there(mirror):
     """A 404 is an error without retries, and so is a list without a dump of articles."""
     assert refusal(mirror) == (
         f"{WHERE}: {mirror.address}/testwiki/20260101/testwiki-20260101-sha1sums.txt: HTTP 404 Not Found. "
-        f"The mirror has no such dump: set language, date or mirror."
+        f"The mirror does not have this dump: set language, date or mirror."
     )
     assert len(mirror.requests) == 1
     mirror.add_dump(CONTENT, kind="abstract")
@@ -231,7 +231,7 @@ def test_a_server_that_stays_busy(mirror, quick):
     """If all retries fail, the error has the server's last response."""
     mirror.add_dump(CONTENT)
     mirror.statuses = [503] * 6
-    assert "-sha1sums.txt: HTTP 503; 6 tries in a row received nothing." in refusal(mirror)
+    assert "-sha1sums.txt: HTTP 503; 6 attempts in a row received no data." in refusal(mirror)
     assert quick == [2.0, 4.0, 8.0, 16.0]
 
 
@@ -241,7 +241,7 @@ def test_nobody_answers(mirror):
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
     said = refusal(mirror, address=f"http://me:secret@127.0.0.1:{port}/?token=hush")
-    assert "-sha1sums.txt?token=***: Connection refused; 6 tries in a row received nothing." in said
+    assert "-sha1sums.txt?token=***: Connection refused; 6 attempts in a row received no data." in said
 
 
 def test_full_disk(mirror, monkeypatch):
@@ -252,8 +252,8 @@ def test_full_disk(mirror, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(http.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 1 << 20))
         assert refusal(mirror) == (
-            f"{WHERE}: data/download: 293.0 KiB are still to be downloaded and 256.0 MiB must stay free, but "
-            f"only 1.0 MiB are free. Free space, or set NBTRAIN_DATA to a folder on another disk."
+            f"{WHERE}: data/download: 293.0 KiB still has to be downloaded and 256.0 MiB must stay free, but "
+            f"only 1.0 MiB is free. Free up space, or set NBTRAIN_DATA to a folder on another disk."
         )
     with monkeypatch.context() as patch:
         # Fails after 40,000 bytes, as if the disk filled up meanwhile.
@@ -304,11 +304,11 @@ def test_redirects(mirror):
     path = f"/testwiki/20260101/{name}"
     mirror.redirect[path] = "file:///etc/passwd"
     assert refusal(mirror).endswith(
-        f"{name}: a redirect that is not followed: more than 5, not to http(s), or from https to http. Set "
-        f"mirror."
+        f"{name}: a redirect was not followed (more than 5 redirects, not to http(s), or from https to "
+        f"http). Set mirror to another server."
     )
     mirror.redirect[path] = path
-    assert "a redirect that is not followed" in refusal(mirror)
+    assert "a redirect was not followed" in refusal(mirror)
     mirror.files["/elsewhere"] = CONTENT
     port = mirror.server_address[1]
     mirror.redirect[path] = f"http://localhost:{port}/elsewhere"
@@ -324,7 +324,8 @@ def test_cuts_behind_a_redirect(mirror, quick):
     mirror.redirect[f"/testwiki/20260101/{name}"] = "/elsewhere.bz2"
     mirror.files["/elsewhere.bz2"] = CONTENT
     mirror.cut_after = [0] * 10
-    assert f"{name}: cut off after 0 of 300,000 bytes; 6 tries in a row received nothing." in refusal(mirror)
+    message = refusal(mirror)
+    assert f"{name}: cut off after 0 of 300,000 bytes; 6 attempts in a row received no data." in message
     assert quick == [2.0, 4.0, 8.0, 16.0]
 
 
@@ -378,8 +379,8 @@ def test_proxies_that_are_no_http_address(mirror, monkeypatch, name, proxy, show
     """A proxy that is not an HTTP address is refused, with its variable's name, before any connection."""
     monkeypatch.setenv(name, proxy)
     assert refusal(mirror, address="https://dumps.example") == (
-        f"{WHERE}: {name} = {shown!r}: a proxy's address begins with http:// or https:// and names a host, "
-        f"and a port of at most 65535 if any. Correct {name}, or add dumps.example to NO_PROXY."
+        f"{WHERE}: {name} = {shown!r}: a proxy's address must begin with http:// or https:// and contain a "
+        f"host; a port is optional and at most 65535. Correct {name}, or add dumps.example to NO_PROXY."
     )
 
 

@@ -148,7 +148,7 @@ def test_the_example_run_is_prepared(workspace, repository):
     with pytest.raises(DataError) as refused:
         prepare(config)
     assert str(refused.value).endswith(
-        "tokenizer.name = python-docs-1k: data/tokenizer/python-docs-1k is not there, and the weights of "
+        "tokenizer.name = python-docs-1k: data/tokenizer/python-docs-1k does not exist, but the weights from "
         "init_from (gpt-tiny) are only valid for the ids of their own tokenizer. Prepare the data of the run "
         "that they come from first, or set tokenizer.path to their tokenizer."
     )

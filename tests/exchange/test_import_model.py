@@ -244,7 +244,7 @@ BAD = {
     "ids that are not numbers": (
         lambda folder: (folder / "tokenizer.json").write_text('{"model": {"vocab": {"a": "x"}}}'),
         DataError,
-        "models/small/tokenizer.json: the id of 'a' is \"x\"; an id is a whole number of at least 0. Copy or",
+        "models/small/tokenizer.json: the id of 'a' is \"x\"; an id must be a whole number of at least 0. ",
     ),
     "two files of another model than GPT-2": (
         lambda folder: (
@@ -253,7 +253,7 @@ BAD = {
             (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer"}'),
         ),
         DataError,
-        "models/small: vocab.json and merges.txt without a tokenizer.json are read as GPT-2's, and ",
+        "models/small: vocab.json and merges.txt without a tokenizer.json are read as GPT-2's, but ",
     ),
     "a tokenizer.json of nothing": (
         lambda folder: (folder / "tokenizer.json").write_text('{"model": 3}'),
@@ -266,8 +266,8 @@ BAD = {
             (folder / "generation_config.json").unlink(),
         ),
         DataError,
-        "has no token <|endoftext|> to end documents with. Set tokenizer.eod_token to one of its tokens: "
-        "</s>.",
+        "has no token <|endoftext|>, which is to end documents. Set tokenizer.eod_token to one of these "
+        "tokens: </s>.",
     ),
     "NaN weights": (spoil_weights, CheckpointError, "model.norm.weight contains NaN or Inf"),
     "half a download": (

@@ -1,7 +1,8 @@
-"""The list of records that could not be read, stored with the dataset that omits them.
+"""Writes the list of records that could not be read, which is stored with the dataset that omits them.
 
     data/dataset/<name>/broken-records.jsonl    {"path": "books.jsonl", "line": 12, "what": "not JSON (...)"}
-                                                each, in the order of the sources; {"not_listed": n} if more
+                                                per record, in the order of the sources; {"not_listed": n}
+                                                at the end if there are n more
 
 While a dataset is built, and after a source was rejected for too many broken records, the list is in the work
 folder.
@@ -17,7 +18,7 @@ from nbtrain.corpus.records import LISTED_PROBLEMS
 
 
 def write(path: Path, counts: Sequence[SourceCounts]) -> bool:
-    """Write the list of all sources' broken records. If there are none, write no file and return False."""
+    """Write the list of all sources' broken records. If no record is broken, remove it and return False."""
     listed = [problem for source in counts for problem in source.listed][:LISTED_PROBLEMS]
     num_left_out = sum(source.broken for source in counts) - len(listed)
     if not listed:
@@ -26,7 +27,7 @@ def write(path: Path, counts: Sequence[SourceCounts]) -> bool:
     values = [problem._asdict() for problem in listed]
     if num_left_out > 0:
         values.append({"not_listed": num_left_out})
-    # The name of a file that is not UTF-8 holds lone surrogates; backslashreplace escapes them as JSON does.
+    # A file name that is not UTF-8 contains lone surrogates, which backslashreplace escapes as JSON does.
     lines = "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
     files.write_bytes(path, lines.encode(errors="backslashreplace"))
     return True

@@ -1,10 +1,10 @@
-"""Cleaning before encoding: fixes text and drops documents by rules that work for every language.
+"""Cleans text before encoding: fixes text, and drops documents by rules that work for every language.
 
     text -> ftfy, if enabled -> length -> characters -> lines -> words -> (text, None), or (text, reason)
 
-Rules run from the cheapest to the most costly, and the first that a document breaks is the reason for
+Rules run from the cheapest to the most expensive, and the first rule that a document breaks is the reason for
 dropping it. characters.py defines words and symbols; the limits are Gopher's rules (arXiv:2112.11446, table
-A1), made independent of English.
+A1), adapted so that they do not depend on English.
 """
 
 from collections import Counter
@@ -28,8 +28,9 @@ REASONS = (EMPTY, TOO_SHORT, TOO_LONG, SYMBOLS, DIGITS, DUPLICATE_LINES, TOP_WOR
 
 
 class Cleaner:
-    """Applies a run's cleaning rules to one document; picklable. Raises DataError if ftfy is enabled but
-    missing.
+    """Applies a run's cleaning rules to one document at a time; picklable.
+
+    Raises DataError if ftfy is enabled but not installed.
     """
 
     def __init__(self, config: CleaningConfig):
@@ -95,9 +96,7 @@ def fixed(text: str) -> str:
 
 
 def _has_bytes(text: str, num_bytes: int) -> bool:
-    """Return whether a text has at least `num_bytes` UTF-8 bytes, encoding it only if its length does not
-    decide.
-    """
+    """Return whether a text has at least `num_bytes` UTF-8 bytes, encoding it only if necessary."""
     if len(text) >= num_bytes:
         return True
     if text.isascii() or 4 * len(text) < num_bytes:
@@ -112,13 +111,13 @@ def duplicate_line_fraction(text: str) -> float:
 
 
 def top_word_fraction(text: str) -> float:
-    """Return the share of the most frequent word, ignoring case; 0 if no word occurs twice."""
+    """Return the share of all words that is the most frequent word, ignoring case; 0 if no word repeats."""
     words = characters.words(text.lower())
     most = max(Counter(words).values(), default=0)
     return most / len(words) if most > 1 else 0.0
 
 
 def longest_word(kinds: np.ndarray) -> int:
-    """Return the length of the longest run in kinds_of(text) that has neither SPACE nor UNSPACED."""
+    """Return the length of the longest run of characters in kinds_of(text) without SPACE and UNSPACED."""
     ends = np.flatnonzero((kinds == characters.SPACE) | (kinds == characters.UNSPACED))
     return int(np.diff(ends, prepend=-1, append=len(kinds)).max()) - 1

@@ -1,6 +1,6 @@
-"""All sources of a dataset as one numbered sequence of parts, and the counts made while reading them.
+"""Reads all sources of a dataset as one numbered sequence of parts, and counts what it reads.
 
-sources in order -> parts in order -> (number, source, part): the unit of extraction, encoding and resuming
+sources in order -> parts in order -> (number, source, part), the unit of extraction, encoding and resuming
 """
 
 import logging
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class Task(NamedTuple):
-    """A part, with its number in the whole corpus and the number of its source."""
+    """A part, its number within the whole corpus, and the number of its source."""
 
     number: int
     source: int
@@ -46,7 +46,8 @@ class Task(NamedTuple):
 class Corpus:
     """The readers of data.sources.
 
-    `where` names data.sources in messages; `gone` holds the numbers of sources that are no longer on disk.
+    `where` identifies data.sources in messages. `gone` holds the numbers of sources that are no longer on
+    disk.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Corpus:
                 number += 1
 
     def fingerprint(self) -> list[dict[str, Any] | None]:
-        """Return one fingerprint per source, None if the source is gone; reads no text."""
+        """Return the fingerprint of each source, or None for a source that is gone, without reading text."""
         return [None if n in self.gone else reader.fingerprint() for n, reader in enumerate(self.readers)]
 
     def total_bytes(self) -> int | None:
@@ -90,7 +91,7 @@ class Corpus:
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
     def unpacked_bytes(self, most: int) -> int | None:
-        """Return the unpacked size of all sources in bytes, counted up to `most`; None if one is unknown."""
+        """Return the uncompressed bytes of all sources, but at most `most`; None if a size is unknown."""
         num_bytes = 0
         for reader in self.readers:
             size = reader.unpacked_bytes(most - num_bytes)
@@ -103,11 +104,12 @@ class Corpus:
 def cleaned(
     records: Iterable[Record], cleaner: Cleaner, tally: Tally, is_unicode: bool = False
 ) -> Iterator[Record]:
-    """Yield the cleaned records that are kept; `tally` counts drops. Examples and token ids are not cleaned.
+    """Clean records and yield those that are kept. Examples and token ids are not cleaned.
 
-    `is_unicode` promises that no text holds a lone surrogate; otherwise each text is checked.
+    `tally` counts the dropped records. If `is_unicode` is True, the caller guarantees that no text contains a
+    lone surrogate; otherwise each text is checked.
     """
-    # map and filter release each record while the caller works on it; a generator's variables would keep it.
+    # Unlike a generator's variables, map and filter do not keep a record alive while the caller works on it.
     return filter(None, map(partial(_stays, cleaner, tally, is_unicode and cleaner.is_trivial), records))
 
 
@@ -142,7 +144,7 @@ def _stays(cleaner: Cleaner, tally: Tally, is_unicode: bool, record: Record) -> 
 
 
 def length_of(record: Record) -> int:
-    """Return a record's length in a batch: characters of text, or bytes of token ids."""
+    """Return a record's length for filling batches: characters of text, or bytes of token ids."""
     if isinstance(record, TokenIds):
         return record.ids.nbytes
     if isinstance(record, Example | Preference):
@@ -151,9 +153,9 @@ def length_of(record: Record) -> int:
 
 
 def identities(records: Sequence[Record]) -> tuple[list[int], bytes]:
-    """Return (UTF-8 bytes of each record, 0 for token ids; the digests of all records, concatenated)."""
+    """Return (UTF-8 bytes of each record, with 0 for token ids; the digests of all records, concatenated)."""
     if set(map(type, records)) == {str}:
-        # A string created in C keeps its UTF-8: after the tokenizer this costs only a copy.
+        # CPython caches the UTF-8 form of a string, so after the tokenizer has used it, encoding only copies.
         contents = list(map(str.encode, records))  # type: ignore[arg-type]
         return list(map(len, contents)), digests(contents)
     pairs = [_identity(record) for record in records]
@@ -163,23 +165,24 @@ def identities(records: Sequence[Record]) -> tuple[list[int], bytes]:
 def _identity(record: Record) -> tuple[int, bytes]:
     if isinstance(record, TokenIds):
         identity = digest(record.ids.tobytes())
-        # Equal ids with another mask make another document; a mask of all tokens counts as no mask.
+        # Equal ids with different masks are different documents; a mask that includes all tokens counts as no
+        # mask.
         if record.learnt is not None and not record.learnt.all():
             identity = digest(identity + record.learnt.tobytes())
         return 0, identity
     content = text_of(record).encode()
     identity = digest(content)
     if isinstance(record, Texts):
-        # Equal texts with other extras make another document.
+        # Equal texts with different extras are different documents.
         return len(content), digest(identity + digests(map(str.encode, record.extras)))
     if isinstance(record, Example | Preference):
-        # Equal pieces make another document if other pieces of it are in the loss.
+        # Equal pieces are different documents if different pieces are in the loss.
         identity = digest(identity + bytes(is_learnt for _, is_learnt in record.pieces))
     return len(content), identity
 
 
 def text_of(record: Record) -> str:
-    """Return the text by which a record is identified: an example's joined pieces, or token ids as bytes."""
+    """Return the text that identifies a record; pieces of an example are joined, token ids become bytes."""
     if isinstance(record, str):
         return record
     if isinstance(record, Texts):
@@ -196,7 +199,7 @@ def compared_text_of(record: Record) -> str:
 
 @dataclass
 class SourceCounts:
-    """Counts over all parts of one source read so far."""
+    """Counts over all parts of a source that have been read so far."""
 
     records: int = 0
     broken: int = 0
@@ -206,7 +209,7 @@ class SourceCounts:
     unknown_templates: Counter[str] = field(default_factory=Counter)
     unread_keys: Counter[str] = field(default_factory=Counter)
     named: list[str] = field(default_factory=list)
-    """Place and reason of the first broken records, for messages."""
+    """Location and problem of the first NAMED_PROBLEMS broken records, for messages."""
     listed: list[Problem] = field(default_factory=list)
     """The first LISTED_PROBLEMS broken records, with line numbers in their files."""
     separators: int = 0
@@ -237,12 +240,15 @@ class SourceCounts:
         self.unread_keys.update(tally.unread_keys)
 
     def first(self, listed: str = "") -> str:
-        """Describe the first broken records briefly; `listed` is the file that lists them."""
+        """Return a clause with the first broken records; `listed` is the file that lists all of them."""
         more = f"; and {self.broken - len(self.named):,} more" if self.broken > len(self.named) else ""
         return f"{'; '.join(self.named)}{more}{f'; listed in {listed}' if listed else ''}"
 
     def check_broken(self, reader: SourceReader, listed: str = "") -> None:
-        """Raise DataError if more records are broken than the source allows; `listed` as for `first`."""
+        """Raise DataError if more records are broken than the source allows.
+
+        `listed` is the file that lists the broken records.
+        """
         limit = getattr(reader.config, "max_broken_fraction", None)
         if limit is None or not self.records or self.broken / self.records <= limit:
             return
@@ -257,17 +263,17 @@ class SourceCounts:
 def changed_while_read(
     reader: SourceReader, before: dict[str, Any] | None, after: dict[str, Any] | None
 ) -> DataError:
-    """Return the error for a source whose fingerprint was `before` when reading began and is `after` now."""
+    """Return the error for a source whose fingerprint changed from `before` to `after` during reading."""
     then, now = ((each or {}).get("files", {}) for each in (before, after))
     names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
     more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
     return DataError(
-        f"{reader.where}: {', '.join(map(printable, names[:3])) or reader.name}{more} changed while it was "
-        f"read. Make sure that no process writes there, and start again."
+        f"{reader.where}: {', '.join(map(printable, names[:3])) or reader.name}{more} changed during "
+        f"reading. Make sure that no process writes to the source, then run the command again."
     )
 
 
-# {reason of a drop: the setting that decides it}
+# {reason for dropping a record: the setting that controls it}
 LOOSENED_BY = {
     cleaning.TOO_SHORT: "data.cleaning.min_bytes",
     cleaning.TOO_LONG: "data.cleaning.max_bytes",
@@ -281,7 +287,7 @@ LOOSENED_BY = {
 
 
 def _fitting(readers: Sequence[SourceReader]) -> str:
-    """Return advice on the first source whose records lack its text key; "" if there is no such source."""
+    """Return the fix for the first source whose records lack its text key; "" if there is no such source."""
     plain = (reader.config for reader in readers if reader.kind in PLAIN)
     return next((fitting[1] for source in plain if (fitting := fitting_source(source))), "")
 
@@ -289,16 +295,16 @@ def _fitting(readers: Sequence[SourceReader]) -> str:
 def empty_error(
     where: str, dropped: Mapping[str, int], first: str = "", readers: Sequence[SourceReader] = ()
 ) -> DataError:
-    """Return the error for a corpus with no document left; `first` are the first broken records."""
+    """Return the error for a corpus without any document; `first` describes the first broken records."""
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(dropped.items())) or "nothing read"
     most = max(dropped, key=lambda reason: dropped[reason], default="")
-    advice = "The sources contain no records: use others."
+    advice = "The sources contain no records: use other sources."
     if most in LOOSENED_BY:
-        advice = f"The rule {most} drops most: loosen {LOOSENED_BY[most]}, or use other sources."
+        advice = f"The rule {most} drops most records: loosen {LOOSENED_BY[most]}, or use other sources."
     elif first:
         advice = f"First: {first}. {_fitting(readers) or 'Fix the source, or set its keys.'}"
     elif most == cleaning.EMPTY:
         advice = "Most records have no text: set the key that holds it, or use other sources."
     elif dropped:
-        advice = f"Most are dropped as {most}: use other sources."
+        advice = f"Most records are dropped for the reason {most}: use other sources."
     return DataError(f"{where}: the corpus is empty: no document is left ({reasons}). {advice}")

@@ -1,9 +1,10 @@
-"""Deduplication: exact duplicates by hash, near duplicates by MinHash; the first of equal documents is kept.
+"""Finds exact duplicates by hash and near duplicates by MinHash, and keeps the first document of each group.
 
-Both indices answer in document order, and the result does not depend on how documents are split into batches.
+Both indices process documents in order, and the result does not depend on how they are split into batches.
 
-    exact   XXH3 of 16 bytes in sorted runs; of 50 M documents, 16 bytes and 1.3 us each, 0.2 GB to merge
-    near    shingles of words -> MinHash (rensa) -> bands; 330 bytes a document at 128 hash functions and 0.8
+    exact   16-byte XXH3 digests in sorted runs: for 50 M documents, 16 bytes and 1.3 us each, 0.2 GB to merge
+    near    shingles of words -> MinHash (rensa) -> bands: 330 bytes per document with 128 hash functions and
+            threshold 0.8
 
 Sources: MinHash, Broder 1997; bands, Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4;
 one byte instead of each minimum, Li and Koenig, b-bit minwise hashing (arXiv:0910.3349).
@@ -22,14 +23,14 @@ from nbtrain.corpus import characters
 from nbtrain.corpus.optional import optional
 
 DIGEST_BYTES = 16
-RUN_ENTRIES = 1 << 22  # a run grows no longer than this, so that merging never copies the whole index
+RUN_ENTRIES = 1 << 22  # maximum length of a run, so that merging never copies the whole index
 LARGEST_NUMBER = 2**32 - 1  # largest number of a kept document, stored in four bytes in each band
-NOTHING = np.uint32(0xFFFFFFFF)  # every minimum of a text without words
-PAIRS = 1 << 17  # candidates compared at once: 17 MB at 128 hash functions
+NOTHING = np.uint32(0xFFFFFFFF)  # all values in the signature of a text without words
+PAIRS = 1 << 17  # candidate pairs compared at once: 17 MB with 128 hash functions
 
 
 def digest(content: bytes) -> bytes:
-    """Return the identity of a document: XXH3 of its UTF-8 bytes, 128 bits; not safe against an adversary.
+    """Return a document's identity, the 128-bit XXH3 hash of its UTF-8 bytes. It is not cryptographic.
 
     The probability that any two of 10^12 different documents share a digest is about 10^-15.
     """
@@ -44,8 +45,8 @@ def digests(contents: Iterable[bytes]) -> bytes:
 class SortedRuns:
     """An append-only map from uint64 keys to values of one dtype; a key may have several values.
 
-    The entries are in sorted runs, each at most half as long as the run before it; longer runs are merged, up
-    to RUN_ENTRIES.
+    Entries are kept in sorted runs. A new run is merged with the run before it, unless that run is more than
+    twice as long or the merged run would exceed RUN_ENTRIES.
     """
 
     def __init__(self, dtype: Any):
@@ -70,7 +71,7 @@ class SortedRuns:
 
     def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (positions, values) of all matches in any order: values[n] belongs to keys[positions[n]]."""
-        order = np.argsort(keys)  # neighbours in the run are neighbours in the cache
+        order = np.argsort(keys)  # searching in sorted order keeps accesses to a run close together in cache
         wanted = keys[order]
         found, values = [np.empty(0, np.int64)], [np.empty(0, self.dtype)]
         for run_keys, run_values in self._runs:
@@ -93,16 +94,16 @@ class SortedRuns:
 
 
 class ExactIndex:
-    """The digests of all documents so far."""
+    """The digests of all documents added so far."""
 
     def __init__(self) -> None:
         self._seen = SortedRuns(np.uint64)
 
     def add_all(self, digests: np.ndarray) -> np.ndarray:
-        """Return bool [n]: whether each of `digests`, uint64 [n, 2], is new to the index."""
+        """Add `digests`, uint64 [n, 2], and return bool [n]: whether each was new to the index."""
         high, low = digests[:, 0], digests[:, 1]
         is_first = np.ones(len(high), bool)
-        order = np.lexsort((low, high))  # stable: of equal digests the earlier comes first
+        order = np.lexsort((low, high))  # stable: among equal digests, the earlier one comes first
         again = (high[order][1:] == high[order][:-1]) & (low[order][1:] == low[order][:-1])
         is_first[order[1:][again]] = False
         which, values = self._seen.find(high)
@@ -119,11 +120,11 @@ class ExactIndex:
 class NearIndex:
     """The signatures of all documents kept so far.
 
-    A document is dropped if it shares a band with an earlier kept document, and the number of hash functions
-    on which the two agree puts their estimated Jaccard similarity at `threshold` or more. A document too
-    short for one shingle has a single shingle of all its words; a document without words is never a near
-    duplicate. `signature` may be called in workers, `add` in one process. Raises DataError if rensa is not
-    installed.
+    A document is dropped if it shares a band with an earlier kept document and their estimated Jaccard
+    similarity, computed from the number of hash functions on which the two agree, is at least `threshold`. A
+    document too short for one shingle has a single shingle of all its words; a document without words is
+    never a near duplicate. `signature` may be called in workers, but `add` only in one process. Raises
+    DataError if rensa is not installed.
     """
 
     def __init__(self, config: NearDedupConfig):
@@ -131,14 +132,14 @@ class NearIndex:
         self.rensa_version = rensa_version()
         self.num_bands, self.band_rows = bands(config.threshold, config.num_permutations)
         self._bands = SortedRuns(np.uint32)
-        self._kept = bytearray()  # the low bytes of the signatures that stayed, one after the other
+        self._kept = bytearray()  # the low bytes of the kept documents' signatures, concatenated
 
     def signature(self, text: str) -> np.ndarray:
         """Return the MinHash of a text, uint32 [num_permutations]; it does not depend on PYTHONHASHSEED."""
         return signature(text, self.config)
 
     def add(self, signatures: np.ndarray) -> np.ndarray:
-        """Return bool [n]: whether each document is kept. `signatures` is uint32 [n, num_permutations]."""
+        """Add documents by `signatures`, uint32 [n, num_permutations]; return bool [n]: which are kept."""
         signatures = np.ascontiguousarray(signatures, dtype=np.uint32)
         stays = np.ones(len(signatures), bool)
         keys = self._band_keys(signatures)
@@ -156,11 +157,11 @@ class NearIndex:
         new = np.flatnonzero(stays & has_words)
         if len(kept) + len(new) > LARGEST_NUMBER:
             raise DataError(
-                f"data.cleaning.near_dedup can compare at most {LARGEST_NUMBER:,} documents, and there are "
+                f"data.cleaning.near_dedup can compare at most {LARGEST_NUMBER:,} documents, but there are "
                 "more. Turn it off, or prepare the text as several datasets and mix them with data.blend."
             )
         numbers = np.arange(len(kept), len(kept) + len(new), dtype=np.uint32)
-        del kept  # bytes with a view of them cannot grow
+        del kept  # a bytearray cannot grow while there is a view of it
         self._kept += low[new].tobytes()
         self._bands.add(keys[new].ravel(), np.repeat(numbers, self.num_bands))
         return stays
@@ -168,9 +169,7 @@ class NearIndex:
     def _drop_among_themselves(
         self, keys: np.ndarray, low: np.ndarray, stays: np.ndarray, has_words: np.ndarray
     ) -> None:
-        """Clear `stays` of each document that nearly duplicates an earlier kept document of the same
-        batch.
-        """
+        """Clear `stays` for documents that nearly duplicate an earlier kept document of the same batch."""
         # Only documents that share a band with another document of the batch are compared one by one.
         _, inverse, count = np.unique(keys, return_inverse=True, return_counts=True)
         shared = (count > 1)[inverse.reshape(keys.shape)]
@@ -185,12 +184,12 @@ class NearIndex:
                 kept_in.setdefault(key, []).append(document)
 
     def _are_near(self, some: np.ndarray, other: np.ndarray) -> np.ndarray:
-        # Low bytes of different minima agree by chance once in 256.
+        # The low bytes of different minima agree by chance in one of 256 cases.
         agreeing = (some == other).mean(axis=1)
         return (agreeing - 1 / 256) / (1 - 1 / 256) >= self.config.threshold - 1e-9
 
     def _band_keys(self, signatures: np.ndarray) -> np.ndarray:
-        """Return uint64 [n, bands]: a key for each band, computed from its values and its position."""
+        """Return a key for each band, uint64 [n, bands], computed from the band's values and position."""
         used = signatures[:, : self.num_bands * self.band_rows].astype(np.uint64)
         rows = used.reshape(len(signatures), self.num_bands, self.band_rows)
         keys = np.broadcast_to(np.arange(1, self.num_bands + 1, dtype=np.uint64), rows.shape[:2]).copy()
@@ -212,7 +211,10 @@ def signature(text: str, config: NearDedupConfig) -> np.ndarray:
 
 
 def shingles(text: str, shingle_words: int) -> list[str]:
-    """Return all runs of `shingle_words` adjacent words in lower case; all words if there are fewer."""
+    """Return all sequences of `shingle_words` adjacent words, in lower case.
+
+    A text with fewer words has one sequence with all its words, or none if it has no words.
+    """
     words = characters.words(text.lower())
     if len(words) <= shingle_words:
         return [" ".join(words)] if words else []
@@ -242,7 +244,7 @@ def _rensa() -> Any:
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
-    """Apply splitmix64's finalizer (Steele, Lea and Flood 2014), a bijection of uint64; wraps around."""
+    """Apply splitmix64's finalizer (Steele, Lea and Flood 2014), a bijection of uint64, with wraparound."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -1,12 +1,12 @@
-"""Extraction of costly sources: many processes read them once, and their documents are kept in data/corpus/.
+"""Extracts sources that are slow to read: once, with many processes, into data/corpus/.
 
     data/corpus/<source>-<hash of its settings and fingerprint>/
         000012.jsonl    {"text": ...} per document
-        000012.json     the tally of its part; written last: without it the part does not count
+        000012.json     the tally of the part, written last; without it the part counts as missing
         broken-records.jsonl  the records that could not be read, if any
-        manifest.json   the inputs of the extraction; written when every part is complete
+        manifest.json   the inputs of the extraction, written when all parts are complete
 
-An interrupted extraction resumes after the parts that are complete. The folder may be removed at any time.
+An interrupted extraction resumes after the complete parts. The folder may be removed at any time.
 """
 
 import hashlib
@@ -36,9 +36,7 @@ MANIFEST = "manifest.json"
 
 
 class ExtractedReader(SourceReader):
-    """Reads the extracted documents of another reader from data/corpus/, and delegates everything else to
-    it.
-    """
+    """Reads the extracted documents of another reader; otherwise it behaves like that reader."""
 
     kind = "extracted"
 
@@ -53,11 +51,12 @@ class ExtractedReader(SourceReader):
 
     def read(self, part: SourcePart, tally: Tally) -> Iterator[str]:
         path = Path(part.details[0])
-        # Counts of the extraction belong to the dataset too.
+        # The dataset's counts include those of the extraction.
         if (record := files.read_json(path.with_suffix(".json"))) is None:
             missing = display(path.with_suffix(".json"))
             raise DataError(
-                f"{missing} is missing. Remove {display(path.parent)}: prepare extracts the source again."
+                f"{missing} is missing. Remove {display(path.parent)} and run prepare again, which extracts "
+                "the source again."
             )
         found = Tally.from_dict(record["tally"])
         tally.dropped.update(found.dropped)
@@ -85,10 +84,11 @@ class ExtractedReader(SourceReader):
 def extracted(
     reader: SourceReader, choose: Callable[..., Workers], force: bool = False
 ) -> tuple[ExtractedReader, str, str]:
-    """Return (reader of the extracted documents, "made" or "kept", why).
+    """Extract a source unless that is done already.
 
+    Returns (reader of the extracted documents, "made" or "kept", clause for the report).
     `choose(total_bytes, folder=...)` returns the workers, which write into that folder. Raises DataError if
-    the source cannot be read, or if it has more broken records than it allows.
+    the source cannot be read, or if it has more broken records than its settings allow.
     """
     inputs: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -119,7 +119,7 @@ def extracted(
 
 
 def _empty(folder: Path) -> None:
-    """Remove the extracted files, but not the lock file, which is held open (NFS)."""
+    """Remove the extracted files, but not the lock file, which this process holds open (as NFS requires)."""
     for path in folder.iterdir():
         if path.name != LOCK_FILE:
             path.unlink()
@@ -148,7 +148,7 @@ def _extract(reader: SourceReader, folder: Path, workers: Workers) -> tuple[int,
 
 
 class _Extractor:
-    """Extracts one part. `advance` is called with the number of the part's bytes that each document takes."""
+    """Extracts one part. `advance` is called with the bytes of the part that are done since the last call."""
 
     def __init__(
         self, reader: SourceReader, folder: Path, advance: Callable[[int], None] = lambda size: None
@@ -158,7 +158,7 @@ class _Extractor:
     def __call__(self, task: tuple[int, SourcePart]) -> tuple[SourcePart, Tally, int]:
         number, part = task
         path = self.folder / f"{number:06d}.jsonl"
-        # The caller sent the content of the part and does not need it back.
+        # The result is sent back to the caller, which does not need the content of the part again.
         bare = SourcePart(part.name, part.path, part.start, part.stop, part.size_bytes)
         record = files.read_json(path.with_suffix(".json"))
         if record is not None and path.is_file() and path.stat().st_size == record["bytes"]:
@@ -170,7 +170,7 @@ class _Extractor:
                 if isinstance(text, Texts):
                     text = text.text
                 if not isinstance(text, str):
-                    raise DataError(f"{self.reader.where}: {self.reader.kind} gives no text to extract.")
+                    raise DataError(f"{self.reader.where}: kind: {self.reader.kind} has no text to extract.")
                 try:
                     line = orjson.dumps({"text": text}) + b"\n"
                 except orjson.JSONEncodeError:  # a lone surrogate

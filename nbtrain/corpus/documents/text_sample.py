@@ -1,15 +1,16 @@
-"""A seeded sample of all sources' texts, of a given size, streamed in constant memory.
+"""Draws a seeded sample of a given size from the texts of all sources, streamed in constant memory.
 
-Every source contributes in proportion to its bytes; if one falls short, the sources after it contribute more.
-A source no larger than its share contributes all its texts in order. A larger source contributes
+Every source contributes in proportion to its bytes; if a source has too little text, the sources after it
+contribute more. A source no larger than its share contributes all its texts in order. A larger source
+contributes
 
-    parts that can be read separately  a piece of each of up to 2,048 parts in a seeded order, in proportion
-                                        to its size: cheap, but the ends of parts are underrepresented
-    parts of compressed files           seeded documents of every part in proportion to its size: without
-                                        bias, but the file is decompressed, with a part's texts in memory
+    parts that can be read separately   the beginnings of up to 2,048 parts in a seeded order, in proportion
+                                        to their size: cheap, but the ends of parts are underrepresented
+    parts of compressed files           random documents from every part in proportion to its size: unbiased,
+                                        but the file is decompressed, with the texts of a part in memory
     a source of unknown size            its beginning, up to the share of a source as large as the sample
 
-A document is cut at the end of its piece. Texts that encoding would drop (empty, not Unicode, repeated) are
+The last document from a part may be cut. Texts that encoding would drop (empty, not Unicode, repeated) are
 skipped.
 """
 
@@ -33,18 +34,18 @@ def sample_texts(
     clean: Clean | None = None,
     tally: Tally | None = None,
 ) -> Iterator[str]:
-    """Yield about `num_bytes` of UTF-8 text spread over all sources; the same sources, size and seed give the
-    same text.
+    """Yield about `num_bytes` of UTF-8 text, spread over all sources.
 
-    `clean` fixes and drops texts as cleaning.Cleaner does. An example yields its joined pieces, a record of
-    several keys its main text, and token ids yield nothing. `tally` counts skipped records. Raises DataError.
+    The same sources, size and seed give the same text. `clean` fixes and drops texts, as cleaning.Cleaner
+    does. An example yields its joined pieces, a record with several texts yields its main text, and token ids
+    yield nothing. `tally` counts skipped records. Raises DataError if a source cannot be read.
     """
     sizes = [reader.total_bytes() for reader in readers]
     weights = [num_bytes if size is None else size for size in sizes]
     admit = _Admission(clean, Tally() if tally is None else tally)
     left, weight_left = num_bytes, sum(weights)
     for number, (reader, size, weight) in enumerate(zip(readers, sizes, weights, strict=True)):
-        # A shortfall of this source is shared by the sources after it.
+        # If this source has too little text, the sources after it share the difference.
         share = left * weight // max(1, weight_left)
         weight_left -= weight
         for text in _sample_source(reader, size, share, f"{seed}:{number}", admit):
@@ -53,7 +54,7 @@ def sample_texts(
 
 
 class _Admission:
-    """Accepts the texts that may enter the sample, each only once."""
+    """Selects the texts that may enter the sample, each only once."""
 
     def __init__(self, clean: Clean | None, tally: Tally):
         self._clean = clean
@@ -61,11 +62,11 @@ class _Admission:
         self._seen: set[bytes] = set()
 
     def texts(self, records: Iterable[Record]) -> Iterator[str]:
-        """Yield the texts of records as they will be encoded, without texts that encoding will drop."""
+        """Yield the texts of records as they will be encoded, except those that encoding will drop."""
         for record in records:
             if (text := text_of(record)) is None:
                 continue
-            # Encoding does not clean examples either (corpus.cleaned).
+            # Examples are not cleaned, because encoding does not clean them either (corpus.cleaned).
             clean = self._clean if isinstance(record, str | Texts) else None
             text, reason = (text, None) if clean is None else clean(text)
             if reason := reason or self._refused(text):
@@ -129,15 +130,15 @@ def _sample_source(
 
 
 def _up_to(num_bytes: int, texts: Iterator[str]) -> Iterator[str]:
-    """Yield `num_bytes` of text in total, cutting the last text. With `num_bytes` = 0, no text is read."""
+    """Yield `num_bytes` of text in total, cutting the last text. If `num_bytes` is 0, no text is read."""
     while num_bytes > 0 and (text := next(texts, None)) is not None:
         yield (piece := cut(text, num_bytes))
-        # If only half a character would be left, nothing more fits.
+        # After a cut, less than one character may be left to fill, so stop.
         num_bytes -= _num_bytes(piece) if piece == text else num_bytes
 
 
 def cut(text: str, num_bytes: int) -> str:
-    """Return the beginning of a text: at most `num_bytes` of UTF-8, ending at a whole character."""
+    """Return the beginning of a text, at most `num_bytes` of UTF-8, without splitting a character."""
     content = text.encode()
     return text if len(content) <= num_bytes else content[:num_bytes].decode(errors="ignore")
 

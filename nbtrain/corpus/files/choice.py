@@ -1,4 +1,4 @@
-"""Chooses the files of a folder that a source reads, by suffix, by `exclude` and by the split in their names.
+"""Chooses which files of a folder a source reads, by suffix, `exclude` and the split in the file names.
 
 all files below the folder, except hidden ones
     -> others         another suffix
@@ -21,11 +21,11 @@ HELD_OUT = {"validation", "test"}
 
 @dataclass
 class Choice:
-    """The files of one folder, grouped by whether and why they are skipped: relative paths in order."""
+    """The files of one folder, grouped by whether and why they are skipped, as sorted relative paths."""
 
     read: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
-    """Files with another suffix, which another kind of source may be able to read."""
+    """Files with other suffixes, which another kind of source may be able to read."""
     excluded: list[str] = field(default_factory=list)
     other_splits: list[str] = field(default_factory=list)
     unmatched: list[str] = field(default_factory=list)
@@ -52,31 +52,32 @@ class Choice:
         return choice
 
     def mixed_splits(self) -> str | None:
-        """Describe the splits of the files to be read if a held-out split is among several; None
-        otherwise.
+        """Return the splits of the files to read, if there are several and one is held out; otherwise None.
+
+        The result is a clause for messages, as from counted_splits().
         """
         splits = {split_of(name) for name in self.read}
         return counted_splits(self.read) if len(splits) > 1 and splits & HELD_OUT else None
 
 
 def counted_splits(names: list[str]) -> str:
-    """Return how many files belong to each split, with the first file: "train: 2 (a/train.jsonl, ...)"."""
+    """Return the number of files in each split and the first file, as "train: 2 (a/train.jsonl, ...)"."""
     parts = []
     for split in ("train", "validation", "test", None):
         own = [name for name in names if split_of(name) == split]
         if own:
             more = ", ..." if len(own) > 1 else ""
-            parts.append(f"{split or 'no split named'}: {len(own):,} ({own[0]}{more})")
+            parts.append(f"{split or 'no split in the name'}: {len(own):,} ({own[0]}{more})")
     return "; ".join(parts)
 
 
 def _is_of_split(name: str, split: str) -> bool:
-    """Return whether a file is read for a split; training also reads files whose names contain no split."""
+    """Return whether a file belongs to a split; a file whose name contains no split belongs to train."""
     return split_of(name) in ((None, "train") if split == "train" else (split,))
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Return whether a pattern matches a relative path or, without a slash, the name of a file or folder."""
+    """Return whether a pattern matches a path or, if it has no slash, any file or folder name in the path."""
     if "/" in pattern:
         return fnmatchcase(name, pattern)
     return any(fnmatchcase(part, pattern) for part in PurePosixPath(name).parts)

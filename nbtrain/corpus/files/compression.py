@@ -1,8 +1,9 @@
-"""Compressed files as streams of bytes: .gz, .zst, .bz2 and .xz, including files of several members.
+"""Opens compressed files as byte streams: .gz, .zst, .bz2 and .xz, including files with several members.
 
-The first bytes of a file decide whether it is decompressed, not its name. Unlike in the formats' libraries, a
-truncated file is an error in all four formats, and the compressed bytes read are counted. Archives, other
-compressions and files for another kind of source are recognized and refused, with advice on how to read them.
+Whether a file is decompressed depends on its first bytes, not on its name. Unlike in the formats' libraries,
+a truncated file is an error in all four formats, and the compressed bytes read are counted. Archives, other
+compression formats and files for another kind of source are recognized and refused, with advice on how to
+read them.
 """
 
 import bz2
@@ -24,17 +25,17 @@ from nbtrain.corpus.optional import optional
 CHECKS = {".gz": "gzip -t", ".zst": "zstd -t", ".bz2": "bzip2 -t", ".xz": "xz -t"}
 SUFFIXES = tuple(CHECKS)
 PACKINGS = {**{suffix: suffix for suffix in SUFFIXES}, ".gzip": ".gz", ".zstd": ".zst", ".bzip2": ".bz2"}
-"""{suffix of a compressed file: the compression}."""
+"""Compression format for each suffix of a compressed file."""
 PACKED_SUFFIXES = tuple(PACKINGS)
 READABLE = alternatives(SUFFIXES)
-# Text in UTF-8 cannot begin like .gz, .zst or .xz; it may begin with BZh, but a block of bzip2 must follow.
+# UTF-8 text cannot begin like .gz, .zst or .xz files. It may begin with BZh, so a bzip2 block must follow.
 MAGIC = {
     ".gz": re.compile(rb"\x1f\x8b"),
     ".zst": re.compile(rb"\x28\xb5\x2f\xfd"),
     ".bz2": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
     ".xz": re.compile(rb"\xfd7zXZ\x00"),
 }
-# A frame that zstd and lz4 skip: pzstd begins files with one. Its size follows in four bytes.
+# A frame that zstd and lz4 skip; files written by pzstd begin with one. The next four bytes are its size.
 SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
 SKIPPABLE_HEAD_BYTES = 8
 
@@ -44,12 +45,12 @@ class Unread(NamedTuple):
 
     name: str
     magic: re.Pattern[bytes] | None
-    """First bytes of such a file; None if it can be recognized only by its name."""
+    """Pattern of the first bytes of such a file; None if it can be recognized only by its name."""
     suffixes: tuple[str, ...]
     remedy: str
     """Sentence that tells the user what to do with such a file."""
     command: str = ""
-    """Command that unpacks it."""
+    """Command that unpacks such a file; "" if it is not packed."""
 
 
 def _packed(name: str, magic: bytes | None, suffixes: tuple[str, ...], command: str) -> Unread:
@@ -75,24 +76,25 @@ TAR = _packed(
     (".tar", ".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"),
     "tar -xf",
 )
-# Neither text nor compressed: users pass these to readers of lines by mistake.
+# Files that are neither text nor compressed, which users pass to line-based sources by mistake.
 OTHER_FILES = (
     Unread("a Parquet file", re.compile(rb"PAR1"), (), "Read it with kind: parquet."),
     Unread("an Arrow file", re.compile(rb"ARROW1\x00\x00"), (), "Write it as Parquet, or with save_to_disk."),
     Unread("a PDF document", re.compile(rb"%PDF-"), (), "Extract its text to a .txt or .jsonl file."),
 )
-MAGIC_BYTES = 265  # the mark of a tar archive is at byte 257
+MAGIC_BYTES = 265  # enough for the marker of a tar archive, which is at byte 257
 BLOCK_BYTES = 1 << 18
 FEED_BYTES = 64 << 10
-# The size of zstandard's output cannot be limited; 4 KiB of input unpack to at most 128 MiB.
+# zstandard cannot limit the size of its output; 4 KiB of input decompress to at most 128 MiB.
 ZSTD_FEED_BYTES = 4 << 10
-# Frames made with `zstd --long=31` need this window; only such frames cost the memory.
+# Frames made with `zstd --long=31` need this window. Only such frames allocate that much memory.
 LARGEST_WINDOW_BYTES = 1 << 31
 
 
 def packing_of_file(path: Path, where: str) -> str | None:
-    """Return the compression that a file's first bytes show; None for plain bytes. Raises the errors of
-    open_bytes.
+    """Return the compression of a file, judging by its first bytes; None if it is not compressed.
+
+    Raises the errors of open_bytes().
     """
     with open_bytes(path, where) as stream:
         raw: Any = stream.raw
@@ -100,8 +102,9 @@ def packing_of_file(path: Path, where: str) -> str | None:
 
 
 def unread(begun: bytes, name: str) -> Unread | None:
-    """Return the unsupported archive or compression format that a file's first bytes show; None for other
-    files.
+    """Return the unsupported archive or compression format of a file, judging by its first bytes, or None.
+
+    A format without known first bytes is recognized by the file name.
     """
     for kind in (TAR, *UNREAD):
         if kind.magic.match(begun) if kind.magic else name.lower().endswith(kind.suffixes):
@@ -112,11 +115,11 @@ def unread(begun: bytes, name: str) -> Unread | None:
 def advice(name: str, suffixes: tuple[str, ...]) -> str | None:
     """Return the format and the unpacking command for a file such as data.jsonl.lz4; None for other names.
 
-    The name must end with one of `suffixes` and the suffix of an unsupported format.
+    The name must end with one of `suffixes`, followed by the suffix of an unsupported format.
     """
     for kind in (TAR, *UNREAD):
         if name.lower().endswith(tuple(suffix + end for suffix in suffixes for end in kind.suffixes)):
-            return f"{kind.name} by its name: {kind.command}"
+            return f"{kind.name} by its name; unpack it with {kind.command}"
     return None
 
 
@@ -125,20 +128,19 @@ def refusal(kind: Unread, path: Path, where: str) -> DataError:
     rule = f"is not supported (compressed text may be {READABLE})"
     if kind in OTHER_FILES:
         rule = "this kind of source does not read"
-    return DataError(f"{where}: {display(path)}: is {kind.name}, which {rule}. {kind.remedy}")
+    return DataError(f"{where}: {display(path)}: the file is {kind.name}, which {rule}. {kind.remedy}")
 
 
 def packing_of(begun: bytes) -> str | None:
-    """Return the supported compression that a file's first bytes show; None if they show none."""
+    """Return the supported compression to which a file's first bytes belong; None if there is none."""
     return next((suffix for suffix, magic in MAGIC.items() if magic.match(begun)), None)
 
 
 def beginning(file: BinaryIO | io.FileIO) -> tuple[bytes, str | None]:
-    """Return (the first MAGIC_BYTES of a file, the compression that they show), and seek back to the
-    beginning.
+    """Return (the first MAGIC_BYTES of a file, its compression or None), and seek back to the beginning.
 
-    Skippable frames are passed over, and the bytes after them decide. A file that consists of such frames
-    alone is an empty .zst.
+    Skippable frames are skipped, so that the bytes after them decide. A file with only such frames
+    is an empty .zst file.
     """
     begun, packing = file.read(MAGIC_BYTES), None
     position = 0
@@ -151,7 +153,7 @@ def beginning(file: BinaryIO | io.FileIO) -> tuple[bytes, str | None]:
 
 
 def open_bytes(path: Path, where: str) -> io.BufferedReader:
-    """Open a file's bytes, unpacked if they are compressed with gzip, zstd, bzip2 or xz.
+    """Open a file for reading bytes, decompressed if the file is compressed with gzip, zstd, bzip2 or xz.
 
     Raises DataError if the file cannot be opened, is a Git LFS pointer, or has an unsupported format (an
     archive, another compression, Parquet, PDF, ...). Reading raises DataError if the file is damaged.
@@ -166,7 +168,8 @@ def open_bytes(path: Path, where: str) -> io.BufferedReader:
             refuse_other_files(begun, path, where)
             if _is_text(begun) or not (packing := PACKINGS.get(path.suffix.lower())):
                 return io.BufferedReader(file, BLOCK_BYTES)
-            # Empty, or damaged from its first byte on: reading reports it.
+            # By its name, the file is compressed, but it is empty or its beginning is damaged. Reading it
+            # reports the problem.
         unpacked: Any = Unpacked(file, path, where, packing)
         stream = io.BufferedReader(unpacked, BLOCK_BYTES)
         is_named_tar = path.name.lower().endswith(TAR.suffixes)
@@ -179,14 +182,14 @@ def open_bytes(path: Path, where: str) -> io.BufferedReader:
 
 
 def without_mark(stream: "io.BufferedReader[Any]") -> "io.BufferedReader[Any]":
-    """Skip UTF-8's byte order mark, with which programs on Windows begin a file, and return the stream."""
+    """Skip a UTF-8 byte order mark, which Windows programs put at the start of files; return the stream."""
     if stream.peek(len(BOM_UTF8)).startswith(BOM_UTF8):
         stream.read(len(BOM_UTF8))
     return stream
 
 
 def refuse_other_files(begun: bytes, path: Path, where: str) -> None:
-    """Raise DataError if a file's first bytes show a Git LFS pointer or an unsupported kind of file."""
+    """Raise DataError if a file's first bytes are those of a Git LFS pointer or of an unsupported format."""
     if problem := _pointer_problem(begun, path):
         raise DataError(f"{where}: {display(path)}: {problem}.")
     if kind := unread(begun, path.name):
@@ -196,12 +199,12 @@ def refuse_other_files(begun: bytes, path: Path, where: str) -> None:
 
 
 def _pointer_problem(begun: bytes, path: Path) -> str | None:
-    # A pointer may be longer than the bytes that distinguish the kinds of files.
+    # A pointer may be longer than MAGIC_BYTES, so read the whole file.
     return pointer_problem(path.read_bytes()) if begun.lstrip().startswith(b"version http") else None
 
 
 def _is_text(begun: bytes) -> bool:
-    """Return whether an uncompressed file begins with UTF-8 text; the last character may be incomplete."""
+    """Return whether some first bytes are UTF-8 text, whose last character may be incomplete."""
     try:
         begun.decode()
     except UnicodeDecodeError as error:
@@ -210,7 +213,7 @@ def _is_text(begun: bytes) -> bool:
 
 
 class BlockStream(io.RawIOBase):
-    """A raw, forward-only stream of the blocks that a subclass produces."""
+    """A raw, forward-only stream of blocks that a subclass produces in next_block()."""
 
     _block = memoryview(b"")
 
@@ -238,10 +241,10 @@ class BlockStream(io.RawIOBase):
 
 
 class Unpacked(BlockStream):
-    """Contents of a compressed file as a raw, forward-only stream."""
+    """The uncompressed contents of a compressed file, as a raw, forward-only stream."""
 
     def __init__(self, file: BinaryIO | io.FileIO, path: Path, where: str, packing: str | None = None):
-        """Open `path` with the compression `packing`; None uses the compression of the file name."""
+        """Wrap the open `file`. `packing` is its compression; by default, the suffix of `path` decides."""
         super().__init__()
         self.consumed_bytes = 0
         """Compressed bytes read so far."""
@@ -256,7 +259,7 @@ class Unpacked(BlockStream):
         is_zstd = self.packing == ".zst"
         self._feed_bytes = ZSTD_FEED_BYTES if is_zstd else FEED_BYTES
         self._limit: tuple[int, ...] = () if is_zstd else (BLOCK_BYTES,)
-        # Whether the last block had the maximum size: more may come without input.
+        # Whether the last block had the maximum size, so that more output may follow without further input.
         self._is_full = False
 
     def close(self) -> None:
@@ -297,12 +300,12 @@ class Unpacked(BlockStream):
         return DataError(
             f"{self._where}: {name}: damaged {self.packing} file: {reason}, after "
             f"{self.consumed_bytes:,} bytes ({self._unpacked_bytes:,} unpacked). Copy or download it again; "
-            f"`{check}` checks it."
+            f"run `{check}` to check it."
         )
 
 
 def _decompressor(packing: str, where: str) -> tuple[Callable[[], Any], tuple[type[Exception], ...]]:
-    """Return (a function that creates the decompressor of one member, the errors that it raises)."""
+    """Return (a function that creates a decompressor for one member, the errors that it raises)."""
     if packing == ".gz":
         return lambda: zlib.decompressobj(wbits=31), (zlib.error,)
     if packing == ".bz2":

@@ -1,13 +1,12 @@
-"""The table of file suffixes and the kinds of source that read them, and of words in file names that mean a
-split.
+"""Lists which kind of source reads which file suffixes, and which words in file names indicate a split.
 
     suffixes                     also compressed   read by kind
     .jsonl .ndjson .json         yes               jsonl, and tokens, chat, alpaca, ... (record_files.py)
     .parquet .parq .pq           no                parquet, and tokens, chat, alpaca, ...
     .txt .md                     yes               text; not README.md, LICENSE.md and similar
-    .arrow                       no                hf-dataset (a folder of save_to_disk)
+    .arrow                       no                hf-dataset (a folder written by save_to_disk)
 
-A suffix decides only which files of a folder are read. The first bytes decide how a file is read
+The suffix only determines which files of a folder are read. How a file is read depends on its first bytes
 (compression.py).
 """
 
@@ -21,16 +20,16 @@ COLUMNS = (".parquet", ".parq", ".pq")
 TEXTS = (".txt", ".md")
 ARROW = (".arrow",)
 COMPRESSIBLE = {*RECORDS, *TEXTS}
-"""Suffixes that a compression suffix may follow."""
+"""Suffixes that may be followed by a compression suffix."""
 KINDS = {
     **dict.fromkeys(RECORDS, "jsonl"),
     **dict.fromkeys(COLUMNS, "parquet"),
     **dict.fromkeys(TEXTS, "text"),
     **dict.fromkeys(ARROW, "hf-dataset"),
 }
-"""{suffix: the kind of source that reads such files as plain text}."""
+"""Kind of source that reads files with a suffix as plain text, by suffix."""
 
-# Files that Hugging Face's datasets and models keep along with the data, and that hold no records.
+# Metadata files of Hugging Face datasets and models, which hold no records.
 METADATA = {
     "config.json",
     "croissant.json",
@@ -41,7 +40,7 @@ METADATA = {
     "tokenizer.json",
     "tokenizer_config.json",
 }
-# Names of files that usually accompany data and are not data: no message needs to say that they are not read.
+# Names of files that usually accompany data but are not data. Messages about skipped files omit them.
 BESIDE_DATA = re.compile(
     r"(readme|licen[cs]e|copying|notice|citation|changelog|authors|makefile)([._-].*)?|_[^.]*"
     r"|.*\.(md5|sha1|sha256|sha512|crc|crc32|sig|asc)|(md5|sha1|sha256|sha512)sums?(\.txt)?",
@@ -70,8 +69,8 @@ SPLIT_WORDS = {
     ),
     "train": ("train", "training", "trainset", "traindata", "trainval"),
 }
-"""{split: the words that name it in files and folders}: Hugging Face datasets' words, and others."""
-# Words end where the datasets library lets them end: at -, ., _, a space, a digit, and the ends of the name.
+"""Words in file and folder names that indicate a split, by split; Hugging Face datasets uses some of them."""
+# As in the datasets library, words are delimited by -, ., _, spaces, digits, and both ends of the name.
 _SPLITS = {
     split: re.compile(rf"(?<![^-._ 0-9])({'|'.join(map(re.escape, words))})(?![^-._ 0-9])")
     for split, words in SPLIT_WORDS.items()
@@ -79,7 +78,7 @@ _SPLITS = {
 
 
 def suffix_of(name: str) -> str:
-    """Return the suffix of a name in lower case, ignoring compression: ".jsonl" of "A.JSONL.gz"."""
+    """Return the suffix of a name in lower case, without a compression suffix: ".jsonl" for "A.JSONL.gz"."""
     path = PurePosixPath(name.lower())
     if path.suffix in PACKED_SUFFIXES and PurePosixPath(path.stem).suffix in COMPRESSIBLE:
         return PurePosixPath(path.stem).suffix
@@ -97,8 +96,9 @@ def stands_beside_data(name: str) -> bool:
 
 
 def why_not_read(name: str, suffixes: tuple[str, ...]) -> str:
-    """Return why a file is skipped in a folder searched for `suffixes`, and which kind of source would read
-    it.
+    """Return why a folder's file is skipped if only `suffixes` are read; "" if there is nothing to say.
+
+    The clause names the command that unpacks the file, or the kind of source that would read it.
     """
     if unpack := advice(name, suffixes):
         return unpack
@@ -107,7 +107,7 @@ def why_not_read(name: str, suffixes: tuple[str, ...]) -> str:
 
 
 def listed_suffixes(suffixes: tuple[str, ...]) -> str:
-    """Return suffixes as a list for messages: ".jsonl, .ndjson or .json (also .gz, .zst, .bz2, .xz)"."""
+    """Return suffixes as a list for messages, e.g. ".txt or .md (also compressed: .gz, .zst, .bz2, .xz)"."""
     *others, last = suffixes
     listed = f"{', '.join(others)} or {last}" if others else last
     packed = [suffix for suffix in suffixes if suffix in COMPRESSIBLE]
@@ -118,11 +118,10 @@ def listed_suffixes(suffixes: tuple[str, ...]) -> str:
 
 
 def split_of(name: str) -> str | None:
-    """Return the split (train, validation, test) that a path below a folder contains; None if it contains
-    none.
+    """Return the split (train, validation, test) that the names in a relative path indicate, or None.
 
-    The last part of the path with a split decides. If a part contains several splits, the held-out one
-    counts.
+    The last name in the path that contains a split decides. If it contains several splits, a held-out split
+    takes precedence over train.
     """
     for part in reversed(PurePosixPath(name.lower()).parts):
         for split, words in _SPLITS.items():

@@ -1,7 +1,6 @@
-"""Lists the files of a folder, whatever it contains: links, loops of links, unreadable files, odd names,
-pipes.
+"""Lists the files of a folder safely, even if it contains links, link loops, unreadable files or pipes.
 
-No file that may hold text is skipped silently: anything unreadable raises a DataError with its name.
+No file that may hold text is skipped silently: anything unreadable raises a DataError that names it.
 """
 
 import errno
@@ -23,11 +22,11 @@ IRREGULAR = {
 
 
 def listed_files(root: Path, is_wanted: Callable[[str], bool], where: str) -> tuple[list[str], list[str]]:
-    """Return (files below `root` whose name is wanted, all other files): relative paths without hidden files.
+    """Return (the files below `root` whose name is wanted, all other files) as sorted relative paths.
 
-    Links are followed. Each folder is read once: under its own name if it is below `root`, otherwise under
-    the first link to it. Raises DataError for a folder that cannot be read, and for a wanted name that is a
-    dangling link, not a regular file, or not UTF-8.
+    Hidden files are omitted, and links are followed. Each folder is read once: under its own name if it is
+    below `root`, otherwise under the first link to it. Raises DataError for a folder that cannot be read, and
+    for a wanted file that is a dangling link, not a regular file, or whose name is not UTF-8.
     """
     wanted: list[str] = []
     others: list[str] = []
@@ -41,17 +40,17 @@ def listed_files(root: Path, is_wanted: Callable[[str], bool], where: str) -> tu
             try:
                 here = path.stat()
                 with os.scandir(path) as listed:
-                    # Sorted by name, so that the choice among several links does not depend on the disk.
+                    # Sort by name, so that the choice among several links does not depend on the file system.
                     entries = sorted(listed, key=lambda entry: entry.name)
             except OSError as error:
                 raise unreadable(path, error, where) from error
-            # File systems without inode numbers report 0 for all.
+            # File systems without inode numbers report 0 for every file.
             identity = (here.st_dev, here.st_ino) if here.st_ino else os.path.realpath(path)
             if identity in seen:
                 continue
             seen.add(identity)
             for entry in entries:
-                # Hidden files are copies and leftovers of editors, Jupyter and download tools.
+                # Hidden files are copies and leftovers from editors, Jupyter and download tools.
                 if entry.name.startswith("."):
                     continue
                 name = f"{folder}/{entry.name}" if folder else entry.name
@@ -69,8 +68,9 @@ def listed_files(root: Path, is_wanted: Callable[[str], bool], where: str) -> tu
 
 
 def status(path: Path, where: str) -> os.stat_result | None:
-    """Return the status of a path's target; None if it does not exist. Raises DataError if it cannot be
-    determined.
+    """Return os.stat() of a path, following links; None if nothing exists there.
+
+    Raises DataError if the status cannot be determined.
     """
     try:
         return path.stat()
@@ -89,8 +89,9 @@ def is_folder(path: Path, where: str) -> bool:
 
 
 def is_file(path: Path, where: str) -> bool:
-    """Return whether a path is a regular file. Raises DataError for a pipe, socket or device, or without
-    access.
+    """Return whether a path is a regular file.
+
+    Raises DataError for a pipe, socket or device, or if the status cannot be determined.
     """
     found = status(path, where)
     if found is None:
@@ -98,26 +99,27 @@ def is_file(path: Path, where: str) -> bool:
     kind = IRREGULAR.get(stat.S_IFMT(found.st_mode))
     if kind is not None:
         raise DataError(
-            f"{where}: {printable_path(path)}: is not a regular file but {kind}; sources are read several "
-            f"times and from any position. Write its content to a file, and set the path to that file."
+            f"{where}: {printable_path(path)}: this is not a regular file but {kind}, and sources are read "
+            "several times and from any position. Write the content to a file, and set the path to that "
+            "file."
         )
     return stat.S_ISREG(found.st_mode)
 
 
 def check_name(path: Path, where: str) -> None:
-    """Raise DataError if a name is not UTF-8: records and manifests could not store it."""
+    """Raise DataError if a path is not UTF-8, because records and manifests could not store it."""
     if printable_path(path) != display(path):
         raise DataError(
             f"{where}: {printable_path(path)}: the name is not UTF-8, but manifests store the names of a "
-            f"source's files as UTF-8. Rename it."
+            f"source's files as UTF-8. Rename the file."
         )
 
 
 def dangling(path: Path, where: str) -> DataError:
     """Return the error for a dangling link."""
     return DataError(
-        f"{where}: {printable_path(path)}: a link to {str(path.readlink())!a}, which does not exist. Put the "
-        f"file there, or remove the link."
+        f"{where}: {printable_path(path)}: this is a link to {str(path.readlink())!a}, which does not exist. "
+        f"Create that file, or remove the link."
     )
 
 
@@ -139,7 +141,7 @@ def printable_path(path: Path) -> str:
 
 
 def _leads_to_folder(link: Path, is_wanted: bool, where: str) -> bool:
-    """Return whether a link leads to a folder. Raises DataError if its name is wanted but it is dangling."""
+    """Return whether a link leads to a folder. Raises DataError for a dangling link with a wanted name."""
     found = status(link, where)
     if found is None:
         if is_wanted:

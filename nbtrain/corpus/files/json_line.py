@@ -1,6 +1,7 @@
-"""Parses with Python's json module what orjson rejects although the document is usable.
+"""Parses a line of JSON with Python's json module if orjson rejects it although the document is usable.
 
-Other keys may hold NaN, Infinity and numbers beyond float64, and json.dumps writes lone surrogates.
+Examples are records in which other keys hold NaN, Infinity or numbers beyond float64, and texts with lone
+surrogates, which json.dumps writes.
 """
 
 import json
@@ -12,8 +13,9 @@ KINDS = {bool: "true or false", **dict.fromkeys((int, float), "a number"), str: 
 
 
 def record_of(line: bytes) -> dict[str, Any]:
-    """Return the object on a line; its strings may hold lone surrogates. Raises ValueError with the
-    problem.
+    """Return the object on a line; its strings may hold lone surrogates.
+
+    Raises ValueError with a description of the problem.
     """
     try:
         value = _value(line)
@@ -28,7 +30,7 @@ def record_of(line: bytes) -> dict[str, Any]:
 
 
 def _value(content: bytes) -> Any:
-    """Return the value on a line. Raises json.JSONDecodeError if neither parser reads it."""
+    """Return the value on a line. Raises json.JSONDecodeError if neither parser can read it."""
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError as error:
@@ -36,30 +38,30 @@ def _value(content: bytes) -> Any:
     try:
         return json.loads(content.decode().rstrip(" \t\r\n"), parse_int=_integer)
     except json.JSONDecodeError:
-        raise  # the part that orjson refused may be readable, and the real error come later
+        raise  # what orjson rejected may be readable; this error then shows the actual problem
     except (ValueError, RecursionError):
         raise refusal from None
 
 
 def _integer(digits: str) -> float:
-    """Parse an integer as a float: Python refuses more than 4,300 digits, and only the type matters here."""
+    """Parse an integer, as a float if it is long: Python's int rejects more than 4,300 digits."""
     return int(digits) if len(digits) < 1000 else float(digits)
 
 
 def kind_of(value: Any) -> str:
-    """Return the JSON name of a value's type."""
+    """Return the JSON name of a value's type with its article, e.g. "a list"."""
     if value is None:
         return "null"
     return "an object" if isinstance(value, dict) else KINDS.get(type(value), type(value).__name__)
 
 
 def keys_of(value: dict[str, Any]) -> str:
-    """Return the first keys of an object as a list for messages."""
+    """Return the first keys of an object as a list for messages; "no keys" if it is empty."""
     return ", ".join(map(repr, list(value)[:5])) or "no keys"
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether a text can be encoded as UTF-8, that is, holds no lone surrogate."""
+    """Return whether a text can be encoded as UTF-8, that is, contains no lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -68,7 +70,7 @@ def is_unicode(text: str) -> bool:
 
 
 def not_utf8(content: bytes) -> str | None:
-    """Return a description of why some bytes are not UTF-8; None if they are."""
+    """Return a clause that names the first byte that is not UTF-8; None if all bytes are UTF-8."""
     try:
         content.decode()
     except UnicodeDecodeError as error:

@@ -1,8 +1,8 @@
-"""Detects the language of a text by its script and its most common words, well enough to describe the text.
+"""Detects the language of a text from its script and most common words, well enough to describe the text.
 
-Most languages are recognized by their script. Those that share Latin, Cyrillic or Arabic letters are
-recognized by words that occur in nearly every sentence. A language that is not in the table is reported by
-the name of its script.
+Most languages are recognized by their script. Languages written in Latin, Cyrillic, Arabic or Devanagari
+letters are recognized by words that occur in nearly every sentence. For a language that is not in the table,
+the name of its script is reported.
 """
 
 # ruff: noqa: RUF001  (words of other scripts)
@@ -15,9 +15,10 @@ from itertools import islice
 from nbtrain.corpus import characters
 
 LOOKED_AT_CHARS = 200_000
-# Least share of the letters from which a script counts.
+# Minimum share of the letters that must be in the most frequent script.
 LEAST_SHARE = 0.5
-# Least fraction of a text's words that are a language's words, and least ratio to the runner-up's.
+# Minimum share of a text's words that must be in a language's list, and its minimum ratio to the share of the
+# second-best language.
 LEAST_WORDS, LEAST_LEAD = 0.1, 1.25
 
 # {first word of a letter's Unicode name: language or script}
@@ -44,7 +45,7 @@ SCRIPTS = {
     "ETHIOPIC": "Ethiopic script",
     "CANADIAN": "Canadian syllabics",
 }
-# Kana among Han indicate Japanese, however few they are.
+# Minimum share of Kana among the letters for Japanese, which also uses Han characters.
 KANA_SHARE = 0.05
 WORDS = {
     "Latin script": {
@@ -81,7 +82,7 @@ WORDS = {
     },
 }
 _WORDS = {
-    # Words of one letter occur in too many languages.
+    # Words of one Latin letter occur in too many languages.
     script: {
         language: frozenset(word for word in words.split() if len(word) > 1 or script != "Latin script")
         for language, words in languages.items()
@@ -91,8 +92,9 @@ _WORDS = {
 
 
 def language_of(texts: Iterable[str]) -> str:
-    """Return the main language of some texts, or its script if the language is not in the table; "" if
-    mixed.
+    """Return the main language of some texts, or its script if the language is not recognized.
+
+    Returns "" if the texts have no letters, or if no script has most of the letters.
     """
     text = unicodedata.normalize("NFC", " ".join(islice(texts, 1000))[:LOOKED_AT_CHARS])
     scripts = Counter(_script(letter) for letter in text if letter.isalpha())

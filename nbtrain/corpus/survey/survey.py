@@ -1,7 +1,7 @@
-"""A survey of a user's text before a run is created for it: amount, kind of records, language.
+"""Surveys a user's text before a run is created for it: amount, kind of records, language.
 
     paths (files, folders, patterns) -> entries of data.sources -> documents read, up to READ_BYTES
-        -> amounts (exact if all was read, otherwise in proportion) -> a sample -> languages, vocabularies
+        -> amounts (exact if all text was read, otherwise extrapolated) -> a sample -> language, vocabularies
 
 `prepare` uses the same readers, so the counts match what is encoded later.
 """
@@ -38,20 +38,20 @@ from nbtrain.corpus.sources.record_kind import first_records, source_of
 from nbtrain.corpus.survey.language import language_of
 
 READ_BYTES = 64 << 20
-"""Bytes of text that are read; amounts of a larger text are estimated."""
+"""Number of bytes of text to read; the amounts of a larger text are extrapolated."""
 SAMPLE_BYTES = 4 << 20
 LOOKED_AT_FILES = 8
 MOST_SOURCES = 4
-"""Entries of data.sources that fit into a run YAML of 20 lines."""
+"""Maximum number of entries in data.sources, so that the run YAML stays short."""
 MOST_PATTERNS = 4
-"""Patterns of a source's `exclude` that fit on a line."""
+"""Maximum number of patterns in a source's `exclude`, so that they fit on a line."""
 LEAST_DOCUMENTS = 200
-"""Number of documents from which a split by documents is even enough; plain text with fewer is cut."""
+"""Minimum number of documents for an even split; plain text with fewer files is cut into documents."""
 DOCUMENT_BYTES = (1 << 10, 64 << 10)
-"""Sizes of the smallest and the largest document that a plain text is cut into."""
+"""Minimum and maximum size in bytes of the documents into which a plain text is cut."""
 
 PLAIN_FILES = ("text", "jsonl", "parquet")
-"""Kinds whose files are searched in a folder; the contents of records decide their kind."""
+"""Kinds of source for whose files a folder is searched; the records then decide the final kind."""
 CONVERTED_BY = {
     ".pdf": "pdftotext",
     ".docx": "pandoc -t plain",
@@ -65,22 +65,22 @@ CONVERTED_BY = {
 
 @dataclass
 class Survey:
-    """The result of surveying some paths."""
+    """The result of survey(): the sources found at some paths, and the amount and language of their text."""
 
     sources: list[dict[str, Any]] = field(default_factory=list)
-    """Entries of data.sources, as a run YAML writes them."""
+    """Entries for data.sources of a run YAML."""
     files: int = 0
     documents: int = 0
     num_bytes: int = 0
     """UTF-8 bytes of text, without the empty and repeated documents that prepare drops."""
     is_exact: bool = True
-    """Whether all text was read; otherwise documents and bytes are extrapolated from the part that was."""
+    """Whether all text was read; otherwise documents and bytes are extrapolated from a part of it."""
     sample: list[str] = field(default_factory=list)
-    """Texts of about SAMPLE_BYTES, spread over what was read."""
+    """Texts of about SAMPLE_BYTES in total, spread over the text that was read."""
     language: str = ""
-    """The language of most of the sample, in English; "" if unknown."""
+    """English name of the language of most of the sample; "" if unknown."""
     notes: list[str] = field(default_factory=list)
-    """Notes on what was omitted and what is uncertain."""
+    """Clauses on what was skipped."""
 
     @property
     def kinds(self) -> set[str]:
@@ -101,18 +101,18 @@ class Survey:
 
 
 def survey(paths: Sequence[str | Path]) -> Survey:
-    """Survey files, folders and patterns. Raises DataError for paths that do not exist or cannot be read."""
+    """Survey files, folders and patterns. Raises DataError if a path does not exist or cannot be read."""
     found = Survey()
     for entry in dict.fromkeys(entry for path in paths for entry in _expanded(path)):
         found.sources += _sources_in(entry, found.notes)
     if not found.sources:
-        raise DataError("--text: no file or folder is named.")
+        raise DataError("--text: no file or folder was given.")
     found.sources = _fewer(found.sources)
     if len({_is_plain(kind) for kind in found.kinds}) > 1:
         listed = ", ".join(f"{source['path']} ({source['kind']})" for source in found.sources)
         raise DataError(
-            f"--text: plain text and fine-tuning examples cannot be mixed in one run: {listed}. Name only "
-            "one of the two kinds."
+            f"--text: plain text and fine-tuning examples cannot be mixed in one run: {listed}. Give only "
+            "one of the two."
         )
     readers = _readers(found.sources)
     if _is_whole_text(found.sources) and _counted_files(readers) < LEAST_DOCUMENTS:
@@ -123,7 +123,7 @@ def survey(paths: Sequence[str | Path]) -> Survey:
     found.files = _counted_files(readers)
     _read(found, readers)
     if not found.documents:
-        raise DataError(f"{found.sources[0]['path']}: no text is left: every document is empty or broken.")
+        raise DataError(f"{found.sources[0]['path']}: no usable text: every document is empty or broken.")
     found.language = language_of(found.sample)
     return found
 
@@ -176,7 +176,7 @@ def _sources_in(path: Path, notes: list[str]) -> list[dict[str, Any]]:
         split: dict[str, Any] = {}
         if mixed := choice.mixed_splits():
             split["split"] = "train"
-            notes.append(f"{name}: files of several splits ({mixed}); only the train files are read")
+            notes.append(f"{name}: holds files from several splits ({mixed}); only the train files are read")
             choice = Choice.of(path, reader.is_wanted, "train", [], name)
         if kind == "text":
             found.append({"kind": kind, "path": name, **split})
@@ -187,19 +187,19 @@ def _sources_in(path: Path, notes: list[str]) -> list[dict[str, Any]]:
         first, source = next(iter(looked_at.items()))
         if other := next((file for file, entry in looked_at.items() if entry != source), None):
             raise DataError(
-                f"{name}: holds records of several kinds: {display(first)} ({_shown(source)}) and "
-                f"{display(other)} ({_shown(looked_at[other])}). Name the files of one kind."
+                f"{name}: the folder contains records of several kinds: {display(first)} ({_shown(source)}) "
+                f"and {display(other)} ({_shown(looked_at[other])}). Give only files of one kind."
             )
         found.append({"kind": source.pop("kind"), "path": name, **split, **source})
     unread = sorted(display(path / file) for file in left or () if not stands_beside_data(Path(file).name))
     if not found:
         raise DataError(
-            f"{name}: holds no text: no .txt, .md, .jsonl, .json or .parquet file among "
-            f"{amounts.counted(num_files, 'file')}."
+            f"{name}: the folder contains no text: there is no .txt, .md, .jsonl, .json or .parquet file "
+            f"among its {amounts.counted(num_files, 'file')}."
         )
     if unread:
         more = f" and {len(unread) - 3:,} more" if len(unread) > 3 else ""
-        notes.append(f"skipped, not text: {', '.join(unread[:3])}{more}")
+        notes.append(f"skipped because not text: {', '.join(unread[:3])}{more}")
     return found
 
 
@@ -207,13 +207,13 @@ def _source_of_file(path: Path) -> dict[str, Any]:
     name, suffix = display(path), suffix_of(path.name)
     if suffix in CONVERTED_BY:
         raise DataError(
-            f"{name}: {suffix} files are not read. Convert it, with {CONVERTED_BY[suffix]}, and name what "
-            "it writes."
+            f"{name}: {suffix} files are not supported. Convert the file with {CONVERTED_BY[suffix]}, and "
+            "give the converted file."
         )
     if suffix == ".xml":
         raise DataError(
-            f"{name}: a Wikipedia dump needs its own kind of source: write a run YAML that extends gpt-tiny "
-            f"with data.sources: [{{kind: wiki, path: {name}}}]."
+            f"{name}: .xml files are supported only as Wikipedia dumps. For a dump, write a run YAML that "
+            f"extends gpt-tiny with data.sources: [{{kind: wiki, path: {name}}}]."
         )
     folder.is_file(path, name)
     if suffix in (*RECORDS, *COLUMNS):
@@ -225,13 +225,13 @@ def _source_of_file(path: Path) -> dict[str, Any]:
 def _source_of_records(path: Path, records: list[dict[str, Any]], kind: str) -> dict[str, Any]:
     name = display(path)
     if not records:
-        raise DataError(f"{name}: contains no records.")
+        raise DataError(f"{name}: the file contains no records.")
     source = source_of(records)
     if source is None:
         raise DataError(
-            f"{name}: no kind of source reads its records as they are: their keys are "
-            f'{keys_of(records[0])}. Plain text is under one key, as in {{"text": ...}}; '
-            "docs/finetuning-data.md shows the forms of fine-tuning examples."
+            f"{name}: no kind of source can read these records. The first record has the keys "
+            f'{keys_of(records[0])}. Plain text must be under one key, as in {{"text": ...}}; see '
+            "docs/finetuning-data.md for the formats of fine-tuning examples."
         )
     if source["kind"] == "jsonl":
         source["kind"] = kind
@@ -251,8 +251,9 @@ def _hf_dataset(path: Path) -> dict[str, Any]:
     found = _source_of_records(path, records, "hf-dataset")
     if found["kind"] != "hf-dataset":
         raise DataError(
-            f"{display(path)}: holds fine-tuning examples ({found['kind']}), which are read from .jsonl and "
-            ".parquet files: write it with to_parquet of Hugging Face's datasets, and name the file."
+            f"{display(path)}: the dataset contains fine-tuning examples ({found['kind']}), which are read "
+            "only from .jsonl and .parquet files. Write it to a file with to_parquet() of Hugging Face's "
+            "datasets, and give that file."
         )
     return {**source, **{key: value for key, value in found.items() if key == "text_key"}}
 
@@ -274,16 +275,17 @@ def _check_is_text(path: Path) -> None:
         text = "" if error.start < len(begun) - 4 else begun[: error.start].decode()
         if not text:
             raise DataError(
-                f"{display(path)}: is not UTF-8 text (byte 0x{begun[error.start]:02x} at {error.start:,}). "
-                "Convert it, for example with iconv -t UTF-8, and name the result."
+                f"{display(path)}: the file is not UTF-8 text (byte 0x{begun[error.start]:02x} at "
+                f"{error.start:,}). Convert it, for example with iconv -t UTF-8, and give the converted file."
             ) from None
     if "\0" in text:
-        raise DataError(f"{display(path)}: is not text: it holds zero bytes.")
+        raise DataError(f"{display(path)}: the file is not text: it contains bytes with the value zero.")
 
 
 def _fewer(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Merge the files of a folder that are read alike into one entry. Raises DataError if too many entries
-    remain.
+    """Merge entries for files of the same folder that are read alike into one entry for the folder.
+
+    Raises DataError if too many entries remain.
     """
     if len(sources) <= MOST_SOURCES:
         return sources
@@ -298,16 +300,15 @@ def _fewer(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
         merged += own if whole is None else [whole]
     if len(merged) > MOST_SOURCES:
         raise DataError(
-            f"--text: {len(merged)} files from folders with other files, but a run YAML names at most "
-            f"{MOST_SOURCES}. Put them into a folder without other text, and name the folder."
+            f"--text: the paths need {len(merged)} entries in data.sources, because their folders also "
+            f"contain other files, but at most {MOST_SOURCES} entries are written to a run YAML. Put the "
+            "files into a folder without other text, and give the folder."
         )
     return merged
 
 
 def _folder_of(parent: str, own: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return a folder entry that reads exactly these files; None if that needs too many `exclude`
-    patterns.
-    """
+    """Return a folder entry that reads exactly these files; None if it needs too many exclude patterns."""
 
     def relative_files(source: dict[str, Any]) -> set[str]:
         reader: Any = open_source(_adapted(source), "--text")
@@ -326,7 +327,7 @@ def _folder_of(parent: str, own: list[dict[str, Any]]) -> dict[str, Any] | None:
         return None
     exclude = {"exclude": sorted(patterns)} if patterns else {}
     for source in ({**whole, **exclude}, {**every, **exclude}):
-        # Without a split, a folder that mixes validation files with others is refused.
+        # A folder that mixes validation files with other files is refused if no split is set.
         with contextlib.suppress(DataError):
             if relative_files(source) == wanted:
                 return source
@@ -355,20 +356,20 @@ def _counted_files(readers: Sequence[Any]) -> int:
 
 
 def _cut_bytes(num_bytes: int) -> int:
-    """Return the size, a power of two, of the documents that plain text is split into."""
+    """Return the size in bytes, a power of two, of the documents into which plain text is cut."""
     smallest, largest = DOCUMENT_BYTES
     wanted = max(smallest, min(largest, num_bytes // LEAST_DOCUMENTS))
     return 1 << (wanted.bit_length() - 1)
 
 
 def _read(found: Survey, readers: Sequence[Any]) -> None:
-    """Count documents and bytes, and draw the sample. Whole parts are read, up to READ_BYTES."""
+    """Count documents and bytes, and draw the sample. Reads whole parts until READ_BYTES are reached."""
     sizes = [reader.total_bytes() or 0 for reader in readers]
     total = sum(sizes)
     kept_fraction = min(1.0, 1.5 * SAMPLE_BYTES / max(1, min(total, READ_BYTES)))
     generator, seen, repeated, sampled = random.Random(0), set[bytes](), 0, 0
     documents = num_bytes = 0.0
-    # The text of compressed files is larger than the files.
+    # The text of compressed files is larger than the files, so the bytes to expect are unknown.
     packed = (*compression.PACKED_SUFFIXES, *COLUMNS)
     is_packed = any(file.suffix.lower() in packed for reader in readers for file in reader.files())
     expected = None if is_packed else min(total, READ_BYTES) or None
@@ -381,15 +382,15 @@ def _read(found: Survey, readers: Sequence[Any]) -> None:
                 if own_bytes >= enough and consumed:
                     found.is_exact = False
                     break
-                # Progress in a file that is not compressed is in bytes of the file: its text is smaller or,
-                # in a template, larger.
+                # For uncompressed files, progress is counted in bytes of the file, although the text is
+                # smaller or, if a template is applied, larger.
                 left = math.inf if is_packed else part.size_bytes
                 for record in cleaned(reader.read(part, tally), cleaner, tally, reader.gives_unicode):
                     text = text_of(record)
                     if text is None:
                         raise DataError(
-                            f"{reader.config.path}: holds token ids, from which no tokenizer can be "
-                            "trained. Write a run YAML with kind: tokens; docs/data.md shows it."
+                            f"{reader.config.path}: contains token ids, from which no tokenizer can be "
+                            "trained. Write a run YAML with kind: tokens, as shown in docs/data.md."
                         )
                     encoded = text.encode()
                     if (identity := dedup.digest(encoded)) in seen:

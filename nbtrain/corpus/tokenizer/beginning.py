@@ -1,8 +1,8 @@
-"""Tokens that a tokenizer puts before a text by default in transformers, such as <s> of Llama 2 and Mistral.
+"""Finds the tokens that transformers puts before a text by default, such as <s> in Llama 2 and Mistral.
 
-They are in the post_processor of tokenizer.json. `add_bos_token` of tokenizer_config.json counts only for a
-vocabulary of two files, because transformers 5 ignores it if there is a tokenizer.json. The tokenizer.json
-that nbtrain builds from two files therefore gets the token in its post_processor.
+They are in the post_processor of tokenizer.json. `add_bos_token` in tokenizer_config.json counts only for
+vocab.json and merges.txt, because transformers 5 ignores it if there is a tokenizer.json. When nbtrain builds
+a tokenizer.json from these two files, it therefore puts the token into the post_processor.
 """
 
 from pathlib import Path
@@ -17,15 +17,13 @@ SAMPLE = "a"
 
 
 def ids_before_text(tokenizer: Any) -> list[int]:
-    """Return the ids that a tokenizers.Tokenizer puts before a text; ids that it puts after a text are
-    ignored.
-    """
+    """Return the ids that a tokenizers.Tokenizer puts before a text, without those that it puts after it."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     try:
         framed = tokenizer.encode(SAMPLE, add_special_tokens=True).ids
         alone = tokenizer.encode(SAMPLE, add_special_tokens=False).ids
-    except Exception:  # raised by Rust if a word-level vocabulary has neither this word nor an unknown token
+    except Exception:  # from Rust, if a word-level vocabulary has neither this word nor an unknown token
         return []
     places = range(len(framed) - len(alone) + 1)
     start = next((place for place in places if framed[place : place + len(alone)] == alone), 0)
@@ -33,17 +31,13 @@ def ids_before_text(tokenizer: Any) -> list[int]:
 
 
 def ids_before_text_of_two_files(folder: Path, tokenizer: Any) -> list[int]:
-    """Return the ids before a text for vocab.json and merges.txt, according to their
-    tokenizer_config.json.
-    """
+    """Return the ids before a text for vocab.json and merges.txt, as their tokenizer_config.json requests."""
     found = bos_id(folder, tokenizer) if settings_of(folder).get("add_bos_token") else None
     return [] if found is None else [found]
 
 
 def beginning_with(document: dict[str, Any], token: str, number: int) -> dict[str, Any]:
-    """Return a parsed tokenizer.json changed to put a token before each text, in the form that transformers
-    writes.
-    """
+    """Return a copy of a parsed tokenizer.json that puts a token before each text, as transformers does."""
 
     def piece(kind: str, name: str, type_id: int) -> dict[str, Any]:
         return {kind: {"id": name, "type_id": type_id}}
@@ -58,21 +52,22 @@ def beginning_with(document: dict[str, Any], token: str, number: int) -> dict[st
 
 
 def bos_id(folder: Path, tokenizer: Any) -> int | None:
-    """Return the id of the bos_token in a folder's tokenizer_config.json; None if there is no such token."""
+    """Return the id of the bos_token in a folder's tokenizer_config.json; None without such a token."""
     token = own_token(folder, "bos_token")
     return tokenizer.token_to_id(token) if token else None
 
 
 def own_token(folder: Path, name: str) -> str | None:
-    """Return the bos_token or eos_token of a folder's tokenizer_config.json, which is text or an object."""
+    """Return the text of a token in a folder's tokenizer_config.json, e.g. bos_token; None without it."""
     return _text_of(settings_of(folder).get(name))
 
 
 def special_tokens(folder: Path) -> dict[str, str | list[str]]:
     """Return {name: text} of the special tokens in a folder's settings, as chat templates use them.
 
-    The names are bos_token, eos_token, pad_token, unk_token and others; additional_special_tokens is a list.
-    As in transformers, tokens that are only in special_tokens_map.json count too.
+    The names are bos_token, eos_token, pad_token, unk_token and others; the value of
+    additional_special_tokens is a list. As in transformers, tokens that are only in special_tokens_map.json
+    count too.
     """
     found: dict[str, str | list[str]] = {}
     for name in (SPECIAL_TOKENS_MAP, SETTINGS):
@@ -93,14 +88,12 @@ def _text_of(token: object) -> str | None:
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
-    """Return a folder's tokenizer_config.json; {} if there is none. Raises RecordError if it is not an
-    object.
-    """
+    """Return a folder's tokenizer_config.json; {} without one. Raises RecordError if it is not an object."""
     return _object_of(folder, SETTINGS)
 
 
 def _object_of(folder: Path, name: str) -> dict[str, Any]:
     found = files.read_json(folder / name)
     if found is not None and not isinstance(found, dict):
-        raise RecordError(f"{folder / name}: must be a JSON object, but is {type(found).__name__}.")
+        raise RecordError(f"{folder / name}: must be a JSON object, but is a {type(found).__name__}.")
     return found or {}

@@ -1,7 +1,7 @@
 """Compares the ids of two tokenizer engines on texts for which engines are known to differ.
 
-The result is stored with the tokenizer, because loading HF tokenizers and comparing takes as long as encoding
-10 MB.
+The result is stored in the tokenizer folder, because loading HF tokenizers and comparing the texts takes as
+long as encoding 10 MB.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ Encode = Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]
 ENGINES = ("fastokens", "tokenizers")
 REMEMBERED = ".exactness.json"
 SAMPLE_TEXTS = 100
-SAMPLE_CHARS = 500  # compared of each text: tokenizers encodes 2 to 5 MB a second
+SAMPLE_CHARS = 500  # characters compared of each text; HF tokenizers encodes 2 to 5 MB per second
 
 HARD_TEXTS = (
     "",
@@ -36,10 +36,10 @@ HARD_TEXTS = (
     "don\u2019t I\u2019ll \u2018quoted\u2019 \u201cdouble\u201d",
     "0 12 123 1234 12345678901234567890 3.14 1,000 1e-9 0x7f \u0661\u0662\u0663 \u0967\u0968 \u00bd \u00b2 "
     "\u2167 a1b2c3",
-    # accents, marks, ligatures, odd cases
+    # accents, marks, ligatures, unusual upper and lower case
     "na\u00efve caf\u00e9 \u00c5ngstr\u00f6m e\u0301 a\u0300\u0316\u20dd \ufb01 \u00df \u017f \u0130 \u0131",
     "\u0300\u0301 starts with marks \u200b\u200c\u200d\ufeff\u00ad",
-    # characters that were spaces once, and the long s of a contraction
+    # a character that older Unicode versions count as a space, and a long s in contractions
     "\u182c\u1820\u1837\u180e\u1820 \u180e\u1820 x\u180e's \u180e\n the'\u017f THE'S 's'\u017f",
     # emoji with joiners, skins, flags, keycap
     "\U0001f469\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 \U0001f44d\U0001f3fd "
@@ -69,7 +69,7 @@ HARD_TEXTS = (
 
 def remembered(folder: Path, key: dict[str, str]) -> dict[str, Any] | None:
     """Return the result stored for `key`, {"difference": a difference or None}; None if nothing is stored."""
-    with contextlib.suppress(ValueError, OSError):  # torn or unreadable: compared again
+    with contextlib.suppress(ValueError, OSError):  # an incomplete or unreadable file: compare again
         value = files.read_json(folder / REMEMBERED)
         if isinstance(value, dict) and value.get("key") == key and "difference" in value:
             return value
@@ -77,15 +77,13 @@ def remembered(folder: Path, key: dict[str, str]) -> dict[str, Any] | None:
 
 
 def remember(folder: Path, key: dict[str, str], difference: str | None) -> None:
-    """Store the result. If the folder is not writable, the engines are compared again each time."""
+    """Store the result in the folder. If it is not writable, the engines are compared again each time."""
     with contextlib.suppress(OSError):
         files.write_json(folder / REMEMBERED, {"key": key, "difference": difference})
 
 
 def key_of(tokenizer_json_sha256: str, eod_token: str) -> dict[str, str]:
-    """Return the inputs that determine the result: the tokenizer, the engines' versions and the compared
-    texts.
-    """
+    """Return what determines the result: the tokenizer, the versions of the engines, the compared texts."""
     texts = hashlib.sha256("\0".join((*HARD_TEXTS, eod_token)).encode("utf-8", "surrogatepass"))
     return {
         "tokenizer.json": tokenizer_json_sha256,
@@ -97,22 +95,21 @@ def key_of(tokenizer_json_sha256: str, eod_token: str) -> dict[str, str]:
 def first_difference(
     encode: Encode, reference: Encode, sample_texts: Sequence[str], eod_token: str
 ) -> str | None:
-    """Describe the first text for which fastokens and HF tokenizers give different ids; None if there is
-    none.
+    """Return a clause on the first text for which fastokens and HF tokenizers differ; None if they agree.
 
-    Compares HARD_TEXTS, `eod_token` in several places, and the beginnings of the first SAMPLE_TEXTS texts.
+    Compares HARD_TEXTS, texts that contain `eod_token`, and the beginnings of the first SAMPLE_TEXTS texts.
     """
     eod = (eod_token, 2 * eod_token, f"a{eod_token}b", f" {eod_token} \n{eod_token}\n", eod_token[:-1])
     texts = [*HARD_TEXTS, *eod, *(text[:SAMPLE_CHARS] for text in sample_texts[:SAMPLE_TEXTS])]
     versions = " and ".join(f"{name} {importlib.metadata.version(name)}" for name in ENGINES)
-    # The reference runs first: its memory is free again when the other engine loads.
+    # HF tokenizers runs first, so that its memory is free again before fastokens loads.
     other_ids, other_offsets = reference(texts)
     try:
         ids, offsets = encode(texts)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # a Rust panic is not an Exception
-        return f"{versions} differ: fastokens fails ({error})"
+        return f"{versions} differ: fastokens failed ({error})"
     if np.array_equal(ids, other_ids) and np.array_equal(offsets, other_offsets):
         return None
     for number, text in enumerate(texts):

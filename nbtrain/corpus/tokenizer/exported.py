@@ -1,4 +1,4 @@
-"""The tokenizer of an exported model, in the files that transformers reads.
+"""Writes the tokenizer of an exported model, in the files that transformers reads.
 
     data/tokenizer/<name>/as-given/   the files of an imported tokenizer, unchanged (chat template, added
                                       tokens, settings). They are exported byte for byte, except for a list
@@ -8,7 +8,7 @@
     tokenizer.json                    the vocabulary, and
     tokenizer_config.json             the tokens that begin, end and pad a text, for PreTrainedTokenizerFast
 
-tokenizer.json alone would load too, but without a token that ends a text.
+transformers could load tokenizer.json alone, but then no token would end a text.
 """
 
 import json
@@ -39,14 +39,15 @@ CLASS = "PreTrainedTokenizerFast"
 def write_tokenizer(
     directory: Path, to: Path, model_max_length: int, vocab_size: int, end_ids: Collection[int] = ()
 ) -> dict[str, int | None]:
-    """Write the tokenizer in `directory` into the folder `to`; return the ids of the tokens around a text.
+    """Export the tokenizer in `directory` to the folder `to`; return the ids of its bos, eos and pad tokens.
 
-    `end_ids` are further ids that end a text, besides the tokenizer's own. `vocab_size` is the number of rows
+    `end_ids` are ids that end a text, in addition to the tokenizer's own. `vocab_size` is the number of rows
     of the model's embedding. Returns {bos_token_id, eos_token_id, pad_token_id}, where the padding token
     never ends a text. Raises the errors of Tokenizer.load, and DataError if a vocabulary in as-given/ has
     changed.
     """
-    from nbtrain.corpus.tokenizer.tokenizer import Tokenizer  # NumPy, which no other function here needs
+    # Imported here, because it imports NumPy, which no other function of this module needs.
+    from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(directory)
     kept = directory / KEPT
@@ -59,12 +60,13 @@ def write_tokenizer(
         token = tokenizer.eod_token
         settings = {
             "tokenizer_class": CLASS,
-            # A text begins as a document does in training: after the token that ends the document before.
+            # In training, each document follows the token that ends the previous document, so that token
+            # also begins a text.
             **dict.fromkeys(("bos_token", "eos_token"), token),
             "model_max_length": model_max_length,
             "clean_up_tokenization_spaces": False,
-            # By default transformers 4 adds token_type_ids: generate() refuses them for Llama, and GPT-2 adds
-            # the embedding of token 0 to every position.
+            # Without this, transformers 4 adds token_type_ids: generate() rejects them for Llama, and GPT-2
+            # would add the embedding of token 0 to every position.
             "model_input_names": ["input_ids", "attention_mask"],
         }
         files.write_json(to / SETTINGS, settings)
@@ -76,7 +78,7 @@ def write_tokenizer(
 
 
 def _refuse_changed_vocabulary(kept: Path, sha256_of_names: Mapping[str, str]) -> None:
-    """Raise DataError if a vocabulary file has changed, because its ids would mean other text.
+    """Raise DataError if a vocabulary file has changed, because its ids would mean different text.
 
     Settings and the chat template may be edited.
     """
@@ -84,9 +86,9 @@ def _refuse_changed_vocabulary(kept: Path, sha256_of_names: Mapping[str, str]) -
         path, known = kept / name, sha256_of_names.get(name)
         if path.is_file() and known is not None and files.sha256_of(path) != known:
             raise DataError(
-                f"{display(path)}: has changed since the tokenizer was imported. Ids would no longer mean "
-                f"the same text: restore it, or remove {display(kept.parent)} and run `nbtrain prepare "
-                "RUN.yaml`."
+                f"{display(path)}: the file has changed since the tokenizer was imported, so token ids would "
+                f"mean different text. Restore the file, or remove {display(kept.parent)} and run `nbtrain "
+                "prepare RUN.yaml`."
             )
 
 
@@ -95,8 +97,8 @@ def _renew_list(folder: Path) -> None:
 
     Some classes of transformers 5 (Qwen2Tokenizer, GPT2Tokenizer) read added tokens only from the list and
     would split new ones into characters; transformers 4 adds the list's tokens to those of tokenizer.json. If
-    both lists are equal, every version gives the ids of training. Without the list both versions use
-    tokenizer.json, but on a path that their sources call legacy.
+    both files list the same tokens, every version gives the ids of training. Without the list, both versions
+    use tokenizer.json, but in a code path that their source calls legacy.
     """
     settings = settings_of(folder)
     if ADDED_LIST in settings:
@@ -108,16 +110,14 @@ def _renew_list(folder: Path) -> None:
 
 
 def holds_tokenizer(folder: Path) -> bool:
-    """Return whether a folder holds a tokenizer in any format, including formats that an import would
-    refuse.
-    """
+    """Return whether a folder holds a tokenizer in any format, even one that an import would reject."""
     both = all((folder / name).is_file() for name in CONTENT_FILES)
     others = (*folder.glob("*.model"), *folder.glob("*.tiktoken"))
     return both or (folder / ONE_FILE).is_file() or any(others)
 
 
 def entries_of(folder: Path) -> dict[str, int]:
-    """Return {token: id} of a folder's tokenizer; {} if its format cannot be read.
+    """Return the vocabulary of a folder's tokenizer as {token: id}; {} if its format cannot be read.
 
     Raises DataError for damaged files, and for a two-file vocabulary that is not GPT-2's.
     """
@@ -135,21 +135,19 @@ def entries_of(folder: Path) -> dict[str, int]:
         added = (document or {}).get("added_tokens") or ()
         entries = {**vocabulary, **{entry["content"]: entry["id"] for entry in added}}
     except (KeyError, TypeError, IndexError):
-        what = "a vocabulary of GPT-2's form" if document is None else "a tokenizer.json of HF tokenizers"
+        what = "a vocab.json as GPT-2 has it" if document is None else "a tokenizer.json of HF tokenizers"
         raise DataError(f"{display(read)}: is not {what}.") from None
     for token, number in entries.items():
         if type(number) is not int or number < 0:
             raise DataError(
                 f"{display(read)}: the id of {shortened(repr(token))} is {shortened(json.dumps(number))}; an "
-                "id is a whole number of at least 0. Copy or download the file again."
+                "id must be a whole number of at least 0. Copy or download the file again."
             )
     return entries
 
 
 def framing_ids(folder: Path, default: int | None = None) -> dict[str, int | None]:
-    """Return the ids of bos, eos and pad in tokenizer_config.json; eos is `default` if it is missing
-    there.
-    """
+    """Return the bos, eos and pad ids from tokenizer_config.json; a missing eos id becomes `default`."""
     entries = entries_of(folder)
     found = {
         f"{kind}_token_id": entries.get(own_token(folder, f"{kind}_token") or "")
@@ -161,7 +159,7 @@ def framing_ids(folder: Path, default: int | None = None) -> dict[str, int | Non
 
 
 def chat_template(folder: Path) -> tuple[str, Path] | None:
-    """Return (chat template, its file) of a folder, where transformers looks for it; None if there is none.
+    """Return the chat template that transformers would use from a folder, and its file; None without one.
 
     Raises ValueError if the file is not text or not JSON.
     """
@@ -169,7 +167,7 @@ def chat_template(folder: Path) -> tuple[str, Path] | None:
         return (folder / CHAT_TEMPLATE).read_text(encoding="utf-8"), folder / CHAT_TEMPLATE
     found = settings_of(folder).get("chat_template")
     if isinstance(found, list):
-        # Several templates that have names.
+        # A list of named templates.
         found = next(
             (one.get("template") for one in found if isinstance(one, dict) and one.get("name") == "default"),
             None,
@@ -180,7 +178,7 @@ def chat_template(folder: Path) -> tuple[str, Path] | None:
 def is_as_given(directory: Path, sha256: str | None) -> bool:
     """Return whether the tokenizer in `directory` was imported from the tokenizer.json with this hash.
 
-    It may have additional tokens (tokenizer.added_tokens), which do not change the ids of the others.
+    It may have additional tokens (tokenizer.added_tokens), which do not change the ids of the other tokens.
     """
     manifest = read_manifest(directory) or {}
     return sha256 is not None and sha256 in (

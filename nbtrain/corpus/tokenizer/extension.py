@@ -8,10 +8,10 @@ from nbtrain.corpus.tokenizer.folder import ONE_FILE
 
 
 def ids_differ(known: Path, folder: Path) -> str:
-    """Describe the first token of `known` that the tokenizer in `folder` lacks or has under another id; "" if
-    none.
+    """Return a clause on the first token of `known` that differs in `folder`; "" if all ids are the same.
 
-    Raises DataError for a damaged tokenizer.json.
+    A token differs if the tokenizer in `folder` lacks it or has it under another id. Raises DataError for a
+    damaged tokenizer.json.
     """
     before, now = entries_of(known), entries_of(folder)
     for token, number in sorted(before.items(), key=lambda entry: entry[1]):

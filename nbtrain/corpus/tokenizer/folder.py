@@ -1,4 +1,4 @@
-"""A tokenizer's folder: importing a tokenizer, its manifest, and saving it."""
+"""Imports a tokenizer into its folder, saves a trained one, and reads the manifest."""
 
 import hashlib
 import json
@@ -26,8 +26,8 @@ EOD_TOKEN = "<|endoftext|>"
 
 SCHEMA_VERSION = 1
 
-# Keys that every manifest has. An imported tokenizer has also source and kept; before_text, and added_tokens
-# with extends, if there are any.
+# Keys that every manifest has. The manifest of an imported tokenizer also has source and kept, before_text if
+# there is such text, and added_tokens and extends if tokens were added.
 KEYS = (
     "schema_version",
     "vocab_size",
@@ -51,11 +51,11 @@ ADDED_TOKENS = "added_tokens.json"
 # Key of tokenizer_config.json for its list of added tokens, {id: entry}, as transformers 4 writes it.
 ADDED_LIST = "added_tokens_decoder"
 
-# Classes of transformers whose vocab.json and merges.txt describe the tokenizer completely.
+# transformers' classes for which vocab.json and merges.txt describe the tokenizer completely.
 GPT2_CLASSES = ("GPT2Tokenizer", "GPT2TokenizerFast")
 
-# The folder of the imported files, unchanged: nbtrain may change tokenizer.json itself, and the other files
-# hold what encoding does not need (chat template, tokens that begin and end a text).
+# The folder with the unchanged imported files: nbtrain may change the tokenizer.json that it loads, and the
+# other files hold what encoding does not need (chat template, tokens that begin and end a text).
 KEPT = "as-given"
 KEPT_FILES = (
     ONE_FILE,
@@ -75,14 +75,15 @@ SETTINGS_FILES = tuple(name for name in KEPT_FILES if name not in LISTS)
 
 
 class OtherFormat(NamedTuple):
-    """A tokenizer format that nbtrain does not read, and the program that converts it to a tokenizer.json."""
+    """A tokenizer format that nbtrain does not read, and how to convert it to a tokenizer.json."""
 
     name: str
     begins: re.Pattern[bytes]
-    """First bytes of a file in the format."""
+    """Pattern of the first bytes of a file in the format."""
     packages: str
+    """Packages that the conversion needs, followed by "is" or "are"."""
     load: str = "from transformers import AutoTokenizer; AutoTokenizer.from_pretrained('{folder}')"
-    """Python code that loads the tokenizer, with its folder or file as a placeholder."""
+    """Python code that loads the tokenizer, with the placeholder {folder} or {file}."""
 
     def command(self, path: Path) -> str:
         """Return the command that writes a tokenizer.json next to the file `path`."""
@@ -92,19 +93,19 @@ class OtherFormat(NamedTuple):
 
 
 OTHER_FORMATS = (
-    # A protobuf (sentencepiece_model.proto): field 1, the first piece, whose field 1 is its text.
+    # A protobuf (sentencepiece_model.proto): field 1 is the first piece, in which field 1 is its text.
     OtherFormat(
         "a SentencePiece model",
         re.compile(rb"\n[\x01-\x7f]\n[\x01-\x7f](<|\[|\xe2\x96\x81|[ -~])"),
         "transformers, sentencepiece and tiktoken are",
     ),
-    # Lines of a token in base64 and its rank.
+    # Each line is a token in base64 and its rank.
     OtherFormat(
         "a tiktoken file",
         re.compile(rb"([\w+/]{4})*([\w+/]{4}|[\w+/]{3}=|[\w+/]{2}==) [0-9]+\r?\n", re.ASCII),
         "transformers, sentencepiece and tiktoken are",
     ),
-    # JSON with the entries' bytes in base64 under "vocab", and the settings under "config".
+    # JSON with the bytes of the entries in base64 under "vocab", and settings under "config".
     OtherFormat(
         "Mistral's tekken.json",
         re.compile(rb'\s*\{(?=.*"(token_bytes"\s*:\s*"|default_vocab_size"\s*:))', re.S),
@@ -112,7 +113,7 @@ OTHER_FORMATS = (
         "from transformers.integrations.mistral import convert_tekken_tokenizer; "
         "convert_tekken_tokenizer('{file}')",
     ),
-    # A line per entry.
+    # One entry per line.
     OtherFormat(
         "a list of entries like BERT's vocab.txt",
         re.compile(rb"(?!\{)(\S+\r?\n){3}"),
@@ -120,12 +121,12 @@ OTHER_FORMATS = (
         "from transformers import BertTokenizer; BertTokenizer.from_pretrained('{folder}')",
     ),
 )
-# Names of such files, searched in a folder without a tokenizer.json.
+# Names of files in these formats, for which a folder without a tokenizer.json is searched.
 OTHER_NAMES = ("*.model", "*.tiktoken", "tekken.json", "vocab.txt")
 
 FORMAT_BYTES = 4 << 10
 
-# Other names for the end of a document or an answer; suggested if the configured one is missing.
+# Common names of tokens that end a document or an answer, suggested if the configured token is missing.
 EOD_CANDIDATES = """
 <|endoftext|> </s> <eos> <|end_of_text|> <|im_end|> <|eot_id|> <|end\u2581of\u2581sentence|> <|eos|>
 <end_of_turn> [EOS] [SEP]
@@ -133,9 +134,7 @@ EOD_CANDIDATES = """
 
 
 def read_manifest(directory: Path) -> dict[str, Any] | None:
-    """Return the manifest.json of a tokenizer folder; None if there is none. Raises DataError if it is
-    damaged.
-    """
+    """Return a tokenizer folder's manifest.json; None without one. Raises DataError if it is damaged."""
     path = directory / "manifest.json"
     try:
         manifest = files.read_json(path)
@@ -145,7 +144,9 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
         return None
     missing = [key for key in KEYS if not isinstance(manifest, dict) or key not in manifest]
     if missing:
-        raise DataError(f"{display(path)}: not a tokenizer's manifest: {missing[0]} is missing. {MADE_AGAIN}")
+        raise DataError(
+            f"{display(path)}: not a tokenizer's manifest: the key {missing[0]} is missing. {MADE_AGAIN}"
+        )
     return manifest
 
 
@@ -160,9 +161,10 @@ def manifest_of(directory: Path) -> dict[str, Any]:
 
 
 def folder_of(sha256: str, first: Sequence[Path] = (), eod_id: int | None = None) -> Path | None:
-    """Return the tokenizer folder in the data directory that has this hash; `first` is checked first.
+    """Return the folder of the tokenizer with this hash; None if no folder has it.
 
-    With `eod_id`, a folder whose tokenizer ends documents in that token is preferred.
+    Searches `first`, then the data directory. If `eod_id` is given, a tokenizer that ends documents with this
+    token is preferred.
     """
     others: list[Path] = []
     for folder in [*first, *sorted((data_home() / "tokenizer").glob("[!.]*"))]:
@@ -180,11 +182,12 @@ def adopt(
     """Import a tokenizer into `directory` and return its manifest, which is written last.
 
     `added_tokens` become separate entries. `path` is a tokenizer.json, a folder that holds one, or a folder
-    with GPT-2's vocab.json and merges.txt; it may be `directory` itself. If a folder has both, tokenizer.json
-    is used, because only it says how words are split, unless nbtrain created the folder.
+    with GPT-2's vocab.json and merges.txt; it may be `directory` itself. If a folder has all three files,
+    tokenizer.json is used, because only that file defines how words are split; in a folder that nbtrain
+    created, the other two are used.
 
-    Raises DataError if there is no tokenizer, if it cannot be read, if it lacks `eod_token`, and if two files
-    are not GPT-2's.
+    Raises DataError if there is no tokenizer, if it cannot be read or lacks `eod_token`, or if vocab.json and
+    merges.txt belong to a model other than GPT-2.
     """
     path, directory = Path(path), Path(directory)
     one_file = path if path.is_file() else path / ONE_FILE
@@ -205,9 +208,9 @@ def adopt(
             with other.open("rb") as stream:
                 _refuse_other_formats(other, stream.read(FORMAT_BYTES))
         raise DataError(
-            f"{display(path)}: there is no tokenizer. Give the path of a tokenizer.json, of a folder that "
-            f"holds one, or of a folder with vocab.json and merges.txt (GPT-2's encoder.json and vocab.bpe "
-            f"under other names)."
+            f"{display(path)}: no tokenizer found. Give the path of a tokenizer.json, of a folder that "
+            "contains one, or of a folder with vocab.json and merges.txt (GPT-2's encoder.json and "
+            "vocab.bpe, renamed)."
         )
     built, before = _from_two_files(path, eod_token)
     directory.mkdir(parents=True, exist_ok=True)
@@ -220,16 +223,18 @@ def adopt(
 
 
 def _beside(folder: Path) -> Path:
-    """Return the folder of the files that came with a tokenizer; in a folder that nbtrain created, the kept
-    files.
+    """Return the folder with the files that came with a tokenizer: `folder`, or its as-given/ subfolder.
+
+    as-given/ holds these files if nbtrain created `folder`.
     """
     is_ours = read_manifest(folder) is not None and (folder / KEPT).is_dir()
     return folder / KEPT if is_ours else folder
 
 
 def _given_sha256(path: Path, content: bytes) -> str:
-    """Return the hash of the model's own tokenizer.json, also if `path` is in a folder that nbtrain
-    created.
+    """Return the hash of the tokenizer.json as it was imported first.
+
+    If nbtrain created the folder of `path`, the manifest records that hash; otherwise `content` is hashed.
     """
     ours = read_manifest(path.parent) if path.name == ONE_FILE else None
     known = ours and (ours.get("extends") or (ours.get("kept") or {}).get(ONE_FILE))
@@ -239,7 +244,8 @@ def _given_sha256(path: Path, content: bytes) -> str:
 def _spelled(document: dict[str, Any]) -> str:
     """Serialize tokenizer.json with merges as "a b" and a sorted vocabulary, which loads a third faster."""
     model = document["model"]
-    # A space inside a piece would split it elsewhere; a byte-level BPE writes spaces as another letter.
+    # A merge with a space in one of its parts could not be split again. A byte-level BPE has no such merges,
+    # because it writes spaces as another character.
     if model["type"] == "BPE" and not any(" " in piece for merge in model["merges"] for piece in merge):
         model["merges"] = [" ".join(merge) for merge in model["merges"]]
     model["vocab"] = dict(sorted(model["vocab"].items()))
@@ -252,26 +258,22 @@ def _is_own(folder: Path) -> bool:
 
 
 def _refuse_other_formats(path: Path, content: bytes) -> None:
-    """Raise DataError with a conversion command if a file is a Git LFS pointer or has another tokenizer
-    format.
-    """
+    """Raise DataError if a file is a Git LFS pointer or another tokenizer format, which can be converted."""
     if problem := pointer_problem_of(path):
         raise DataError(f"{display(path)}: {problem}.")
     form = next((form for form in OTHER_FORMATS if form.begins.match(content[:FORMAT_BYTES])), None)
     if form is None:
         return
     raise DataError(
-        f"{display(path)}: is {form.name}; a tokenizer.json is needed. Most models have one in the same "
-        f"folder. Otherwise convert it once, where {form.packages} installed: {form.command(path)}, with the "
-        f"model's own tokenizer_config.json in that folder; then set tokenizer.path to "
+        f"{display(path)}: the file is {form.name}, but a tokenizer.json is needed. Most models have one in "
+        f"the same folder. Otherwise put the model's tokenizer_config.json into that folder and convert the "
+        f"file once, where {form.packages} installed: {form.command(path)}. Then set tokenizer.path to "
         f"{display(path.parent / ONE_FILE)}."
     )
 
 
 def _not_in_vocabulary(folder: Path, settings: dict[str, Any]) -> tuple[str, str] | None:
-    """Return (an added token that is missing from vocab.json, the file that lists it); None if there is
-    none.
-    """
+    """Return (an added token that vocab.json lacks, the file that lists the token); None if it has all."""
     beside = files.read_json(folder / ADDED_TOKENS)
     listed = settings.get(ADDED_LIST)
     entries = listed.values() if isinstance(listed, dict) else ()
@@ -286,21 +288,21 @@ def _not_in_vocabulary(folder: Path, settings: dict[str, Any]) -> tuple[str, str
 def refuse_other_than_gpt2(folder: Path) -> None:
     """Raise DataError if the files next to vocab.json and merges.txt belong to a model other than GPT-2.
 
-    The two files of such a slow tokenizer do not say how text is normalized and split (Qwen2: NFC, single
-    digits), and their vocabulary lacks the added tokens. Read like GPT-2's, they would silently give wrong
-    ids.
+    The two files of such a slow tokenizer do not define how text is normalized and split (Qwen2 uses NFC and
+    single digits), and their vocabulary lacks the added tokens. If they were read like GPT-2's, ids would
+    silently be wrong.
     """
     settings = settings_of(folder)
     named = settings.get("tokenizer_class")
     if named not in (None, *GPT2_CLASSES):
-        why = f"{SETTINGS} names {shortened(str(named))}, which splits text in another way"
+        why = f"{SETTINGS} names {shortened(str(named))}, which splits text differently"
     elif lacking := _not_in_vocabulary(folder, settings):
-        why = f"{lacking[1]} has the added token {shortened(lacking[0])}, which {VOCABULARY} lacks"
+        why = f"{lacking[1]} lists the added token {shortened(lacking[0])}, which {VOCABULARY} lacks"
     else:
         return
     raise DataError(
-        f"{display(folder)}: {VOCABULARY} and {MERGES} without a {ONE_FILE} are read as GPT-2's, and {why}. "
-        f"Write the {ONE_FILE} once, where transformers is installed: "
+        f"{display(folder)}: {VOCABULARY} and {MERGES} without a {ONE_FILE} are read as GPT-2's, but {why}. "
+        f"Create the {ONE_FILE} once, where transformers is installed: "
         f"{OTHER_FORMATS[0].command(folder / VOCABULARY)}."
     )
 
@@ -320,12 +322,12 @@ def _adopt_text(
     except Exception as error:
         is_one_of_two = all((path.parent / name).is_file() for name in CONTENT_FILES)
         both = (
-            f" Name the folder, {display(path.parent)}, for vocab.json and merges.txt."
+            f" To import vocab.json and merges.txt, give their folder, {display(path.parent)}."
             if is_one_of_two
             else ""
         )
         raise DataError(f"{display(path)}: not a tokenizer.json of HF tokenizers: {error}.{both}") from error
-    # Old files, GPT-2's own among them, name no model type and tokenizers infers it. Here it is recorded.
+    # Old files, such as GPT-2's own, do not name the model type, and tokenizers infers it. Record it here.
     is_typed = "type" in document["model"]
     document["model"]["type"] = type(built.model).__name__
     entries = built.get_vocab(with_added_tokens=True)
@@ -333,9 +335,10 @@ def _adopt_text(
     unknown = unknown_text(document)
     if unknown.becomes == "nothing":
         raise DataError(
-            f"{display(path)}: a BPE that has neither an entry for each byte nor an unknown token, so text "
-            f"would be lost silently. Train it again with all bytes (in HF tokenizers: BpeTrainer's "
-            "initial_alphabet=ByteLevel.alphabet()), or name one of its entries as model.unk_token in it."
+            f"{display(path)}: the BPE has neither an entry for each byte nor an unknown token, so text "
+            f"would be lost silently. Train it again with all bytes (in HF tokenizers: BpeTrainer with "
+            "initial_alphabet=ByteLevel.alphabet()), or set model.unk_token in the file to one of its "
+            "entries."
         )
     eod_id = entries[eod_token]
     entries |= _add(document, entries, added_tokens)
@@ -343,11 +346,11 @@ def _adopt_text(
         content = (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
     directory.mkdir(parents=True, exist_ok=True)
     kept = {}
-    # A folder of ours may already have added tokens: an export's list must include them.
+    # A folder that nbtrain created may already have added tokens, which an export must list too.
     ours = (read_manifest(path.parent) or {}) if path.name == ONE_FILE else {}
     all_added = [*ours.get("added_tokens", ()), *added_tokens]
     if path.name == ONE_FILE:
-        # Files that list the entries lack the added tokens.
+        # Do not copy files that list the vocabulary, because they lack the added tokens.
         kept = _keep(_beside(path.parent), directory, SETTINGS_FILES if all_added else KEPT_FILES)
     files.write_bytes(directory / ONE_FILE, content)
     sha256 = hashlib.sha256(content).hexdigest()
@@ -394,7 +397,7 @@ def _add(document: dict[str, Any], entries: dict[str, int], tokens: Sequence[str
 def _keep(path: Path, directory: Path, patterns: Sequence[str] = KEPT_FILES) -> dict[str, str]:
     """Copy the files that come with an imported tokenizer, unchanged; return {name: sha256}.
 
-    If there are no files besides the two of the vocabulary, nothing is copied.
+    If there are no files other than vocab.json and merges.txt, nothing is copied.
     """
     found = sorted(one for pattern in patterns for one in path.glob(pattern) if one.is_file())
     if {one.name for one in found} <= set(CONTENT_FILES):
@@ -414,8 +417,8 @@ def _keep(path: Path, directory: Path, patterns: Sequence[str] = KEPT_FILES) -> 
 def _fix(document: dict[str, Any], eod_token: str, eod_id: int) -> bool:
     """Change settings that would lose text or turn text into EOD. Return whether anything was changed.
 
-    Truncation and padding are for inference, dropout makes ids vary, and an EOD that is not marked as special
-    could match text.
+    Truncation and padding are meant for inference, dropout makes ids random, and an EOD that is not marked as
+    special could match text.
     """
     before = json.dumps(document)
     document["truncation"] = document["padding"] = None
@@ -433,9 +436,7 @@ def _fix(document: dict[str, Any], eod_token: str, eod_id: int) -> bool:
 
 
 def _text_may_become_eod(model: dict[str, Any], eod_token: str) -> bool:
-    """Return whether ordinary text could be encoded as the EOD's id by the model itself, without special
-    tokens.
-    """
+    """Return whether the model itself, without special tokens, could encode ordinary text as EOD."""
     if model["type"] != "BPE" or model.get("ignore_merges"):
         return True
     merges = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
@@ -447,13 +448,13 @@ def _require_eod(vocab: Iterable[str], eod_token: str, path: Path) -> None:
     if eod_token in vocab:
         return
     likely = [token for token in EOD_CANDIDATES if token in vocab]
-    offered = f"one of its tokens: {', '.join(likely)}" if likely else "one of its tokens"
-    rule = f"has no token {eod_token} to end documents with"
-    raise DataError(f"{display(path)}: {rule}. Set tokenizer.eod_token to {offered}.")
+    offered = f"one of these tokens: {', '.join(likely)}" if likely else "one of its tokens"
+    problem = f"the tokenizer has no token {eod_token}, which is to end documents"
+    raise DataError(f"{display(path)}: {problem}. Set tokenizer.eod_token to {offered}.")
 
 
 def from_vocabulary(vocab: Path, merges: Path, eod_token: str = EOD_TOKEN) -> Any:
-    """Build a tokenizers.Tokenizer from GPT-2's two files. Raises DataError if they do not fit together."""
+    """Build a tokenizers.Tokenizer from GPT-2's two files. Raises DataError if they are not usable."""
     import tokenizers
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel
@@ -471,16 +472,14 @@ def from_vocabulary(vocab: Path, merges: Path, eod_token: str = EOD_TOKEN) -> An
     if missing := [letter for letter in ByteLevel.alphabet() if letter not in entries]:
         raise DataError(
             f"{display(vocab)}: not a byte-level BPE: {len(missing)} of the 256 bytes have no entry, so text "
-            f"would be lost. Give its tokenizer.json instead."
+            f"would be lost. Import the tokenizer's tokenizer.json instead."
         )
     built.add_special_tokens([eod_token])
     return built
 
 
 def _from_two_files(folder: Path, eod_token: str) -> tuple[Any, list[int]]:
-    """Return (tokenizers.Tokenizer of a folder's two files, the ids that their settings put before a
-    text).
-    """
+    """Return (a tokenizers.Tokenizer from a folder's two files, the ids that settings put before a text)."""
     import tokenizers
 
     built = from_vocabulary(folder / VOCABULARY, folder / MERGES, eod_token)
@@ -508,10 +507,11 @@ def save(
     eod_token: str = EOD_TOKEN,
     **imported: Any,
 ) -> dict[str, Any]:
-    """Write the four files into `directory` and return the manifest, which is written last.
+    """Save a tokenizer as four files in `directory` and return its manifest, which is written last.
 
-    The vocabulary file of an imported tokenizer is not written again. `trained` records the settings and the
-    text of a training; it is None for an imported tokenizer. `imported` holds further keys of the manifest.
+    If vocab.json and merges.txt are there already, as for an imported tokenizer, they stay unchanged.
+    `trained` records the settings and the text of a training; it is None for an imported tokenizer.
+    `imported` holds further keys of the manifest.
     """
     directory.mkdir(parents=True, exist_ok=True)
     if not all((directory / name).is_file() for name in CONTENT_FILES):
@@ -522,7 +522,7 @@ def save(
         name: {"bytes": (directory / name).stat().st_size, "sha256": files.sha256_of(directory / name)}
         for name in (*CONTENT_FILES, ONE_FILE)
     }
-    # Hash of the vocabulary alone: the next version of tokenizers may write tokenizer.json differently.
+    # Hash only the vocabulary, because another version of tokenizers may write tokenizer.json differently.
     identity = "".join(f"{name} {entries[name]['sha256']}\n" for name in CONTENT_FILES)
     manifest = {
         "schema_version": SCHEMA_VERSION,
@@ -530,7 +530,7 @@ def save(
         "eod_id": tokenizer.token_to_id(eod_token),
         "eod_token": eod_token,
         "eod_from_text": _text_may_become_eod(document["model"], eod_token),
-        "unknown_id": None,  # it has all 256 bytes
+        "unknown_id": None,  # not needed, because the vocabulary has all 256 bytes
         "sha256": hashlib.sha256(identity.encode()).hexdigest(),
         "files": entries,
         "trained": trained,

@@ -1,7 +1,7 @@
-"""Finds special tokens in the templates of a run's conversations, which training encodes as plain text.
+"""Finds special tokens in a run's conversation templates, which training encodes as plain text.
 
 A pretrained model knows these markers as single tokens, so they are reported before data is prepared. The
-setting tokenizer.added_tokens makes them tokens (folder.py).
+setting tokenizer.added_tokens makes them single tokens in training too (folder.py).
 """
 
 from pathlib import Path
@@ -15,9 +15,10 @@ from nbtrain.corpus.tokenizer.folder import ONE_FILE, read_manifest
 
 
 def markers_as_letters(config: RunConfig) -> list[str]:
-    """Return the special tokens that a template of data.sources contains as text, ordered by id.
+    """Return the special tokens that a template in data.sources contains as text, ordered by id.
 
-    They are looked up in the run's tokenizer, or in the one that it will import; [] if there is none yet.
+    The special tokens are those of the run's tokenizer, or of the tokenizer that it will import. The list is
+    empty if there is no tokenizer yet.
     """
     text = "\n".join(text_of_template(source) for source in config.data.sources)
     if not text.strip():
@@ -26,7 +27,7 @@ def markers_as_letters(config: RunConfig) -> list[str]:
         document = orjson.loads((_folder(config) / ONE_FILE).read_bytes())
         special = [one["content"] for one in document.get("added_tokens") or () if one["special"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return []  # a missing or damaged file is refused when it is read
+        return []  # a missing or damaged file is reported when the tokenizer is loaded
     return [token for token in special if token in text and token not in config.tokenizer.added_tokens]
 
 
@@ -36,8 +37,8 @@ def markers_sentence(config: RunConfig) -> tuple[str, str] | None:
         return None
     kind = "a special token" if len(found) == 1 else "special tokens"
     said = (
-        f"the template of the conversations contains {', '.join(found)}, which the tokenizer has as {kind}: "
-        f"training encodes the characters, so the model does not see a marker that it may know."
+        f"the conversation template contains {', '.join(found)}, which the tokenizer has as {kind}. Training "
+        f"encodes the template as plain characters, so the model does not see the markers that it may know."
     )
     fix = (
         "List such markers in tokenizer.added_tokens, with a separate tokenizer for this run; their ids stay "
@@ -45,7 +46,8 @@ def markers_sentence(config: RunConfig) -> tuple[str, str] | None:
     )
     if config.tokenizer.eod_token in found:
         fix += (
-            f" {config.tokenizer.eod_token} is tokenizer.eod_token, which no text can hold: set another one."
+            f" {config.tokenizer.eod_token} is tokenizer.eod_token, which no text may contain as a token: "
+            "set tokenizer.eod_token to another token."
         )
     return said, fix
 

@@ -1,6 +1,6 @@
-"""The folder that a run's model was imported from, if the run still uses that folder's tokenizer.
+"""Reads from which folder a run's model was imported, if the run still uses the tokenizer of that folder.
 
-The run's init_from.json records it. A run that started from another run inherits that run's record.
+The run's init_from.json records the folder. A run that started from another run inherits that run's record.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ KEYS = ("config", "generation_config", "tokenizer_sha256")
 
 
 def recorded_origin(run: RunDir) -> dict[str, Any]:
-    """Return {config, generation_config, tokenizer_sha256} from init_from.json; {} if there is none."""
+    """Return config, generation_config and tokenizer_sha256 as init_from.json records them; {} without it."""
     record = files.read_json(run.init_from_json) or {}
     # A run that started from another run has copied the origin of that run.
     found = record.get("origin", record)
@@ -25,7 +25,7 @@ def recorded_origin(run: RunDir) -> dict[str, Any]:
 
 
 def origin_of(run: RunDir, directory: Path) -> dict[str, Any]:
-    """Return recorded_origin(), or {} if the tokenizer in `directory` is not the recorded one."""
+    """Return recorded_origin(); {} if the tokenizer in `directory` is not the recorded one."""
     found = recorded_origin(run)
     return found if is_as_given(directory, found.get("tokenizer_sha256")) else {}
 
@@ -33,8 +33,8 @@ def origin_of(run: RunDir, directory: Path) -> dict[str, Any]:
 def end_ids(run: RunDir, tokenizer: "Tokenizer") -> frozenset[int]:
     """Return the ids that end a text: the tokenizer's, and all ids at which transformers' generate() stops.
 
-    Models trained to answer have several (Llama 3 Instruct has three, in eos_token_id of
-    generation_config.json). If generation_config.json is missing, the ids in config.json are used.
+    Instruction-tuned models have several: Llama 3 Instruct has three, in eos_token_id of
+    generation_config.json. If generation_config.json is missing, the ids in config.json are used.
     """
     found = origin_of(run, tokenizer.directory)
     settings = found.get("generation_config") or found.get("config") or {}
@@ -42,5 +42,5 @@ def end_ids(run: RunDir, tokenizer: "Tokenizer") -> frozenset[int]:
 
 
 def ids_in(value: Any) -> list[int]:
-    """Return the ids in an eos_token_id, which is a number, a list or missing; other values are ignored."""
+    """Return the ids in an eos_token_id, which may be a number, a list or missing; ignore other values."""
     return [one for one in (value if isinstance(value, list) else [value]) if type(one) is int]

@@ -1,4 +1,4 @@
-"""Detects a tokenizer that was trained on text other than the dataset's, for which it needs more tokens."""
+"""Detects a tokenizer that was trained on other text than the dataset's, and so needs more tokens for it."""
 
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,10 @@ NAMED_SOURCES = 2
 
 
 def other_text_of(directory: Path, wanted: dict[str, Any]) -> str:
-    """Return a clause on the other text that the tokenizer in `directory` was trained on; "" if there is
-    none.
+    """Return a clause on the other text that the tokenizer in `directory` was trained on, otherwise "".
 
     `wanted` holds the sources and the cleaning of a dataset, as corpus/requested_settings.py records them.
-    The training text is unknown, and "" is returned, if the tokenizer was imported or does not exist.
+    Returns "" also if the tokenizer was imported, so that its training text is unknown, or does not exist.
     """
     manifest = read_manifest(directory)
     trained = manifest and manifest["trained"]

@@ -1,14 +1,14 @@
 """Chooses the padding token of an exported tokenizer, which must never also end a text.
 
-transformers' collators exclude every padding token from the loss. If that token also ends a text, a model
-that is trained further never sees the end of a text and does not learn to stop. An export therefore uses the
-first of these that the vocabulary has:
+transformers' collators exclude every padding token from the loss. If the padding token also ends a text, a
+model that is trained further never sees the end of a text in the loss, and does not learn to stop. An export
+therefore uses the first of these tokens that the vocabulary has:
 
     the pad_token of the settings, if it does not end a text
     a special token for padding (<pad>, <|finetune_right_pad_id|>), or an unused one (<|reserved_...|>)
     the unknown token
-    <|padding|>, as another name for a byte that never occurs: 0xFF is not used in UTF-8, so no id of a text
-        changes, and the model has a row for it
+    <|padding|>, as a new name for the entry of a byte that never occurs: 0xFF is not used in UTF-8, so the
+        ids of texts stay the same, and the model's embedding has a row for it
 """
 
 import re
@@ -23,7 +23,7 @@ from nbtrain.corpus.tokenizer.unfinished import byte_letters
 from nbtrain.corpus.tokenizer.unknown import is_byte_level
 
 PADDING = "<|padding|>"
-# Patterns of names of special tokens in public vocabularies.
+# Patterns that match names of special tokens in public vocabularies: padding tokens, and unused tokens.
 FOR_PADDING = re.compile(r"(?i)(^|[^a-z])(right_)?pad(ding)?([^a-z]|$)")
 WITHOUT_USE = re.compile(r"(?i)(reserved|unused|dummy|placeholder|<\|?extra_?)")
 # Bytes that do not occur in UTF-8.
@@ -33,8 +33,8 @@ UNUSED_BYTES = (*range(0xFF, 0xF4, -1), 0xC1, 0xC0)
 def give_padding(folder: Path, end_ids: Collection[int], vocab_size: int) -> str | None:
     """Set a padding token in an exported tokenizer's settings and return it; None if no token qualifies.
 
-    Files that already have a padding token that does not end a text are left unchanged. `vocab_size` is the
-    number of rows of the model's embedding; tokens with larger ids do not qualify.
+    If the settings already have a padding token that does not end a text, the files stay unchanged.
+    `vocab_size` is the number of rows of the model's embedding; tokens with ids beyond it do not qualify.
     """
     document: dict[str, Any] = files.read_json(folder / ONE_FILE) or {}
     named = special_tokens(folder)
@@ -79,7 +79,10 @@ def _entries(document: dict[str, Any]) -> dict[str, int]:
 
 
 def _of_an_unused_byte(folder: Path, document: dict[str, Any], vocab_size: int) -> str | None:
-    """Rename the entry of a byte that never occurs to PADDING in all files of the vocabulary."""
+    """Rename the entry of a byte that never occurs to PADDING in all files of the vocabulary.
+
+    Returns PADDING, or None if there is no such entry.
+    """
     model = document.get("model", {})
     vocabulary, letters = model.get("vocab"), byte_letters()
     if not isinstance(vocabulary, dict) or not is_byte_level(document) or PADDING in _entries(document):

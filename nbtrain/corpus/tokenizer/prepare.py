@@ -1,4 +1,4 @@
-"""The tokenizer step of `prepare`: keeps, imports, or trains a tokenizer on a sample of the corpus."""
+"""The tokenizer step of `prepare`: keep a tokenizer, import one, or train one on a sample of the corpus."""
 
 import logging
 import shutil
@@ -45,7 +45,7 @@ NAMED_CHANGES = 3
 
 
 def is_trained(config: RunConfig) -> bool:
-    """Return whether the tokenizer needs no training: it is trained already, or is imported."""
+    """Return whether the run's tokenizer is already trained, or is imported and needs no training."""
     directory = tokenizer_dir(config.tokenizer.name)
     return (
         config.tokenizer.path is not None
@@ -55,7 +55,10 @@ def is_trained(config: RunConfig) -> bool:
 
 
 def prepare_tokenizer(config: RunConfig, corpus: Corpus, force: bool, say: Say) -> Tokenizer | None:
-    """Return the tokenizer of a run; None if the run needs none and none exists. Raises DataError."""
+    """Return the tokenizer of a run, made if necessary; None if it does not exist and the run needs none.
+
+    Raises DataError if the tokenizer does not fit the run or cannot be made.
+    """
     directory = tokenizer_dir(config.tokenizer.name)
     with locked_directory(directory.parent):
         for leftover in directory.parent.glob(f".{directory.name}.*.tmp"):
@@ -83,9 +86,9 @@ def _check_size(config: RunConfig, loaded: Tokenizer) -> None:
     if loaded.vocab_size > config.tokenizer.vocab_size:
         set_by = origin(config, "tokenizer.vocab_size")
         raise DataError(
-            f"{display(directory)}: {loaded.vocab_size:,} entries, but {set_by} sets tokenizer.vocab_size = "
-            f"{config.tokenizer.vocab_size:,}, for which the model is built. Set it to {loaded.vocab_size}, "
-            f"or name another tokenizer."
+            f"{display(directory)}: the tokenizer has {loaded.vocab_size:,} entries, but {set_by} sets "
+            f"tokenizer.vocab_size = {config.tokenizer.vocab_size:,}, which is the size of the model's "
+            f"embedding. Set it to {loaded.vocab_size}, or set tokenizer.name to another tokenizer."
         )
 
 
@@ -114,15 +117,16 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
         say("kept" if trained else "used", f"{display(directory)}: {loaded.vocab_size:,} entries, {how}")
         return loaded
     if not _has_text(config):
-        why = "every source is token ids" if config.data.sources else "data.sources is empty"
-        say("used", f"none: {why} and {display(directory)} is not there; text cannot be shown")
+        why = "all sources are token ids" if config.data.sources else "data.sources is empty"
+        say("used", f"none, because {why} and {display(directory)} does not exist; text cannot be shown")
         return None
     if config.init_from is not None:
+        state = "would be trained again" if manifest else "does not exist"
         raise DataError(
             f"{place_of_setting(config, 'tokenizer.name')} = {config.tokenizer.name}: {display(directory)} "
-            f"is {'to be trained again' if manifest else 'not there'}, and the weights of init_from "
-            f"({config.init_from}) are only valid for the ids of their own tokenizer. Prepare the data of "
-            "the run that they come from first, or set tokenizer.path to their tokenizer."
+            f"{state}, but the weights from init_from ({config.init_from}) are only valid for the ids of "
+            "their own tokenizer. Prepare the data of the run that they come from first, or set "
+            "tokenizer.path to their tokenizer."
         )
     why = "force" if manifest else f"{display(directory)} is not there"
     manifest, note = _train(config, directory, corpus)
@@ -130,9 +134,9 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
     say("made", f"{why}: {loaded.vocab_size:,} entries{note}")
     if loaded.vocab_size < config.tokenizer.vocab_size:
         logger.warning(
-            "%s: only %s entries, because the text is too small for more merges. The model is built for "
-            "%s = %s, but the higher ids never occur. Use more text, or set it to %s and prepare again with "
-            "--force.",
+            "%s: the tokenizer has only %s entries, because the text is too small for more merges. The model "
+            "is built for %s = %s, but the higher ids never occur. Use more text, or set it to %s and run "
+            "prepare again with --force.",
             display(directory),
             f"{loaded.vocab_size:,}",
             place_of_setting(config, "tokenizer.vocab_size"),
@@ -143,36 +147,34 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
 
 
 def _why_kept(config: RunConfig) -> str:
-    """Return why a run uses a tokenizer trained on other text, as a clause; "" if the run has no text."""
+    """Return a clause on why a run uses a tokenizer trained on other text; "" if the run has no sources."""
     if config.init_from is not None:
-        return f"; the weights of init_from ({config.init_from}) were trained with its ids"
-    return f"; {place_of_setting(config, 'tokenizer.name')} names it" if config.data.sources else ""
+        return f"; the weights from init_from ({config.init_from}) were trained with its ids"
+    return f"; selected by {place_of_setting(config, 'tokenizer.name')}" if config.data.sources else ""
 
 
 def _has_text(config: RunConfig) -> bool:
-    """Return whether a tokenizer can be trained on the run's sources: not all of them are token ids."""
+    """Return whether a tokenizer can be trained on the run's sources: at least one is not token ids."""
     return any(source.kind != "tokens" for source in config.data.sources)
 
 
 def _check_own(
     config: RunConfig, manifest: dict[str, Any] | None, directory: Path, others: list[str]
 ) -> None:
-    """Raise DataError if a run without tokenizer.name would use a tokenizer that was not trained on its
-    text.
-    """
+    """Raise DataError if a run without tokenizer.name would use a tokenizer trained on other text."""
     if config.names_tokenizer or config.init_from is not None or not _has_text(config):
         return
     name, trained = config.tokenizer.name, manifest and manifest["trained"]
     if trained and same_text(trained, settings(config)):
         return
-    found = "holds an imported tokenizer"
+    found = "the folder holds an imported tokenizer"
     if trained:
         changed = differences(text_of_settings(trained), text_of_settings(settings(config)), "data")
-        found = "was trained on other text: " + "; ".join(
+        found = "the tokenizer was trained on other text: " + "; ".join(
             f"{key} = {before} there, {now} in this run" for key, before, now in changed[:NAMED_CHANGES]
         )
     again = f"; or {FORCE}" if trained and not others else ""
-    used = f" ({', '.join(others)}: encoded with it)" if others else ""
+    used = f" (datasets encoded with it: {', '.join(others)})" if others else ""
     raise DataError(
         f"{display(directory)}: {found}{used}. This run does not set tokenizer.name, so it would train its "
         f"own tokenizer under the name of its dataset. Give data.name another value; to encode with the "
@@ -188,17 +190,18 @@ def _brought(
     is_there = folder.exists() and directory.exists() and folder.samefile(directory)
     if config.tokenizer.added_tokens and is_there:
         raise DataError(
-            f"{place_of_setting(config, 'tokenizer.added_tokens')}: {display(directory)} is the tokenizer "
-            "that they are added to, and runs may refer to it. Give tokenizer.name another value."
+            f"{place_of_setting(config, 'tokenizer.added_tokens')}: the tokens would be added to the "
+            f"tokenizer in {display(directory)} itself, but other runs may refer to it. Give tokenizer.name "
+            "another value."
         )
     if is_there and manifest is not None:
         return _named_itself(config, directory, manifest, say)
     if is_there:
         found = adopt(directory, eod_token, directory)
         loaded = Tokenizer.load(directory, manifest=found)
-        # tokenizer.json is also written from two files; if it is the only one listed, it is the source.
+        # From vocab.json and merges.txt, nbtrain also writes a tokenizer.json; then three files are listed.
         read = f"{ONE_FILE} was" if [*found["files"]] == [ONE_FILE] else "vocab.json and merges.txt were"
-        say("used", f"{read} in {display(directory)}: {loaded.vocab_size:,} entries")
+        say("used", f"{read} already in {display(directory)}: {loaded.vocab_size:,} entries")
         return loaded
     if (
         manifest is not None
@@ -217,17 +220,17 @@ def _brought(
         same = manifest is not None and all(manifest[key] == found[key] for key in ("sha256", "eod_id"))
         if manifest is not None and not same and not force:
             raise DataError(
-                f"{display(directory)}: holds another tokenizer ({_named(manifest)}), not that of "
+                f"{display(directory)}: the folder holds another tokenizer ({_named(manifest)}) than "
                 f"{display(path)} ({_named(found)}). Datasets and runs may refer to it: give tokenizer.name "
                 f"another value, or {FORCE}."
             )
         if manifest is not None and not same and (others := _encoded_with(manifest, config)):
             raise DataError(
-                f"{display(directory)}: cannot be replaced: datasets encoded with its tokenizer "
-                f"({_named(manifest)}) would become unreadable: {', '.join(others)}. Give tokenizer.name "
+                f"{display(directory)}: the tokenizer ({_named(manifest)}) cannot be replaced, because "
+                f"datasets encoded with it would become unreadable: {', '.join(others)}. Give tokenizer.name "
                 "another value."
             )
-        # An import of a single file keeps nothing; an import of its folder adds the files that come with it.
+        # Importing a single file stores nothing in as-given/; importing its folder adds the files next to it.
         renewed = not same or (found["kept"] and not (manifest or {}).get("kept"))
         if renewed:
             _put_in_place(made, directory)
@@ -241,40 +244,36 @@ def _brought(
 
 
 def _named_itself(config: RunConfig, directory: Path, manifest: dict[str, Any], say: Say) -> Tokenizer:
-    """Return the tokenizer of a run whose tokenizer.path is the tokenizer's own folder; it is left
-    unchanged.
-    """
+    """Return the tokenizer, unchanged, of a run whose tokenizer.path is the tokenizer's own folder."""
     loaded = Tokenizer.load(directory, manifest=manifest)
     if loaded.eod_token != config.tokenizer.eod_token:
         raise DataError(
-            f"{display(directory)}: ends documents in {loaded.eod_token}, but "
+            f"{display(directory)}: the tokenizer ends documents with {loaded.eod_token}, but "
             f"{origin(config, 'tokenizer.eod_token')} sets tokenizer.eod_token = "
-            f"{config.tokenizer.eod_token}. Datasets and runs may refer to it: set it to {loaded.eod_token}, "
-            "or give tokenizer.name another value."
+            f"{config.tokenizer.eod_token}. Datasets and runs may refer to the tokenizer: set "
+            f"tokenizer.eod_token to {loaded.eod_token}, or give tokenizer.name another value."
         )
-    say("kept", f"{display(directory)}: {loaded.vocab_size:,} entries, named by tokenizer.path itself")
+    say("kept", f"{display(directory)}: {loaded.vocab_size:,} entries; tokenizer.path is this same folder")
     return loaded
 
 
 def _refuse_strange(directory: Path, manifest: dict[str, Any] | None) -> None:
-    """Raise DataError if a tokenizer folder holds files that nbtrain did not write and would have to
-    replace.
-    """
+    """Raise DataError if a tokenizer folder holds files that nbtrain did not write but would replace."""
     if manifest is not None or not directory.is_dir():
         return
-        # Names that begin with a dot belong to a file manager or to Jupyter.
+    # Names that begin with a dot belong to a file manager or to Jupyter.
     if strange := sorted(path.name for path in directory.iterdir() if not path.name.startswith(".")):
         raise DataError(
-            f"{display(directory)}: holds {strange[0]} without a manifest: nbtrain did not make it. To use "
-            f"the tokenizer in that folder, put its {ONE_FILE} into that folder, set tokenizer.name and "
-            "leave tokenizer.path empty; otherwise move the folder away, or give tokenizer.name another "
-            "value."
+            f"{display(directory)}: the folder contains {strange[0]} but no manifest, so nbtrain did not "
+            f"make it. To use the tokenizer in this folder, put its {ONE_FILE} into the folder, set "
+            "tokenizer.name and leave tokenizer.path empty; otherwise move the folder away, or give "
+            "tokenizer.name another value."
         )
 
 
 def _named(manifest: dict[str, Any]) -> str:
-    """Describe a tokenizer by the two properties that distinguish it from others."""
-    return f"sha256 {manifest['sha256'][:12]}, ends documents in {manifest['eod_token']}"
+    """Return a clause with the two properties that distinguish a tokenizer from others."""
+    return f"sha256 {manifest['sha256'][:12]}, ends documents with {manifest['eod_token']}"
 
 
 def _encoded_with(manifest: dict[str, Any], config: RunConfig) -> list[str]:
@@ -302,7 +301,7 @@ def _same_files(path: Path, manifest: dict[str, Any]) -> bool:
 
 def _put_in_place(made: Path, directory: Path) -> None:
     if directory.is_dir():
-        # A folder cannot be renamed over one that holds files.
+        # A folder cannot be renamed to the name of a folder that contains files.
         old = directory.with_name(f".{directory.name}.old.tmp")
         directory.rename(old)
         made.rename(directory)
@@ -313,7 +312,10 @@ def _put_in_place(made: Path, directory: Path) -> None:
 
 
 def _holds_files(directory: Path) -> bool:
-    """Return whether a folder holds a tokenizer. Raises DataError if one of its two files is missing."""
+    """Return whether a folder holds a tokenizer.
+
+    Raises DataError if only one of vocab.json and merges.txt is there.
+    """
     if (directory / ONE_FILE).is_file():
         return True
     present = [name for name in CONTENT_FILES if (directory / name).is_file()]
@@ -321,7 +323,8 @@ def _holds_files(directory: Path) -> bool:
         lacking = next(name for name in CONTENT_FILES if name not in present)
         raise DataError(
             f"{display(directory / lacking)}: no such file. An imported tokenizer consists of vocab.json and "
-            f"merges.txt, or of a {ONE_FILE}; put it there, or remove the folder to have one trained."
+            f"merges.txt, or of a {ONE_FILE}. Add the missing file, or remove the folder to train a "
+            "tokenizer."
         )
     return bool(present)
 
@@ -341,8 +344,8 @@ def _check_trained_for(config: RunConfig, manifest: dict[str, Any], directory: P
     ]
     if changed:
         raise DataError(
-            f"{display(directory)}: trained with other settings: {'; '.join(changed)}. Datasets and runs may "
-            f"refer to it: give tokenizer.name another value, or {FORCE}."
+            f"{display(directory)}: the tokenizer was trained with other settings: {'; '.join(changed)}. "
+            f"Datasets and runs may refer to it: give tokenizer.name another value, or {FORCE}."
         )
 
 
@@ -351,7 +354,7 @@ def _shown(value: Any) -> str:
 
 
 def _train(config: RunConfig, directory: Path, corpus: Corpus) -> tuple[dict[str, Any], str]:
-    """Train a tokenizer, move it into place, and return (manifest, a clause on the sample for the report)."""
+    """Train a tokenizer, move it into place, and return (its manifest, a clause on the sample size)."""
     _refuse_strange(directory, read_manifest(directory))
     refuse_name_of_shipped_tokenizer(config)
     wanted, train_bytes = _wanted(config), config.tokenizer.train_bytes

@@ -1,16 +1,17 @@
 """Decides from tokenizer.json whether fastokens gives the ids of HF tokenizers for every text.
 
-fastokens is a second implementation, with another regular expression engine. The two agree if all of the
-following is true (agreement). Every other tokenizer is encoded by tokenizers, which is slower.
+fastokens is a second implementation, with a different regular expression engine. The two agree if all of the
+following is true (checked by agreement()). Text for any other tokenizer is encoded with HF tokenizers, which
+is slower.
 
 - The model is a byte-level BPE with an entry for each byte, so unknown tokens and fallbacks never occur.
-- Text is split into words by GPT-2's rule or by an expression of WORDS. Their result depends only on the
+- Text is split into words by GPT-2's rule or by an expression in WORDS. The result depends only on the
   classes of the characters, which were compared for all 1,112,064 code points (`make soak` repeats the
   comparison). DISPUTED lists the characters that the engines classify differently; a text that contains one
-  is encoded by tokenizers.
-- Text is normalized to NFC or not at all. Both engines use the tables of Unicode 9 for it.
+  of them is encoded with HF tokenizers.
+- Text is normalized to NFC or not at all. Both engines use the Unicode 9 tables for NFC.
 - Added tokens that occur in texts cannot overlap other added tokens in a way that changes the result:
-  tokenizers searches for normalized added tokens after the others, fastokens for all at once.
+  HF tokenizers searches for normalized added tokens after the others, fastokens for all at once.
 """
 
 import importlib.metadata
@@ -18,17 +19,17 @@ from typing import Any, NamedTuple
 
 from nbtrain.corpus.tokenizer.unknown import is_whole_byte_level
 
-# Versions that were compared. All versions of tokenizers have the same tables of characters.
+# Versions that were compared. All of these tokenizers versions have the same character tables.
 VERSIONS = {
     "fastokens": ("0.3.5",),
     "tokenizers": ("0.22.0", "0.22.1", "0.22.2", "0.23.1", "0.23.2", "0.23.3"),
 }
 
-# U+180E is white space for fastokens' engine for expressions without a dedicated scanner. U+017F is an s for
-# tokenizers where case is ignored, and therefore ends a contraction.
+# fastokens' general regular expression engine treats U+180E as white space. HF tokenizers treats U+017F as an
+# s where case is ignored, so that it ends a contraction.
 DISPUTED = ("\u180e", "'\u017f")
 
-# Expressions of a tokenizer's steps of the kind Split, in sequence.
+# {regular expressions of a tokenizer's Split steps, in order: the tokenizers that use them}
 WORDS: dict[tuple[str, ...], str] = {
     (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -73,15 +74,13 @@ class Agreement(NamedTuple):
     """Whether fastokens may encode with a tokenizer, and which texts it must leave to tokenizers."""
 
     objection: str | None
-    """Feature of the tokenizer that fastokens may handle differently, as the object of a sentence; None if
-    none.
-    """
+    """Feature that fastokens may handle differently, as a noun phrase; None if there is no such feature."""
     disputed: tuple[str, ...] = ()
-    """Characters on which the engines differ; texts that contain one are encoded by tokenizers."""
+    """Texts on which the engines differ; a text that contains one of them is encoded with HF tokenizers."""
 
 
 def agreement(document: dict[str, Any]) -> Agreement:
-    """Decide for a parsed tokenizer.json whether fastokens gives the same ids as tokenizers."""
+    """Return whether fastokens gives the same ids as HF tokenizers for a parsed tokenizer.json."""
     for name, versions in VERSIONS.items():
         if (version := importlib.metadata.version(name)) not in versions:
             return Agreement(f"{name} {version}; the compared versions are {', '.join(versions)}")
@@ -94,7 +93,7 @@ def agreement(document: dict[str, Any]) -> Agreement:
 def _of_model(document: dict[str, Any]) -> str | None:
     model = document["model"]
     if model["type"] != "BPE":
-        return f"a model of the kind {model['type']}"
+        return f"a {model['type']} model"
     for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
         if model.get(key):
             return f"a BPE with {key}"
@@ -113,15 +112,16 @@ def _of_normalizer(document: dict[str, Any]) -> str | None:
 
 
 def _of_added_tokens(document: dict[str, Any]) -> str | None:
-    """Return the objection to the added tokens, if any. Special tokens are encoded as text, so they do not
-    matter.
+    """Return the objection to the added tokens, or None.
+
+    Special tokens do not matter, because they are encoded as text.
     """
     vocab, added = document["model"]["vocab"], document.get("added_tokens") or []
     contents = [token["content"] for token in added]
     if len(set(contents)) < len(contents) or "" in contents:
         return "added tokens that are empty or repeated"
     if not _are_numbered(added, vocab):
-        return "added tokens whose ids differ from the ids that tokenizers assigns"
+        return "added tokens whose ids differ from the ids that HF tokenizers assigns"
     met = [token for token in added if not token["special"]]
     if any(token[flag] for token in met for flag in ("lstrip", "rstrip", "single_word")):
         return "added tokens with lstrip, rstrip or single_word"
@@ -133,15 +133,16 @@ def _of_added_tokens(document: dict[str, Any]) -> str | None:
 
 
 def _are_numbered(added: list[dict[str, Any]], vocab: dict[str, int]) -> bool:
-    """Return whether the added tokens have the ids that tokenizers assigns when it reads the file.
+    """Return whether the added tokens have the ids that HF tokenizers assigns when it reads the file.
 
-    It ignores the ids in the file: tokens of the vocabulary keep their ids, and others are numbered after it.
+    HF tokenizers ignores the ids in the file: added tokens that are in the vocabulary keep their ids there,
+    and the others are numbered after the vocabulary.
     """
     entries = [token for token in added if token["content"] in vocab]
     others = [token["id"] for token in added if token["content"] not in vocab]
     if any(token["id"] != vocab[token["content"]] for token in entries):
         return False
-    # The ids after a vocabulary with gaps depend on the version.
+    # If the vocabulary's ids have gaps, the ids after them depend on the version of tokenizers.
     has_gaps = bool(others) and max(vocab.values()) >= len(vocab)
     return others == list(range(len(vocab), len(vocab) + len(others))) and not has_gaps
 
@@ -156,21 +157,17 @@ def _of_words(step: dict[str, Any] | None) -> Agreement:
     if splits and _is(last, BYTES_ALONE) and tuple(map(_expression, splits)) in WORDS:
         return Agreement(None, DISPUTED)
     kinds = " and ".join(str(step.get("type")) for step in steps)
-    return Agreement(f"words that are split by another rule ({kinds})")
+    return Agreement(f"a different rule for splitting words ({kinds})")
 
 
 def _is(step: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Return whether a step has the settings `wanted`; a setting that is missing in the step counts as
-    true.
-    """
+    """Return whether a step has the settings `wanted`; a setting that the step lacks counts as true."""
     return all(step.get(key, True) == value for key, value in wanted.items())
 
 
 def _expression(split: dict[str, Any]) -> str | None:
-    """Return the regular expression of a Split step that keeps every match as a word; None for other
-    steps.
-    """
+    """Return the regular expression of a Split step that makes each match a word; None for other steps."""
     kept = (split.get("behavior"), split.get("invert", False)) in (("Isolated", False), ("Removed", True))
     expression = split.get("pattern", {}).get("Regex") if split.get("type") == "Split" and kept else None
-    # DeepSeek's file has the two characters themselves.
+    # DeepSeek's file contains the line end characters themselves instead of escapes.
     return expression and expression.replace("\r", r"\r").replace("\n", r"\n")

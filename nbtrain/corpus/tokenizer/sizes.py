@@ -1,7 +1,7 @@
-"""Compares vocabularies of several sizes on a text: the tokens needed, and how often their entries occur.
+"""Compares vocabulary sizes on a text: the number of tokens, and how often the vocabulary's entries occur.
 
-One BPE is trained on a sample. Its first merges form a smaller vocabulary, so all sizes come from one
-training.
+A single BPE is trained on a sample. Its first merges form a smaller vocabulary, so one training is enough for
+all sizes.
 """
 
 import json
@@ -19,16 +19,16 @@ from nbtrain.corpus.tokenizer.unfinished import NUM_BYTES
 
 SIZES = (512, 1024, 2048, 4096)
 TRAIN_BYTES = 4 << 20
-# A trainer holds every different word; in scripts without spaces between words, clauses count as words.
+# A trainer keeps every distinct word in memory; in scripts without spaces, whole clauses count as words.
 UNSPACED_TRAIN_BYTES = 1 << 20
 ENCODED_BYTES = 1 << 20
 BASE_ENTRIES = NUM_BYTES + 1
-"""The end-of-document token and the bytes; most texts use half of these."""
+"""Number of entries for the end-of-document token and the bytes; most texts use about half of them."""
 COUNTED_SHARE = 0.95
 
 
 def fits_of(texts: Sequence[str]) -> list[VocabularyFit]:
-    """Measure each of SIZES on some texts, up to the size at which no merge is left."""
+    """Measure each of SIZES on some texts, up to the size at which there are no more merges."""
     unspaced = training.unspaced_fraction(training.peek(texts)[0]) > 0.5
     train_bytes = UNSPACED_TRAIN_BYTES if unspaced else TRAIN_BYTES
     with Progress("measuring vocabularies", len(SIZES) + 1, "") as progress:

@@ -1,16 +1,16 @@
-"""A tokenizer folder: loading, encoding in batches, and decoding.
+"""Loads a tokenizer folder, encodes texts in batches, and decodes ids.
 
     data/tokenizer/<name>/
-        vocab.json, merges.txt   GPT-2's two files, of a byte-level BPE that was trained here or imported so
-        tokenizer.json           the file that is loaded; HF's one file, which may describe any tokenizer
-        manifest.json            vocab_size, eod_id, eod_token, before_text, sha256, origin; written last
+        vocab.json, merges.txt   GPT-2's two files: a byte-level BPE, trained here or imported from them
+        tokenizer.json           the file that is loaded, in HF's format, which can describe any tokenizer
+        manifest.json            vocab_size, eod_id, eod_token, before_text, sha256, ...; written last
 
-fastokens encodes if it is installed and known to give the ids of HF tokenizers for every text (proven.py).
-Otherwise HF tokenizers encodes.
+Text is encoded with fastokens if it is installed and proven to give the same ids as HF tokenizers for every
+text (proven.py), otherwise with HF tokenizers.
 
 If a text contains the characters of a special token, they are encoded as text, never as that token; only the
 writer appends EOD. Added tokens that are not special (runs of spaces in some vocabularies,
-tokenizer.added_tokens) are part of the vocabulary, and text is encoded as them.
+tokenizer.added_tokens) are part of the vocabulary and can result from encoding text.
 """
 
 import logging
@@ -39,15 +39,16 @@ from nbtrain.corpus.tokenizer.unknown import unwritable_piece
 logger = logging.getLogger(__name__)
 
 LONG_TEXT_CHARS = 2 << 20
-# A longer word or run of spaces in such a text may be cut: engines use 50 bytes for each of its characters.
+# A longer word or run of spaces in such a text may be cut, because engines need 50 bytes per character of it.
 LONG_WORD_CHARS = 1 << 18
-# After a letter or digit before a space; in scripts without spaces, after a letter before a comma or stop.
+# Matches before a safe cut: a letter or digit followed by a space; in scripts without spaces, a letter
+# followed by a comma or full stop.
 SAFE_CUT = re.compile(
     "[^\\W_](?=[ \n])"
     "|[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff](?=[\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"
 )
 
-# In an added token: a place where a text may be cut, or a space, at which a long run of spaces may be cut.
+# Matches an added token that a cut could split: at a safe cut, or at a space within a long run of spaces.
 CUT_INSIDE = re.compile(f"{SAFE_CUT.pattern}|\\s")
 SHOWN_CHARS = 60  # characters of a text that a message shows
 
@@ -55,9 +56,9 @@ SHOWN_CHARS = 60  # characters of a text that a message shows
 class Tokenizer:
     """A loaded tokenizer folder; picklable. Engines are loaded on first use.
 
-    `engine` is "fastokens", "tokenizers" or None, which means the first that is installed. It changes to
+    `engine` is "fastokens" or "tokenizers"; None selects fastokens if it is installed. The engine changes to
     "tokenizers" if proven.py rules out fastokens for this tokenizer, if fastokens cannot load the tokenizer
-    or fails on a text, and if check_exact finds or has found a difference.
+    or fails on a text, or if check_exact() finds a difference now or found one earlier.
     """
 
     def __init__(self, directory: Path, manifest: dict[str, Any], engine: str | None = None):
@@ -69,29 +70,32 @@ class Tokenizer:
         self.sha256: str = manifest["sha256"]
         self.engine = engine or _best_engine()
         self._difference: str | None = None
-        """Difference that check_exact found earlier, as its sentence."""
+        """Sentence that says why fastokens is not used; None if there is no reason."""
 
     @property
     def added_tokens(self) -> list[str]:
-        """The tokenizer.added_tokens of the run that imported the tokenizer."""
+        """Tokens that were added with tokenizer.added_tokens when the tokenizer was imported."""
         return self.manifest.get("added_tokens", [])
 
     @classmethod
     def load(
         cls, directory: str | Path, engine: str | None = None, manifest: dict[str, Any] | None = None
     ) -> "Tokenizer":
-        """Open a folder; `manifest` avoids reading it again. Raises DataError if it is missing or files have
-        changed.
+        """Load a tokenizer folder; pass `manifest` if it was read already.
+
+        Raises DataError if the folder or a file is missing, or if a file has changed.
         """
         directory = Path(directory)
         manifest = manifest or manifest_of(directory)
         for name, entry in manifest["files"].items():
             path = directory / name
             if not path.is_file() or files.sha256_of(path) != entry["sha256"]:
-                state = "has changed since its manifest was written" if path.is_file() else "is missing"
+                fix = f"Restore it, or remove {display(directory)} and run `nbtrain prepare RUN.yaml`."
+                if not path.is_file():
+                    raise DataError(f"{display(path)}: the file is missing. {fix}")
                 raise DataError(
-                    f"{display(path)}: {state}. Token ids would no longer mean the same text: restore it, or "
-                    f"remove {display(directory)} and run `nbtrain prepare RUN.yaml`."
+                    f"{display(path)}: the file has changed since the manifest was written, so token ids "
+                    f"would mean different text. {fix}"
                 )
         loaded = cls(directory, manifest, engine)
         if engine is None and loaded.engine == "fastokens":
@@ -102,13 +106,13 @@ class Tokenizer:
     def check_trained_with(self, trained_with: str | None) -> None:
         """Raise DataError if a run was trained with another tokenizer, whose hash is `trained_with`.
 
-        None, which a run on token ids without a tokenizer has recorded, is not compared.
+        Nothing is compared if `trained_with` is None, as for a run on token ids without a tokenizer.
         """
         if trained_with not in (None, self.sha256):
             raise DataError(
-                f"{display(self.directory)} is {self.sha256[:12]}..., but this run was trained with "
-                f"{trained_with[:12]}...: ids would mean other text. Restore the tokenizer it was trained "
-                "with."
+                f"{display(self.directory)} has the hash {self.sha256[:12]}..., but this run was trained "
+                f"with {trained_with[:12]}..., so ids would mean different text. Restore the tokenizer that "
+                "the run was trained with."
             )
 
     def __reduce__(self) -> tuple:
@@ -122,10 +126,9 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the token ids of a text that a model is to continue, preceded once by the ids of
-        `before_text`.
+        """Return the token ids of a text that a model is to continue, after the ids in `before_text`.
 
-        If the text already begins with the characters of these tokens, they are not added again.
+        If the text already begins with these tokens, written as characters, they are not added twice.
         """
         before = self.before_text
         if not before:
@@ -135,17 +138,17 @@ class Tokenizer:
         return ids if ids[: len(before)] == before else [*before, *ids]
 
     def encode_with_special(self, text: str) -> list[int]:
-        """Encode a text in which special tokens are written out; they become those tokens. Nothing is put
-        before it.
+        """Encode a text in which the characters of a special token mean that token.
+
+        The ids in `before_text` are not added.
         """
         return self._with_special.encode(text, add_special_tokens=False).ids
 
     def encode_after_token(self, text: str) -> list[int]:
-        """Return the token ids of a text that directly follows a special token, as if both were encoded
-        together.
+        """Return the token ids of a text that follows a special token, as if both were encoded together.
 
-        A tokenizer like SentencePiece's may put a space before the first word of a text, but not after a
-        token.
+        A tokenizer like SentencePiece's may put a space before the first word of a text, but not before a
+        word that follows a token.
         """
         if not self._first_word_has_blank:
             return self.encode(text).tolist()
@@ -164,19 +167,18 @@ class Tokenizer:
 
     @cached_property
     def before_text(self) -> list[int]:
-        """Ids that transformers puts before a text by default; none if the tokenizer was trained by
-        nbtrain.
-        """
+        """Ids that transformers puts before a text by default; empty for tokenizers trained by nbtrain."""
         return self.manifest.get("before_text", [])
 
     @cached_property
     def bos_id(self) -> int | None:
-        """Id of the bos_token in the settings of an imported tokenizer; None if there is none."""
+        """Id of the bos_token in the settings of an imported tokenizer; None without such a token."""
         return bos_id(self.directory / KEPT, self._reference)
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return (ids uint32 [tokens], offsets int64 [texts + 1]); text i has ids[offsets[i]:offsets[i +
-        1]].
+        """Encode texts and return (ids uint32 [tokens], offsets int64 [texts + 1]), without EOD.
+
+        The ids of text i are ids[offsets[i] : offsets[i + 1]].
         """
         ids, offsets = self._surely(self._encode, texts)
         if self.manifest["eod_from_text"] and (ids == self.eod_id).any():
@@ -189,8 +191,9 @@ class Tokenizer:
     def _surely(
         self, encode: Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]], texts: Sequence[str]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return encode(texts), or the reference's result if fastokens fails. Raises DataError if both
-        fail.
+        """Return encode(texts). If fastokens fails, encode with HF tokenizers from now on.
+
+        Raises DataError if HF tokenizers fails too.
         """
         try:
             return encode(texts)
@@ -201,7 +204,7 @@ class Tokenizer:
             if self.engine != "fastokens":
                 raise self._unwritable(texts, error) from error
             logger.warning(
-                "%s: fastokens fails (%s): encoding with tokenizers, which is slower.",
+                "%s: fastokens failed (%s). Encoding with HF tokenizers, which is slower.",
                 display(self.directory),
                 error,
             )
@@ -209,9 +212,7 @@ class Tokenizer:
             return self._surely(encode, texts)
 
     def _unwritable(self, texts: Sequence[str], error: BaseException) -> DataError:
-        """Return the error for the first text that the reference cannot encode; it shows the part without a
-        token.
-        """
+        """Return the error for the first text that HF tokenizers cannot encode, with the part that fails."""
         name = display(self.directory)
         for text in texts:
             try:
@@ -223,8 +224,8 @@ class Tokenizer:
                     return DataError(f"{where}: {failure}.")
                 shown = f"the character {piece!r} (U+{ord(piece):04X})" if len(piece) == 1 else repr(piece)
                 return DataError(
-                    f"{where}: it has no token for {shown}, and no unknown token for such text ({failure}). "
-                    "Use a tokenizer that can encode this text, or remove the document."
+                    f"{where}: the tokenizer has neither a token for {shown} nor an unknown token "
+                    f"({failure}). Use a tokenizer that can encode this text, or remove the document."
                 )
         return DataError(f"{name}: cannot encode a text: {error}.")
 
@@ -234,9 +235,7 @@ class Tokenizer:
         return self._encode_whole(texts)
 
     def _encode_in_pieces(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Encode texts piece by piece; one of them is so long that the engine's copies would need much
-        memory.
-        """
+        """Encode texts in chunks; one of them is so long that the engine's copies would need much memory."""
         rows, offsets = [], np.zeros(len(texts) + 1, np.int64)
         for number, text in enumerate(texts):
             own = list(self.encode_long(text))
@@ -245,17 +244,16 @@ class Tokenizer:
         return np.concatenate(rows), offsets
 
     def encode_long(self, text: str) -> Iterator[np.ndarray]:
-        """Yield the ids of a text piece by piece; joined, they equal encode(text). Requires cuts_safely."""
+        """Yield the ids of a text in chunks; joined, they equal encode(text). Requires cuts_safely."""
         for piece in pieces_of_long(text):
             yield self._surely(self._encode_whole, [piece])[0]
 
     @cached_property
     def cuts_safely(self) -> bool:
-        """Whether a text may be cut at SAFE_CUT: GPT-2's rule alone splits words, so no token crosses such a
-        cut.
+        """Whether a text may be cut at SAFE_CUT, because only GPT-2's rule splits words.
 
-        A word or run of spaces of LONG_WORD_CHARS or more may be cut as well; the two halves are then encoded
-        separately.
+        With that rule, no token crosses such a cut. A word or run of spaces of LONG_WORD_CHARS or more may be
+        cut as well; the two halves are then encoded separately.
         """
         document = orjson.loads((self.directory / ONE_FILE).read_bytes())
         words = document.get("pre_tokenizer") or {}
@@ -265,7 +263,7 @@ class Tokenizer:
             and not words.get("add_prefix_space", True)
             and not document.get("normalizer")
             and all(
-                # An added token without a place to cut at is always inside one piece.
+                # An added token in which no cut is possible is always within one chunk.
                 token["special"] or not (CUT_INSIDE.search(token["content"]) or token["normalized"])
                 for token in document.get("added_tokens", [])
             )
@@ -273,7 +271,7 @@ class Tokenizer:
 
     @property
     def unknown_id(self) -> int | None:
-        """Id of the unknown token; None if every text has tokens, or if text without tokens is an error."""
+        """Id of the unknown token; None if every text has tokens, or if text without a token is an error."""
         return self.manifest["unknown_id"]
 
     def _encode_whole(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -286,7 +284,7 @@ class Tokenizer:
         return np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<u8").astype(np.int64)
 
     def _encode_apart(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Encode texts, using the reference for those with characters on which the engines differ."""
+        """Encode texts, using HF tokenizers for those with characters on which the engines differ."""
         rows = []
         for text in texts:
             is_disputed = any(piece in text for piece in self._agreement.disputed)
@@ -304,9 +302,9 @@ class Tokenizer:
         return ids, offsets
 
     def _without_eod(self, text: str, ids: np.ndarray) -> np.ndarray:
-        """Encode a text without EOD: split it where the model would encode its characters as EOD.
+        """Encode a text without producing EOD, by splitting it where its characters would become EOD.
 
-        Unigram and WordPiece models do so, because EOD is one of their ordinary entries.
+        This happens in Unigram and WordPiece models, in which EOD is an ordinary entry.
         """
         if not (ids == self.eod_id).any():
             return ids
@@ -324,16 +322,16 @@ class Tokenizer:
             for number, piece in enumerate(pieces):
                 if number in bad and len(piece) == 1:
                     raise DataError(
-                        f"{display(self.directory)}: the character {piece!r} becomes the end-of-document "
-                        f"token {self.eod_token}, so a document that contains it would end there. Set "
-                        f"another tokenizer.eod_token."
+                        f"{display(self.directory)}: the character {piece!r} is encoded as the "
+                        f"end-of-document token {self.eod_token}, so a document that contains it would end "
+                        f"there. Set tokenizer.eod_token to another token."
                     )
                 middle = len(piece) // 2
                 halves += [piece[:middle], piece[middle:]] if number in bad else [piece]
             pieces = halves
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of token ids; EOD is shown as text, bytes that are not UTF-8 as U+FFFD."""
+        """Return the text of token ids. EOD appears as text, and bytes that are not UTF-8 become U+FFFD."""
         ids = [int(token) for token in ids]
         if self._misread and not self._misread.keys().isdisjoint(ids):
             groups = groupby(ids, key=lambda token: self._misread.get(token))
@@ -353,7 +351,7 @@ class Tokenizer:
         return decode_finished(self.decode, lambda token: self._reference.id_to_token(token), ids)
 
     def bytes_of(self, token: int) -> bytes:
-        """Return the UTF-8 bytes of one token, which may be a part of a character."""
+        """Return the UTF-8 bytes of one token, which may be only a part of a character."""
         if token in self._misread:
             return self._misread[token].encode()
         return bytes_of_token(self._reference.id_to_token(token) or "", self._is_byte_level)
@@ -364,9 +362,7 @@ class Tokenizer:
 
     @property
     def _misread(self) -> dict[int, str]:
-        """Added tokens whose characters a byte-level decoder would mistake for bytes, such as
-        <|français|>.
-        """
+        """Added tokens whose characters a byte-level decoder would mistake for bytes, e.g. <|français|>."""
         return self._decoding[1]
 
     @cached_property
@@ -381,13 +377,12 @@ class Tokenizer:
         }
 
     def check_exact(self, sample_texts: Iterable[str] = ()) -> str | None:
-        """Compare fastokens with HF tokenizers on the beginning of a sample and on difficult texts of every
-        kind.
+        """Compare fastokens with HF tokenizers on the beginnings of sample texts and on difficult texts.
 
-        proven.py decides from the tokenizer; this comparison finds defects of the builds on this machine.
-        Returns None if the two agree or tokenizers was requested. Otherwise `engine` becomes "tokenizers",
-        and the sentence that says why is returned and kept in the folder. `sample_texts` are read only the
-        first time.
+        proven.py judges the tokenizer; this comparison finds defects of the builds on this machine. Returns
+        None if the two agree or if HF tokenizers was requested. Otherwise `engine` becomes "tokenizers", and
+        the sentence that says why is returned. The result is stored in the folder, and `sample_texts` are
+        read only the first time.
         """
         if self.engine != "fastokens" or self._has_objection():
             return self._difference
@@ -412,20 +407,22 @@ class Tokenizer:
         return exactness.key_of(self.manifest["files"][ONE_FILE]["sha256"], self.eod_token)
 
     def _take(self, difference: str | None) -> str | None:
-        """Switch to tokenizers if there is a difference. Return the sentence that reports it."""
+        """Switch to HF tokenizers if there is a difference. Return the sentence that reports it, or None."""
         if difference is not None:
             self._use_reference(difference)
         return self._difference
 
     def _has_objection(self) -> bool:
-        """Return whether fastokens must not encode with this tokenizer. If so, switch to the reference."""
+        """Return whether fastokens must not be used for this tokenizer. If so, switch to HF tokenizers."""
         if objection := self._agreement.objection:
-            self._use_reference(f"fastokens is not known to give the ids of tokenizers for {objection}")
+            self._use_reference(f"fastokens may give other ids than HF tokenizers for {objection}")
         return objection is not None
 
     def _use_reference(self, reason: str) -> None:
         self.engine = "tokenizers"
-        self._difference = f"{display(self.directory)}: {reason}: encoding with tokenizers, which is slower."
+        self._difference = (
+            f"{display(self.directory)}: {reason}. Encoding with HF tokenizers, which is slower."
+        )
         logger.info("%s", self._difference)
 
     @cached_property
@@ -434,22 +431,21 @@ class Tokenizer:
 
     @cached_property
     def _fast(self) -> Any:
-        """Return fastokens' tokenizer. If fastokens must not encode or cannot load it, change the engine and
-        return None.
-        """
+        """Return fastokens' tokenizer; if it cannot be used, switch to HF tokenizers and return None."""
         if self._has_objection():
             return None
         import fastokens
 
-        # One cache of words instead of one per thread: 100 MiB less, and not a second slower on two cores.
+        # Use one word cache instead of one per thread, which saves 100 MiB and costs under a second on two
+        # cores.
         os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
         try:
-            # from_file would also read the added tokens of a tokenizer_config.json in the same folder.
+            # from_file() would also read the added tokens of a tokenizer_config.json in the same folder.
             return fastokens.Tokenizer.from_json_str((self.directory / ONE_FILE).read_text(encoding="utf-8"))
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:  # a Rust panic is not an Exception
-            self._use_reference(f"fastokens cannot load it ({error})")
+            self._use_reference(f"fastokens cannot load the tokenizer ({error})")
             return None
 
     @cached_property
@@ -470,8 +466,9 @@ def _refuse_surrogates(texts: Sequence[str]) -> None:
 
 
 def pieces_of_long(text: str) -> Iterator[str]:
-    """Yield a long text in pieces of LONG_TEXT_CHARS plus a word, or plus part of a word of
-    LONG_WORD_CHARS.
+    """Yield a long text in chunks of LONG_TEXT_CHARS or a little more, cut at SAFE_CUT.
+
+    If there is no safe cut within LONG_WORD_CHARS, a chunk ends inside a word after LONG_TEXT_CHARS.
     """
     start = 0
     while len(text) - start > LONG_TEXT_CHARS:
@@ -489,6 +486,6 @@ def _best_engine() -> str:
     try:
         import fastokens  # noqa: F401
     except ImportError:
-        logger.info("fastokens is not installed on this platform; encoding with tokenizers, which is slower.")
+        logger.info("fastokens is not installed. Encoding with HF tokenizers, which is slower.")
         return "tokenizers"
     return "fastokens"

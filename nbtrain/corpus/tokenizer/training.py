@@ -2,9 +2,9 @@
 
     text_sample.py's texts -> words longer than 1,000 characters cut -> tokenizers or rustbpe -> folder.save
 
-In both trainers' vocabularies the end-of-document token is entry 0, the 256 bytes follow in the order of
-GPT-2's alphabet, and then the merges in the order of training. The trainers break ties of equally frequent
-pairs differently, so their ids differ; the manifest records which trainer was used.
+In the vocabularies of both trainers, entry 0 is the end-of-document token, followed by the 256 bytes in the
+order of GPT-2's alphabet and by the merges in the order of training. The trainers break ties between equally
+frequent pairs differently, so their ids differ; the manifest records which trainer was used.
 """
 
 import importlib.metadata
@@ -37,16 +37,16 @@ def train(
     eod_token: str = EOD_TOKEN,
     train_bytes: int | None = None,
 ) -> Any:
-    """Train a byte-level BPE of at most `vocab_size` entries and return a tokenizers.Tokenizer for
-    tokenizer.save.
+    """Train a byte-level BPE with at most `vocab_size` entries and return it as a tokenizers.Tokenizer.
 
     `eod_token` is entry 0. The texts are read up to `train_bytes`, where the last text is cut. Raises
-    DataError if the vocabulary is too small for all bytes, if there is no text, and if rustbpe is missing.
+    DataError if the vocabulary is too small for all bytes, if there is no text, or if rustbpe is requested
+    and not installed. folder.save() writes the result.
     """
     if vocab_size < NUM_BYTES + 1:
         raise DataError(
-            f"tokenizer.vocab_size = {vocab_size}: must be at least {NUM_BYTES + 1}: {NUM_BYTES} bytes and "
-            f"{eod_token}."
+            f"tokenizer.vocab_size = {vocab_size}: must be at least {NUM_BYTES + 1}, for {NUM_BYTES} bytes "
+            f"and {eod_token}."
         )
     batches = _batches(texts, train_bytes)
     if (first := next(batches, None)) is None:
@@ -95,10 +95,10 @@ def _train_rustbpe(batches: Iterator[list[str]], vocab_size: int, eod_token: str
 def vocabulary_of(
     ranks: Iterable[tuple[bytes, int]], eod_token: str
 ) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Convert (bytes of a token, rank), the format of rustbpe and tiktoken, to vocab.json and merges.txt.
+    """Convert pairs (bytes of a token, rank), as in rustbpe and tiktoken, to vocab.json and merges.txt.
 
-    The format lists no merges. The merge of a token is the pair of pieces that remains when only lower ranks
-    are merged.
+    These pairs do not list merges. The merge of a token is the pair that remains when only merges with lower
+    ranks are applied to its bytes.
     """
     letters = byte_letters()
     vocab = {entry: number for number, entry in enumerate([eod_token, *sorted(letters)])}
@@ -124,9 +124,7 @@ def _two_pieces(token: bytes, rank_of: dict[bytes, int]) -> list[bytes]:
 
 
 def _batches(texts: Iterable[str], train_bytes: int | None) -> Iterator[list[str]]:
-    """Yield lists of texts, `train_bytes` in total, with the last text cut; long words are split to save
-    time.
-    """
+    """Yield lists of texts, `train_bytes` in total, cutting the last text; split long words to save time."""
     batch: list[str] = []
     left = float("inf") if train_bytes is None else train_bytes
     for text in texts:
@@ -145,25 +143,26 @@ def _batches(texts: Iterable[str], train_bytes: int | None) -> Iterator[list[str
 
 
 MEMINFO = Path("/proc/meminfo")
-# (bytes at no text, bytes per byte of text with spaces between words, the same without), peak resident
-# memory, 52,000 entries. tokenizers 0.23.3: books 104, 127, 140 and 149 MiB at 5, 10, 20 and 29 MB, 313 at
-# 100 MB; 388 languages 213 MiB at 4 MB; Chinese 192, 313 and 536 MiB at 1.25, 2.5 and 5 MB. rustbpe 0.1.0:
-# books 100, 110, 125 and 138, 251 at 100 MB; 388 languages 138; Chinese 126, 191 and 316.
+# Peak resident memory of training 52,000 entries: (bytes without any text, additional bytes per byte of text
+# with spaces between words, additional bytes per byte of text without them). Measured with tokenizers 0.23.3:
+# books 104, 127, 140 and 149 MiB at 5, 10, 20 and 29 MB, 313 at 100 MB; 388 languages 213 MiB at 4 MB;
+# Chinese 192, 313 and 536 MiB at 1.25, 2.5 and 5 MB. With rustbpe 0.1.0: books 100, 110, 125 and
+# 138, 251 at 100 MB; 388 languages 138; Chinese 126, 191 and 316.
 MEMORY_FIT = {"tokenizers": (220 << 20, 2.5, 97.0), "rustbpe": (140 << 20, 1.7, 53.0)}
 
 
 def memory_estimate_bytes(train_bytes: int, trainer: Trainer, unspaced_fraction: float = 0.0) -> int:
-    """Estimate the peak resident memory of the training process: an upper bound of all measurements up to 100
-    MB.
+    """Estimate the peak resident memory of the training process in bytes.
 
-    A trainer keeps every distinct word. In scripts without spaces, whole clauses count as words.
+    The estimate is an upper bound for all measurements, which go up to 100 MB of text. A trainer keeps every
+    distinct word in memory. In scripts without spaces, whole clauses count as words.
     """
     base, spaced, unspaced = MEMORY_FIT[trainer]
     return int(base + train_bytes * (spaced + (unspaced - spaced) * unspaced_fraction))
 
 
 def unspaced_fraction(texts: Iterable[str]) -> float:
-    """Return the share of UTF-8 bytes in scripts that put no space between words."""
+    """Return the share of a text's UTF-8 bytes that is in scripts without spaces between words."""
     num_bytes = num_unspaced = 0
     for text in texts:
         size = len(text.encode())
@@ -175,7 +174,7 @@ def unspaced_fraction(texts: Iterable[str]) -> float:
 
 
 def peek(texts: Iterable[str], num_bytes: int = 1 << 20) -> tuple[list[str], Iterator[str]]:
-    """Return (the first texts, up to the one that reaches `num_bytes`; an iterator over all texts)."""
+    """Return (a list of the first texts, at least `num_bytes` if there are so many; an iterator over all)."""
     rest = iter(texts)
     first: list[str] = []
     while num_bytes > 0 and (text := next(rest, None)) is not None:
@@ -187,10 +186,10 @@ def peek(texts: Iterable[str], num_bytes: int = 1 << 20) -> tuple[list[str], Ite
 def check_memory(
     train_bytes: int, trainer: Trainer, where: str = "tokenizer.train_bytes", first_texts: Iterable[str] = ()
 ) -> str:
-    """Return a sentence on the memory that training needs and the memory available. Raises DataError if it is
-    short.
+    """Return a clause on the memory that training needs and the memory that is available.
 
-    `first_texts` is the beginning of the sample (`peek`), which shows the scripts; `where` names the setting.
+    `first_texts` is the beginning of the sample, from peek(), which shows in which scripts the text is
+    written. `where` names the setting in messages. Raises DataError if too little memory is available.
     """
     fraction = unspaced_fraction(first_texts)
     needed = memory_estimate_bytes(train_bytes, trainer, fraction)
@@ -200,10 +199,10 @@ def check_memory(
     if needed > available:
         base = memory_estimate_bytes(0, trainer)
         fits = int((available - base) * train_bytes / (needed - base))
-        advice = f"set at most {fits:,}" if fits > 0 else "free some memory"
+        advice = f"Set at most {fits:,}" if fits > 0 else "Free up memory"
         raise DataError(
-            f"{where} = {train_bytes:,}: training with {trainer} takes about {amounts.size(needed)} of "
-            f"memory, and {amounts.size(available)} are available: {advice}."
+            f"{where} = {train_bytes:,}: training with {trainer} needs about {amounts.size(needed)} of "
+            f"memory, but only {amounts.size(available)} is available. {advice}."
         )
     return f"about {amounts.size(needed)} of memory needed, {amounts.size(available)} available"
 
@@ -211,7 +210,7 @@ def check_memory(
 def available_memory_bytes() -> int | None:
     """Return how many bytes this process can still allocate on the machine and within its control groups.
 
-    Returns None if there is no limit.
+    Returns None if no limit is known.
     """
     free = re.search(r"^MemAvailable:\s+(\d+) kB$", text_of(MEMINFO), flags=re.M)
     found = [int(free[1]) * 1024] if free else []

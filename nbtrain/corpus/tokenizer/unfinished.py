@@ -1,7 +1,7 @@
-"""Decodes tokens that may end anywhere, even inside a character whose bytes are several tokens.
+"""Decodes token sequences that may end inside a character whose bytes are several tokens.
 
-Decoders show the bytes of such a character, or a whole run of byte tokens, as U+FFFD. Here they are omitted,
-because the following tokens may complete them.
+Decoders show the bytes of an incomplete character, or a whole run of byte tokens, as U+FFFD. Here they are
+omitted, because the following tokens may complete the character.
 """
 
 import re
@@ -12,7 +12,7 @@ REPLACEMENT = "\ufffd"
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 NUM_BYTES = 256
 BLANK = "\u2581"  # SentencePiece's character for a space
-MOST_BYTES = 4  # most bytes of a UTF-8 character
+MOST_BYTES = 4  # maximum number of bytes in a UTF-8 character
 
 
 def decode_finished(
@@ -20,7 +20,7 @@ def decode_finished(
 ) -> tuple[str, bool]:
     """Return (the text of `ids`, whether its last character is incomplete and therefore omitted).
 
-    `token_of` turns an id into its entry. Bytes that cannot begin a character are decoded as U+FFFD.
+    `token_of` returns the vocabulary entry of an id. Bytes that cannot begin a character become U+FFFD.
     """
     text = decode(ids)
     if not text.endswith(REPLACEMENT):
@@ -38,8 +38,10 @@ def decode_finished(
 
 
 def bytes_of_token(entry: str, is_byte_level: bool) -> bytes:
-    """Return the bytes of a vocabulary entry, which is characters that stand for bytes, <0x..> for a byte, or
-    text.
+    """Return the bytes that a vocabulary entry stands for.
+
+    An entry consists of characters that represent bytes (in a byte-level tokenizer), or it is <0x..> for a
+    byte, or plain text.
     """
     if is_byte_level:
         byte_of = letter_bytes()
@@ -52,10 +54,10 @@ def bytes_of_token(entry: str, is_byte_level: bool) -> bytes:
 
 
 def unfinished_bytes(tail: bytes) -> int:
-    """Count the bytes at the end that begin a UTF-8 character but do not complete it."""
+    """Return how many bytes at the end begin a UTF-8 character without completing it."""
     for count in range(1, min(MOST_BYTES, len(tail) + 1)):
         lead = tail[-count]
-        if 0x80 <= lead < 0xC0:  # a later byte of a character
+        if 0x80 <= lead < 0xC0:  # a continuation byte
             continue
         size = 2 if 0xC2 <= lead < 0xE0 else 3 if 0xE0 <= lead < 0xF0 else 4 if 0xF0 <= lead < 0xF5 else 1
         return count if count < size else 0
@@ -64,8 +66,9 @@ def unfinished_bytes(tail: bytes) -> int:
 
 @cache
 def byte_letters() -> list[str]:
-    """Return the character for each byte in GPT-2's files: the byte's own if visible, otherwise one from
-    U+0100 on.
+    """Return the character that represents each byte in GPT-2's files.
+
+    A byte whose own character is visible keeps it; the others have characters from U+0100 on.
     """
     visible = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
     others = iter(range(NUM_BYTES, 2 * NUM_BYTES))
@@ -74,5 +77,5 @@ def byte_letters() -> list[str]:
 
 @cache
 def letter_bytes() -> dict[str, int]:
-    """Return {character: byte} of byte_letters()."""
+    """Return the inverse of byte_letters(), as {character: byte}."""
     return {letter: byte for byte, letter in enumerate(byte_letters())}

@@ -1,7 +1,7 @@
-"""How a tokenizer treats text that its vocabulary cannot represent, determined from its tokenizer.json.
+"""Determines from tokenizer.json what a tokenizer does with text that its vocabulary cannot represent.
 
     every text has tokens    a byte-level BPE with all bytes; BPE and Unigram with a token for each byte
-    one unknown token        BPE, WordPiece and WordLevel name it (`unk_token`), Unigram numbers it (`unk_id`)
+    one unknown token        given by `unk_token` in BPE, WordPiece and WordLevel, by `unk_id` in Unigram
     nothing                  BPE without an unknown token: the text is lost and not counted
     an error                 WordPiece, WordLevel and Unigram without an unknown token; a BPE whose unknown
                              token is not in its vocabulary
@@ -19,18 +19,19 @@ BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in BYTES_OF_UTF8)
 
 
 class UnknownText(NamedTuple):
-    """How a tokenizer treats text without a token."""
+    """What a tokenizer does with text for which it has no token."""
 
     becomes: Literal["tokens", "unknown", "nothing", "error"]
-    """The treatment; "tokens" means that every text has tokens."""
+    """Result for such text; "tokens" means that every text has tokens, so that there is no such text."""
     unknown_id: int | None = None
-    """The id of the unknown token."""
+    """Id of the unknown token, if `becomes` is "unknown"."""
 
 
 def unknown_text(document: dict[str, Any]) -> UnknownText:
-    """Return how a parsed tokenizer.json, whose model has a type, treats text without a token.
+    """Return what a tokenizer does with text for which it has no token.
 
-    Raises KeyError, TypeError or IndexError if the document is not a tokenizer.json.
+    `document` is its parsed tokenizer.json, in which the model must name its type. Raises KeyError, TypeError
+    or IndexError if the document is not a tokenizer.json.
     """
     model = document["model"]
     if model["type"] == "Unigram":
@@ -56,8 +57,8 @@ def _has_byte_tokens(model: dict[str, Any], vocab: Container[str]) -> bool:
 def is_whole_byte_level(document: dict[str, Any]) -> bool:
     """Return whether a BPE encodes text as bytes and has an entry for every byte that can occur.
 
-    It must have the byte with each prefix and suffix with which it is looked up. Bytes that never occur in
-    UTF-8 may be missing.
+    Each byte must have an entry for every prefix and suffix with which it is looked up. Bytes that never
+    occur in UTF-8 may be missing.
     """
     model = document["model"]
     prefix, suffix = (model.get(key) or "" for key in ("continuing_subword_prefix", "end_of_word_suffix"))
@@ -69,17 +70,16 @@ def is_whole_byte_level(document: dict[str, Any]) -> bool:
 
 
 def is_byte_level(document: dict[str, Any]) -> bool:
-    """Return whether text is turned into characters that stand for its bytes."""
+    """Return whether a tokenizer converts text to characters that represent its bytes."""
     steps = [document.get("pre_tokenizer") or {}, document.get("normalizer") or {}]
     parts = [part for step in steps for key in ("pretokenizers", "normalizers") for part in step.get(key, ())]
     return "ByteLevel" in [step.get("type") for step in (*steps, *parts)]
 
 
 def unwritable_piece(tokenizer: Any, text: str) -> str | None:
-    """Return the first character of a text for which a tokenizers.Tokenizer has no token; None if all have
-    one.
+    """Return the first character of a text for which a tokenizers.Tokenizer has no token, otherwise None.
 
-    For WordLevel and WordPiece, which have tokens for words, return the first such word.
+    For WordLevel and WordPiece, whose tokens are words, return the first word without a token.
     """
     normalized = tokenizer.normalizer.normalize_str(text) if tokenizer.normalizer else text
     words = [normalized]

@@ -171,7 +171,7 @@ def test_the_lock_stays_when_an_extraction_is_made_anew(workspace):
     assert extracted(reader, lambda total, folder: None, force=True)[1] == "made"
     assert (found.folder / ".lock").stat().st_ino == lock
     reader.fingerprint = iter([{"files": {}}, {"files": {"a.jsonl": [1, 1]}}]).__next__
-    with pytest.raises(DataError, match="changed while it was read"):
+    with pytest.raises(DataError, match="changed during reading"):
         extracted(reader, lambda total, folder: (folder / ".lock").touch())
     assert [path.name for path in (workspace / "data" / "corpus").glob("*/*") if path.name == ".lock"] == [
         ".lock"

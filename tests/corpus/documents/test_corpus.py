@@ -133,8 +133,8 @@ def test_too_many_broken_records(workspace):
         (
             {"too_short": 5, "empty": 2},
             "",
-            "(empty 2, too_short 5). The rule too_short drops most: loosen data.cleaning.min_bytes, or use "
-            "other sources.",
+            "(empty 2, too_short 5). The rule too_short drops most records: loosen data.cleaning.min_bytes, "
+            "or use other sources.",
         ),
         (
             {"broken_record": 1, "empty": 2},
@@ -146,8 +146,12 @@ def test_too_many_broken_records(workspace):
             "",
             "(empty 2). Most records have no text: set the key that holds it, or use other sources.",
         ),
-        ({"redirect": 2}, "", "(redirect 2). Most are dropped as redirect: use other sources."),
-        ({}, "", "(nothing read). The sources contain no records: use others."),
+        (
+            {"redirect": 2},
+            "",
+            "(redirect 2). Most records are dropped for the reason redirect: use other sources.",
+        ),
+        ({}, "", "(nothing read). The sources contain no records: use other sources."),
     ],
 )
 def test_empty_corpus(dropped, first, advice):

@@ -105,7 +105,7 @@ def test_damage_is_named(suffix):
         with pytest.raises(DataError, match=rf"a\{suffix}: damaged \{suffix} file: ") as caught:
             unpack(damaged, suffix).read()
         assert str(caught.value).endswith(
-            f"Copy or download it again; `{compression.CHECKS[suffix]}` checks it."
+            f"Copy or download it again; run `{compression.CHECKS[suffix]}` to check it."
         )
 
 
@@ -164,7 +164,7 @@ def test_frames_to_be_skipped_before_the_text(sizes, workspace):
         with open_bytes(workspace / name, "here") as stream:
             assert stream.read() == CONTENT
     (workspace / "a").write_bytes(frames + b"\x04\x22\x4d\x18" + bytes(30))
-    with pytest.raises(DataError, match="a: is an lz4 file, which is not supported"):
+    with pytest.raises(DataError, match="a: the file is an lz4 file, which is not supported"):
         open_bytes(workspace / "a", "here")
     (workspace / "a").write_bytes(frames)
     with open_bytes(workspace / "a", "here") as stream:
@@ -196,8 +196,8 @@ def test_what_is_not_read_is_named(name, workspace, refusal):
     for file in ("a.jsonl", "a.bin"):
         (workspace / file).write_bytes(content)
         assert refusal(JsonlSource(kind="jsonl", path=file)) == (
-            f"run.yaml:7: data.sources[0]: {file}: is {name}, which is not supported (compressed text may be "
-            f".gz, .zst, .bz2 or .xz). Unpack it with `{command}`, and use the unpacked file."
+            f"run.yaml:7: data.sources[0]: {file}: the file is {name}, which is not supported (compressed "
+            f"text may be .gz, .zst, .bz2 or .xz). Unpack it with `{command}`, and use the unpacked file."
         )
 
 
@@ -210,12 +210,12 @@ def test_a_tar_archive_is_named(mode, workspace, refusal):
         archive.add(workspace / "inside.txt", "inside.txt")
     for name in (f"a.tar{suffix}", f"a.jsonl{suffix}"):
         (workspace / f"a.tar{suffix}").rename(workspace / name)
-        assert f"{name}: is a tar archive, which is not supported" in refusal(
+        assert f"{name}: the file is a tar archive, which is not supported" in refusal(
             JsonlSource(kind="jsonl", path=name)
         )
         (workspace / name).rename(workspace / f"a.tar{suffix}")
     (workspace / f"a.tar{suffix}").rename(workspace / "a.tgz")
-    assert "a.tgz: is a tar archive, which is not supported" in refusal(
+    assert "a.tgz: the file is a tar archive, which is not supported" in refusal(
         JsonlSource(kind="jsonl", path="a.tgz")
     )
 
@@ -228,8 +228,8 @@ def test_a_folder_with_files_that_are_not_read(workspace, refusal, caplog):
         archive.writestr("a.jsonl", CONTENT)
     (folder / "b.jsonl.tar.gz").touch()
     named = (
-        "Files that kind: jsonl does not read are skipped: texts/a.jsonl.zip (a zip archive by its name: "
-        "unzip), texts/b.jsonl.tar.gz (a tar archive by its name: tar -xf)."
+        "Files that kind: jsonl does not read are skipped: texts/a.jsonl.zip (a zip archive by its name; "
+        "unpack it with unzip), texts/b.jsonl.tar.gz (a tar archive by its name; unpack it with tar -xf)."
     )
     source = JsonlSource(kind="jsonl", path="texts")
     assert refusal(source).endswith(named)

@@ -172,8 +172,8 @@ def test_a_link_that_leads_nowhere(write, workspace, refusal, target):
     write(**{"in/b.txt": b"b"})
     (workspace / "in" / "a.txt").symlink_to(workspace / target)
     message = (
-        f"run.yaml:7: data.sources[0]: in/a.txt: a link to {str(workspace / target)!r}, which does not "
-        "exist. Put the file there, or remove the link."
+        f"run.yaml:7: data.sources[0]: in/a.txt: this is a link to {str(workspace / target)!r}, which does "
+        "not exist. Create that file, or remove the link."
     )
     assert refusal(text("in")) == message
     assert refusal(text("in/a.txt")) == message
@@ -191,7 +191,7 @@ def test_a_name_that_is_not_utf8(workspace, refusal, read):
     assert message.isascii()
     assert message == (
         "run.yaml:7: data.sources[0]: 'in/caf\\udce9.jsonl': the name is not UTF-8, but manifests store the "
-        "names of a source's files as UTF-8. Rename it."
+        "names of a source's files as UTF-8. Rename the file."
     )
 
 
@@ -201,8 +201,9 @@ def test_what_is_no_regular_file(write, workspace, refusal, read):
     os.mkfifo(workspace / "in" / "b.jsonl")
     assert read(text("in")).records == ["a"]
     message = (
-        "run.yaml:7: data.sources[0]: in/b.jsonl: is not a regular file but a named pipe; sources are read "
-        "several times and from any position. Write its content to a file, and set the path to that file."
+        "run.yaml:7: data.sources[0]: in/b.jsonl: this is not a regular file but a named pipe, and sources "
+        "are read several times and from any position. Write the content to a file, and set the path to that "
+        "file."
     )
     assert refusal(jsonl("in")) == message
     assert refusal(jsonl("in/b.jsonl")) == message

@@ -186,7 +186,7 @@ def test_a_truncated_file_ends_the_reading(workspace, refusal, part_bytes, suffi
         f"run.yaml:7: data.sources[0]: a.jsonl{suffix}: damaged {suffix} file: it ends in the middle, after "
         f"{len(content) - 10:,} bytes ("
     )
-    assert message.endswith(f" unpacked). Copy or download it again; `{check} -t` checks it.")
+    assert message.endswith(f" unpacked). Copy or download it again; run `{check} -t` to check it.")
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ def test_a_folder_of_several_kinds(corpus):
     expected = 2 * sum(len(text) for text in texts) + len(ENGLISH)
     assert found.num_bytes == expected
     assert found.language == "English"
-    assert found.notes == ["skipped, not text: corpus/cover.png", "skipped: 10 repeated documents"]
+    assert found.notes == ["skipped because not text: corpus/cover.png", "skipped: 10 repeated documents"]
     assert found.words().endswith("of English in 601 documents, 4 files")
 
 
@@ -125,7 +125,7 @@ def test_patterns_and_many_files(workspace, corpus):
         path.write_text(f"{ENGLISH}\n\n{name}\n\n" * 20)
     (found,) = survey(["mixed/*.md"]).sources
     assert (found["path"], found["split"], found["exclude"]) == ("mixed", "all", ["*.txt", "old"])
-    assert "a run YAML names at most 4" in refusal(*parts[::2])
+    assert "but at most 4 entries are written to a run YAML" in refusal(*parts[::2])
 
 
 def test_amounts_of_much_text_are_estimated(workspace, monkeypatch):
@@ -224,9 +224,9 @@ def test_what_is_refused(workspace, corpus):
     (workspace / "b.pdf").write_bytes(b"%PDF")
     assert "pdftotext" in refusal("b.pdf")
     (workspace / "latin.txt").write_bytes("größer".encode("latin-1") * 1000)
-    assert "is not UTF-8 text (byte 0xf6 at 2)" in refusal("latin.txt")
+    assert "the file is not UTF-8 text (byte 0xf6 at 2)" in refusal("latin.txt")
     lines(workspace / "ids.jsonl", [{"input_ids": [1, 2, 3]}] * 30)
-    assert "holds token ids" in refusal("ids.jsonl")
+    assert "contains token ids" in refusal("ids.jsonl")
     lines(workspace / "odd.jsonl", [{"numbers": [1]}] * 3)
     assert "their keys are 'numbers'" in refusal("odd.jsonl")
     (workspace / "mixed").mkdir()
@@ -234,9 +234,9 @@ def test_what_is_refused(workspace, corpus):
     lines(workspace / "mixed" / "b.jsonl", [TALK])
     assert "records of several kinds: mixed/a.jsonl (jsonl) and mixed/b.jsonl (chat)" in refusal("mixed")
     (workspace / "none").mkdir()
-    assert "holds no text" in refusal("none")
+    assert "the folder contains no text" in refusal("none")
     (workspace / "empty.txt").write_text("")
-    assert "no text is left" in refusal("empty.txt")
+    assert "no usable text" in refusal("empty.txt")
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def test_added_tokens_are_single_ids(bring, workspace, kind, engine):
     assert ids_differ(path.parent, workspace / "mine") == ""
     loaded = Tokenizer.load(workspace / "mine", engine)
     said = loaded.check_exact(PROSE)
-    assert said is None or "for a model of the kind" in said
+    assert said is None or "fastokens may give other ids than HF tokenizers for" in said
     text = f"<｜User▁1｜>rights<|the bot|> and{eod_token}<｜User▁1｜>"
     ids = loaded.encode(text).tolist()
     assert [one for one in ids if one >= before] == [before, before + 1, before]
@@ -284,8 +284,8 @@ def test_a_character_that_is_eod(bring, workspace):
     with pytest.raises(DataError) as caught:
         loaded.encode("a stop.")
     assert str(caught.value) == (
-        "mine: the character '.' becomes the end-of-document token ., so a document that contains it would "
-        "end there. Set another tokenizer.eod_token."
+        "mine: the character '.' is encoded as the end-of-document token ., so a document that contains it "
+        "would end there. Set tokenizer.eod_token to another token."
     )
 
 
@@ -358,17 +358,17 @@ def test_a_kind_that_fastokens_is_not_proven_for(bring, workspace):
     assert loaded.engine == "tokenizers"
     sentence = Tokenizer.load(workspace / "mine", "fastokens").check_exact()
     assert sentence == (
-        "mine: fastokens is not known to give the ids of tokenizers for a model of the kind WordPiece: "
-        "encoding with tokenizers, which is slower."
+        "mine: fastokens may give other ids than HF tokenizers for a WordPiece model. Encoding with HF "
+        "tokenizers, which is slower."
     )
 
 
 @pytest.mark.parametrize(
     ("kind", "advice"),
     [
-        ("unigram", "Set tokenizer.eod_token to one of its tokens: </s>."),
-        ("llama3", "Set tokenizer.eod_token to one of its tokens: <|end_of_text|>."),
-        ("wordpiece", "Set tokenizer.eod_token to one of its tokens: [SEP]."),
+        ("unigram", "Set tokenizer.eod_token to one of these tokens: </s>."),
+        ("llama3", "Set tokenizer.eod_token to one of these tokens: <|end_of_text|>."),
+        ("wordpiece", "Set tokenizer.eod_token to one of these tokens: [SEP]."),
     ],
 )
 def test_no_such_eod(bring, workspace, kind, advice):
@@ -376,7 +376,8 @@ def test_no_such_eod(bring, workspace, kind, advice):
     with pytest.raises(DataError) as caught:
         adopt(bring(kind), EOD_TOKEN, workspace / "mine")
     assert str(caught.value) == (
-        f"{kind}/tokenizer.json: has no token <|endoftext|> to end documents with. {advice}"
+        f"{kind}/tokenizer.json: the tokenizer has no token <|endoftext|>, which is to end documents. "
+        f"{advice}"
     )
     assert not (workspace / "mine").exists()
 
@@ -409,12 +410,12 @@ def test_other_formats(workspace, content, kind, name, is_folder):
     with pytest.raises(DataError) as caught:
         adopt(workspace / "llama" / ("" if is_folder else name), EOD_TOKEN, workspace / "mine")
     assert str(caught.value) == (
-        f"llama/{name}: is a {kind}; a tokenizer.json is needed. Most models have one in the "
-        f"same folder. Otherwise convert it "
-        'once, where transformers, sentencepiece and tiktoken are installed: python -c "from '
-        "transformers import AutoTokenizer; "
-        "AutoTokenizer.from_pretrained('llama').save_pretrained('llama')\", with the "
-        "model's own tokenizer_config.json in that folder; then set tokenizer.path to llama/tokenizer.json."
+        f"llama/{name}: the file is a {kind}, but a tokenizer.json is needed. Most models have one in the "
+        "same folder. Otherwise put the model's tokenizer_config.json into that folder and convert the file "
+        "once, "
+        'where transformers, sentencepiece and tiktoken are installed: python -c "from transformers import '
+        "AutoTokenizer; AutoTokenizer.from_pretrained('llama').save_pretrained('llama')\". Then set "
+        "tokenizer.path to llama/tokenizer.json."
     )
     assert not (workspace / "mine").exists()
 
@@ -459,7 +460,7 @@ def test_files_that_have_their_own_conversion(workspace, name, content, load):
         with pytest.raises(DataError) as caught:
             adopt(path, EOD_TOKEN, workspace / "mine")
         assert f"python -c \"{load}.save_pretrained('m')\"" in str(caught.value)
-        assert str(caught.value).startswith(f"m/{name}: is ")
+        assert str(caught.value).startswith(f"m/{name}: the file is ")
 
 
 def test_files_that_are_no_tokenizer_by_themselves(workspace):
@@ -472,7 +473,7 @@ def test_files_that_are_no_tokenizer_by_themselves(workspace):
     (workspace / "m").mkdir()
     (workspace / "m" / "vocab.json").write_text('{"a": 0}')
     (workspace / "m" / "merges.txt").write_text("a b\n")
-    with pytest.raises(DataError, match=r"Name the folder, m, for vocab\.json and merges\.txt\."):
+    with pytest.raises(DataError, match=r"To import vocab\.json and merges\.txt, give their folder, m\."):
         adopt(workspace / "m" / "vocab.json", EOD_TOKEN, workspace / "mine")
 
 
@@ -513,8 +514,8 @@ def test_nothing_there(workspace):
         with pytest.raises(DataError) as caught:
             adopt(path, EOD_TOKEN, workspace / "mine")
         assert str(caught.value).endswith(
-            "there is no tokenizer. Give the path of a tokenizer.json, of a folder that holds one, or of a "
-            "folder with vocab.json and merges.txt (GPT-2's encoder.json and vocab.bpe under other names)."
+            "no tokenizer found. Give the path of a tokenizer.json, of a folder that contains one, or of a "
+            "folder with vocab.json and merges.txt (GPT-2's encoder.json and vocab.bpe, renamed)."
         )
 
 
@@ -608,9 +609,9 @@ def test_a_bpe_that_would_leave_text_out(bring, workspace, kind):
     with pytest.raises(DataError) as caught:
         adopt(path, EOD_TOKEN, workspace / "mine")
     assert str(caught.value) == (
-        "neox/tokenizer.json: a BPE that has neither an entry for each byte nor an unknown token, so text "
-        "would be lost silently. Train it again with all bytes (in HF tokenizers: BpeTrainer's "
-        "initial_alphabet=ByteLevel.alphabet()), or name one of its entries as model.unk_token in it."
+        "neox/tokenizer.json: the BPE has neither an entry for each byte nor an unknown token, so text would "
+        "be lost silently. Train it again with all bytes (in HF tokenizers: BpeTrainer with "
+        "initial_alphabet=ByteLevel.alphabet()), or set model.unk_token in the file to one of its entries."
     )
     assert not (workspace / "mine").exists()
     path = bring("neox", of_known_letters if kind == "letters" else without(0xC0, 0xF5, 0xFF))
@@ -651,15 +652,15 @@ def test_two_files_that_are_no_byte_level_bpe(workspace):
     with pytest.raises(DataError) as caught:
         adopt(workspace, EOD_TOKEN, workspace / "mine")
     assert str(caught.value) == (
-        "vocab.json: has no token <|endoftext|> to end documents with. Set tokenizer.eod_token to one of its "
-        "tokens: </s>."
+        "vocab.json: the tokenizer has no token <|endoftext|>, which is to end documents. Set "
+        "tokenizer.eod_token to one of these tokens: </s>."
     )
     (workspace / "vocab.json").write_text('{"a": 0, "<|endoftext|>": 1}')
     with pytest.raises(DataError) as caught:
         adopt(workspace, EOD_TOKEN, workspace / "mine")
     assert str(caught.value) == (
-        "vocab.json: not a byte-level BPE: 255 of the 256 bytes have no entry, so text would be lost. Give "
-        "its tokenizer.json instead."
+        "vocab.json: not a byte-level BPE: 255 of the 256 bytes have no entry, so text would be lost. Import "
+        "the tokenizer's tokenizer.json instead."
     )
     assert not (workspace / "mine").exists()
 
@@ -686,21 +687,21 @@ QWEN = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>", **listed
 @pytest.mark.parametrize(
     ("settings", "added", "why"),
     [
-        (QWEN, None, "tokenizer_config.json names Qwen2Tokenizer, which splits text in another way"),
+        (QWEN, None, "tokenizer_config.json names Qwen2Tokenizer, which splits text differently"),
         (
             {"tokenizer_class": ["x"]},
             None,
-            "tokenizer_config.json names ['x'], which splits text in another way",
+            "tokenizer_config.json names ['x'], which splits text differently",
         ),
         (
             GPT2,
             {EOD_TOKEN: 257, "<|im_end|>": 258},
-            "added_tokens.json has the added token <|im_end|>, which vocab.json lacks",
+            "added_tokens.json lists the added token <|im_end|>, which vocab.json lacks",
         ),
         (
             listed(EOD_TOKEN, "<|im_end|>"),
             None,
-            "tokenizer_config.json has the added token <|im_end|>, which vocab.json lacks",
+            "tokenizer_config.json lists the added token <|im_end|>, which vocab.json lacks",
         ),
     ],
 )
@@ -714,7 +715,8 @@ def test_two_files_of_another_model(workspace, settings, added, why, tokens):
         with pytest.raises(DataError) as caught, contextlib.chdir(workspace):
             read()
         assert str(caught.value) == (
-            f"slow: vocab.json and merges.txt without a tokenizer.json are read as GPT-2's, and {why}. Write "
+            f"slow: vocab.json and merges.txt without a tokenizer.json are read as GPT-2's, but {why}. "
+            "Create "
             'the tokenizer.json once, where transformers is installed: python -c "from '
             "transformers import AutoTokenizer; "
             "AutoTokenizer.from_pretrained('slow').save_pretrained('slow')\"."
@@ -770,6 +772,6 @@ def test_ids_that_are_no_numbers(bring, change, said):
     with pytest.raises(DataError) as caught:
         entries_of(bring("word_level", change).parent)
     assert str(caught.value) == (
-        f"word_level/tokenizer.json: {said}; an id is a whole number of at least 0. Copy or download the "
-        "file again."
+        f"word_level/tokenizer.json: {said}; an id must be a whole number of at least 0. Copy or download "
+        "the file again."
     )

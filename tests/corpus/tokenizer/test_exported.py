@@ -170,8 +170,8 @@ def test_a_vocabulary_that_was_edited_is_not_exported(workspace):
     with pytest.raises(DataError) as refused:
         write_tokenizer(workspace / "taken", workspace / "again", 64, 260)
     assert str(refused.value) == (
-        "taken/as-given/tokenizer.json: has changed since the tokenizer was imported. Ids would no longer "
-        "mean the same text: restore it, or remove taken and run `nbtrain prepare RUN.yaml`."
+        "taken/as-given/tokenizer.json: the file has changed since the tokenizer was imported, so token ids "
+        "would mean different text. Restore the file, or remove taken and run `nbtrain prepare RUN.yaml`."
     )
 
 

@@ -58,12 +58,13 @@ def test_a_damaged_tokenizer_is_another_finding(content, workspace):
 def test_check_and_prepare_say_it(theirs, workspace, caplog):
     config = config_of(MARKED, path=str(theirs), eod_token="</s>", vocab_size=64, max_unknown_fraction=1)
     said = (
-        "the template of the conversations contains <s>, </s>, which the tokenizer has as special tokens: "
-        "training encodes the characters, so the model does not see a marker that it may know."
+        "the conversation template contains <s>, </s>, which the tokenizer has as special tokens. Training "
+        "encodes the template as plain characters, so the model does not see the markers that it may know."
     )
     fix = (
         "List such markers in tokenizer.added_tokens, with a separate tokenizer for this run; their ids stay "
-        "the same (docs/finetuning.md). </s> is tokenizer.eod_token, which no text can hold: set another one."
+        "the same (docs/finetuning.md). </s> is tokenizer.eod_token, which no text may contain as a token: "
+        "set tokenizer.eod_token to another token."
     )
     assert markers_sentence(config) == (said, fix)
     (found,) = [one for one in nb.check(config).findings if one.rule == "markers"]

@@ -220,7 +220,7 @@ def _with(step: dict, index: int, **changes) -> dict:
 
 
 OBJECTIONS = {
-    "a model of the kind Unigram": model(type="Unigram"),
+    "a Unigram model": model(type="Unigram"),
     "a BPE with dropout": model(dropout=0.1),
     "a BPE with end_of_word_suffix": model(end_of_word_suffix="</w>"),
     "a BPE with byte_fallback": model(byte_fallback=True),
@@ -229,13 +229,13 @@ OBJECTIONS = {
     ),
     "a vocabulary in which two entries have one id": model(vocab={**document()["model"]["vocab"], "zz": 5}),
     "the normalizer Lowercase": document(normalizer={"type": "Lowercase"}),
-    "words that are split by another rule (ByteLevel)": document(
+    "a different rule for splitting words (ByteLevel)": document(
         pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True, "use_regex": True}
     ),
-    "words that are split by another rule (Split and ByteLevel)": document(
+    "a different rule for splitting words (Split and ByteLevel)": document(
         pre_tokenizer=_with(LLAMA3, 0, pattern={"Regex": r"\p{L}+|\s+"})
     ),
-    "words that are split by another rule (Digits and ByteLevel)": document(
+    "a different rule for splitting words (Digits and ByteLevel)": document(
         pre_tokenizer={
             "type": "Sequence",
             "pretokenizers": [{"type": "Digits", "individual_digits": True}, proven.GPT2_WORDS],

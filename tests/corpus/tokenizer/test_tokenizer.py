@@ -139,8 +139,8 @@ def test_another_tokenizer_than_in_training_is_refused(folder):
     with pytest.raises(DataError) as caught:
         loaded.check_trained_with("a" * 64)
     assert str(caught.value) == (
-        f"tokenizer is {loaded.sha256[:12]}..., but this run was trained with aaaaaaaaaaaa...: ids would "
-        "mean other text. Restore the tokenizer it was trained with."
+        f"tokenizer has the hash {loaded.sha256[:12]}..., but this run was trained with aaaaaaaaaaaa..., so "
+        "ids would mean different text. Restore the tokenizer that the run was trained with."
     )
 
 
@@ -151,11 +151,11 @@ def test_changed_and_missing_files(folder):
     with pytest.raises(DataError) as caught:
         Tokenizer.load(folder)
     assert str(caught.value) == (
-        "tokenizer/merges.txt: has changed since its manifest was written. Token ids would no longer mean "
-        "the same text: restore it, or remove tokenizer and run `nbtrain prepare RUN.yaml`."
+        "tokenizer/merges.txt: the file has changed since the manifest was written, so token ids would mean "
+        "different text. Restore it, or remove tokenizer and run `nbtrain prepare RUN.yaml`."
     )
     merges.unlink()
-    with pytest.raises(DataError, match=r"^tokenizer/merges\.txt: is missing\."):
+    with pytest.raises(DataError, match=r"^tokenizer/merges\.txt: the file is missing\."):
         Tokenizer.load(folder)
     shutil.rmtree(folder)
     with pytest.raises(DataError) as caught:
@@ -222,7 +222,7 @@ def test_check_exact_where_they_differ(folder, monkeypatch):
     monkeypatch.setattr(Tokenizer, "_encode", broken)
     versions = f"fastokens {version('fastokens')} and tokenizers {version('tokenizers')}"
     assert loaded.check_exact(["the model", "the odd one"]) == (
-        f"tokenizer: {versions} differ on 'the odd one': encoding with tokenizers, which is slower."
+        f"tokenizer: {versions} differ on 'the odd one'. Encoding with HF tokenizers, which is slower."
     )
     assert loaded.engine == "tokenizers"
 
@@ -239,7 +239,8 @@ def test_check_exact_where_fastokens_fails(folder, monkeypatch):
 
     loaded = Tokenizer.load(folder, "fastokens")
     loaded.__dict__["_fast"] = Failing()
-    assert "differ: fastokens fails (index out of range): encoding with tokenizers" in loaded.check_exact()
+    message = loaded.check_exact()
+    assert "differ: fastokens failed (index out of range). Encoding with HF tokenizers" in message
     assert loaded.engine == "tokenizers"
 
 
@@ -283,7 +284,7 @@ def test_what_was_found_is_kept(folder, monkeypatch):
     kept.write_text(json.dumps({**whole, "difference": "they differ on 'x'"}))
     loaded = Tokenizer.load(folder, "fastokens")
     assert loaded.check_exact(sample()) == (
-        "tokenizer: they differ on 'x': encoding with tokenizers, which is slower."
+        "tokenizer: they differ on 'x'. Encoding with HF tokenizers, which is slower."
     )
     assert loaded.engine == "tokenizers"
 
@@ -297,7 +298,7 @@ def test_what_was_found_decides_the_engine_of_all_that_load_it(folder):
     loaded = Tokenizer.load(folder)
     assert loaded.engine == pickle.loads(pickle.dumps(loaded)).engine == "tokenizers"
     assert loaded.check_exact() == (
-        "tokenizer: they differ on 'x': encoding with tokenizers, which is slower."
+        "tokenizer: they differ on 'x'. Encoding with HF tokenizers, which is slower."
     )
     assert Tokenizer.load(folder, "fastokens").engine == "fastokens"
 
@@ -319,7 +320,7 @@ def test_a_text_on_which_fastokens_fails(folder, caplog, how):
     assert found.tolist() == Tokenizer.load(folder, "tokenizers").encode("hello é").tolist()
     assert loaded.engine == "tokenizers"
     assert caplog.messages == [
-        "tokenizer: fastokens fails (model error: byte 0xc3 has no token in vocabulary): encoding with "
+        "tokenizer: fastokens failed (model error: byte 0xc3 has no token in vocabulary). Encoding with HF "
         "tokenizers, which is slower."
     ]
 

@@ -85,7 +85,7 @@ def test_too_small_a_vocabulary(trainer):
     with pytest.raises(DataError) as caught:
         train(["a"], 256, trainer)
     assert str(caught.value) == (
-        "tokenizer.vocab_size = 256: must be at least 257: 256 bytes and <|endoftext|>."
+        "tokenizer.vocab_size = 256: must be at least 257, for 256 bytes and <|endoftext|>."
     )
 
 
@@ -231,14 +231,14 @@ def test_check_memory(monkeypatch):
     with pytest.raises(DataError) as caught:
         training.check_memory(1_000_000_000, "tokenizers", "run.yaml:9: tokenizer.train_bytes")
     assert str(caught.value) == (
-        "run.yaml:9: tokenizer.train_bytes = 1,000,000,000: training with tokenizers takes about 2.5 GiB of "
-        "memory, and 1.0 GiB are available: set at most 337,222,041."
+        "run.yaml:9: tokenizer.train_bytes = 1,000,000,000: training with tokenizers needs about 2.5 GiB of "
+        "memory, but only 1.0 GiB is available. Set at most 337,222,041."
     )
     training.check_memory(337_000_000, "tokenizers")
-    with pytest.raises(DataError, match=r"100,000,000: training with rustbpe takes about 5\.1 GiB"):
+    with pytest.raises(DataError, match=r"100,000,000: training with rustbpe needs about 5\.1 GiB"):
         training.check_memory(100_000_000, "rustbpe", first_texts=["中文"])
     monkeypatch.setattr(training, "available_memory_bytes", lambda: 10**6)
-    with pytest.raises(DataError, match=r"available: free some memory\.$"):
+    with pytest.raises(DataError, match=r"available\. Free up memory\.$"):
         training.check_memory(1000, "rustbpe")
     monkeypatch.setattr(training, "available_memory_bytes", lambda: None)
     assert training.check_memory(1000, "rustbpe") == "about 140.0 MiB of memory needed"

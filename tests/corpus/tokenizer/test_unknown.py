@@ -153,8 +153,8 @@ def test_taking_over(name, is_typed, tmp_path):
 def test_what_is_named(tmp_path):
     """The message gives the first unknown character or word, and only the beginning of a long text."""
     for name, text, named in (
-        ("WordLevel without an unknown token", "ab xyz", "it has no token for 'xyz', and"),
-        ("Unigram without an unknown token", "ab axb", "it has no token for the character 'x' (U+0078), and"),
+        ("WordLevel without an unknown token", "ab xyz", "has neither a token for 'xyz' nor"),
+        ("Unigram without an unknown token", "ab axb", "token for the character 'x' (U+0078) nor"),
         ("BPE whose unknown token is not an entry", "a " * 99 + "\n", "cannot encode the document 'a a a"),
     ):
         folder = tmp_path / name.replace(" ", "-")

@@ -200,7 +200,7 @@ def test_a_page_without_an_end_is_bounded(workspace, monkeypatch):
         ),
         (
             b"7z\xbc\xaf\x27\x1c",
-            "test.xml: is a 7z archive, which is not supported (compressed text may be .gz, .zst, .bz2 or ",
+            "test.xml: the file is a 7z archive, which is not supported (compressed text may be .gz, .zst, ",
         ),
         (
             b'<!DOCTYPE x [<!ENTITY a "b">]><mediawiki a="&a;">',

@@ -85,8 +85,8 @@ def test_a_tokenizer_of_other_text_is_used_only_if_the_yaml_names_it(files):
     config = load("demo.yaml", named)
     step = prepare(config).steps[0]
     assert step.reason == (
-        "data/tokenizer/demo-300: 300 entries, trained on other sources; override tokenizer.name=demo-300: "
-        "tokenizer.name names it"
+        "data/tokenizer/demo-300: 300 entries, trained on other sources; selected by override "
+        "tokenizer.name=demo-300: tokenizer.name"
     )
     (finding,) = [one for one in plan(config).findings if one.rule == "tokenizer_is_of_this_text"]
     assert finding.message.startswith("data/tokenizer/demo-300 was trained on other text (demo.jsonl). ")
@@ -99,11 +99,12 @@ def test_a_tokenizer_of_other_text_is_used_only_if_the_yaml_names_it(files):
     (files / "demo.yaml").write_text(DEMO.replace("demo.jsonl", "books.jsonl"))
     message = refusal("demo.yaml")
     assert message.startswith(
-        "data/tokenizer/demo-300: was trained on other text: data.sources[0].path = 'demo.jsonl' there, "
+        "data/tokenizer/demo-300: the tokenizer was trained on other text: data.sources[0].path = "
+        "'demo.jsonl' there, "
         "'books.jsonl' in this run. "
     )
     assert "set tokenizer.name: demo-300; or make it again" in message
-    assert "(books: encoded with it)" in refusal("demo.yaml", force=True)
+    assert "(datasets encoded with it: books)" in refusal("demo.yaml", force=True)
 
 
 def test_force_trains_a_changed_text_again(files):
@@ -120,7 +121,7 @@ def test_a_brought_tokenizer_is_named(files):
     prepared("demo.yaml")
     tokenizer_dir("demo-300").rename(tokenizer_dir("books"))
     (tokenizer_dir("books") / "manifest.json").unlink()
-    message = "data/tokenizer/books: holds an imported tokenizer. This run does not set tokenizer.name, "
+    message = "data/tokenizer/books: the folder holds an imported tokenizer. This run does not set "
     assert refusal("books.yaml").startswith(message)
     prepared("books.yaml", "tokenizer.name=books")
     assert refusal("books.yaml", force=True).startswith(message)
@@ -135,7 +136,7 @@ def test_weights_keep_their_tokenizer(files):
     assert (
         prepare(config)
         .steps[0]
-        .reason.endswith("other sources; the weights of init_from (demo) were trained with its ids")
+        .reason.endswith("other sources; the weights from init_from (demo) were trained with its ids")
     )
     assert not [one for one in plan(config).findings if one.rule == "tokenizer_is_of_this_text"]
 

@@ -69,7 +69,8 @@ def test_a_shared_tokenizer_is_not_made_anew(make_config):
     )
     assert Tokenizer.load(tokenizer_dir("small")).sha256 == before
     assert refusal(make_config(tokenizer={"vocab_size": 290}), force=True).startswith(
-        "data/tokenizer/small: trained with other settings: vocab_size = 300 there, 290 in this run."
+        "data/tokenizer/small: the tokenizer was trained with other settings: vocab_size = 300 there, 290 in "
+        "this run."
     )
 
 
@@ -131,8 +132,8 @@ def test_a_source_that_changes_while_it_is_read(make_config, workspace, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(Encoder, "__call__", while_reading)
         assert refusal(config) == (
-            "data.sources[0]: texts.jsonl changed while it was read. Make sure that no process writes there, "
-            "and start again."
+            "data.sources[0]: texts.jsonl changed during reading. Make sure that no process writes to the "
+            "source, then run the command again."
         )
     assert not dataset_of(config).manifest_json.exists()
     path.write_bytes(whole)
@@ -172,9 +173,9 @@ def test_a_tokenizer_of_fewer_entries_than_asked_for(make_config, caplog):
     found = Tokenizer.load(tokenizer_dir("small")).vocab_size
     assert found < 1_000
     assert caplog.messages == [
-        f"data/tokenizer/small: only {found} entries, because the text is too small for more merges. The "
-        "model is built for tokenizer.vocab_size = 52,000, but the higher ids never occur. Use more text, or "
-        f"set it to {found} and prepare again with --force."
+        f"data/tokenizer/small: the tokenizer has only {found} entries, because the text is too small for "
+        "more merges. The model is built for tokenizer.vocab_size = 52,000, but the higher ids never occur. "
+        f"Use more text, or set it to {found} and run prepare again with --force."
     ]
     caplog.clear()
     prepare(make_config(tokenizer={"vocab_size": found}), force=True, through="encode")
@@ -213,7 +214,7 @@ def test_a_tokenizer_from_elsewhere(make_config, workspace):
     )
     assert refusal(
         make_config(tokenizer={**own, "path": "data/tokenizer/other"}, data={"name": "taken"})
-    ).startswith("data/tokenizer/taken: holds another tokenizer (sha256 ")
+    ).startswith("data/tokenizer/taken: the folder holds another tokenizer (sha256 ")
     assert refusal(make_config(tokenizer={**own, "eod_token": "</s>"}, data={"name": "taken"})).startswith(
         "brought"
     )
@@ -290,9 +291,9 @@ def test_other_settings_under_the_same_name(make_config, workspace):
         "make it again with `nbtrain prepare RUN.yaml --force`."
     )
     assert refusal(make_config(tokenizer={"vocab_size": 290})) == (
-        "data/tokenizer/small: trained with other settings: vocab_size = 300 there, 290 in this run. "
-        "Datasets and runs may refer to it: give tokenizer.name another value, or make it again with "
-        "`nbtrain prepare RUN.yaml --force`."
+        "data/tokenizer/small: the tokenizer was trained with other settings: vocab_size = 300 there, 290 in "
+        "this run. Datasets and runs may refer to it: give tokenizer.name another value, or make it again "
+        "with `nbtrain prepare RUN.yaml --force`."
     )
     assert everything(data_home()) == before
     forced = prepare(make_config(tokenizer={"vocab_size": 290}), force=True)
@@ -407,7 +408,7 @@ def test_two_datasets_share_a_tokenizer(make_config, workspace):
     assert steps(report)[0] == (
         "tokenizer",
         "kept",
-        "data/tokenizer/small: 300 entries, trained on other sources; tokenizer.name names it",
+        "data/tokenizer/small: 300 entries, trained on other sources; selected by tokenizer.name",
     )
     assert report.manifest.counts["dropped"] == {"duplicate": 1}
 
@@ -432,7 +433,7 @@ def test_brought_tokenizer(make_config, workspace, texts):
     assert steps(prepare(config))[0] == (
         "tokenizer",
         "used",
-        "vocab.json and merges.txt were in data/tokenizer/mine: 300 entries",
+        "vocab.json and merges.txt were already in data/tokenizer/mine: 300 entries",
     )
     assert steps(prepare(config, force=True))[0] == (
         "tokenizer",
@@ -440,14 +441,15 @@ def test_brought_tokenizer(make_config, workspace, texts):
         "data/tokenizer/mine: 300 entries, imported",
     )
     assert refusal(make_config(tokenizer={"name": "mine", "vocab_size": 280}, data={"name": "mine"})) == (
-        "data/tokenizer/mine: 300 entries, but this run sets tokenizer.vocab_size = 280, for which the model "
-        "is built. Set it to 300, or name another tokenizer."
+        "data/tokenizer/mine: the tokenizer has 300 entries, but this run sets tokenizer.vocab_size = 280, "
+        "which is the size of the model's embedding. Set it to 300, or set tokenizer.name to another "
+        "tokenizer."
     )
     (tokenizer_dir("half")).mkdir()
     shutil.copy(tokenizer_dir("small") / "vocab.json", tokenizer_dir("half"))
     assert refusal(make_config(tokenizer={"name": "half"}, data={"name": "half"})) == (
         "data/tokenizer/half/merges.txt: no such file. An imported tokenizer consists of vocab.json and "
-        "merges.txt, or of a tokenizer.json; put it there, or remove the folder to have one trained."
+        "merges.txt, or of a tokenizer.json. Add the missing file, or remove the folder to train a tokenizer."
     )
 
 
@@ -466,7 +468,7 @@ def test_a_tokenizer_json_that_somebody_put_there(make_config, workspace, texts,
     assert steps(prepare(config, through="tokenizer"))[-1] == (
         "tokenizer",
         "used",
-        "tokenizer.json was in data/tokenizer/mine: 300 entries",
+        "tokenizer.json was already in data/tokenizer/mine: 300 entries",
     )
     assert everything(mine).items() >= given.items()
     assert everything(mine / "as-given") == Tokenizer.load(mine).manifest["kept"] == given
@@ -482,10 +484,10 @@ def test_files_of_others_are_not_removed(make_config, workspace, texts):
         for force in (False, True):
             config = make_config(tokenizer={"name": "mine", "path": path}, data={"name": "mine"})
             assert refusal(config, force=force) == (
-                "data/tokenizer/mine: holds spiece.model without a manifest: nbtrain did not make it. To use "
-                "the tokenizer in that folder, put its tokenizer.json into that folder, set tokenizer.name "
-                "and leave tokenizer.path empty; otherwise move the folder away, or give tokenizer.name "
-                "another value."
+                "data/tokenizer/mine: the folder contains spiece.model but no manifest, so nbtrain did not "
+                "make it. To use the tokenizer in this folder, put its tokenizer.json into the folder, set "
+                "tokenizer.name and leave tokenizer.path empty; otherwise move the folder away, or give "
+                "tokenizer.name another value."
             )
     assert everything(mine.parent) == {"mine/spiece.model": hashlib.sha256(b"somebody's").hexdigest()}
 
@@ -502,13 +504,14 @@ def test_a_path_that_is_the_tokenizers_own_folder(make_config, workspace, texts,
         assert steps(prepare(config, force=force, through="tokenizer"))[-1] == (
             "tokenizer",
             "kept",
-            "data/tokenizer/mine: 301 entries, named by tokenizer.path itself",
+            "data/tokenizer/mine: 301 entries; tokenizer.path is this same folder",
         )
     assert everything(tokenizer_dir("mine")) == before
     other = make_config(tokenizer={"name": "mine", "path": path, "eod_token": "a"}, data={"name": "mine"})
     assert refusal(other) == (
-        "data/tokenizer/mine: ends documents in <|endoftext|>, but this run sets tokenizer.eod_token = a. "
-        "Datasets and runs may refer to it: set it to <|endoftext|>, or give tokenizer.name another value."
+        "data/tokenizer/mine: the tokenizer ends documents with <|endoftext|>, but this run sets "
+        "tokenizer.eod_token = a. Datasets and runs may refer to the tokenizer: set tokenizer.eod_token to "
+        "<|endoftext|>, or give tokenizer.name another value."
     )
 
 

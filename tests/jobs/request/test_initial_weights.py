@@ -463,7 +463,9 @@ def test_tokens_added_for_a_chat(tiny, base, tiny_data, workspace, monkeypatch):
     ids = open_dataset(config).indexed.get(0).tolist()
     assert [token_id for token_id in ids if token_id >= size] == [size, size + 1] and ids[0] == size
     assert said(config) == []
-    with pytest.raises(DataError, match="are added to, and runs may refer to it"):
+    with pytest.raises(
+        DataError, match=r"but other runs may refer to it\. Give tokenizer\.name another value"
+    ):
         prepare(starting(tiny, **{**settings, "tokenizer.name": "mock", "tokenizer.vocab_size": size + 2}))
     assert read_manifest(tokenizer_dir("mock")) == known
     run = RunDir.named("second")

@@ -1,4 +1,4 @@
-"""Returns memory that this process has freed from its C library to the system."""
+"""Returns freed memory, which the C library keeps for this process, to the system."""
 
 import contextlib
 import ctypes

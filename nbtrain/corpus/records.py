@@ -154,7 +154,7 @@ class Tally:
             counts[key if key in counts or len(counts) < MOST_KEYS else OTHER_KEYS] += records
 
     def add_broken(self, path: str, line: int | None, what: str, reason: str = "broken_record") -> None:
-        """Count a broken record, and keep the problem, shortened to PROBLEM_CHARS, of the first ones."""
+        """Count a broken record, and keep its problem if it is one of the first LISTED_PROBLEMS."""
         self.broken += 1
         self.dropped[reason] += 1
         if len(self.problems) < LISTED_PROBLEMS:

@@ -122,7 +122,7 @@ def way_forward(record: Mapping[str, Any], kind: str) -> str:
 
 
 def _other_spelling(record: Mapping[str, Any], own: str) -> str:
-    """Return advice as way_forward() does, for keys in another spelling than the shape's ("Instruction")."""
+    """Return advice as way_forward() does, if keys are spelled unlike the shape's, e.g. "Instruction"."""
     names = {letters_of(name): name for name, value in record.items() if holds_value(value)}
     fitting = [shape for shape in SHAPES if all(letters_of(key) in names for key in shape.keys)]
     for shape in sorted(fitting, key=lambda shape: shape.kind != own):

@@ -55,7 +55,7 @@ def is_trained(config: RunConfig) -> bool:
 
 
 def prepare_tokenizer(config: RunConfig, corpus: Corpus, force: bool, say: Say) -> Tokenizer | None:
-    """Return the tokenizer of a run, made if necessary; None if it does not exist and the run needs none.
+    """Return a run's tokenizer, imported or trained if necessary; None if there is none and none is needed.
 
     Raises DataError if the tokenizer does not fit the run or cannot be made.
     """

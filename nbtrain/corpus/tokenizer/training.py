@@ -174,7 +174,7 @@ def unspaced_fraction(texts: Iterable[str]) -> float:
 
 
 def peek(texts: Iterable[str], num_bytes: int = 1 << 20) -> tuple[list[str], Iterator[str]]:
-    """Return (a list of the first texts, at least `num_bytes` if there are so many; an iterator over all)."""
+    """Return a list of the first texts, with about `num_bytes` in total, and an iterator over all texts."""
     rest = iter(texts)
     first: list[str] = []
     while num_bytes > 0 and (text := next(rest, None)) is not None:

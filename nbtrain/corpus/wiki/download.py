@@ -1,13 +1,12 @@
-"""Downloads a Wikipedia dump: finds it in the mirror's list of checksums, resumes, verifies, and only then
-names it.
+"""Downloads a Wikipedia dump: finds it in the mirror's list of checksums, resumes, and verifies the result.
 
-    <mirror>/<wiki>/<date>/<wiki>-<date>-sha1sums.txt   the names of a dump's files, with the date
+    <mirror>/<wiki>/<date>/<wiki>-<date>-sha1sums.txt   names, with the date, and checksums of a dump's files
     <name>.part, <name>.part.json                       the bytes received so far, and the ETag they belong to
-    <name>, <name>.json                                 the complete file, its SHA-1 as listed; its source
+    <name>, <name>.json                                 the complete, verified file, and its source
 
-After a lost connection the download resumes at the last received byte (Range, If-Range): a few times within
-one call, and at any time in a later call. If the file has changed on the server, it starts from the
-beginning.
+After a lost connection, the download resumes after the last received byte (Range, If-Range): a few times
+within one call, and at any time in a later call. If the file has changed on the server, the download starts
+over.
 """
 
 import contextlib
@@ -27,10 +26,11 @@ from nbtrain.corpus.partial_file import READ_BYTES
 
 logger = logging.getLogger(__name__)
 
-# The kind of dump to choose if there is a choice: its streams of a hundred pages each are read in parallel.
+# Kinds of dump, the preferred one first: multistream dumps consist of streams of a hundred pages each, which
+# can be read in parallel.
 KINDS = ("pages-articles-multistream", "pages-articles")
 
-# Languages whose code differs from the name of the wiki's database.
+# Languages for which the name of the wiki's database differs from the language code.
 OTHER_NAMES = """
 be-tarask=be_x_old gsw=als lzh=zh_classical nan=zh_min_nan nb=no rup=roa_rup sgs=bat_smg vro=fiu_vro
 yue=zh_yue
@@ -44,17 +44,17 @@ def database(language: str) -> str:
 
 
 def recorded_dump(language: str, date: str, sha1: str | None = None) -> Downloaded | None:
-    """Return the record of a downloaded dump, even if its file is gone; "latest" means the latest at download
-    time.
+    """Return the record of a downloaded dump, even if its file is gone; None if it was not downloaded.
 
-    If both kinds were downloaded, the dump with `sha1` is returned, otherwise the multistream dump.
+    The date "latest" means the dump that was the latest when it was downloaded. If both kinds of dump were
+    downloaded, the one with `sha1` is returned, otherwise the multistream dump.
     """
     records = _records(language, date)
     return min(records, key=lambda record: record.sha1 != sha1, default=None)
 
 
 def find(language: str, date: str, sha1: str | None = None) -> Downloaded | None:
-    """Return the dump that `known` finds, if its file is on this disk and complete; None otherwise."""
+    """Return the dump that recorded_dump() finds, if its file is complete and on disk; otherwise None."""
     record = recorded_dump(language, date, sha1)
     path = None if record is None else folder() / record.file
     return record if record and path and path.is_file() and path.stat().st_size == record.bytes else None
@@ -72,10 +72,10 @@ def _records(language: str, date: str) -> list[Downloaded]:
 
 
 def download(language: str, date: str, mirror: str, sha1: str | None, where: str) -> tuple[Downloaded, bool]:
-    """Return (the dump, whether it was downloaded now). An existing dump is kept, even for "latest".
+    """Return (the dump, whether it was downloaded now). A dump on disk is used, even for the date "latest".
 
-    Raises DataError if the address, the disk, the connection or the checksum fails; messages begin with
-    `where`.
+    Raises DataError for an invalid address, disk errors, connection failures and a wrong checksum; messages
+    begin with `where`.
     """
     try:
         folder().mkdir(parents=True, exist_ok=True)
@@ -94,13 +94,15 @@ def download(language: str, date: str, mirror: str, sha1: str | None, where: str
     except OSError as error:
         raise DataError(
             f"{where}: {display(Path(error.filename or folder()))}: {error.strerror or error}. The received "
-            f"bytes are kept: free space, or set NBTRAIN_DATA to a folder on another disk, and run it again."
+            f"bytes are kept: free up space, or set NBTRAIN_DATA to a folder on another disk, then run the "
+            f"command again."
         ) from error
 
 
 def check_sha1(path: Path, sha1: str, where: str) -> bool:
-    """Compare the user's own file with the source's sha1; return False if it was compared before. Raises
-    DataError.
+    """Compare a dump at the user's path with the setting sha1; return False if that was done before.
+
+    Raises DataError if the SHA-1 differs.
     """
     stat = path.stat()
     note = folder() / f"{path.name}.checked.json"
@@ -115,7 +117,7 @@ def check_sha1(path: Path, sha1: str, where: str) -> bool:
     if digest.hexdigest() != sha1:
         raise DataError(
             f"{where}: {display(path)}: its SHA-1 is {digest.hexdigest()}, but the setting sha1 is {sha1}. "
-            "Fetch the file again, or correct sha1."
+            "Download the file again, or correct sha1."
         )
     folder().mkdir(parents=True, exist_ok=True)
     files.write_json(note, checked)
@@ -124,25 +126,29 @@ def check_sha1(path: Path, sha1: str, where: str) -> bool:
 
 @contextlib.contextmanager
 def locked(path: Path, where: str) -> Iterator[None]:
-    """Hold the lock for downloads of one Wikipedia. Raises DataError if it cannot be acquired."""
+    """Hold the lock for downloads of one Wikipedia. Raises DataError if the lock cannot be acquired."""
     with path.open("a") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            what = f"another process is downloading this Wikipedia into {display(folder())}. Wait for it."
+            what = (
+                f"another process is downloading this Wikipedia into {display(folder())}. Wait until it has "
+                "finished."
+            )
             raise DataError(f"{where}: {what}") from None
         except OSError as error:
             raise DataError(
                 f"{where}: {display(path)}: the file system does not support file locks ({error.strerror}), "
-                f"so two processes could write one dump. Set NBTRAIN_DATA to a folder on another disk."
+                f"so two processes could write the same dump. Set NBTRAIN_DATA to a folder on another disk."
             ) from error
         yield
 
 
 def _choose(fetch: MirrorClient, language: str, date: str, sha1: str | None) -> tuple[str, str, str]:
-    """Return (name, date, SHA-1) of the dump to download: the one with `sha1` if it is given.
+    """Return (name, date, SHA-1) of the dump to download: the one with `sha1`, if it is given.
 
-    Without `sha1`, a multistream dump is preferred, because it can be read in parallel.
+    Without `sha1`, a multistream dump is preferred, because it can be read in parallel. Raises DataError if
+    the mirror has no such dump.
     """
     wiki = database(language)
     address = f"{wiki}/{date}/{wiki}-{date}-sha1sums.txt"
@@ -164,9 +170,9 @@ def _choose(fetch: MirrorClient, language: str, date: str, sha1: str | None) -> 
         lists = " and ".join(f"{found} for {name}" for name, _, found in newest_of_kinds)
         raise DataError(
             f"{fetch.where}: sha1 = {sha1}, but {fetch.printable(address)} lists {lists}. Correct sha1, or "
-            f"set date to the dump it belongs to."
+            f"set date to the date of the dump with this sha1."
         )
     raise DataError(
         f"{fetch.where}: {fetch.printable(address)} lists no {wiki}-YYYYMMDD-pages-articles.xml.bz2 "
-        f"({len(listed)} files): the dump may not be finished yet. Set date to an earlier one."
+        f"({len(listed)} files): the dump may not be finished yet. Set date to an earlier date."
     )

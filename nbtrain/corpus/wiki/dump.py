@@ -1,11 +1,12 @@
 """Reads the pages of a MediaWiki dump (pages-articles), .xml or compressed, in constant memory.
 
-    bytes -> pieces that begin and end between pages -> each <page> parsed separately with lxml -> Page
+    bytes -> chunks that begin and end between pages -> each <page> parsed separately with lxml -> Page
 
-A page belongs to the position where its "<page>" begins: a reader skips to the first page after its start and
-reads past its stop until the last page is complete. It may start at any offset of an .xml file and at any
-stream of a .bz2 file; other compressed files, and UTF-16, are read from the beginning. In text, "<" is
-written "&lt;", so tags are found before the XML is parsed, and a broken page affects no other page.
+A page belongs to the part of the file in which its "<page>" begins: a reader skips to the first page after
+its start, and reads past its stop until its last page is complete. Reading can start at any offset of an .xml
+file and at any stream of a .bz2 file; other compressed files and UTF-16 files are read from the beginning.
+Page text contains "&lt;" instead of "<", so tags can be found before the XML is parsed, and a broken page
+does not affect other pages.
 """
 
 import bz2
@@ -24,18 +25,18 @@ from nbtrain.base.workspace import display
 from nbtrain.corpus.files import compression
 
 READ_BYTES = 1 << 20
-# A page of Wikipedia has at most 2 MiB of wikitext; without a limit a damaged file would fill the memory.
+# A Wikipedia page has at most 2 MiB of wikitext. Without a limit, a damaged file would fill the memory.
 MAX_PAGE_BYTES = 64 << 20
 HEAD_BYTES = 1 << 20
 
-# The beginning of a bz2 stream: its header and the mark of its first block. By chance once in 10^24
-# positions.
+# The beginning of a bz2 stream: its header and the marker of its first block. Other data matches by chance at
+# one of 10^24 positions.
 STREAM_BEGINS = re.compile(rb"BZh[1-9]\x31\x41\x59\x26\x53\x59")
 PAGE_BEGINS = re.compile(rb"<page[\s>]")
 PAGE_ENDS = b"</page>"
 DUMP_ENDS = b"</mediawiki>"
 TAG_BYTES = 16
-# The beginning of UTF-16, with a byte order mark or without.
+# The beginning of a UTF-16 file, with or without a byte order mark.
 LITTLE, BIG = "utf-16-le", "utf-16-be"
 ENCODINGS = {codecs.BOM_UTF16_LE: LITTLE, b"<\0": LITTLE, codecs.BOM_UTF16_BE: BIG, b"\0<": BIG}
 
@@ -47,11 +48,11 @@ class Page(NamedTuple):
     namespace: int
     is_redirect: bool
     model: str
-    """Content model; "wikitext" if the dump names none."""
+    """Content model; "wikitext" if the dump does not name one."""
     text: str
     """Text of the page's newest revision."""
     older_revisions: int = 0
-    """Number of the page's other revisions in the dump (pages-meta-history); they are skipped."""
+    """Number of older revisions in the dump (pages-meta-history), which are skipped."""
 
 
 class BrokenPage(NamedTuple):
@@ -69,25 +70,27 @@ class Dump:
     where: str
     """Prefix of messages."""
     packing: str | None
-    """Compression suffix, recognized by the first bytes; None if the file is not compressed."""
+    """Compression as a suffix, determined from the first bytes; None if the file is not compressed."""
     encoding: str = "utf-8"  # or utf-16-le, utf-16-be
     namespaces: dict[int, str] = field(default_factory=dict)
-    """{key: name} of the namespaces in <siteinfo>; empty if there are none."""
+    """Namespaces in <siteinfo>, as {key: name}; empty without <siteinfo>."""
     site: dict[str, str] = field(default_factory=dict)
-    """sitename, dbname and base of <siteinfo>."""
+    """Values of sitename, dbname and base in <siteinfo>, if present."""
     language: str = ""
-    """Language of the wiki, xml:lang of <mediawiki>; empty if it is missing."""
+    """Language of the wiki, from xml:lang of <mediawiki>; empty if it is missing."""
 
 
 class Piece(NamedTuple):
-    """Complete pages as UTF-8 XML. `position` is the number of bytes of the file that were read for them."""
+    """A chunk of a dump that holds complete pages."""
 
     xml: bytes
+    """The pages as UTF-8 XML."""
     position: int
+    """Offset in the file up to which it has been read."""
 
 
 def open_dump(path: Path, where: str = "data.sources") -> Dump:
-    """Read the beginning of a dump. If the file is not a dump, raise a DataError that says what it is."""
+    """Read the beginning of a dump and return its properties. Raises DataError if the file is not a dump."""
     name = f"{where}: {display(path)}"
     try:
         with path.open("rb") as stream:
@@ -96,7 +99,7 @@ def open_dump(path: Path, where: str = "data.sources") -> Dump:
         raise DataError(f"{name}: cannot be read: {error.strerror}.") from error
     if packing is None:
         compression.refuse_other_files(begin, path, where)
-        # No dump begins with BZh as text: such a file is bzip2, even if its next bytes are damaged.
+        # A dump cannot begin with the text BZh, so the file is bzip2 even if its next bytes are damaged.
         packing = ".bz2" if begin.startswith(b"BZh") else None
     raw = b""
     try:
@@ -106,7 +109,7 @@ def open_dump(path: Path, where: str = "data.sources") -> Dump:
                 break
     except _Cut as error:
         if not raw:
-            raise DataError(f"{name}: {error}. Fetch it again, and compare its SHA-1.") from error
+            raise DataError(f"{name}: {error}. Download the dump again, and compare its SHA-1.") from error
     raw = raw[:HEAD_BYTES]
     encoding = next((encoding for mark, encoding in ENCODINGS.items() if raw.startswith(mark)), "utf-8")
     head = raw.decode(encoding, errors="replace").lstrip("\ufeff")
@@ -116,13 +119,14 @@ def open_dump(path: Path, where: str = "data.sources") -> Dump:
         raise DataError(f"{name}: not a MediaWiki dump: {what}, but it must be <mediawiki>.")
     if re.search(r"<!(DOCTYPE|ENTITY)", head[: head.find("<mediawiki")], re.IGNORECASE):
         raise DataError(
-            f"{name}: it declares a document type, which a dump never does and which can be made to fill the "
-            "memory. Fetch the dump from its source again."
+            f"{name}: the file declares a document type, which a dump never does and which can be abused to "
+            "exhaust the memory. Download the dump from its source again."
         )
     declared = re.match(r"""\s*<\?xml[^>]*encoding=["']([A-Za-z0-9_.-]+)["']""", head)
     if declared and not encoding.startswith("utf-16") and declared[1].lower() not in ("utf-8", "us-ascii"):
         raise DataError(
-            f"{name}: its encoding is {declared[1]}; UTF-8 and UTF-16 are read. Convert it, e.g. with iconv."
+            f"{name}: the encoding is {declared[1]}, but only UTF-8 and UTF-16 are supported. Convert the "
+            "file, e.g. with iconv."
         )
     opening = re.search(r"<(?:\w+:)?mediawiki\b[^>]*", head)
     named = opening and re.search(r"""xml:lang=["']([A-Za-z-]{2,20})["']""", opening[0])
@@ -145,9 +149,7 @@ def open_dump(path: Path, where: str = "data.sources") -> Dump:
 
 
 def entry_points(dump: Dump, part_bytes: int) -> list[int]:
-    """Return offsets, at least `part_bytes` apart, where reading may start; [0] if only the beginning
-    qualifies.
-    """
+    """Return the offsets at which reading may start, at least `part_bytes` apart; the first one is 0."""
     size = dump.path.stat().st_size
     if dump.encoding != "utf-8" or dump.packing not in (None, ".bz2"):
         return [0]
@@ -163,14 +165,14 @@ def entry_points(dump: Dump, part_bytes: int) -> list[int]:
 def pieces(
     dump: Dump, start: int = 0, stop: int | None = None, piece_bytes: int = 8 << 20
 ) -> Iterator[Piece]:
-    """Yield the pages that begin in [start, stop) of the file, in pieces of about `piece_bytes` of XML.
+    """Yield the pages that begin in [start, stop) of the file, in chunks of about `piece_bytes` of XML.
 
     `start` and `stop` are entry points; a `stop` of None is the end of the file. If the file is truncated or
-    damaged, raises DataError after yielding the pages before the damage.
+    damaged, the pages before the damage are yielded, and then DataError is raised.
     """
-    buffer = bytearray()  # begins with a page, once `started`
+    buffer = bytearray()  # begins with a page once `started` is True
     started = False
-    behind: int | None = None  # position in `buffer` where the next part's share of the file begins
+    behind: int | None = None  # position in `buffer` at which the range of the next part begins
     position = start
     title = b""  # title of the last page that was yielded
     cut = ""
@@ -188,7 +190,7 @@ def pieces(
         buffer += block.content
         if not started:
             match = PAGE_BEGINS.search(buffer)
-            # Between pages only the end of the content is kept, because a tag may be split there.
+            # Before the first page, keep only the end of the content, where a tag may be split.
             away = match.start() if match else max(0, len(buffer) - TAG_BYTES)
             if behind is not None:
                 behind -= away
@@ -223,15 +225,13 @@ def pieces(
         after = f"page {_name(title)!r}" if title else f"byte {start:,}"
         raise DataError(
             f"{dump.where}: {display(dump.path)}: {cut or 'the XML ends without </mediawiki>'}, after "
-            f"{after}, byte {position:,} of {dump.path.stat().st_size:,}. It is cut short or damaged: fetch "
-            f"it again, and compare its SHA-1."
+            f"{after}, byte {position:,} of {dump.path.stat().st_size:,}. The file is truncated or damaged: "
+            f"download it again, and compare its SHA-1."
         )
 
 
 def pages(xml: bytes) -> Iterator[tuple[Page | BrokenPage, int]]:
-    """Yield (page, the position in `xml` where it ends) for each page of a piece; pages are parsed
-    separately.
-    """
+    """Yield (page, position in `xml` where it ends) for each page in a chunk, parsing each separately."""
     position = 0
     while match := PAGE_BEGINS.search(xml, position):
         end = xml.find(PAGE_ENDS, match.start())
@@ -251,7 +251,7 @@ def _page(xml: bytes) -> Page | BrokenPage:
     try:
         page = _parse(xml)
     except etree.XMLSyntaxError as error:
-        # Its line is counted from the page's first; the title identifies it in the dump.
+        # Omit lxml's line number, which counts from the start of the page; the title identifies the page.
         return BrokenPage(_name(_title(xml)), f"not well-formed XML: {str(error.msg).split(', line ')[0]}")
     revisions = page.findall("{*}revision")
     revision = max(revisions, key=_timestamp) if revisions else None
@@ -265,7 +265,7 @@ def _page(xml: bytes) -> Page | BrokenPage:
 
 
 def _timestamp(revision: Any) -> tuple[str, int]:
-    """Return a key that orders revisions by time (ISO 8601 in UTC, which sorts as text), then by id."""
+    """Return a key that sorts revisions by time (ISO 8601 in UTC, which sorts as text), then by id."""
     number = revision.findtext("{*}id") or ""
     return revision.findtext("{*}timestamp") or "", int(number) if re.fullmatch("[0-9]{1,18}", number) else 0
 
@@ -274,7 +274,7 @@ def _timestamp(revision: Any) -> tuple[str, int]:
 def _parser() -> Any:
     from lxml import etree
 
-    # A page has no document type, so no entities can expand; no_network and load_dtd make sure of it.
+    # A page has no document type, so entities cannot be expanded; these settings guarantee it.
     return etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, huge_tree=True)
 
 
@@ -285,7 +285,7 @@ def _parse(xml: bytes) -> Any:
 
 
 def _whole(buffer: bytearray) -> int:
-    """Return the position after the last complete page of `buffer`; 0 if no page is complete."""
+    """Return the position after the last complete page in `buffer`; 0 if no page is complete."""
     end = buffer.rfind(PAGE_ENDS)
     return 0 if end < 0 else end + len(PAGE_ENDS)
 
@@ -305,7 +305,7 @@ def _name(title: bytes) -> str:
 
 
 class _Cut(Exception):
-    """Raised if the compressed file ends too early or is damaged."""
+    """Raised if a compressed file is truncated or damaged."""
 
 
 class _Block(NamedTuple):
@@ -313,9 +313,9 @@ class _Block(NamedTuple):
 
     content: bytes
     begin: int
-    """Offset in the file of their bz2 stream or, without compression, of the bytes themselves."""
+    """Offset in the file of the bz2 stream that holds the bytes or, without compression, of the bytes."""
     end: int
-    """Offset up to which the file has been read."""
+    """Offset in the file up to which it has been read."""
 
 
 def _utf8_blocks(dump: Dump, start: int, stop: int | None) -> Iterator[_Block]:
@@ -326,7 +326,7 @@ def _utf8_blocks(dump: Dump, start: int, stop: int | None) -> Iterator[_Block]:
     decoder = codecs.getincrementaldecoder(dump.encoding)(errors="replace")
     for block in blocks:
         text = decoder.decode(block.content)
-        # A surrogate without its other half is a broken character, as anywhere else.
+        # A lone surrogate is replaced, like any other invalid character.
         yield block._replace(content=text.encode("utf-8", errors="replace"))
 
 
@@ -337,7 +337,7 @@ def _blocks(dump: Dump, start: int, stop: int | None) -> Iterator[_Block]:
 
 
 def _unpacked_blocks(dump: Dump) -> Iterator[_Block]:
-    """Yield unpacked blocks of a compressed file that can only be read from the beginning."""
+    """Yield decompressed blocks of a compressed file that can only be read from the beginning."""
     with dump.path.open("rb", buffering=0) as file:
         stream = compression.Unpacked(file, dump.path, dump.where, dump.packing)
         while content := stream.read(READ_BYTES):
@@ -369,10 +369,10 @@ def _bz2_blocks(path: Path, start: int) -> Iterator[_Block]:
                 read += len(raw)
                 if not raw:
                     if read > begin:
-                        raise _Cut(f"the bz2 stream that begins at byte {begin:,} is cut short")
+                        raise _Cut(f"the bz2 stream that begins at byte {begin:,} is truncated")
                     return
             try:
-                # Bounded: 45 bytes of bz2 may unpack to a megabyte.
+                # Limit the size of the output, because 45 bytes of bz2 may decompress to a megabyte.
                 content = decompressor.decompress(raw, READ_BYTES)
             except (OSError, EOFError) as error:
                 raise _Cut(f"the bz2 stream that begins at byte {begin:,} is damaged ({error})") from error
@@ -383,5 +383,5 @@ def _bz2_blocks(path: Path, start: int) -> Iterator[_Block]:
                 raw = decompressor.unused_data
                 begin = read - len(raw)
                 if raw and not b"BZh".startswith(raw[:3]):
-                    return  # bzip2 ignores bytes after the last stream, and so does this reader
+                    return  # ignore other bytes after the last stream, as bzip2 does
                 decompressor = bz2.BZ2Decompressor()

@@ -1,11 +1,11 @@
-r"""The markup of wikitext, processed by one scan for each kind, in this order.
+r"""Processes the markup of wikitext with one scan for each kind of markup, in this order.
 
     comments, <ref>, <gallery> ... dropped; <math>, <pre>, <nowiki> ... put aside  ->  templates  ->  tables
-    dropped  -> links  ->  quotes of bold and italic  ->  headings
+    dropped  -> links  ->  bold and italic marks  ->  headings
 
-No scan backtracks, so a page takes time in proportion to its size, whatever markup it leaves unclosed.
-Characters that XML cannot contain, the constants below, pass notes from one scan to the next. Python does not
-treat any of them as a space, as it does \x1c to \x1f.
+No scan backtracks, so the time for a page is proportional to its size, even if markup is not closed. Scans
+leave marks for later scans in the text: the constants below, which are characters that XML cannot contain.
+Unlike \x1c to \x1f, Python does not treat any of them as a space.
 """
 
 # ruff: noqa: SIM905, RUF001 (word lists read best as words; letters that look alike are meant)
@@ -16,16 +16,17 @@ from collections.abc import Callable
 from typing import Protocol
 
 DROPPED = "\x1a"
-"""Marks invisible content that was removed. The spaces and brackets around it may be left over."""
+"""Mark of invisible content that was removed; spaces and brackets may remain around it."""
 GAP = "\x18"
-"""Marks visible content that is unknown: the sentence around it is dropped."""
+"""Mark of visible content that is unknown; the sentence around it is dropped."""
 BAR = "\x19"
-"""A | that a template has produced: it does not separate arguments."""
+"""Replacement for a | that a template has produced and that does not separate arguments."""
 LINE_BREAK = "\x16"  # <br>: a new line that ends neither a heading nor a list item
 LESS_THAN = "\x15"  # a < that begins no tag
 JOINT = "\x1b"
-"""Place of a tag, or of the edge of a link or template, between apostrophes: those before and after it are
-counted separately.
+"""Mark that keeps the apostrophes before and after it from being counted together.
+
+It replaces a tag, or the edge of a link or template, between apostrophes.
 """
 ASIDE = "\x7f"  # surrounds the number of a text that was put aside, to be restored unchanged
 
@@ -34,16 +35,16 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 
 
 def without_marks(text: str) -> str:
-    """Remove the marker characters from a text. Searching for each separately is faster than for any of
-    them.
-    """
+    """Remove the marker characters from a text."""
+    # Searching for each character separately is faster than one search for any of them.
     return CONTROL.sub("", text) if any([mark in text for mark in MARKS]) else text
 
 
-# No space between < and a name, as in MediaWiki: "a < b" is text. Possessive, so that nothing is retried.
+# As in MediaWiki, there is no space between < and a name: "a < b" is text. Possessive quantifiers prevent
+# backtracking.
 TAG = re.compile(r"<(?:!--|(/?)([A-Za-z][A-Za-z0-9-]*+)([^<>]*+)>)")
 
-# Elements that readers do not see in the text, and elements that cannot be written as text.
+# Elements that are invisible in the text, and elements that cannot be represented as text.
 UNSEEN = frozenset(
     """
 ref references gallery timeline imagemap graph mapframe templatedata templatestyles indicator inputbox
@@ -63,14 +64,15 @@ nobr label
 )
 BREAKS = frozenset("br hr".split())
 
-# Variants that editors type: a space or a line break inside the brackets, or no > at the end of the page.
+# Closing tags as editors type them: with a space or line break inside the brackets, or without > at the end
+# of the page.
 CLOSING = {
     name: re.compile(rf"<\s*+/\s*+{name}\b[^<>]*+(?:>|(?=<)|\Z)", re.IGNORECASE)
     for name in UNSEEN | UNWRITABLE | VERBATIM
 }
 TABLE_TAG = re.compile(r"<(/?)table[^>]*+(?:>|\Z)", re.IGNORECASE)
 
-# <ref> with a space after the bracket, and one without > before the text begins.
+# <ref> with a space after the bracket, and <ref without > before the text begins.
 LOOSE_REFERENCE = re.compile(
     r"<\s++ref(?:\s++(?:name|group)\s*+=[^<>]*+)?\s*+(/?)>|<ref\b(?=[^<>]*+<\s*+/\s*+ref\s*+>)", re.IGNORECASE
 )
@@ -85,7 +87,7 @@ A[cglmrstu]|B[aehikr]?|C[adeflmnorsu]?|D[bsy]|E[rsu]|F[elmr]?|G[ade]|H[efgos]?|I
 O[gs]?|P[abdmortu]?|R[abefghnu]|S[bcegimnr]?|T[abcehils]|U|V|W|Xe|Yb?|Z[nr]
 """.replace("\n", "|").strip("|")
 FORMULA = re.compile(rf"(?<![A-Za-z0-9.])(?:[(\[]*(?:{ELEMENT})[0-9]*|[)\]][0-9]*|[⁺⁻⁰-⁹¹²³])+$")
-# Atoms and the state of matter: NH3(aq).
+# A number of atoms and the state of matter, as in NH3(aq).
 STATE = re.compile(r"[0-9]{1,2}\((?:aq|s|l|g)\)")
 HEXADECIMAL = re.compile("[A-F]{2,}$")
 VARIABLES = frozenset("nmkxyijtpqrNMK")
@@ -99,9 +101,7 @@ SMALL_FRACTION = re.compile(
 
 
 def superscript(content: str, before: str) -> str:
-    """Return superscript as plain text: ^6 after a digit (10^6), ² after a letter (m²), "st" unchanged
-    (1st).
-    """
+    """Return superscript as plain text: ^6 after a digit (10^6), ² after a letter (m²), "st" unchanged."""
     content = content.replace("−", "-")
     after_digit = before[-1:].isdecimal()
     if after_digit and SIGNED_NUMBER.fullmatch(content):
@@ -110,7 +110,7 @@ def superscript(content: str, before: str) -> str:
         return content.translate(SUPERSCRIPTS)
     words = content.strip("' ")
     if after_digit and "/" in words:
-        return GAP  # 5<sup>1/2</sup>: five and a half, or the root of five
+        return GAP  # 5<sup>1/2</sup> may mean five and a half or the root of five
     if (after_digit and words in VARIABLES) or any(letter.isdigit() for letter in words):
         return f"^{content}" if words.isalnum() else f"^({content})"
     return content
@@ -151,8 +151,9 @@ def tail(parts: list[str]) -> str:
 
 
 def scan_tags(text: str, aside: list[str]) -> str:
-    """Return the text without tags. Their content is kept, dropped or put aside; every other < becomes
-    LESS_THAN.
+    """Return the text without tags. Any < that does not begin a tag becomes LESS_THAN.
+
+    The content of tags is kept, dropped, or put into `aside`.
     """
     out: list[str] = []
     unclosed: set[str] = set()
@@ -173,7 +174,7 @@ def scan_tags(text: str, aside: list[str]) -> str:
             continue
         if name is None:
             end = text.find("-->", position)
-            # As in MediaWiki, a comment without an end hides the rest.
+            # As in MediaWiki, a comment without an end hides the rest of the page.
             position = len(text) if end < 0 else end + 3
             # A comment alone on its lines does not leave an empty line.
             if text.startswith("\n", start - 1) and text.startswith("\n", position):
@@ -217,8 +218,9 @@ def scan_tags(text: str, aside: list[str]) -> str:
 
 
 def _small(text: str, start: int, position: int, before: str) -> tuple[str, int]:
-    """Return (the text of the <sup> or <sub> at `start`, the position to continue at); its tag ends at
-    `position`.
+    """Return (the text of the <sup> or <sub> at `start`, the position at which to continue).
+
+    `position` is the end of the opening tag.
     """
     is_after_digit = before[-1:].isdigit()
     if match := SMALL_FRACTION.match(text, start):
@@ -230,7 +232,7 @@ def _small(text: str, start: int, position: int, before: str) -> tuple[str, int]
         return (mark if is_number else _joint(text, start, position)), position
     content, end = entities(match[2]).strip(), match.end()
     if re.fullmatch(r"\[[^\[\]]*\]", content):
-        return DROPPED, end  # the number of a note, typed manually
+        return DROPPED, end  # a footnote number that was typed by hand
     if "{" in content or "[" in content:
         return (GAP, end) if is_after_digit else (_joint(text, start, position), position)
     if match[1].lower() == "sup":
@@ -243,7 +245,7 @@ def _joint(text: str, start: int, end: int) -> str:
 
 
 def _with_joints(words: str) -> str:
-    """Return the text of a link or template with its apostrophes marked as separate from those around it."""
+    """Return the text of a link or template, with JOINT between its outer apostrophes and those around it."""
     if "'" not in words:
         return words
     begin, end = JOINT * words.startswith("'"), JOINT * words.endswith("'")
@@ -251,7 +253,7 @@ def _with_joints(words: str) -> str:
 
 
 def _closing(text: str, name: str, position: int) -> re.Match[str] | None:
-    """Find the closing tag of an element whose content begins at `position`."""
+    """Return the closing tag of an element whose content begins at `position`, or None."""
     if name != "table":
         return CLOSING[name].search(text, position)
     depth = 1  # the only element that nests
@@ -283,9 +285,7 @@ def _put_aside(name: str, content: str, aside: list[str]) -> str:
 
 
 def _formula(content: str, is_chemical: bool) -> str:
-    """Return LaTeX between dollar signs on one line, with a space inside {{ and }}, which keeps the
-    meaning.
-    """
+    """Return LaTeX between dollar signs on one line, with {{ and }} separated by spaces."""
     content = " ".join(entities(content).split())
     if content and is_chemical:
         content = rf"\ce{{{content}}}"
@@ -297,7 +297,7 @@ ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{
 
 
 def entities(text: str) -> str:
-    """Resolve named and numbered character references; unknown names and a bare & are left unchanged."""
+    """Resolve named and numeric character references; unknown names and a bare & stay unchanged."""
     if "&" not in text:
         return text
     text = text.replace("&nbsp;", "\u00a0")
@@ -308,13 +308,12 @@ class Templates(Protocol):
     """Expands {{...}} into text."""
 
     def is_unseen(self, head: str) -> bool:
-        """Return whether readers see nothing of a template that begins with `head`, whatever its
-        arguments.
-        """
+        """Return whether a template that begins with `head` shows nothing, whatever its arguments are."""
 
     def expand(self, inside: str, before: str, after: str) -> str:
-        """Return what readers see of the template {{inside}} between the texts `before` and `after`: words,
-        DROPPED or GAP.
+        """Return what readers see of the template {{inside}}: text, DROPPED or GAP.
+
+        `before` and `after` are the texts around the template.
         """
 
 
@@ -324,7 +323,7 @@ MAX_TEMPLATE_CHARS = 20_000
 
 
 def scan_templates(text: str, templates: Templates) -> str:
-    """Replace every {{...}}, at any depth, by the text that readers see; unbalanced braces are dropped."""
+    """Replace every {{...}}, at any depth, with the text that readers see; unbalanced braces are dropped."""
     chunks = text.split("{{")
     frames: list[list[str]] = [
         [chunks[0].replace("}}", "")]
@@ -337,7 +336,7 @@ def scan_templates(text: str, templates: Templates) -> str:
         if number == len(chunks):
             if not unseen:
                 break
-            # It is never closed: only its braces are dropped, and no other brace is trusted.
+            # The template is never closed: drop only its braces, and skip no other templates from here on.
             unseen, may_skip, number = 0, False, begin_unseen
             frames.append([])
         chunk = chunks[number]
@@ -424,21 +423,19 @@ def scan_tables(text: str) -> str:
     return "".join(kept)[1:]
 
 
-# Links without brackets, namespaces, sections and quotes inside, which most links are.
+# Most links, which have no brackets, namespaces, sections or quotes inside.
 PLAIN_LINK = re.compile(r"\[\[([^\s\[\]|:#_/'\x15-\x1b][^\[\]|:#_\n'\x15-\x1b]*+)(?:\|([^\[\]\n']*+))?\]\]")
 LINK = re.compile(r"\[\[([^\[\]]*+)\]\](?!\])")
 SQUARE_BRACKETS = re.compile(r"\[\[|\]\]")
 MAX_LINK_DEPTH = 4
 PROTOCOL = r"(?:https?:|ftps?:|gopher:|irc:|ircs:|mailto:|news:|git:|svn:|tel:|urn:|geo:)?//|mailto:"
 IS_ADDRESS = re.compile(PROTOCOL, re.IGNORECASE)
-# [address], [address label]; a label may hold [brackets]. One that does not end on its line is not a link.
+# [address], [address label]; a label may contain [brackets]. A link must end on its line.
 ADDRESS = re.compile(rf"\[(?:{PROTOCOL})[^\s\[\]]*+(?:((?:[^\[\]\n]|\[[^\[\]\n]*+\])*+)(\]))?", re.IGNORECASE)
 
 
 def scan_links(text: str, expand: Callable[[str], str]) -> str:
-    """Replace every [[...]] by expand(inside), innermost first; brackets that are unpaired or too deep are
-    dropped.
-    """
+    """Replace every [[...]] with expand(inside), innermost first; drop unpaired or too deep brackets."""
     if "[[" not in text:
         return text.replace("]]", "") if "]]" in text else text
     parts = PLAIN_LINK.split(text)
@@ -466,7 +463,7 @@ def scan_links(text: str, expand: Callable[[str], str]) -> str:
             too_deep -= 1
         elif len(out) > 1:
             inside = "".join(out.pop())
-            # [[File:a.jpg|b [http://c d]]]: the first of three closes the inner one, as in MediaWiki.
+            # [[File:a.jpg|b [http://c d]]]: as in MediaWiki, the first bracket closes the inner link.
             if text.startswith("]", position) and inside.count("[") > inside.count("]"):
                 inside += "]"
                 position += 1
@@ -479,11 +476,9 @@ QUOTES = re.compile("('{2,})")
 
 
 def without_quotes(line: str) -> str:
-    """Remove the marks of bold and italic from a line, but not the apostrophes of words, as MediaWiki's
-    doQuotes does.
-    """
-    # Words are at even positions, runs of apostrophes between them. A run marks italic (2), bold (3) or both
-    # (5); further apostrophes belong to the word before it.
+    """Remove bold and italic marks from a line, but not apostrophes in words, as MediaWiki's doQuotes."""
+    # Words are at even positions, with runs of apostrophes between them. A run marks italic (2), bold (3) or
+    # both (5); further apostrophes belong to the word before the run.
     if "''''" not in line:
         bolds = line.count("'''")
         italics = line.count("''") - bolds
@@ -500,8 +495,8 @@ def without_quotes(line: str) -> str:
     if 3 in lengths:
         italics, bolds = (sum(length in (kind, 5) for length in lengths) for kind in (2, 3))
         if italics % 2 and bolds % 2:
-            # One ''' means ' and '': preferably after a word of one letter (l'''Iliade''), else a longer one,
-            # else a space.
+            # One ''' is really ' and '': preferably one after a word of one letter (l'''Iliade''), else after
+            # a longer word, else after a space.
             before = [2 * number for number, length in enumerate(lengths) if length == 3]
             parts[min(before, key=lambda index: _rank(parts[index]))] += "'"
     return "".join(parts)
@@ -514,7 +509,7 @@ def _rank(words: str) -> int:
 
 
 def without_addresses(line: str) -> str:
-    """Replace [address label] by its label and drop [address]; an address without brackets is kept."""
+    """Replace [address label] with its label and drop [address]; an address without brackets is kept."""
     return ADDRESS.sub(_label, line)
 
 
@@ -525,7 +520,7 @@ def _label(match: re.Match[str]) -> str:
 
 
 def heading(line: str) -> tuple[int, str] | None:
-    """Return (level, title) of a line that is a heading; None for other lines."""
+    """Return (level, title) if a line is a heading, otherwise None."""
     stripped = line.rstrip(f" \t{DROPPED}")
     inside = stripped.strip("=")
     left = len(stripped) - len(stripped.lstrip("="))

@@ -1,8 +1,8 @@
-"""A Dask cluster: one that is already running, or one that `prepare` starts on this machine or on Slurm.
+"""Connects to a running Dask cluster, or starts a cluster on this machine or on Slurm for `prepare`.
 
 Dask's only authentication is TLS: any user who can reach a scheduler without TLS can run code as its owner. A
-cluster that nbtrain starts always uses TLS with a new certificate. A running cluster must use TLS too, or
-listen only on this machine.
+cluster that nbtrain starts always uses TLS with a new certificate. A cluster that is already running must
+also use TLS, or listen only on this machine.
 """
 
 import contextlib
@@ -31,34 +31,37 @@ from nbtrain.corpus.optional import optional
 from nbtrain.corpus.workers.ordered_map import ATTEMPTS
 
 CONNECT_SECONDS = 30
-# A worker that is silent this long is lost; a part takes seconds, and its worker's other thread answers.
+# A worker that does not respond for this long counts as lost. A part takes only seconds, and another thread
+# of the worker responds meanwhile.
 SILENT_WORKER = "15 minutes"
-# Seconds before their job's end at which workers leave.
+# Workers leave this many seconds before their job ends.
 LEAVE_SECONDS = 120
 SETTINGS = {
     "distributed.scheduler.allowed-failures": ATTEMPTS - 1,
     "distributed.scheduler.worker-ttl": SILENT_WORKER,
-    # No dashboard pages: they have no password.
+    # Serve no dashboard pages, because they are not protected by a password.
     "distributed.scheduler.http.routes": [],
     "distributed.worker.http.routes": [],
     "distributed.nanny.http.routes": [],
-    # Log level of workers on this machine.
+    # Log level for workers on this machine.
     "distributed.nanny.pre-spawn-environ.DASK_LOGGING__DISTRIBUTED": "critical",
-    # Ctrl-C reaches the whole group; workers end with their cluster, without a traceback each.
+    # Ctrl-C reaches the whole process group. Workers ignore it and end with their cluster, so that they do
+    # not each print a traceback.
     "distributed.worker.preload": ["import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"],
 }
-# A worker of this machine that dies is started again by its nanny. By default, Dask gives it up if that takes
-# more than 15 s, as on a busy machine, and nothing replaces it.
+# If a worker on this machine dies, its nanny starts it again. By default, Dask gives up on the worker without
+# a replacement if that takes more than 15 s, as it may on a busy machine.
 LOCAL_SETTINGS = {**SETTINGS, "distributed.deploy.lost-worker-timeout": SILENT_WORKER}
-# Libraries whose loggers have separate handlers.
+# Libraries whose loggers have their own handlers.
 NOISY = ("distributed", "tornado")
 LOGS = "slurm-workers"
 ROLES = ("client", "scheduler", "worker")
 
 
 class DaskCluster:
-    """A connection to a scheduler, and the cluster if nbtrain started it; `where` names the section in
-    messages.
+    """A connection to a scheduler, and the cluster if nbtrain started it.
+
+    `where` identifies the section data.workers in messages.
     """
 
     def __init__(self, config: WorkersConfig, where: str):
@@ -71,7 +74,7 @@ class DaskCluster:
         self.address = config.address or f"the Dask cluster ({config.cluster})"
         self._in_order = True
         self.refused = ""
-        """Reason that sbatch refused a job of workers, as a sentence; Dask does not submit that job again."""
+        """Sentence on why sbatch rejected a job of workers; Dask does not submit such a job again."""
         self._jobs: list[str] = []
         try:
             if config.cluster is not None:
@@ -89,8 +92,8 @@ class DaskCluster:
 
     def close(self) -> None:
         """Close the connection, and the cluster if nbtrain started it."""
-        # A client that does not end in order loses nothing: results are on the disk. Its threads log more
-        # when Python ends, which is of no use to the user.
+        # If the client does not end cleanly, nothing is lost, because results are on disk. Its threads then
+        # log more messages when Python exits, which do not help the user.
         with contextlib.suppress(OSError, TimeoutError):
             self._stack.close()
             if self._in_order:
@@ -98,21 +101,21 @@ class DaskCluster:
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
-        """Convert the errors that Dask raises when the scheduler is gone to DataError."""
+        """Convert errors that Dask raises for a lost scheduler to DataError while the context is open."""
         try:
             yield
         except (OSError, CancelledError) as error:
             raise self.lost_error() from error
 
     def lost_error(self) -> DataError:
-        """Return the error for a scheduler that no longer answers."""
+        """Return the error for a scheduler that no longer responds."""
         return DataError(
-            f"{self.where}: {self.address} no longer answers. Finished work is kept: run it again when the "
-            "scheduler is back, or with kind: local."
+            f"{self.where}: {self.address} no longer responds. Finished work is kept: run the command again "
+            "when the scheduler is back, or with kind: local."
         )
 
     def last_word(self, address: str) -> str:
-        """Return why a worker died, from the log of its nanny (its parent process); "" if unknown."""
+        """Return a clause on why a worker died, from the log of its nanny (parent process); "" if unknown."""
         lines = list(self._heard.lines)
         with contextlib.suppress(Exception):
             for logged in self.client.get_worker_logs(n=100, nanny=True).values():
@@ -121,8 +124,9 @@ class DaskCluster:
         return "it exceeded its memory limit" if about else ""
 
     def queue_words(self) -> str:
-        """Return squeue's report on the workers' jobs, as a sentence to append; "" if the cluster is not on
-        Slurm.
+        """Return a sentence with squeue's output on the jobs of workers; "" if the cluster is not on Slurm.
+
+        The sentence begins with a space, so that it can be appended to a message.
         """
         if self.config.cluster != "slurm":
             return ""
@@ -130,9 +134,9 @@ class DaskCluster:
         try:
             answer = subprocess.run(command, capture_output=True, text=True, timeout=CONNECT_SECONDS)
         except (OSError, subprocess.TimeoutExpired) as error:
-            return f" squeue does not answer: {error}."
+            return f" squeue failed: {error}."
         said = ", ".join(answer.stdout.splitlines()) or " ".join(answer.stderr.split()) or "no such job"
-        return f" squeue reports for its jobs: {said}."
+        return f" squeue reports for the jobs of workers: {said}."
 
     def _connect(self, target: Any, security: Any) -> Any:
         from distributed import Client
@@ -141,8 +145,8 @@ class DaskCluster:
             client = Client(target, security=security, timeout=CONNECT_SECONDS, set_as_default=False)
         except (OSError, ValueError) as error:
             raise DataError(
-                f"{self.where}: no Dask scheduler answers at {self.address} "
-                f"({str(error) or type(error).__name__}). Start it, and check address and "
+                f"{self.where}: no Dask scheduler responds at {self.address} "
+                f"({str(error) or type(error).__name__}). Start the scheduler, or check the address and the "
                 "certificates (data.workers.tls_*)."
             ) from error
         self._stack.callback(client.close)
@@ -162,42 +166,44 @@ class DaskCluster:
                 continue
             paths[name] = resolve(value)
             if not paths[name].is_file():
-                raise DataError(f"{self.where}.{name}: {display(paths[name])} is not a file.")
+                raise DataError(
+                    f"{self.where}.{name}: {display(paths[name])} does not exist or is not a file."
+                )
         given = {
             "tls_ca_file": paths.get("tls_ca_file"),
             "tls_client_cert": paths.get("tls_cert_file"),
             "tls_client_key": paths.get("tls_key_file"),
         }
-        # Dask's own configuration may hold what is not set here.
-        # Any: its attributes are created dynamically.
+        # Dask's own configuration may provide what is not set here.
+        # Typed as Any, because the attributes are created dynamically.
         security: Any = Security(
             require_encryption=True, **{name: str(path) for name, path in given.items() if path is not None}
         )
         if security.tls_ca_file is None or security.tls_client_cert is None:
             raise DataError(
-                f"{self.where}: a tls:// address needs tls_ca_file and tls_cert_file (and tls_key_file, if "
-                "the key is not in the same file)."
+                f"{self.where}: a tls:// address needs tls_ca_file and tls_cert_file, and also tls_key_file "
+                "if the key is in a separate file. Set them."
             )
         return security
 
     def _check_listens_here_alone(self) -> None:
-        """Refuse a cluster without TLS whose scheduler or a worker listens at an address that is not
-        loopback.
+        """Raise DataError for a cluster without TLS if its scheduler or a worker is not only on loopback.
 
-        The configured address may be loopback all the same: the end of a tunnel, or one of several addresses.
+        Checking the configured address is not enough: a loopback address may be the end of a tunnel, or one
+        of several addresses.
         """
         if str(self.config.address).startswith("tls://"):
             return
         with self.answering():
-            # Not scheduler_info()["workers"]: distributed from 2025.4 to mid-2026 lists the first five.
+            # nthreads() lists all workers. In distributed from 2025.4 to mid-2026,
+            # scheduler_info()["workers"] lists only the first five.
             scheduler, workers = self.client.scheduler_info()["address"], self.client.nthreads()
         for what, address in [("the scheduler", scheduler), *(("a worker", one) for one in workers)]:
             if not is_loopback(address):
                 raise DataError(
-                    f"{self.where}.address = {self.config.address}: {what} listens at {address} without TLS: "
-                    "anyone who reaches that port can run code as you. Start both with --host "
-                    "127.0.0.1, or with "
-                    "--protocol tls and certificates."
+                    f"{self.where}.address = {self.config.address}: {what} listens at {address} without TLS, "
+                    "so anyone who can reach that port can run code as you. Start the scheduler and the "
+                    "workers with --host 127.0.0.1, or with --protocol tls and certificates."
                 )
 
     def _settings(self, settings: dict[str, Any]) -> None:
@@ -224,8 +230,8 @@ class DaskCluster:
                 dashboard_address="127.0.0.1:0",
             )
         except BaseException:
-            # The start was interrupted. Its workers are children that end with this process; Dask's own
-            # handler for that fails while workers are only half started.
+            # The start was interrupted. Workers are child processes that end with this process, but Dask's
+            # own exit handler fails if they are only partly started, so turn it off.
             for started in set(SpecCluster._instances) - known:
                 started.shutdown_on_close = False
             raise
@@ -236,15 +242,15 @@ class DaskCluster:
         )
         if shutil.which("sbatch") is None:
             raise DataError(
-                f"{self.where}: cluster is slurm, but sbatch is not on this machine's PATH. Run it on a "
-                "login node, or set cluster: local."
+                f"{self.where}: cluster is slurm, but sbatch is not on this machine's PATH. Run the command "
+                "on a login node, or set cluster: local."
             )
         folder = data_home() / LOGS
         for path in (str(folder), sys.executable):
             if shlex.quote(path) != path:
                 raise DataError(
-                    f"{self.where}: {path} has characters that a job script cannot hold: use paths of "
-                    "letters, digits and ./_- (set NBTRAIN_DATA)."
+                    f"{self.where}: the path {path} contains characters that a job script cannot contain. "
+                    "Use paths with only letters, digits and ./_- (set NBTRAIN_DATA)."
                 )
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
@@ -254,23 +260,21 @@ class DaskCluster:
         options = slurm_options(self.config, folder)
         cluster = jobqueue.SLURMCluster(**options, security=security, job_cls=job)
         jobs = math.ceil(self.config.num_workers / self.config.slurm.workers_per_job)
-        # Not scale(): adapt() starts another job when one has ended.
+        # adapt() is used instead of scale(), because it starts another job when one has ended.
         cluster.adapt(minimum_jobs=jobs, maximum_jobs=jobs)
         return cluster
 
     def _why_refused(self, error: str) -> str:
         said = " ".join(error.partition("stderr:")[2].split()) or error
         if away := without_slurm_conf("sbatch", said):
-            return f"cluster is slurm, but {away}. Run it on a login node, or set cluster: local."
+            return f"cluster is slurm, but {away}. Run the command on a login node, or set cluster: local."
         return (
             f"Slurm rejected a job of workers: {said}. Change data.workers.slurm or "
-            "data.workers.memory_bytes. Finished work is kept: run it again."
+            "data.workers.memory_bytes, then run the command again. Finished work is kept."
         )
 
     def _job_class(self, plain: Any) -> Any:
-        """Return a job class that raises sbatch's error; dask-jobqueue prints a traceback and keeps
-        waiting.
-        """
+        """Return a job class that records sbatch's error, for which dask-jobqueue would only keep waiting."""
         from distributed.core import Status
 
         cluster = self
@@ -290,7 +294,7 @@ class DaskCluster:
 
 
 def slurm_options(config: WorkersConfig, folder: Path) -> dict[str, Any]:
-    """Return the arguments of dask-jobqueue; logs and certificates are stored in `folder`."""
+    """Return the arguments for dask-jobqueue's SLURMCluster, which writes its logs to `folder`."""
     slurm = config.slurm
     seconds = round(60 * slurm.time_minutes)
     lifetime = max(seconds - LEAVE_SECONDS, seconds // 2)
@@ -316,9 +320,7 @@ def slurm_options(config: WorkersConfig, folder: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _certificates(folder: Path) -> Iterator[Any]:
-    """Create a certificate for all processes of one cluster, in files below `folder` while the context is
-    open.
-    """
+    """Create a certificate for all processes of a cluster, kept below `folder` while the context is open."""
     from distributed import Security
 
     made = Security.temporary().get_tls_config_for_role("worker")
@@ -333,7 +335,7 @@ def _certificates(folder: Path) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _no_main_module() -> Iterator[None]:
-    """Keep worker processes from running the caller's main module again: a script may lack the main guard."""
+    """Keep worker processes from running the caller's main module, which may have no main guard."""
     main = sys.modules["__main__"]
     before = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
     try:
@@ -347,8 +349,9 @@ def _no_main_module() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment_kept() -> Iterator[None]:
-    """Restore the environment afterwards: Dask sets OMP_NUM_THREADS and others, which later jobs must not
-    inherit.
+    """Restore the environment variables afterwards.
+
+    Dask sets OMP_NUM_THREADS and other variables, which later jobs must not inherit.
     """
     before = dict(os.environ)
     try:
@@ -360,19 +363,18 @@ def _environment_kept() -> Iterator[None]:
 
 
 class _WarningCollector(logging.Filter):
-    """Collects Dask's warnings instead of printing them; nbtrain reports the relevant ones in its own
-    messages.
+    """Collects Dask's warnings instead of printing them; nbtrain's messages include the relevant ones.
 
-    It is a logging filter, because Dask resets the levels of its handlers when it starts a cluster.
+    This is a logging filter, because Dask resets the levels of its handlers when it starts a cluster.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.lines: deque[str] = deque(maxlen=200)
-        """The last warnings of Dask's processes on this machine."""
+        """The latest warnings from Dask's processes on this machine."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a record is printed: only records that are not from Dask are."""
+        """Return whether a record is to be printed, which is True only for records that are not from Dask."""
         if record.name == "asyncio":
             raised = record.exc_info[1] if record.exc_info else None
             told = [record.getMessage(), *(traceback.format_exception(raised) if raised else ())]
@@ -397,13 +399,13 @@ class _WarningCollector(logging.Filter):
     def _printing(self) -> list[logging.Filterer]:
         names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] in NOISY]
         handlers = [handler for name in names for handler in logging.getLogger(name).handlers]
-        # asyncio's logger has no handler: the root's handler prints what Dask's event loop has dropped.
+        # asyncio's logger has no handler; the root handler prints errors that Dask's event loop has dropped.
         return [*handlers, logging.getLogger("asyncio")]
 
 
 @contextlib.contextmanager
 def _collected_warnings() -> Iterator[deque[str]]:
-    """Collect the warnings of Dask's processes while the context is open."""
+    """Collect warnings from Dask's processes while the context is open."""
     heard = _WarningCollector()
     heard.listen()
     try:

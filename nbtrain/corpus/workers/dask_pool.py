@@ -1,9 +1,10 @@
 """Processes parts on the workers of a Dask cluster.
 
-Shards do not depend on which worker writes them, or how often. Dask gives a lost worker's tasks to other
-workers, including tasks whose results were not fetched yet. This is safe because a part can be repeated and
-its files appear by rename. Tasks and results pass through the scheduler as bytes; a task of more than 1 MiB
-(a chunk of a source that only one process can read) goes through the shared file system.
+The result does not depend on which worker writes a shard, or how often. Dask gives a lost worker's tasks to
+other workers, including tasks whose results were not fetched yet. This is safe because parts can be repeated,
+and files are renamed to their final name only when they are complete. Tasks and results pass through the
+scheduler as bytes; a task of more than 1 MiB (a chunk of a source that only one process can read) goes
+through the shared file system.
 """
 
 import contextlib
@@ -30,12 +31,13 @@ LARGEST_MESSAGE_BYTES = 1 << 20
 POLL_SECONDS = 1.0
 LOST_SECONDS = 0.1
 REMIND_SECONDS = 60.0
-# A cluster that has shrunk to no worker only grows again if there is work.
+# Minimum number of tasks in progress: a cluster that has scaled down to zero workers grows only if there is
+# work.
 LEAST_LOOK_AHEAD = 4
 
 
 class DaskPool(Executor):
-    """An executor on the workers of a cluster, writing into `folder`."""
+    """An executor that runs tasks on the workers of a cluster, which write into `folder`."""
 
     advice = "give each worker more memory"
 
@@ -61,7 +63,7 @@ class DaskPool(Executor):
         self._has_spoken = False
 
         def call(order: bytes, task: bytes | str) -> bytes:
-            # A nested function is sent as its code, so the scheduler need not have nbtrain.
+            # A nested function is sent as code, so nbtrain need not be installed where the scheduler runs.
             from nbtrain.corpus.workers.dask_worker import run
 
             return run(order, task)
@@ -83,7 +85,7 @@ class DaskPool(Executor):
         key = f"nbtrain-{self.lease.token}-{self._number}"
         self._number += 1
         with self.cluster.answering():
-            # pure=False: otherwise the same call would return an earlier result without running.
+            # Without pure=False, a repeated call would return the earlier result without running.
             future = self.client.submit(
                 self._call, self._order, content, key=key, pure=False, priority=-self._number
             )
@@ -104,8 +106,8 @@ class DaskPool(Executor):
                 raise self._killed(error) from error
             if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("nbtrain"):
                 raise DataError(
-                    f"{self.cluster.where}: a worker of {self.cluster.address} does not have nbtrain. Start "
-                    f"the workers with the Python environment of this process."
+                    f"{self.cluster.where}: nbtrain is not installed for a worker of {self.cluster.address}. "
+                    f"Start the workers in the same Python environment as this process."
                 ) from error
             raise error
         if future.status == "cancelled":
@@ -117,7 +119,7 @@ class DaskPool(Executor):
         except (OSError, CancelledError) as error:
             if future.status == "cancelled":
                 raise self.cluster.lost_error() from error
-            # Its worker died with the result, so the task runs again.
+            # The worker that held the result died, so the task runs again.
             time.sleep(LOST_SECONDS)
             self._look()
             raise NotYet from error
@@ -127,33 +129,33 @@ class DaskPool(Executor):
         return pickle.loads(content)
 
     def renew(self) -> None:
-        """Do nothing: Dask gives lost tasks to other workers by itself."""
+        """Do nothing, because Dask itself gives lost tasks to other workers."""
 
     def close(self, is_abandoned: bool) -> None:
         if not is_abandoned and self.client.status == "running":
-            # A worker that was lost since the last look is reported too.
+            # Also report workers that were lost since the last check.
             with contextlib.suppress(DataError):
                 self._look()
-        # Running parts stop at their next check of the lease: Dask cannot stop them.
+        # Dask cannot stop running parts; they stop when they next check the lease.
         self.lease.end(is_abandoned)
         for path in self.folder.glob(f".task-{self.lease.token}-*.tmp"):
             path.unlink(missing_ok=True)
 
     def _look(self) -> None:
-        """Look up the current workers. Raises DataError if there is none for data.workers.wait_minutes."""
+        """Update the set of workers. Raises DataError if there are none for data.workers.wait_minutes."""
         with self.cluster.answering():
             threads = self.client.nthreads()
         now = self._looked = time.monotonic()
         for address in sorted(self._workers - set(threads)):
             why = self.cluster.last_word(address)
             logger.warning(
-                "Dask worker %s is gone%s. Its work is repeated.", address, f": {why}" if why else ""
+                "Dask worker %s was lost%s. Its work is repeated.", address, f": {why}" if why else ""
             )
         if not self._has_spoken and (several := [address for address in threads if threads[address] > 1]):
             self._has_spoken = True
             logger.warning(
-                "%s Dask workers have several threads, but nbtrain uses only one of them: start the workers "
-                "with --nthreads 1, and more of them with --nworkers.",
+                "Dask workers with several threads: %s; nbtrain uses only one thread per worker. Start more "
+                "workers (--nworkers) with one thread each (--nthreads 1) instead.",
                 len(several),
             )
         self._workers = set(threads)
@@ -168,22 +170,22 @@ class DaskPool(Executor):
         if waited >= limit:
             raise DataError(
                 f"{self.cluster.where}: {self.cluster.address} had no worker for {elapsed(limit)} "
-                f"(data.workers.wait_minutes = {self.cluster.config.wait_minutes:g}). Start workers, or look "
-                f"at the queue.{self.cluster.queue_words()} Finished work is kept: run it again."
+                f"(data.workers.wait_minutes = {self.cluster.config.wait_minutes:g}). Start workers, or "
+                f"check the queue.{self.cluster.queue_words()} Finished work is kept: run the command again."
             )
         if now - self._reminded >= REMIND_SECONDS:
             self._reminded = now
             said = self.cluster.queue_words()
             logger.warning(
-                "waiting for a worker of %s for %s.%s", self.cluster.address, elapsed(waited), said
+                "%s has had no worker for %s; waiting.%s", self.cluster.address, elapsed(waited), said
             )
 
     def _killed(self, error: Any) -> DataError:
-        """Return the error for a part at which as many workers died as Dask allows."""
+        """Return the error for a part during which more workers died than Dask allows."""
         why = self.cluster.last_word(error.last_worker.address)
         return DataError(
-            f"{self.cluster.where}: {error.allowed_failures + 1} workers died at the same part, the last one "
-            f"{error.last_worker.address}: {why or 'their logs say why'}. Often a worker's memory is too "
-            "small: raise data.workers.memory_bytes, or --memory-limit of `dask worker`. Finished work is "
-            "kept: run it again."
+            f"{self.cluster.where}: {error.allowed_failures + 1} workers died while processing the same "
+            f"part, most recently {error.last_worker.address}: {why or 'see their logs for the reason'}. "
+            "Often the memory of a worker is too small: raise data.workers.memory_bytes, or the "
+            "--memory-limit of `dask worker`. Finished work is kept: run the command again."
         )

@@ -1,6 +1,4 @@
-"""Code that runs in a Dask worker: it checks that the software matches, then processes parts, one at a
-time.
-"""
+"""Runs in a Dask worker: checks that the worker's software matches, then processes parts one at a time."""
 
 import functools
 import os
@@ -18,14 +16,12 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.version import __version__
 from nbtrain.corpus.workers import lease
 
-# Packages that decide the bytes of a shard, besides nbtrain.
+# Packages that affect the bytes of a shard, in addition to nbtrain.
 LIBRARIES = ("numpy", "tokenizers", "fastokens", "orjson", "lxml", "ftfy", "rensa", "sentencex", "pyarrow")
 
 
 class Order(NamedTuple):
-    """Instructions to a worker before its first part, sent as a plain tuple that any nbtrain version can
-    read.
-    """
+    """Instructions for a worker, sent with each part as a plain tuple that any nbtrain version can read."""
 
     key: str
     software: dict[str, str]
@@ -33,13 +29,14 @@ class Order(NamedTuple):
     lease: str
     token: str
     make: bytes
-    """Pickled function, loaded only after the software was found to match."""
+    """Pickled function that returns the function for parts, loaded only if the software matches."""
 
 
 @functools.cache
 def software() -> dict[str, str]:
-    """Return versions of the software that determines the bytes of a shard; nbtrain's with a hash of its
-    files.
+    """Return the versions of the software that affects the bytes of a shard.
+
+    nbtrain's version includes a hash of its files.
     """
     python = ".".join(platform.python_version_tuple()[:2])
     found = {"python": python, "nbtrain": f"{__version__} ({joint_sha256(code_hashes())[:12]})"}
@@ -51,14 +48,15 @@ def software() -> dict[str, str]:
     return found
 
 
-# Parts run one by one, however many threads the worker has: encoders keep state, and one part fills a core.
+# Parts run one at a time, however many threads the worker has, because encoders keep state and a part keeps a
+# core busy.
 _one_part = threading.Lock()
 _key: str | None = None
 _function: Callable[[Any], Any]
 
 
 def run(order: bytes, task: bytes | str) -> bytes:
-    """Return the pickled result of one task; `task` is pickled, or the path of a file that holds it."""
+    """Run one task and return its pickled result; `task` is a pickle, or the path of a file with one."""
     with _one_part:
         function = _function_of(Order(*pickle.loads(order)))
         return pickle.dumps(
@@ -79,8 +77,8 @@ def _function_of(order: Order) -> Callable[[Any], Any]:
                 for name in differing
             )
             raise DataError(
-                f"{worker}: {found}. Workers must have the software of this process, or the bytes may "
-                "differ: restart them with the same Python environment."
+                f"{worker}: {found}. Workers must have the same software as this process, otherwise shards "
+                "may differ. Restart the workers in the same Python environment."
             )
         os.environ.update(order.environment)
     lease.hold(Path(order.lease), order.token, worker)

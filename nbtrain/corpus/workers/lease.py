@@ -1,10 +1,11 @@
-"""A file that tells workers on other machines that their work is still wanted.
+"""Manages the lease: a file that shows workers on other machines that their work is still needed.
 
     prepare -> writes <folder>/.lease-<random>.tmp before the work, and removes it afterwards
-    worker  -> must see it before its first part, which proves the folder is shared; stops when it is gone
+    worker  -> must see the file before its first part, which proves that the folder is shared; stops when the
+               file is gone
 
 A running part of a Dask cluster cannot be stopped from outside, and a worker that lost its scheduler
-continues. Without the file, it would write into the work folder of a later `prepare`.
+continues. Without the lease, such a worker would write into the work folder of a later `prepare`.
 """
 
 import contextlib
@@ -17,16 +18,16 @@ from nbtrain.base.files import write_text
 from nbtrain.base.workspace import display
 
 POLL_SECONDS = 1.0
-# Seconds for which NFS caches the names in a folder.
+# Seconds for which NFS may cache the names in a folder.
 SEEN_AFTER_SECONDS = 60.0
 
 
 class Ended(Exception):
-    """Raised in a worker when no process waits for its work any more."""
+    """Raised in a worker when its work is no longer needed."""
 
 
 class Lease:
-    """The lease file, held by the process that wants the work."""
+    """The lease file, owned by the process that needs the work."""
 
     def __init__(self, folder: Path):
         self.token = os.urandom(8).hex()
@@ -48,13 +49,16 @@ def _mark_of_end(lease: Path) -> Path:
     return lease.with_suffix(".ended.tmp")
 
 
-_WORDS = "{}: no process waits for this work any more"
+_WORDS = "{}: this work is no longer needed"
 _held: Path | None = None
 _looked = 0.0
 
 
 def hold(path: Path, token: str, worker: str, wait_seconds: float = SEEN_AFTER_SECONDS) -> None:
-    """Put this worker under a lease. Raises DataError if the lease file is not visible on this machine."""
+    """Put this worker under a lease. Raises DataError if this machine cannot see the lease file.
+
+    Raises Ended if the lease has already ended.
+    """
     global _held, _looked
     until = time.monotonic() + wait_seconds
     while not path.is_file() or path.read_text() != token:
@@ -62,15 +66,16 @@ def hold(path: Path, token: str, worker: str, wait_seconds: float = SEEN_AFTER_S
             raise Ended(_WORDS.format(path))
         if time.monotonic() >= until:
             raise DataError(
-                f"{worker}: cannot see {display(path.parent)}. All workers need the data directory and the "
-                f"sources under the same paths on a shared file system: set NBTRAIN_DATA to a folder on it."
+                f"{worker}: cannot see the files in {display(path.parent)}. All workers need the data "
+                "directory and the sources under the same paths on a shared file system. Set NBTRAIN_DATA "
+                f"to a folder on such a file system."
             )
         time.sleep(POLL_SECONDS / 5)
     _held, _looked = path, time.monotonic()
 
 
 def stop_if_ended() -> None:
-    """Raise Ended if this process works under a lease that is gone. The file is checked once a second."""
+    """Raise Ended if this process works under a lease that is gone; check the file once per second."""
     global _looked
     if _held is None or time.monotonic() - _looked < POLL_SECONDS:
         return

@@ -1,7 +1,7 @@
-"""Worker processes on this machine.
+"""Runs tasks in worker processes on this machine.
 
-The pool is loky's: its workers do not run the caller's main module again (a notebook has none, a script may
-lack the guard), and it reports how a worker died.
+The process pool is loky's: its workers do not run the caller's main module again (a notebook has none, and a
+script may lack the main guard), and it reports how a worker died.
 """
 
 import os
@@ -18,7 +18,7 @@ from nbtrain.corpus.workers.ordered_map import TASKS_PER_WORKER, Executor, Make,
 
 _function: Callable[[Any], Any] | None = None
 _failure: Exception | None = None
-"""Exception that `make` raised in this worker."""
+"""Exception that `make` raised in this worker; None if it raised none."""
 
 
 class LocalPool(Executor):
@@ -38,14 +38,14 @@ class LocalPool(Executor):
         return TASKS_PER_WORKER * self.num_workers
 
     def submit(self, task: Any) -> Any:
-        # submit() also raises if a worker has died since the last check.
+        # submit() also raises an error if a worker has died since the last check.
         try:
             return self._pool.submit(_run, task)
         except BrokenProcessPool as error:
             raise WorkersLost(_reason(error)) from error
 
     def result(self, ticket: Any, timeout_seconds: float) -> Any:
-        # A task may raise TimeoutError itself.
+        # ticket.result(timeout) is not used, because the task itself may raise TimeoutError.
         if not wait([ticket], timeout_seconds).done:
             raise NotYet
         try:
@@ -62,7 +62,7 @@ class LocalPool(Executor):
 
 
 def _reason(error: BaseException) -> str:
-    """Return how a worker died, e.g. SIGKILL(-9), which loky's message contains in braces."""
+    """Return how a worker died, e.g. "SIGKILL(-9)", from the part in braces of loky's message."""
     codes = re.search(r"\{([^}]+)\}", str(error))
     return ", ".join(sorted(set(codes[1].split(", ")))) if codes else str(error).partition("\n")[0]
 
@@ -71,13 +71,13 @@ def _initialize(make: Make, parent: int) -> None:
     global _function, _failure
     die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(1)  # the parent died while this process started: no signal will arrive
+        os._exit(1)  # the parent died while this process started, so no signal will arrive
     # Ctrl-C in a terminal reaches the whole process group, but only the parent decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         _function = make()
     except Exception as error:
-        # loky would print the error and end the worker, which looks like a death. The first task raises it.
+        # loky would print the error and end the worker, as if it had died. Instead, the first task raises it.
         _failure = error
 
 

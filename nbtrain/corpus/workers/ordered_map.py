@@ -1,9 +1,9 @@
-"""An ordered map over processes, with bounded memory, that survives the death of a worker.
+"""Maps a function over tasks in several processes: in order, with bounded memory, surviving dead workers.
 
     tasks, in order -> at most TASKS_PER_WORKER per worker in progress -> results, in the order of the tasks
 
-With one worker, this process does the work. More workers belong to an Executor: processes of this machine
-(local_pool.py) or of a Dask cluster (dask_pool.py).
+With one worker, this process does the work itself. Several workers are managed by an Executor: processes on
+this machine (local_pool.py) or of a Dask cluster (dask_pool.py).
 """
 
 import logging
@@ -31,16 +31,17 @@ class NotYet(Exception):
 
 
 class WorkersLost(Exception):
-    """Raised when workers died before finishing their tasks; the message says how they died."""
+    """Raised when workers died before they finished their tasks; the message says how they died."""
 
 
 class Executor(ABC):
-    """Processes that run make()(task); `make` is called once in each of them, before its first task."""
+    """Base class for groups of processes that run make()(task).
+
+    `make` is called once in each process, before its first task.
+    """
 
     advice: str
-    """Beginning of a sentence of advice on workers that die repeatedly, such as "give each worker more
-    memory".
-    """
+    """Clause with advice if workers die repeatedly, such as "give each worker more memory"."""
 
     @abstractmethod
     def look_ahead(self) -> int:
@@ -48,7 +49,7 @@ class Executor(ABC):
 
     @abstractmethod
     def submit(self, task: Any) -> Any:
-        """Submit a task; return its ticket for `result`. Raises WorkersLost."""
+        """Submit a task and return a ticket for result(). Raises WorkersLost."""
 
     @abstractmethod
     def result(self, ticket: Any, timeout_seconds: float) -> Any:
@@ -56,17 +57,18 @@ class Executor(ABC):
 
     @abstractmethod
     def renew(self) -> None:
-        """Start new workers after WorkersLost. Old tickets become invalid, and the caller submits the tasks
-        again.
+        """Start new workers after WorkersLost.
+
+        Old tickets become invalid, and the caller submits the tasks again.
         """
 
     @abstractmethod
     def close(self, is_abandoned: bool) -> None:
-        """Stop the work of this map. If `is_abandoned`, results of running tasks will not be read."""
+        """Stop the work of this map. `is_abandoned` means that results of running tasks will not be read."""
 
 
 Workers = Callable[[Make], Executor] | None
-"""Function that starts an executor for a `make`; None: this process does all the work itself."""
+"""Function that starts an executor for a `make`; None means that this process does all the work itself."""
 
 
 def ordered_map(
@@ -77,8 +79,9 @@ def ordered_map(
 ) -> Iterator[Result]:
     """Yield make()(task) for every task, in order; `make` is called once in each worker.
 
-    `on_wait` is called every second of waiting. A task during which a worker dies (out of memory, kill -9) is
-    tried ATTEMPTS times, then DataError is raised. An exception of a task is raised unchanged.
+    `on_wait` is called every second while waiting. If a worker dies during a task (out of memory, kill -9),
+    the task is repeated; after ATTEMPTS failed attempts, DataError is raised. An exception that a task raises
+    is raised unchanged.
     """
     if workers is None:
         function = make()
@@ -106,8 +109,9 @@ def ordered_map(
                 failures += 1
                 if failures == ATTEMPTS:
                     raise DataError(
-                        f"a worker process died {ATTEMPTS} times at the same part: {lost}. Often the machine "
-                        f"is out of memory: {executor.advice}. Finished work is kept: run it again."
+                        f"a worker process died {ATTEMPTS} times while processing the same part: {lost}. "
+                        f"Often the machine is out of memory: {executor.advice}, then run the command again. "
+                        f"Finished work is kept."
                     ) from lost
                 logger.warning("A worker process died: %s. Its work is repeated.", lost)
                 executor.renew()
@@ -118,5 +122,5 @@ def ordered_map(
             tickets.popleft()
             yield result
     finally:
-        # Also if the caller stops early or after an error: results of the remaining work will not be read.
+        # This also runs if the caller stops early or after an error; then the remaining results are not read.
         executor.close(bool(under_way))

@@ -244,12 +244,13 @@ def test_a_folder_with_files_that_are_not_read(workspace, refusal, caplog):
     [
         (
             b"PAR1" + bytes(30),
-            "is a Parquet file, which this kind of source does not read. Read it with kind: parquet.",
+            "the file is a Parquet file, which this kind of source does not read. Read it with kind: "
+            "parquet.",
         ),
         (
             b"%PDF-1.7\n",
-            "is a PDF document, which this kind of source does not read. Extract its text to a .txt or "
-            ".jsonl file.",
+            "the file is a PDF document, which this kind of source does not read. Extract its text to a .txt "
+            "or .jsonl file.",
         ),
         (
             b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 12345\n",

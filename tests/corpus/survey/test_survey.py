@@ -228,7 +228,7 @@ def test_what_is_refused(workspace, corpus):
     lines(workspace / "ids.jsonl", [{"input_ids": [1, 2, 3]}] * 30)
     assert "contains token ids" in refusal("ids.jsonl")
     lines(workspace / "odd.jsonl", [{"numbers": [1]}] * 3)
-    assert "their keys are 'numbers'" in refusal("odd.jsonl")
+    assert "has the keys 'numbers'" in refusal("odd.jsonl")
     (workspace / "mixed").mkdir()
     lines(workspace / "mixed" / "a.jsonl", [{"text": "a"}])
     lines(workspace / "mixed" / "b.jsonl", [TALK])

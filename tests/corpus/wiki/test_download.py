@@ -187,8 +187,8 @@ def test_sha1_of_either_kind(mirror):
     sums = [hashlib.sha1(content).hexdigest() for content in (CONTENT, CONTENT[:999])]
     assert refusal(mirror, sha1="1" * 40) == (
         f"{WHERE}: sha1 = {'1' * 40}, but {mirror.address}/testwiki/20260101/testwiki-20260101-sha1sums.txt "
-        f"lists {sums[1]} for {several} and {sums[0]} for {plain}. Correct sha1, or set date to the dump it "
-        f"belongs to."
+        f"lists {sums[1]} for {several} and {sums[0]} for {plain}. Correct sha1, or set date to the date of "
+        f"the dump with this sha1."
     )
     for name, sha1 in ((plain, sums[0]), (several, sums[1]), (several, None)):
         assert fetch(mirror, sha1=sha1)[0].file == name
@@ -207,7 +207,7 @@ def test_nothing_there(mirror):
     mirror.add_dump(CONTENT, kind="abstract")
     assert refusal(mirror).endswith(
         "lists no testwiki-YYYYMMDD-pages-articles.xml.bz2 (1 files): the dump may not be finished yet. Set "
-        "date to an earlier one."
+        "date to an earlier date."
     )
 
 
@@ -263,7 +263,7 @@ def test_full_disk(mirror, monkeypatch):
         patch.setattr(files, "fsync_file", fsync_file)
         assert refusal(mirror) == (
             f"{WHERE}: data/download/{name}.part: No space left on device. The received bytes are kept: free "
-            f"space, or set NBTRAIN_DATA to a folder on another disk, and run it again."
+            f"up space, or set NBTRAIN_DATA to a folder on another disk, then run the command again."
         )
     assert name not in there()
     fetch(mirror)
@@ -401,7 +401,8 @@ def test_two_at_once(mirror):
     downloads.folder().mkdir(parents=True)
     with downloads.locked(downloads.folder() / ".testwiki.lock", WHERE):
         assert refusal(mirror) == (
-            f"{WHERE}: another process is downloading this Wikipedia into data/download. Wait for it."
+            f"{WHERE}: another process is downloading this Wikipedia into data/download. Wait until it has "
+            f"finished."
         )
 
 
@@ -414,7 +415,8 @@ def test_a_disk_that_locks_no_file(mirror, monkeypatch):
     monkeypatch.setattr(downloads.fcntl, "flock", flock)
     assert refusal(mirror) == (
         f"{WHERE}: data/download/.testwiki.lock: the file system does not support file locks (Function not "
-        "implemented), so two processes could write one dump. Set NBTRAIN_DATA to a folder on another disk."
+        "implemented), so two processes could write the same dump. Set NBTRAIN_DATA to a folder on another "
+        "disk."
     )
 
 

@@ -159,17 +159,17 @@ def test_cut_short(workspace):
     assert len(pages) == 30
     assert str(caught.value) == (
         f"here: test.xml: the XML ends without </mediawiki>, after page 'Page 29', byte {len(half):,} of "
-        f"{len(half):,}. It is cut short or damaged: fetch it again, and compare its SHA-1."
+        f"{len(half):,}. The file is truncated or damaged: download it again, and compare its SHA-1."
     )
     packed = bz2.compress(xml)
     assert refusal(write(workspace, packed[:-20], "test.xml.bz2")) == (
-        "here: test.xml.bz2: the bz2 stream that begins at byte 0 is cut short. Fetch it again, and compare "
-        "its SHA-1."
+        "here: test.xml.bz2: the bz2 stream that begins at byte 0 is truncated. Download the dump again, and "
+        "compare its SHA-1."
     )
     streams = multistream(PAGES)
     path = write(workspace, streams[:-30], "m.xml.bz2")
-    assert "is cut short, after page 'Page 59'" in refusal(path)
-    assert "is cut short" in refusal(path, part_bytes=600)
+    assert "is truncated, after page 'Page 59'" in refusal(path)
+    assert "is truncated" in refusal(path, part_bytes=600)
 
 
 def test_damaged(workspace):
@@ -204,11 +204,11 @@ def test_a_page_without_an_end_is_bounded(workspace, monkeypatch):
         ),
         (
             b'<!DOCTYPE x [<!ENTITY a "b">]><mediawiki a="&a;">',
-            "it declares a document type, which a dump never does",
+            "the file declares a document type, which a dump never does",
         ),
         (
             b"<?xml version='1.0' encoding='koi8-r'?><mediawiki>",
-            "its encoding is koi8-r; UTF-8 and UTF-16 are read.",
+            "the encoding is koi8-r, but only UTF-8 and UTF-16 are supported.",
         ),
         (b"BZh9 but nothing else", "the bz2 stream that begins at byte 0 is damaged (Invalid data stream)"),
     ],

@@ -525,8 +525,8 @@ def test_a_task_that_always_kills(tmp_path):
     """A task that kills its worker three times ends the map with an error that gives the reason and a fix."""
     out, err = pool(tmp_path, "(3,)", always=True).communicate(timeout=600)
     assert out == ""
-    assert "DataError: a worker process died 3 times at the same part: SIGKILL(-9). Often" in err
-    assert "lower data.num_prepare_workers. Finished work is kept: run it again." in err
+    assert "DataError: a worker process died 3 times while processing the same part: SIGKILL(-9)." in err
+    assert "lower data.num_prepare_workers, then run the command again. Finished work is kept." in err
 
 
 def test_a_worker_that_dies_while_tasks_are_submitted(monkeypatch, caplog):

@@ -95,9 +95,8 @@ def test_every_worker_of_a_plain_scheduler_is_looked_at():
         DaskCluster._check_listens_here_alone(cluster)
     assert str(caught.value) == (
         "run.yaml:3: data.workers.address = tcp://127.0.0.1:8786: a worker listens at tcp://10.0.0.1:1000 "
-        "without TLS: anyone who reaches that port can run code as you. Start both with --host "
-        "127.0.0.1, or with "
-        "--protocol tls and certificates."
+        "without TLS, so anyone who can reach that port can run code as you. Start the scheduler and the "
+        "workers with --host 127.0.0.1, or with --protocol tls and certificates."
     )
 
 
@@ -151,7 +150,7 @@ def test_a_lost_worker_makes_no_noise(workspace):
         [sys.executable, "-c", NOISE, workspace], capture_output=True, text=True, timeout=600
     )
     assert done.stdout == "[0, 'once', 2]\n", done.stderr
-    assert re.fullmatch(r"Dask worker tls://\S+ is gone. Its work is repeated.\n", done.stderr)
+    assert re.fullmatch(r"Dask worker tls://\S+ was lost. Its work is repeated.\n", done.stderr)
 
 
 @pytest.mark.slow
@@ -166,7 +165,7 @@ def test_a_worker_killed_in_the_middle(cluster, workspace, caplog):
         )
     )
     assert results == tasks
-    assert re.search(r"Dask worker tcp://127\S+ is gone. Its work is repeated.", caplog.text)
+    assert re.search(r"Dask worker tcp://127\S+ was lost. Its work is repeated.", caplog.text)
     assert [path.name for path in workspace.iterdir()] == ["once.mark"], "leases and large tasks are gone"
 
 
@@ -197,11 +196,11 @@ def test_a_part_that_kills_each_worker(cluster, workspace):
         )
     text = str(caught.value)
     assert text.startswith(
-        "run.yaml:3: data.workers: 3 workers died at the same part, the last one tcp://127."
+        "run.yaml:3: data.workers: 3 workers died while processing the same part, most recently tcp://127."
     )
     assert text.endswith(
-        "Often a worker's memory is too small: raise data.workers.memory_bytes, or --memory-limit of `dask "
-        "worker`. Finished work is kept: run it again."
+        "Often the memory of a worker is too small: raise data.workers.memory_bytes, or the --memory-limit "
+        "of `dask worker`. Finished work is kept: run the command again."
     )
 
 
@@ -253,8 +252,8 @@ def test_a_scheduler_that_vanishes(workspace):
         with pytest.raises(DataError) as caught:
             next(results)
         assert str(caught.value) == (
-            f"run.yaml:3: data.workers: {address} no longer answers. Finished work is kept: run it again "
-            "when the scheduler is back, or with kind: local."
+            f"run.yaml:3: data.workers: {address} no longer responds. Finished work is kept: run the command "
+            "again when the scheduler is back, or with kind: local."
         )
         cluster.close()
 
@@ -320,7 +319,7 @@ def test_slurm_without_sbatch(monkeypatch):
         DaskCluster(config, "run.yaml:3: data.workers")
     assert str(caught.value) == (
         "run.yaml:3: data.workers: cluster is slurm, but sbatch is not on this machine's PATH. Run "
-        "it on a login node, or set cluster: local."
+        "the command on a login node, or set cluster: local."
     )
 
 
@@ -343,7 +342,7 @@ def test_slurm_without_a_slurm_conf(make_config, tmp_path, monkeypatch):
         prepare(config)
     assert str(caught.value) == (
         "data.workers: cluster is slurm, but sbatch finds no cluster: there is no slurm.conf at "
-        "$SLURM_CONF or in /etc/slurm. Run it on a login node, or set cluster: local."
+        "$SLURM_CONF or in /etc/slurm. Run the command on a login node, or set cluster: local."
     )
 
 
@@ -380,8 +379,8 @@ def test_a_worker_of_another_version(tmp_path):
         dask_worker.run(given, pickle.dumps(1))
     here = dask_worker.software()["nbtrain"]
     assert str(caught.value).partition("): ")[2] == (
-        f"nbtrain {here} there, 0.0.9 (0123) here. Workers must have the software of this process, or the "
-        "bytes may differ: restart them with the same Python environment."
+        f"nbtrain {here} there, 0.0.9 (0123) here. Workers must have the same software as this process, "
+        "otherwise shards may differ. Restart the workers in the same Python environment."
     )
 
 
@@ -389,7 +388,9 @@ def test_a_worker_of_another_file_system(tmp_path, monkeypatch):
     """A worker that cannot see the folder reports that; a worker that starts after the end does nothing."""
     monkeypatch.setattr(lease, "_held", None)
     held = lease.Lease(tmp_path)
-    with pytest.raises(DataError, match=r"^Dask worker x: cannot see .* on a shared file system"):
+    with pytest.raises(
+        DataError, match=r"^Dask worker x: cannot see the files in .* on a shared file system"
+    ):
         lease.hold(tmp_path / "other.tmp", held.token, "Dask worker x", wait_seconds=0)
     lease.hold(held.path, held.token, "Dask worker x")
     monkeypatch.setattr(lease, "_looked", -1e9)

@@ -80,7 +80,8 @@ def test_a_job_of_workers_is_lost_and_the_bytes_are_the_same(cluster, make_confi
         (
             {"slurm": {"partition": "nope"}},
             r"^data\.workers: Slurm rejected a job of workers: sbatch: error: invalid partition specified"
-            r": nope .*Change data\.workers\.slurm or data\.workers\.memory_bytes\. Finished work is kept",
+            r": nope .*Change data\.workers\.slurm or data\.workers\.memory_bytes, then run "
+            r"the command again\. Finished work is kept",
         ),
         (
             {"memory_bytes": 100_000_000_000},
@@ -88,8 +89,8 @@ def test_a_job_of_workers_is_lost_and_the_bytes_are_the_same(cluster, make_confi
         ),
         (
             {"slurm": {"partition": "closed"}, "wait_minutes": 0.2},
-            r"had no worker for 12 s \(data\.workers\.wait_minutes = 0\.2\)\. Start workers, or look at the "
-            r"queue\. squeue reports for its jobs: \d+ PENDING \(PartitionDown\), \d+ PENDING "
+            r"had no worker for 12 s \(data\.workers\.wait_minutes = 0\.2\)\. Start workers, or check the "
+            r"queue\. squeue reports for the jobs of workers: \d+ PENDING \(PartitionDown\), \d+ PENDING "
             r"\(PartitionDown\)",
         ),
     ],

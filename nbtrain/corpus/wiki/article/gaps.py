@@ -1,4 +1,4 @@
-"""Drops the sentences around a gap, a place where the article shows text that is unknown here."""
+"""Drops the sentences around gaps: places where the article shows text that cannot be determined here."""
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from nbtrain.corpus.wiki.markup import ASIDE, DROPPED, GAP
 
-# Certain ends of a sentence. A gap that follows one without a space is the mark of a note, unless the
-# sentence continues after it.
+# Certain ends of a sentence. A gap directly after such an end is a footnote marker, unless the sentence
+# continues after the gap.
 BEFORE_NOTE = re.compile(r"(?:[^\W\d_]{4}|[)\]])[.!?][\"'”»’)]*$")
 AFTER_NOTE = re.compile(rf"[{DROPPED}{GAP}]{{0,9}}(?:$|[ \t]\W{{0,9}}([^\W\d_]))")
 IDEOGRAPHIC_END = re.compile(r"[。！？][」』）]*$")
@@ -20,16 +20,16 @@ WORD = re.compile(r"\w")
 OPENING, CLOSING = "([{（［「『【«„“", ")]}）］」』】»”"
 IDEOGRAPHIC = ("ja", "zh", "yue", "wuu", "lzh", "gan")
 
-# Replaces a gap when a line is split into sentences: one character, as a gap is, and not an initial of a
-# name.
+# Replaces gaps while a line is split into sentences. It must be one character long, like a gap, and must not
+# look like the initial of a name.
 STAND_IN = "一"
 
 Segment = Callable[[str, str], list[str]]
-"""(language, text) -> the sentences of the text, spaces included: sentencex.segment."""
+"""Function (language, text) -> sentences of the text including spaces, such as sentencex.segment."""
 
 
 def without_notes(line: str) -> str:
-    """Remove the gaps that directly follow the end of a sentence: they stand for footnote markers."""
+    """Remove the gaps directly after the end of a sentence, because they are footnote markers."""
     return GAP_MARK.sub(lambda match: DROPPED if _is_note(match) else GAP, line)
 
 
@@ -37,7 +37,7 @@ def _is_note(gap: re.Match[str]) -> bool:
     before = gap.string[max(0, gap.start() - NOTE_CHARS) : gap.start()].rstrip(f"{DROPPED}{GAP}")
     if BEFORE_NOTE.search(before):
         match = AFTER_NOTE.match(gap.string, gap.end())
-        # A letter without case may begin a sentence too.
+        # In scripts without upper and lower case, any letter may begin a sentence.
         return match is not None and (
             match[1] is None or match[1].lower() != match[1] or match[1].upper() == match[1]
         )
@@ -45,9 +45,10 @@ def _is_note(gap: re.Match[str]) -> bool:
 
 
 def drop_sentences(lines: list[str], language: str, segment: Segment) -> list[str]:
-    """Drop the sentences that contain a gap, in place, and return them. A line may become empty.
+    """Remove the sentences that contain a gap from `lines`, and return these sentences.
 
-    A sentence may begin on an earlier line, so the lines of a paragraph are examined together.
+    Lines may become empty. A sentence may begin on an earlier line, so the lines of a paragraph are examined
+    together.
     """
     dropped: list[str] = []
     for index, line in enumerate(lines):
@@ -94,9 +95,7 @@ def _continues(line: str) -> bool:
 
 
 def _sentences(text: str, language: str, segment: Segment) -> list[str]:
-    """Return the sentences of a text; a sentence with a gap is joined with everything that may belong to
-    it.
-    """
+    """Return the sentences of a text, with each gap's sentence joined with all text that may belong to it."""
     is_ideographic = language.partition("-")[0] in IDEOGRAPHIC
     pieces = segment(language, text.replace("\n", " ").replace(GAP, STAND_IN))
     sentences: list[str] = []
@@ -104,7 +103,7 @@ def _sentences(text: str, language: str, segment: Segment) -> list[str]:
     for piece in pieces:
         sentence = text[position : position + len(piece)]
         position += len(piece)
-        # "approx. 5 km", "e.g. GAP": text that does not begin like a sentence may belong to the one before.
+        # "approx. 5 km", "e.g. GAP": text that does not begin like a sentence may belong to the previous one.
         begin = sentence.lstrip(" \n\"'“„«([")[:1]
         is_sure = begin.isupper() or is_ideographic
         if sentences and not is_sure and (GAP in sentence or GAP in sentences[-1]):

@@ -1,14 +1,14 @@
-"""Prefixes of links before the colon: namespaces in many languages, language codes, sister projects.
+"""Lists link prefixes (the part before the colon): namespaces, language codes and sister projects.
 
-A dump's own <siteinfo> lists its namespaces. The lists here serve dumps without it, and contain older names
-that <siteinfo> lacks (German "Bild" for "Datei").
+The <siteinfo> of a dump lists its namespaces. The lists here are for dumps without <siteinfo>, and also
+contain older names that <siteinfo> lacks (German "Bild" for "Datei").
 """
 
 # ruff: noqa: SIM905 (word lists read best as words; letters that look alike are meant)
 
 from collections.abc import Mapping
 
-# Keys of namespaces in <siteinfo>.
+# Keys of these namespaces in <siteinfo>.
 MEDIA, FILE, CATEGORY = -2, 6, 14
 
 FILE_NAMES = """
@@ -30,7 +30,7 @@ kategorija категорија κατηγορία kategori luokka kategooria ka
 kateqoriya turkum jamii bólkur ангилал catiguría
 """.split()
 
-# Codes of Wikipedias, as links between languages name them.
+# Codes of Wikipedias in links between languages.
 LANGUAGES = """
 aa ab ace ady af ak als alt am ami an ang ann anp ar arc ary arz as ast atj av avk awa ay az azb ba ban bar
 bat-smg bbc bcl bdr be be-tarask be-x-old bew bg bh bi bjn blk bm bn bo bpy br bs btm bug bxr ca cbk-zam cdo
@@ -47,7 +47,7 @@ tw ty tyv udm ug uk ur uz ve vec vep vi vls vo vro wa war wo wuu xal xh xmf yi y
 zh-classical zh-min-nan zh-tw zh-cn zh-yue zu
 """.split()
 
-# Links to these are part of a sentence; without a label the page's name is shown, not its prefix.
+# Links to these projects are part of a sentence. Without a label, the page's name is shown, not the prefix.
 SISTERS = frozenset(
     """
 w wikipedia wikt wiktionary b wikibooks q wikiquote s wikisource n wikinews v wikiversity voy wikivoyage
@@ -62,9 +62,7 @@ FILE_ENDINGS = (
 
 
 def normalized(prefix: str) -> str:
-    """Return a prefix in the spelling of the lists: in lower case, with spaces and underscores treated
-    alike.
-    """
+    """Return a prefix in the form used for comparison: in lower case, with spaces instead of underscores."""
     return " ".join(prefix.replace("_", " ").split()).casefold()
 
 
@@ -72,8 +70,9 @@ _BUILT_IN = frozenset(map(normalized, (*FILE_NAMES, *CATEGORY_NAMES, *LANGUAGES)
 
 
 def invisible_prefixes(namespaces: Mapping[int, str]) -> frozenset[str]:
-    """Return prefixes of links that show no words of the article. `namespaces` is {key: name} of
-    <siteinfo>.
+    """Return the prefixes of links that show no text in the article.
+
+    `namespaces` holds the namespaces in <siteinfo>, as {key: name}.
     """
     named = (namespaces[key] for key in (MEDIA, FILE, CATEGORY) if namespaces.get(key))
     return _BUILT_IN | frozenset(map(normalized, named))

@@ -1,11 +1,10 @@
-"""Converts wikitext to text: runs markup.py's scans in order, and adds the text of links and the remaining
-lines.
+"""Converts the wikitext of an article to plain text, with the scans of markup.py and its own rules for lines.
 
 Kept: paragraphs with an empty line between them; headings as lines after an empty line; list items as lines
-("- " before items of * and #); labels of links; LaTeX of formulas between dollar signs; code; and the text
-that templates show (templates/). Dropped: tables, references, galleries, files, categories, links to other
-languages, comments, magic words, quotes of bold and italic, templates that show nothing in the text, and
-leftovers of these: "( , )", double spaces, list items and sections without a word. A sentence with a template
+(with "- " for * and #); labels of links; LaTeX of formulas between dollar signs; code; and the text that
+templates show (templates/). Dropped: tables, references, galleries, files, categories, links to other
+languages, comments, magic words, bold and italic marks, templates that show nothing in the text, and what
+these leave over: "( , )", double spaces, list items and sections without a word. A sentence with a template
 that cannot be evaluated is dropped as a whole (gaps.py).
 """
 
@@ -22,30 +21,30 @@ from nbtrain.corpus.wiki.markup import ASIDE, BAR, DROPPED, GAP, JOINT, LESS_THA
 from nbtrain.corpus.wiki.templates.call import Wiki
 from nbtrain.corpus.wiki.templates.library import Library
 
-# Soft hyphen, zero-width space, byte order mark, direction marks: articles never need them.
+# Soft hyphen, zero-width space, byte order mark and direction marks, which plain text does not need.
 INVISIBLE = "\u00ad\u200b\u200e\u200f\u2060\ufeff"
 SPACES = "\t\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f"
 MAGIC_WORD = re.compile(r"__([^\W\d_]{3,30})__")
 LIST_MARK = re.compile(r"\n[ \t\x1a]*+([*#:;]+)[ \t]*+")
 VARIANT = re.compile(r"-\{([^{}\n]*)\}-")
-HIDDEN = ("H", "T", "-")  # a rule for the words of the page, for its title, the end of a rule
+HIDDEN = ("H", "T", "-")  # a rule for the words of the page, a rule for its title, the end of a rule
 TABLE_REST = re.compile(r"\|(?:[-}+|]|\s|[^|\n]*=)")
 ASIDE_MARK = re.compile(rf"{ASIDE}([0-9]+){ASIDE}")
 WORD = re.compile(r"\w")
 RULE = re.compile(r"-{4,}")
 
-# Removed content leaves spaces and brackets around it. All runs are bounded: an unbounded one is retried from
-# each of its positions, and a page of commas would take hours.
+# Removed content leaves spaces and brackets behind. All repetitions are bounded, because an unbounded one is
+# retried from each position, so that a page full of commas would take hours.
 OPEN, CLOSE = r"[(（\[]", r"[)）\]]"
 RUN = re.compile("\x1a(?:( ?)\x1a)++")
-# Brackets that hold only separators and removed content; "f()" has no removed content in it.
+# Brackets with only separators and removed content inside, unlike "f()".
 EMPTY_BRACKETS = re.compile(rf"{OPEN}[ ,;:.،、/–—-]{{0,9}}\x1a[ ,;:.،、/–—\x1a-]{{0,20}}{CLOSE}")
 AFTER_BRACKET = re.compile(rf"({OPEN}) ?\x1a[ ,;:،、\x1a]{{0,20}}")
 BEFORE_BRACKET = re.compile(rf"[ ,;:،、\x1a]{{0,9}}\x1a ?({CLOSE})")
 BEFORE_COMMA = re.compile(" ?\x1a ?([,;،、]) ?\x1a? ?(?=[,;:.،、])| \x1a ?(?=[,;:.،、])")
-# A line with a gap and without a sentence: "- " and the gap.
+# Maximum length of a line that has a gap but no sentence: "- " and the gap.
 SHORT_LINE = 4
-# Characters next to which removed content leaves nothing over.
+# Characters after which removed content leaves nothing behind that must be cleaned up.
 PLAIN_BEFORE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.\"'!?%]")
 PLAIN_BEFORE |= {"", "\n"}
 NOT_AFTER = frozenset(" )）],;:.،、")
@@ -55,8 +54,9 @@ SENTENCE_ENDS = (". ", "。")
 class Walker:
     """Converts the wikitext of one dump to text.
 
-    `namespaces` is {key: name} of its <siteinfo> and may be empty. `wiki` holds its language and name.
-    `segment` splits text into sentences; without it, a line with a gap is dropped as a whole.
+    `namespaces` holds the namespaces in the dump's <siteinfo>, as {key: name}, and may be empty. `wiki` holds
+    the dump's language and name. `segment` splits text into sentences; without it, a line with a gap is
+    dropped as a whole.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class Walker:
         self._library = Library(wiki or Wiki())
         self._segment = segment or (lambda language, text: [text])
         self.sentences = 0
-        """Approximate number of sentences in the texts so far: full stops before a space, and lines."""
+        """Approximate number of sentences converted so far: lines, plus full stops before a space."""
         self.dropped_sentences = 0
-        """Sentences that were dropped because the text of a template in them is unknown."""
+        """Number of sentences that were dropped because a template in them cannot be evaluated."""
 
     @property
     def unknown_templates(self) -> Counter[str]:
-        """Occurrences of templates whose text is not known, by name."""
+        """Number of occurrences of templates that cannot be evaluated, by name."""
         return self._library.unknown
 
     def text(self, wikitext: str, title: str = "") -> str:
@@ -118,9 +118,7 @@ class Walker:
         return target.lstrip("#").replace("_", " ")
 
     def _finish(self, text: str, aside: list[str]) -> str:
-        """Remove marker lines, leftovers and spaces, drop empty sections, and restore the text that was put
-        aside.
-        """
+        """Clean up lines and spaces, drop empty sections, and restore the text that was put aside."""
         text = text.replace("&nbsp;", " ")
         text = _with_plain_spaces(text)
         if BAR in text:
@@ -183,7 +181,7 @@ class Walker:
 
 
 def _first_variant(match: re.Match[str]) -> str:
-    """Return the variant of -{zh-hans:A; zh-hant:B}- that is shown to readers; "" for a hidden -{H|...}-."""
+    """Return the first variant of -{zh-hans:A; zh-hant:B}-; "" for a hidden rule such as -{H|...}-."""
     flags, bar, _ = match[1].partition("|")
     if bar and any(flag.strip() in HIDDEN for flag in flags.split(";")):
         return ""
@@ -200,7 +198,7 @@ def _list_mark(match: re.Match[str]) -> str:
 
 
 def _with_plain_spaces(text: str) -> str:
-    """Remove invisible characters, and replace each run of spaces of any kind by one space."""
+    """Remove invisible characters, and replace each sequence of spaces of any kind with one space."""
     for mark in INVISIBLE:
         if mark in text:
             text = text.replace(mark, "")
@@ -214,7 +212,7 @@ def _with_plain_spaces(text: str) -> str:
 
 
 def _cleaned(line: str) -> str:
-    """Return a line without removed content and its leftovers."""
+    """Return a line without the marks of removed content and what that content left behind."""
     if "&" in line:
         line = _with_plain_spaces(markup.entities(line))
     if GAP in line and len(line) > SHORT_LINE:
@@ -225,10 +223,10 @@ def _cleaned(line: str) -> str:
 
 
 def _without_plain_dropped(text: str) -> str:
-    """Remove the marks of removed content in places where it leaves no leftovers.
+    """Remove the marks of removed content at which nothing else must be cleaned up.
 
-    These are most marks: notes after a word or a full stop with a space behind, and marks that fill a whole
-    line.
+    These are most marks: notes after a word or full stop that are followed by a space, and marks that fill a
+    whole line.
     """
     first, *others = text.split(DROPPED)
     kept = [first]
@@ -249,7 +247,7 @@ def _without_plain_dropped(text: str) -> str:
 
 
 def _without_dropped(line: str) -> str:
-    """Return a line without the leftovers of removed content."""
+    """Return a line without the marks, brackets and separators that removed content left behind."""
     line = RUN.sub(_run, line)
     line = EMPTY_BRACKETS.sub(DROPPED, line)
     line = AFTER_BRACKET.sub(r"\1", line)
@@ -266,9 +264,9 @@ def _run(match: re.Match[str]) -> str:
 
 
 def _without_empty_sections(lines: list[str]) -> list[str]:
-    """Drop headings that have no text below, and separate paragraphs by one empty line."""
-    kept: list[str] = []  # backwards
-    text_below = 7  # the highest section, as a level, that has text below this line; 7 is none
+    """Drop headings without text below them, and separate paragraphs with one empty line."""
+    kept: list[str] = []  # in reverse order
+    text_below = 7  # level of the highest section below this line that has text; 7 if there is none
     blank = True
     for line in reversed(lines):
         if not line:
@@ -280,7 +278,7 @@ def _without_empty_sections(lines: list[str]) -> list[str]:
             text_below, blank = 0, False
         else:
             level, title = int(line[2]), line[4:]
-            # 0: text directly below; k: a kept heading of level k is the next thing below.
+            # 0 means that text follows directly, k that a kept heading of level k follows.
             if title and (text_below == 0 or level < text_below < 7):
                 while kept and not kept[-1]:
                     kept.pop()

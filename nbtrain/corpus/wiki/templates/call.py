@@ -1,4 +1,4 @@
-"""A template call {{name|arguments}} in the form that rules read.
+"""Parses template calls {{name|arguments}} for the rules that evaluate them.
 
 A rule returns the text that readers see, which is "" if the template shows nothing. It returns None if it
 cannot determine the text; the sentence around the template is then dropped.
@@ -14,10 +14,10 @@ from functools import cached_property
 from nbtrain.corpus.wiki.markup import DROPPED, GAP
 from nbtrain.corpus.wiki.templates.numbers import NumberFormat
 
-# A | inside a link does not separate arguments.
+# A | within a link does not separate arguments.
 SEPARATOR = re.compile(r"\|(?![^\[\]]*\]\])")
 NAME = re.compile(r"[^=\[\]<>\n]{0,60}")
-# Parameters that change how a template looks or is categorized, not its text.
+# Parameters that affect the appearance or category of a template, but not its text.
 LOOKS = frozenset(
     """
 style class id date reason ref group link lk links title size color colour align width cat nocat category
@@ -29,7 +29,7 @@ sort debug lang label_style nolink nb template
 
 @dataclass(frozen=True)
 class Wiki:
-    """Facts about the wiki and the page that rules need."""
+    """Information about the wiki and the current page that rules need."""
 
     language: str = ""
     """Language of the wiki, as in xml:lang; empty if unknown."""
@@ -44,7 +44,7 @@ class Wiki:
 
 
 class Call:
-    """A template's arguments, without surrounding spaces: positional ones, counted from 1, and named ones."""
+    """A template call: its name, and its positional (from 1) and named arguments without outer spaces."""
 
     __slots__ = ("after", "before", "name", "named", "wiki", "words")
 
@@ -57,7 +57,7 @@ class Call:
         self.before = before
         """The last characters of the text before the template."""
         self.after = after
-        """The first character of the text after it."""
+        """The first character of the text after the template."""
         self.wiki = wiki
         if rest is None:
             return
@@ -86,12 +86,13 @@ class Call:
         return self.words[number - 1] if len(self.words) >= number else ""
 
     def get(self, *names: str) -> str:
-        """Return the first non-empty value among some named arguments."""
+        """Return the first non-empty value of the named arguments `names`; "" if all are empty."""
         return next((value for name in names if (value := self.named.get(name, ""))), "")
 
     def has_only(self, *names: str, most: int = 99) -> bool:
-        """Return whether there are at most `most` positional arguments and no other named ones that change
-        the text.
+        """Return whether no other arguments than these can change the text.
+
+        Allowed are `most` positional arguments, the named arguments `names`, and parameters in LOOKS.
         """
         return len(self.words) <= most and all(
             name in names or name in LOOKS for name, value in self.named.items() if value
@@ -102,17 +103,17 @@ Rule = Callable[[Call], str | None]
 
 
 def is_yes(value: str) -> bool:
-    """Return whether a parameter is switched on, as Module:Yesno reads it."""
+    """Return whether a parameter is switched on, by the rules of MediaWiki's Module:Yesno."""
     return value.lower() in ("y", "yes", "on", "true", "1", "t", "ja", "oui", "si", "sí", "да")
 
 
 def is_known(*values: str) -> bool:
-    """Return whether every argument could be evaluated."""
+    """Return whether all of these texts are known, that is, could be evaluated."""
     return not any(GAP in value for value in values)
 
 
 def argument(number: int, *names: str) -> Rule:
-    """Return the rule that shows the argument `number`, or the first non-empty one of `names`."""
+    """Return a rule that shows the positional argument `number`, or the first non-empty one in `names`."""
 
     def rule(call: Call) -> str | None:
         return call.get(*names) or call[number]
@@ -121,17 +122,17 @@ def argument(number: int, *names: str) -> Rule:
 
 
 def last(call: Call) -> str | None:
-    """Apply the rule that shows a template's last positional argument."""
+    """Return the text of a template that shows its last positional argument."""
     return call.words[-1] if call.words else ""
 
 
 def constant(text: str) -> Rule:
-    """Return the rule that shows `text`."""
+    """Return a rule that always shows `text`."""
     return lambda call: text
 
 
 def around(before: str, after: str = "", number: int = 1, *names: str) -> Rule:
-    """Return the rule that shows an argument between two texts, or nothing if the argument is empty."""
+    """Return a rule that shows an argument between two texts, or nothing if the argument is empty."""
 
     def rule(call: Call) -> str | None:
         value = call.get(*names) or call[number]
@@ -141,12 +142,12 @@ def around(before: str, after: str = "", number: int = 1, *names: str) -> Rule:
 
 
 def names(text: str) -> frozenset[str]:
-    """Return the names in a text in which they are separated by | and line breaks."""
+    """Return the names in a text that separates them with | and line breaks."""
     return frozenset(
         name for part in text.split("\n") for entry in part.split("|") if (name := entry.strip())
     )
 
 
 def rules(names_of_rule: str | Collection[str], rule: Rule) -> dict[str, Rule]:
-    """Return {name: rule} for several names, given as a collection or as a text for `names`."""
+    """Return {name: rule} for several names, given as a collection or as a text for names()."""
     return dict.fromkeys(names(names_of_rule) if isinstance(names_of_rule, str) else names_of_rule, rule)

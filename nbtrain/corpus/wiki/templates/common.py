@@ -1,4 +1,4 @@
-"""Templates that mean the same in most Wikipedias, and rules that the language modules share."""
+"""Rules for templates that mean the same in most Wikipedias, and rules that the language modules share."""
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
 
@@ -29,36 +29,34 @@ from nbtrain.corpus.wiki.templates.units import convert, gaps, val
 
 
 def spaced(text: str) -> str:
-    """Return the text with a space before it, unless it is empty."""
+    """Return a text with a space before it, or "" if it is empty."""
     return f" {text}" if text else ""
 
 
 def named_text(call: Call) -> str | None:
-    """Apply the rule of {{lang|de|Text}} and {{lang|de|text=Text}}, which shows the text."""
+    """Return the text of {{lang|de|Text}} or {{lang|de|text=Text}}: Text."""
     return call.get("text") or call[2] or None
 
 
 def mark(call: Call) -> str | None:
-    """Apply the rule for marks of doubt, which show nothing; unknown if the mark contains words."""
+    """Return "" for a mark of doubt; None if the mark contains words, because its text is then unknown."""
     return None if any(letter.isalpha() for word in call.words for letter in word) else ""
 
 
 def joined(call: Call) -> str | None:
-    """Apply the rule that joins arguments: {{linktext|中|文}} is 中文; with spaced words, the spacing is
-    uncertain.
-    """
+    """Return the text of {{linktext|中|文}}: 中文; None for several ASCII words (unknown spacing)."""
     return "".join(call.words) if len(call.words) == 1 or not "".join(call.words).isascii() else None
 
 
 def sup(call: Call) -> str | None:
-    """Apply the rule of {{sup|2}}, which shows a superscript."""
+    """Return the text of {{sup|2}}: a superscript."""
     shown = superscript(call[1], call.before) if is_known(call[1]) else None
     return None if shown == GAP else shown
 
 
 def sub(call: Call) -> str | None:
-    """Apply the rule of {{sub|2}}, which shows a subscript."""
-    # A template that follows may show a digit.
+    """Return the text of {{sub|2}}: a subscript."""
+    # If a template follows, its text may begin with a digit.
     return (
         subscript(call[1], call.before, "0" if call.after == "{" else call.after)
         if is_known(call[1])
@@ -67,7 +65,7 @@ def sub(call: Call) -> str | None:
 
 
 def power_of_ten(before: str = "×") -> Rule:
-    """Return the rule by which {{e|6}} shows ×10^6."""
+    """Return the rule for {{e|6}}, which shows ×10^6."""
 
     def rule(call: Call) -> str | None:
         number = plain(call[1])
@@ -77,7 +75,7 @@ def power_of_ten(before: str = "×") -> Rule:
 
 
 def frac(call: Call) -> str | None:
-    """Apply the rule by which {{frac|3}} shows 1/3, {{frac|1|2}} 1/2, and {{frac|5|1|2}} 5 1/2."""
+    """Return the text of a fraction: {{frac|3}} shows 1/3, {{frac|1|2}} 1/2, and {{frac|5|1|2}} 5 1/2."""
     words = call.words
     if not call.has_only(most=3) or not words or not is_known(*words):
         return None
@@ -95,9 +93,7 @@ CHARGE = re.compile(r"([0-9]*[+\-−])|[0-9]+")
 
 
 def chem(call: Call) -> str | None:
-    """Apply the rule by which {{chem|SO|4|2-}} shows SO4²⁻; the last argument is a charge if it ends in a
-    sign.
-    """
+    """Return the text of {{chem|SO|4|2-}}: SO4²⁻; the last argument is a charge if it ends in a sign."""
     words = list(call.words)
     if not words or not is_known(*words):
         return None
@@ -109,7 +105,7 @@ CHEM2 = re.compile(r"\(([0-9]*[+\-−])\)|(?<=[A-Za-z\])])([+\-−])(?=\s|$)|(<?
 
 
 def chem2(call: Call) -> str | None:
-    """Apply the rule by which {{chem2|SO4(2-) + 2 H+}} shows SO4²⁻ + 2 H⁺."""
+    """Return the text of {{chem2|SO4(2-) + 2 H+}}: SO4²⁻ + 2 H⁺."""
 
     def part(match: re.Match[str]) -> str:
         charge = match[1] or match[2]
@@ -126,20 +122,20 @@ def chem2(call: Call) -> str | None:
 
 
 def math_text(call: Call) -> str | None:
-    """Apply the rule of {{math|x {{=}} 1}}, which shows its argument."""
+    """Return the text of {{math|x {{=}} 1}}: its argument, x = 1."""
     return call.get("1") or call[1]
 
 
 def overlined(call: Call) -> str | None:
-    """Apply the rule of {{overline|x}}: its argument; unknown for digits, where the line means repetition."""
+    """Return the text of {{overline|x}}: x; None for digits, over which a line means repetition."""
     return None if any(letter.isdigit() for letter in call[1] + call.before[-1:]) else call[1]
 
 
 def language_label(text: str, format: str) -> Rule:
-    """Return the rule for {{lang-de|Wort}}; `format` takes the language's name in the wiki's language and the
-    word.
+    """Return the rule for {{lang-de|Wort}}, which shows the name of a language and a word.
 
-    `text` is the code of the language whose name is shown.
+    `text` is the code of the language in which the name is written. `format` is a format string with the
+    fields {name} and {word}.
     """
 
     def rule(call: Call) -> str | None:
@@ -153,19 +149,19 @@ def language_label(text: str, format: str) -> Rule:
 
 
 def labels(text: str, format: str, beginning: str = "lang-") -> dict[str, Rule]:
-    """Return the rules of {{lang-xx}} for all languages with a known name."""
+    """Return the rules for {{lang-xx}} for all languages with a known name."""
     from nbtrain.corpus.wiki.templates.language_names import NAMES
 
     return rules([f"{beginning}{code}" for code in NAMES], language_label(text, format))
 
 
 def quoted(opening: str, closing: str, *names: str) -> Rule:
-    """Return the rule that shows the first argument in quotation marks."""
+    """Return a rule that shows the first argument in quotation marks."""
     return around(opening, closing, 1, *names)
 
 
 def inline_quote(call: Call) -> str | None:
-    """Apply the rule for a quotation that forms a separate paragraph."""
+    """Return the text of a quotation template, as a separate paragraph."""
     text = call.get("text", "quote", "1") or call[1]
     return f"\n{text}\n" if text else ""
 
@@ -174,9 +170,7 @@ LATITUDE, LONGITUDE = ("N", "S"), ("E", "W")
 
 
 def coord(call: Call) -> str | None:
-    """Apply the rule by which {{coord|13|19|N|169|9|W}} shows 13°19′N 169°9′W; with display=title it shows
-    nothing.
-    """
+    """Return the text of {{coord|13|19|N|169|9|W}}: 13°19′N 169°9′W, or nothing with display=title."""
     display = call.get("display").replace(" ", "").lower()
     if display in ("title", "t"):
         return ""
@@ -210,14 +204,14 @@ def _signed_angle(text: str, directions: str) -> str | None:
 
 
 def ordinal_suffix(number: int) -> str:
-    """Return st, nd, rd or th."""
+    """Return the English ordinal suffix of a number: st, nd, rd or th."""
     if number % 100 in (11, 12, 13):
         return "th"
     return {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
 
 
 def listed(separator: str, end: str = "") -> Rule:
-    """Return the rule that shows all positional arguments with a separator between them."""
+    """Return a rule that shows all positional arguments with a separator between them."""
 
     def rule(call: Call) -> str | None:
         words = [word for word in call.words if word]
@@ -231,7 +225,7 @@ def listed(separator: str, end: str = "") -> Rule:
 
 
 def identifier(label: str) -> Rule:
-    """Return the rule by which {{ISBN|978...}} shows ISBN 978...; it takes a single number."""
+    """Return a rule such as that of {{ISBN|978...}}, which shows `label` and a single number."""
 
     def rule(call: Call) -> str | None:
         return f"{label}{call[1]}" if call[1] and call.has_only("id", most=1) else None
@@ -240,7 +234,7 @@ def identifier(label: str) -> Rule:
 
 
 def english_number(call: Call) -> str | None:
-    """Apply the rule by which {{nts|12345}} shows a number in the format of {{formatnum:}}."""
+    """Return the text of {{nts|12345}}: the number in the format of {{formatnum:}}."""
     number = plain(call[1])
     if number is None or not call.has_only("prefix", "suffix", most=1) or call.wiki.numbers is None:
         return None
@@ -248,16 +242,16 @@ def english_number(call: Call) -> str | None:
 
 
 def in_english_format(call: Call) -> str | None:
-    """Apply the rule that shows a number with commas between thousands."""
+    """Return the text of a template that shows a number with commas between thousands."""
     number = plain(call[1])
     return None if number is None or not call.has_only(most=1) else ENGLISH_FORMAT.write(number)
 
 
-# Entities, resolved at the end: a bare ' would join the marks of bold and italic, a bare = would name an
-# argument of the surrounding template.
+# Written as entities, which are resolved at the end: a bare ' would become part of bold and italic marks, and
+# a bare = would name an argument of the surrounding template.
 APOSTROPHE, EQUALS = "&#39;", "&#61;"
 
-# Marks of doubts after a word.
+# Templates that mark doubts after a word.
 MARKS = """
 citation needed|cn|fact|clarify|clarification needed|when|who|which|where|why|how|by whom
 according to whom|vague|dubious|disputed inline|page needed|full citation needed|failed verification
@@ -313,8 +307,8 @@ RULES: dict[str, Rule] = {
     "|": constant(BAR),
 }
 
-# Templates that readers do not see in the text: marks of notes and doubts, anchors, settings of the page, and
-# boxes, lists of links and notices outside the text.
+# Templates that show nothing in the text: footnote and doubt markers, anchors, page settings, and boxes,
+# lists of links and notices outside the text.
 UNSEEN = names(
     """
 sfn|sfnp|sfnm|sfnref|efn|efn-ua|efn-lr|efn-la|refn|rp|ref|note|notetag|notelist|reflist|references

@@ -1,4 +1,4 @@
-"""Dates in the forms that templates accept and that the largest Wikipedias write."""
+"""Parses dates in the forms that templates accept, and writes them as the largest Wikipedias do."""
 
 # ruff: noqa: SIM905 (word lists read best as words; letters that look alike are meant)
 
@@ -8,7 +8,7 @@ from calendar import monthrange
 
 from nbtrain.corpus.wiki.templates.call import Call, Rule
 
-# Months as MediaWiki writes them with a day (the genitive, where a language has one).
+# Names of months as MediaWiki writes them after a day (in the genitive, if the language has one).
 MONTHS: dict[str, list[str]] = {
     language: months
     for language, *months in map(
@@ -29,7 +29,7 @@ zh 1月 2月 3月 4月 5月 6月 7月 8月 9月 10月 11月 12月
 """.strip().split("\n"),
     )
 }
-# Months without a day, where they differ.
+# Names of months without a day, for languages in which they differ.
 NOMINATIVES: dict[str, list[str]] = {
     language: months
     for language, *months in map(
@@ -48,7 +48,7 @@ DAY_FORMATS = {"de": "{day}. {month} {year}", "es": "{day} de {month} de {year}"
 MONTH_FORMATS = {"es": "{month} de {year}"}
 
 Date = tuple[int, int | None, int | None]
-"""Year, month, day; a month without a day, and a year alone."""
+"""A date as (year, month, day); without a day, or only with a year, the missing values are None."""
 
 ISO_DATE = re.compile(r"(-?[0-9]{1,4})-([0-9]{1,2})(?:-([0-9]{1,2}))?")
 DAY_FIRST = re.compile(r"([0-9]{1,2})\.?\s+([^\W\d_]{3,12})\.?,?\s+([0-9]{3,4})")
@@ -56,9 +56,7 @@ MONTH_FIRST = re.compile(r"([^\W\d_]{3,12})\.?\s+([0-9]{1,2}),?\s+([0-9]{3,4})")
 
 
 def month_number(text: str, language: str = "en") -> int | None:
-    """Return the number of a month given as a number or by its name in `language` or English; None if
-    unknown.
-    """
+    """Return a month's number from a number or a name in `language` or English; None if it is unknown."""
     text = text.strip().lower()
     if text.isdecimal():
         return int(text) if 1 <= int(text) <= 12 else None
@@ -70,7 +68,7 @@ def month_number(text: str, language: str = "en") -> int | None:
 
 
 def date_of(year: str, month: str = "", day: str = "", language: str = "en") -> Date | None:
-    """Return the date of three parameters, of which the last may be empty; None if they are not a date."""
+    """Return the date in three parameters, the last of which may be empty; None if they are not a date."""
     year = year.strip()
     if not year.isdecimal() or not 1 <= len(year) <= 4 or int(year) == 0:
         return None
@@ -88,7 +86,7 @@ def date_of(year: str, month: str = "", day: str = "", language: str = "en") -> 
 
 
 def parsed_date(text: str, language: str = "en") -> Date | None:
-    """Parse a date: 2000-05-01, 1 May 2000 or May 1, 2000."""
+    """Parse a date such as 2000-05-01, 1 May 2000 or May 1, 2000; return None if it is not a date."""
     text = text.strip()
     if match := ISO_DATE.fullmatch(text):
         return date_of(match[1], match[2], match[3] or "")
@@ -100,7 +98,7 @@ def parsed_date(text: str, language: str = "en") -> Date | None:
 
 
 def written(date: Date, language: str, is_day_first: bool = True) -> str | None:
-    """Return a date in the format of the language's Wikipedia; None for an unknown language."""
+    """Return a date in the format of a language's Wikipedia; None if the language is unknown."""
     year, month, day = date
     if month is None:
         return f"{year}年" if language in ("ja", "zh") else str(year)
@@ -134,14 +132,14 @@ def ordinal_day(date: Date) -> int | None:
 
 
 def is_day_first(call: Call) -> bool:
-    """Return whether df=y selects the order 1 May 2000; English templates otherwise write May 1, 2000."""
+    """Return whether df=y requests the order 1 May 2000 instead of May 1, 2000, the default in English."""
     return call.get("df").lower() in ("y", "yes", "1", "true", "dmy")
 
 
 def date_rule(first: int = 1) -> Rule:
-    """Return the rule that shows a date without an age, from the arguments `first` (year) and the next two.
+    """Return a rule that shows a date, from the arguments `first` (the year) and the next two.
 
-    The age that {{birth date and age}} shows depends on the day on which the page is read.
+    The age that {{birth date and age}} also shows is omitted, because it depends on the day of reading.
     """
 
     def rule(call: Call) -> str | None:

@@ -16,7 +16,7 @@ ADJECTIVES |= {"la": "lateinisch"}
 
 
 def german(text: str) -> str | None:
-    """Return a number with a point or comma before its decimals as German text; None if ambiguous."""
+    """Return a number, written with a decimal point or comma, as German text; None if it is ambiguous."""
     if re.fullmatch(r"[+−-]?[0-9]+(?:,[0-9]+)?", text):
         return FORMAT.write(text.replace("−", "-").replace(",", "."))
     number = plain(text)
@@ -24,14 +24,14 @@ def german(text: str) -> str | None:
 
 
 def in_language(call: Call) -> str | None:
-    """{{enS|word}}: englisch word."""
+    """Return the text of {{enS|word}}: englisch word."""
     if not call[1] or not call.has_only(most=1):
         return None
     return f"{ADJECTIVES[call.name.removesuffix('s')]} {call[1]}"
 
 
 def scientific(call: Call) -> str | None:
-    """{{ZahlExp|1,5|6}}: 1,5·10^6."""
+    """Return the text of {{ZahlExp|1,5|6}}: 1,5·10^6."""
     number, power = call[1], plain(call[2])
     if (
         not re.fullmatch(r"[+−-]?[0-9.,]*", number)
@@ -43,7 +43,7 @@ def scientific(call: Call) -> str | None:
 
 
 def bruch(call: Call) -> str | None:
-    """{{Bruch|1|2}}: 1/2; {{Bruch|5|1|2}}: 5 1/2."""
+    """Return the text of {{Bruch|1|2}}: 1/2, and of {{Bruch|5|1|2}}: 5 1/2."""
     words = call.words
     if len(words) not in (2, 3) or not all(word.isdecimal() for word in words) or call.named:
         return None
@@ -51,11 +51,11 @@ def bruch(call: Call) -> str | None:
 
 
 def height(call: Call) -> str | None:
-    """{{Höhe|2345|DE-NN}}: the number, without the name of the datum: 2345 m."""
+    """Return the text of {{Höhe|2345|DE-NN}}: 2345 m, without the name of the height datum."""
     number = german(call[1])
     if number is None or not call.has_only("link", most=2) or call[2] not in HEIGHT_SYSTEMS:
         return None
-    # Four digits stay together in German text.
+    # German text does not separate thousands in numbers of four digits.
     shown = call[1] if call[1].isdecimal() and len(call[1]) < 5 else number
     return f"{shown} m {HEIGHT_SYSTEMS[call[2]]}"
 

@@ -86,7 +86,7 @@ def _labelled(code: str, text: str, romanized: str, literal: str, call: Call) ->
 
 
 def langx(call: Call) -> str | None:
-    """{{langx|de|München}}: German: München."""
+    """Return the text of {{langx|de|München}}, which is "German: München"."""
     if not call.has_only("text", "translit", "translation", "lit", "label", "script", "sc", most=4):
         return None
     romanized = call.get("translit") or call[3]
@@ -95,7 +95,7 @@ def langx(call: Call) -> str | None:
 
 
 def lang_xx(call: Call) -> str | None:
-    """{{lang-de|München}}: the same text as {{langx|de|München}}."""
+    """Return the text of {{lang-de|München}}: the same text as {{langx|de|München}}."""
     if not call.has_only("text", "translit", "translation", "lit", "label", "script", "sc", most=3):
         return None
     code = call.name.partition("-")[2]
@@ -105,7 +105,7 @@ def lang_xx(call: Call) -> str | None:
 
 
 def lang_rus(call: Call) -> str | None:
-    """{{lang-rus|Слово|slovo|p=slovə}}: Russian: Слово, slovo, IPA: [slovə]."""
+    """Return the text of {{lang-rus|Слово|slovo|p=slovə}}: Russian: Слово, slovo, IPA: [slovə]."""
     if not call[1] or not call.has_only("r", "p", "a", "y", "label", most=3):
         return None
     shown = f"Russian: {call[1]}"
@@ -115,7 +115,7 @@ def lang_rus(call: Call) -> str | None:
 
 
 def ipa(call: Call) -> str | None:
-    """{{IPA|de|ˈmʏnçn̩}}: the sounds in square brackets; {{IPA|/a/}}: unchanged."""
+    """Return the text of {{IPA|de|ˈmʏnçn̩}}: the sounds in square brackets, and of {{IPA|/a/}}: /a/."""
     if len(call.words) == 1:
         return call[1]
     if _language(call[1]) is None or len(call.words) > 5:
@@ -125,7 +125,7 @@ def ipa(call: Call) -> str | None:
 
 
 def ipa_xx(call: Call) -> str | None:
-    """{{IPA-de|ˈmʏnçn̩|pron}}: the sounds in square brackets."""
+    """Return the text of {{IPA-de|ˈmʏnçn̩|pron}}: the sounds in square brackets."""
     return f"[{call[1]}]" if call[1] else None
 
 
@@ -152,7 +152,7 @@ IPA_COUNTRIES = {"us": "US: ", "uk": "UK: ", "usalso": "US also ", "ukalso": "UK
 
 
 def ipac_en(call: Call) -> str | None:
-    """{{IPAc-en|ˈ|m|juː|n|ɪ|k}}: /ˈmjuːnɪk/."""
+    """Return the text of {{IPAc-en|ˈ|m|juː|n|ɪ|k}}: /ˈmjuːnɪk/."""
     label, sounds = "", []
     for word in call.words:
         known = word.lower().replace(" ", "").replace(",", "")
@@ -166,7 +166,7 @@ def ipac_en(call: Call) -> str | None:
 
 
 def respell(call: Call) -> str | None:
-    """{{respell|MEW|nik}}: MEW-nik."""
+    """Return the text of {{respell|MEW|nik}}: MEW-nik."""
     shown = ""
     for word in call.words:
         if word in ("_", "' ", ","):
@@ -177,7 +177,7 @@ def respell(call: Call) -> str | None:
 
 
 def nihongo(call: Call) -> str | None:
-    """{{nihongo|English|kanji|romaji|extra|extra2}}: English (kanji, romaji, extra) extra2."""
+    """Return the text of {{nihongo|English|kanji|romaji|extra|more}}: English (kanji, romaji, extra) more."""
     english, kanji, romaji, extra, extra2 = [*call.words, "", "", "", "", ""][:5]
     if not call.has_only("lead", "extra", "extra2", "post", most=5):
         return None
@@ -209,7 +209,7 @@ CHINESE = {
 
 
 def chinese(call: Call) -> str | None:
-    """{{zh|c=慕尼黑|p=Mùníhēi}}: Chinese: 慕尼黑; pinyin: Mùníhēi."""
+    """Return the text of {{zh|c=慕尼黑|p=Mùníhēi}}: Chinese: 慕尼黑; pinyin: Mùníhēi."""
     if not call.has_only(*CHINESE, "labels", "links", "first", "scase", most=0):
         return None
     order = list(CHINESE)
@@ -227,7 +227,10 @@ def chinese(call: Call) -> str | None:
 
 
 def ship(prefix: str) -> Rule:
-    """{{HMS|Ajax|22|6}}: the bits of the third argument select prefix (4), name (2) and number (1)."""
+    """Return the rule for ship templates such as {{HMS|Ajax|22|6}}, which shows HMS Ajax.
+
+    The bits of the third argument select the prefix (4), the name (2) and the number (1).
+    """
 
     def rule(call: Call) -> str | None:
         name, number, shown = [*call.words, "", "", ""][:3]
@@ -241,7 +244,7 @@ def ship(prefix: str) -> Rule:
 
 
 def as_of(call: Call) -> str | None:
-    """{{as of|2014|3|lc=y}}: as of March 2014."""
+    """Return the text of {{as of|2014|3|lc=y}}: as of March 2014."""
     if not call.has_only("alt", "lc", "since", "df", "pre", "post", "bare", "day", "month", "year", most=3):
         return None
     if call.get("alt"):
@@ -264,12 +267,12 @@ def as_of(call: Call) -> str | None:
 
 
 def most_one(call: Call) -> bool:
-    """Return whether there is at most one positional argument."""
+    """Return whether a call has at most one positional argument."""
     return len(call.words) <= 1
 
 
 def death_date_and_age(call: Call) -> str | None:
-    """{{death date and age|2000|5|1|1950|1|1}}: May 1, 2000 (aged 50)."""
+    """Return the text of {{death date and age|2000|5|1|1950|1|1}}: May 1, 2000 (aged 50)."""
     if not call.has_only("df", "mf", most=6):
         return None
     end, born = date_of(call[1], call[2], call[3]), date_of(call[4], call[5], call[6])
@@ -282,7 +285,10 @@ def death_date_and_age(call: Call) -> str | None:
 
 
 def age(call: Call) -> str | None:
-    """{{age|1950|1|1|2000|5|1}}: 50; with one date the age would depend on the day of reading."""
+    """Return the text of {{age|1950|1|1|2000|5|1}}: 50.
+
+    With only one date, the age depends on the day on which the page is read, so the text is unknown.
+    """
     if not call.has_only(most=6):
         return None
     born, end = date_of(call[1], call[2], call[3]), date_of(call[4], call[5], call[6])
@@ -291,7 +297,7 @@ def age(call: Call) -> str | None:
 
 
 def age_in_days(call: Call) -> str | None:
-    """{{age in days|2000|1|1|2001|1|1}}: 366."""
+    """Return the text of {{age in days|2000|1|1|2001|1|1}}: 366."""
     if not call.has_only(most=6):
         return None
     born, end = date_of(call[1], call[2], call[3]), date_of(call[4], call[5], call[6])
@@ -302,7 +308,7 @@ def age_in_days(call: Call) -> str | None:
 
 
 def sortable_date(call: Call) -> str | None:
-    """{{dts|2000|5|1}}, {{dts|1 May 2000}}, {{date|2000-05-01|mdy}}: a date."""
+    """Return the text of {{dts|2000|5|1}}, {{dts|1 May 2000}}, {{date|2000-05-01|mdy}}: a date."""
     if not call.has_only("format", "nowrap", "addkey", "abbr", most=3) or call.get("abbr", "format") not in (
         "",
         "dmy",
@@ -326,7 +332,7 @@ def sortable_date(call: Call) -> str | None:
 
 
 def old_style_date(call: Call) -> str | None:
-    """{{OldStyleDate|2 February|1905|20 January}}: 2 February [O.S. 20 January] 1905."""
+    """Return the text of {{OldStyleDate|2 February|1905|20 January}}: 2 February [O.S. 20 January] 1905."""
     if len(call.words) != 3 or not is_known(*call.words):
         return None
     if not call[2]:
@@ -336,14 +342,14 @@ def old_style_date(call: Call) -> str | None:
 
 
 def circa(call: Call) -> str | None:
-    """{{circa|1500|1550}}: c. 1500 – c. 1550."""
+    """Return the text of {{circa|1500|1550}}: c. 1500 – c. 1550."""
     if not call.has_only("lk", most=2):
         return None
     return f"c. {call[1]} – c. {call[2]}" if call[2] else f"c. {call[1]}" if call[1] else "c."
 
 
 def span_of(prefix: str) -> Rule:
-    """{{reign|1500|1550}}: r. 1500–1550."""
+    """Return the text of {{reign|1500|1550}}: r. 1500–1550."""
 
     def rule(call: Call) -> str | None:
         if not call.has_only("lk", "cx", most=2) or not is_known(*call.words):
@@ -355,7 +361,7 @@ def span_of(prefix: str) -> Rule:
 
 
 def duration(call: Call) -> str | None:
-    """{{duration|m=3|s=20}}, {{duration|3:20}}: 3:20."""
+    """Return the text of {{duration|m=3|s=20}}, {{duration|3:20}}: 3:20."""
     if not call.has_only("h", "m", "s"):
         return None
     parts = [call.get(key) for key in "hms"]
@@ -370,14 +376,14 @@ def duration(call: Call) -> str | None:
 
 
 def ordinal(call: Call) -> str | None:
-    """{{ordinal|5}}: 5th."""
+    """Return the text of {{ordinal|5}}: 5th."""
     if not call[1].isdecimal() or not call.has_only("sup", most=1):
         return None
     return f"{ENGLISH_FORMAT.write(call[1])}{ordinal_suffix(int(call[1]))}"
 
 
 def percentage(call: Call) -> str | None:
-    """{{percentage|1|3|2}}: 33.33%."""
+    """Return the text of {{percentage|1|3|2}}: 33.33%."""
     part, whole = (plain(call[number]) for number in (1, 2))
     digits = call[3] or "0"
     if (
@@ -391,13 +397,13 @@ def percentage(call: Call) -> str | None:
     if call.get("%", "pad"):
         return None
     shown = f"{rounded(Decimal(part) * 100 / Decimal(whole), int(digits)):f}"
-    # Zeros at the end are shown only if the template requests them.
+    # Trailing zeros are shown only if the template requests them.
     shown = shown.rstrip("0").rstrip(".") if "." in shown else shown
     return f"{ENGLISH_FORMAT.write(shown)}%"
 
 
 def rounded_number(call: Call) -> str | None:
-    """{{rnd|3.14159|2}}: 3.14."""
+    """Return the text of {{rnd|3.14159|2}}: 3.14."""
     number, digits = plain(call[1]), call[2] or "0"
     if number is None or not re.fullmatch("-?[0-9]{1,2}", digits) or not call.has_only(most=2):
         return None
@@ -405,7 +411,7 @@ def rounded_number(call: Call) -> str | None:
 
 
 def money(symbol: str, after: str = "") -> Rule:
-    """{{US$|5 million}}: US$5 million."""
+    """Return the text of {{US$|5 million}}: US$5 million."""
 
     def rule(call: Call) -> str | None:
         if not call.has_only("long", "sp", most=1) or call.get("long", "sp"):
@@ -416,7 +422,7 @@ def money(symbol: str, after: str = "") -> Rule:
 
 
 def height(call: Call) -> str | None:
-    """{{height|ft=5|in=11}}: 5 ft 11 in; the conversion to other units is not shown."""
+    """Return the text of {{height|ft=5|in=11}}: 5 ft 11 in; the conversion to other units is not shown."""
     if not call.has_only("ft", "in", "m", "cm", "precision", "abbr", most=0):
         return None
     parts = [(plain(call.get(unit)), unit) for unit in ("ft", "in", "m", "cm") if call.get(unit)]
@@ -430,7 +436,7 @@ def height(call: Call) -> str | None:
 
 
 def track_gauge(call: Call) -> str | None:
-    """{{track gauge|1435mm}}: 1,435 mm; the conversion to feet and inches is not shown."""
+    """Return the text of {{track gauge|1435mm}}: 1,435 mm; the conversion to feet and inches is not shown."""
     match = re.fullmatch(r"([0-9]{3,4}) ?mm", call[1])
     if (
         match is None
@@ -443,17 +449,17 @@ def track_gauge(call: Call) -> str | None:
 
 
 def sort(call: Call) -> str | None:
-    """{{sort|key|text}}: text."""
+    """Return the text of {{sort|key|text}}: text."""
     return call[2] or call[1]
 
 
 def sortname(call: Call) -> str | None:
-    """{{sortname|First|Last}}: First Last."""
+    """Return the text of {{sortname|First|Last}}: First Last."""
     return f"{call[1]} {call[2]}".strip() if call.words else None
 
 
 def harvard(before: str, after: str, year: str) -> Rule:
-    """{{harvtxt|Boolos|Jeffrey|1974|p=5}}: Boolos & Jeffrey (1974, p. 5)."""
+    """Return the text of {{harvtxt|Boolos|Jeffrey|1974|p=5}}: Boolos & Jeffrey (1974, p. 5)."""
 
     def rule(call: Call) -> str | None:
         *names, date = call.words or [""]
@@ -473,7 +479,7 @@ def harvard(before: str, after: str, year: str) -> Rule:
 
 
 def sic(call: Call) -> str | None:
-    """{{sic}}: [sic]; {{sic|words}}: words [sic]."""
+    """Return the text of {{sic}}: [sic], and of {{sic|words}}: words [sic]."""
     if not call.has_only("hide", "expected", "nolink", "sic", "reason", most=1):
         return None
     if is_yes(call.get("hide")) or call.get("sic") == "no":
@@ -482,7 +488,7 @@ def sic(call: Call) -> str | None:
 
 
 def quote(call: Call) -> str | None:
-    """{{quote|text|author|source}}: the text, and below it the author."""
+    """Return the text of {{quote|text|author|source}}: the text, and below it the author."""
     text = call.get("text", "quote") or call[1]
     if not text:
         return ""
@@ -493,7 +499,7 @@ def quote(call: Call) -> str | None:
 
 
 def interlanguage_link(call: Call) -> str | None:
-    """{{ill|Name|de|lt=Text}}: the text of a link to another Wikipedia."""
+    """Return the text of {{ill|Name|de|lt=Text}}: the text of a link to another Wikipedia."""
     if call.get("lt", "display"):
         return call.get("lt", "display")
     words = call.words
@@ -505,14 +511,14 @@ def interlanguage_link(call: Call) -> str | None:
 
 
 def flag(call: Call) -> str | None:
-    """{{flag|Azores}}: Azores; a code that stands for a country's name is unknown."""
+    """Return the text of {{flag|Azores}}: Azores; None for country codes, whose names are not known here."""
     if call.get("name"):
         return call.get("name")
     return call[1] if len(call[1]) > 3 or not call[1].isupper() else None
 
 
 def native_name(call: Call) -> str | None:
-    """{{native name|de|München}}: München (German)."""
+    """Return the text of {{native name|de|München}}: München (German)."""
     name = _language(call[1])
     if not name or not call[2] or not call.has_only("parensize", "paren", most=2):
         return None
@@ -529,19 +535,19 @@ MUSIC = {
 
 
 def music(call: Call) -> str | None:
-    """{{music|flat}}: ♭; {{music|time|3|4}}: 3/4."""
+    """Return the text of {{music|flat}}: ♭, and of {{music|time|3|4}}: 3/4."""
     if call[1] in ("time", "timesig", "time signature") and call[2].isdecimal() and call[3].isdecimal():
         return f"{call[2]}/{call[3]}"
     return MUSIC.get(call[1]) if most_one(call) else None
 
 
 def keys(call: Call) -> str | None:
-    """{{key press|Ctrl|C}}: Ctrl+C."""
+    """Return the text of {{key press|Ctrl|C}}: Ctrl+C."""
     return "+".join(call.words) if not call.named and is_known(*call.words) else None
 
 
 def character(call: Call) -> str | None:
-    """{{unichar|A9|copyright sign}}: U+00A9 © COPYRIGHT SIGN."""
+    """Return the text of {{unichar|A9|copyright sign}}: U+00A9 © COPYRIGHT SIGN."""
     code = call[1]
     if not re.fullmatch("[0-9A-Fa-f]{2,6}", code) or not call.has_only(
         "html", "cwith", "note", "ulink", most=2
@@ -553,29 +559,29 @@ def character(call: Call) -> str | None:
 
 
 def primes(mark: str) -> Rule:
-    """{{prime|5}}: 5′."""
+    """Return the text of {{prime|5}}: 5′."""
     return around("", mark)
 
 
 def root(call: Call) -> str | None:
-    """{{sqrt|2}}, {{radic|2}}: √2."""
+    """Return the text of {{sqrt|2}}, {{radic|2}}: √2."""
     if not call[1] or not call.has_only(most=1) or not is_known(call[1]):
         return None
     return f"√{call[1]}" if re.fullmatch(r"[\w.'&#;]+", call[1]) else f"√({call[1]})"
 
 
 def absolute(call: Call) -> str | None:
-    """{{abs|x}}: |x|."""
+    """Return the text of {{abs|x}}: |x|."""
     return f"{BAR}{call[1]}{BAR}"
 
 
 def ten_to(call: Call) -> str | None:
-    """{{10^|6}}: 10^6."""
+    """Return the text of {{10^|6}}: 10^6."""
     return power_of_ten("")(call)
 
 
 def inflated(call: Call) -> str | None:
-    """{{inflation|US|5|1929}}: unknown, because the value depends on the day on which the page is read."""
+    """Return None for {{inflation|US|5|1929}}, which depends on the day on which the page is read."""
     return None
 
 

@@ -17,7 +17,7 @@ POWERS = str.maketrans("-−0123456789", "⁻⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def spanish(text: str) -> str | None:
-    """Return a number with a comma or point before its decimals; None if the point may separate thousands."""
+    """Return a number as Spanish text; None if a point in it may separate thousands instead of decimals."""
     text = text.replace("−", "-").replace("\u00a0", "").replace(" ", "")
     if re.fullmatch("[+-]?[0-9]+(?:,[0-9]+)?", text):
         return FORMAT.write(text.replace(",", "."))
@@ -27,7 +27,7 @@ def spanish(text: str) -> str | None:
 
 
 def unit(call: Call) -> str | None:
-    """{{unidad|12345|km}}: 12 345 km; {{unidad|5|m|2}}: 5 m²."""
+    """Return the text of {{unidad|12345|km}}: 12 345 km, and of {{unidad|5|m|2}}: 5 m²."""
     words = list(call.words)
     if not words or not call.has_only(most=6):
         return None
@@ -46,13 +46,16 @@ def unit(call: Call) -> str | None:
 
 
 def date(call: Call) -> str | None:
-    """{{fecha|1|5|2000}}: 1 de mayo de 2000; an age would depend on the day of reading."""
+    """Return the text of {{fecha|1|5|2000}}: 1 de mayo de 2000, without an age."""
     found = date_of(call[3], call[2], call[1], "es")
     return None if found is None or not call.has_only("edad", most=3) else written(found, "es")
 
 
 def century(call: Call) -> str | None:
-    """{{siglo|XIX||s}}: siglo XIX; {{siglo|I|a}}: I a. C.; the third argument chooses the word."""
+    """Return the text of {{siglo|XIX||s}}: siglo XIX, and of {{siglo|I|a}}: I a. C.
+
+    The third argument selects the word before the number.
+    """
     roman, era, word = [*call.words, "", "", ""][:3]
     if not ROMAN.fullmatch(roman) or era not in ("", "a") or word not in ("", "s", "S", "s1", "1"):
         return None
@@ -63,7 +66,7 @@ def century(call: Call) -> str | None:
 
 
 def fraccion(call: Call) -> str | None:
-    """{{fracción|1|2}}: 1/2; {{fracción|3|1|2}}: 3 1/2."""
+    """Return the text of {{fracción|1|2}}: 1/2, and of {{fracción|3|1|2}}: 3 1/2."""
     words = call.words
     if len(words) not in (2, 3) or not is_known(*words) or call.named:
         return None
@@ -71,7 +74,7 @@ def fraccion(call: Call) -> str | None:
 
 
 def scientific(call: Call) -> str | None:
-    """{{notación científica|1.5|6|kg}}: 1,5×10^6 kg."""
+    """Return the text of {{notación científica|1.5|6|kg}}: 1,5×10^6 kg."""
     number, power = spanish(call[1]), plain(call[2])
     if number is None or power is None or not call.has_only(most=3):
         return None
@@ -79,7 +82,7 @@ def scientific(call: Call) -> str | None:
 
 
 def nihongo(call: Call) -> str | None:
-    """{{nihongo|Tokio|東京|Tōkyō}}: Tokio (東京, Tōkyō)."""
+    """Return the text of {{nihongo|Tokio|東京|Tōkyō}}: Tokio (東京, Tōkyō)."""
     name, *inside = call.words or [""]
     if not name or len(inside) > 2 or call.named:
         return None
@@ -87,7 +90,7 @@ def nihongo(call: Call) -> str | None:
     return f"{name} ({shown})" if shown else name
 
 
-# Marks of doubts after a word.
+# Templates that mark doubts after a word.
 MARKS = """
 cita requerida|cr|añadir referencias|fuente requerida|aclaración requerida|aclarar|cuándo|quién|cuál|dónde
 según quién|por quién|verificar|verificación requerida|no en la fuente|mejor fuente|ortografía

@@ -28,7 +28,7 @@ EXPONENT = re.compile("[-−]?[1-9]")
 
 
 def french(text: str) -> str | None:
-    """Format a number of {{unité}} in the French way; None if the text is not a number or is ambiguous.
+    """Return a number of {{unité}} in French format; None if the text is not a number or is ambiguous.
 
     The text may have a point or a comma before its decimals, and spaces between its digits.
     """
@@ -42,7 +42,7 @@ def french(text: str) -> str | None:
 
 
 def _numbers(text: str) -> str | None:
-    """Return the numbers of a text such as "1500 à 2000" in French; None if one is ambiguous."""
+    """Return a text such as "1500 à 2000" with its numbers in French format; None if one is ambiguous."""
     parts = re.split(r"([0-9][0-9 ]*(?:[.,][0-9]+)?)", text)
     if len(parts) < 3 or not is_known(text):
         return None
@@ -59,7 +59,10 @@ def _numbers(text: str) -> str | None:
 
 
 def unit(call: Call) -> str | None:
-    """{{unité|1500|m|2}}: 1 500 m²; {{unité|1.5|e=6|kg}}: 1,5×10^6 kg; {{unité|30|à|40|km}}: 30 à 40 km."""
+    """Return the text of {{unité|1500|m|2}}: 1 500 m².
+
+    The text of {{unité|1.5|e=6|kg}} is 1,5×10^6 kg, and that of {{unité|30|à|40|km}} is 30 à 40 km.
+    """
     if not call.has_only("e", "exp", "±", "+", "-", "à", "et", "ou", "suffixe", most=8):
         return None
     words = list(call.words)
@@ -109,7 +112,7 @@ def unit(call: Call) -> str | None:
 
 
 def times(call: Call) -> str | None:
-    """{{dunité|3|4|m}}: 3 × 4 m."""
+    """Return the text of {{dunité|3|4|m}}: 3 × 4 m."""
     count = {"dunité": 2, "tunité": 3}[call.name]
     numbers = [french(call[number]) for number in range(1, count + 1)]
     if None in numbers or not call[count + 1] or not call.has_only(most=count + 1):
@@ -118,7 +121,7 @@ def times(call: Call) -> str | None:
 
 
 def number_and_noun(call: Call) -> str | None:
-    """{{nombre|250000|habitants}}: 250 000 habitants."""
+    """Return the text of {{nombre|250000|habitants}}: 250 000 habitants."""
     if not call.has_only(most=2) or not call.words:
         return None
     if len(call.words) == 1:
@@ -128,7 +131,7 @@ def number_and_noun(call: Call) -> str | None:
 
 
 def century(before: str = "", after: str = "", joint: str = "") -> Rule:
-    """{{s-|XIX}}: XIXe siècle; {{sp-|XVII|au|XVIII}}: XVIIe au XVIIIe siècle."""
+    """Return the text of {{s-|XIX}}: XIXe siècle, and of {{sp-|XVII|au|XVIII}}: XVIIe au XVIIIe siècle."""
 
     def rule(call: Call) -> str | None:
         words = [word for word in call.words if word not in ("e", "er")]
@@ -155,7 +158,7 @@ def _ordinal(roman: str) -> str:
 
 
 def date(call: Call) -> str | None:
-    """{{date-|14|7|1789}}, {{date|14 juillet 1789}}: 14 juillet 1789."""
+    """Return the text of {{date-|14|7|1789}}, {{date|14 juillet 1789}}: 14 juillet 1789."""
     words = [word for word in call.words if word not in ("en musique", "en sport", "en aéronautique")]
     if len(words) in (1, 4) and not re.fullmatch("[0-9]+", words[0]):
         return (
@@ -176,7 +179,7 @@ def date(call: Call) -> str | None:
 
 
 def age_at(call: Call) -> str | None:
-    """{{Date de décès|...}}: the date of death, with the age when both days are given."""
+    """Return the text of {{Date de décès|...}}: the date of death, with the age when both days are given."""
     if not call.has_only("âge", most=6):
         return None
     found = date_of(call[3], call[2], call[1], "fr")
@@ -184,7 +187,7 @@ def age_at(call: Call) -> str | None:
 
 
 def hour(call: Call) -> str | None:
-    """{{heure|15|30}}: 15 h 30."""
+    """Return the text of {{heure|15|30}}: 15 h 30."""
     parts = call.words
     if not 1 <= len(parts) <= 3 or not all(part.isdecimal() for part in parts) or call.named:
         return None
@@ -195,7 +198,7 @@ def hour(call: Call) -> str | None:
 
 
 def lasting(call: Call) -> str | None:
-    """{{durée|1|20|30}}: 1 h 20 min 30 s."""
+    """Return the text of {{durée|1|20|30}}: 1 h 20 min 30 s."""
     parts = [*call.words, "", "", ""][:3]
     if not any(parts) or not call.has_only(most=3) or not all(part.isdecimal() for part in parts if part):
         return None
@@ -203,18 +206,18 @@ def lasting(call: Call) -> str | None:
 
 
 def numbered(singular: str, plural: str) -> Rule:
-    """{{n°|5}}: no 5; {{p.|12-15}}: p. 12-15."""
+    """Return the text of {{n°|5}}: no 5, and of {{p.|12-15}}: p. 12-15."""
     return lambda call: f"{plural if plural and re.search('[-–,]', call[1]) else singular} {call[1]}".strip()
 
 
 def quotation(call: Call) -> str | None:
-    """{{citation|texte}}: « texte »."""
+    """Return the text of {{citation|texte}}: « texte »."""
     text = call.get("texte", "1", "contenu") or call[1]
     return f"« {text} »" if text else None
 
 
 def foreign_quotation(call: Call) -> str | None:
-    """{{citation étrangère|langue=en|texte}}: « texte »."""
+    """Return the text of {{citation étrangère|langue=en|texte}}: « texte »."""
     text = call.get("texte", "1", "contenu") or (
         call[1] if call.get("langue", "lang") else call[2] or call[1]
     )
@@ -222,17 +225,17 @@ def foreign_quotation(call: Call) -> str | None:
 
 
 def language(call: Call) -> str | None:
-    """{{lang|en|texte}}, {{langue|en|texte=mot}}: the text."""
+    """Return the text of {{lang|en|texte}}, {{langue|en|texte=mot}}: the text."""
     return call.get("texte", "text") or call[2] or None
 
 
 def link(call: Call) -> str | None:
-    """{{lien|lang=en|trad=Title|fr=Titre|texte=mot}}: the text of the link."""
+    """Return the text of {{lien|lang=en|trad=Title|fr=Titre|texte=mot}}: the text of the link."""
     return call.get("texte", "fr") or call[1] or call.get("trad") or None
 
 
 def japanese(call: Call) -> str | None:
-    """{{japonais|Tokyo|東京|Tōkyō}}: Tokyo (東京, Tōkyō)."""
+    """Return the text of {{japonais|Tokyo|東京|Tōkyō}}: Tokyo (東京, Tōkyō)."""
     name, *inside = call.words or [""]
     if not call.has_only("extra", most=4) or not name:
         return None
@@ -241,17 +244,17 @@ def japanese(call: Call) -> str | None:
 
 
 def abbreviation(short: str) -> Rule:
-    """{{M.|Dupont}}: M. Dupont."""
+    """Return the text of {{M.|Dupont}}: M. Dupont."""
     return lambda call: f"{short} {' '.join(call.words)}".strip()
 
 
 def ordinal_number(call: Call) -> str | None:
-    """{{2e}}: 2e; the name is the text."""
+    """Return the text of {{2e}}: 2e, the name of the template."""
     return call.name if not call.words else None
 
 
 def fractions(call: Call) -> str | None:
-    """{{fraction|1|2}}: 1/2; {{fraction|3|1|2}}: 3 1/2."""
+    """Return the text of {{fraction|1|2}}: 1/2, and of {{fraction|3|1|2}}: 3 1/2."""
     words = call.words
     if len(words) == 3:
         return fraction(*words) if is_known(*words) else None
@@ -262,13 +265,13 @@ ROYAL = re.compile(r"(?:[A-ZÉÈÎ][\w’'-]+ )+[IVXL]{1,5}(?:er|re)?")
 
 
 def unlisted(head: str, call: Call) -> str | None:
-    """{{Louis XIV}}, {{Napoléon Ier}}: the name, whose parts the template keeps on one line."""
+    """Return the text of {{Louis XIV}} and similar templates, which keep a name on one line: the name."""
     head = head.strip().replace("_", " ")
     return head if ROYAL.fullmatch(head) and not call.words else None
 
 
 def before_christ(call: Call) -> str | None:
-    """{{av JC}}: av. J.-C."""
+    """Return the text of {{av JC}}: av. J.-C."""
     return "av. J.-C." if not call.words else None
 
 

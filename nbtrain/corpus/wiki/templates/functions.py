@@ -1,4 +1,4 @@
-"""Parser functions and magic words: {{#if:...}}, {{formatnum:...}}, {{PAGENAME}}.
+"""Evaluates parser functions and magic words: {{#if:...}}, {{formatnum:...}}, {{PAGENAME}}.
 
 Sources: Help:Magic words and Help:Extension:ParserFunctions on mediawiki.org. Values that depend on the day
 on which a page is read, or on the state of the wiki ({{CURRENTYEAR}}, {{NUMBEROFARTICLES}}), are unknown.
@@ -16,7 +16,7 @@ from nbtrain.corpus.wiki.templates import dates
 from nbtrain.corpus.wiki.templates.call import SEPARATOR, Wiki, is_known
 from nbtrain.corpus.wiki.templates.numbers import MINUS_SIGNS, plain
 
-# Names of functions in the languages of the largest Wikipedias.
+# Names of parser functions in the languages of the largest Wikipedias.
 ALIASES: dict[str, str] = {
     alias.replace("_", " "): name
     for name, *aliases in map(
@@ -75,8 +75,9 @@ Function = Callable[[list[str], Wiki], str | None]
 
 
 def evaluated(name: str, rest: str, wiki: Wiki) -> str | None:
-    """Return the text of {{name:rest}}; None if unknown. Raises KeyError if `name` is not a parser
-    function.
+    """Return the text of {{name:rest}}; None if it is unknown.
+
+    Raises KeyError if `name` is not a parser function.
     """
     name = ALIASES.get(name, name)
     if name in UNSEEN_FUNCTIONS:
@@ -85,7 +86,7 @@ def evaluated(name: str, rest: str, wiki: Wiki) -> str | None:
 
 
 def magic_word(name: str, wiki: Wiki) -> str | None:
-    """Return the text of {{NAME}}; None if it is not a magic word, or if its value is unknown."""
+    """Return the text of {{NAME}}; None if NAME is not a magic word or its value is unknown."""
     if name in PAGE_NAMES:
         return wiki.title or None
     return wiki.site_name if name in SITE_NAMES else None
@@ -127,7 +128,7 @@ def _plural(arguments: list[str], wiki: Wiki) -> str | None:
 
 
 def _plural_category(number: str, language: str) -> int | None:
-    """Return the position of the plural form in CLDR's order: one, few, many, other."""
+    """Return the index of a number's plural form in CLDR's order: one, few, many, other."""
     value = abs(float(number))
     if language in ("en", "de", "nl", "sv", "it", "ja", "zh"):
         return 0 if value == 1 and "." not in number else 1
@@ -301,7 +302,7 @@ FUNCTIONS: dict[str, Function] = {
     "uc": _changed(str.upper),
     "lcfirst": _changed(lambda text: text[:1].lower() + text[1:]),
     "ucfirst": _changed(lambda text: text[:1].upper() + text[1:]),
-    # MediaWiki shows these as text, although they are not functions there: they must not be taken for
+    # MediaWiki shows these as text, because they are not functions there. They must not be mistaken for
     # templates.
     **dict.fromkeys(
         ("#invoke", "#property", "#statements", "#ifexist", "int", "grammar"), lambda arguments, wiki: None
@@ -311,7 +312,7 @@ FUNCTIONS: dict[str, Function] = {
 TOKEN = re.compile(
     r"\s*(?:([0-9]+(?:\.[0-9]*)?|\.[0-9]+)|([a-z]+)|(<>|<=|>=|!=|[-+*/^()<>=]))", re.IGNORECASE
 )
-# Operators of two numbers: precedence, and function. All are left-associative.
+# Binary operators: precedence and function. All are left-associative.
 BINARY: dict[str, tuple[int, Callable[[float, float], float]]] = {
     "e": (10, lambda left, right: left * 10.0**right),
     "^": (8, lambda left, right: left**right),
@@ -350,7 +351,7 @@ MAX_EXPRESSION_CHARS, MAX_NESTING = 1000, 50
 
 
 def calculated(expression: str) -> float | None:
-    """Return the value of an expression in {{#expr:}}; None if it is malformed or has no value."""
+    """Return the value of an expression in {{#expr:}}; None if it is malformed or undefined."""
     text = expression.translate(MINUS_SIGNS).replace("&minus;", "-").replace("&lt;", "<").replace("&gt;", ">")
     text = text.replace(LESS_THAN, "<").strip()
     if len(text) > MAX_EXPRESSION_CHARS or GAP in text or BAR in text:
@@ -367,15 +368,16 @@ def calculated(expression: str) -> float | None:
         value, end = _expression(tokens, 0, 0, 0)
     except (ArithmeticError, ValueError, IndexError, TypeError):
         return None
-    # A negative number to a fractional power is complex.
+    # A negative number raised to a fractional power is complex.
     if end < len(tokens) or isinstance(value, complex) or not math.isfinite(value):
         return None
     return float(value)
 
 
 def _expression(tokens: list[float | str], position: int, least: int, depth: int) -> tuple[float, int]:
-    """Parse operands from `position` with operators of at least this precedence; return (value, end
-    position).
+    """Parse an expression from `position` on, and return (its value, the position after it).
+
+    Only operators of at least this precedence are included.
     """
     token = tokens[position]
     if depth > MAX_NESTING:

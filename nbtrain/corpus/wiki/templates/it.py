@@ -24,7 +24,7 @@ FORMAT = NumberFormat(" ", ",")
 
 
 def italian(text: str) -> str | None:
-    """Return a number with a point or comma before its decimals as Italian text; None if ambiguous."""
+    """Return a number, written with a decimal point or comma, as Italian text; None if it is ambiguous."""
     text = text.replace("−", "-").replace("\u00a0", " ").strip()
     bare = text.replace(" ", "")
     if not re.fullmatch(r"[+-]?[0-9]+(?:[.,][0-9]+)?", bare) or (
@@ -35,7 +35,10 @@ def italian(text: str) -> str | None:
 
 
 def measure(call: Call) -> str | None:
-    """{{M|1500|ul=m}}: 1 500 m; {{M|1,5|e=6|u=kg}}: 1,5×10^6 kg; {{M|5|0,2}}: 5±0,2."""
+    """Return the text of {{M|1500|ul=m}}: 1 500 m.
+
+    The text of {{M|1,5|e=6|u=kg}} is 1,5×10^6 kg, and that of {{M|5|0,2}} is 5±0,2.
+    """
     if not call.has_only("e", "exp", "u", "ul", "U", "UL", "um", "err", most=3):
         return None
     words = list(call.words)
@@ -57,7 +60,7 @@ def measure(call: Call) -> str | None:
 
 
 def frazione(call: Call) -> str | None:
-    """{{frazione|1|2}}: 1/2; {{frazione|3|1|2}}: 3 1/2."""
+    """Return the text of {{frazione|1|2}}: 1/2, and of {{frazione|3|1|2}}: 3 1/2."""
     words = call.words
     if len(words) not in (2, 3) or not is_known(*words) or call.named:
         return None
@@ -65,7 +68,7 @@ def frazione(call: Call) -> str | None:
 
 
 def nihongo(call: Call) -> str | None:
-    """{{nihongo|Tokyo|東京|Tōkyō|extra}}: Tokyo (東京, Tōkyō, extra)."""
+    """Return the text of {{nihongo|Tokyo|東京|Tōkyō|extra}}: Tokyo (東京, Tōkyō, extra)."""
     name, *inside = call.words or [""]
     if not name or len(inside) > 3 or not call.has_only("lead"):
         return None

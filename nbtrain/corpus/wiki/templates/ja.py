@@ -28,12 +28,12 @@ ERAS = (
 
 
 def ruby(call: Call) -> str | None:
-    """{{ruby|漢字|かんじ}}: 漢字(かんじ); the reading is shown above the word."""
+    """Return the text of {{ruby|漢字|かんじ}}: 漢字(かんじ); the reading is shown above the word."""
     return f"{call[1]}({call[2]})" if len(call.words) == 2 and is_known(*call.words) else None
 
 
 def reading(call: Call) -> str | None:
-    """{{読み仮名|漢字|かんじ}}: 漢字（かんじ）."""
+    """Return the text of {{読み仮名|漢字|かんじ}}: 漢字（かんじ）."""
     word, kana, more = [*call.words, "", "", ""][:3]
     if not word or not kana or not call.has_only("追加", "post", most=3):
         return None
@@ -41,7 +41,7 @@ def reading(call: Call) -> str | None:
 
 
 def wareki(call: Call) -> str | None:
-    """{{和暦|1950}}: 1950年（昭和25年）; years in which an era begins are ambiguous."""
+    """Return the text of {{和暦|1950}}: 1950年（昭和25年）; None for a year in which an era begins."""
     if not call[1].isdecimal() or len(call.words) != 1 or call.named:
         return None
     year = int(call[1])
@@ -54,7 +54,10 @@ def wareki(call: Call) -> str | None:
 
 
 def death(call: Call) -> str | None:
-    """{{死亡年月日と没年齢|1950|1|1|2000|5|1}}: 2000年5月1日（50歳没）; the day of birth comes first."""
+    """Return the text of {{死亡年月日と没年齢|1950|1|1|2000|5|1}}: 2000年5月1日（50歳没）.
+
+    The arguments are the date of birth, then the date of death.
+    """
     if not call.has_only(most=6):
         return None
     born, end = date_of(call[1], call[2], call[3]), date_of(call[4], call[5], call[6])
@@ -63,19 +66,19 @@ def death(call: Call) -> str | None:
 
 
 def red_link(call: Call) -> str | None:
-    """{{仮リンク|名前|en|Title|label=表示}}: the text of a link to another Wikipedia."""
+    """Return the text of {{仮リンク|名前|en|Title|label=表示}}: the text of a link to another Wikipedia."""
     return call.get("label", "redirect") or call[1] or None
 
 
 def bunsu(call: Call) -> str | None:
-    """{{分数|1|2}}: 1/2; {{分数|3|1|2}}: 3 1/2."""
+    """Return the text of {{分数|1|2}}: 1/2, and of {{分数|3|1|2}}: 3 1/2."""
     words = call.words
     if len(words) not in (2, 3) or not all(word.isdecimal() for word in words) or call.named:
         return None
     return fraction(words[0], words[1], words[2]) if len(words) == 3 else fraction("", words[0], words[1])
 
 
-# Marks of doubts after a word.
+# Templates that mark doubts after a word.
 MARKS = """
 要出典|要検証|要説明|要ページ番号|要追記|誰|誰2|いつ|どこ|どれ|なぜ|要文献特定詳細情報|要非一次資料
 信頼性要検証|要高次出典|独自研究？|疑問点|出典無効|言葉を濁さない

@@ -1,4 +1,4 @@
-"""Names of languages in several languages, as templates such as {{lang-de}} show them (Unicode's CLDR)."""
+"""Lists names of languages in several languages, from Unicode's CLDR, for templates such as {{lang-de}}."""
 
 # ruff: noqa: E501 (a line a language)
 
@@ -111,5 +111,5 @@ NAMES: dict[str, dict[str, str]] = {
 
 
 def language_name(code: str, language: str) -> str | None:
-    """Return the name of the language `code` (de, de-AT) in `language`; None if unknown."""
+    """Return the name of the language `code` (de, de-AT), written in `language`; None if it is unknown."""
     return NAMES.get(code.lower().partition("-")[0], {}).get(language)

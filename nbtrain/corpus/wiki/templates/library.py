@@ -1,4 +1,4 @@
-"""The templates of one wiki: shared by all wikis, specific to its language, or unknown."""
+"""Looks up the rules for the templates of one wiki: those of its language, and those shared by all wikis."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -11,27 +11,27 @@ from nbtrain.corpus.wiki.markup import DROPPED, GAP
 from nbtrain.corpus.wiki.templates import common, functions
 from nbtrain.corpus.wiki.templates.call import Call, Rule, Wiki
 
-# Languages with a module of templates: the ten largest Wikipedias by articles, Japanese and Chinese.
+# Languages that have a module with rules: the ten largest Wikipedias by articles, Japanese and Chinese.
 LANGUAGES = ("en", "ceb", "de", "fr", "sv", "nl", "es", "ru", "it", "pl", "ja", "zh")
 MAX_NAMES = 20_000
-"""Names whose rule is cached: a dump has some thousands, but a page may consist of others."""
+"""Maximum number of template names for which results are cached; a dump has a few thousand, or many more."""
 
 
 class Tables(NamedTuple):
-    """The templates of a language and their rules."""
+    """The templates that are known for a language, and their rules."""
 
     rules: dict[str, Rule]
     unseen: frozenset[str]
-    """Names of templates that show nothing in the text."""
+    """Names of templates that show nothing in the text of an article."""
     unseen_beginnings: tuple[str, ...]
     unseen_endings: tuple[str, ...]
     unlisted: Callable[[str, Call], str | None] | None
-    """Function (name as written, call) that evaluates templates which no table contains."""
+    """Function (name as written, call) -> text, for templates that are in no table; None if there is none."""
 
 
 @cache
 def tables(language: str) -> Tables:
-    """Return the tables of a language: its own templates take precedence over shared ones."""
+    """Return the tables of a language, in which its own rules take precedence over shared ones."""
     if language not in LANGUAGES:
         begins, ends = common.UNSEEN_BEGINNINGS, common.UNSEEN_ENDINGS
         return Tables(common.RULES, common.UNSEEN - common.RULES.keys(), begins, ends, None)
@@ -53,16 +53,16 @@ class Library:
     def __init__(self, wiki: Wiki):
         self.wiki = wiki
         self.unknown: Counter[str] = Counter()
-        """Occurrences of templates whose text is not known, by name."""
+        """Number of occurrences of templates that cannot be evaluated, by name."""
         self._tables = tables(wiki.language)
         self.is_unseen = lru_cache(MAX_NAMES)(self._is_unseen)
 
     def begin(self, title: str) -> None:
-        """Start the page `title`."""
+        """Begin a new page, whose title is `title`."""
         self.wiki = replace(self.wiki, title=title)
 
     def _is_unseen(self, head: str) -> bool:
-        """Implement markup.Templates.is_unseen; `is_unseen` caches the results."""
+        """Implement markup.Templates.is_unseen(), which is a cached version of this method."""
         name = _name(head)
         if name in self._tables.unseen:
             return True
@@ -74,7 +74,7 @@ class Library:
         return bool(colon) and functions.ALIASES.get(function, function) in functions.UNSEEN_FUNCTIONS
 
     def expand(self, inside: str, before: str, after: str) -> str:
-        """Implement markup.Templates.expand, and count templates whose text is unknown."""
+        """Implement markup.Templates.expand(), and count templates that cannot be evaluated."""
         shown = self._shown(inside, before, after)
         if shown is None:
             self.unknown[_name(inside.partition("|")[0])[:60]] += 1
@@ -82,7 +82,9 @@ class Library:
         return shown or DROPPED
 
     def _shown(self, inside: str, before: str, after: str) -> str | None:
-        if inside.startswith("{"):  # {{{parameter|default}}}: an article has no parameters
+        if inside.startswith(
+            "{"
+        ):  # {{{parameter|default}}} shows the default, because an article has no parameters
             return inside.strip("{}").partition("|")[2]
         head, bar, rest = inside.partition("|")
         name = _name(head)

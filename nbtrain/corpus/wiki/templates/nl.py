@@ -6,14 +6,14 @@ from nbtrain.corpus.wiki.templates.common import inline_quote, labels, mark
 
 
 def breuk(call: Call) -> str | None:
-    """{{breuk|1|2}}: 1/2; {{breuk|3|1|2}}: 3 1/2."""
+    """Return the text of {{breuk|1|2}}: 1/2, and of {{breuk|3|1|2}}: 3 1/2."""
     words = call.words
     if not all(word.isdecimal() for word in words) or call.named or len(words) not in (2, 3):
         return None
     return fraction(words[0], words[1], words[2]) if len(words) == 3 else fraction("", words[0], words[1])
 
 
-# Marks of doubts after a word.
+# Templates that mark doubts after a word.
 MARKS = """
 bron?|feit|citatiegewenst|bronvermelding gewenst|wie?|wanneer?|welke?|waar?|hoezo?|verduidelijk
 """

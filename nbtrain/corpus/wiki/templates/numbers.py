@@ -1,4 +1,4 @@
-"""The number formats of wikis, and numbers as editors type them.
+"""Reads numbers as editors type them, and writes them in the number formats of wikis.
 
 The formats come from MediaWiki's language files (separatorTransformTable, minimumGroupingDigits and
 digitGroupingPattern of version 1.39), which {{formatnum:}} uses. Languages with digits other than 0 to 9 are
@@ -28,12 +28,12 @@ SPACE_AND_COMMA = """
 af atj be bm br co cs eml eo ff fi fon fr frp fur gcr ht hu ia io it ka kab kbp ky lij lld lmo ln lt ltg lv
 mg mwl nap nb nn no nrm oc olo pcd pms pt roa-tara scn se sg sgs shi sk smn sv tet tg tk ty uz vec wa wo zgh
 """.split()
-# 1234 is written without a space, 12 345 with one.
+# Languages that write 1234 without a space, but 12 345 with one.
 SPACE_AND_COMMA_FROM_FIVE_DIGITS = """
 ab alt an ast av avk ay ba be-tarask bg bxr cbk-zam ce csb cv es et ext gn guc hy hyw inh kaa kk koi krc ksh
 kv lad lbe lez mdf mhr mrj myv nah os pl qu ru rue sah szl tt tyv udm uk vep vro xal
 """.split()
-# 12,34,567: two digits to the left of the first three.
+# Languages that write 12,34,567: groups of two digits to the left of the last three.
 LAKHS = "ml pa ta te".split()
 
 PLAIN = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
@@ -44,12 +44,12 @@ ENGLISH = re.compile(r"[+-]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """The number separators of a language."""
+    """The decimal and thousands separators of a language."""
 
     thousands: str = ","
     decimal: str = "."
     least_digits: int = 4
-    """Least number of digits at which thousands are separated."""
+    """Minimum number of digits for which thousands are separated."""
     is_lakh: bool = False
 
     @staticmethod
@@ -107,7 +107,7 @@ ENGLISH_FORMAT = NumberFormat()
 
 
 def plain(text: str) -> str | None:
-    """Return a number of a template's parameter (digits, a point, perhaps commas) without its commas.
+    """Return a template parameter that is a number with a decimal point, without its commas.
 
     Returns None if it is not a number, and for 1,5, which some templates read as 15 and others as one and a
     half.

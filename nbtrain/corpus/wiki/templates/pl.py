@@ -12,13 +12,13 @@ FORMAT = NumberFormat(" ", ",", 5)
 
 
 def liczba(call: Call) -> str | None:
-    """{{liczba|1234567}}: 1 234 567."""
+    """Return the text of {{liczba|1234567}}: 1 234 567."""
     number = plain(call[1])
     return None if number is None or "," in call[1] or not call.has_only(most=1) else FORMAT.write(number)
 
 
 def ulamek(call: Call) -> str | None:
-    """{{ułamek|1|2}}: 1/2; {{ułamek|3|1|2}}: 3 1/2."""
+    """Return the text of {{ułamek|1|2}}: 1/2, and of {{ułamek|3|1|2}}: 3 1/2."""
     words = call.words
     if len(words) not in (2, 3) or not is_known(*words) or call.named:
         return None
@@ -26,7 +26,7 @@ def ulamek(call: Call) -> str | None:
 
 
 def date(call: Call) -> str | None:
-    """{{data|2000-05-01}}, {{data|2000|5|1}}: 1 maja 2000."""
+    """Return the text of {{data|2000-05-01}}, {{data|2000|5|1}}: 1 maja 2000."""
     if not call.has_only(most=3):
         return None
     found = date_of(call[1], call[2], call[3], "pl") if len(call.words) > 1 else parsed_date(call[1], "pl")

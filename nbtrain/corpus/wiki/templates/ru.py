@@ -86,13 +86,13 @@ LANGUAGES = dict(
 
 
 def in_language(call: Call) -> str | None:
-    """{{lang-en|London}}: англ. London."""
+    """Return the text of {{lang-en|London}}: англ. London."""
     short = LANGUAGES.get(call.name.partition("-")[2])
     return f"{short} {call[1]}" if short and call[1] and call.has_only(most=1) else None
 
 
 def russian(text: str) -> str | None:
-    """Return a number as {{число}} takes it: digits, perhaps spaces, a point or comma before decimals."""
+    """Return a number of {{число}} as Russian text: digits, with spaces and a decimal point or comma."""
     text = text.replace("−", "-").replace("\u00a0", " ").replace("&nbsp;", " ").strip()
     if not re.fullmatch(r"[+-]?[0-9]+(?: [0-9]{3})*(?:[.,][0-9]+)?", text):
         return None
@@ -100,7 +100,7 @@ def russian(text: str) -> str | None:
 
 
 def number(call: Call) -> str | None:
-    """{{число|1234567|км}}: 1 234 567 км."""
+    """Return the text of {{число|1234567|км}}: 1 234 567 км."""
     shown = russian(call[1])
     return (
         None
@@ -110,7 +110,7 @@ def number(call: Call) -> str | None:
 
 
 def drob(call: Call) -> str | None:
-    """{{дробь|1|2}}: 1/2; {{дробь|3|1|2}}: 3 1/2."""
+    """Return the text of {{дробь|1|2}}: 1/2, and of {{дробь|3|1|2}}: 3 1/2."""
     words = call.words
     if len(words) not in (2, 3) or not is_known(*words) or call.named:
         return None
@@ -118,7 +118,7 @@ def drob(call: Call) -> str | None:
 
 
 def date(call: Call) -> str | None:
-    """{{дата|1|5|2000}}: 1 мая 2000."""
+    """Return the text of {{дата|1|5|2000}}: 1 мая 2000."""
     if not call.has_only(most=3) or len(call.words) != 3:
         return None
     found = date_of(call[3], call[2], call[1], "ru")
@@ -126,16 +126,16 @@ def date(call: Call) -> str | None:
 
 
 def not_translated(call: Call) -> str | None:
-    """{{нп5|Название|текст|en|Title}}: the text of a link to another Wikipedia."""
+    """Return the text of {{нп5|Название|текст|en|Title}}: the text of a link to another Wikipedia."""
     return call.get("есть", "надо") or call[2] or call[1] or None
 
 
 def icon(name: str) -> Rule:
-    """{{ref-en}}: (англ.)."""
+    """Return the text of {{ref-en}}: (англ.)."""
     return constant(f"({name})")
 
 
-# Marks of doubts after a word.
+# Templates that mark doubts after a word.
 MARKS = """
 нет аи|нет аи 2|источник?|что?|кто?|когда?|где?|какой?|какие?|чей?|сколько?|почему?|как?|уточнить
 уточнить ссылку|неавторитетный источник|неавторитетный источник?|проверить|сомнительно|нет в источнике

@@ -6,12 +6,12 @@ from nbtrain.corpus.wiki.templates.dates import date_of, written
 
 
 def date(call: Call) -> str | None:
-    """{{födelsedatum|2000|5|1}}: 1 maj 2000; an age would depend on the day of reading."""
+    """Return the text of {{födelsedatum|2000|5|1}}: 1 maj 2000, without an age."""
     found = date_of(call[1], call[2], call[3], "sv")
     return None if found is None or found[2] is None or not call.has_only(most=3) else written(found, "sv")
 
 
-# Marks of doubts after a word.
+# Templates that mark doubts after a word.
 MARKS = """
 källa behövs|kb|kallabehovs|fotnot behövs|citat behövs|förtydliga|vem|när|vilka|vilken|hur|enligt vem
 sidnummer saknas|ifrågasatt|ifrågasatt uppgift|dubiöst|verifieras|bättre källa

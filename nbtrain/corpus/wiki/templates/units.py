@@ -1,7 +1,8 @@
-"""Amounts with units: {{convert}}, {{val}} and similar templates.
+"""Evaluates templates for amounts with units: {{convert}}, {{val}} and similar templates.
 
-{{convert}} shows the amount that the editor wrote, and a conversion to other units in brackets. Here the
-amount is shown with the unit's symbol, without the conversion, which Module:Convert rounds by special rules.
+{{convert}} shows the amount that the editor wrote, followed by a conversion to other units in brackets. Here
+the amount is returned with the unit's symbol, without the conversion, which Module:Convert rounds by special
+rules.
 """
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
@@ -12,7 +13,7 @@ from nbtrain.corpus.wiki.markup import fraction
 from nbtrain.corpus.wiki.templates.call import Call, names
 from nbtrain.corpus.wiki.templates.numbers import ENGLISH_FORMAT, MINUS_SIGNS, NumberFormat, plain
 
-# Codes of Module:Convert that equal their symbol.
+# Unit codes of Module:Convert that are equal to the unit's symbol.
 SAME = """
 m|km|cm|mm|nm|pm|dm|Mm|ft|in|yd|mi|nmi|ly|pc|kpc|Mpc|AU|ha|g|kg|mg|t|lb|oz|st|L|dL|cL|mL|hL|kL|ML|GL|km/h
 m/s|mph|kn|ft/s|km/s|Pa|kPa|hPa|MPa|GPa|bar|mbar|psi|atm|Torr|mmHg|inHg|W|kW|MW|GW|TW|hp|bhp|shp|J|kJ|MJ|GJ
@@ -48,7 +49,7 @@ MULTIPLES = {"e3": "thousand", "e6": "million", "e9": "billion", "e12": "trillio
 for letter, multiple in zip("kMGT", MULTIPLES.values(), strict=True):
     for code in ("oilbbl", "oilbbl/d", "cuft", "cuft/d", "USgal", "USgal/d", "impgal", "bbl"):
         SYMBOLS[f"{letter}{code}"] = f"{multiple} {SYMBOLS[code]}"
-# Units that follow one another in one amount: 5 ft 11 in.
+# Pairs of units that are used together in one amount, as in 5 ft 11 in.
 COMPOSITES = {
     *(("ft", "in"), ("yd", "ft"), ("mi", "yd"), ("mi", "ft"), ("mi", "chain"), ("chain", "link")),
     *(("st", "lb"), ("lb", "oz"), ("long tons", "cwt"), ("cwt", "lb")),
@@ -66,7 +67,7 @@ SEPARATORS = {
     ", and": ", and ",
     ", or": ", or ",
 }
-# Parameters for the appearance of a converted amount, which is not shown here.
+# Parameters for the appearance of the converted amount, which is omitted here.
 CONVERSION = names("sing|abbr|lk|sp|sigfig|round|comma|sortable|prec|order|disp|adj|spell|near|debug|frac")
 DISPLAYS = frozenset(
     ("", "b", "br", "br()", "or", "comma", "sqbr", "/", "slash", "x", "num", "semicolon", "flip")
@@ -76,9 +77,7 @@ MIXED_NUMBER = re.compile(r"([+-]?)(?:([0-9,]+)[+ ])?([0-9]+)//?([0-9]+)")
 
 
 def amount(text: str, numbers: NumberFormat = ENGLISH_FORMAT) -> str | None:
-    """Return a number of {{convert}} in the form that it shows: 1,234.5, 5 1/2; None if it is not a
-    number.
-    """
+    """Return a number as {{convert}} shows it, such as 1,234.5 or 5 1/2; None if it is not a number."""
     text = text.strip().translate(MINUS_SIGNS)
     if match := MIXED_NUMBER.fullmatch(text):
         return match[1] + fraction(match[2] or "", match[3], match[4])
@@ -100,7 +99,7 @@ SINGULARS = {"acres": "acre", "carats": "carat", "long tons": "long ton", "short
 
 
 def with_unit(number: str, unit: str) -> str:
-    """Return a number followed by its unit."""
+    """Return a number followed by its unit's symbol."""
     if number == "1":
         unit = SINGULARS.get(unit, unit)
     return (
@@ -111,7 +110,7 @@ def with_unit(number: str, unit: str) -> str:
 
 
 def convert(call: Call) -> str | None:
-    """{{convert|5|ft|11|in|m}} as 5 ft 11 in, {{convert|2|to|3|km|mi}} as 2 to 3 km."""
+    """Return the text of {{convert|5|ft|11|in|m}}: 5 ft 11 in, {{convert|2|to|3|km|mi}}: 2 to 3 km."""
     if not call.has_only(*CONVERSION) or call.get("disp") not in DISPLAYS:
         return None
     if call.get("order") not in ("", "flip") or not ADJECTIVES.fullmatch(call.get("adj")):
@@ -172,7 +171,7 @@ def unit_text(code: str) -> str | None:
 
 
 def val(call: Call) -> str | None:
-    """{{val|1.5|0.2|e=6|u=kg}} as (1.5±0.2)×10^6 kg."""
+    """Return the text of {{val|1.5|0.2|e=6|u=kg}}: (1.5±0.2)×10^6 kg."""
     if not call.has_only("e", "u", "ul", "up", "upl", "p", "s", "end", "fmt", "long", most=3):
         return None
     numbers = call.wiki.numbers
@@ -180,7 +179,7 @@ def val(call: Call) -> str | None:
         return None
     if call.get("fmt") not in ("", "gaps", "commas", "none"):
         return None
-    # Gaps between digits have no character.
+    # {{val}} separates digits by gaps, which are not characters.
     if call.get("fmt") != "commas":
         numbers = NumberFormat("", numbers.decimal, 99)
     written = [None if number is None else numbers.write(number) for number in map(plain, call.words)]
@@ -216,7 +215,7 @@ def val(call: Call) -> str | None:
 
 
 def gaps(call: Call) -> str | None:
-    """{{gaps|1|234|567}} as 1234567: the gaps are not characters."""
+    """Return the text of {{gaps|1|234|567}}: 1234567, because the gaps are not characters."""
     if not call.has_only("lhs", "e", "base", "u") or not call.words:
         return None
     if not all(re.fullmatch(r"[0-9.,+−()\-…]+", word) for word in call.words):

@@ -20,7 +20,7 @@ from nbtrain.corpus.wiki.templates.dates import date_of, date_rule, written, yea
 
 
 def life(call: Call) -> str | None:
-    """{{bd|1900年|1月1日|1980年|2月2日}}: （1900年1月1日－1980年2月2日）."""
+    """Return the text of {{bd|1900年|1月1日|1980年|2月2日}}: （1900年1月1日－1980年2月2日）."""
     if not call.has_only("catidx", "catIdx", "key", "sort", most=5) or not is_known(*call.words):
         return None
     year, day, last_year, last_day = [*call.words, "", "", "", ""][:4]
@@ -32,43 +32,43 @@ def life(call: Call) -> str | None:
 
 
 def red_link(call: Call) -> str | None:
-    """{{link-en|名称|Title|显示}}: the text of a link to another Wikipedia."""
+    """Return the text of {{link-en|名称|Title|显示}}: the text of a link to another Wikipedia."""
     return call.get("d", "label") or call[3] or call[1] or None
 
 
 def translated_link(call: Call) -> str | None:
-    """{{tsl|en|Title|名称|显示}}: the text of a link to another Wikipedia."""
+    """Return the text of {{tsl|en|Title|名称|显示}}: the text of a link to another Wikipedia."""
     return call[4] or call[3] or call[2] or None
 
 
 def ill(call: Call) -> str | None:
-    """{{ill|名称|en|Title|lt=显示}}: the text of a link to another Wikipedia."""
+    """Return the text of {{ill|名称|en|Title|lt=显示}}: the text of a link to another Wikipedia."""
     return call.get("lt", "d") or call[1] or None
 
 
 def ruby(call: Call) -> str | None:
-    """{{ruby|漢|han}}: 漢(han); the reading is shown above the word."""
+    """Return the text of {{ruby|漢|han}}: 漢(han); the reading is shown above the word."""
     return f"{call[1]}({call[2]})" if len(call.words) == 2 and is_known(*call.words) else None
 
 
 def death(call: Call) -> str | None:
-    """{{death date and age|2000|5|1|1950|1|1}}: 2000年5月1日（50歲）."""
+    """Return the text of {{death date and age|2000|5|1|1950|1|1}}: 2000年5月1日（50歲）."""
     end, born = date_of(call[1], call[2], call[3]), date_of(call[4], call[5], call[6])
     age = years_between(born, end) if born and end and call.has_only("df", most=6) else None
     return None if age is None or end is None else f"{written(end, 'zh')}（{age}歲）"
 
 
 def nihongo(call: Call) -> str | None:
-    """{{nihongo|東京|東京|Tōkyō}}: 東京（東京，Tōkyō）."""
+    """Return the text of {{nihongo|東京|東京|Tōkyō}}: 東京（東京，Tōkyō）."""
     return None
 
 
 def money(symbol: str) -> Rule:
-    """{{NT$|5萬}}: NT$5萬."""
+    """Return the text of {{NT$|5萬}}: NT$5萬."""
     return lambda call: f"{symbol}{call[1]}" if call[1] and call.has_only(most=1) else None
 
 
-# Marks of doubts after a word.
+# Templates that mark doubts after a word.
 MARKS = """
 fact|cn|來源請求|来源请求|请求来源|請求來源|who|when|where|which|why|vague|clarify|原創研究內聯
 failed verification|dubious|pn|page needed|not in source

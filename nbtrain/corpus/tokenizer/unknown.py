@@ -19,7 +19,7 @@ BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in BYTES_OF_UTF8)
 
 
 class UnknownText(NamedTuple):
-    """What a tokenizer does with text for which it has no token."""
+    """Treatment of text for which a tokenizer has no token."""
 
     becomes: Literal["tokens", "unknown", "nothing", "error"]
     """Result for such text; "tokens" means that every text has tokens, so that there is no such text."""

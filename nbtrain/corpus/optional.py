@@ -16,7 +16,7 @@ def optional(package: str, needed_by: str, instead: str = "", extra: str = "data
 
 
 def missing(package: str, needed_by: str, instead: str = "", extra: str = "data") -> DataError:
-    """Return the error for a missing package, with the pip command; `instead` is another way out."""
+    """Return the error for a missing package, with the pip command; `instead` names an alternative."""
     return DataError(
         f"{needed_by} needs the package {package.partition('.')[0]}, which is not installed. Install it with "
         f"`{install_command(extra)}`{instead and ', or ' + instead}."

@@ -266,7 +266,7 @@ BAD = {
             (folder / "generation_config.json").unlink(),
         ),
         DataError,
-        "has no token <|endoftext|>, which is to end documents. Set tokenizer.eod_token to one of these "
+        "lacks the end-of-document token <|endoftext|>. Set tokenizer.eod_token to one of these "
         "tokens: </s>.",
     ),
     "NaN weights": (spoil_weights, CheckpointError, "model.norm.weight contains NaN or Inf"),

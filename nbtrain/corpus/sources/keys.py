@@ -202,7 +202,7 @@ LEFT_OUT = KeyRule(
     "refused",
     "a mark that excludes it from training",
     "Refused if it is true; false is only counted.",
-    fix="Remove such records. To exclude only a message from the loss, give it train: false.",
+    fix="Remove such records. To exclude only a single message from the loss, set train: false in it.",
     matters=leaves_out,
 )
 KEPT = replace(

@@ -449,7 +449,7 @@ def _require_eod(vocab: Iterable[str], eod_token: str, path: Path) -> None:
         return
     likely = [token for token in EOD_CANDIDATES if token in vocab]
     offered = f"one of these tokens: {', '.join(likely)}" if likely else "one of its tokens"
-    problem = f"the tokenizer has no token {eod_token}, which is to end documents"
+    problem = f"the tokenizer lacks the end-of-document token {eod_token}"
     raise DataError(f"{display(path)}: {problem}. Set tokenizer.eod_token to {offered}.")
 
 

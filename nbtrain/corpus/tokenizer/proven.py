@@ -83,7 +83,9 @@ def agreement(document: dict[str, Any]) -> Agreement:
     """Return whether fastokens gives the same ids as HF tokenizers for a parsed tokenizer.json."""
     for name, versions in VERSIONS.items():
         if (version := importlib.metadata.version(name)) not in versions:
-            return Agreement(f"{name} {version}; the compared versions are {', '.join(versions)}")
+            return Agreement(
+                f"{name} {version}, because only other versions were compared ({', '.join(versions)})"
+            )
     objection = _of_model(document) or _of_normalizer(document) or _of_added_tokens(document)
     if objection:
         return Agreement(objection)

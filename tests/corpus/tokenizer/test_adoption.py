@@ -376,8 +376,7 @@ def test_no_such_eod(bring, workspace, kind, advice):
     with pytest.raises(DataError) as caught:
         adopt(bring(kind), EOD_TOKEN, workspace / "mine")
     assert str(caught.value) == (
-        f"{kind}/tokenizer.json: the tokenizer has no token <|endoftext|>, which is to end documents. "
-        f"{advice}"
+        f"{kind}/tokenizer.json: the tokenizer lacks the end-of-document token <|endoftext|>. {advice}"
     )
     assert not (workspace / "mine").exists()
 
@@ -652,7 +651,7 @@ def test_two_files_that_are_no_byte_level_bpe(workspace):
     with pytest.raises(DataError) as caught:
         adopt(workspace, EOD_TOKEN, workspace / "mine")
     assert str(caught.value) == (
-        "vocab.json: the tokenizer has no token <|endoftext|>, which is to end documents. Set "
+        "vocab.json: the tokenizer lacks the end-of-document token <|endoftext|>. Set "
         "tokenizer.eod_token to one of these tokens: </s>."
     )
     (workspace / "vocab.json").write_text('{"a": 0, "<|endoftext|>": 1}')

@@ -14,7 +14,7 @@ from nbtrain.corpus.wiki.templates.call import Call, Rule, Wiki
 # Languages that have a module with rules: the ten largest Wikipedias by articles, Japanese and Chinese.
 LANGUAGES = ("en", "ceb", "de", "fr", "sv", "nl", "es", "ru", "it", "pl", "ja", "zh")
 MAX_NAMES = 20_000
-"""Maximum number of template names for which results are cached; a dump has a few thousand, or many more."""
+"""Maximum number of template names with cached results; most dumps have only a few thousand names."""
 
 
 class Tables(NamedTuple):

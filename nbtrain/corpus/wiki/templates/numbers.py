@@ -125,7 +125,7 @@ def shortest(number: Decimal | float) -> str:
 
 
 def rounded(number: Decimal, digits: int) -> Decimal:
-    """Round half away from zero to `digits` decimals, which may be negative, as MediaWiki's `round` does."""
+    """Round to `digits` decimals (may be negative), half away from zero, as MediaWiki's `round` does."""
     from decimal import ROUND_HALF_UP
 
     step = Decimal(1).scaleb(-digits)

@@ -1,4 +1,4 @@
-"""Hashes of nbtrain's own files, by which the certificate of a run names the code that trained it."""
+"""Hashes of nbtrain's own files, by which a run's certificate identifies the code that trained it."""
 
 import functools
 import hashlib
@@ -9,8 +9,9 @@ from nbtrain.base.version import PACKAGE
 
 @functools.cache
 def code_hashes() -> dict[str, str]:
-    """Return {path in the package: SHA-256 in hex} of every Python file of nbtrain, as it was at the first
-    call in this process.
+    """Return {path in the package: SHA-256 in hex} for every Python file of nbtrain.
+
+    The hashes are computed at the first call in this process.
     """
     paths = sorted(path for path in PACKAGE.rglob("*.py") if "_bundled" not in path.parts)
     return {

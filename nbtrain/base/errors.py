@@ -1,4 +1,5 @@
-"""nbtrain's errors: one base class, and a subclass for each thing that the user can do about an error.
+"""nbtrain's errors: one base class, and a subclass for each thing that the user can do about an error, with
+its exit code; shown without a traceback.
 
     NbtrainError
       ConfigError        change the run YAML or the override
@@ -8,15 +9,15 @@
       CheckpointError    choose another checkpoint, or free space
       RecordError        restore or remove a damaged file of a run
       JobError           look at the job
-        SubmitError      it was not started: the reason is known before launch
-        JobFailed        it was started and ended badly; carries the cause and the log's end
+        SubmitError      the job was not started: the reason was found before launch
+        JobFailed        the job was started and failed; carries the cause and the end of its log
       StabilityError     look at the step, its data and the learning rate
         LossScaleError   lower the learning rate, or train in bf16
-        RollbackError    nothing: the job goes back to a checkpoint by itself
+        RollbackError    nothing: the job returns to a checkpoint by itself
 
-Every message says where (file:line, field), what was found, the rule with its numbers, and the fix.
-In a notebook and in the CLI these print as their message alone, never as a traceback: `cli.main` catches
-the base class, and IPython asks `_render_traceback_`.
+Every message says where (file:line, field), what was found, the rule with its numbers, and the fix. Notebooks
+and the CLI print only the message of these errors and never a traceback: `cli.main` catches the base class,
+and IPython calls `_render_traceback_`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,10 +34,10 @@ class NbtrainError(Exception):
 
     exit_code = 1
     findings: "Sequence[Finding]" = ()
-    """The findings that the message consists of, if refuse raised the error."""
+    """Findings that the message consists of, if refuse() raised the error; otherwise empty."""
 
     def __str__(self) -> str:
-        # The message names files, keys and values of other programs.
+        # The message may contain names of files, keys and values from other programs.
         return printable(super().__str__())
 
     def _render_traceback_(self) -> list[str]:
@@ -78,7 +79,7 @@ class DataError(NbtrainError):
 
 
 class CheckpointError(NbtrainError):
-    """A checkpoint is missing, torn or does not fit the run."""
+    """A checkpoint is missing, incomplete, or does not fit the run."""
 
     exit_code = 4
 
@@ -116,7 +117,10 @@ class LossScaleError(StabilityError):
 
 
 class RollbackError(StabilityError):
-    """A bad step: the ranks exit, to resume from the newest checkpoint without the step's samples."""
+    """A bad step after which the ranks exit, so that the job resumes without the step's samples.
+
+    It resumes from the newest checkpoint.
+    """
 
     exit_code = 0
 
@@ -130,9 +134,9 @@ class RollbackError(StabilityError):
 def refuse(
     findings: "Iterable[Finding]", kind: type[NbtrainError], heading: str = "", ending: str = ""
 ) -> None:
-    """Raise an error of class `kind` that lists all findings of level error; do nothing if there are none.
+    """Raise an error of class `kind` that lists all error-level findings. Do nothing if there are none.
 
-    With a heading, the findings follow it in indented lines. The error carries them in its attribute
+    With a heading, the findings follow it on indented lines. The error carries the findings in its attribute
     `findings`.
     """
     errors = [finding for finding in findings if finding.level == "error"]
@@ -144,7 +148,10 @@ def refuse(
 
 
 def named_error(answer: Mapping[str, Any]) -> NbtrainError:
-    """Return the error that another process reports as {"error", "message"}; NbtrainError for other names."""
+    """Return the error that another process reports as {"error", "message"}.
+
+    For an unknown name, it is an NbtrainError.
+    """
     kind = globals().get(str(answer.get("error")))
     if not (isinstance(kind, type) and issubclass(kind, NbtrainError)):
         kind = NbtrainError

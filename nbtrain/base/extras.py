@@ -7,8 +7,8 @@ import re
 def install_command(extra: str) -> str:
     """Return the pip command that installs the packages of an extra: ``pip install 'kubernetes>=31.0'``.
 
-    It names the packages and not ``nbtrain[k8s]``: pip would ask its index for nbtrain, and an index may hold
-    another project of that name.
+    The command names the packages and not ``nbtrain[k8s]``, because pip would search its index for nbtrain,
+    where another project may have that name.
     """
     try:
         requirements = importlib.metadata.requires("nbtrain") or []

@@ -14,13 +14,14 @@ from typing import IO, Any
 from nbtrain.base.errors import RecordError
 from nbtrain.base.git_lfs import pointer_problem
 
-# Part of a job's cause if its run directory can no longer be written.
+# Part of a job's cause if its run directory has become read-only.
 READ_ONLY = "on a read-only disk"
 # File systems that are mounted on this machine.
 MOUNTS = Path("/proc/mounts")
-# A record is replaced once a second and read in milliseconds: more failures in a row have another cause.
+# A record is replaced once a second and read within milliseconds, so more failures in a row have another
+# cause.
 STALE_TRIES = 5
-# Errors of write() and fsync(), which name no file: no space, a quota, the largest file, a read-only disk.
+# Errors of write() and fsync(), which do not name the file: no space, quota, file too large, read-only disk.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
@@ -36,7 +37,7 @@ def nearest_existing(path: Path) -> Path:
 
 
 def file_system_of(folder: Path) -> str | None:
-    """Return the type of the file system that holds a folder; None if /proc/mounts does not say."""
+    """Return the type of the file system that holds a folder. None if /proc/mounts does not tell."""
     try:
         lines = MOUNTS.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -44,10 +45,10 @@ def file_system_of(folder: Path) -> str | None:
     path, best, kind = str(folder.resolve()), "", None
     for line in lines:
         _, point, found, *_ = line.split(" ")
-        # Spaces in a mount point are written as octal numbers.
+        # Spaces in a mount point are written as octal escapes.
         point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), point)
         inside = path == point or path.startswith(point.rstrip("/") + "/")
-        # Of mounts at the same point, the last one is seen.
+        # Of several mounts at the same point, the last one is visible.
         if inside and len(point) >= len(best):
             best, kind = point, found
     return kind
@@ -55,7 +56,7 @@ def file_system_of(folder: Path) -> str | None:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add the path of the file that is being written to an error of NO_ROOM that names no file."""
+    """Add the path of the file that is being written to an error in NO_ROOM that does not name a file."""
     try:
         yield
     except OSError as error:
@@ -109,19 +110,21 @@ def fsync_file(stream: IO) -> None:
 
 
 def write_bytes(path: Path, content: bytes | memoryview) -> None:
-    """Write a whole file atomically."""
+    """Write a complete file atomically."""
     with atomic_writer(path) as stream:
         stream.write(content)
 
 
 def write_text(path: Path, content: str) -> None:
-    """Write a whole UTF-8 file atomically."""
+    """Write a complete UTF-8 file atomically."""
     write_bytes(path, content.encode())
 
 
 def write_output(path: Path, content: str) -> None:
-    """Write a file that the user has named: atomically, through a symbolic link to its target, or directly if
-    it is a device.
+    """Write a file that the user has named.
+
+    The file is written atomically. A symbolic link is followed to its target, and a device is written
+    directly.
     """
     if path.exists() and not path.is_file():
         with path.open("w", encoding="utf-8") as stream:
@@ -136,14 +139,14 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def json_text(value: Any) -> str:
-    """Return indented JSON with a line end, the format of all JSON files here."""
+    """Return indented JSON with a line end, which is the format of all JSON files that nbtrain writes."""
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
 def write_json_unsynced(path: Path, value: Any) -> None:
-    """Write JSON by rename but without fsync: for records renewed every second (heartbeats).
+    """Write JSON by rename but without fsync, for records that are renewed every second (heartbeats).
 
-    A reader never sees half a record. After a power failure the file may be empty or hold NULs (XFS), so it
+    A reader never sees half a record. After a power failure, the file may be empty or hold NULs (XFS), so it
     must be read with read_json_unsynced().
     """
     path = Path(path)
@@ -158,8 +161,9 @@ def write_json_unsynced(path: Path, value: Any) -> None:
 
 
 def read_json_unsynced(path: Path) -> Any | None:
-    """Read a file that write_json_unsynced() wrote. Like read_json(), but also return None if a power failure
-    left it empty.
+    """Read a file that write_json_unsynced() wrote.
+
+    Like read_json(), but also return None if a power failure left the file empty.
     """
     content = _read_bytes(path)
     return _json_value(path, content) if content and content.strip(b"\0 \n") else None
@@ -168,7 +172,7 @@ def read_json_unsynced(path: Path) -> Any | None:
 def read_json(path: Path) -> Any | None:
     """Return the JSON value of a file, or None if it does not exist.
 
-    Raises RecordError (a ValueError), naming the file, if it may not be read or the content is not JSON.
+    Raises RecordError (a ValueError), which names the file, if the file may not be read or is not JSON.
     """
     content = _read_bytes(path)
     return None if content is None else _json_value(path, content)
@@ -186,8 +190,9 @@ def _read_bytes(path: Path) -> bytes | None:
 
 
 def read_current(path: Path, offset: int = 0) -> bytes:
-    """Read a file from an offset on; if NFS 3 fails because another host has just replaced the file, open it
-    again.
+    """Read a file from an offset on.
+
+    If NFS 3 fails because another host has just replaced the file, the file is opened again.
     """
     for _ in range(STALE_TRIES - 1):
         try:
@@ -217,13 +222,14 @@ def _json_value(path: Path, content: bytes) -> Any:
         raise RecordError(f"{path}:{error.lineno}: not JSON: {what}") from error
     except RecursionError as error:
         raise RecordError(f"{path}:1: not JSON: objects and lists are nested too deeply") from error
-    except ValueError as error:  # from Python's integers, without a position
+    except ValueError as error:  # an integer that is too long for Python, without a position
         raise RecordError(f"{path}: {too_many_digits()}") from error
 
 
 def too_many_digits() -> str:
-    """Return the message for JSON with an integer that is too long for Python, on which json.loads raises a
-    plain ValueError.
+    """Return the message for JSON with an integer that is too long for Python.
+
+    For such JSON, json.loads raises a plain ValueError.
     """
     return (
         f"a whole number has more than {sys.get_int_max_str_digits():,} digits, which Python does not parse"
@@ -231,8 +237,9 @@ def too_many_digits() -> str:
 
 
 def not_allowed(error: OSError) -> str:
-    """Return the reason why the system refused access, and the owner: "PATH: Permission denied; it belongs to
-    ada".
+    """Return why the system refused access to a file, and who owns it.
+
+    For example "PATH: Permission denied; it belongs to ada".
     """
     said = error.strerror or type(error).__name__
     if not error.filename:
@@ -249,7 +256,7 @@ def _whose(path: Path, itself: bool) -> str:
 
 
 def user_name(uid: int) -> str:
-    """Return the name of a user, or "user 1234" if this machine does not know the id."""
+    """Return the name of a user; "user 1234" if this machine does not know the id."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -258,7 +265,7 @@ def user_name(uid: int) -> str:
 
 def sha256_of(path: Path) -> str:
     """Return the hexadecimal SHA-256 of a file's content."""
-    # Imported here because half of the commands do not hash anything.
+    # Imported here, because half of the commands do not hash anything.
     import hashlib
 
     with Path(path).open("rb") as stream:

@@ -1,7 +1,7 @@
 """Findings: problems of a run or a machine, each with its place, the rule with its numbers, and the fix.
 
 The rules of config, the plan, the checks before a launch, the lint of foreign files and `nbtrain doctor` all
-return findings. base/errors.py raises them (refuse).
+return findings. refuse() in base/errors.py raises them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,23 +17,26 @@ Lack = Literal["", "data", "resource"]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Cost to the run if the finding is not fixed; all 0 if the cost cannot be put in numbers."""
+    """Cost to the run if the finding is not fixed. Everything is 0 or "" if the finding costs nothing."""
 
     fatal: bool = False
     """Whether the run cannot start, or would end before its work is done."""
     gpu_hours: float = 0.0
     hours: float = 0.0
-    """Additional hours of the run."""
+    """Additional hours that the run takes."""
     money: str = ""
-    """The price of the GPU hours, e.g. "41,000 USD"; "" if it is not known."""
+    """Price of the GPU hours, e.g. "41,000 USD"; "" if it is not known."""
     num_bytes: int = 0
-    """Bytes on disk or in memory."""
+    """Number of bytes on disk or in memory."""
     words: str = ""
     """Description of a cost that cannot be put in numbers, e.g. "a worse model"."""
 
     @property
     def text(self) -> str:
-        """E.g. "cannot run: 9.1 GiB too little", "costs 43 d, 66,000 GPU hours"; "" if it costs nothing."""
+        """Cost as text; "" if the finding costs nothing.
+
+        For example "cannot run: 9.1 GiB too little" or "costs 43 d, 66,000 GPU hours".
+        """
         parts = []
         if self.hours:
             parts.append(amounts.duration(3600 * self.hours))
@@ -51,8 +54,9 @@ class Cost:
 
     @property
     def weight(self) -> tuple[bool, float, int, bool]:
-        """Sort key of a finding: fatal findings first, then by GPU hours, then by bytes, then findings whose
-        cost has no number.
+        """Sort key of a finding by its cost.
+
+        Fatal findings count most, then GPU hours, then bytes, then a cost that has no number.
         """
         return self.fatal, self.gpu_hours or self.hours, self.num_bytes, bool(self.words)
 
@@ -62,12 +66,14 @@ FATAL = Cost(fatal=True)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One problem of a run or of a machine, or one fact worth knowing about it."""
+    """A problem of a run or of a machine, or a fact about it that is worth knowing."""
 
     level: Level
-    """error: the run cannot start or work; warning: it has a cost; note: worth knowing; ok: no problem."""
+    """Level of the finding. error: the run cannot start or cannot work; warning: it has a cost; note: worth
+    knowing; ok: no problem.
+    """
     rule: str
-    """The name of the rule or check, e.g. "memory_fits"."""
+    """Name of the rule or check, e.g. "memory_fits"."""
     key: str
     """Dotted key of the setting that the finding is about, or a flag of another program; "" if there is
     neither.
@@ -75,12 +81,14 @@ class Finding:
     place: str
     """Place where the key was set: "gpt.yaml:22", "override batch.x=1" or "default"."""
     message: str
-    """The problem, and the rule with its numbers: one sentence or two, without the place."""
+    """Problem, and the rule with its numbers, in one or two sentences without the place."""
     fix: str = ""
-    """The change to make, as a sentence."""
+    """Change to make, as a sentence; "" if there is nothing to change."""
     cost: Cost = field(default_factory=Cost)
     lacks: Lack = ""
-    """Something that a correct run still needs: data to prepare or repair, or a resource of the machine."""
+    """Kind of thing that a correct run still needs: "data" to prepare or repair, or a "resource" of the
+    machine. "" for other findings.
+    """
 
     def __str__(self) -> str:
         """Return the finding as errors and warnings print it: "gpt.yaml:22: message fix"."""
@@ -93,11 +101,11 @@ class Finding:
 
     @property
     def head(self) -> str:
-        """Place and key, "gpt.yaml:22: batch.micro_batch_size", or the part of it that is known."""
+        """Place and key, e.g. "gpt.yaml:22: batch.micro_batch_size", as far as they are known."""
         return ": ".join(part for part in (self.place, self.key) if part)
 
     def lines(self) -> list[str]:
-        """Return the finding as `nbtrain check` prints it: cost and place, then message and fix, indented."""
+        """Return the lines that `nbtrain check` prints: level, cost and place, then message and fix."""
         body = [*self.message.splitlines(), *([self.fix] if self.fix else [])]
         return [f"{self.label}: {self.head or self.rule}", *(f"  {line}" for line in body)]
 
@@ -108,23 +116,23 @@ class Finding:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Finding":
-        """Return the finding that to_dict() returned as `content`; other keys are ignored."""
+        """Return the finding for a dict from to_dict(). Other keys are ignored."""
         known = {part.name: content[part.name] for part in fields(cls)}
         cost = {part.name: content["cost"][part.name] for part in fields(Cost)}
         return cls(**{**known, "cost": Cost(**cost)})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the finding as a JSON object; the cost is included as text."""
+        """Return the finding as a JSON object. Its cost includes the text of the cost."""
         return {**asdict(self), "cost": {**asdict(self.cost), "text": self.cost.text}}
 
 
 def stops(findings: Iterable[Finding]) -> bool:
-    """Return whether a finding refuses the run or says that it cannot work: `nbtrain check` exits with 2."""
+    """Return whether any finding is an error or fatal. `nbtrain check` then exits with 2."""
     return any(finding.level == "error" or finding.cost.fatal for finding in findings)
 
 
 def by_cost(findings: Iterable[Finding]) -> list[Finding]:
-    """Sort findings: fatal ones, then errors, warnings and notes; in each group the most expensive first."""
+    """Sort findings: fatal ones, errors, warnings, notes; within a group, the most expensive ones first."""
 
     def rank(finding: Finding) -> tuple[Any, ...]:
         fatal, hours, num_bytes, words = finding.cost.weight

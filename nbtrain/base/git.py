@@ -1,4 +1,4 @@
-"""Questions to git about a work tree, answered without running anything that the work tree configures."""
+"""Queries to git about a work tree. They run no program that the work tree configures."""
 
 import hashlib
 import os
@@ -7,12 +7,15 @@ import subprocess
 from pathlib import Path
 
 SECONDS = 20
-# A partial clone fetches the objects that it lacks, with programs that its configuration names.
+# A partial clone would fetch missing objects with programs that its configuration names.
 NO_FETCH = {"GIT_ALLOW_PROTOCOL": "", "GIT_NO_LAZY_FETCH": "1"}
 
 
 def ask_git(folder: Path, *arguments: str) -> str | None:
-    """Return git's answer about a folder; None without git, outside a work tree, or if git refuses."""
+    """Return the output of a git command in a folder; None if there is none.
+
+    There is none without git, outside a work tree, after a timeout of SECONDS, or if the command fails.
+    """
     git = shutil.which("git")
     if git is None:
         return None
@@ -27,10 +30,10 @@ def ask_git(folder: Path, *arguments: str) -> str | None:
 
 
 def commit_of_file(path: Path, content: bytes) -> str | None:
-    """Return the commit of the work tree that holds a file, "+changes" if the file is not in it with this
-    content; None outside a work tree.
+    """Return the commit of the work tree that contains a file. None outside a work tree.
 
-    Only names are resolved: `git status` could run a program that an untrusted work tree configures.
+    "+changes" is appended if the commit does not contain the file with this content. Only object names are
+    resolved, because `git status` could run a program that an untrusted work tree configures.
     """
     path = path.absolute()
     commit = ask_git(path.parent, "rev-parse", "--verify", "HEAD")

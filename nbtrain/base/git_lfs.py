@@ -4,7 +4,7 @@
     oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393
     size 12345
 
-The format: https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md. Hugging Face's hub hands out the same
+The format: https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md. The Hugging Face Hub has the same
 pointers for files that it stores in Xet.
 """
 
@@ -12,7 +12,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-# The specification: a pointer has less than 1,024 bytes; older programs wrote two other addresses.
+# By the specification, a pointer has fewer than 1,024 bytes. Older programs wrote two other URLs.
 MOST_BYTES = 1024
 _POINTER = re.compile(
     rb"\s*version https?://(git-lfs\.github\.com/spec|hawser\.github\.com/spec|git-media\.io)/v\d+\r?\n"
@@ -22,7 +22,7 @@ _POINTER = re.compile(
 
 
 def pointer_problem(content: bytes) -> str | None:
-    """Return the problem if `content` is a Git LFS pointer, without a full stop; None for other content."""
+    """Return a message, without a full stop, if `content` is a Git LFS pointer. None for other content."""
     match = _POINTER.fullmatch(content) if len(content) < MOST_BYTES else None
     if match is None:
         return None
@@ -33,7 +33,7 @@ def pointer_problem(content: bytes) -> str | None:
 
 
 def pointer_problem_of(path: Path) -> str | None:
-    """Return pointer_problem() for a file; None if the file does not exist or cannot be read."""
+    """Return pointer_problem() for a file. None if the file does not exist or cannot be read."""
     with suppress(OSError, ValueError):
         if Path(path).stat().st_size < MOST_BYTES:
             return pointer_problem(Path(path).read_bytes())

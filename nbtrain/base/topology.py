@@ -4,8 +4,8 @@
 
 Pipeline is outermost and tensor innermost, as in DeepSpeed's PipeModelDataParallelTopology, so that
 tensor-parallel ranks are neighbors on one node. The data axis includes the ranks that share sequences
-(Ulysses, context parallelism); ranks that share a sequence are neighbors on it. *size* is the number of ranks
-along a kind of parallelism, *rank* the index along it.
+(Ulysses, context parallelism); ranks that share a sequence are neighbors on it. A *size* is the number of
+ranks along one kind of parallelism, and a *rank* is an index along it.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Topology:
-    """Sizes of the three kinds of parallelism."""
+    """A layout of ranks: its pipeline, data and tensor-parallel sizes."""
 
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1

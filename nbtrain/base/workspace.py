@@ -6,15 +6,15 @@
       data/                      shared by all runs: the data directory ($NBTRAIN_DATA moves it)
         tokenizer/<name>/
         dataset/<name>/<key>_document.{bin,idx}
-        own-code/<hash>.json     parameters of a block of a run's own (config/own_blocks.py)
+        own-code/<hash>.json     parameter counts of a block from a run's layer() (config/own_blocks.py)
 
 The workspace is $NBTRAIN_WORKSPACE, else the nearest folder at or above the current one that holds both
-notebooks/ and examples/megatron-gpt/, else the current folder. Every relative path that nbtrain is given
-in a YAML or a notebook parameter is relative to the workspace, so that it means the same from notebooks/
-(where JupyterLab starts kernels), from the root (where papermill runs) and from anywhere below.
-On the command line a path that exists as typed, relative to the current folder, wins.
+notebooks/ and examples/megatron-gpt/, else the current folder. Relative paths in a YAML or a notebook
+parameter are relative to the workspace, so that they mean the same from notebooks/ (where JupyterLab starts
+kernels), from the root (where papermill runs) and from any folder below. On the command line, a path that
+exists relative to the current folder takes precedence.
 
-The queue of this machine is outside of all workspaces ($NBTRAIN_QUEUE moves it).
+The queue of this machine is outside all workspaces ($NBTRAIN_QUEUE moves it).
 """
 
 import itertools
@@ -27,14 +27,14 @@ from nbtrain.base.version import PACKAGE
 
 # Environment variables that name the workspace, its output directory and its data directory.
 FOLDER_VARIABLES = WORKSPACE, OUTPUT, DATA = "NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "NBTRAIN_DATA"
-# Names become folder names, Kubernetes names and TensorBoard run names: the narrowest of the three rules.
+# Names are used for folders, in Kubernetes and in TensorBoard. This is the strictest of their three rules.
 MOST_NAME_CHARS = 53
 NAME_PATTERN = re.compile(rf"[a-z0-9]([a-z0-9-]{{0,{MOST_NAME_CHARS - 2}}}[a-z0-9])?")
 NAME_RULE = f"must be 1 to {MOST_NAME_CHARS} lower case letters, digits and inner dashes, e.g. gpt-125m-2xdp"
 
 
 def valid_name(name: str) -> bool:
-    """Return whether `name` may become a folder: NAME_RULE."""
+    """Return whether a name follows NAME_RULE, so that it can be the name of a folder."""
     return NAME_PATTERN.fullmatch(name) is not None
 
 
@@ -46,12 +46,12 @@ def check_name(name: str, what: str) -> str:
 
 
 def suffixed_name(name: str, suffix: str) -> str:
-    """Return "NAME-SUFFIX", with a long NAME cut so that both may become a folder."""
+    """Return "NAME-SUFFIX". A long NAME is shortened so that the result is a valid name."""
     return f"{name[: MOST_NAME_CHARS - len(suffix) - 1].rstrip('-')}-{suffix}"
 
 
 def free_name(name: str, word: str = "") -> str:
-    """Return the first of NAME, NAME-2, NAME-3, ... that is the name of nothing in the output directory.
+    """Return the first of NAME, NAME-2, NAME-3, ... that is not yet used in the output directory.
 
     With a word, it is the first of NAME-WORD, NAME-WORD-2, ...
     """
@@ -68,7 +68,7 @@ def is_workspace(folder: Path) -> bool:
 
 
 def workspace() -> Path:
-    """Return the folder that relative paths are relative to."""
+    """Return the workspace: the folder that relative paths are relative to."""
     if configured := os.environ.get(WORKSPACE):
         return typed_path(configured).resolve()
     here = Path.cwd()
@@ -102,7 +102,10 @@ def data_home() -> Path:
 
 
 def folder_variables() -> dict[str, str]:
-    """Return the variables with which another process finds the same folders, from any current folder."""
+    """Return the environment variables with which another process finds the same folders.
+
+    They work from any current folder.
+    """
     folders = {WORKSPACE: workspace(), OUTPUT: output_root(), DATA: data_home()}
     return {variable: str(folder) for variable, folder in folders.items()}
 
@@ -148,8 +151,9 @@ def resolve(path: str | os.PathLike) -> Path:
 
 
 def resolved_program(program: str) -> str:
-    """Return the path of a program: a bare name is searched on PATH, a relative path is relative to the
-    workspace.
+    """Return the path of a program.
+
+    A relative path is relative to the workspace. A bare name is returned as it is, to be searched on PATH.
     """
     return str(resolve(program)) if "/" in program else program
 
@@ -157,12 +161,12 @@ def resolved_program(program: str) -> str:
 def bundled(part: str) -> Path:
     """Return where notebooks, examples/megatron-gpt, docs or README.md is: in the wheel, or in a clone.
 
-    Raises ConfigError if an installation carries neither.
+    Raises ConfigError if the installation contains neither.
     """
     for candidate in (PACKAGE / "_bundled" / part, PACKAGE.parent / part):
         if candidate.exists():
             return candidate
-    raise ConfigError(f"this installation of nbtrain has no {part}; install the wheel or use a clone.")
+    raise ConfigError(f"this installation of nbtrain has no {part}. Install the wheel, or use a clone.")
 
 
 def example_folders() -> list[Path]:

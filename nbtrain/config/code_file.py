@@ -231,7 +231,7 @@ def _parse(path: Path, content: bytes) -> CodeFile:
     try:
         # Some editors begin a UTF-8 file with a byte order mark, which Python skips too.
         tree = ast.parse(content.decode("utf-8-sig"), path.name)
-        # Finds what the syntax tree allows, such as a return outside of a function.
+        # Finds errors that the syntax tree allows, such as a return outside of a function.
         compile(tree, path.name, "exec", dont_inherit=True)
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
@@ -260,7 +260,7 @@ _Defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def _functions(tree: ast.Module) -> Iterator[_Defined]:
-    """Yield the functions and classes at the top level of the file, including HOOKS inside `if`, `try` and
+    """Yield the functions and classes at the top level of the file, and HOOKS inside `if`, `try` and
     `with`.
     """
     for node in tree.body:

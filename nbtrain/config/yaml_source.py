@@ -238,8 +238,9 @@ class Located:
     origins: dict[str, str] = field(default_factory=dict)
 
     def merged_with(self, child: "Located") -> "Located":
-        """Merge `child` over self. Mappings are merged; all other values are replaced, along with their
-        places.
+        """Merge `child` over self.
+
+        Mappings are merged; all other values are replaced, along with their places.
         """
         origins = dict(self.origins)
         value = _merge(self.value, child.value, "", origins)
@@ -465,8 +466,9 @@ def to_text(value: Mapping[str, Any]) -> str:
 
 
 def show(value: Any) -> str:
-    """Return a value on one line, spelled as in a run YAML, without passwords, and shortened if it is
-    long.
+    """Return a value on one line, spelled as in a run YAML, without passwords.
+
+    A long value is shortened.
     """
     return shortened(spelled(value))
 

@@ -1,7 +1,7 @@
 """Limits and usage of this process's control groups: CPU and host memory, for cgroup versions 1 and 2.
 
-A group's limit applies to all groups below it, so the groups above this process's own group count too: a
-Slurm job or a user's slice has the limit, and the group of its processes below says "max".
+A group's limit applies to all groups below it, so the groups above this process's own group count too. Often,
+a Slurm job or a user's slice has the limit, while the group of its processes below says "max".
 """
 
 import os
@@ -18,7 +18,7 @@ NO_LIMIT = 2**60
 
 @dataclass(frozen=True)
 class MemoryGroup:
-    """A group that limits host memory; None stands for a value that the kernel does not show."""
+    """A group that limits host memory. None stands for a value that the kernel does not report."""
 
     limit_bytes: int
     in_use_bytes: int | None
@@ -30,7 +30,8 @@ class MemoryGroup:
 def usable_cores() -> int:
     """Return the number of cores that this process may use: its affinity, limited by its groups' CPU quota.
 
-    The quota is rounded up."""
+    A fraction of a core is rounded up.
+    """
     cores = len(os.sched_getaffinity(0))
     quota = min((quota for quota, _ in _quotas()), default=None)
     return max(1, min(cores, int(-(-quota // 1)))) if quota else cores
@@ -47,7 +48,8 @@ def group_files(controller: str, v2_name: str, v1_name: str) -> list[Path]:
         else:
             continue
         own = PurePosixPath(path.lstrip("/"))
-        # Inside a container the mount often shows the group itself at its root, and `path` leads elsewhere.
+        # Inside a container, the root of the mount is often the group itself, and `path` does not exist below
+        # it.
         levels = [PurePosixPath()] if ".." in own.parts else [own, *own.parents]
         for root in roots:
             if found := [file for level in levels if (file := root / level / name).is_file()]:
@@ -56,8 +58,9 @@ def group_files(controller: str, v2_name: str, v1_name: str) -> list[Path]:
 
 
 def cgroup_file(controller: str, v2_name: str, v1_name: str) -> Path | None:
-    """Return the first of group_files(), or None if there is none. It is in this process's own group if the
-    controller is enabled there.
+    """Return the first of group_files(). None if there is none.
+
+    It is in this process's own group if the controller is enabled there.
     """
     return next(iter(group_files(controller, v2_name, v1_name)), None)
 
@@ -72,7 +75,8 @@ def memory_groups() -> list[MemoryGroup]:
         new = path.name == "memory.max"
         held = _number(path.with_name("memory.current" if new else "memory.usage_in_bytes"))
         peak = _number(path.with_name("memory.peak" if new else "memory.max_usage_in_bytes"))
-        # Version 1 counts the group alone in the first of two lines, and with the groups below it in total_.
+        # Version 1 counts the group alone in the first of two lines, and includes the groups below it in
+        # total_.
         idle = re.findall(
             r"^(?:total_)?inactive_file (\d+)$", text_of(path.with_name("memory.stat")), flags=re.M
         )
@@ -82,13 +86,19 @@ def memory_groups() -> list[MemoryGroup]:
 
 
 def usable_memory_bytes() -> int:
-    """Return the memory that this process may use: the machine's, within the limits of its groups."""
+    """Return the bytes of memory that this process may use.
+
+    It is the machine's memory, within the limits of the process's groups.
+    """
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([machine, *(group.limit_bytes for group in memory_groups())])
 
 
 def available_memory_bytes() -> int:
-    """Return the memory that is free for this process: the machine's, within what is left in its groups."""
+    """Return the bytes of memory that are free for this process.
+
+    It is the machine's free memory, limited by what is left in its groups.
+    """
     found = re.search(r"^MemAvailable:\s+(\d+) kB$", text_of(MEMINFO), flags=re.M)
     machine = 1024 * int(found[1]) if found else usable_memory_bytes()
     left = (max(0, group.limit_bytes - (group.in_use_bytes or 0)) for group in memory_groups())
@@ -96,14 +106,14 @@ def available_memory_bytes() -> int:
 
 
 def cpu_seconds() -> float | None:
-    """Return the CPU seconds of the group with the smallest CPU quota; None if no group has a quota."""
+    """Return the CPU seconds used by the group with the smallest CPU quota. None if no group has a quota."""
     if not (quotas := _quotas()):
         return None
     _, path = min(quotas)
     if path.name == "cpu.max":
         found = re.search(r"^usage_usec (\d+)$", text_of(path.with_name("cpu.stat")), flags=re.M)
         return int(found[1]) / 1e6 if found else None
-    # Version 1 may count in another hierarchy, which has the same groups as a rule.
+    # Version 1 may count in another hierarchy, which usually has the same groups.
     level = group_files("cpu", "", path.name).index(path)
     used = [_number(file) for file in group_files("cpuacct", "", "cpuacct.usage")]
     nanoseconds = used[min(level, len(used) - 1)] if used else None
@@ -111,12 +121,12 @@ def cpu_seconds() -> float | None:
 
 
 def oom_kills() -> int | None:
-    """Return how many processes in this group the out-of-memory killer ended, or None if unreadable."""
+    """Return how many processes of this group the out-of-memory killer has ended. None if it is not known."""
     return oom_kills_in(cgroup_file("memory", "memory.events", "memory.oom_control"))
 
 
 def oom_kills_in(path: Path | None) -> int | None:
-    """Return the counter `oom_kill` of a kernel file, or None if unreadable."""
+    """Return the counter `oom_kill` in a kernel file. None if it cannot be read."""
     counter = re.search(r"^oom_kill (\d+)$", text_of(path), flags=re.M)
     return int(counter[1]) if counter else None
 

@@ -1,4 +1,4 @@
-"""The processor of this machine: its model, and the instructions that it supports."""
+"""Processor of this machine: its model, and the instructions that it supports."""
 
 import platform
 import re
@@ -12,8 +12,9 @@ VECTOR_FLAGS = re.compile(r"fma|f16c|avx\w*|amx\w*|asimd\w*|sve\w*|bf16")
 
 
 def cpu_model() -> tuple[str, frozenset[str]]:
-    """Return the name of the processor's model, or of its architecture if the system does not name the model,
-    and its flags.
+    """Return the name of the processor's model, and its flags.
+
+    The name is that of the architecture if the system does not name the model.
     """
     text = text_of(CPU_INFO)
     name = re.search(r"^model name[ \t]*:[ \t]*(.*\S)", text, flags=re.M)
@@ -23,5 +24,5 @@ def cpu_model() -> tuple[str, frozenset[str]]:
 
 
 def vector_flags() -> list[str]:
-    """Return the processor's flags of vector and matrix instructions, sorted."""
+    """Return the processor's flags for vector and matrix instructions, sorted."""
     return sorted(flag for flag in cpu_model()[1] if VECTOR_FLAGS.fullmatch(flag))

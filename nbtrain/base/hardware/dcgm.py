@@ -1,7 +1,7 @@
-"""Tensor activity of GPUs before Hopper, from DCGM: `dcgmi dmon`, if installed and its host engine runs.
+"""Tensor activity of GPUs before Hopper, from `dcgmi dmon`, if DCGM is installed and its host engine runs.
 
-The driver's own library measures it from Hopper on (nvml.py), DCGM from Volta on, if users of the machine may
-read profiling counters.
+The driver's own library measures tensor activity from Hopper on (nvml.py). DCGM measures it from Volta on, if
+users of the machine may read profiling counters.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ TENSOR_FIELD = 1004
 EVERY_MILLISECONDS = 1000
 # dcgmi exits within a second without a host engine or permission; the first value takes about two seconds.
 FIRST_SECONDS = 3.0
-# "GPU 0      0.421"; N/A while nothing is known.
+# Matches "GPU 0      0.421". The value is N/A while it is not known.
 LINE = re.compile(rb"\s*GPU\s+(\d+)\s+([0-9.]+)\s*")
 
 
@@ -28,7 +28,7 @@ class TensorActivity:
     def __init__(self, indices: Iterable[int], first_seconds: float = FIRST_SECONDS):
         """Start dcgmi and wait up to `first_seconds` for its first value."""
         self.supported = False
-        """Whether any of these GPUs has a value."""
+        """Whether dcgmi reports a value for any of these GPUs."""
         self._newest: dict[int, float] = {}
         self._rest = b""
         self._process: subprocess.Popen | None = None
@@ -53,13 +53,13 @@ class TensorActivity:
             self.close()
 
     def sample(self) -> dict[int, float]:
-        """Return {index: fraction} of the GPUs with a value since the previous call."""
+        """Return {index: fraction} for the GPUs with a new value since the previous call."""
         self._read()
         found, self._newest = self._newest, {}
         return found
 
     def close(self) -> None:
-        """End dcgmi, which otherwise ends with its pipe."""
+        """End dcgmi. Otherwise, it ends when its pipe is closed."""
         process, self._process = self._process, None
         if process is not None:
             process.terminate()

@@ -1,4 +1,4 @@
-"""This machine's GPUs as the NVIDIA driver reports them, through nvidia-ml-py (its module is `pynvml`).
+"""GPUs of this machine as the NVIDIA driver reports them, through nvidia-ml-py (its module is `pynvml`).
 
 The package is a thin layer over libnvidia-ml.so.1, which comes with the NVIDIA driver. It is imported on use,
 and a machine without the driver needs neither.
@@ -23,9 +23,9 @@ class Gpu:
     name: str
     memory_bytes: int | None
     uuid: str = ""
-    """The driver's id of this GPU, such as GPU-3f...; "" if unknown."""
+    """UUID of the GPU in the driver, such as GPU-3f...; "" if unknown."""
     index: int | None = None
-    """The driver's number of this GPU; None for a MIG instance."""
+    """Number of the GPU in the driver. None for a MIG instance."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class GpuUse:
 
 
 def gpus() -> list[GpuUse]:
-    """Return every GPU that the driver reports; an empty list without a driver."""
+    """Return every GPU that the driver reports. [] without a driver."""
     library = _library()
     if library is None:
         return []
@@ -53,8 +53,9 @@ def gpus() -> list[GpuUse]:
 
 
 def driver_gpus() -> tuple[Gpu, ...]:
-    """Return every GPU of this machine, in the driver's order. If the driver does not answer, the GPUs have
-    no names.
+    """Return every GPU of this machine, in the driver's order.
+
+    If the driver does not answer, the GPUs have no names.
     """
     if found := gpus():
         return tuple(Gpu(gpu.name, gpu.memory_total_bytes, _uuid(gpu.index), gpu.index) for gpu in found)
@@ -65,7 +66,10 @@ def driver_gpus() -> tuple[Gpu, ...]:
 
 
 def visible_gpus(chosen: str | None) -> tuple[Gpu, ...]:
-    """Return the GPUs that a value of CUDA_VISIBLE_DEVICES makes visible, in its order; all for None."""
+    """Return the GPUs that a value of CUDA_VISIBLE_DEVICES makes visible, in its order.
+
+    None means all GPUs.
+    """
     known = driver_gpus()
     if chosen is None or not known:
         return known
@@ -73,7 +77,7 @@ def visible_gpus(chosen: str | None) -> tuple[Gpu, ...]:
     for entry in (part.strip() for part in chosen.split(",")):
         gpu = named_gpu(entry, known)
         if gpu is None:
-            break  # CUDA's own rule: what follows an invalid entry is hidden
+            break  # CUDA's own rule: all entries after an invalid one are hidden
         visible.append(gpu)
     return tuple(visible)
 
@@ -86,15 +90,16 @@ def named_gpu(entry: str, known: tuple[Gpu, ...]) -> Gpu | None:
         return known[int(entry)] if int(entry) < len(known) else None
     if entry.startswith("GPU-") and all(gpu.uuid for gpu in known):
         return next((gpu for gpu in known if gpu.uuid.startswith(entry)), None)
-    # A part of a GPU (MIG), or a GPU whose driver reports no UUIDs: the user who set the variable knows it.
+    # A part of a GPU (MIG), or a GPU whose driver reports no UUIDs. The user who set the variable must know
+    # it.
     return Gpu(entry, None, entry) if entry.startswith(("GPU-", "MIG-")) else None
 
 
 def utilization_fraction(uuid: str) -> float | None:
-    """Return the share of the last sample period in which a kernel ran on a GPU; None if it is not reported.
+    """Return the share of the last sample period in which a kernel ran on a GPU. None if it is not known.
 
-    `uuid` is CUDA's, as torch.cuda.get_device_properties(device).uuid prints it: the same GPU, however
-    CUDA_VISIBLE_DEVICES numbers it.
+    `uuid` is CUDA's, as torch.cuda.get_device_properties(device).uuid prints it. It names the same GPU,
+    however CUDA_VISIBLE_DEVICES numbers it.
     """
     library = _library()
     handle = library and _ask(library, library.nvmlDeviceGetHandleByUUID, f"GPU-{uuid}")
@@ -102,7 +107,7 @@ def utilization_fraction(uuid: str) -> float | None:
 
 
 def memory_used_bytes(entry: str) -> int | None:
-    """Return the memory in use on the GPU of a CUDA_VISIBLE_DEVICES entry; None if it is not reported."""
+    """Return the bytes of memory in use on the GPU of a CUDA_VISIBLE_DEVICES entry. None if not known."""
     library = _library()
     if library is None:
         return None
@@ -114,13 +119,14 @@ def memory_used_bytes(entry: str) -> int | None:
 
 
 class TensorActivity:
-    """Fraction of the time between two calls in which the GPUs' tensor cores were active; on Hopper and
-    later, from GPM.
+    """Fraction of the time between two calls in which the GPUs' tensor cores were active.
+
+    It is read from GPM, which GPUs have from Hopper on.
     """
 
     def __init__(self, indices: Iterable[int]):
         self._samples: dict[int, Any] = {}
-        """{index: the counters at the last look}; None before the first."""
+        """{index: counters at the previous call}. The counters are None before the first call."""
         if (library := _library()) is None:
             return
         for index in indices:
@@ -131,14 +137,14 @@ class TensorActivity:
 
     @property
     def supported(self) -> bool:
-        """Whether any of these GPUs can measure it."""
+        """Whether any of these GPUs can measure tensor activity."""
         return bool(self._samples)
 
     def close(self) -> None:
-        """Do nothing. dcgm.TensorActivity overrides this method because it has a process to end."""
+        """Do nothing. dcgm.TensorActivity, which has a process to end, has a method with the same name."""
 
     def sample(self) -> dict[int, float]:
-        """Return {index: fraction since the previous call} of the GPUs that answer."""
+        """Return {index: fraction since the previous call} for the GPUs that answer."""
         if (library := _library()) is None:
             return {}
         found: dict[int, float] = {}
@@ -176,7 +182,10 @@ def _utilization(library: ModuleType, handle: Any) -> float | None:
 
 @functools.cache
 def _library() -> ModuleType | None:
-    """Return pynvml with the driver's library loaded; None without a driver, or if it does not answer."""
+    """Return pynvml with the driver's library loaded.
+
+    None without a driver, or if the driver does not answer.
+    """
     if not _has_driver():
         return None
     try:
@@ -191,7 +200,10 @@ def _library() -> ModuleType | None:
 
 
 def _has_driver() -> bool:
-    """Return whether the driver's library loads, before pynvml is imported in vain for 6 ms."""
+    """Return whether the driver's library loads.
+
+    Without this check, pynvml would be imported in vain, which takes 6 ms.
+    """
     if sys.platform != "linux":
         return True
     try:
@@ -202,8 +214,9 @@ def _has_driver() -> bool:
 
 
 def _ask(library: ModuleType, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the driver's answer; None if it has none. An old driver, for example, does not know every
-    metric.
+    """Return the driver's answer. None if it has no answer.
+
+    An old driver, for example, does not know every metric.
     """
     try:
         return function(*arguments)
@@ -233,7 +246,7 @@ def _gpu(library: ModuleType, index: int) -> GpuUse | None:
 
 
 def _uuid(index: int) -> str:
-    """Return the driver's id of a GPU; "" if it does not report one."""
+    """Return the UUID of a GPU in the driver; "" if the driver does not report one."""
     if (library := _library()) is None:
         return ""
     handle = _ask(library, library.nvmlDeviceGetHandleByIndex, index)

@@ -1,7 +1,6 @@
-"""This process as the kernel of a notebook: whether a live front end shows it, and an output that can be
-updated.
+"""Whether this process is a notebook's kernel that a live front end shows, and output that can be updated.
 
-By `is_watched`, api/arguments.py decides whether a call waits for the end of its run.
+api/arguments.py uses is_watched() to decide whether a call waits for the end of its run.
 """
 
 import sys
@@ -10,15 +9,15 @@ from typing import Any
 
 
 def is_kernel() -> bool:
-    """Return whether this process is a kernel; an import of ipykernel alone does not prove it."""
+    """Return whether this process is a kernel. An import of ipykernel alone does not prove it."""
     kernel = sys.modules.get("ipykernel.kernelapp")
     return kernel is not None and kernel.IPKernelApp.initialized()
 
 
 def is_watched() -> bool:
-    """Return whether a live front end shows this kernel, by the message that is being answered.
+    """Return whether a live front end shows this kernel, judged by the message that is being handled.
 
-    A front end with a person behind it allows input() in the cells it runs; papermill, nbclient and
+    A front end with a person behind it allows input() in the cells that it runs; papermill, nbclient and
     nbconvert do not. A widget's message comes only from a live front end.
     """
     if "ipykernel" not in sys.modules:
@@ -43,7 +42,7 @@ class Bar:
     def __call__(self, name: str, fraction: float | None, words: str) -> None:
         from IPython.display import display
 
-        # Imported here, because most verbs show no output that is replaced.
+        # Imported here, because most verbs show no output that is updated.
         from nbtrain.base.printing.theme import progress_line
 
         data = {"text/html": progress_line(name, fraction, words), "text/plain": f"{name}: {words}"}

@@ -19,7 +19,10 @@ PAINT_INTERVAL_SECONDS = 0.5
 
 
 class Progress:
-    """A bar over `total` units (None if unknown). Use as a context manager; call update(n, **figures)."""
+    """A progress bar over `total` units (None if unknown), used as a context manager.
+
+    Call update(n, **figures) to advance it.
+    """
 
     def __init__(self, description: str, total: float | None, unit: str, stream: TextIO | None = None):
         self.description = description
@@ -54,7 +57,7 @@ class Progress:
             self._write_line(final=True)
 
     def update(self, amount: float = 1, **figures: str) -> None:
-        """Add `amount`; `figures` (name=text) are shown after the rate."""
+        """Add `amount` units. `figures` (name=text) are shown after the rate."""
         self.done += amount
         if figures:
             self.figures = ", ".join(f"{name} {text}" for name, text in figures.items())
@@ -67,7 +70,7 @@ class Progress:
             self._write_line()
 
     def say(self, text: str) -> None:
-        """Print a separate line with the description and `text`, above the bar."""
+        """Print `text` on a separate line above the bar, after the description."""
         line = f"{self.description}: {text}"
         if self._bar is not None:
             self._bar.write(line, file=self._stream)

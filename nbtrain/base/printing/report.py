@@ -1,4 +1,4 @@
-"""The printer of all results: a report is a title and blocks, printed as text, as HTML and in a terminal.
+"""Printer of all results: a report is a title and blocks, printed as text, as HTML and in a terminal.
 
     class Plan(Result):
         def as_report(self) -> Report:
@@ -36,34 +36,34 @@ CODE = re.compile("`([^`]+)`")
 DIM = "opacity:.7"
 CELL = "padding:3px 14px 3px 0;vertical-align:top;font-size:12px;border:0"
 TABLE = "border-collapse:collapse;table-layout:auto;width:auto;margin:2px 0 10px 0;font-size:12px"
-# JupyterLab paints every second row of a table.
+# Without it, JupyterLab would paint every second row of a table.
 ROW = "background-color:transparent"
-# Paths and other long words of a sentence are broken.
+# Breaks paths and other long words of a sentence.
 WRAPPED = "overflow-wrap:anywhere"
 # A cell of at most this many characters, such as "74.2 GiB", is not wrapped.
 SHORT_CHARACTERS = 10
-# So is a moment, as amounts.utc() formats it.
+# A time in the format of amounts.utc() is not wrapped either.
 MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: UTC)?")
-# A longer text in the last column gets a separate row, which is as wide as the table.
+# If the text in the last column is longer than this, it gets a separate row that is as wide as the table.
 LONG_CHARACTERS = 100
-# Least width of the last column, which wraps its lines, on a narrow page.
+# Minimum width of the last column, which wraps its lines, on a narrow page.
 LAST_COLUMN = "min-width:160px"
-# Least width of the first column, if it has a long name.
+# Minimum width of the first column, if it has a long name.
 FIRST_COLUMN = "min-width:110px"
-# Default of the largest width of bars with their labels.
+# Default maximum width of bars with their labels.
 BARS_PIXELS = 640
 
 
 @dataclass(eq=False, repr=False)
 class TextForm:
-    """The form in which a block prints its text."""
+    """Settings for printing a block as text."""
 
     columns: int | None = None
-    """Columns at which lines are folded; None folds none."""
+    """Number of columns at which lines are folded. None folds no lines."""
     colors: bool = False
     """Whether a block may print its own ANSI colors."""
     name_width: int = 0
-    """Width of the names of all facts of the report, so that their values are in one column."""
+    """Width of the column of names, which all facts of a report share."""
 
 
 class Block(ABC):
@@ -76,7 +76,7 @@ class Block(ABC):
 
     @abstractmethod
     def lines(self, form: TextForm) -> list[str]:
-        """Return the block as lines of text; none if it is not shown as text."""
+        """Return the block as lines of text. [] if the block is not shown as text."""
 
     @abstractmethod
     def html(self) -> str:
@@ -93,7 +93,7 @@ class Result(ABC):
 
     @abstractmethod
     def as_report(self) -> "Report":
-        """Return the contents to print."""
+        """Return the report to print."""
 
     def __str__(self) -> str:
         return self.as_report().text()
@@ -114,7 +114,7 @@ class Report(Result, Block):
     """A title and the blocks below it."""
 
     title: str
-    """The first line; "" if the first block says what the result is."""
+    """First line; "" if the first block says what the result is."""
     blocks: Sequence[Block]
 
     def as_report(self) -> "Report":
@@ -142,12 +142,12 @@ class Report(Result, Block):
         return terminal.folded("\n".join(lines), columns)
 
     def lines(self, form: "TextForm") -> list[str]:
-        """Return the lines of text, so that a report is a block of another one."""
+        """Return the report as lines of text. A report can therefore be a block of another report."""
         text = self.text(form.columns, form.colors)
         return text.split("\n") if text else []
 
     def html(self) -> str:
-        """Return the report as HTML. Facts that follow each other are one table."""
+        """Return the report as HTML. Consecutive facts become one table."""
         parts = [f'<p style="{WRAPPED}"><b>{escape(self.title)}</b></p>'] if self.title else []
         for is_grid, group in itertools.groupby(self.blocks, key=_is_in_grid):
             blocks = list(group)
@@ -156,7 +156,7 @@ class Report(Result, Block):
 
 
 class Record:
-    """A dataclass whose JSON has its fields, and the properties that `derived` names."""
+    """A dataclass whose JSON has its fields and the properties that `derived` lists."""
 
     __slots__ = ()
     derived: ClassVar[tuple[str, ...]] = ()
@@ -168,7 +168,7 @@ class Record:
 
 
 def record_of(instance: Any, *properties: str) -> dict[str, Any]:
-    """Return a dataclass as JSON values: its fields, with paths as text, and then these properties."""
+    """Return a dataclass as JSON values: its fields, with paths as text, followed by these properties."""
     plain = {
         name: str(value) if isinstance(value, Path) else value for name, value in asdict(instance).items()
     }
@@ -177,7 +177,7 @@ def record_of(instance: Any, *properties: str) -> dict[str, Any]:
 
 @dataclass(eq=False, repr=False)
 class Sentence(Block):
-    """A sentence on its own line."""
+    """A sentence on a separate line."""
 
     words: str
     in_notebook: str = ""
@@ -193,7 +193,7 @@ class Sentence(Block):
 
 @dataclass(eq=False, repr=False)
 class Headline(Block):
-    """The main answers side by side: (name, word, kind), with the kinds good, tight, bad and ""."""
+    """Main results side by side: (name, word, kind), where kind is good, tight, bad or ""."""
 
     words: Sequence[tuple[str, str, str]]
 
@@ -222,7 +222,7 @@ class Facts(Block):
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """The facts as text."""
+        """(name, value as text) for each fact."""
         items = self.facts.items() if isinstance(self.facts, Mapping) else self.facts
         return [(name, cell_text(value)) for name, value in items]
 
@@ -244,11 +244,11 @@ class Column:
 
     name: str
     form: Callable[[Any], str] | None = None
-    """Formats a value with its unit, such as amounts.size for bytes. None: integers get commas, text is
-    unchanged.
+    """Function that formats a value with its unit, such as amounts.size for bytes. With None, integers get
+    commas, and text is unchanged.
     """
     is_right: bool | None = None
-    """Whether cells are aligned to the right. None: if all of them are numbers."""
+    """Whether cells are aligned to the right. None means if all of them are numbers."""
 
 
 @dataclass(eq=False, repr=False)
@@ -259,20 +259,20 @@ class Table(Block):
     rows: Sequence[Sequence[Any]]
     title: str = ""
     is_grid: bool = False
-    """Whether HTML shows a row as a fact: its first cell, and the others with their headings. Such tables and
-    facts share one grid.
+    """Whether HTML shows a row as a fact: its first cell, followed by the other cells with their headings.
+    Such tables and facts share one grid.
     """
     wraps_last: bool = False
     """Whether only the last column wraps its lines in HTML."""
 
     @property
     def heads(self) -> list[str]:
-        """The headings."""
+        """Headings of the columns."""
         return [column.name for column in self._columns]
 
     @property
     def cells(self) -> list[list[str]]:
-        """The cells as text."""
+        """Cells as text."""
         forms = [column.form or cell_text for column in self._columns]
         return [
             ["" if value is None else form(value) for form, value in zip(forms, row, strict=True)]
@@ -281,7 +281,7 @@ class Table(Block):
 
     @property
     def facts(self) -> Facts:
-        """The rows as facts: {first cell: the other cells with their headings}."""
+        """Rows as facts: {first cell: the other cells with their headings}."""
         heads = self.heads[1:]
         joined = (
             ", ".join(f"{head} {cell}" for head, cell in zip(heads, row[1:]) if cell) for row in self.cells
@@ -369,14 +369,15 @@ class Items(Block):
 
 @dataclass(eq=False, repr=False)
 class Findings(Block):
-    """Findings with their levels and costs: a list below a title, and lines that begin with the level without
-    one.
+    """Findings with their levels and costs.
+
+    With a title, they are a list below it. Without a title, each line begins with the level.
     """
 
     findings: "Sequence[Finding]"
     title: str = ""
     places: bool = False
-    """Whether each finding names its file and field, and says message and fix on separate lines."""
+    """Whether each finding shows its file and field, and its message and fix on separate lines."""
 
     def lines(self, form: TextForm) -> list[str]:
         if self.places:
@@ -403,7 +404,7 @@ class Findings(Block):
 
 @dataclass(eq=False, repr=False)
 class Code(Block):
-    """A text that is shown as it is, such as a YAML or a command."""
+    """A text that is shown unchanged, such as a YAML or a command."""
 
     text: str
     title: str = ""
@@ -432,13 +433,15 @@ class Picture(Block):
     """A picture, which only HTML shows."""
 
     draw: Callable[[], bytes]
-    """Returns an SVG or a PNG, or b"" if there is nothing to draw. It is called when HTML is written, so that
-    text needs no matplotlib.
+    """Function that returns an SVG or a PNG, or b"" if there is nothing to draw. It is called when HTML is
+    written, so that text needs no matplotlib.
     """
     title: str
-    """Description for readers who do not see it."""
+    """Description for readers who do not see the picture."""
     has_tooltips: bool = False
-    """Whether it is an SVG with tooltips, which a browser shows only if the SVG is a part of the page."""
+    """Whether the picture is an SVG with tooltips, which a browser shows only if the SVG is part of the
+    page.
+    """
 
     def lines(self, form: TextForm) -> list[str]:
         return []
@@ -460,7 +463,7 @@ class Picture(Block):
 
 @dataclass(eq=False, repr=False)
 class Pictures(Block):
-    """Pictures next to each other where the page has room, else below each other."""
+    """Pictures next to each other if the page has room, else below each other."""
 
     pictures: Sequence[Picture]
 
@@ -474,7 +477,7 @@ class Pictures(Block):
 
 @dataclass(eq=False, repr=False)
 class Bar:
-    """A bar of Bars."""
+    """One bar in a Bars block."""
 
     label: str
     parts: Sequence[tuple[float, str]]
@@ -485,16 +488,16 @@ class Bar:
 
 @dataclass(eq=False, repr=False)
 class Bars(Block):
-    """Bars on one scale, whose parts have colors, and a legend below them."""
+    """Bars on a common scale, whose parts have colors, with a legend below them."""
 
     bars: Sequence[Bar]
     legend: Sequence[tuple[str, str]]
     """(name, color) of each part."""
     title: str = ""
     scale: float = 0.0
-    """Size of a full bar; 0 for the largest bar."""
+    """Size of a full bar. 0 means the size of the largest bar."""
     max_pixels: int = BARS_PIXELS
-    """Largest width of the bars with their labels."""
+    """Maximum width of the bars with their labels."""
 
     def lines(self, form: TextForm) -> list[str]:
         return Facts([(bar.label, bar.total) for bar in self.bars], self.title).lines(form)
@@ -503,7 +506,7 @@ class Bars(Block):
         scale = self.scale or max((sum(size for size, _ in bar.parts) for bar in self.bars), default=0.0)
         if not scale:
             return ""
-        # One table, so that all bars begin and end in one line, however long their labels are.
+        # One table, so that all bars are aligned, however long their labels are.
         rows = "".join(self._row(bar, scale) for bar in self.bars)
         wide = f"table-layout:auto;width:100%;max-width:{self.max_pixels}px;margin:2px 0"
         table = f"border-collapse:collapse;{wide}"
@@ -542,11 +545,11 @@ class Bars(Block):
 
 @dataclass(eq=False, repr=False)
 class Fold(Block):
-    """Blocks that HTML folds behind a summary. Text does not show them."""
+    """Blocks that HTML hides behind a summary until it is opened. Text does not show them."""
 
     summary: str
     blocks: Sequence[Block] | Callable[[], Sequence[Block]]
-    """The blocks, or a function that makes them when HTML is written, if that takes time."""
+    """Blocks, or a function that returns them when HTML is written, if they take time to make."""
     is_open: bool = False
 
     def lines(self, form: TextForm) -> list[str]:
@@ -585,7 +588,7 @@ class InNotebook(Block):
 
 
 def escape(text: str) -> str:
-    """Return a text as HTML."""
+    """Return a text escaped for HTML."""
     # Imported here, because text needs no table of HTML's entities.
     import html
 
@@ -593,7 +596,7 @@ def escape(text: str) -> str:
 
 
 def framed(body: str, name: str) -> str:
-    """Return a frame in which a table or picture wider than its page scrolls, also by the keyboard."""
+    """Return a frame in which a table or picture that is wider than its page scrolls, also by keyboard."""
     return (
         f'<div tabindex="0" role="group" aria-label="{escape(name)}" '
         f'style="overflow-x:auto;max-width:100%">{body}</div>'
@@ -601,7 +604,7 @@ def framed(body: str, name: str) -> str:
 
 
 def heading(title: str) -> str:
-    """Return the title of a block as HTML; "" without one."""
+    """Return the title of a block as HTML; "" if the title is empty."""
     style = "font-size:12px;font-weight:600;margin-top:8px"
     return f'<div style="{style}">{escape(title)}</div>' if title else ""
 
@@ -623,7 +626,9 @@ def _code(match: re.Match[str]) -> str:
 
 
 def _markdown_cell(cell: str) -> str:
-    """Return a cell with what would end it escaped; a | that is escaped already is kept."""
+    """Return a cell with each | escaped, because it would end the cell. A | that is escaped already is
+    kept.
+    """
     return re.sub(r"(?<!\\)\|", r"\|", cell.replace("\n", "\\n"))
 
 
@@ -633,7 +638,7 @@ def _cell_line(cell: str) -> str:
 
 
 def _below(title: str, lines: list[str]) -> list[str]:
-    """Return a block's title and the lines below it; nothing without lines."""
+    """Return a block's title and the lines below it. [] if there are no lines."""
     return [*([terminal.printable(title)] if title else []), *lines] if lines else []
 
 

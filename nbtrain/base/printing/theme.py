@@ -1,24 +1,28 @@
 """Colors and bars of all outputs, and matplotlib figures that are readable in a light and in a dark theme.
 
-A saved output does not know the theme that it is shown in. So every color here has contrast with white and
-with JupyterLab's dark backgrounds (#111111, #212121): text has at least 4.2 with white and #111111, lines and
-areas 3.0 with all three (tests/base/printing/test_theme.py). No color can have 4.5 with both white and
-#111111.
+A saved output does not know the theme that it is shown in. So every color here contrasts with white and with
+JupyterLab's dark backgrounds (#111111, #212121). The contrast ratio of text is at least 4.2 with white and
+#111111; that of lines and areas is at least 3.0 with all three (tests/base/printing/test_theme.py). No color
+can have a ratio of 4.5 with both white and #111111.
 """
 
 import html
 from typing import Any
 
 GREY = "#777b82"
-"""Text, axes and ticks of a figure."""
+"""Color of text, axes and ticks in a figure."""
 LINE = "#8d939c"
 SERIES = ("#1976d2", "#e8710a", "#2e9e4f", "#9b6bd0", "#b5654a", "#d6569f", "#0f8fa0", "#8f8f18")
-"""Curves and areas, in this order: blue, orange, green, purple, brown, pink, teal, olive."""
+"""Colors of curves and areas, in this order: blue, orange, green, purple, brown, pink, teal, olive."""
 BLUE, ORANGE, GREEN, PURPLE, BROWN, PINK, TEAL, OLIVE = SERIES
 LINE_COLORS = 4
-"""Number of the colors of SERIES that lines of a chart use: the first four differ for color-blind readers."""
+"""Number of SERIES colors that a chart's lines use. The first four are distinguishable for color-blind
+readers.
+"""
 DASHES = ("", "7 3", "2 3")
-"""Dashes of a chart's lines, as in SVG: the first LINE_COLORS lines are solid, the next ones dashed."""
+"""Dash patterns of a chart's lines, as in SVG. The first LINE_COLORS lines are solid, the next ones
+dashed.
+"""
 RED = "#e04444"
 MEMORY_COLORS = {
     "weights": BLUE,
@@ -35,7 +39,7 @@ MEMORY_COLORS = {
     "runtime": GREY,
     "reserve": LINE,
 }
-"""Color of each part of memory; buffers and snapshot are parts of host memory alone."""
+"""Color of each part of memory. buffers and snapshot exist only in host memory."""
 TIME_COLORS = {
     "compute": BLUE,
     "recomputation": "#5b93c4",
@@ -43,11 +47,11 @@ TIME_COLORS = {
     "communication": GREEN,
     "optimizer and host": PURPLE,
 }
-"""Color of each part of a step's time; a name that memory has too has the same color."""
+"""Color of each part of a step's time. A name that memory has too has the same color."""
 WORD_COLORS = {"good": GREEN, "tight": ORANGE, "bad": RED}
 BAR_HEIGHT_PIXELS = 6
 PAGE_PIXELS = 1000
-"""Largest width of an output with a frame or a bar; on a narrower page, the output is as wide as the page."""
+"""Maximum width of an output with a frame or a bar. On a narrower page, the output is as wide as the page."""
 
 
 def line_look(number: int) -> dict[str, str]:
@@ -74,7 +78,7 @@ def progress_bar(fraction: float, color: str = BLUE) -> str:
 
 
 def progress_line(name: str, fraction: float | None, said: str) -> str:
-    """Return a progress bar with its name and text below it; no bar if the total is unknown."""
+    """Return a progress bar as HTML, with its name and text below it. Without a fraction, there is no bar."""
     bar = progress_bar(fraction) if fraction is not None else ""
     words = f"<strong>{html.escape(name)}</strong> &nbsp; {html.escape(said)}"
     return f'<div style="max-width:{PAGE_PIXELS}px;font-size:12px">{bar}<div>{words}</div></div>'
@@ -97,7 +101,7 @@ def themed(figure: Any) -> Any:
             axis.get_offset_text().set_color(GREY)
         titles = (axes.title, axes._left_title, axes._right_title, axes.xaxis.label, axes.yaxis.label)
         for text in (*titles, *axes.texts):
-            if text.get_color() == "black":  # a label of its curve's colour keeps it
+            if text.get_color() == "black":  # a label in its curve's color keeps that color
                 text.set_color(GREY)
         for line in (*axes.get_xgridlines(), *axes.get_ygridlines()):
             line.set(color=LINE, alpha=0.35)

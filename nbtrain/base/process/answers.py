@@ -1,7 +1,6 @@
-"""GPU-side process that answers a request: it reads one JSON request from stdin and writes JSON lines to
-stdout.
+"""Request handling in a GPU-side process: read one JSON request from stdin, write JSON lines to stdout.
 
-answer_request(answers)    a line for each answer; an NbtrainError is {"kind": "error", "error", "message"}
+answer_request(answers)    a line for each result; an NbtrainError is {"kind": "error", "error", "message"}
 
 The client is jobs/gpu_side.py, which raises the same error with the same message.
 """
@@ -17,7 +16,10 @@ Answer = dict[str, Any]
 
 
 def answer_request(answers: Callable[[Answer], Iterator[Answer]]) -> int:
-    """Print what `answers` yields for the request on stdin, and return the exit code of the process."""
+    """Print the results that `answers` yields for the request on stdin.
+
+    Return the exit code of the process.
+    """
     request = json.load(sys.stdin)
     try:
         for answer in answers(request):

@@ -1,7 +1,7 @@
-"""Python's search for unused objects (the garbage collector), kept away from objects that live until the end.
+"""Exclusion of long-lived objects from Python's garbage collection.
 
-torch, DeepSpeed and nbtrain are two hundred thousand objects. While they are imported, Python looks through
-all of them several times, which takes 0.3 s.
+Importing torch, DeepSpeed and nbtrain creates two hundred thousand objects. During the import, Python would
+check all of them several times for objects that are no longer used, which takes 0.3 s.
 """
 
 import contextlib
@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def kept_from_the_collector() -> Iterator[None]:
-    """Exclude the objects that are created inside the block from garbage collection, because they live as
-    long as the process.
+    """Exclude the objects that are created inside the block from garbage collection.
+
+    Use it for objects that live as long as the process.
     """
     gc.disable()
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
 
-# Errors of network file systems that cannot lock a folder: NFS requires a writable descriptor.
+# Errors of network file systems that cannot lock a folder. NFS requires a writable descriptor.
 NO_FOLDER_LOCK = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 LOCK_FILE = ".lock"
 
@@ -19,8 +19,8 @@ def flock_folder(folder: Path, blocking: bool) -> int | None:
     """Lock a folder and return the descriptor; None if another process holds the lock.
 
     The lock is held until the descriptor is closed. It is an flock on the folder itself, so that no lock file
-    is left, or on .lock in the folder if the file system cannot lock folders. The kernel releases it when the
-    holder dies.
+    is left, or on the file .lock in the folder if the file system cannot lock folders. The kernel releases
+    the lock when its holder dies.
     """
     how = fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -45,11 +45,12 @@ def flock_folder(folder: Path, blocking: bool) -> int | None:
 
 @contextlib.contextmanager
 def locked_directory(directory: Path) -> Iterator[None]:
-    """Hold the lock of a folder while the block runs, and leave no lock file. Log a line if the lock is not
-    free at once.
+    """Hold the lock of a folder while the block runs.
+
+    Logs a line if another process holds the lock, and then waits for it.
     """
     descriptor = _lock(directory)
-    # The last holder may have removed the folder: then this lock is on a folder that is gone.
+    # The last holder may have removed the folder. This lock is then on a folder that no longer exists.
     while not _is_at(descriptor, directory):
         os.close(descriptor)
         descriptor = _lock(directory)
@@ -68,13 +69,13 @@ def _lock(directory: Path) -> int:
         import logging
 
         logging.getLogger(__name__).warning(
-            "%s: another process is preparing it; waiting for that process to end.", display(directory)
+            "%s: another process is preparing this folder; waiting for it to finish.", display(directory)
         )
         waited = flock_folder(directory, blocking=True)
     except OSError as error:
         raise DataError(
             f"{display(directory)}: cannot be created or opened: {error.strerror}. Set NBTRAIN_DATA to a "
-            "folder that can be written."
+            "folder that you can write to."
         ) from error
     assert waited is not None, "a blocking lock is always acquired"
     return waited

@@ -19,5 +19,5 @@ def prctl(option: int, value: Any) -> None:
 
 
 def die_with_parent(number: int = signal.SIGTERM) -> None:
-    """Have the kernel send this process the signal `number` when the thread that started it ends."""
+    """Have the kernel send this process the signal `number` when the thread that started the process ends."""
     prctl(PR_SET_PDEATHSIG, int(number))

@@ -1,4 +1,6 @@
-"""Choice of a free TCP port on this machine, for a process that will listen on it a moment later."""
+"""Choice of a free TCP port on this machine, for a process such as rank 0 that will listen on it a moment
+later.
+"""
 
 import errno
 import os
@@ -12,14 +14,14 @@ TRIES = 100
 # Rank 0 imports torch before it listens, which takes long from a cold disk.
 CLAIM_SECONDS = 120.0
 
-# (time of creation, its descriptor)
+# (time of creation, descriptor) of each claim
 _claims: list[tuple[float, int]] = []
 # A child may close the descriptors that it inherits and reuse their numbers.
 os.register_at_fork(after_in_child=_claims.clear)
 
 
 def port_to_listen_on(address: str = LOOPBACK) -> int:
-    """Return a free port of `address`, for another process that will listen on it a second later.
+    """Return a free port of `address` for a process, such as rank 0, that will listen on it a moment later.
 
     Ports from 32768 on are excluded because outgoing connections may take them meanwhile (Linux:
     ip_local_port_range), and 30000 to 32767 because Kubernetes services use them. The choice uses the
@@ -41,7 +43,7 @@ def port_to_listen_on(address: str = LOOPBACK) -> int:
 
 
 def _claim(port: int) -> bool:
-    """Claim a port, and return False if another process has already claimed it.
+    """Claim a port. Return False if another process has already claimed it.
 
     The claim is an abstract Unix socket: it has the same scope as ports, needs no file, and ends with its
     process.

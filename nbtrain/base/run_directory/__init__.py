@@ -1,1 +1,1 @@
-"""The run directory: its paths, the records and states of its jobs, and the files of numbers in it."""
+"""The run directory: its paths, the records and states of its jobs, and its files of metrics and usage."""

@@ -1,8 +1,9 @@
 """Rules that decide which checkpoint folders are complete and which is newest, shared by the notebook side
 and the GPU side.
 
-Also model/local.json, the list of checkpoints on the nodes' local disks (checkpoint.local_dir). Such a
-checkpoint counts once it has been copied to the run directory, or when a resume has found all of its parts.
+The module also reads and writes model/local.json, the list of checkpoints on the nodes' local disks
+(checkpoint.local_dir). Such a checkpoint counts once it has been copied to the run directory, or when a
+resume has found all of its parts.
 """
 
 import contextlib
@@ -24,29 +25,30 @@ REJECTED = "rejected.json"
 
 SCHEMA_VERSION = 2
 
-# Folder name in checkpoint.local_dir: the node's number and its name.
+# Placeholders in checkpoint.local_dir for the node's number and its name.
 PLACEHOLDERS = ("{node}", "{host}")
-# Older saves are pruned on every node long before.
+# Maximum number of saves in the list. Every node has deleted older saves long before.
 LISTED_LOCAL_SAVES = 50
 
 
 @dataclass
 class LocalSave(Record):
-    """One entry of model/local.json: a checkpoint whose parts every rank has written to its node's disk."""
+    """Entry in model/local.json: a checkpoint whose parts all ranks have written to their nodes' disks."""
 
     step: int
     save_id: str
-    """Id that all parts of this save carry, so that parts of two saves of the same step are never mixed."""
+    """Id that all parts of this save have, so that parts of two saves of the same step are never mixed."""
     hosts: list[str]
     job_id: str
     attempt: int
     time: float
     copied: bool = False
-    """Whether the save is complete in model/ too."""
+    """Whether the save has also been copied to model/ completely."""
 
     def before(self, rollback: Rollback) -> bool:
-        """Return whether the save is older than a rollback. A rollback chose the checkpoint to continue from,
-        so such a save no longer counts.
+        """Return whether the save is older than a rollback.
+
+        A rollback chose the checkpoint to continue from, so an older save no longer counts.
         """
         return (self.job_id, self.attempt) <= (rollback.job_id, rollback.attempt)
 
@@ -65,11 +67,11 @@ class LocalSaves(Record):
 
     @classmethod
     def of(cls, run: RunDir) -> "LocalSaves":
-        """Return the run's list; empty if it has none."""
+        """Return the run's list of local saves; empty if there is none."""
         return cls.read(run.local_json) or cls()
 
     def keep(self, run: RunDir) -> None:
-        """Replace the run's list."""
+        """Write this list as the run's list."""
         self.saves = self.saves[-LISTED_LOCAL_SAVES:]
         run.model.mkdir(parents=True, exist_ok=True)
         self.write(run.local_json)
@@ -77,12 +79,16 @@ class LocalSaves(Record):
 
 @dataclass(frozen=True)
 class ResumeStart:
-    """Start of a resume: a checkpoint, or the beginning. With `torn` the resume is refused."""
+    """Start of a resume: a checkpoint, or the beginning. If `torn` is not empty, the resume is refused."""
 
     step: int | None
-    """The checkpoint's step, provided every node still has its part; None if no checkpoint is complete."""
+    """Step of the checkpoint, provided that every node still has its part. None if no checkpoint is
+    complete.
+    """
     torn: tuple[tuple[int, str], ...]
-    """(step, reason) of the checkpoints, newest first, if there are some and none is complete."""
+    """(step, reason) of each checkpoint, newest first, if the run has checkpoints but none of them is
+    complete.
+    """
 
     @property
     def torn_names(self) -> str:
@@ -92,30 +98,31 @@ class ResumeStart:
 
 @dataclass(frozen=True)
 class SavedCheckpoints:
-    """The checkpoints of a run, by names and sizes."""
+    """Checkpoints of a run, judged by the names and sizes of their files."""
 
     complete_step: int | None
-    """The step of the newest complete checkpoint in the run directory; None if there is none."""
+    """Step of the newest complete checkpoint in the run directory. None if there is none."""
     incomplete: tuple[tuple[int, str], ...]
-    """(step, reason) of newer ones that are not complete, newest first."""
+    """(step, reason) of newer checkpoints that are not complete, newest first."""
     on_nodes: LocalSave | None
-    """The newest checkpoint that is only on the nodes' disks; None if model/ has one of the same step or
-    later, or if a rollback followed it.
+    """Newest checkpoint that is only on the nodes' disks. None if there is none, if model/ has a checkpoint
+    of the same step or later, or if a rollback followed it.
     """
 
     @property
     def saved_step(self) -> int | None:
-        """The step that a resume continues from, provided every node still has its part; None if nothing was
-        saved.
+        """Step that a resume continues from. None if nothing was saved.
+
+        It is assumed that every node still has its part of a checkpoint on the nodes' disks.
         """
         return self.complete_step if self.on_nodes is None else self.on_nodes.step
 
     def resume_start(self, mode: str, on_nodes: bool = True) -> ResumeStart:
         """Return where a resume in `mode` continues.
 
-        Torn checkpoints of which none is complete may be the last copy of the training, so that the resume is
-        refused; perf, which saves nothing, starts anyway. With `on_nodes` False, checkpoints that are only on
-        the nodes' disks do not count.
+        If the run has checkpoints but none of them is complete, they may be the last copy of the training, so
+        the resume is refused. mode: perf saves nothing and starts anyway. With `on_nodes` False, checkpoints
+        that are only on the nodes' disks do not count.
         """
         step = self.saved_step if on_nodes else self.complete_step
         return ResumeStart(step, () if step is not None or mode == "perf" else self.incomplete)
@@ -123,7 +130,7 @@ class SavedCheckpoints:
 
 def read_checkpoints(run: RunDir) -> SavedCheckpoints:
     """Return the checkpoints of a run. Whether the nodes and their disks still exist is not checked."""
-    # The list is read before model/, where a save that is copied meanwhile is then found.
+    # The list is read before model/, so that a save that is copied meanwhile is found in model/.
     newest = next(reversed(LocalSaves.of(run).saves), None)
     step, incomplete = newest_whole(run)
     if newest is not None:
@@ -134,28 +141,29 @@ def read_checkpoints(run: RunDir) -> SavedCheckpoints:
 
 
 def only_on_nodes(run: RunDir) -> LocalSave | None:
-    """Return the newest checkpoint that is only on the nodes' disks, as SavedCheckpoints.on_nodes."""
+    """Return the newest checkpoint that is only on the nodes' disks; see SavedCheckpoints.on_nodes."""
     return read_checkpoints(run).on_nodes
 
 
 def kept_on_nodes(run: RunDir, keep_last: int) -> list[LocalSave]:
-    """Return the saves that should be on the nodes' disks, oldest first. Saves from before a rollback are
-    omitted.
+    """Return the saves that should be on the nodes' disks, oldest first.
 
-    `keep_last`: checkpoint.local_keep_last. Whether the files exist is not checked.
+    Saves from before a rollback are omitted. `keep_last` is checkpoint.local_keep_last. Whether the files
+    exist is not checked.
     """
     newest, rollbacks = LocalSaves.of(run).saves[-keep_last:], Rollback.read_all(run.rollbacks_json)
     return [save for save in newest if not any(save.before(rollback) for rollback in rollbacks)]
 
 
 def newest_saved_step(run: RunDir) -> int | None:
-    """Return the step that a resume continues from, as SavedCheckpoints.saved_step."""
+    """Return the step that a resume continues from; see SavedCheckpoints.saved_step."""
     return read_checkpoints(run).saved_step
 
 
 def saved_progress(run: RunDir, reached: TrainingProgress) -> TrainingProgress:
-    """Return `reached` with the losses at its checkpoint_step, as far as the manifest and the heartbeats
-    record them.
+    """Return `reached` with the losses at its checkpoint_step.
+
+    The losses are taken from the manifest and the heartbeats; a loss that they do not record is None.
     """
     assert reached.checkpoint_step is not None
     known: dict[str, Any] = {}
@@ -174,16 +182,18 @@ def saved_progress(run: RunDir, reached: TrainingProgress) -> TrainingProgress:
 
 
 def measured_save_seconds(run: RunDir) -> float:
-    """Return the duration of the longest save in any of the run's jobs, from rank 0's heartbeats, in seconds;
-    0 if unknown.
+    """Return the duration of the longest save in any of the run's jobs, in seconds. 0 if it is unknown.
+
+    It is taken from rank 0's heartbeats.
     """
     beats = (Heartbeat.read(run.job(job_id).heartbeat(0)) for job_id in run.job_ids())
     return max((beat.progress.save_seconds or 0.0 for beat in beats if beat and beat.progress), default=0.0)
 
 
 def on_nodes_words(run: RunDir) -> str:
-    """Return a sentence for the end of a job that names a checkpoint which is only on the nodes' disks; "" if
-    there is none.
+    """Return a sentence for the end of a job that names a checkpoint that is only on the nodes' disks.
+
+    "" if there is no such checkpoint.
     """
     if (save := only_on_nodes(run)) is None:
         return ""
@@ -199,13 +209,17 @@ def local_folder(local_dir: str, node: int, host: str) -> Path:
 
 
 def local_run_folder(local_dir: str, node: int, host: str, run: RunDir) -> Path:
-    """Return the run's own folder in checkpoint.local_dir; its id keeps apart runs of the same name."""
+    """Return the run's own folder in checkpoint.local_dir.
+
+    It contains the run's id, which distinguishes runs of the same name.
+    """
     return local_folder(local_dir, node, host) / f"{run.name}-{run.run_id or ''}"
 
 
 def checkpoint_problem(folder: Path) -> str | None:
-    """Return why a checkpoint is not complete; None if it is. Only file names and sizes are compared, which
-    is cheap.
+    """Return why a checkpoint is not complete. None if it is complete.
+
+    Only file names and sizes are compared, which is cheap.
     """
     if not folder.is_dir():
         return "there is no such checkpoint"
@@ -226,7 +240,7 @@ def checkpoint_problem(folder: Path) -> str | None:
         and isinstance(entry.get("sha256"), str)
         for entry in described.values()
     ):
-        return f"{MANIFEST} does not give size and SHA-256 of its files"
+        return f"{MANIFEST} does not list the size and SHA-256 of each file"
     for name, expected in described.items():
         path = folder / name
         if not path.is_file():
@@ -245,11 +259,11 @@ def files_sha256(manifest: Mapping[str, Any]) -> str:
 
 
 def in_work(run: RunDir, step: int, now: float) -> str | None:
-    """Return what the run's job is doing with a checkpoint that has no manifest: saving or removing it. None
-    if the job is not working on it.
+    """Return what the run's job is doing with a checkpoint that has no manifest: saving or removing it.
 
-    A save writes the manifest last, and the removal of an older checkpoint removes it first. A folder that
-    was not modified since the attempt began was left by an interrupted save of an earlier attempt.
+    None if the job is not working on the checkpoint. A save writes the manifest last, and the removal of an
+    older checkpoint removes it first. A folder that was not modified since the attempt began was left by an
+    interrupted save of an earlier attempt.
     """
     folder, job = run.checkpoint(step), run.newest_job()
     record = JobRecord.read(job.job_json) if job is not None else None
@@ -271,11 +285,11 @@ def newest_whole(
     check: Callable[[Path], str | None] = checkpoint_problem,
     steps: Sequence[int] | None = None,
 ) -> tuple[int | None, list[tuple[int, str]]]:
-    """Return (step of the newest complete checkpoint or None, [(step, reason) of newer ones, newest first]).
+    """Return (step of the newest complete checkpoint or None, [(step, reason) of newer checkpoints]).
 
-    `check` returns the reason why a folder is not complete, or None. The default compares names and sizes;
-    readers of checkpoints pass a check that reads the contents. `steps` are the run's steps, if another rank
-    has already listed them.
+    The newer checkpoints are listed newest first. `check` returns the reason why a folder is not complete, or
+    None. The default compares names and sizes; readers of checkpoints pass a check that reads the contents.
+    `steps` are the run's steps, if another rank has already listed them.
     """
     skipped: list[tuple[int, str]] = []
     for step in reversed(run.checkpoint_steps() if steps is None else steps):
@@ -287,20 +301,23 @@ def newest_whole(
 
 
 def newest_checkpoint_step(run: RunDir) -> int | None:
-    """Return the newest step whose checkpoint is complete by names and sizes; None if the run has none."""
+    """Return the newest step whose checkpoint is complete, judged by names and sizes.
+
+    None if there is none.
+    """
     return newest_whole(run)[0]
 
 
 def step_to_export(run: RunDir, has_start: bool, now: float) -> int:
-    """Return the step that an export writes if none is named: the newest complete checkpoint's.
+    """Return the step that an export writes if no step is specified: that of the newest complete checkpoint.
 
-    A checkpoint that the run's job is just saving is left to the next export. Without any, a run that starts
-    from other weights (`has_start`) has step 0. Raises CheckpointError if the run has no weights to
-    export, or if the newest checkpoint is torn.
+    A checkpoint that the run's job is just saving is left to the next export. If there is no checkpoint, a
+    run that starts from other weights (`has_start`) has step 0. Raises CheckpointError if the run has no
+    weights to export, or if the newest checkpoint is torn.
     """
     found, passed_over = newest_whole(run)
     doing = {step: in_work(run, step, now) for step, _ in passed_over}
-    # A save may have ended since they were listed.
+    # A save may have ended since the checkpoints were listed.
     torn = [
         (step, reason)
         for step, reason in passed_over
@@ -309,8 +326,8 @@ def step_to_export(run: RunDir, has_start: bool, now: float) -> int:
     if torn and found is not None:
         reasons = "; ".join(f"global_step{step}: {reason}" for step, reason in torn)
         raise CheckpointError(
-            f"{display(run.model)}: its newest checkpoint is not complete ({reasons}). `--step {found}` "
-            "exports the newest that is."
+            f"{display(run.model)}: its newest checkpoint is not complete ({reasons}). Pass `--step "
+            f"{found}` to export the newest complete checkpoint."
         )
     if found is not None:
         return found
@@ -320,7 +337,7 @@ def step_to_export(run: RunDir, has_start: bool, now: float) -> int:
         raise CheckpointError(f"{display(run.model)} has no checkpoint yet: train the run first.")
     reasons = "".join(f"\n  global_step{step}: {doing[step] or reason}" for step, reason in passed_over)
     raise CheckpointError(
-        f"{display(run.model)}: holds no complete checkpoint; train the run first.{reasons}"
+        f"{display(run.model)}: holds no complete checkpoint. Train the run first.{reasons}"
     )
 
 
@@ -337,7 +354,7 @@ def best_step(run: RunDir, steps: list[int]) -> int | None:
 
 
 def _why_rejected(folder: Path) -> str | None:
-    """Return why the trainer rejected the contents of a checkpoint with a manifest; None if it did not."""
+    """Return why the trainer rejected the contents of a checkpoint. None if it did not reject them."""
     try:
         rejected = files.read_json(folder / REJECTED)
     except ValueError:

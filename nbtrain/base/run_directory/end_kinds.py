@@ -1,14 +1,14 @@
-"""Kinds of ends of an attempt. jobs/attempt/verdict.py decides the kind once, from the ranks' exit records;
-the attempt's record and the event of a restart hold it as `reason`. An end of no kind has "".
+"""Kinds of ends of an attempt, decided by jobs/attempt/verdict.py from the ranks' exit records. The attempt's
+record and the event of a restart store the kind as `reason`; it is "" if no kind applies.
 """
 
 ROLLBACK = "rollback"
 PREEMPTED = "preempted"
 # The allocation ended while the attempt had no supervisor.
 ALLOCATION = "allocation"
-# A rank made no progress, or the others gave up waiting for one that is known.
+# A rank made no progress, or other ranks gave up waiting for a rank that is known.
 HANG = "hang"
-# A rank gave up waiting for another one, and which one is not known.
+# A rank gave up waiting for another rank, and it is not known which.
 TIMEOUT = "timeout"
 LOST_PEER = "lost peer"
 # A signal ended a rank, and nothing shows that memory ran out.
@@ -28,7 +28,7 @@ SMALLEST_LOSS_SCALE = "smallest loss scale"
 # Another error whose message says what the user has to change.
 USER_ERROR = "user error"
 
-# Kinds that come again with the same settings, data and machine.
+# Kinds that recur with the same settings, data and machine.
 RECURRING = frozenset(
     {
         *(DEVICE_MEMORY, HOST_MEMORY, SHARED_MEMORY, DISK, READ_ONLY),

@@ -1,7 +1,7 @@
-"""Results of a run's evaluations: evaluation/global_step<N>/<name>.json, a file for each, written by rename.
+"""Results of a run's evaluations: one file evaluation/global_step<N>/<name>.json for each.
 
-EvaluationRecord("hellaswag", ...).write(run)      an evaluation of the same name and step is replaced
-newest_evaluations(run)                            {name: the one of the newest step}
+EvaluationRecord("hellaswag", ...).write(run)      replaces an evaluation of the same name and step
+newest_evaluations(run)                            {name: the record of the newest step}
 """
 
 import re
@@ -23,7 +23,7 @@ class Estimate:
 
     value: float
     stderr: float | None
-    """Standard error; None if there is only one example."""
+    """Standard error. None if there is only one example."""
 
     def __str__(self) -> str:
         return f"{self.value:.4g}" if self.stderr is None else f"{self.value:.4g} ± {self.stderr:.2g}"
@@ -31,35 +31,35 @@ class Estimate:
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """One task or dataset on one checkpoint."""
+    """Result of one task or dataset for one checkpoint."""
 
     name: str
     """Name of its file, unique among the evaluations of the run."""
     task: str
-    """perplexity, or the format of the questions."""
+    """Task: perplexity, or the format of the questions."""
     step: int
     dtype: str
     source: str
-    """The name of the dataset or file, without its folder."""
+    """Name of the dataset or file, without its folder."""
     source_sha256: str
     split: str | None
     """Split of a dataset: train, valid, test or all."""
     limit: int | None
-    """Number of examples, if only the first ones were evaluated; None for all."""
+    """Number of examples if only the first ones were evaluated. None means all examples."""
     counts: dict[str, int]
     """Numbers of examples, tokens, bytes and truncated examples, as far as they apply to the task."""
     metrics: dict[str, Estimate]
     groups: dict[str, dict[str, Any]]
-    """Results by group, {group: {"examples", "acc": {"value", "stderr"}}}, for tasks whose questions name a
-    group, such as the subjects of MMLU.
+    """Results by group, {group: {"examples", "acc": {"value", "stderr"}}}, for tasks whose questions belong
+    to groups, such as the subjects of MMLU.
     """
     seconds: float
     created_at: float
     version: str
-    """The version of nbtrain that wrote the record."""
+    """Version of nbtrain that wrote the record."""
     num_fewshot: int | None = None
-    """Few-shot examples before each question of a task of lm-evaluation-harness. None for other tasks, and
-    for a group whose tasks use different numbers.
+    """Number of few-shot examples before each question, for a task of lm-evaluation-harness. None for other
+    tasks, and for a group whose tasks use different numbers.
     """
     schema_version: int = field(default=SCHEMA_VERSION)
 
@@ -92,7 +92,7 @@ class EvaluationRecord:
             if isinstance(error, RecordError):
                 raise
             raise RecordError(
-                f"{path}: is not a record of an evaluation ({error!r}). Evaluate again."
+                f"{path}: is not an evaluation record ({error!r}). Run the evaluation again."
             ) from None
 
 
@@ -102,7 +102,7 @@ def file_name(*parts: str) -> str:
 
 
 def evaluation_files(run: RunDir) -> Iterator[tuple[int, Path]]:
-    """Return (step, file) of every record, by step and name."""
+    """Return (step, file) for every record, sorted by step and name."""
     steps = []
     if run.evaluation.is_dir():
         for folder in run.evaluation.iterdir():
@@ -114,7 +114,7 @@ def evaluation_files(run: RunDir) -> Iterator[tuple[int, Path]]:
 
 
 def newest_evaluations(run: RunDir) -> dict[str, EvaluationRecord]:
-    """Return {name: the record of the newest step}. Raises RecordError."""
+    """Return {name: record of the newest step} for all evaluations of the run. Raises RecordError."""
     newest = {path.stem: path for _, path in evaluation_files(run)}
     return {name: EvaluationRecord.read(path) for name, path in sorted(newest.items())}
 

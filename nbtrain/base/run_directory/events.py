@@ -1,4 +1,4 @@
-"""A job's events/*.jsonl files: one JSON object per line, each file written by a single process."""
+"""Files events/*.jsonl of a job: one JSON object per line, and each file written by a single process."""
 
 import json
 import time
@@ -14,9 +14,8 @@ class EventWriter:
     """Appends to events/<writer>.jsonl: {"sequence", "time", "writer", "kind", "message", ...data}.
 
     kind is a lower-case word: state, phase, checkpoint, validation, tasks, alert, restart, config, warning,
-    error.
-    A phase event is written when the phase ends and carries "phase" and "seconds".
-    Order within a file is by sequence, never by the clock; a new process continues from the last number.
+    error. A phase event is written when the phase ends and has "phase" and "seconds". Events in a file are
+    ordered by their sequence number, never by the clock. A new process continues from the last number.
     """
 
     def __init__(self, job: JobDir, writer: str):
@@ -41,14 +40,15 @@ class EventWriter:
             self._end_torn_line()
         # On a full disk, only a part of the line may be written.
         self._may_be_torn = True
-        # A line is written by one write(); readers that see half a line read it the next time.
+        # A line is written by one write(). Readers that see half a line read it again the next time.
         with files.naming(self.path), self.path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(event, ensure_ascii=False) + "\n")
         self._may_be_torn = False
 
     def _end_torn_line(self) -> None:
-        """End a line that was truncated by a killed writer or a full disk, so that the next event starts on a
-        new line.
+        """End a line that was truncated by a killed writer or a full disk.
+
+        The next event then starts on a new line.
         """
         if self.path.exists() and (content := self.path.read_bytes()) and not content.endswith(b"\n"):
             with self.path.open("ab") as stream:
@@ -56,12 +56,12 @@ class EventWriter:
 
 
 def read_events_file(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the complete lines of one event file, in order; a truncated line is skipped."""
+    """Yield the events in the complete lines of one file, in order. A truncated line is skipped."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return
-    # Not splitlines(): messages hold U+2028 and other ends of lines as they are. What follows the last "\n"
+    # Not splitlines(), because messages may contain U+2028 and other line ends. The text after the last "\n"
     # is still being written.
     for line in content.split(b"\n")[:-1]:
         # A full disk truncates a line anywhere, even inside a character.
@@ -73,8 +73,9 @@ def read_events_file(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_events(job: JobDir) -> list[dict[str, Any]]:
-    """Return all events of a job, sorted by time. The events of one writer keep their order even if its clock
-    was set back.
+    """Return all events of a job, sorted by time.
+
+    The events of one writer keep their order even if its clock was set back.
     """
     placed = []
     for path in sorted(job.events.glob("*.jsonl")):

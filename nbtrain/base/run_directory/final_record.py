@@ -1,8 +1,8 @@
-"""Final job.json of a job whose run directory can no longer be written. It is kept in a folder of the user.
+"""Final job.json of a job whose run directory can no longer be written, kept in a folder of the user.
 
-<temporary folder>/nbtrain-<user id>/ is created for the user alone (mode 700). It is not used if it belongs
-to another user, if others may read or write it, or if it is a link: in a folder that all users may write to,
-anyone can create a name in advance.
+<temporary folder>/nbtrain-<user id>/ is created for the user only (mode 700). It is not used if it belongs to
+another user, if others may read or write it, or if it is a link, because any user can create a name in
+advance in a folder to which all users may write.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from nbtrain.base.run_directory.records import JobRecord
 
 
 def keep(record: JobRecord) -> Path | None:
-    """Write the job's record and return its path, or None if it cannot be written here either."""
+    """Write the job's record and return its path. None if it cannot be written here either."""
     with contextlib.suppress(OSError):
         folder = _folder()
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -26,7 +26,7 @@ def keep(record: JobRecord) -> Path | None:
 
 
 def read(record: JobRecord) -> JobRecord | None:
-    """Return the final record of the job that `record` describes; None if none is kept."""
+    """Return the final record of the job that `record` describes. None if there is none."""
     folder = _folder()
     if not _is_ours(folder):
         return None

@@ -1,4 +1,4 @@
-"""The states of a job: their order, their meaning, and the tone in which every view shows them.
+"""States of a job: their order, their meaning, and the tone in which every view shows them.
 
 QUEUED -> STARTING -> RUNNING -> SUCCEEDED
              ^           |  \\-> FAILED

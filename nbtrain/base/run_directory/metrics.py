@@ -1,4 +1,4 @@
-"""Table of all scalars that nbtrain writes, one row each.
+"""Table of all scalars that nbtrain writes, one row for each.
 
 The trainer writes the scalars of this table, the monitor reads them, the widgets use its labels, and
 docs/metrics.md is generated from it. Tags in the first block are exactly Megatron-DeepSpeed's, so that its
@@ -13,7 +13,7 @@ from nbtrain.base.text.table import rows
 
 @dataclass(frozen=True)
 class Scalar:
-    """One row: `name` is the key in code and JSON, `tag` the one in TensorBoard."""
+    """One row: `name` is the scalar's key in code and JSON, `tag` its tag in TensorBoard."""
 
     name: str
     tag: str
@@ -39,8 +39,8 @@ iteration_time | iteration-time/iteration-time | s | Wall seconds of this step, 
 world_size | world-size/world-size | ranks | Ranks in the job.
 seq_length | seqlen/actual_seq_length | tokens | Sequence length of this step.
 """
-# The first two are from Megatron-DeepSpeed. None of stability/* is written before such a step has happened;
-# ranks/* is written on logged steps of several ranks.
+# The first two are from Megatron-DeepSpeed. stability/* is written only after such a step has happened, and
+# ranks/* only at logged steps of jobs with several ranks.
 _OTHERS = """
 steps_vs_samples | steps-vs-samples/steps | samples | Samples consumed at each step.
 steps_vs_tokens | steps-vs-tokens/steps | tokens | Tokens consumed at each step.
@@ -57,20 +57,21 @@ backward_seconds | time/backward | s | Backward passes, including the reduction 
 optimizer_seconds | time/optimizer | s | Clipping and optimizer step.
 pipeline_seconds | time/pipeline | s |
     Transfers between pipeline stages, and waiting for the neighbouring stage (the bubble).
-communication_seconds | time/communication | s | Collectives of one step, measured one by one without overlap;
-    on logged steps of several ranks. The times of the other parts contain it.
-evaluation_seconds | time/evaluation | s | One validation pass.
-tasks_seconds | time/tasks | s | All questions of evaluation.tasks, once.
-checkpoint_seconds | time/checkpoint | s | How long the training loop waits for one checkpoint.
+communication_seconds | time/communication | s | Collectives of one step, measured one by one without overlap,
+    at logged steps of several ranks. The times of the other parts include it.
+evaluation_seconds | time/evaluation | s | Time of one validation.
+tasks_seconds | time/tasks | s | Time of one evaluation of evaluation.tasks.
+checkpoint_seconds | time/checkpoint | s | Time for which the training loop waits for one checkpoint.
 checkpoint_write_seconds | time/checkpoint write | s |
-    One checkpoint from its start until it counts, writing in the background included.
-skipped_steps | stability/skipped steps | steps | Steps that stability.* has skipped so far.
-overflow_steps | stability/fp16 overflow steps | steps | Steps that fp16's loss scaling has skipped so far.
+    Time from the start of one checkpoint until it is complete, including writing in the background.
+skipped_steps | stability/skipped steps | steps | Number of steps that stability.* has skipped so far.
+overflow_steps | stability/fp16 overflow steps | steps |
+    Number of steps that fp16's loss scaling has skipped so far.
 loss_spikes | stability/loss spikes | steps |
-    Losses so far above loss_spike_factor times the mean of the window.
-rollbacks | stability/rollbacks | | Returns to a checkpoint after a bad step so far.
+    Number of losses so far that were above loss_spike_factor times the mean of the window.
+rollbacks | stability/rollbacks | | Number of returns to a checkpoint after a bad step so far.
 steps_without_loss | stability/steps without loss | steps |
-    Steps so far without a token in the loss: they have no loss, and count in no mean.
+    Number of steps so far without a token in the loss. They have no loss and do not count in means.
 compute_min_seconds | ranks/compute min | s |
     Forward and backward pass without collectives: the fastest rank.
 compute_median_seconds | ranks/compute median | s |
@@ -80,9 +81,9 @@ compute_max_seconds | ranks/compute max | s |
 slowest_rank | ranks/slowest rank | |
     The rank that is slowest compared with the other ranks of its pipeline stage.
 rank_slowdown | ranks/slowdown of the slowest | |
-    How much longer the slowest rank computes than the median of its pipeline stage, as a fraction.
+    Fraction by which the slowest rank computes longer than the median of its pipeline stage.
 host_memory_bytes | memory/host resident | bytes | Resident memory of rank 0's process.
-host_memory_fraction | memory/host used fraction | | Used share of the machine's memory.
+host_memory_fraction | memory/host used fraction | | Fraction of the machine's memory that is in use.
 device_memory_bytes | memory/device peak allocated | bytes | Peak allocated since the process began.
 device_memory_fraction | memory/device used fraction | | Peak allocated over the device's memory.
 reward_margin | rewards/margins | |
@@ -113,14 +114,14 @@ code/<name> | code/<name> | |
 
 SCALARS = (*_scalars(_MEGATRON_DEEPSPEED, by_tokens=True), *_scalars(_OTHERS))
 FAMILIES = tuple(_scalars(_FAMILIES, by_tokens=True))
-"""Scalars that a run may have several of; <dataset> stands for a name."""
+"""Scalars of which a run may have several. Placeholders such as <dataset> stand for a name."""
 
 BY_NAME = {scalar.name: scalar for scalar in SCALARS}
 BY_TAG = {scalar.tag: scalar for scalar in SCALARS}
 
 
 def scalar(name: str) -> Scalar:
-    """Return the row of a scalar by its name, with the dataset's name filled in. Raises KeyError."""
+    """Return the row of a scalar by its name. In a family, the name is filled in. Raises KeyError."""
     if name in BY_NAME:
         return BY_NAME[name]
     for family in FAMILIES:
@@ -132,7 +133,7 @@ def scalar(name: str) -> Scalar:
 
 
 def name_of(tag: str) -> str | None:
-    """Return the name of the scalar with this tag, also one of a family; None for an unknown tag."""
+    """Return the name of the scalar with this tag, including scalars of a family. None for an unknown tag."""
     if tag in BY_TAG:
         return BY_TAG[tag].name
     for family in FAMILIES:

@@ -6,13 +6,13 @@
 The first line is the header. Each other line holds scalars of one step by their tags in the event files, with
 the tokens and samples that the run had consumed. A step may have several lines, such as one for its
 validation. JSON has no NaN and no infinity: they are the strings "NaN", "Infinity" and "-Infinity", as in
-Protocol Buffers' JSON. Loss and gradient norm are exact: read as doubles, they are the values of the trainer
-to the last bit. Other floats have nine digits, which identify every float32.
+Protocol Buffers' JSON. Loss and gradient norm are exact: read as doubles, they are equal to the trainer's
+values to the last bit. Other floats have nine digits, which identify every float32.
 
 Each start of the trainer creates a file with the next number, and no other process writes to it. Its header
-says from which step it resumed: the steps after that one in files with lower numbers no longer count, even if
-a slow writer adds them later. Files are ordered by number, never by a clock. Lines are flushed to the
-operating system but not fsynced, like event files. A line without its end is incomplete and is not read.
+says from which step it resumed. Later steps in files with lower numbers no longer count, even if a slow
+writer adds them afterwards. Files are ordered by number, never by a clock. Lines are flushed to the operating
+system but not fsynced, like event files. A line without its end is incomplete and is not read.
 """
 
 import json
@@ -28,9 +28,9 @@ from nbtrain.base.run_directory.metrics import scalar
 
 FORMAT, FORMAT_VERSION = "nbtrain metrics", 1
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
-"""The strings that stand for values that are not finite; float() reads them."""
+"""Strings that stand for values that are not finite. float() parses them."""
 KEYS = ("step", "wall_time", "tokens", "samples")
-"""Keys of a line that are not tags; each tag contains a slash."""
+"""Keys of a line that are not tags. Each tag contains a slash."""
 EXACT_TAGS = frozenset(scalar(name).tag for name in ("loss", "grad_norm"))
 """Tags of scalars that are written with all of their digits, for the certificate of a run."""
 _NAME = re.compile(r"metrics(?:\.(\d{1,9}))?\.jsonl")
@@ -71,15 +71,15 @@ class MetricsFile:
     def write(
         self, step: int, wall_time: float, tokens: int, samples: int, scalars: Mapping[str, float]
     ) -> None:
-        """Add a line with scalars of a step by tag. `wall_time`: seconds since the epoch."""
+        """Add a line with scalars of a step by tag. `wall_time` is in seconds since the epoch."""
         values = {tag: _encoded(value, tag in EXACT_TAGS) for tag, value in scalars.items()}
         self._add(dict(zip(KEYS, (step, round(wall_time, 6), tokens, samples))) | values)
 
     def flush(self) -> None:
         """Write the lines so far to the file.
 
-        Raises OSError if the disk is full. The next call then writes the rest, and so ends a line that was
-        written in part.
+        Raises OSError if the disk is full. The next call then writes the rest, including the rest of a line
+        that was only partly written.
         """
         if self._lines:
             self._unwritten = memoryview(bytes(self._unwritten) + "".join(self._lines).encode())

@@ -1,7 +1,7 @@
-"""The state of a job as a reader sees it, from its records: how LOST is detected, and what a scheduler adds.
+"""State of a job as a reader sees it, from its records: how LOST is detected, and what a scheduler adds.
 
 For a job of a scheduler (Slurm, Kubernetes), the job's own records take precedence, then the scheduler's last
-answer (engine.json), then the absence of an answer. An unreachable scheduler is a flag in addition to the
+response (engine.json), then the absence of a response. An unreachable scheduler is a flag in addition to the
 state, not a state.
 """
 
@@ -39,39 +39,39 @@ SIGN_OF_LIFE_SECONDS = 5.0
 # minutes.
 SILENCE_SECONDS = 900.0
 # A supervisor is dead if its scheduler reports that the job has ended, and its job.json was older than this
-# at the time of the request. Both times are time stamps of the shared disk, so that no host's clock counts.
+# at the time of the request. Both times are time stamps on the shared disk, so the hosts' clocks do not
+# matter.
 ENGINE_SILENCE_SECONDS = 30.0
 # Backends whose scheduler starts the supervisor on another machine, possibly much later.
 ENGINES = frozenset({"slurm", "kubernetes"})
 
 
 def ranks_run(state: str, heartbeat: Heartbeat) -> bool:
-    """Return whether the rank that wrote the heartbeat is running, as far as the job's state and this host
-    can tell.
+    """Return whether the rank that wrote the heartbeat is running, as far as it is known.
 
-    A job that is paused, is waiting or is between two attempts has no ranks. The process of a rank is checked
-    only on the rank's host.
+    It is judged by the job's state: a job that is paused, is waiting or is between two attempts has no ranks.
+    The process of a rank is checked only on the rank's host.
     """
     return state in (STARTING, RUNNING) and not heartbeat.process.gone()
 
 
 def preempted_words(preemption: Preemption) -> str:
-    """Return text that says why a job is QUEUED after a preemption, and how much training was lost."""
+    """Return a text that says why a job is QUEUED after a preemption, and how many steps it lost."""
     since = amounts.moment(preemption.preempted_at)
     lost = amounts.counted(preemption.lost_steps, "step")
     return f"preempted, waiting in the queue since {since}, lost {lost}; {preemption.notice}"
 
 
 def at_rest(record: JobRecord) -> bool:
-    """Return whether the job is paused and has released its allocation. It then has no process that could be
-    lost.
+    """Return whether the job is paused and has released its allocation.
+
+    It then has no process that could be lost.
     """
     return record.state == SUSPENDED and record.supervisor is None
 
 
 def observed_state(record: JobRecord, now: float, written_at: float | None = None) -> tuple[str, str | None]:
-    """Return (state, cause) for readers: the recorded state, or LOST if the supervisor that records it is
-    dead.
+    """Return (state, cause) for readers: the recorded state, or LOST if the supervisor is dead.
 
     A supervisor on another host is judged only by the age of job.json. `written_at` is the file's
     modification time.
@@ -107,9 +107,9 @@ def state_with_engine(
     """Return (state, cause) of a job that a scheduler has placed.
 
     `silent_seconds` is the age of job.json by the reader's clock, which may be minutes off.
-    `silent_when_asked` says how much older job.json is than engine.json: at most 0 if the supervisor wrote
-    after the scheduler answered. While the supervisor writes, its own state counts, except for a suspended
-    job, whose supervisor does not write because it is stopped.
+    `silent_when_asked` is the number of seconds by which job.json is older than engine.json: at most 0 if the
+    supervisor wrote after the scheduler responded. While the supervisor writes, its own state counts, except
+    for a suspended job, whose supervisor does not write because it is stopped.
     """
     state, cause = record.state, record.cause
     if state not in ACTIVE or at_rest(record):
@@ -152,7 +152,10 @@ def state_with_engine(
 def _before_its_supervisor(
     record: JobRecord, reported: str | None, engine: str, reason: str, denied: bool
 ) -> tuple[str, str | None]:
-    """Return the state of a job whose supervisor has not started: only the scheduler's report is known."""
+    """Return the state of a job whose supervisor has not started.
+
+    Only the scheduler's report is known.
+    """
     if reported in (CANCELLED, FAILED):
         return reported, reason or f"{engine} ended it before its supervisor started"
     if reported == SUCCEEDED and record.autotune == "tune":
@@ -205,15 +208,19 @@ def _given_up(job: JobDir, supervisor: ProcessIdentity) -> str:
 
 
 def read_state(job: JobDir, now: float) -> tuple[str, str | None]:
-    """Return observed_state of a job on disk.
+    """Return (state, cause) of a job on disk.
 
-    A submission writes job.json last. Without it, the job is LOST if its folder got no other file recently.
+    A submission writes job.json last. Without it, the job is LOST unless its folder got another file
+    recently.
     """
     return read_job(job, now)[1:]
 
 
 def read_job(job: JobDir, now: float) -> tuple[JobRecord | None, str, str | None]:
-    """Return (record, state, cause): read_state and the job.json that it read; None without job.json."""
+    """Return (record, state, cause) of a job on disk. The record is None without job.json.
+
+    State and cause are those of read_state().
+    """
     record = JobRecord.read(job.job_json)
     if record is None:
         if job.path.is_dir() and now - job.path.stat().st_mtime < QUEUED_GRACE_SECONDS:

@@ -1,6 +1,6 @@
-"""The phases of a rank, and the words with which text, HTML, JSON and the browser show them.
+"""Phases of a rank, and the words with which text, HTML, JSON and the browser show them.
 
-A rank has one of the phases of a cluster's job page, and an activity:
+A rank has a phase, named as on a cluster's job page, and an activity:
 
     Pending, Starting                  no heartbeat yet
     Running      training, saving ...  the phase of its heartbeat, in words: ACTIVITIES
@@ -21,7 +21,7 @@ PENDING_RANK, STARTING_RANK, NOT_STARTED = "Pending", "Starting", "Not started"
 RUNNING_RANK, GONE = "Running", "Gone"
 SUCCEEDED_RANK, STOPPED, ERROR = "Succeeded", "Stopped", "Error"
 WAITING_PHASES = (PENDING_RANK, STARTING_RANK)
-"""Phases of a rank of an active job that has not reported anything yet."""
+"""Phases of a rank in an active job that has not reported anything yet."""
 
 ACTIVITIES = {
     "start": "starting",
@@ -43,7 +43,7 @@ OUTCOMES = {
     outcomes.FAILED: (ERROR, ""),
     outcomes.KILLED: (ERROR, "killed by a signal"),
 }
-"""{outcome of an exit record (outcomes.py): (phase of the rank, how it ended)}."""
+"""{outcome of an exit record (outcomes.py): (phase of the rank, text about its end)}."""
 
 
 class RankPhase(NamedTuple):
@@ -52,7 +52,7 @@ class RankPhase(NamedTuple):
     phase: str
     """One of the phases above, such as "Running"."""
     activity: str
-    """Activity of the rank, such as "training", or how it ended; "" if the phase says it all."""
+    """Activity of the rank, such as "training", or how the rank ended; "" if the phase says it all."""
 
     @property
     def words(self) -> str:
@@ -66,21 +66,22 @@ class RankPhase(NamedTuple):
 
 
 def activity_of(phase: str) -> str:
-    """Return the words for a phase of a heartbeat; a phase of another version of nbtrain is returned as it
-    is.
+    """Return the words for a phase of a heartbeat.
+
+    A phase of another version of nbtrain is returned unchanged.
     """
     return ACTIVITIES.get(phase, phase)
 
 
 def phase_of_rank(state: str, attempt: int, beat: Heartbeat | None, ended: ExitRecord | None) -> RankPhase:
-    """Return the phase of a rank, from its newest heartbeat and that attempt's exit record.
+    """Return the phase of a rank, from its newest heartbeat and its exit record of the newest attempt.
 
-    `state` and `attempt` belong to its job.
+    `state` and `attempt` are those of its job.
     """
     if ended is not None:
         return RankPhase(*OUTCOMES.get(ended.outcome, (STOPPED, ended.outcome)))
     active = state in ACTIVE
-    # The heartbeat of an earlier attempt says nothing about this one.
+    # The heartbeat of an earlier attempt says nothing about this attempt.
     if beat is not None and (beat.attempt == attempt or not active):
         live = active and not beat.process.gone()
         return RankPhase(RUNNING_RANK if live else GONE, activity_of(beat.phase))

@@ -1,4 +1,4 @@
-"""Records of a run directory, one dataclass each, and ProcessIdentity, which is more than a pid."""
+"""Records in a run directory, one dataclass each, including ProcessIdentity, which is safer than a pid."""
 
 import functools
 import os
@@ -29,7 +29,10 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """Read the record from a file; None without a file. Raises RecordError, which names the file."""
+        """Read the record from a file.
+
+        None if the file does not exist. Raises RecordError, which names the file.
+        """
         value = files.read_json(path)
         return None if value is None else cls.of_json(value, path)
 
@@ -39,11 +42,13 @@ class Record:
 
 
 class RenewedRecord(Record):
-    """A record that is rewritten every few seconds without fsync: a power failure may leave it empty."""
+    """A record that is rewritten every few seconds without fsync. A power failure may leave its file
+    empty.
+    """
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """Read the record from a file; None without a file or if it is empty. Raises RecordError."""
+        """Read the record from a file. None if the file does not exist or is empty. Raises RecordError."""
         value = files.read_json_unsynced(path)
         return None if value is None else cls.of_json(value, path)
 
@@ -59,7 +64,7 @@ def _inner_records(cls: type[Record]) -> dict[str, tuple[type[Record], object] |
     for one in fields(cls):  # type: ignore[arg-type]
         kind: Any = one.type
         if isinstance(kind, UnionType):
-            # `X | None`: if the value is there, it is an X.
+            # `X | None`: a value that is not None is an X.
             kind = next(inner for inner in get_args(kind) if inner is not type(None))
         records = [
             inner
@@ -84,8 +89,9 @@ def _nested(inner: tuple[type[Record], object] | None, value: Any, where: object
 
 @dataclass
 class Stamp(Record):
-    """A time on the kernel's clock since boot, which cannot be set: two stamps of the same boot give an
-    exact duration.
+    """A time on the kernel's clock since boot, which cannot be set.
+
+    Two stamps of the same boot therefore give an exact duration.
     """
 
     boot_id: str
@@ -99,7 +105,7 @@ class Stamp(Record):
 
 @dataclass
 class Stamped(Record):
-    """A record that stores a Stamp for each of its times in seconds since the epoch."""
+    """A record that stores a Stamp in addition to each of its times in seconds since the epoch."""
 
     stamps: dict[str, Stamp] = field(default_factory=dict, kw_only=True, compare=False)
 
@@ -109,8 +115,9 @@ class Stamped(Record):
         self.stamps[name] = Stamp.now()
 
     def seconds_between(self, begin: str, end: str) -> float:
-        """Return the seconds between two times: from their stamps if both are of the same boot, else by the
-        wall clock.
+        """Return the seconds between two times.
+
+        They are computed from the stamps if both are of the same boot, else by the wall clock.
         """
         first, last = self.stamps.get(begin), self.stamps.get(end)
         if first and last and first.boot_id == last.boot_id:
@@ -118,8 +125,9 @@ class Stamped(Record):
         return max(0.0, getattr(self, end) - getattr(self, begin))
 
     def seconds_since(self, begin: str, now: float | None = None) -> float:
-        """Return the seconds since a time: from its stamp if it is of this boot, else until `now` by the wall
-        clock.
+        """Return the seconds since a time.
+
+        They are computed from its stamp if it is of this boot, else by the wall clock until `now`.
         """
         first = self.stamps.get(begin)
         if first and first.boot_id == boot_id():
@@ -135,13 +143,17 @@ class ProcessIdentity(Record):
     start_ticks: int
     boot_id: str
     host: str = field(default="", compare=False)
-    """Name of its host at that time; a host may be renamed later."""
+    """Name of the process's host when the record was written. A host may be renamed later."""
 
     @classmethod
     def of(cls, pid: int) -> "ProcessIdentity | None":
-        """Return the identity of a live process that this user may see, or None; a zombie is not alive."""
+        """Return the identity of a live process that this user may see.
+
+        None otherwise; a zombie is not alive.
+        """
         try:
-            # The command name is in parentheses and may hold anything: the line is split after the last one.
+            # The command name is in parentheses and may hold anything, so the line is split after the last
+            # parenthesis.
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             # PermissionError: another user's process where /proc is mounted with hidepid=1.
@@ -151,12 +163,13 @@ class ProcessIdentity(Record):
         return cls(pid, int(fields[19]), boot_id(), host_name())
 
     def alive(self) -> bool:
-        """Return whether the process runs on this host."""
+        """Return whether the process is running on this host."""
         return ProcessIdentity.of(self.pid) == self
 
     def elsewhere(self) -> bool:
-        """Return whether the process is on another host or in another container. Then its absence here proves
-        nothing.
+        """Return whether the process is on another host or in another container.
+
+        Its absence on this host then proves nothing.
         """
         return self.host not in ("", host_name()) and not self.alive()
 
@@ -178,7 +191,7 @@ def boot_id() -> str:
 
 @dataclass
 class AttemptRecord(Record):
-    """One attempt of a job, in job.json; unknown values are None."""
+    """One attempt of a job, in job.json. Unknown values are None."""
 
     attempt: int
     started_at: float
@@ -187,50 +200,55 @@ class AttemptRecord(Record):
     first_step: int | None = None
     """Step of the checkpoint to load; None if there was none when the attempt began."""
     first_tokens: int = 0
-    """Tokens that were trained before the attempt began."""
+    """Number of tokens that were trained before the attempt began."""
     running_at: float | None = None
-    """Time at which rank 0 had finished loading."""
+    """Time at which rank 0 finished loading."""
     resumed_from_step: int | None = None
     ended_at: float | None = None
     reached_step: int | None = None
     cause: str | None = None
-    """Why it ended, as one sentence without a full stop; None if it has not ended or succeeded."""
+    """Reason why the attempt ended, as one sentence without a full stop. None if it has not ended or has
+    succeeded.
+    """
     reason: str | None = None
-    """Kind of that end (base/run_directory/end_kinds.py), "" if it is of none; None if it is not known."""
+    """Kind of end (base/run_directory/end_kinds.py). "" if no kind applies; None if it is not known."""
     failed_rank: int | None = None
-    """Rank that failed first, or that the others waited for; None if none is known."""
+    """Rank that failed first, or for which the others waited. None if no such rank is known."""
     given_up: str = ""
-    """Why no other attempt followed, although one could have helped; "" otherwise."""
+    """Reason why no other attempt followed, although one could have helped; "" otherwise."""
     faults: list[dict[str, Any]] = field(default_factory=list)
     """Faults to inject, from backend.env (config/fault_orders.py)."""
     trace: bool = False
-    """Whether rank 0 writes the loss and gradient norm of every step as float hex."""
+    """Whether rank 0 writes the loss and gradient norm of every step in hexadecimal."""
     lost_tokens: int | None = None
-    """Tokens trained after the checkpoint that the next attempt starts from."""
+    """Number of tokens trained after the checkpoint from which the next attempt starts."""
     nodes: int | None = None
-    """Number of machines that its ranks were on."""
+    """Number of machines on which its ranks ran."""
     async_save: bool | None = None
     """Whether its ranks write checkpoints in the background, as decided when it began."""
     saving: str = ""
-    """Sentence that says how its ranks write checkpoints, and why; "" if they write none."""
+    """Sentence that says how its ranks write checkpoints, and why; "" if they write no checkpoints."""
     paused_seconds: float = 0.0
     """Seconds that the job had been paused or had waited for its devices before the attempt began."""
 
 
 @dataclass
 class DevicePrice(Record):
-    """Price of one device for an hour, and its energy, from the plan at a job's submission."""
+    """Price and energy of one device for an hour, from the plan at a job's submission."""
 
     usual: float | None
     currency: str
     kwh_per_hour: float | None
     devices_per_rank: float = 1.0
-    """Devices that are paid for each rank: more than 1 if a machine has more GPUs than ranks."""
+    """Number of devices that are paid for each rank. It is more than 1 if a machine has more GPUs than
+    ranks.
+    """
 
     @classmethod
     def of_plan(cls, plan: Mapping[str, Any]) -> "DevicePrice | None":
-        """Return the price of a device and its energy for an hour, from a plan as in plan.json; None if the
-        plan knows neither.
+        """Return the price and the energy of a device for an hour, from a plan as in plan.json.
+
+        None if the plan knows neither.
         """
         cost = plan.get("cost") or {}
         hours, energy, price = cost.get("device_hours"), cost.get("energy_kwh"), cost.get("price") or {}
@@ -244,27 +262,27 @@ class DevicePrice(Record):
 
 @dataclass
 class Preemption(Stamped):
-    """An end of an attempt because the job's devices were taken away, in job.json."""
+    """Entry in job.json about an attempt that ended because the job's devices were taken away."""
 
     attempt: int
     notice: str
     """Announcement of the preemption, by the scheduler or by backend.preemption_notice."""
     preempted_at: float
     lost_steps: int
-    """Steps trained after the checkpoint from which the next attempt starts."""
+    """Number of steps trained after the checkpoint from which the next attempt starts."""
     lost_tokens: int
     resumed_at: float | None = None
     """Time at which the next attempt began; None while the job waits for devices."""
 
     @property
     def waited_seconds(self) -> float:
-        """Seconds that the job waited for devices; 0 while it still waits."""
+        """Seconds for which the job waited for devices; 0 while it still waits."""
         return 0.0 if self.resumed_at is None else self.seconds_between("preempted_at", "resumed_at")
 
 
 @dataclass
 class TrainingProgress(Record):
-    """The training's progress as rank 0 knows it; part of its heartbeat. None: not known yet."""
+    """Progress of the training as rank 0 knows it, a part of its heartbeat. None means not known yet."""
 
     total_steps: int
     train_tokens: int
@@ -275,50 +293,58 @@ class TrainingProgress(Record):
     learning_rate: float | None = None
     tokens_per_second: float | None = None
     samples_per_second: float | None = None
-    """Mean of the last 100 steps."""
+    """Mean samples per second over the last 100 steps."""
     eta_seconds: float | None = None
     validation_loss: float | None = None
     best_validation_loss: float | None = None
     validation_losses: dict[str, float] = field(default_factory=dict)
-    """Last validation loss of each dataset of a blend or mixture, if that dataset had tokens in the loss."""
+    """Last validation loss of each dataset of a blend or mixture, if the dataset had tokens in the loss."""
     steps_without_loss: int | None = None
-    """Number of steps so far in which no token counted in the loss."""
+    """Number of steps so far without a token in the loss."""
     test_loss: float | None = None
     overflow_steps: int | None = None
-    """Steps that fp16's loss scaling has skipped so far."""
+    """Number of steps that fp16's loss scaling has skipped so far."""
     checkpoint_step: int | None = None
     save_seconds: float | None = None
-    """The longest save of this job, from its start until the checkpoint counted."""
+    """Seconds that the longest save of this job took, until the checkpoint was complete."""
     num_parameters: int | None = None
     memory_bytes: int | None = None
     """Peak memory of rank 0's device; on a CPU, the peak resident memory of the process."""
     pipeline_fraction: float | None = None
-    """Share of rank 0's steps spent on waiting for and sending to other pipeline stages; None without one."""
+    """Fraction of rank 0's step time that is spent on waiting for and sending to other pipeline stages. None
+    without a pipeline.
+    """
     target_tokens: int | None = None
-    """Tokens that will have been trained after the last step: fewer than train_tokens in a trial
-    (batch.max_steps).
+    """Number of tokens that will have been trained after the last step. In a trial (batch.max_steps), it is
+    less than train_tokens.
     """
 
     @property
     def goal_tokens(self) -> int:
-        """Tokens of the whole training for readers: fewer than train_tokens in a trial."""
+        """Number of tokens of the whole training, as views show it.
+
+        In a trial, it is less than train_tokens.
+        """
         return self.train_tokens if self.target_tokens is None else self.target_tokens
 
     @property
     def mean_tokens_per_second(self) -> float | None:
-        """Mean over the last 100 steps, because a single slow step says little. None: not known yet."""
+        """Mean tokens per second over the last 100 steps. None if not known yet.
+
+        A single slow step says little.
+        """
         if not self.samples_per_second or not self.consumed_samples:
             return self.tokens_per_second
         return self.samples_per_second * self.consumed_tokens / self.consumed_samples
 
 
 NO_SPEED: dict[str, Any] = {"tokens_per_second": None, "samples_per_second": None, "eta_seconds": None}
-"""Fields of the progress of an ended attempt that do not apply to the next one."""
+"""Fields of the progress of an ended attempt that do not apply to the next attempt."""
 
 
 @dataclass
 class JobRecord(Stamped):
-    """job.json. States and who may set them: jobstate.py."""
+    """job.json. jobstate.py explains the states."""
 
     job_id: str
     run_id: str
@@ -332,23 +358,25 @@ class JobRecord(Stamped):
     attempt: int = 0
     restarts: int = 0
     resumed_from_step: int | None = None
-    """The step of the checkpoint that the newest attempt started from; None if it began at step 0."""
+    """Step of the checkpoint from which the newest attempt started. None if the attempt began at step 0."""
     supervisor: ProcessIdentity | None = None
     backend: str = "local"
     command: list[str] = field(default_factory=list)
-    """Command of a rank: arguments of Python, to which the run directory is added."""
+    """Command of a rank: arguments for Python, to which the run directory is appended."""
     labels: dict[str, str] = field(default_factory=dict)
     """Labels of the run when the job was submitted."""
     autotune: str = "none"
-    """tune: the backend runs DeepSpeed's autotuner without a supervisor; run: a supervisor follows it."""
+    """Mode of DeepSpeed's autotuner. tune: the backend runs the autotuner without a supervisor. run: a
+    supervisor follows it.
+    """
     attempts: list[AttemptRecord] = field(default_factory=list)
     """Records of the job's attempts, oldest first."""
     preemptions: list[Preemption] = field(default_factory=list)
-    """Preemptions and evictions of the job, oldest first. None of them counts as a restart."""
+    """Preemptions and evictions of the job, oldest first. They do not count as restarts."""
     goes_on_from: TrainingProgress | None = None
     """Progress of the newest checkpoint when the job was submitted; None if there was none."""
     price: DevicePrice | None = None
-    """Price and energy that the plan at the submission had; None if it knew neither."""
+    """Price and energy from the plan at the submission. None if the plan knew neither."""
     schema_version: int = SCHEMA_VERSION
 
     def attempt_record(self, attempt: int) -> AttemptRecord | None:
@@ -357,13 +385,14 @@ class JobRecord(Stamped):
 
     @property
     def newest_attempt(self) -> AttemptRecord | None:
-        """The newest attempt; None before the first."""
+        """Newest attempt. None before the first attempt."""
         return self.attempts[-1] if self.attempts else None
 
     @property
     def first_step(self) -> int | None:
-        """Step of the checkpoint that the newest attempt must load, or the first one if none has begun; None
-        without a checkpoint.
+        """Step of the checkpoint that the newest attempt must load. None without a checkpoint.
+
+        Before the first attempt, it is the step that the first attempt must load.
         """
         if self.attempts:
             return self.attempts[-1].first_step
@@ -371,13 +400,14 @@ class JobRecord(Stamped):
 
     @property
     def preemption_lost_steps(self) -> int:
-        """Steps that all preemptions together have lost."""
+        """Number of steps that all preemptions together have lost."""
         return sum(preemption.lost_steps for preemption in self.preemptions)
 
     @property
     def preemption_waited_seconds(self) -> float:
-        """Seconds that the job has waited for devices after its preemptions, until its end or now if it still
-        waits.
+        """Seconds for which the job has waited for devices after its preemptions.
+
+        If it still waits, they are counted until now or, in an ended job, until its end.
         """
         waiting, so_far = self.waiting_preemption, 0.0
         if waiting is not None and self.ended_at is not None:
@@ -388,17 +418,18 @@ class JobRecord(Stamped):
 
     @property
     def waiting_preemption(self) -> Preemption | None:
-        """The preemption after which the job still waits for devices; None if it does not wait."""
+        """Preemption after which the job still waits for devices. None if it does not wait."""
         newest = self.preemptions[-1] if self.preemptions else None
         return newest if newest is not None and newest.resumed_at is None else None
 
     def placed(self, beat: "Heartbeat") -> "Heartbeat":
-        """Return the heartbeat `beat`; until its rank has loaded the checkpoint, with the checkpoint's step
-        and tokens.
+        """Return the heartbeat `beat`, corrected while its rank has not loaded the checkpoint yet.
+
+        Until then, the heartbeat gets the checkpoint's step and tokens.
         """
         newest = self.newest_attempt
         progress = beat.progress
-        # It has the checkpoint's step before its tokens.
+        # The rank has the checkpoint's step before its tokens.
         at_step = newest is not None and beat.step == newest.first_step
         loads = not beat.step or bool(at_step and progress and not progress.consumed_tokens)
         if newest is not None and beat.attempt != newest.attempt:
@@ -412,21 +443,21 @@ class JobRecord(Stamped):
 
 @dataclass
 class Collective(Record):
-    """The collective that a rank is in, or the last one it called."""
+    """The collective operation that a rank is in, or the last one that it called."""
 
     name: str
-    """Name of the collective in torch.distributed; send and recv with the other rank's number."""
+    """Name of the collective in torch.distributed. For send and recv, it includes the other rank's number."""
     kind: str
-    """Kind of the process group, such as data_parallel; "" if it has none."""
+    """Kind of the process group, such as data_parallel; "" if the group has no kind."""
     ranks: list[int]
     number: int
-    """Number of collectives that this rank has called in this group, this one included."""
+    """Number of collectives that this rank has called in this group, including this one."""
     since: float
     waiting: bool
-    """Whether the call has not returned; on a GPU it returns before the collective is done."""
+    """Whether the call has not returned yet. On a GPU, a call returns before the collective is done."""
     group: str = ""
-    """torch's name of the group, the same on all its ranks. It is needed because several groups may have the
-    same ranks.
+    """Name of the group in torch, which is the same on all its ranks. It identifies the group, because
+    several groups may have the same ranks.
     """
 
 
@@ -444,12 +475,12 @@ class Heartbeat(Stamped, RenewedRecord):
     time: float
     step: int
     phase: str
-    """A key of rank_phases.ACTIVITIES."""
+    """Phase of the rank: a key of rank_phases.ACTIVITIES."""
     phase_since: float
     progress: TrainingProgress | None = None
-    """Progress of the training; rank 0 only."""
+    """Progress of the training. Only rank 0 has it."""
     progress_count: int = 0
-    """Counter that rises with every micro batch, phase and collective, and stays the same in a rank that
+    """Counter that increases with every micro-batch, phase and collective, and stays the same in a rank that
     hangs.
     """
     collective: Collective | None = None
@@ -457,9 +488,11 @@ class Heartbeat(Stamped, RenewedRecord):
     dumps_stack: bool = False
     """Whether the rank writes the stacks of its threads to its log when it gets STACK_SIGNAL."""
     compute_seconds: float | None = None
-    """Seconds that the rank itself computed in the newest logged step, without waiting for other ranks."""
+    """Seconds for which the rank itself computed in the newest logged step, without waiting for other
+    ranks.
+    """
     written_bytes: int = 0
-    """Bytes of checkpoints written since the rank began; grows during a save."""
+    """Number of checkpoint bytes written since the rank began. It grows during a save."""
 
 
 STACK_SIGNAL = signal.SIGUSR2
@@ -467,27 +500,27 @@ STACK_SIGNAL = signal.SIGUSR2
 
 @dataclass
 class ExitRecord(Record):
-    """exit/<rank>.<attempt>.json, written by the rank's wrapper when the rank is gone."""
+    """exit/<rank>.<attempt>.json, which the rank's wrapper writes after the rank has ended."""
 
     rank: int
     attempt: int
     time: float
     exit_code: int | None
-    """Exit code; None if a signal ended the rank."""
+    """Exit code of the rank. None if a signal ended the rank."""
     signal: int | None
     outcome: str
-    """How the rank ended (base/run_directory/outcomes.py)."""
+    """Outcome of the rank (base/run_directory/outcomes.py)."""
     step: int | None = None
     message: str = ""
-    """Last message of the rank, one line."""
+    """Last message of the rank, on one line."""
     detail: str = ""
     """Details of the outcome: for a failure its traceback, if there is one; for a stop the limit that caused
     it, such as exit_interval_steps; for a rollback {"step", "first", "last"} as JSON: the bad step and the
     positions [first, last) that it has read."""
     said: str = ""
-    """Outcome that the rank itself reported at its end; "" if it reported none."""
+    """Outcome that the rank itself reported at its end; "" if it reported no outcome."""
     error: str = ""
-    """Class of the error that ended the rank, if it is one of nbtrain's (base/errors.py), else ""."""
+    """Class of the error that ended the rank if it is one of nbtrain's errors (base/errors.py), else ""."""
 
 
 @dataclass
@@ -498,9 +531,9 @@ class Rollback(Record):
     attempt: int
     time: float
     step: int
-    """The bad step."""
+    """Bad step."""
     checkpoint_step: int
-    """The step of the newest checkpoint at that time; 0 if there was none."""
+    """Step of the newest checkpoint at that time; 0 if there was no checkpoint."""
     first: int
     """First of the skipped positions [first, last) in the training order. They reach from that checkpoint to
     the end of the bad step.
@@ -521,18 +554,20 @@ class ResumeCertificate(Record):
     """resume.json: how exactly a resume continues from its checkpoint (checkpoint/live/resume_report.py)."""
 
     kind: str
-    """bit-exact: as if never interrupted; data-exact: the same batches, other rounding; changed: neither."""
+    """Exactness of the resume. bit-exact: as if the run had never been interrupted; data-exact: the same
+    batches, with other rounding; changed: neither of the two.
+    """
     reasons: list[str]
-    """Differences from before the interruption, the most important first; empty if bit-exact."""
+    """Differences from the run before the interruption, the most important first; empty if bit-exact."""
     step: int
-    """The step of the checkpoint."""
+    """Step of the checkpoint."""
     next_batch_sha256: str | None
-    """SHA-256 over positions and tokens of the next global batch; None if there is none."""
+    """SHA-256 over positions and tokens of the next global batch. None if there is no next batch."""
     checked_at: float
     attempt: int | None = None
-    """The job's attempt that resumed."""
+    """Attempt of the job that resumed."""
     source: str = ""
-    """Disk that the checkpoint was read from, and why; "" without checkpoint.local_dir."""
+    """Disk from which the checkpoint was read, and why; "" without checkpoint.local_dir."""
 
     def __str__(self) -> str:
         batch = f", next batch {self.next_batch_sha256[:12]}" if self.next_batch_sha256 else ""
@@ -543,8 +578,9 @@ class ResumeCertificate(Record):
 
 @dataclass
 class Provenance(Record):
-    """provenance/<attempt>.json: everything that the numbers of an attempt depend on, written by rank 0
-    before its first step (train/provenance.py).
+    """provenance/<attempt>.json: everything that the numbers of an attempt depend on.
+
+    Rank 0 writes it before its first step (train/provenance.py).
     """
 
     job_id: str
@@ -552,9 +588,9 @@ class Provenance(Record):
     first_step: int
     """Step of the checkpoint that was loaded; 0 without one."""
     settings: dict[str, Any]
-    """{dotted key: value} of the settings that affect the numbers, without passwords."""
+    """{dotted key: value} for the settings that affect the numbers, without passwords."""
     code_sha256: str
-    """SHA-256 over the files of nbtrain; code/<code_sha256>.json in the run directory lists them."""
+    """SHA-256 over nbtrain's files. code/<code_sha256>.json in the run directory lists them."""
     versions: dict[str, str]
     """Versions of Python and of the libraries that affect the numbers."""
     device: dict[str, Any]
@@ -564,16 +600,18 @@ class Provenance(Record):
     data: dict[str, Any]
     """Order of the samples (DataState), with the SHA-256 of the tokenizer and of the first batch."""
     data_files: dict[str, str]
-    """{name: SHA-256} of the sources of the text, and of the files of the prepared dataset."""
+    """{name: SHA-256} for the sources of the text and the files of the prepared dataset."""
 
 
 @dataclass
 class ControlRequest(Record):
-    """control/request.json: read by rank 0 at each step boundary, agreed on by all ranks."""
+    """control/request.json. Rank 0 reads it at each step boundary, and all ranks agree on it."""
 
     request_id: int
-    """Rises by one per request; rank 0 acts once per id."""
+    """Number that increases by one with each request. Rank 0 acts once on each number."""
     action: str
-    """save: checkpoint and continue; stop: checkpoint and exit with outcome "stopped"."""
+    """Requested action. save: save a checkpoint and continue; stop: save a checkpoint and exit with outcome
+    "stopped".
+    """
     reason: str
     time: float

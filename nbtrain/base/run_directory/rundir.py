@@ -1,10 +1,10 @@
-"""The run directory: every path in it, who owns it, and the shape of every record.
+"""The run directory: every path in it, who writes it, and what it holds.
 
     output/<run>/
       run.json                  submit      schema_version, run_id, name, parent, created_at
       config.yaml               submit      the resolved configuration of the newest job: every field
-                                            (autotune: run: rank 0 adds what was found)
-      plan.json                 submit      what the planner said before launch
+                                            (with autotune: run, rank 0 adds the best settings)
+      plan.json                 submit      the planner's estimates before launch
       summary.json              supervisor  at every end of a job
       rollbacks.json            supervisor  samples that are skipped, and why
       init_from.json            submit      which weights the run starts from: hashes, config.json or step
@@ -12,7 +12,7 @@
                                             the losses of its steps (monitor/run/certificate.py)
       code/<sha256>.json        rank 0      SHA-256 of each file of nbtrain that trained it
       own_code.json             submit      the file of `code`: path, SHA-256, functions, whether it was tried
-      own_code/<name>.py        submit      its copy, which the ranks import
+      own_code/<name>.py        submit      a copy of that file, which the ranks import
       notes.json                the user    labels changed since the submission, notes, archived or not
       jobs/<job id>/
         job.json                submit, then the supervisor from its first act on
@@ -21,24 +21,25 @@
         origins.json            submit      where each setting was set: a line of a YAML, an override
         environment.json        submit      commit, versions, devices, hashes
         deepspeed.json          submit      the derived DeepSpeed configuration
-        autotune.json           submit      what DeepSpeed's autotuner starts from
-        autotune.py             submit      the script that it starts; it runs nbtrain.train.tuning
-        resume.json             rank 0      what its newest attempt kept of its checkpoint
+        autotune.json           submit      input of DeepSpeed's autotuner
+        autotune.py             submit      the script that the autotuner starts: nbtrain.train.tuning
+        resume.json             rank 0      how exactly its newest attempt resumed from the checkpoint
         provenance/<attempt>.json  rank 0   what the attempt's numbers depend on: settings, code, data
-        control/request.json    supervisor  what the ranks are asked to do at the next step boundary
-        control/ack.json        rank 0      the last request it carried out
-        control/devices.json    an operator how many devices the next attempt may take (backend.elastic)
-        control/pause.json      anyone      whether the job is to pause
-        control/priority.json   anyone      its place in this machine's queue, changed since submission
-        control/ask.json        anyone      a request to a supervisor on another host
-        control/given_up.json   anyone      that a supervisor on another host counts as dead
+        control/request.json    supervisor  the request to the ranks for the next step boundary
+        control/ack.json        rank 0      the last request that the ranks have carried out
+        control/devices.json    an operator number of devices for the next attempt (backend.elastic)
+        control/pause.json      any process whether the job is to pause
+        control/priority.json   any process its priority in this machine's queue, if changed since submission
+        control/ask.json        any process a request to a supervisor on another host
+        control/given_up.json   any process the note that a supervisor on another host counts as dead
         control/launch.json     supervisor  the ranks of an attempt, for the node agents
         control/signals.json    supervisor  signals to ranks, for the node agents
-        nodes/<k>.json          the agent of node k: that it is there; not for jobs of this machine
-        nodes/<k>.<attempt>.json  the same agent: how its ranks ended
-        handle.json             submit      the scheduler's name of the job (Slurm, Kubernetes)
-        engine.json             anyone      the scheduler's last answer
-        kubernetes.json         anyone      a cluster's pods, conditions and events of the job
+        nodes/<k>.json          the agent of node k: its presence and activity; not for local jobs
+        nodes/<k>.<attempt>.json  the same agent: how an attempt ended on its machine
+        handle.json             submit      the scheduler's id of the job (Slurm, Kubernetes)
+        network.json            rank 0      measured speed of the network (train/calibration/network.py)
+        engine.json             any process the scheduler's last response
+        kubernetes.json         any process pods, conditions and events of the job in a cluster
         heartbeat/<rank>.json   that rank
         exit/<rank>.<attempt>.json          the wrapper of that rank
         logs/<rank>.<attempt>.log           that rank's stdout and stderr
@@ -53,15 +54,17 @@
       model/latest              rank 0      a hint that readers do not rely on
       model/local.json          rank 0      checkpoints on the nodes' own disks (checkpoint.local_dir)
       universal/global_step<N>/ `nbtrain checkpoint universal`: a checkpoint in DeepSpeed's universal form
-      autotuning_exps/  autotuning_results/  DeepSpeed's autotuner: its trials, and what it found
+      autotuning_exps/  autotuning_results/  DeepSpeed's autotuner: its trials and its results
       evaluation/global_step<N>/<name>.json  `nbtrain evaluate`: a checkpoint's results (evaluation_files.py)
       profiling/  export/  notebooks/
-      .lock                     on network file systems that lock no folder: the run's lock
+      .lock                     the run's lock, on network file systems that cannot lock folders
 
-Each file has one writer, every JSON file appears by rename, and no file holds an absolute path, so the
+"any process" marks files that any of nbtrain's processes may replace, for example a command, a notebook or
+the JupyterLab server; the last writer wins. Every other file has one writer at a time. Every JSON file that
+nbtrain writes appears by rename. Files in the run directory refer to each other by relative paths, so the
 folder can be moved. Times are seconds since the epoch, UTC. Readers tolerate a missing file but not a
-truncated one. This module uses only the standard library: the trainer, the supervisor and the panel all
-import it.
+truncated one. This module uses only the standard library, because the trainer, the supervisor and the panel
+all import it.
 """
 
 import contextlib
@@ -83,7 +86,7 @@ SCHEMA_VERSION = 1
 # count.
 MANIFEST = "manifest.json"
 JOB_ID_PATTERN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
-# Text in rank 0's event about a checkpoint that a resume skips, between its name and the reason.
+# Text in rank 0's event about a checkpoint that a resume skips, between the checkpoint's name and the reason.
 NOT_USED = "is not used"
 CHECKPOINT_PATTERN = re.compile(r"global_step(\d+)")
 
@@ -131,7 +134,7 @@ class RunDir:
 
     @classmethod
     def named(cls, name: str) -> "RunDir":
-        """Return the directory of the run `name` under the output root; it need not exist."""
+        """Return the directory of the run `name` in the output directory. It need not exist."""
         return cls(output_root() / check_name(name, "name"))
 
     def __repr__(self) -> str:
@@ -157,12 +160,12 @@ class RunDir:
         return self.run_json.is_file()
 
     def record(self) -> dict[str, Any] | None:
-        """Return run.json, or None."""
+        """Return the contents of run.json. None if it does not exist."""
         return files.read_json(self.run_json)
 
     @property
     def run_id(self) -> str | None:
-        """The id of the run in run.json; None if no job was submitted yet."""
+        """Id of the run, from run.json. None if no job was submitted yet."""
         return (self.record() or {}).get("run_id")
 
     def job_ids(self) -> list[str]:
@@ -175,7 +178,10 @@ class RunDir:
         return JobDir(self, job_id)
 
     def unused_job_id(self) -> str:
-        """Return a job id that sorts after all others of the run, even if another host's clock is ahead."""
+        """Return a job id that sorts after all other ids of the run.
+
+        It does so even if another host's clock is ahead.
+        """
         known, job_id = self.job_ids(), new_job_id()
         if not known or job_id > known[-1]:
             return job_id
@@ -186,17 +192,22 @@ class RunDir:
         return JobDir(self, ids[-1]) if ids else None
 
     def existing_job(self, job_id: str | None = None) -> "JobDir":
-        """Return the job with the given id, by default the newest. Raises JobError if there is none."""
+        """Return the job with the given id, by default the newest job.
+
+        Raises JobError if it does not exist.
+        """
         ids = self.job_ids()
         if not ids:
-            raise JobError(f"{display(self.path)} holds no job yet; `nbtrain submit {self.name}` starts one.")
+            raise JobError(
+                f"{display(self.path)} holds no job yet. Run `nbtrain submit {self.name}` to start one."
+            )
         if job_id is not None and job_id not in ids:
             raise JobError(f"{display(self.path)} has no job {job_id!r}; there are: {', '.join(ids)}.")
         return self.job(job_id or ids[-1])
 
     @contextlib.contextmanager
     def locked(self, blocking: bool = True) -> Iterator[bool]:
-        """Hold the run's lock (locks.py). Yield whether it was acquired: always if blocking."""
+        """Hold the run's lock (locks.py). Yield whether it was acquired, which is always so if `blocking`."""
         descriptor = flock_folder(self.path, blocking)
         try:
             yield descriptor is not None
@@ -249,7 +260,7 @@ class JobDir:
         return self.path / "provenance" / f"{attempt}.json"
 
     def heartbeats(self) -> list[Path]:
-        """Return the heartbeats that were written, one per rank."""
+        """Return the heartbeat files that exist, one per rank."""
         folder = self.path / "heartbeat"
         try:
             names = os.listdir(folder)
@@ -270,7 +281,7 @@ class JobDir:
         return self.nodes / f"{number}.{attempt}.json"
 
     def node_records(self) -> dict[int, Path]:
-        """Return {node: its record} of the nodes whose agents have begun; {} on this machine."""
+        """Return {node: path of its record} for the nodes whose agents have begun. {} for a local job."""
         paths = (path for path in self.nodes.glob("*.json") if path.stem.isdigit())
         return {int(path.stem): path for path in paths}
 
@@ -278,7 +289,7 @@ class JobDir:
         return self.logs / f"node{number}.log"
 
     def node_logs(self) -> list[Path]:
-        """Return the existing logs of node agents, by the node's number."""
+        """Return the existing logs of node agents, sorted by the node's number."""
         return sorted(self.logs.glob("node*.log"), key=lambda path: (len(path.name), path.name))
 
     def make_folders(self) -> None:
@@ -287,7 +298,7 @@ class JobDir:
 
 
 def run_names() -> list[str]:
-    """Return the names of the runs under the output root."""
+    """Return the names of the runs in the output directory."""
     return sorted(folder.name for folder in run_folders(output_root()) if _is_run(RunDir(folder)))
 
 
@@ -315,8 +326,9 @@ def _is_run(run: RunDir) -> bool:
 
 
 def runs_like(name: str) -> str:
-    """Return a sentence for an error about an unknown run: the runs with similar names, and the number of
-    runs.
+    """Return a sentence for an error about an unknown run.
+
+    It names runs with similar names, and says how many runs there are.
     """
     known = run_names()
     runs = f"{len(known):,} run{'' if len(known) == 1 else 's'}"

@@ -4,8 +4,8 @@ A sample is {subject: {figure: value}} of one node (a machine or a pod). Subject
 
     node        the whole machine or pod, with its network and disks
     replica     all processes of the job on that node, the launcher and the supervisor included
-    rank <k>    one rank with its wrapper and its workers; not written if the node has one rank, whose figures
-                are the replica's
+    rank <k>    one rank with its wrapper and its workers; not written if the node has a single rank, whose
+                values are the replica's
     gpu <k>     one GPU, by the driver's number
 """
 
@@ -40,7 +40,7 @@ LABELS = {
     "sm_clock_mhz": "SM clock",
     "tensor_fraction": "tensor core utilization",
 }
-"""Names on screen that do not follow from the metric's name; for a GPU they follow its number."""
+"""Names on screen that cannot be derived from the metric's name. For a GPU, its number precedes them."""
 _TABLE = """
 cpu_cores                           | cores   | busy cores: 1.0 is one core at full load
 memory_bytes                        | bytes   | of a replica or rank: resident memory, shared pages
@@ -64,7 +64,7 @@ tensor_fraction                     | share   | share of time in which tensor co
     from Hopper on; before, DCGM)
 """
 FIGURES = {name: Figure(name, unit, meaning) for name, unit, meaning in rows(_TABLE)}
-"""{name: Figure}. All values are 0 or more; a metric that cannot be measured is omitted."""
+"""{name: metric}. All values are 0 or more. A metric that cannot be measured is omitted."""
 
 PROCESS_FIGURES = (
     *("cpu_cores", "memory_bytes", "disk_read_bytes_per_second", "disk_write_bytes_per_second"),
@@ -79,7 +79,10 @@ _HOUR, _DAY = 3600.0, 86400.0
 
 @dataclass(frozen=True)
 class Resolution:
-    """Time between points that are at most this old. Points of one period are merged: mean and maximum."""
+    """Resolution of points up to a certain age.
+
+    The points within one period are merged into their mean and maximum.
+    """
 
     age_seconds: float
     period_seconds: float
@@ -91,8 +94,9 @@ RESOLUTIONS = (
     Resolution(7 * _DAY, 600.0),
     Resolution(512 * _DAY, _HOUR),
 )
-"""Samples for an hour, a point per minute for a day, per ten minutes for a week, per hour for 512 days. Each
-period is a whole multiple of the one before it. Older points are deleted."""
+"""Resolutions by age: samples for an hour, a point per minute for a day, per ten minutes for a week, and per
+hour for 512 days. Each period is a whole multiple of the one before it. Older points are deleted.
+"""
 
 
 def rank_subject(rank: int) -> str:
@@ -104,6 +108,6 @@ def gpu_subject(index: int) -> str:
 
 
 def number_of(subject: str) -> int | None:
-    """Return 3 for "rank 3" and "gpu 3", and None for "node" and "replica"."""
+    """Return the number in a subject: 3 for "rank 3" and "gpu 3". None for "node" and "replica"."""
     _, _, number = subject.partition(" ")
     return int(number) if number.isdigit() else None

@@ -5,10 +5,10 @@
     {"at": 60002.0, "mean": [1.25, 104857600]}
     {"at": 60062.0, "samples": 30, "mean": [1.5, 104857600], "max": [2.0, null]}
 
-A header (one line) begins a section: the columns of the lines after it, and the clock, `time` in seconds
+A header (one line) begins a section: the columns of the lines after it, and the clock: `time` in seconds
 since the epoch at `stamp` in seconds since boot. Other lines are points: `at` is the stamp of a sample, or of
-the last of the `samples` that were merged into their mean and maximum. null: not known. Points are ordered
-by their lines and never by a clock, because clocks of different hosts differ.
+the last of the `samples` that were merged into their mean and maximum. null means not known. Points are
+ordered by their lines and never by a clock, because clocks of different hosts differ.
 
 One process owns a node's file. It appends a line per sample, and once an hour it replaces the file with one
 in which older points are merged (usage.RESOLUTIONS), so that a month takes 2 MB. A line that a kill or a full
@@ -33,22 +33,22 @@ from nbtrain.base.run_directory.usage import RESOLUTIONS, SAMPLE_SECONDS
 from nbtrain.base.text.terminal import shortened
 
 FORMAT, FORMAT_VERSION = "nbtrain usage", 1
-# Sections that are kept however short they are, because a job may be restarted very often.
+# Maximum number of sections, because a job may be restarted very often.
 MOST_SECTIONS = 64
-# Bytes at the end of what was read that recognize a file again: about one line, whose stamp is unique.
+# Number of last bytes read by which a file is recognized again: about one line, whose stamp is unique.
 TAIL_BYTES = 256
-# An hour of samples: then older ones are merged.
+# Samples in an hour, after which older samples are merged.
 SAMPLES_BETWEEN_MERGES = int(3600 / SAMPLE_SECONDS)
 _NAME = re.compile(r"(\d{1,6})\.jsonl")
 
 Sample = Mapping[str, Mapping[str, float | None]]
 Columns = list[tuple[str, str]]
-"""The (subject, figure) of each column."""
+"""(subject, metric) of each column."""
 Values = list[float | None]
 
 
 class Point(NamedTuple):
-    """A sample, or several that were merged. None: not known."""
+    """A sample, or several samples that were merged. None means not known."""
 
     stamp: float
     """Seconds since boot of the last sample."""
@@ -75,22 +75,23 @@ class Section:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Constants, e.g. limits."""
+        """Constants, such as limits."""
         return self.head["about"]
 
     @property
     def clock_offset(self) -> float:
-        """Seconds since the epoch at boot, by the host's clock when the header was written."""
+        """Time of the boot in seconds since the epoch, by the host's clock when the header was written."""
         return self.head["time"] - self.head["stamp"]
 
     def continues(self, other: "Section") -> bool:
-        """Return whether the points of `other`, the section before, can be in this one."""
+        """Return whether this section can take the points of `other`, the section before it."""
         return all(self.head[key] == other.head[key] for key in ("host", "boot_id", "columns", "about"))
 
 
 class UsageWriter:
-    """Writes the usage file of one node of a job. On a full or read-only disk samples are lost, and no error
-    is raised.
+    """Writer of the usage file of one node of a job.
+
+    On a full or read-only disk, samples are lost, and no error is raised.
     """
 
     def __init__(self, folder: Path, node: int):
@@ -126,7 +127,7 @@ class UsageWriter:
                 self._append(Point(stamp.seconds, 1, values, values), columns, about, stamp, clock)
                 self._until_merge -= 1
             except OSError:
-                # A new section begins after what may have been written partly.
+                # A new section begins after a line that may be incomplete.
                 self._columns = []
 
     def _append(
@@ -140,7 +141,7 @@ class UsageWriter:
         """Append the line of a sample, after a header if a section begins. Raises OSError."""
         text, exists = encoded(point), self._path.exists()
         if (columns, about, stamp.boot_id) != (self._columns, self._about, self._boot_id) or not exists:
-            # An empty line ends one that a kill or a full disk cut off.
+            # An empty line ends a line that a kill or a full disk cut off.
             text = ("\n" if exists else "") + self._header(columns, about, stamp, clock) + text
         content = text.encode()
         with self._path.open("ab", buffering=0) as stream:
@@ -184,7 +185,10 @@ class UsageWriter:
 
 
 def encoded(point: Point) -> str:
-    """Return the line of a point: samples with six digits, which tables show, and merged ones with four."""
+    """Return the line of a point.
+
+    Values of samples have six digits, as in tables, and values of merged points have four.
+    """
     digits = 6 if point.num_samples == 1 else 4
     means = ",".join(_number(value, digits) for value in point.means)
     if point.num_samples == 1:
@@ -201,9 +205,9 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def merged(sections: list[Section]) -> list[Section]:
-    """Return the newest sections, with the points of a period merged as far as their age allows.
+    """Return the newest sections, with the points of each period merged as far as their age allows.
 
-    The age of a point is the time that was measured after it: the clocks of two boots are never compared.
+    The age of a point is the time that was measured after it. Clocks of two boots are never compared.
     """
     joined: list[Section] = []
     for section in sections:
@@ -265,7 +269,7 @@ def usage_files(folder: Path) -> list[tuple[int, Path]]:
 
 
 def read_sections(path: Path) -> list[Section]:
-    """Return a file's sections, without lines that were cut off; empty if the file was removed meanwhile.
+    """Return a file's sections, without lines that were cut off. [] if the file was removed meanwhile.
 
     Raises OSError if the file exists and cannot be read.
     """
@@ -275,7 +279,7 @@ def read_sections(path: Path) -> list[Section]:
 
 
 class UsageReader:
-    """Reads a usage file repeatedly: each refresh parses only the lines that were appended meanwhile."""
+    """Reader for a usage file that is read repeatedly. Each refresh parses only the appended lines."""
 
     def __init__(self, path: Path, loads: Callable[[bytes], Any] = json.loads):
         """`loads` parses a line."""
@@ -289,13 +293,13 @@ class UsageReader:
         self.refused: list[str] = []
         """The versions of sections that are not read, as text; "" for a damaged header."""
         self.num_bytes = 0
-        """Number of bytes that were read: complete lines."""
+        """Number of bytes that were read. Only complete lines count."""
         # The end of what was read. Another end at this place means that the file was replaced.
         self._tail = b""
         self._section: Section | None = None
 
     def refresh(self) -> bool:
-        """Read the appended lines, or all lines of a file that was replaced; return whether there were any.
+        """Read the appended lines, or all lines of a file that was replaced. Return whether there were any.
 
         Raises OSError if the file exists and cannot be read.
         """
@@ -342,7 +346,7 @@ class UsageReader:
 
 
 def _point(value: dict[str, Any], num_columns: int) -> Point | None:
-    """Return the point of a line; None if the line does not have a stamp and a value for each column."""
+    """Return the point in a line. None if the line does not have a stamp and a value for each column."""
     at, num_samples = value.get("at"), value.get("samples", 1)
     if not isinstance(at, int | float) or not isinstance(num_samples, int) or num_samples < 1:
         return None
@@ -355,7 +359,7 @@ def _point(value: dict[str, Any], num_columns: int) -> Point | None:
 
 
 def _section(head: dict[str, Any]) -> Section | None:
-    """Return an empty section; None for a header of another version or with values of other types."""
+    """Return an empty section for a header. None for another version or values of other types."""
     if (head["format"], head.get("version")) != (FORMAT, FORMAT_VERSION):
         return None
     if not {"host", "boot_id", "time", "stamp", "columns", "about"} <= head.keys():

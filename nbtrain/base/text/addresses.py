@@ -1,4 +1,4 @@
-"""Redaction of addresses for messages, logs and manifests: everything that may be a secret is removed."""
+"""Redaction of URLs for messages, logs and manifests: everything in them that may be a secret is removed."""
 
 import re
 from collections.abc import Mapping
@@ -10,19 +10,19 @@ WITHOUT_BLANKS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S*")
 
 
 def redacted(address: str) -> str:
-    """Return an address without user, password, query values and fragment: any of them may be a secret."""
+    """Return a URL without user, password, query values and fragment, any of which may be a secret."""
     try:
         parts = urlsplit(address)
     except ValueError:
         return HIDDEN
     scheme, netloc, path = parts.scheme, parts.netloc, parts.path
     if "@" in path:
-        # A password with a / ends the host too early; without a host, everything is path.
+        # A "/" in a password ends the host too early. Without a host, everything is part of the path.
         scheme, netloc, path = scheme if netloc else "", f"{HIDDEN}@{path.rpartition('@')[2]}", ""
     elif "@" in netloc:
         netloc = f"{HIDDEN}@{netloc.rpartition('@')[2]}"
     elif "@" in address and not (path and _has_port(netloc)):
-        return HIDDEN  # a password with ? or # in it
+        return HIDDEN  # a password that contains ? or #
     query = "&".join(
         f"{re.split('=', pair, maxsplit=1)[0]}={HIDDEN}" if "=" in pair else HIDDEN
         for pair in parts.query.split("&")
@@ -36,7 +36,7 @@ def _has_port(netloc: str) -> bool:
 
 
 def without_secrets(value: Any, key: str = "") -> Any:
-    """Return the value of `key` in a run YAML with all addresses in it redacted, however nested."""
+    """Return the value of `key` in a run YAML with all URLs in it redacted, however deeply nested."""
     if isinstance(value, str):
         return redacted(value) if key == "mirror" else text_without_secrets(value)
     if isinstance(value, Mapping):
@@ -47,8 +47,9 @@ def without_secrets(value: Any, key: str = "") -> Any:
 
 
 def text_without_secrets(text: str) -> str:
-    """Return text with every address redacted. Where an address ends is not always clear: then the text after
-    it is removed too.
+    """Return a text with every URL in it redacted.
+
+    If it is not clear where a URL ends, the text after it is removed too.
     """
     if "://" not in text:
         return text

@@ -1,9 +1,9 @@
-"""Alternatives of a sentence: "a", "a or b", "a, b or c"."""
+"""Alternatives within a sentence: "a", "a or b", "a, b or c"."""
 
 from collections.abc import Sequence
 
 
 def alternatives(texts: Sequence[str], last: str = " or ") -> str:
-    """Return the texts as alternatives; `last` stands before the last of several."""
+    """Return the texts joined as alternatives. `last` is placed before the last of several texts."""
     *others, end = texts
     return f"{', '.join(others)}{last}{end}" if others else end

@@ -4,7 +4,7 @@ import time
 
 
 def count(value: float) -> str:
-    """Format 126638592 as "126.6M", 2500000000 as "2.5B"; units are powers of 1000."""
+    """Format a count: 126638592 as "126.6M", 2500000000 as "2.5B". Units are powers of 1000."""
     for unit, mark in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= unit:
             digits = 2 if abs(value) < 10 * unit else 1
@@ -13,7 +13,7 @@ def count(value: float) -> str:
 
 
 def count_of(value: float, total: float) -> str:
-    """Format 950000 of 1230000 as "0.95/1.23M": both in the total's unit, which is written once."""
+    """Format a part of a total: 950000 of 1230000 as "0.95/1.23M". The unit of both is the total's."""
     whole = count(total)
     number = whole.rstrip("kMBT")
     if (mark := whole.removeprefix(number)) == "":
@@ -37,14 +37,14 @@ def counted(number: int, thing: str) -> str:
 def amount(value: float, digits: int = 2) -> str:
     """Format an amount of money, hours or energy: 1234.5 as "1,234", 3.456 as "3.5".
 
-    Amounts have `digits` significant digits, but no digit before the decimal point is rounded away: 2 for an
-    estimate, 3 for a measurement.
+    `digits` is the number of significant digits: 2 for an estimate, 3 for a measurement. Digits before the
+    decimal point are never rounded away.
     """
     return f"{value:,.0f}" if value >= 10 ** (digits - 1) else f"{value:.{digits}g}"
 
 
 def size(num_bytes: float) -> str:
-    """Format 42949672960 as "40.0 GiB"; units are powers of 1024."""
+    """Format a number of bytes: 42949672960 as "40.0 GiB". Units are powers of 1024."""
     for unit, mark in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if abs(num_bytes) >= unit:
             return f"{num_bytes / unit:.1f} {mark}"
@@ -54,9 +54,9 @@ def size(num_bytes: float) -> str:
 def utc(seconds: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:
     """Return a time (seconds since the epoch) as "2026-11-28 18:44:06", in UTC.
 
-    All text written by Python shows UTC and says so, next to the time or once above a list: the hosts of a
-    run may be in several time zones, and job ids are UTC too. Pages in the browser show the reader's time
-    zone.
+    All text written by Python shows UTC and says so, next to the time or once above a list, because the hosts
+    of a run may be in several time zones, and job ids are in UTC too. Pages in the browser use the reader's
+    time zone.
     """
     return time.strftime(form, time.gmtime(seconds))
 
@@ -67,7 +67,10 @@ def moment(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format 28800 as "8.0 h", 4700000 as "54 d"; more digits would make an estimate look exact."""
+    """Format an estimated time: 28800 as "8.0 h", 4700000 as "54 d".
+
+    More digits would make an estimate look exact.
+    """
     for unit, mark in ((365.25 * 86400, "years"), (86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 1.5 * unit:
             return f"{seconds / unit:.{0 if seconds >= 10 * unit else 1}f} {mark}"
@@ -80,7 +83,7 @@ def step(seconds: float) -> str:
 
 
 def elapsed(seconds: float) -> str:
-    """Format 200 as "3 min 20 s", 90000 as "1 d 1 h": two units of a measured time, as on a clock."""
+    """Format a measured time in two units, as on a clock: 200 as "3 min 20 s", 90000 as "1 d 1 h"."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"

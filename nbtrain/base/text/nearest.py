@@ -1,11 +1,16 @@
-"""The known names that are most similar to a name that is not known, for an error message."""
+"""The known names that are most similar to an unknown name, for an error message; for keys of a run YAML, see
+config/names/keys.py.
+"""
 
 from collections.abc import Iterable
 
 
 def nearest(word: str, known: Iterable[str], count: int = 1) -> str:
-    """Return a sentence, after a space, with the known words most similar to `word`; "" if there are none."""
-    # Imported here, because only a wrong word needs it.
+    """Return a sentence, after a space, with the known words most similar to `word`.
+
+    "" if no word is similar.
+    """
+    # Imported here, because it is only needed for a wrong word.
     import difflib
 
     near = difflib.get_close_matches(word, list(known), n=count)

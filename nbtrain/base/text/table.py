@@ -7,7 +7,8 @@ from itertools import zip_longest
 from nbtrain.base.text import terminal
 
 GAP = "  "
-# A last column with less room than this is printed below its row, so that sentences stay readable.
+# Minimum width of the last column. If less room is left, it is printed below its row, so that sentences stay
+# readable.
 LEAST_LAST_COLUMNS = 30
 BELOW = "    "
 
@@ -23,9 +24,9 @@ def rows(text: str) -> list[list[str]]:
 def fitted(rows: Rows, right: Collection[int] = (), width: int | None = None) -> list[str]:
     """Return the lines of a table that is at most `width` columns wide, unless single words are wider.
 
-    A last column of sentences that would have little room goes below its row. Other cells are broken between
-    words, the widest column first. If the words of a row need more room than there is, the table is divided
-    into several with fewer columns, each of which begins with the first column.
+    If little room is left for a last column of sentences, it is printed below its row. Other cells are
+    wrapped between words, the widest column first. If single words still need more room, the table is divided
+    into several tables with fewer columns, each of which begins with the first column.
     """
     widths = [max(map(terminal.columns, column)) for column in zip(*rows)]
     if width is None or _total(widths) <= width:
@@ -61,7 +62,10 @@ def _longest_word(cell: str) -> int:
 
 
 def _narrowed(widths: Sequence[int], least: Sequence[int], width: int) -> list[int]:
-    """Return column widths that fit, reducing the widest columns; none is below its longest word."""
+    """Return column widths that fit, by reducing the widest columns.
+
+    No column becomes narrower than its longest word.
+    """
     narrowed = list(widths)
     while _total(narrowed) > width:
         wider = [at for at, (now, need) in enumerate(zip(narrowed, least)) if now > need]
@@ -81,7 +85,10 @@ def _broken(row: Sequence[str], widths: Sequence[int], right: Collection[int]) -
 
 
 def _divided(rows: Rows, right: Collection[int], width: int, least: Sequence[int]) -> list[str]:
-    """Return several tables with an empty line between them; each begins with the first column."""
+    """Return the lines of several narrower tables, separated by empty lines.
+
+    Each table begins with the first column.
+    """
     parts: list[list[int]] = [[0]]
     for at in range(1, len(least)):
         if len(parts[-1]) > 1 and _total([least[column] for column in (*parts[-1], at)]) > width:

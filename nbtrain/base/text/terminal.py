@@ -1,13 +1,13 @@
 """Text for a terminal: made printable, measured in columns, shortened, and wrapped to the terminal's width.
 
-An escape sequence in a document or in the name of a file would colour, move or rename the terminal, and a
-mark of direction would show what follows backwards. HTML pages and JSON files have their own escapes.
+An escape sequence in a document or in a file name would color, move or rename the terminal, and a Unicode
+direction mark would reverse the text after it. HTML pages and JSON files have their own escapes.
 """
 
 import re
 import unicodedata
 
-# Harmless characters that str.isprintable() calls unprintable: spaces of every width, and joiners.
+# Harmless characters that are unprintable for str.isprintable(): spaces of all widths, and joiners.
 HARMLESS = re.compile("[\n\t\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000\u200c\u200d]")
 
 # Maximum number of characters of a value that a message quotes.
@@ -30,12 +30,15 @@ def printable(text: str) -> str:
 
 
 def columns(text: str) -> int:
-    """Return the columns that a printable text needs: 2 for a Chinese character, 0 for a combining accent."""
+    """Return the number of columns that a printable text needs.
+
+    A Chinese character needs 2, a combining accent 0.
+    """
     return len(text) if text.isascii() else sum(map(_character_columns, text))
 
 
 def padded(text: str, width: int, is_right: bool = False) -> str:
-    """Return the text with spaces added until it is `width` columns wide, on the left if `is_right`."""
+    """Return the text padded with spaces to `width` columns. With `is_right`, it is aligned to the right."""
     space = " " * (width - columns(text))
     return space + text if is_right else text + space
 
@@ -59,8 +62,8 @@ QUOTE = "  | "
 def folded(text: str, width: int | None) -> str:
     """Wrap lines that are longer than `width` columns at their spaces; with None, nothing is wrapped.
 
-    The rest of a line begins under the words after its list mark or its title, else two columns further in.
-    Paths and other words that are longer than a line stay whole.
+    Continuation lines begin below the text that follows a list mark or a title; otherwise, they are indented
+    by two more columns. Paths and other words that are longer than a line are not broken.
     """
     if width is None or all(columns(line) <= width for line in text.splitlines()):
         return text
@@ -68,7 +71,10 @@ def folded(text: str, width: int | None) -> str:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Wrap a text without line ends to lines of at most `width` columns, if no single word is longer."""
+    """Wrap a text without line ends to lines of at most `width` columns.
+
+    Single longer words are not broken.
+    """
     import textwrap
 
     kept = COMMAND.sub(lambda found: _unbroken(found[0], width), text)
@@ -88,7 +94,7 @@ def _folded_line(line: str, width: int) -> list[str]:
     indent = len(line) - len(line.lstrip(" "))
     margin = columns(line[:start])
     if start == indent or margin > width // 2:
-        # No mark and no title, or a title after which too little room is left.
+        # The line has no mark and no title, or a title after which too little room is left.
         start = indent
         first, *_ = wrapped(line[start:], width - start) or [""]
         rest = line[start + len(first) :].lstrip(" ")

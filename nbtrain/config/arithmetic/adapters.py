@@ -61,7 +61,7 @@ def adapter_activations(config: RunConfig, tensor: int | None = None) -> tuple[i
         # Keys and values before they are multiplied, and the MLP's inner activations.
         return (2 * shape.kv_width + shape.ffn_hidden_size) // tensor, 0
     openings = 2 if shape.gated else 1
-    # {target: (adapters' numbers in units of the rank, their inputs)}
+    # {target: (elements between A and B in units of the rank, input elements)}
     kept = {
         "query_key_value": (3, shape.hidden_size),
         "dense": (1, shape.query_width // tensor),

@@ -13,14 +13,14 @@ from nbtrain.config.schema import RunConfig
 # mha_varlen_fwd).
 FLASH_HEAD_SIZE = 256
 FLASH_HEAD_MULTIPLE = 8
-# FPDT and torch's flash kernel are of the second generation of flash-attn.
+# FPDT and torch's flash kernel use the second generation of flash-attn.
 FLASH_GENERATION = 2
 
 
 def keeps_scores(config: RunConfig) -> bool:
     """Return whether the attention kernel stores all attention scores.
 
-    `math` does, and on a CPU so does any kernel with dropout.
+    The kernel `math` does and, on a CPU with dropout, so does the kernel that `auto` selects.
     """
     backend, on_cpu = config.model.attention_backend, config.resources.device == "cpu"
     return backend == "math" or (backend == "auto" and on_cpu and config.model.attention_dropout > 0)

@@ -33,8 +33,9 @@ class BlockParameter(NamedTuple):
 
 
 def block_parameters(shape: Shape, tensor: int) -> tuple[BlockParameter, ...]:
-    """Return the parameters of a block of this model: of the user's layer() if they are known, else
-    nbtrain's.
+    """Return the parameters of a block of this model.
+
+    They are those of the user's layer() if they are known, else those of nbtrain's block.
     """
     if shape.own_block is not None:
         return _counted(shape.own_block, tensor)

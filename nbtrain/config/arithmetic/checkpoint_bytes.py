@@ -135,7 +135,7 @@ def _description_bytes(config: RunConfig) -> int:
         # Rows of trained tokens are in two modules at most.
         more = len(adapter_sizes(config)) * config.model.num_layers + 2
         names = [count + more for count in names]
-    # ZeRO 3 writes a model file for each rank, the other stages one for each (pipeline, tensor) rank.
+    # ZeRO 3 writes a model file for each rank, the other ZeRO stages one for each (pipeline, tensor) rank.
     model_files = ranks if parallel.zero_stage == 3 else tensor * stages
     optimizer_files = ranks if parallel.zero_stage else 0
     # PipelineModule puts the weights into a file for each layer.

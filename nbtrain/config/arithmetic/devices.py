@@ -348,8 +348,9 @@ _PATTERNS = [
 
 
 def find_device(name: str | None) -> Device | None:
-    """Return the row of a device, by its name in the table, torch, nvidia-smi or a node's label. None if
-    unknown.
+    """Return the row of a device, by its name in the table, torch, nvidia-smi or a node's label.
+
+    None if unknown.
 
     The whole name must match, because an A10G is not an A10 and a MIG slice is not a whole A100.
     """

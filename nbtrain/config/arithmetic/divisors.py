@@ -10,9 +10,7 @@ def divisors(number: int) -> list[int]:
 
 
 def nearest_divisors(value: int, whole: int) -> list[int]:
-    """Return the divisors of `whole` around `value`: the next smaller and the next larger one, if they
-    exist.
-    """
+    """Return the next smaller and the next larger divisor of `whole` around `value`, if they exist."""
     below = [divisor for divisor in divisors(whole) if divisor < value]
     above = [divisor for divisor in divisors(whole) if divisor > value]
     return [*below[-1:], *above[:1]]

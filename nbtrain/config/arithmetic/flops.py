@@ -78,17 +78,20 @@ def megatron_deepspeed_tflops(config: RunConfig, samples_per_second: float) -> f
 
 
 def block_flops_per_token(config: RunConfig) -> float:
-    """Return FLOPs of the forward pass of one transformer block."""
+    """Return FLOPs of one token's forward pass through one transformer block."""
     return block_forward(shape_of(config))
 
 
 def attention_flops_per_token(config: RunConfig) -> float:
-    """Return FLOPs of one block's attention core: scores, and their product with the values."""
+    """Return FLOPs of one token's forward pass through one block's attention core.
+
+    These are the scores, and their product with the values.
+    """
     return attention_forward(config.shape)
 
 
 def logits_flops_per_token(config: RunConfig) -> float:
-    """Return FLOPs of the forward pass of the output layer."""
+    """Return FLOPs of one token's forward pass through the output layer."""
     return logits_forward(config.shape)
 
 

@@ -37,7 +37,7 @@ SHAPES: dict[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True)
 class LrSchedule:
-    """learning_rate(t) for one run."""
+    """Learning-rate schedule of one run."""
 
     lr: float
     min_lr: float

@@ -16,7 +16,9 @@ LEAST_OCCURRENCES = 100
 # Smaller counts in a sample are not reliable.
 COUNTED = 20
 ROUNDED_TO = 128
-"""Megatron's make_vocab_size_divisible_by: no entry of the model is without a token."""
+"""Multiple to which sizes are rounded: Megatron's make_vocab_size_divisible_by, so that no padding is
+needed.
+"""
 SMALLEST, LARGEST = 512, 65_408  # .bin holds 16-bit ids below 65,500
 _REFERENCE = (70e9, 216_000 * 8192)
 _POWER = 0.83

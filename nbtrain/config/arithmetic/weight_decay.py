@@ -16,7 +16,7 @@ from nbtrain.config.schema import RunConfig
 
 @dataclass(frozen=True)
 class WeightDecaySchedule:
-    """weight_decay(t) for one run."""
+    """Weight-decay schedule of one run."""
 
     start: float
     end: float

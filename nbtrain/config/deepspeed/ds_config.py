@@ -39,9 +39,9 @@ _NEVER = 2**31
 # even number.
 BUCKET_MULTIPLE = 2**20
 
-# What DeepSpeed 0.19.8 reads at the top of its configuration (runtime/config.py, DeepSpeedConfig). It ignores
-# every other key without a warning. tests/config/deepspeed/test_ds_config.py compares this list with its
-# code.
+# Keys that DeepSpeed 0.19.8 reads at the top of its configuration (runtime/config.py, DeepSpeedConfig). It
+# ignores every other key without a warning. tests/config/deepspeed/test_ds_config.py compares this list with
+# DeepSpeed's code.
 _KNOWN = """
 activation_checkpointing aio amp autotuning bf16 bfloat16 checkpoint comet comms_logger
 communication_data_type compile compression_training csv_monitor curriculum_learning data_efficiency
@@ -186,9 +186,7 @@ def bucket_elements(config: RunConfig, asked: int) -> int:
 def collisions(
     config: RunConfig, derived: dict[str, Any], extra: dict[str, Any] | None = None, prefix: str = ""
 ) -> Iterator[Finding]:
-    """Yield a finding for every key in parallel.deepspeed_extra that nbtrain derives from the run's
-    fields.
-    """
+    """Yield a finding for every key in parallel.deepspeed_extra that nbtrain itself derives."""
     for key, value in (config.parallel.deepspeed_extra if extra is None else extra).items():
         dotted = f"{prefix}{key}"
         if isinstance(value, dict) and isinstance(derived.get(key), dict):

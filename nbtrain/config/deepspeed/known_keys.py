@@ -61,7 +61,7 @@ _WORDS = {
 Section = Mapping[str, Mapping[str, Any]]
 
 
-# Rules of the findings about DeepSpeed's configuration.
+# Names of the rules in findings about DeepSpeed's configuration.
 UNKNOWN_KEY, WRONG_VALUE = "deepspeed_keys_exist", "deepspeed_values_fit"
 
 
@@ -113,8 +113,9 @@ def _broken_format(path: str, value: Any) -> str | None:
 
 
 def ignored_keys(values: Mapping[str, Any]) -> list[str]:
-    """Return the dotted keys that DeepSpeed ignores, because their section reads only the keys that it
-    knows.
+    """Return the dotted keys that DeepSpeed ignores without an error.
+
+    They are in sections that read only the keys that DeepSpeed knows.
     """
     return [
         f"{section}.{key}"
@@ -146,8 +147,9 @@ def _known(section: Section) -> Section:
 
 
 def nearest_key(path: str) -> str:
-    """Return the known key of the same section that is most similar to an unknown key; "" if none is
-    similar.
+    """Return the known key of the same section that is most similar to an unknown key.
+
+    "" if no key is similar.
     """
     section, _, key = path.rpartition(".")
     known = _known(table()["sections"].get(section, {}))
@@ -168,8 +170,9 @@ def unknown_optimizer(kind: object) -> str:
 
 
 def broken_rule(entry: Mapping[str, Any], value: Any) -> str | None:
-    """Return a rule that a value breaks, such as "must be at least 0". None if DeepSpeed accepts the
-    value.
+    """Return a rule that a value breaks, such as "must be at least 0".
+
+    None if DeepSpeed accepts the value.
     """
     kind = entry["type"]
     if kind in ("any", "section") or value == AUTO or (value is None and entry.get("null")):

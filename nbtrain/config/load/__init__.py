@@ -235,8 +235,9 @@ def _over(base: Located, layer: Located) -> Located:
 
 
 def _is_file_name(path: Path) -> bool:
-    """Return whether the value of `extends` is a file and not a name. The .5b of my-1.5b is not a file
-    extension.
+    """Return whether the value of `extends` is a file and not a name.
+
+    The .5b of my-1.5b is not a file extension.
     """
     return path.suffix in (".yaml", ".yml") or (bool(path.suffix) and _is_file(path))
 

@@ -92,7 +92,7 @@ def micro_batch_sizes(config: RunConfig) -> list[int]:
 
 
 def _allowed(config: RunConfig, key: str, values: tuple[int, ...] | list[int]) -> list[int]:
-    """Return the values with which the run breaks no rule."""
+    """Return those of the values with which the run passes all rules."""
     found = []
     for value in values:
         try:
@@ -167,8 +167,9 @@ def found_words(run: RunDir, config: RunConfig, mode: str, active: bool) -> str 
 
 
 def write_files(job: JobDir, config: RunConfig) -> None:
-    """Write the tuner's JSON and script to the job's folder, which the pods see. Do nothing if the mode is
-    none.
+    """Write the tuner's JSON and script to the job's folder, which the pods see.
+
+    Do nothing if the mode is none.
     """
     if mode_of(config) == "none":
         return
@@ -178,7 +179,10 @@ def write_files(job: JobDir, config: RunConfig) -> None:
 
 
 def read_given(text: str) -> dict[str, Any]:
-    """Return the JSON in --deepspeed_config: a path or, from the tuner, base64. Raises ConfigError."""
+    """Return the JSON in --deepspeed_config: the path of a file or, from the tuner, base64.
+
+    Raises ConfigError.
+    """
     try:
         if text.endswith(".json"):
             given = json.loads(Path(text).read_text(encoding="utf-8"))

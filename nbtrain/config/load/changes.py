@@ -21,12 +21,13 @@ class Change:
     before: Any
     now: Any
     where: str
-    """The place that set the new value."""
+    """Place that set the new value."""
 
     @property
     def bound(self) -> bool:
-        """Whether the field must stay the same when a run is resumed, so that the change requires a new
-        run.
+        """Whether the field must stay the same when a run is resumed.
+
+        Such a change requires a new run.
         """
         return is_bound(self.key)
 
@@ -59,10 +60,9 @@ def typed_changes(before: RunConfig, now: RunConfig) -> list[Change]:
 
 
 def as_overrides(before: RunConfig, now: RunConfig, but: Callable[[str], bool] = lambda key: False) -> str:
-    """Return the changes from `before` to `now` as key=value for a shell, each after a space; "" if there are
-    none.
+    """Return the changes from `before` to `now` as key=value arguments for a shell, each after a space.
 
-    Keys for which `but` returns true are omitted.
+    "" if there are none. Keys for which `but` returns true are omitted.
     """
     # Keys inside a removed section are left out, because the section itself becomes null. Weights are left
     # out, because they are part of data.sources.

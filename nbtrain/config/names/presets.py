@@ -30,8 +30,9 @@ _UNITS = {"M": 1e6, "B": 1e9, "T": 1e12}
 
 
 def preset_run(name: object) -> str | None:
-    """Return the name of the run that a preset such as "13B" or "13b" means. None if `name` is not a
-    preset.
+    """Return the name of the run that a preset such as "13B" or "13b" means.
+
+    None if `name` is not a preset.
     """
     if not isinstance(name, str):
         return None

@@ -64,10 +64,10 @@ def _default(key: str) -> Any:
 
 
 def expanded(layer: Located, base: Located) -> Located:
-    """Return a layer (a file or overrides) with the fields that its names set. `base` is below the layer.
+    """Return a layer (a file or overrides) with the fields that its recipe and architecture set.
 
-    Changes the layer in place. A name that is not a recipe is left to the schema's check. The default does
-    not count as a name that was set.
+    `base` is what the layer will be merged over. Changes the layer in place. A name that is not a recipe is
+    left to the schema's check. The default does not count as a name that was set.
     """
     own, below = (one.value.get("recipe") if "recipe" in one.origins else None for one in (layer, base))
     if isinstance(own, str) and own in NAMES and own != below:
@@ -95,6 +95,6 @@ def _missing(layer: Located, fields: Mapping[str, Any]) -> Iterator[tuple[str, A
         if key in written or not isinstance(layer.value.get(section, {}), dict):
             continue
         if section == "model" and "model.architecture" in written:
-            # Another architecture stands for all of its fields.
+            # The architecture that the layer names sets all fields of the architecture.
             continue
         yield key, None if key in WSD_DECAY and amount_is_given else value

@@ -193,7 +193,7 @@ class DataConfig(ConfigModel):
     processed by a single process, which is faster. The result is the same for any number.
     """
     workers: Annotated[WorkersConfig, WithoutEffect()] = WorkersConfig.model_construct()
-    """Workers that run the prepare processes: on this machine, or of a Dask scheduler."""
+    """Workers that prepare the dataset: processes on this machine, or workers of a Dask scheduler."""
     split: Annotated[Word, Binds("data_state.split")] = "949,50,1"
     """Relative sizes of the training, validation and test splits, separated by commas."""
     split_rule: Annotated[Literal["megatron-deepspeed", "megatron-core"], Binds("data_state.split_rule")] = (

@@ -91,11 +91,11 @@ PositiveAmount = _number(1, MOST_TOKENS)
 # Periods and windows.
 Steps = _number(0, MOST_STEPS)
 PositiveSteps = _number(1, MOST_STEPS)
-# Sequences of a million tokens are trained (arXiv:2408.16978).
+# Models have been trained on sequences of a million tokens (arXiv:2408.16978).
 MOST_SEQUENCE_TOKENS = 10**8
 SequenceTokens = _number(1, MOST_SEQUENCE_TOKENS)
 ChunkTokens = _number(0, MOST_SEQUENCE_TOKENS)
-# A thousand layers train (arXiv:2203.00555); GPT-3 has 96, of width 12,288.
+# Models with a thousand layers have been trained (arXiv:2203.00555); GPT-3 has 96 layers of width 12,288.
 MOST_LAYERS = 100_000
 Layers = _number(1, MOST_LAYERS)
 # A number N for every N-th layer, or a list with 0 or 1 for each layer, as in Megatron's
@@ -117,7 +117,7 @@ Width = _number(1, 10_000_000)
 # Token ids are int32.
 VocabularySize = _number(1, 2**31 - 1)
 Ranks = _number(1, 1_000_000)
-# Small numbers of things: machines, buffers, repetitions.
+# Small counts: of machines, buffers, repetitions.
 SmallCount = _number(0, 1_000_000)
 PositiveSmallCount = _number(1, 1_000_000)
 # An exabyte.

@@ -13,9 +13,8 @@ SCHEMES = ("https://", "http://")
 
 
 class NotifyConfig(ConfigModel):
-    """Notification that the supervisor sends when a job has ended.
-
-    A failed notification never changes the job's state.
+    """Notification that the supervisor sends when a job has ended. A failed notification never changes the
+    job's state.
     """
 
     command: list[PathText] = []

@@ -141,7 +141,7 @@ class ParallelConfig(ConfigModel):
     zero_quantized_gradients: bool = False
     """Whether gradients are reduced between machines in INT4 (ZeRO++ with stage 3). GPU only."""
     activation_checkpointing: ActivationCheckpointingConfig = ActivationCheckpointingConfig.model_construct()
-    """Activation checkpointing, which needs less memory and more computation."""
+    """Activation checkpointing: activations are recomputed, which saves memory but takes time."""
     overlap_comm: bool = True
     """ZeRO: whether gradients are reduced while the backward pass runs. A pipeline always reduces them after
     the backward pass, and a single data-parallel rank has nothing to reduce.

@@ -101,8 +101,9 @@ class BatchConfig(ConfigModel):
 
     @property
     def train_amount(self) -> tuple[str, int]:
-        """Training length as (unit, number), e.g. ("tokens", 2_500_000_000). Raises ConfigError if none is
-        set.
+        """Training length as (unit, number), e.g. ("tokens", 2_500_000_000).
+
+        Raises ConfigError if none is set.
         """
         unit = given_unit(self, "train")
         if unit is None:

@@ -71,7 +71,7 @@ class EvaluationConfig(ConfigModel):
     """Validation and tasks during training, and the test at the end."""
 
     eval_interval_steps: PositiveSteps = 100
-    """Steps between validations. The last step is always followed by one."""
+    """Steps between validations. There is always a validation after the last step."""
     eval_iters: Steps = 10
     """Number of global batches in one validation or test. 0 turns both off."""
     tasks: list[TaskConfig] = []

@@ -76,7 +76,7 @@ def test_an_export_takes_the_newest_checkpoint_that_is_not_being_saved(run, work
     run.checkpoint(12).mkdir()
     assert said().endswith(
         "its newest checkpoint is not complete (global_step12: it has no manifest.json: its save was "
-        "interrupted). `--step 10` exports the newest that is."
+        "interrupted). Pass `--step 10` to export the newest complete checkpoint."
     )
     job, now = run.job(JOB), time.time()
     attempt = AttemptRecord(attempt=0, started_at=now - 50, world_size=1, data_parallel_size=1)
@@ -87,7 +87,7 @@ def test_an_export_takes_the_newest_checkpoint_that_is_not_being_saved(run, work
     assert step_to_export(run, False, now) == step_to_export(run, True, now) == 10
     shutil.rmtree(run.checkpoint(10))
     assert step_to_export(run, True, now) == 0
-    assert said().endswith("train the run first.\n  global_step12: is being saved by the running job")
+    assert said().endswith("Train the run first.\n  global_step12: is being saved by the running job")
     os.utime(run.checkpoint(12), (now - 99, now - 99))
     assert "holds no complete checkpoint" in said() and said(True) == said()
     shutil.rmtree(run.checkpoint(12))

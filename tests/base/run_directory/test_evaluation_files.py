@@ -50,8 +50,8 @@ def test_a_name_is_a_file_name():
     "change, said",
     [
         ({"schema_version": 2}, "schema_version = 2 must be 1: another version of nbtrain wrote the file."),
-        ({"metrics": None}, "is not a record of an evaluation (AttributeError("),
-        ({"more": 1}, "is not a record of an evaluation (TypeError("),
+        ({"metrics": None}, "is not an evaluation record (AttributeError("),
+        ({"more": 1}, "is not an evaluation record (TypeError("),
     ],
 )
 def test_a_damaged_record(tmp_path, change, said):

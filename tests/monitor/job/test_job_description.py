@@ -373,7 +373,7 @@ def test_picture_has_lines_of_request_and_limit(failed: FakeJob) -> None:
 def test_a_job_that_is_not_there(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "gpt-fake")
     run.path.mkdir()
-    with pytest.raises(JobError, match=r"holds no job yet; `nbtrain submit gpt-fake` starts one\."):
+    with pytest.raises(JobError, match=r"holds no job yet\. Run `nbtrain submit gpt-fake` to start one\."):
         describe_job(run)
     job = FakeJob(run, steps=4)
     with pytest.raises(JobError, match=rf"has no job 'x'; there are: {job.job.job_id}\."):

@@ -318,8 +318,8 @@ class IndexedDataset:
         if vocab_size is not None and largest >= vocab_size:
             raise DataError(
                 f"{binary}: the file holds token id {largest:,}, but the vocabulary has "
-                f"{vocab_size:,} entries (ids below {vocab_size:,}). It was made with another tokenizer: set "
-                "tokenizer.vocab_size to that tokenizer's size, or encode the data again."
+                f"{vocab_size:,} entries (ids below {vocab_size:,}). The file was made with another "
+                "tokenizer: set tokenizer.vocab_size to that tokenizer's size, or encode the data again."
             )
         return largest
 

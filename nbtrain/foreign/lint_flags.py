@@ -252,8 +252,8 @@ def growth_counts_samples(source: Reading) -> Iterator[Finding]:
             source,
             "growth_counts_samples",
             "rampup_batch_size",
-            f"with --train-iters at {source.place('train_iters')}: the program refuses a growing batch if it "
-            "counts iterations.",
+            f"combined with --train-iters at {source.place('train_iters')}, but the program refuses a "
+            "growing batch if it counts iterations.",
             "Give the training length with --train-samples, and the decay with --lr-decay-samples.",
         )
     mixed = [
@@ -264,8 +264,8 @@ def growth_counts_samples(source: Reading) -> Iterator[Finding]:
             source,
             "growth_counts_samples",
             mixed[0],
-            f"with --train-iters at {source.place('train_iters')}: the program counts either iterations or "
-            "samples, not both.",
+            f"combined with --train-iters at {source.place('train_iters')}, but the program counts either "
+            "iterations or samples, not both.",
             "Give every amount in the same unit.",
         )
     for dest in ("lr_decay_iters", "lr_warmup_iters"):
@@ -274,8 +274,8 @@ def growth_counts_samples(source: Reading) -> Iterator[Finding]:
                 source,
                 "growth_counts_samples",
                 dest,
-                f"with --train-samples at {source.place('train_samples')}: the program counts either "
-                "iterations or samples, not both.",
+                f"combined with --train-samples at {source.place('train_samples')}, but the program counts "
+                "either iterations or samples, not both.",
                 "Give every amount in the same unit.",
             )
 

@@ -160,8 +160,8 @@ def zero_stage_agrees(source: Reading) -> Iterator[Finding]:
         "zero_stage_agrees",
         "--zero-stage",
         flag.place,
-        f"{flag.value}, but {STAGE} is {_stage(document)} ({document.place(STAGE)}), and DeepSpeed uses the "
-        "JSON's stage.",
+        f"the flag is {flag.value}, but {STAGE} is {_stage(document)} ({document.place(STAGE)}), and "
+        "DeepSpeed uses the JSON's stage.",
         # A pipeline allows ZeRO 1 at most, and stage 0 trains 16-bit weights wrongly.
         f"Set both to {1 if piped else _stage(document)}.",
         Cost(words="a run of another ZeRO stage than the flag says"),
@@ -181,14 +181,14 @@ def zero_goes_with_the_pipeline(source: Reading) -> Iterator[Finding]:
         return
     if stages > 1:
         text = (
-            f"{_stage(document)} with pipeline-model-parallel-size({stages}) "
+            f"stage {_stage(document)} with pipeline-model-parallel-size({stages}) "
             f"({source.place('pipeline_model_parallel_size')}): DeepSpeed refuses ZeRO 2 and 3 in a pipeline."
         )
         fix = "Set the stage to 1."
     else:
         text = (
-            f"{_stage(document)} without --no-pipeline-parallel: Megatron-DeepSpeed then uses the pipeline "
-            "engine even for a single stage, and DeepSpeed refuses ZeRO 2 and 3 in a pipeline."
+            f"stage {_stage(document)} without --no-pipeline-parallel: Megatron-DeepSpeed then uses the "
+            "pipeline engine even for a single stage, and DeepSpeed refuses ZeRO 2 and 3 in a pipeline."
         )
         fix = "Add --no-pipeline-parallel, or set the stage to 1."
     yield _error(document, "zero_goes_with_the_pipeline", STAGE, text, fix)
@@ -244,7 +244,7 @@ def zero_0_is_for_fp32(source: Reading) -> Iterator[Finding]:
                 "zero_0_is_for_fp32",
                 STAGE,
                 document.place(STAGE),
-                f"0 with {name}: in stage 0, DeepSpeed's optimizer makes a dummy step at the start, which "
+                f"stage 0 with {name}: DeepSpeed's optimizer then makes a dummy step at the start, which "
                 "shifts Adam's bias correction. An import sets stage 1.",
                 'Write "stage": 1, which needs no more memory.',
                 Cost(words="a wrong first phase of training"),

@@ -251,7 +251,7 @@ def test_verify_finds_ids_of_another_tokenizer(prefix):
     assert IndexedDataset(prefix).verify(51) == 50
     refuses(
         "data/text_document.bin: the file holds token id 50, but the vocabulary has 50 "
-        "entries (ids below 50). It was made with another tokenizer: set "
+        "entries (ids below 50). The file was made with another tokenizer: set "
         "tokenizer.vocab_size to that tokenizer's size, or encode the data again.",
         IndexedDataset(prefix).verify,
         50,

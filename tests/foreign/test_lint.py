@@ -39,7 +39,10 @@ def test_zero_of_the_flags_against_the_json(tmp_path):
     """Upstream's 125M has --zero-stage 0 but stage 2 in the JSON, which is reported."""
     assert lines(lint([write(tmp_path, "gpt-125m")]), "zero_stage_agrees") == [
         "warning, costs a run of another ZeRO stage than the flag says: gpt-125m.yaml:57: --zero-stage",
-        "  0, but zero_optimization.stage is 2 (ds_config_125m.json:6), and DeepSpeed uses the JSON's stage.",
+        (
+            "  the flag is 0, but zero_optimization.stage is 2 (ds_config_125m.json:6), and "
+            "DeepSpeed uses the JSON's stage."
+        ),
         "  Set both to 2.",
     ]
 
@@ -48,9 +51,8 @@ def test_zero_2_with_a_pipeline(tmp_path):
     """Upstream's 1.3B has 4 pipeline stages with ZeRO 2, which DeepSpeed refuses."""
     assert lines(lint([write(tmp_path, "gpt-1-3b-4xdp-4xpp")]), "zero_goes_with_the_pipeline") == [
         "error, cannot run: ds_config_1-3b.json:6: zero_optimization.stage",
-        "  2 with pipeline-model-parallel-size(4) (gpt-1-3b-4xdp-4xpp.yaml:15): DeepSpeed refuses ZeRO 2 "
-        "and 3 in "
-        "a pipeline.",
+        "  stage 2 with pipeline-model-parallel-size(4) (gpt-1-3b-4xdp-4xpp.yaml:15): "
+        "DeepSpeed refuses ZeRO 2 and 3 in a pipeline.",
         "  Set the stage to 1.",
     ]
 
@@ -70,7 +72,7 @@ def test_zero_2_without_no_pipeline_parallel(tmp_path):
     findings = linted(tmp_path, without=["--no-pipeline-parallel"])
     assert lines(findings, "zero_goes_with_the_pipeline") == [
         "error, cannot run: ds_config_125m.json:6: zero_optimization.stage",
-        "  2 without --no-pipeline-parallel: Megatron-DeepSpeed then uses the pipeline "
+        "  stage 2 without --no-pipeline-parallel: Megatron-DeepSpeed then uses the pipeline "
         "engine even for a single stage, and DeepSpeed refuses ZeRO 2 and 3 in a pipeline.",
         "  Add --no-pipeline-parallel, or set the stage to 1.",
     ]
@@ -134,8 +136,8 @@ def test_the_175b_script_on_one_node(tmp_path):
     assert fix == ("  Use 10 nodes or a multiple of that number, or use sizes whose product divides 8.")
     assert lines(findings, "growth_counts_samples") == [
         "error, cannot run: train_175b.sh:30: --rampup-batch-size",
-        "  with --train-iters at train_175b.sh:31: the program refuses a growing batch if it counts "
-        "iterations.",
+        "  combined with --train-iters at train_175b.sh:31, but the program refuses a "
+        "growing batch if it counts iterations.",
         ("  Give the training length with --train-samples, and the decay with --lr-decay-samples."),
     ]
     assert lines(findings, "ramp_up_has_a_successor") == [

@@ -56,7 +56,7 @@ def _top(text: str) -> Mapping[str, Any]:
 def path_of(file: str | Path) -> Path:
     """Return the path of a file: as typed if it exists there, otherwise below the workspace."""
     if not isinstance(file, str | Path):
-        raise ConfigError(f"{file!r}: must be the path of {FILES}.")
+        raise ConfigError(f"{file!r}: this must be the path of {FILES}.")
     typed = typed_path(file)
     return typed if typed.is_absolute() or typed.exists() else workspace() / typed
 

@@ -780,7 +780,8 @@ def _combined(
         remarks.append(
             (
                 agents.place,
-                f"starts {agents.value} torchruns on each machine ({word.place}), each with its own ranks.",
+                f"the launcher starts {agents.value} torchruns on each machine ({word.place}), each with "
+                "its own ranks.",
                 "Set --ntasks-per-node=1 to start one torchrun on each machine.",
             )
         )

@@ -84,7 +84,9 @@ def read_files(files: Sequence[str | Path], variables: Mapping[str, str] | None 
         )
     if not jobs and not texts:
         kinds = ", ".join(JOB_KINDS)
-        raise ConfigError(f"{trees[0].label}: contains no job; supported kinds: {kinds}, and ConfigMap.")
+        raise ConfigError(
+            f"{trees[0].label}: the file contains no job; supported kinds: {kinds}, and ConfigMap."
+        )
     if not jobs:
         for label, word in texts.items():
             job = Job("DeepSpeed JSON", label, deepspeed=_json(word, []))
@@ -157,7 +159,7 @@ def _refuse_without_job(trees: Sequence[Tree], value: Mapping[str, Any], label: 
             f"{label}: this is a configuration file for {program}, which nbtrain does not read: {READS}."
         )
     keys = f" (its keys: {shortened(', '.join(map(str, value)))})" if value else ""
-    raise ConfigError(f"{label}: contains no job; supported kinds: {known}, and ConfigMap{keys}.")
+    raise ConfigError(f"{label}: the file contains no job; supported kinds: {known}, and ConfigMap{keys}.")
 
 
 BESIDE_A_JOB = ("ConfigMap", "PersistentVolumeClaim", "TrainingRuntime", "ClusterTrainingRuntime")
@@ -181,7 +183,9 @@ def _refuse_other_json(document: Document) -> None:
         )
     first = shortened(", ".join(keys))
     hint = nearest(next(iter(keys)), KNOWN_KEYS)
-    raise ConfigError(f"{label}: DeepSpeed reads none of its keys ({first}).{hint} Give a DeepSpeed JSON.")
+    raise ConfigError(
+        f"{label}: DeepSpeed does not read any key in this file ({first}).{hint} Give a DeepSpeed JSON."
+    )
 
 
 def _refuse_other_text(path: Path, text: str) -> None:

@@ -222,10 +222,10 @@ def _no_launch(script: Script, hidden: Sequence[Hidden]) -> ConfigError:
         elif cover.file:
             lines.append(
                 f"{cover.place}: the command runs {cover.text}, which may launch the training but was not "
-                f"given. Give it too: nbtrain import FILE {cover.file}"
+                f"given. Give this script too: nbtrain import FILE {cover.file}"
             )
     lines += [
-        f"{place}: the script reads {name}, which was not given. Give it too."
+        f"{place}: the script reads {name}, which was not given. Give that file too."
         for place, name in dict.fromkeys(script.missing)
     ]
     if lines:

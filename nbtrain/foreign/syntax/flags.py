@@ -362,7 +362,10 @@ def _convert(option: Option, flag: str, word: Word) -> tuple[Any, str]:
         return text, f"{flag} = {text}: the value must be {kind[str(option.type)]}."
     if option.choices and value not in option.choices:
         choices = ", ".join(map(str, option.choices))
-        return value, f"{flag} = {text}: must be one of {choices}.{nearest(text, map(str, option.choices))}"
+        return (
+            value,
+            f"{flag} = {text}: the value must be one of {choices}.{nearest(text, map(str, option.choices))}",
+        )
     return value, ""
 
 

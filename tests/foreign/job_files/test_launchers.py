@@ -117,7 +117,7 @@ def test_a_launch_is_found_behind_what_starts_it(text):
         (
             "bash train/run_gpt.sh 8",
             "train.sh:1: the command runs train/run_gpt.sh, which may launch the training "
-            "but was not given. Give it too: nbtrain import FILE run_gpt.sh",
+            "but was not given. Give this script too: nbtrain import FILE run_gpt.sh",
         ),
         (
             "A=$(cat command.txt)\n$A",

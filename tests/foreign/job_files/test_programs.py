@@ -195,7 +195,7 @@ def test_the_configuration_of_another_program_is_named(name, tmp_path):
         (
             "result.json",
             '{"lm loss": {"start": 1}}',
-            "result.json: DeepSpeed reads none of its keys (lm loss).",
+            "result.json: DeepSpeed does not read any key in this file (lm loss).",
         ),
         (
             "chart.yaml",

@@ -117,8 +117,8 @@ def test_values_are_taken_as_argparse_takes_them():
         (
             "megatron-lm@d98e8a64",
             "--lr-decay-style cosin",
-            "a.sh:2: --lr-decay-style = cosin: must be one of constant, linear, cosine, "
-            "inverse-square-root, WSD. Nearest: cosine.",
+            "a.sh:2: --lr-decay-style = cosin: the value must be one of constant, linear, "
+            "cosine, inverse-square-root, WSD. Nearest: cosine.",
         ),
         (
             "megatron-lm@d98e8a64",

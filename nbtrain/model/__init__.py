@@ -1,1 +1,1 @@
-"""The GPT model: layers, loss and initialization, independent of paths and of DeepSpeed's settings."""
+"""The GPT model: layers, loss and initialization. It knows neither file paths nor DeepSpeed's settings."""

@@ -25,10 +25,9 @@ def adapt(
     init: Initializer,
     parallel: ModelParallel,
 ) -> None:
-    """Add an adapter to the layer called `name` if the run trains one there, and store the layer in 4 bits if
-    requested.
+    """Add an adapter to the layer `name` if the run trains one there; store the layer in 4 bits if requested.
 
-    Raises ValueError if tensor-parallel ranks share a group of queries, because the group's rows would be
+    Raises ValueError if several tensor-parallel ranks share a query group, because the group's rows would be
     split.
     """
     lora, target = config.lora, name.rpartition(".")[2]
@@ -42,7 +41,7 @@ def adapt(
     if target not in lora.targets:
         return
     is_row = isinstance(layer, RowParallelLinear)
-    # Dropout falls on what the layer reads: a row layer's input is this rank's own.
+    # Dropout applies to the layer's input, and each rank has a different input of a row layer.
     stream = parallel.stream if is_row else parallel.hidden_stream
     how = Rank(lora.rank, lora.scale, functools.partial(_dropped, lora.dropout, stream))
     options = (init, how, parallel.tensor, parallel.sequence_parallel)
@@ -70,7 +69,7 @@ def _rescale(
     init: Initializer,
     parallel: ModelParallel,
 ) -> None:
-    """Add IA3's vectors to the keys, the values and the MLP's inner activations."""
+    """Add IA3's vectors for keys and values, or for the MLP's inner activations, to a layer."""
     if target == "query_key_value":
         if config.query_groups % parallel.tensor.size:
             raise ValueError(f"{parallel.tensor.size} ranks share {config.query_groups} groups")
@@ -82,13 +81,13 @@ def _rescale(
 
 
 def qkv_parts(config: GPTConfig) -> tuple[int, int, int]:
-    """Return the numbers of rows of queries, keys and values of one group."""
+    """Return the numbers of rows of (queries, keys, values) in one query group."""
     size = config.head_size
     return config.num_attention_heads // config.query_groups * size, size, size
 
 
 def freeze(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Freeze all parameters except the adapters; names are canonical."""
+    """Freeze all parameters except adapters. `named_parameters` has canonical names (names.py)."""
     for name, parameter in named_parameters:
         parameter.requires_grad_(is_adapter(name))
 

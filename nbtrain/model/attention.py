@@ -1,15 +1,16 @@
-"""Causal self-attention through torch's scaled_dot_product_attention, or a kernel of ours.
+"""Causal self-attention with torch's scaled_dot_product_attention or nbtrain's own kernel.
 
-Documents of one sequence are kept apart by a boolean mask [b, 1, s, s], causal and block-diagonal; on CUDA,
-in 16-bit formats without dropout, by torch's kernel for sequences of varying lengths.
+Tokens attend only within their document. A boolean mask [b, 1, s, s], causal and block-diagonal, separates
+the documents of a sequence. On CUDA, in 16-bit formats without dropout, torch's kernel for sequences of
+varying lengths is used instead of a mask.
 
     groups     each key and value head serves n/g consecutive query heads (arXiv:2305.13245)
-    window     a query sees itself and the window - 1 tokens before it (arXiv:2004.05150): on CUDA torch's
-               kernel for varying lengths, on a CPU our own, which skips positions that no query sees
-    softcap    scores are softcap * tanh(scores / softcap) (Gemma 2, arXiv:2408.00118): torch has no kernel
-               for it, so our own is always used
+    window     a query sees itself and the window - 1 tokens before it (arXiv:2004.05150). On CUDA, torch's
+               kernel for varying lengths is used; on a CPU, nbtrain's own, which skips hidden positions
+    softcap    scores are softcap * tanh(scores / softcap) (Gemma 2, arXiv:2408.00118). Torch has no kernel
+               for this, so nbtrain's own is used
 
-Shapes: b sequences, s tokens of this call, p tokens in the cache before it, n heads, g groups, d head size, m
+Shapes: b sequences, s tokens of this call, p cached tokens before them, n heads, g groups, d head size, m
 documents
 """
 
@@ -34,36 +35,37 @@ BACKENDS = {
     "math": SDPBackend.MATH,
 }
 
-# What torch's kernel for varying lengths checks (aten/native/transformers/cuda/flash_attn/flash_api.cpp,
-# mha_varlen_fwd): Ampere or newer, heads of a multiple of 8, 256 at most.
+# Requirements of torch's kernel for varying lengths (aten/native/transformers/cuda/flash_attn/flash_api.cpp,
+# mha_varlen_fwd): Ampere or newer, and a head size that is a multiple of 8 and at most 256.
 LENGTHS_CAPABILITY, LENGTHS_HEAD_MULTIPLE, LENGTHS_HEAD_SIZE = (8, 0), 8, 256
 
-# Fastest of 64, 128 and 256 at 512 tokens and heads of 64.
+# The fastest of 64, 128 and 256 for 512 tokens and a head size of 64.
 BLOCK_ROWS = 128
-# On a GPU larger products; not measured.
+# A GPU prefers larger products. This value was not measured.
 GPU_BLOCK_ROWS = 256
-# Tokens of the trial in backend_problem.
+# Number of tokens in the trial of backend_problem().
 TRIAL_TOKENS = 16
 
 
 class Documents(NamedTuple):
-    """Boundaries of the documents in b sequences, in one of the two forms that attention accepts."""
+    """The boundaries of the documents in b sequences, as a mask or as cumulative lengths."""
 
     mask: torch.Tensor | None
-    """bool [b, 1, s, s]: the keys that each query sees."""
+    """bool [b, 1, s, s]: the keys that each query sees; None if lengths are used."""
     cu_seqlens: torch.Tensor | None = None
-    """int32 [m + 1], used without a mask: cumulative lengths of the documents of all sequences."""
+    """int32 [m + 1]: cumulative lengths of the documents in all sequences, used instead of a mask."""
     max_seqlen: int = 0
     """Number of tokens in the longest document."""
     key_cu_seqlens: torch.Tensor | None = None
-    """Cumulative lengths of the documents of the keys, if the queries are a chunk of a sequence. The last
-    queries of a document have its last keys.
+    """Cumulative lengths of the documents among the keys, if the queries are only a chunk of a sequence.
+
+    The queries and keys of a document are aligned at their ends.
     """
     key_max_seqlen: int = 0
 
 
 Bounds = Documents | None | tuple[Documents | None, ...]
-"""Boundaries of documents in whole sequences or, under context parallelism, in each chunk of a rank."""
+"""Document boundaries in whole sequences or, with context parallelism, in each of a rank's chunks."""
 
 
 def documents_of(
@@ -71,7 +73,7 @@ def documents_of(
 ) -> Documents:
     """Build Documents from cumulative lengths over the b * s tokens, int32 [m + 1].
 
-    Each sequence begins a document. Equal entries, such as padding at the end, are documents without a token.
+    Each sequence begins a new document. Equal entries, such as padding at the end, are empty documents.
     """
     if as_lengths:
         return Documents(None, cu_seqlens, max_seqlen)
@@ -79,27 +81,29 @@ def documents_of(
 
 
 def document_numbers(cu_seqlens: torch.Tensor, batch: int, tokens: int) -> torch.Tensor:
-    """Return each token's document number, int32 [b, s], from cumulative lengths as in documents_of."""
+    """Return each token's document number, int32 [b, s], from cumulative lengths as in documents_of()."""
     begins = torch.zeros(batch * tokens + 1, dtype=torch.int32, device=cu_seqlens.device)
     begins.index_fill_(0, cu_seqlens.long(), 1)
     return begins[:-1].cumsum(0, dtype=torch.int32).view(batch, tokens)
 
 
 def mask_of(numbers: torch.Tensor) -> torch.Tensor:
-    """Return the mask that is causal and separates documents, bool [b, 1, s, s], from document_numbers."""
+    """Return a causal mask that separates documents, bool [b, 1, s, s], from document_numbers()."""
     return (numbers[:, :, None] == numbers[:, None, :]).tril_().unsqueeze(1)
 
 
 def documents_of_chunk(documents: Documents | None, tokens: int, chunk: range) -> Documents | None:
-    """Return the bounds for the queries at the positions `chunk` of sequences of s tokens, and for the keys
-    from the sequences' beginnings to the chunk's end.
+    """Return the document boundaries for a chunk of queries, in sequences of `tokens` tokens.
+
+    The queries are at the positions `chunk`; the keys reach from the sequence's beginning to the chunk's end.
     """
     if documents is None:
         return None
     if documents.cu_seqlens is None:
         assert documents.mask is not None
         return documents._replace(mask=documents.mask[:, :, chunk.start : chunk.stop, : chunk.stop])
-    # A document that ends before the chunk has no queries; one that ends after it has its first keys.
+    # A document that ends before the chunk has no queries. Of a document that ends after the chunk, only the
+    # first keys are included.
     row = documents.cu_seqlens // tokens
     position = documents.cu_seqlens - row * tokens
     return Documents(
@@ -112,15 +116,16 @@ def documents_of_chunk(documents: Documents | None, tokens: int, chunk: range) -
 
 
 def whole_sequences(batch: int, tokens: int, device: torch.device) -> Documents:
-    """Return documents in lengths, each of which is a whole sequence of s tokens."""
+    """Return Documents as lengths in which every sequence of `tokens` tokens is one document."""
     ends = torch.arange(0, (batch + 1) * tokens, tokens, dtype=torch.int32, device=device)
     return Documents(None, ends, tokens)
 
 
 def takes_lengths(device: str, dtype: torch.dtype, head_size: int, dropout: float, backend: str) -> bool:
-    """Return whether torch's kernel for varying lengths can be used; otherwise a mask must be built.
+    """Return whether torch's kernel for varying lengths can be used; otherwise, a mask is needed.
 
-    The flash kernel is called directly, which unlike scaled_dot_product_attention does not pad heads.
+    The kernel is flash attention, called directly. Unlike scaled_dot_product_attention, it does not pad
+    heads.
     """
     return (
         device == "cuda"
@@ -161,9 +166,9 @@ def causal_attention(
 
     query [b, n, s, d], key and value [b, g, p + s, d] -> [b, n, s, d].
 
-    `backend` is auto, flash, efficient or math. torch raises RuntimeError if a requested kernel does not
-    support the device, the dtype, a mask or the dropout (on CPU only math has dropout). Raises ValueError for
-    a softcap with dropout.
+    `backend` is auto, flash, efficient or math. Torch raises RuntimeError if the requested kernel does not
+    support the device, dtype, mask or dropout (on a CPU, only math supports dropout). Raises ValueError for a
+    softcap with dropout.
     """
     queries = query.shape[-2]
     window, key, value = _in_sight(window, queries, key, value, documents)
@@ -174,7 +179,7 @@ def causal_attention(
     mask = documents.mask[..., -keys:] if documents is not None and documents.mask is not None else None
     if kernel == "blocked":
         if dropout:
-            raise ValueError(f"attention with a softcap has no dropout, and dropout is {dropout:g}")
+            raise ValueError(f"attention with a softcap does not support dropout, but dropout is {dropout:g}")
         # The compiler would unroll the blocks.
         apply = _uncompiled_blocks if torch.compiler.is_compiling() else _BlockedAttention.apply
         return apply(query, key, value, mask, window, softcap)
@@ -200,8 +205,8 @@ def _repeats(
 ) -> bool:
     """Return whether keys and values must be repeated for the queries of their group.
 
-    Of torch's fused CUDA kernels, only flash supports groups. Without flash only math would remain, or no
-    kernel if only efficient is allowed.
+    Of torch's fused CUDA kernels, only flash supports groups. If flash cannot be used, only math would remain
+    or, if only efficient is allowed, no kernel at all.
     """
     if query.shape[1] == key.shape[1] or not query.is_cuda:
         return False
@@ -212,9 +217,7 @@ def _repeats(
 
 
 def repeated(x: torch.Tensor, heads: int, dim: int = 1) -> torch.Tensor:
-    """Repeat each key or value head for the queries of its group, [.., g, ..] -> [.., n, ..] with `heads` =
-    n.
-    """
+    """Repeat each key or value head for the queries of its group: [.., g, ..] -> [.., heads, ..]."""
     return x if x.shape[dim] == heads else x.repeat_interleave(heads // x.shape[dim], dim)
 
 
@@ -228,10 +231,9 @@ def keeps_weights(
     window: int | None = None,
     softcap: float | None = None,
 ) -> bool:
-    """Return whether causal_attention keeps the weights [b, n, s, s] for its backward pass, as the math
-    kernel does.
+    """Return whether causal_attention() would keep the attention weights [b, n, s, s] for its backward pass.
 
-    Returns False inside a compiled layer, where the compiler decides.
+    The math kernel does. Inside a compiled layer the compiler decides, and the result is False.
     """
     if torch.compiler.is_compiling():
         return False
@@ -243,9 +245,9 @@ def keeps_weights(
     mask = _with_band(mask, query.shape[-2], keys, window, query.device)
     with _kernels(backend):
         if _repeats(query, key, value, mask, dropout, mask is None, backend):
-            # Sizes are all that counts here: nothing is copied.
+            # Only the sizes matter here, so expand instead of copying.
             key = value = query[:, :, :1].expand(-1, -1, keys, -1)
-        # The kernel that torch's function itself would choose.
+        # Ask for the kernel that scaled_dot_product_attention would choose.
         choice = torch._fused_sdp_choice(
             query, key, value, mask, dropout, mask is None, enable_gqa=query.shape[1] != key.shape[1]
         )
@@ -255,8 +257,9 @@ def keeps_weights(
 def _in_sight(
     window: int | None, queries: int, key: torch.Tensor, value: torch.Tensor, documents: Documents | None
 ) -> tuple[int | None, torch.Tensor, torch.Tensor]:
-    """Return (window, key, value) without the keys that no query sees; window is None if it then hides no
-    key.
+    """Return (window, key, value) without the keys that no query sees.
+
+    The window becomes None if it hides none of the remaining keys.
     """
     if window is None:
         return None, key, value
@@ -264,7 +267,7 @@ def _in_sight(
     in_lengths = documents is not None and documents.cu_seqlens is not None
     if seen < key.shape[-2] and not in_lengths:
         key, value = key[..., -seen:, :], value[..., -seen:, :]
-    # With one query the rest is all that it sees.
+    # A single query sees all of the remaining keys.
     return (None if window >= key.shape[-2] else window), key, value
 
 
@@ -277,7 +280,7 @@ def _kernel_of(
     window: int | None,
     softcap: float | None,
 ) -> Literal["lengths", "blocked", "torch"]:
-    """Choose the attention kernel: torch's for varying lengths, ours, or scaled_dot_product_attention."""
+    """Choose a kernel: torch's for varying lengths, nbtrain's own, or scaled_dot_product_attention."""
     if softcap is not None:
         return "blocked"
     if documents is not None and documents.cu_seqlens is not None:
@@ -290,14 +293,14 @@ def _kernel_of(
         return "blocked" if own and plain and _bf16_training(query) else "torch"
     if own:
         return "blocked"
-    # torch's other kernels would need a mask; flash takes none.
+    # Torch's other kernels would need a mask for the window; flash does not.
     whole, size = documents is None and query.shape[-2] == keys, query.shape[-1]
     lengths = whole and takes_lengths(query.device.type, query.dtype, size, dropout, backend)
     return "lengths" if lengths else "torch"
 
 
 def _band(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """Return the mask of the last `queries` of `keys` positions: bool [queries, keys]."""
+    """Return the causal mask for the last `queries` of `keys` positions: bool [queries, keys]."""
     band = torch.ones(queries, keys, dtype=torch.bool, device=device).tril_(keys - queries)
     return band if window is None else band.triu_(keys - queries - window + 1)
 
@@ -305,10 +308,11 @@ def _band(queries: int, keys: int, window: int | None, device: torch.device) -> 
 def _with_band(
     mask: torch.Tensor | None, queries: int, keys: int, window: int | None, device: torch.device
 ) -> torch.Tensor | None:
-    """Return the mask that torch's kernels need for the last `queries` of `keys` positions; None if they need
-    none.
+    """Return the mask that torch's kernels need for the last `queries` of `keys` positions.
+
+    Returns None if they do not need a mask.
     """
-    # A single query sees all keys; several queries after other keys need the offset triangle.
+    # A single query sees all keys. Several queries that follow other keys need a triangle with an offset.
     if window is None and (mask is not None or not 1 < queries < keys):
         return mask
     band = _band(queries, keys, window, device)
@@ -326,10 +330,10 @@ def backend_problem(
     window: int | None = None,
     later: bool = False,
 ) -> str | None:
-    """Return torch's reason why attention `backend` cannot be used; None if a tiny trial succeeds.
+    """Return torch's reason why a backend cannot be used here; None if a tiny trial succeeds.
 
-    dtype is the format of the products: bf16 under autocast. With `grouped`, queries share keys; with
-    `later`, they begin after the keys. Random generators are left unchanged.
+    `dtype` is the format of the products: bf16 under autocast. With `grouped`, several queries share a key;
+    with `later`, the queries are only the second half of the sequence. Random generators are left unchanged.
     """
     if backend == "auto":
         return None
@@ -381,13 +385,13 @@ def _varlen_attention(
     query, key, value = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
     kernel = _varlen_kernel()
     assert kernel is not None
-    # The kernel counts the tokens before the query.
+    # The kernel expects the number of tokens before the query.
     sight = (-1 if window is None else window - 1, 0)
     arguments: dict[str, Any] = {"window_size": sight}
     if grouped and "enable_gqa" in inspect.signature(kernel).parameters:
         arguments["enable_gqa"] = True
     elif grouped:
-        # torch 2.11's kernel wants a key and a value for each head.
+        # The kernel of torch 2.11 needs a key and a value for each query head.
         key, value = (tensor.repeat_interleave(heads // tensor.shape[1], dim=1) for tensor in (key, value))
     attended = kernel(query, key, value, ends, key_ends, longest, longest_keys, **arguments)
     return attended.unflatten(0, (batch, tokens)).transpose(1, 2)
@@ -400,13 +404,13 @@ def _bf16_training(query: torch.Tensor) -> bool:
 class _BlockedAttention(torch.autograd.Function):
     """Attention that computes one block of queries at a time and keeps only query, key and value.
 
-    Each block is multiplied with the keys from the beginning of its window to its own end, so that memory
-    grows with s, not s^2, and products with the window. Softmax and its gradient are torch's fused kernels.
-    As in torch's math kernel, scores are rounded to the format of the queries. Query heads of a group are
-    rows of one product.
+    Each block is multiplied with the keys from the beginning of its window to its own end. Memory therefore
+    grows with s instead of s^2, and the number of products with the window. Softmax and its gradient use
+    torch's fused kernels. As in torch's math kernel, scores are rounded to the format of the queries. The
+    query heads of a group are rows of one product.
 
-    Without mask, window and softcap the forward pass of whole sequences is torch's flash kernel, and only the
-    backward pass is ours: for bf16 on a CPU it takes half the time of torch's.
+    Without mask, window and softcap, the forward pass of whole sequences uses torch's flash kernel. The
+    backward pass below takes half the time of torch's for bf16 on a CPU.
     """
 
     @staticmethod
@@ -431,7 +435,7 @@ class _BlockedAttention(torch.autograd.Function):
         blocks = _Blocks(query, key, value, mask, ctx.window, ctx.softcap)
         grad_output = grad_output.reshape(blocks.query.shape)
         grad_query = torch.empty_like(blocks.query)
-        # Sums over the blocks, in fp32.
+        # The gradients of keys and values are summed over blocks in fp32.
         grad_key, grad_value = torch.zeros(2, *blocks.key.shape, dtype=torch.float32, device=query.device)
         for block in blocks:
             weights, capped = blocks.weights(block)
@@ -459,13 +463,13 @@ _uncompiled_blocks = uncompiled(_BlockedAttention.apply)
 
 class _Block(NamedTuple):
     rows: slice
-    """Range of the queries."""
+    """Positions of the queries in the block."""
     columns: slice
-    """Range of the keys to which any of these queries attends."""
+    """Positions of the keys that these queries attend to."""
 
 
 class _Blocks:
-    """The blocks of _BlockedAttention: query [b g, n/g, s, d], scaled; key and value [b g, p + s, d]."""
+    """The blocks of _BlockedAttention: scaled query [b g, n/g, s, d]; key and value [b g, p + s, d]."""
 
     def __init__(self, query, key, value, mask, window, softcap):
         batch, heads, self.queries, size = query.shape
@@ -487,9 +491,7 @@ class _Blocks:
             yield _Block(slice(start, end), slice(first, end + before))
 
     def weights(self, block: _Block) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return (the weights of a block, [b g, n/g rows, columns]; tanh(scores / softcap) if there is a
-        softcap).
-        """
+        """Return (attention weights of a block, [b g, n/g rows, columns]; tanh(scores / softcap) or None)."""
         rows, columns = block
         size, capped = rows.stop - rows.start, None
         scores = torch.bmm(self.query[:, :, rows].flatten(1, 2), self.key[:, columns].mT)

@@ -1,8 +1,9 @@
-"""Boundaries of documents in the form that a run's attention kernel takes, for whole sequences or for chunks.
+"""Document boundaries in the form that a run's attention kernel needs, for whole sequences or for chunks.
 
-Under context parallelism a rank has two chunks of each sequence, and attention computes them one after the
-other (parallel/context.py). Each has its own boundaries, which are made once for all layers. In lengths, a
-chunk has boundaries even if its sequence is one document: torch's other kernels on a GPU would need a mask.
+With context parallelism, a rank has two chunks of each sequence, and attention computes one after the other
+(parallel/context.py). Each chunk has its own boundaries, which are built once for all layers. If they are
+lengths, a chunk has boundaries even if its sequence is a single document, because torch's other GPU kernels
+would need a mask.
 
 Shapes: b sequences, s tokens
 """
@@ -16,7 +17,7 @@ from nbtrain.parallel.groups import Group
 
 
 def as_lengths(config: GPTConfig, device: torch.device, dtype: torch.dtype, training: bool) -> bool:
-    """Return whether attention takes documents as lengths; otherwise it takes a mask.
+    """Return whether attention needs document boundaries as lengths instead of a mask.
 
     `dtype` is the format of the weights.
     """
@@ -34,7 +35,7 @@ def bounds_of_chunks(
     in_lengths: bool,
     device: torch.device,
 ) -> tuple[Documents | None, ...]:
-    """Return the boundaries in each chunk of this rank, for sequences of the size `tokens`, [b, s]."""
+    """Return the document boundaries for each of this rank's chunks. `tokens` is the size [b, s]."""
     batch, length = tokens
     size, found = length // (context.CHUNKS * group.size), []
     for start in context.own_starts(length, group):

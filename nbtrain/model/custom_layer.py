@@ -1,15 +1,16 @@
-"""The user's layer(): a transformer block made of nbtrain's parts and its own parameters.
+"""Support for a user-defined layer(): a transformer block built from nbtrain's parts and its own parameters.
 
-    layer(config, index, parts)     ->  a module: block `index`
-    block(x, **context)             ->  the residual stream after the block, in the shape and format of x
+    layer(config, index, parts)     returns block number `index`, a module
+    block(x, **context)             returns the residual stream after the block, in the shape and format of x
 
-x is the residual stream, [b, s, h], with the tokens of this rank. `context` is what attention needs in
-addition: `cache` in generation, `documents` of packed samples, `rotation` of rotary positions. A block passes
-it on to attention, and treats each token by itself elsewhere, because a rank may hold only some of them.
+x is the residual stream, [b, s, h], with the tokens of this rank. `context` has what attention needs in
+addition: `cache` for generation, `documents` for packed samples, and `rotation` for rotary positions. A block
+must pass `context` to attention. Outside of attention, it must treat each token independently, because a rank
+may hold only some tokens.
 
-LayerParts makes every parameter: it knows the name that seeds the initial values, so that they are equal in
-every layout, and the dimension along which tensor-parallel ranks share the parameter, so that a checkpoint
-can be loaded into any other layout.
+LayerParts creates every parameter. It knows the name that seeds the initial values, so that they are equal in
+every layout, and the dimension that tensor-parallel ranks shard, so that a checkpoint can be loaded into any
+other layout.
 
 Shapes: b sequences, s tokens, h hidden, t tensor-parallel ranks
 """
@@ -31,15 +32,16 @@ from nbtrain.parallel.groups import Group
 from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.tensor import ColumnParallelLinear, GatedColumnParallelLinear, RowParallelLinear, shard
 
-# Gradients of one parameter on ranks that have it whole differ by the rounding of their products.
+# Relative difference that rounding may cause between the gradients of an unsharded parameter on different
+# ranks.
 TOLERANCE = 0.05
 
 
 class LayerFunction(Protocol):
-    """The user's layer(), as the model calls it (checkpoint/own_layer.py)."""
+    """Type of the user-defined layer(), as the model calls it (checkpoint/own_layer.py)."""
 
     def __call__(self, config: GPTConfig, index: int, parts: "LayerParts") -> nn.Module:
-        """Return block `index`, counted from 0."""
+        """Return block number `index`, counted from 0."""
 
 
 def build_layer(
@@ -49,7 +51,7 @@ def build_layer(
     parallel: ModelParallel,
     layer_function: LayerFunction | None = None,
 ) -> nn.Module:
-    """Build block `index`: nbtrain's own, or the one that the user's function returns."""
+    """Build block number `index` with the user's function or, without one, nbtrain's own block."""
     if layer_function is None:
         return TransformerLayer(index, config, init, parallel)
     block = layer_function(config, index, LayerParts(index, config, init, parallel))
@@ -58,14 +60,15 @@ def build_layer(
 
 
 def is_block(layer: Any) -> bool:
-    """Return whether a layer of a pipeline is a transformer block, nbtrain's own or the user's."""
+    """Return whether a layer of a pipeline is a transformer block, nbtrain's or the user's."""
     return isinstance(layer, TransformerLayer) or getattr(layer, "is_own_block", False)
 
 
 class LayerParts:
-    """Makes the parts of one block: nbtrain's own, matrices in two kinds of shards, and single parameters.
+    """Creates the parts of a block: nbtrain's layers, sharded linear layers and single parameters.
 
-    A name is the part's place in the block, e.g. "mlp.up", and is given once: it seeds the initial values.
+    A part's name is its place in the block, such as "mlp.up". It seeds the initial values, so each name can
+    be used only once in a block.
     """
 
     def __init__(self, index: int, config: GPTConfig, init: Initializer, parallel: ModelParallel):
@@ -84,30 +87,30 @@ class LayerParts:
 
     @property
     def rank(self) -> int:
-        """This rank among them."""
+        """This rank's number among the tensor-parallel ranks."""
         return self._parallel.tensor.rank
 
     def norm(self) -> nn.Module:
-        """Make a norm of the residual stream, of the kind and epsilon of the section `model`."""
+        """Create a norm for the residual stream, of the kind and epsilon set in the section `model`."""
         return self._made(Norm(self._config, self._init, self._parallel))
 
     def attention(self) -> nn.Module:
-        """Make nbtrain's attention: attention(x, **context)."""
+        """Create nbtrain's attention; call it as attention(x, **context)."""
         self._named("attention")
         return self._made(Attention(self._index, self._config, self._init, self._parallel))
 
     def mlp(self) -> nn.Module:
-        """Make nbtrain's MLP, of the width and activation of the section `model`."""
+        """Create nbtrain's MLP, with the width and activation set in the section `model`."""
         self._named("mlp")
         return self._made(MLP(self._index, self._config, self._init, self._parallel))
 
     def column_linear(
         self, name: str, inputs: int, outputs: int, bias: bool = False, std: float | None = None
     ) -> nn.Module:
-        """Make a linear layer whose outputs are divided among the ranks: [b, s, inputs] -> [b, s, outputs/t].
+        """Create a linear layer whose outputs are sharded: [b, s, inputs] -> [b, s, outputs/t].
 
-        Its input is the residual stream. `std` replaces model.init_method_std; 0.0 begins with zeros. Raises
-        ValueError unless t divides `outputs`.
+        Its input is the residual stream. `std` replaces model.init_method_std; with 0.0, all weights start at
+        0. Raises ValueError unless t divides `outputs`.
         """
         full = self._named(name)
         return self._made(ColumnParallelLinear(full, inputs, outputs, bias=bias, std=std, **self._linear))
@@ -115,7 +118,7 @@ class LayerParts:
     def gated_column_linear(
         self, name: str, inputs: int, outputs: int, bias: bool = False, std: float | None = None
     ) -> nn.Module:
-        """Make a linear layer with two results, (gate, values), each as of column_linear()."""
+        """Create a linear layer that returns (gate, values), each like the output of column_linear()."""
         full = self._named(name)
         made = GatedColumnParallelLinear(full, inputs, outputs, bias=bias, std=std, **self._linear)
         return self._made(made)
@@ -123,12 +126,11 @@ class LayerParts:
     def row_linear(
         self, name: str, inputs: int, outputs: int, bias: bool = False, std: float | None = None
     ) -> nn.Module:
-        """Make a linear layer from columns that are divided among the ranks back to the residual stream: [b,
-        s, inputs/t] -> [b, s, outputs].
+        """Create a linear layer whose inputs are sharded: [b, s, inputs/t] -> [b, s, outputs].
 
-        The ranks' results are summed. Without `std`, its weights begin smaller by sqrt(2 num_layers), as
-        nbtrain's own projections to the residual stream do. Raises ValueError unless t divides
-        `inputs`.
+        Its output is for the residual stream: the ranks' results are summed. Without `std`, the initial
+        standard deviation is divided by sqrt(2 num_layers), as for nbtrain's own projections to the residual
+        stream. Raises ValueError unless t divides `inputs`.
         """
         full = self._named(name)
         made = RowParallelLinear(full, inputs, outputs, residual=True, bias=bias, std=std, **self._linear)
@@ -143,16 +145,17 @@ class LayerParts:
         value: float | None = None,
         on_columns: bool = False,
     ) -> nn.Parameter:
-        """Make a parameter whose whole shape is `shape`, drawn with `std` (None: model.init_method_std), or
-        filled with `value`.
+        """Create a parameter with the unsharded shape `shape`.
 
-        With `shard_dim`, each rank has an equal part of that dimension. Without, each has it whole, and it
-        multiplies the residual stream or, with `on_columns`, this rank's columns between a column and a row
-        layer; its gradients are summed over the ranks where these differ. Raises ValueError unless t divides
-        the dimension. A backward pass raises CodeError if `on_columns` is missing.
+        The values are normally distributed with standard deviation `std` (by default model.init_method_std),
+        or all equal to `value`. With `shard_dim`, each rank has an equal part of that dimension. Otherwise,
+        each rank has the whole parameter, and must multiply the residual stream by it or, with `on_columns`,
+        the rank's own columns between a column and a row layer. Its gradients are summed over the ranks where
+        they differ. Raises ValueError unless t divides the dimension. If `on_columns` is needed but not set,
+        the backward pass raises CodeError.
         """
         if not shape:
-            raise ValueError(f"the parameter {name!r} has no shape; one number has the shape 1")
+            raise ValueError(f"the parameter {name!r} has no shape; for a single number, use the shape 1")
         full, group = self._named(name), self._parallel.tensor
         whole = (
             self._init.normal(full, *shape, std=std) if value is None else self._init.filled(value, *shape)
@@ -163,7 +166,7 @@ class LayerParts:
             made = whole
             if group.size > 1 and (on_columns or self._parallel.cuts_tokens):
                 made.sequence_parallel = True  # type: ignore[attr-defined]
-                # Each rank has the gradient of its tokens or columns.
+                # Each rank has only the gradient of its own tokens or columns.
                 made.register_hook(lambda grad: mappings.all_reduce(grad.clone(), group))
             elif group.size > 1:
                 made.register_hook(_EqualGradients(full, group))
@@ -171,39 +174,45 @@ class LayerParts:
         return made
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the residual stream for a product with parameters that are divided along its columns; the
-        gradients of x are summed over the ranks. Under sequence parallelism all tokens are gathered.
+        """Return the residual stream for a product with sharded parameters.
+
+        In the backward pass, the gradients of x are summed over the ranks. With sequence parallelism, the
+        tokens of all ranks are gathered. End the region with reduce().
         """
         if self._parallel.cuts_tokens:
             return mappings.gather_from_sequence_parallel_region(x, self._parallel.tensor)
         return mappings.copy_to_tensor_model_parallel_region(x, self._parallel.tensor)
 
     def reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the ranks' partial results, as the residual stream: the end of what copy()
-        begins.
+        """Return the sum of the ranks' partial results, for the residual stream.
+
+        It ends what copy() begins.
         """
         if self._parallel.cuts_tokens:
             return mappings.reduce_scatter_to_sequence_parallel_region(x, self._parallel.tensor)
         return mappings.reduce_from_tensor_model_parallel_region(x, self._parallel.tensor)
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the columns of all ranks, [.., c/t] -> [.., c], for a sum over them, such as a norm's.
+        """Gather the columns of all ranks, [.., c/t] -> [.., c], for a sum over columns as in a norm.
 
-        Each rank continues with its columns, so the gradients of x are summed over the ranks.
+        Each rank must then continue with its own columns, so the gradients of x are summed over the ranks.
         """
         group = self._parallel.tensor
         return mappings.region(x, group, mappings.all_gather, mappings.reduce_scatter, mappings.COLUMNS)
 
     def own_columns(self, x: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of what gather() returned, [.., c] -> [.., c/t]."""
+        """Return this rank's columns of a result of gather(), [.., c] -> [.., c/t]."""
         return mappings.own_part(x, mappings.COLUMNS, self._parallel.tensor)
 
     def dropout(self, x: torch.Tensor, training: bool) -> torch.Tensor:
-        """Apply model.hidden_dropout to a branch of the residual stream; pass the block's `training`."""
+        """Apply model.hidden_dropout to a branch of the residual stream.
+
+        Pass the block's attribute `training`.
+        """
         return dropout(x, self._config.hidden_dropout, training, self._parallel.hidden_stream)
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Yield all parameters that were made."""
+        """Yield all parameters that this object has created."""
         for module in self._modules:
             yield from module.parameters()
         yield from self._parameters
@@ -214,16 +223,18 @@ class LayerParts:
 
     def _named(self, name: str) -> str:
         if name in self._names:
-            raise ValueError(f"the name {name!r} is given twice: it would draw the same initial values again")
+            raise ValueError(
+                f"the name {name!r} is used twice, so both parts would get the same initial values"
+            )
         self._names.add(name)
         return f"layers.{self._index}.{name}"
 
 
 class _EqualGradients:
-    """A parameter's hook that compares its first gradient with the ones of the other tensor-parallel ranks.
+    """A hook that compares a parameter's first gradient with those of the other tensor-parallel ranks.
 
-    Each has the parameter whole. From different gradients they would train different models, and a checkpoint
-    would have one of them.
+    Each rank has the whole parameter. With different gradients, the ranks would train different models, and a
+    checkpoint would contain only one of them.
     """
 
     def __init__(self, name: str, group: Group):
@@ -234,14 +245,15 @@ class _EqualGradients:
             return
         own = grad.float()
         mean = mappings.all_reduce(own.clone(), self._group) / self._group.size
-        # Equal on all ranks, so that all of them raise, or none.
+        # These values are equal on all ranks, so either all ranks raise or none does.
         sizes = torch.stack([(own - mean).abs().max(), own.abs().max()])
         difference, size = mappings.all_reduce(sizes, self._group).tolist()
         if difference > TOLERANCE * size:
             raise CodeError(
-                f"layer(): {self._name} gets other gradients on each tensor-parallel rank, as if it "
-                "multiplied the columns that they divide. Make it by parts.parameter(..., "
-                "on_columns=True), or with shard_dim=... if each rank needs only its own part."
+                f"layer(): {self._name} gets different gradients on the tensor-parallel ranks, as if it "
+                "multiplied columns that are sharded across the ranks. Create it with "
+                "parts.parameter(..., on_columns=True), or with shard_dim=... if each rank needs only its "
+                "own part."
             )
-        # A gradient of 0 says nothing, and one that is not finite is of a step that is skipped.
+        # A gradient of 0 proves nothing, and a step with a gradient that is not finite is skipped.
         self._is_equal = math.isfinite(size) and size > 0

@@ -1,10 +1,11 @@
-"""Loss of the last hidden states by a function of the user's file, which gets the logits.
+"""Computes a user-defined loss from the last hidden states.
 
-hidden states -> logits of this rank's ids, fp32 -> [all ids] -> loss(...) -> sum / denominator
+hidden states -> fp32 logits of this rank's token ids -> [logits of all ids] -> loss(...) -> sum / denominator
 
-The logits exist whole, [b, s, v], from here to the end of their backward pass, unlike in the fused loss of
-parallel/cross_entropy.py. Padding ids are cut off. A function that takes `vocabulary` gets the logits of this
-rank's ids and the means to sum over all of them (parallel/vocabulary.py); any other gets those of all ids.
+Unlike in the fused loss of parallel/cross_entropy.py, the full logits, [b, s, v], are in memory until the end
+of their backward pass. Padding ids are removed. A function with the parameter `vocabulary` receives the
+logits of this rank's ids and an object that sums over all ids (parallel/vocabulary.py). Any other function
+receives the logits of all ids.
 
 Shapes: b sequences, s tokens, h hidden, v ids, t tensor-parallel ranks
 """
@@ -24,39 +25,37 @@ from nbtrain.parallel.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class LossBatch:
-    """The micro batch, as the user's loss receives it.
+    """The micro batch that a user-defined loss receives.
 
-    Where ranks share sequences, it is this rank's part: with context parallelism two chunks, with other
-    tokens between them.
+    If ranks share sequences, the batch has only this rank's tokens; with context parallelism, these are two
+    chunks that are not adjacent in the sequence.
     """
 
     tokens: torch.Tensor
-    """int64 [b, s]: the input tokens; the label of each is the next one."""
+    """int64 [b, s]: input tokens; the label of a token is the next token."""
     labels: torch.Tensor
     """int64 [b, s]."""
     mask: torch.Tensor
-    """fp32 [b, s]: 1 for a token in the loss, 0 for any other."""
+    """fp32 [b, s]: 1 for tokens in the loss, 0 for all others."""
     dataset_ids: torch.Tensor | None = None
-    """int64 [b, s]: index into dataset_names of the dataset that each label is from; None if there is only
-    one.
-    """
+    """int64 [b, s]: index in dataset_names of each label's dataset; None if there is only one dataset."""
     dataset_names: tuple[str, ...] = ()
-    """Names of the datasets of a blend or mixture; empty if there is only one."""
+    """Names of the datasets in a blend or mixture; empty if there is only one dataset."""
 
 
 class LossFunction(Protocol):
-    """The user's loss, as the model calls it (train/code/own_loss.py)."""
+    """Type of the user-defined loss, as the model calls it (train/code/own_loss.py)."""
 
     takes_vocabulary: bool
-    """Whether it gets the logits of this rank's ids, with `vocabulary`."""
+    """Whether the function receives `vocabulary` and only the logits of this rank's ids."""
     dataset_names: tuple[str, ...]
 
     def __call__(self, logits: torch.Tensor, batch: LossBatch, vocabulary: Vocabulary) -> torch.Tensor:
-        """Return the sum of the losses, an fp32 scalar."""
+        """Return the sum of the losses as an fp32 scalar."""
 
 
 class CustomInputs(NamedTuple):
-    """The user's loss, and what it gets in addition to the inputs of nbtrain's."""
+    """The user-defined loss and its additional inputs."""
 
     function: LossFunction
     tokens: torch.Tensor
@@ -75,10 +74,10 @@ def custom_loss(
     batch: LossBatch,
     denominator: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the sum that the user's loss returns, divided by `denominator` or, without one, by the number of
-    tokens in the loss.
+    """Return the sum from the user-defined loss, divided by `denominator`.
 
-    hidden is [b, s, h], or this rank's [b, s/t, h] with sequence parallelism; weight is [v/t, h].
+    Without a denominator, the sum is divided by the number of tokens in the loss. hidden is [b, s, h] or,
+    with sequence parallelism, this rank's [b, s/t, h]; weight is [v/t, h].
     """
     group = parallel.tensor
     enter = (
@@ -95,7 +94,7 @@ def custom_loss(
     size = config.vocab_size or len(weight) * group.size
     vocabulary = Vocabulary(group, size, len(weight))
     with torch.autocast(hidden.device.type, enabled=False):
-        # The function computes in fp32 whatever the format of the products.
+        # The user's function computes in fp32, whatever the format of the products.
         logits = logits[..., : vocabulary.width].float()
         if (softcap := config.final_logit_softcapping) is not None:
             logits = softcap * torch.tanh(logits / softcap)

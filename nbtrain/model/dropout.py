@@ -1,6 +1,4 @@
-"""Dropout with random numbers that are either the same on all ranks or different on each tensor-parallel
-rank.
-"""
+"""Dropout with random numbers that are the same on all ranks, or different on each tensor-parallel rank."""
 
 from collections.abc import Callable
 
@@ -25,6 +23,6 @@ def drawing(stream: TensorParallelStream | None, function: Callable, *arguments)
 
 @uncompiled
 def _drawing_from(stream: TensorParallelStream, function: Callable, *arguments) -> torch.Tensor:
-    # The compiler cannot follow a change of the generator's state.
+    # The compiler cannot trace a change of the generator's state.
     with stream.fork():
         return function(*arguments)

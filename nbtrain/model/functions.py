@@ -1,13 +1,13 @@
-"""Functions between the matrix products that keep only what their backward pass needs.
+"""The functions between matrix products, which keep only what their backward passes need.
 
     rms_norm        x / sqrt(mean(x^2) + epsilon) * weight; keeps x and one number for each token
     gelu            GELU in its tanh form; keeps x
     swiglu          silu(gate) * up; keeps gate and up
     squared_relu    relu(x)^2; keeps x
 
-torch's autograd would keep every intermediate result. Where no gradient is requested, the same operations run
-without an autograd.Function, which costs as much as one of them. On a GPU, torch's own kernel is used for
-rms_norm, and inside a compiled layer the compiler decides.
+Torch's autograd would keep every intermediate result. If no gradient is needed, the same operations run
+without an autograd.Function, whose overhead is as large as one of the operations. On a GPU, rms_norm uses
+torch's own kernel. Inside a compiled layer, the compiler decides.
 
 Shapes: [..] tokens, h hidden, f MLP width
 """
@@ -57,7 +57,7 @@ ACTIVATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "squared_relu": squared_relu,
 }
 GATED = frozenset({"swiglu"})
-"""Activation functions of two arguments."""
+"""Activation functions that take two arguments."""
 
 
 class _SwiGLU(torch.autograd.Function):
@@ -87,7 +87,7 @@ class _SquaredReLU(torch.autograd.Function):
 
 
 def _normed(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (rms_norm(x), 1 / sqrt(mean(x^2) + epsilon) of each token in fp32)."""
+    """Return (rms_norm(x), 1 / sqrt(mean(x^2) + epsilon) for each token in fp32)."""
     wide = x.float()
     factor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
     factor = factor.div_(x.shape[-1]).add_(epsilon).rsqrt_()

@@ -1,16 +1,15 @@
-"""A decoder-only transformer: GPT-3 (arXiv:2005.14165, section 2.1), with the variants that GPTConfig
-selects.
+"""A decoder-only transformer: GPT-3 (arXiv:2005.14165, section 2.1), with the variants set in GPTConfig.
 
     tokens -> word embedding -> + positions, dropout -> num_layers x layer -> final norm -> output
 
-    build_model(config, parallel)             a GPT with its initial weights, or one rank's part of it
-    model(tokens, labels)                     mean loss, fp32, as training calls it
-    model(tokens, labels, cu_seqlens=...)     mean loss with documents kept apart (train/engine/batches.py)
-    model(tokens)                             logits of every position
-    model(tokens, cache=model.new_cache(1))   logits of tokens that follow those in the cache
+    build_model(config, parallel)             a GPT with initial weights, or one rank's part of it
+    model(tokens, labels)                     mean loss in fp32, as used in training
+    model(tokens, labels, cu_seqlens=...)     mean loss with separate documents (train/engine/batches.py)
+    model(tokens)                             logits at every position
+    model(tokens, cache=model.new_cache(1))   logits of tokens that follow the cached tokens
 
-Every rank receives whole sequences and selects its own part of them. Where ranks share sequences, by Ulysses
-or by context parallelism, a rank's loss is the mean over its own tokens; the mean over the ranks is the loss
+Every rank receives whole sequences and selects its own part of them. If ranks share sequences (Ulysses or
+context parallelism), a rank's loss is the mean over its own tokens, and the mean over the ranks is the loss
 of all tokens.
 
 Shapes: b sequences, s tokens, h hidden, v padded vocabulary, t tensor-parallel ranks, u ranks that share a
@@ -48,17 +47,16 @@ def build_model(
     init: Initializer | None = None,
     layer_function: LayerFunction | None = None,
 ) -> "GPT":
-    """Build the GPT of a RunConfig, or this rank's part of it, with initial weights, in fp32 and training
-    mode.
+    """Build the GPT of a RunConfig, or this rank's part of it, with initial weights in fp32.
 
-    `layer_function` builds the blocks instead of nbtrain's own. The weights are on the CPU; under
-    deepspeed.zero.Init, DeepSpeed decides their device and format.
+    The model is on the CPU and in training mode; under deepspeed.zero.Init, DeepSpeed chooses the device and
+    format. If given, `layer_function` builds the blocks instead of nbtrain.
     """
     return GPT(GPTConfig.of(config), parallel, init, layer_function)
 
 
 class GPT(nn.Module):
-    """A decoder-only transformer whose parameters have the canonical names (names.py)."""
+    """A decoder-only transformer whose parameters have canonical names (names.py)."""
 
     def __init__(
         self,
@@ -80,9 +78,9 @@ class GPT(nn.Module):
         if config.untie_embeddings_and_output_weights:
             self.output_layer = OutputLayer(config, init, parallel)
         self.output_product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = nn.functional.linear
-        """hidden states times the output matrix, for logits; inference/packed.py replaces it."""
+        """Function that multiplies hidden states by the output matrix; inference/packed.py replaces it."""
         self.loss_function: LossFunction | None = None
-        """The user's loss, which replaces the cross entropy of training and validation."""
+        """User-defined loss, which replaces cross entropy in training and validation; None without one."""
 
     def forward(
         self,
@@ -105,20 +103,27 @@ class GPT(nn.Module):
     ) -> torch.Tensor:
         """Return the mean loss (fp32 scalar) if labels [b, s] are given, otherwise logits [b, s, v].
 
-        Logits are [b, 1, v] with last_token_only, or [b, i, v] for the tokens at logits_at [i]; logits of
-        padding ids are -inf. The tokens follow the tokens in the cache, and are added to it (kv_cache.py).
-        Without a cache, position_ids [b, s] are needed unless they are 0 .. s-1. cu_seqlens, int32 cumulative
-        lengths over the b * s tokens, and max_seqlen, the longest length, keep documents apart
-        (attention.documents_of). loss_mask [b, s], loss_denominator, token_losses and likeliest [b, s] are
-        described in parallel/cross_entropy.py; for shared sequences see language_model_loss. With answers
-        [b, s] and reference [P, 2], the loss is the preference loss (preference.py). dataset_ids [b, s] are
-        passed to a loss function of the user. Raises ValueError if tokens exceed the positions, or if logits
-        are requested where ranks share sequences.
+        Args:
+            tokens, labels: Token ids [b, s].
+            cache: Cache that contains the tokens before these; the new tokens are added to it (kv_cache.py).
+            last_token_only, logits_at: Return only logits [b, 1, v] of the last token, or [b, i, v] of the
+                tokens at the indices logits_at [i]. Logits of padding ids are -inf.
+            position_ids: Positions [b, s]; by default 0 .. s-1, or those after the cached tokens.
+            cu_seqlens, max_seqlen: Cumulative lengths of documents over the b * s tokens (int32), and the
+                largest length; tokens attend only within their document (attention.documents_of).
+            loss_mask, loss_denominator, token_losses, likeliest: See parallel/cross_entropy.py and, if ranks
+                share sequences, language_model_loss.
+            answers, reference: If given, [b, s] and [P, 2], the loss is the preference loss (preference.py).
+            dataset_ids: Passed to a user-defined loss, [b, s].
+
+        Raises ValueError if there are more tokens than positions, or if logits are requested while ranks
+        share sequences.
         """
         with products_in(self.config, tokens.device.type):
             documents = self._documents(tokens, cu_seqlens, max_seqlen) if cu_seqlens is not None else None
             hidden = self._hidden(tokens, cache, position_ids, documents)
-            # ZeRO 3 gathers a weight for the module that owns it, but this one is used outside of its module.
+            # ZeRO 3 gathers a weight for the module that owns it, but this weight is used outside of its
+            # module.
             untied = self.config.untie_embeddings_and_output_weights
             output = self.output_layer if untied else self.word_embeddings
             weight, rows = output.weight, output.trained_rows
@@ -133,9 +138,12 @@ class GPT(nn.Module):
             )
 
     def new_cache(self, slots: int, positions: int | None = None) -> KVCache:
-        """Create an empty cache on the model's device; slots hold at most max_position_embeddings tokens."""
+        """Allocate an empty cache on the model's device.
+
+        Each slot holds `positions` tokens, by default max_position_embeddings.
+        """
         config, weight = self.config, self.word_embeddings.weight
-        # Ranks that share a group have its keys each.
+        # If ranks share a group, each of them stores the group's keys and values.
         groups = max(config.query_groups // self.parallel.tensor.size, 1)
         pairs = weight.new_empty(
             (
@@ -161,7 +169,7 @@ class GPT(nn.Module):
         if cache is not None:
             if position_ids is not None or documents is not None:
                 raise ValueError(
-                    "a cache holds one document from position 0 on; give no position_ids or cu_seqlens"
+                    "a cache holds one document that starts at position 0: omit position_ids and cu_seqlens"
                 )
             start, end, position_ids = cache.reach(tokens)
         if end > (limit := self.config.max_position_embeddings):
@@ -181,7 +189,7 @@ class GPT(nn.Module):
                 position_ids = parallel.own_tokens(position_ids, chunk)
             start = parallel.sequence.rank * tokens.shape[1]
         hidden = self.position_embeddings(self.word_embeddings(tokens), start, position_ids)
-        # Passed only if there are any, so that plain runs do not recompile their layers.
+        # Pass documents only if there are any, so that layers of other runs are not recompiled.
         apart: dict[str, Any] = {} if documents is None else {"documents": documents}
         if parallel.context.size > 1:
             in_lengths = self._as_lengths(hidden.device)
@@ -214,8 +222,7 @@ class GPT(nn.Module):
         parallel, vocab_size = self.parallel, self.config.vocab_size
         if parallel.sequence.size > 1:
             raise ValueError(
-                "logits need whole sequences, but ranks that share them have only parts: they return only "
-                "losses"
+                "logits need whole sequences, but these ranks share sequences and can return only losses"
             )
         if parallel.cuts_tokens:
             hidden = mappings.gather_from_sequence_parallel_region(hidden, parallel.tensor)
@@ -246,7 +253,7 @@ class GPT(nn.Module):
 
 
 def products_in(config: GPTConfig, device: str) -> contextlib.AbstractContextManager:
-    """Return the context for a forward pass: autocast if the configuration sets it."""
+    """Return the context manager for a forward pass: bf16 autocast if the configuration enables it."""
     return torch.autocast(device, dtype=torch.bfloat16) if config.autocast else contextlib.nullcontext()
 
 
@@ -267,16 +274,16 @@ def language_model_loss(
 ) -> torch.Tensor:
     """Return the mean loss from the last hidden states, computed by parallel/cross_entropy.py.
 
-    hidden has this rank's tokens, [b, s/t, h] or [b, s/u, h]. weight is [v/t, h], with the trained `rows` of
-    config.trained_tokens if there are any. All other arguments are [b, s].
+    hidden has this rank's tokens, [b, s/t, h] or [b, s/u, h]. weight is [v/t, h]; `rows` are the trained rows
+    of config.trained_tokens, if there are any. All other tensors are [b, s], for whole sequences.
 
-    Where ranks share sequences, the loss is the mean over this rank's tokens. With loss_mask, it is the sum
-    over the rank's unmasked tokens divided by loss_denominator or, without one, by 1/u of the unmasked tokens
-    of all ranks. token_losses and likeliest are filled for this rank's tokens and are 0 elsewhere. With
-    answers and reference, the loss is the preference loss, which does not support shared sequences.
+    If ranks share sequences, the loss is the mean over this rank's tokens. With loss_mask, it is the sum over
+    the rank's unmasked tokens, divided by loss_denominator or, without one, by 1/u of the unmasked tokens of
+    all ranks. token_losses and likeliest are filled for this rank's tokens and are 0 elsewhere. With answers
+    and reference, the loss is the preference loss, which does not support shared sequences.
 
-    With `custom`, the loss is the user's; token_losses are the cross entropy nevertheless. A pass that
-    requests `likeliest` scores a task and returns the cross entropy.
+    With `custom`, the loss is user-defined, but token_losses are still the cross entropy. A pass with
+    `likeliest` scores a task and always returns the cross entropy.
     """
     sharing, chunk = parallel.sequence.size, config.fpdt_chunk_tokens
     if sharing > 1:

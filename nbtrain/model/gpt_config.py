@@ -1,4 +1,4 @@
-"""Settings that determine a GPT's parameters and arithmetic, without the layout."""
+"""The settings that determine a GPT's parameters and arithmetic, independent of the layout."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 
 class RopeScaling(Protocol):
-    """The section rope_scaling of a run's model."""
+    """Fields of model.rope_scaling in a run's configuration."""
 
     kind: str
     factor: float
@@ -20,14 +20,14 @@ class RopeScaling(Protocol):
 
 
 class Dpo(Protocol):
-    """The section dpo of a run."""
+    """Fields of the section dpo in a run's configuration."""
 
     beta: float
     label_smoothing: float
 
 
 class Lora(Protocol):
-    """The section lora of a run."""
+    """Fields of the section lora in a run's configuration."""
 
     kind: str
     rank: int
@@ -46,7 +46,7 @@ class Lora(Protocol):
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Everything that determines a GPT's parameters and arithmetic, named as in the run's `model` section."""
+    """Everything that determines a GPT's parameters and arithmetic, with names as in the section `model`."""
 
     num_layers: int
     hidden_size: int
@@ -63,11 +63,12 @@ class GPTConfig:
     num_query_groups: int | None = None
     """Number of key and value heads; None means num_attention_heads."""
     kv_channels: int | None = None
-    """Size of a head; None means hidden_size / num_attention_heads."""
+    """Head size; None means hidden_size / num_attention_heads."""
     qk_layernorm: bool = False
     windows: tuple[int | None, ...] = ()
-    """Number of tokens that a query of each layer sees, itself included; None or () means all tokens before
-    it.
+    """Attention window of each layer: the number of tokens that a query sees, including itself.
+
+    None for a layer, or an empty tuple, means all earlier tokens.
     """
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
@@ -77,37 +78,33 @@ class GPTConfig:
     position_embedding_type: str = "learned_absolute"
     rotary_base: float = 10000.0
     rotary_size: int = 0
-    """Number of elements of each head that rope rotates."""
+    """Number of elements of each head that rotary positions rotate."""
     rope_scaling: RopeScaling | None = None
     unturned: frozenset[int] = frozenset()
-    """Layers without rotary positions, counted from 0."""
+    """Indices, from 0, of the layers without rotary positions."""
     attention_backend: str = "auto"
     cross_entropy_chunk_tokens: int = 1024
     seed: int = 1234
     autocast: bool = False
-    """Whether to keep the weights in their format and cast to bf16 inside each product."""
+    """Whether to keep the format of the weights and cast to bf16 only for products."""
     checkpoint_interval_layers: int = 0
-    """Number of layers that are recomputed together in the backward pass; 0 keeps all activations."""
+    """Number of layers recomputed together in the backward pass; 0 keeps all activations."""
     selective_recompute: bool = False
-    """Whether to recompute large and cheap activations (recompute.py) when whole layers are not
-    recomputed.
-    """
+    """Whether to recompute only large, cheap activations instead of whole layers (recompute.py)."""
     fp8: bool = False
-    """Whether to multiply the blocks' matrices in FP8 (parallel/fp8.py)."""
+    """Whether products with the blocks' matrices use FP8 (parallel/fp8.py)."""
     fpdt_chunk_tokens: int = 0
-    """Tokens of the whole sequence that attention and MLP process at a time (parallel/fpdt.py); 0 means
-    off.
-    """
+    """Tokens of the whole sequence that FPDT processes at a time (parallel/fpdt.py); 0 turns FPDT off."""
     vocab_size: int | None = None
-    """Number of ids in use. Larger ids are padding and are ignored; None means that all ids are in use."""
+    """Number of token ids in use. Larger ids are padding and are ignored; None means no padding."""
     lora: Lora | None = None
-    """Settings of the adapters; if set, only adapters are trained."""
+    """Adapter settings; if set, only adapters are trained."""
     dpo: Dpo | None = None
-    """Settings of the preference loss."""
+    """Settings of the preference loss; None without one."""
 
     @classmethod
     def of(cls, config: Any) -> "GPTConfig":
-        """Build the settings from a RunConfig, whose `model` section has fields of the same names."""
+        """Build the settings from a RunConfig, whose section `model` has fields of the same names."""
         model, recompute = config.model, config.parallel.activation_checkpointing
         of_model = {
             entry.name: model.resolved(entry.name) for entry in fields(cls) if hasattr(model, entry.name)
@@ -133,7 +130,7 @@ class GPTConfig:
 
     @property
     def turns(self) -> bool:
-        """Return whether queries and keys of any layer are rotated (rotary.py)."""
+        """Whether positions are rotary, that is, queries and keys are rotated (rotary.py)."""
         return self.position_embedding_type == "rope"
 
     @property
@@ -142,7 +139,7 @@ class GPTConfig:
 
     @property
     def trained_tokens(self) -> tuple[int, ...]:
-        """Ids of the tokens whose vocabulary rows are trained along with adapters, ascending."""
+        """Ids of the tokens whose vocabulary rows are trained along with adapters, in ascending order."""
         return tuple(sorted(self.lora.trainable_token_indices or ())) if self.lora is not None else ()
 
     @property
@@ -151,9 +148,7 @@ class GPTConfig:
         return self.num_query_groups or self.num_attention_heads
 
     def window_of(self, layer: int) -> int | None:
-        """Return how many tokens a query of a layer sees, itself included; None means all tokens before
-        it.
-        """
+        """Return the number of tokens that a query of a layer sees, including itself; None means no limit."""
         return self.windows[layer] if self.windows else None
 
     def turns_in(self, layer: int) -> bool:

@@ -1,21 +1,21 @@
-"""The GPT as the layer list of a pipeline: the layers of model/gpt.py, in the order in which they run.
+"""The GPT as a list of layers for a pipeline, in the order in which they run (the layers of model/gpt.py).
 
     0            word embedding             tokens -> [b, s, h]
     1            positions
     2 .. L + 1   the L blocks
     L + 2        final norm
-    L + 3        output                     hidden states and output matrix, for the loss function
+    L + 3        output                     returns hidden states and output matrix to the loss function
 
-The pipeline itself, for any layer list, is parallel/pipeline.py.
+parallel/pipeline.py contains the pipeline itself, which works with any list of layers.
 
-The first and the last layer share one matrix, unless model.untie_embeddings_and_output_weights is set. Only
-the word embedding is tied: any other parameter of a tied module would be on the last stage too, unused and
-trained separately. The logits never exist at full size, because the loss is linear + cross entropy in one
-function. Documents are sent along with the activations as numbers, [b, s] whatever their count, and each
-stage builds its mask from them.
+The first and the last layer share one matrix, unless model.untie_embeddings_and_output_weights is set. The
+tied module must not have other parameters, because these would exist on the last stage too, unused and
+trained separately. The logits never exist at full size, because one function computes both the linear layer
+and the cross entropy. Documents are sent with the activations as a document number per token, [b, s], and
+each stage builds its mask from these numbers.
 
-The first stage receives whole sequences. Where ranks share sequences it selects this rank's tokens, and each
-stage sends only those; positions and documents are sent for the whole sequence, because attention needs them.
+The first stage receives whole sequences. If ranks share sequences, it selects this rank's tokens, and each
+stage sends only those. Positions and documents are sent for the whole sequence, because attention needs them.
 
 Shapes: b sequences, s tokens, h hidden, v padded vocabulary, t tensor-parallel ranks
 """
@@ -56,20 +56,21 @@ def build_pipeline(
     loss_function: LossFunction | None = None,
     layer_function: LayerFunction | None = None,
 ) -> "Pipeline":
-    """Build this rank's stage of a GPT, with build_model's initial weights, for deepspeed.initialize.
+    """Build this rank's stage of a GPT for deepspeed.initialize, with the initial weights of build_model().
 
-    `stage_layers` are the blocks of each stage (config/arithmetic/stages.py). `loss_function` and
-    `layer_function` are the user's, if there are any. All ranks call this together, because it creates
-    process groups. The engine must send activations and gradients unsharded (`pipe_partitioned` and
-    `grad_partitioned` false): with sequence parallelism each tensor-parallel rank has its own.
+    `stage_layers` has the number of blocks in each stage (config/arithmetic/stages.py). `loss_function` and
+    `layer_function` are user-defined functions, or None. All ranks must call this together, because it
+    creates process groups. The engine must not partition the activations and gradients that it sends
+    (`pipe_partitioned` and `grad_partitioned` false), because with sequence parallelism each tensor-parallel
+    rank has different ones.
     """
-    # A late import: DeepSpeed is prepared first (startup.py), and only pipelines need it.
+    # Imported here, because DeepSpeed must be prepared first (startup.py) and only pipelines need it.
     from nbtrain.parallel.pipeline import BuiltLayer, LayerSpec, Pipeline, TiedLayerSpec
 
     init = init or Initializer(config.seed, config.init_method_std, config.num_layers)
     parts = (config, init, parallel)
     tied = ("word_embeddings", WordEmbedding, *parts)
-    # Parameters whose gradients are summed over both stages.
+    # These parameters' gradients are summed over the first and last stage.
     shared = {"tied_weight_attr": ["weight", TRAINED_ROWS] if config.trained_tokens else ["weight"]}
     untied = config.untie_embeddings_and_output_weights
     specs = [
@@ -105,23 +106,24 @@ def pipeline_inputs(
     token_losses: torch.Tensor | None = None,
     likeliest: torch.Tensor | None = None,
 ) -> Inputs:
-    """Return (inputs of the first stage, inputs of the loss) of a micro batch of train/engine/batches.py.
+    """Return (inputs of the first stage, inputs of the loss) for a micro batch of train/engine/batches.py.
 
     loss_denominator, token_losses and likeliest are the same as in GPT.forward. Either all micro batches of a
-    run have documents, or none has them: at the first micro batch the stages agree on the tensors that they
-    send.
+    run have document boundaries, or none does, because the first micro batch determines which tensors the
+    stages send.
     """
     inputs = [batch.tokens, _or_nothing(batch.position_ids)]
     if batch.cu_seqlens is not None:
         inputs.append(document_numbers(batch.cu_seqlens, *batch.tokens.shape))
     losses = (batch.loss_mask, loss_denominator, token_losses, likeliest, batch.answers, batch.reference)
-    # The user's loss has the tokens and dataset_ids too.
+    # A user-defined loss also needs the tokens and dataset_ids.
     return tuple(inputs), (batch.labels, batch.tokens, *map(_or_nothing, (*losses, batch.dataset_ids)))
 
 
 def canonical_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield (canonical name, parameter) of a GPT or a stage; a tied parameter is on the first and the last
-    stage.
+    """Yield (canonical name, parameter) for a GPT or a pipeline stage.
+
+    A tied parameter is on both the first and the last stage.
     """
     repeated = getattr(model, "repeated", None)  # a Pipeline's
     for name, parameter in model.named_parameters():
@@ -129,12 +131,12 @@ def canonical_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]
 
 
 def trained_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the parameters of canonical_parameters that adapters do not freeze."""
+    """Yield (canonical name, parameter) for the parameters that are not frozen."""
     return ((name, parameter) for name, parameter in canonical_parameters(model) if parameter.requires_grad)
 
 
 def _or_nothing(tensor: torch.Tensor | None) -> torch.Tensor:
-    # DeepSpeed sends tensors only: an empty tensor means None.
+    # DeepSpeed can send only tensors, so an empty tensor represents None.
     return torch.empty(0) if tensor is None else tensor
 
 
@@ -143,7 +145,7 @@ def _or_none(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 class _PipedOutput(OutputLayer):
-    """The last layer of a pipeline, which passes the output matrix and the hidden states to the loss."""
+    """The last layer of a pipeline, which passes the hidden states and the output matrix to the loss."""
 
     def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return _with_output_matrix(self, hidden)
@@ -159,17 +161,17 @@ def _with_output_matrix(
 
 class _ExtraInputs(NamedTuple):
     position_ids: torch.Tensor | None
-    """int64 [b, s], on the first stage; with rotary positions on all stages."""
+    """int64 [b, s] on the first stage and, if positions are rotary, on all stages; None for defaults."""
     numbers: torch.Tensor | None
-    """int32 [b, s]: the document of each token."""
+    """int32 [b, s]: document number of each token; None without document boundaries."""
     documents: Documents | None
-    """Mask or lengths for attention, built from the document numbers."""
+    """Mask for attention, built from the document numbers."""
     turned: torch.Tensor | None = None
-    """Positions of the tokens that attention turns, [s] or [b, s], if positions are rotary."""
+    """Positions of the tokens in attention, [s] or [b, s], if positions are rotary; otherwise None."""
 
 
 class _Program:
-    """The Program of parallel/pipeline.py that runs the stages of a GPT."""
+    """The Program (parallel/pipeline.py) that runs the stages of a GPT."""
 
     def __init__(self, config: GPTConfig, parallel: ModelParallel):
         self.config = config
@@ -183,7 +185,7 @@ class _Program:
         documents = Documents(mask_of(numbers)) if numbers is not None else None
         turned, parallel = None, self.parallel
         if self.config.turns:
-            # The first stage is given all tokens.
+            # The first stage receives the tokens of whole sequences.
             length = self._length(x) if x.is_floating_point() else x.shape[1]
             turned = torch.arange(length, device=x.device) if position_ids is None else position_ids
             if parallel.context.size > 1:
@@ -194,7 +196,7 @@ class _Program:
         return x, _ExtraInputs(position_ids, numbers, documents, turned)
 
     def run(self, layers: Sequence[Callable], x: Any, extra: _ExtraInputs) -> Any:
-        # Passed only if there are any, so that plain runs do not recompile their layers.
+        # Pass arguments only if they are needed, so that layers of other runs are not recompiled.
         apart: dict[str, Any] = {}
         in_chunks = self.parallel.context.size > 1
         if extra.documents is not None and not in_chunks:
@@ -217,7 +219,7 @@ class _Program:
     def _positions(
         self, x: torch.Tensor, position_ids: torch.Tensor | None
     ) -> tuple[int, torch.Tensor | None]:
-        """Return (first position, position ids) of this rank's tokens, for the position embedding."""
+        """Return (first position, position ids) of this rank's tokens for the position embedding."""
         parallel, length = self.parallel, self._length(x)
         if position_ids is None and parallel.context.size > 1:
             position_ids = torch.arange(length, device=x.device).expand(len(x), -1)
@@ -225,7 +227,7 @@ class _Program:
         return start, None if position_ids is None else parallel.own_tokens(position_ids)
 
     def _length(self, hidden: torch.Tensor) -> int:
-        """Return the number of tokens of the whole sequences of which the residual stream has a part."""
+        """Return the length of the whole sequences, of which `hidden` may contain only a part."""
         return hidden.shape[1] * self.parallel.tokens_shared_by
 
     def _bounds(
@@ -239,7 +241,7 @@ class _Program:
         return recomputed(self.parallel.stream, self.run, layers, x, extra)
 
     def leave(self, x: Any, extra: _ExtraInputs) -> torch.Tensor | tuple:
-        # The last stage has a tuple, for the loss.
+        # On the last stage, x is already the tuple for the loss.
         sent = [extra.position_ids if self.config.turns else None, extra.numbers]
         sent = [one for one in sent if one is not None]
         return x if isinstance(x, tuple) or not sent else (x, *sent)
@@ -252,7 +254,7 @@ def _loss(
     outputs: tuple,
     labels: tuple,
 ) -> torch.Tensor:
-    """Compute the loss of the last layer's output. DeepSpeed calls it with outputs and labels."""
+    """Compute the loss from the last layer's output. DeepSpeed calls this with outputs and labels."""
     (hidden, weight, *rows), (targets, tokens, *inputs) = outputs, labels
     mask, denominator, token_losses, likeliest, answers, reference, dataset_ids = map(_or_none, inputs)
     custom = CustomInputs(loss_function, tokens, dataset_ids) if loss_function is not None else None

@@ -1,12 +1,12 @@
-"""Initial weights: each parameter is drawn from its own random stream, so that no layout changes them.
+"""Initial weights. Each parameter has its own random stream, so the weights are equal in all layouts.
 
     matrices and embeddings     normal(0, std)                        GPT-2, GPT-3
     residual projections        normal(0, std / sqrt(2 num_layers))   GPT-2, section 2.3
     biases 0, LayerNorm weights 1
-    adapters                              uniform within 1 / sqrt(inputs), and 0     parallel/lora.py
+    adapters                    uniform within 1 / sqrt(inputs), and 0    parallel/lora.py
 
-A parameter's generator is seeded from the model's seed and the parameter's canonical name. In every layout a
-parameter therefore starts with the same numbers, and a part of it with the same part of them.
+A parameter's generator is seeded from the model's seed and the parameter's canonical name. In every layout, a
+parameter therefore starts with the same numbers, and a shard with the corresponding part of them.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ import torch
 
 
 class Initializer:
-    """Creates the initial values of all parameters of one model."""
+    """Creates the parameters of a model with their initial values."""
 
     def __init__(self, seed: int, std: float, num_layers: int):
         self.seed = seed
@@ -27,9 +27,10 @@ class Initializer:
     def normal(
         self, name: str, *shape: int, residual: bool = False, std: float | None = None
     ) -> torch.nn.Parameter:
-        """Create a matrix or an embedding; `residual` is for projections that write to the residual stream.
+        """Create a normally distributed matrix or embedding.
 
-        `std` replaces the model's standard deviation.
+        With `residual`, the standard deviation is that of projections to the residual stream. `std` replaces
+        it.
         """
         if std is None:
             std = self.residual_std if residual else self.std
@@ -38,7 +39,7 @@ class Initializer:
         )
 
     def uniform(self, name: str, bound: float, *shape: int) -> torch.nn.Parameter:
-        """Create the first matrix of an adapter (parallel/lora.py)."""
+        """Create a parameter uniform in [-bound, bound], for the first matrix of an adapter (lora.py)."""
         return self._drawn(
             name, shape, lambda weight, generator: weight.uniform_(-bound, bound, generator=generator)
         )
@@ -46,11 +47,11 @@ class Initializer:
     def _drawn(self, name: str, shape: tuple[int, ...], draw: Callable[..., object]) -> torch.nn.Parameter:
         target = torch.empty(shape)
         if target.is_meta:
-            # The model gets its weights from elsewhere.
+            # On the meta device, the weights come from elsewhere.
             return torch.nn.Parameter(target)
         digest = hashlib.sha256(f"{self.seed} {name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7]))
-        # Under deepspeed.zero.Init torch.empty has the compute dtype: draw in fp32 first, then convert.
+        # Under deepspeed.zero.Init, torch.empty has the compute dtype, so draw in fp32 and then convert.
         weight = torch.empty(shape, device="cpu").float()
         draw(weight, generator)
         return torch.nn.Parameter(target.copy_(weight))
@@ -62,17 +63,16 @@ class Initializer:
         return torch.nn.Parameter(torch.ones(shape))
 
     def filled(self, value: float, *shape: int) -> torch.nn.Parameter:
-        """Create a parameter with equal numbers, for blocks of the user (custom_layer.py)."""
+        """Create a parameter filled with `value`, for user-defined blocks (custom_layer.py)."""
         return torch.nn.Parameter(torch.full(shape, value))
 
 
 class Zeros(Initializer):
-    """Initializer for a run that loads its weights next: zeros and ones in the model's format and on its
-    device.
+    """Initializer for a run that will load its weights: zeros and ones on the model's device, in its format.
 
-    No matrix is drawn, and the host has no second copy of the model. Loading does not set the padding of the
-    vocabulary, which no softmax uses and which remains 0. `seed` is the run's, for parameters that no folder
-    contains.
+    This avoids drawing matrices and a second copy of the model in host memory. Loading does not set the
+    padding of the vocabulary, which stays 0 and is not used in the softmax. `seed` is the run's seed, for
+    adapters, which the loaded folder does not contain.
     """
 
     def __init__(self, seed: int, device: str, dtype: torch.dtype) -> None:
@@ -99,7 +99,7 @@ class Zeros(Initializer):
 
 
 class Unset(Initializer):
-    """Initializer for parameters whose weights are loaded: memory is allocated but not written."""
+    """Initializer for parameters that will be loaded: matrices are allocated but not written."""
 
     def __init__(self) -> None:
         super().__init__(seed=0, std=0.0, num_layers=1)

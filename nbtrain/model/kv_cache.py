@@ -1,17 +1,19 @@
-"""A cache of the keys and values of earlier tokens, with a slot for each sequence.
+"""A cache of the keys and values of earlier tokens, with one slot per sequence.
+
+GPT.new_cache in gpt.py allocates the memory; this module reads and writes it.
 
     cache = model.new_cache(2)
-    model(tokens, cache=cache)                    [2, s]: the next s tokens of slots 0 and 1, of equal length
+    model(tokens, cache=cache)                    tokens [2, s]: the next s tokens of slots 0 and 1
     cache.place([0, 3], [1, 5])                   the next pass reads 1 token of slot 0 and 5 of slot 3
-    model(tokens, cache=cache, logits_at=last)    [1, 6]: the token of slot 0, then the tokens of slot 3
+    model(tokens, cache=cache, logits_at=last)    tokens [1, 6]: the token of slot 0, then those of slot 3
     cache.lengths                                 number of tokens in each slot; lower it to drop the newest
 
-Placed tokens are concatenated: there is no padding, and each weight is read once for the tokens of all
-sequences. Attention is computed sequence by sequence. The single tokens that decoding adds are computed
-together if that reads few unneeded keys; on a GPU always, because starting a kernel takes longer than reading
-them.
+Placed tokens are concatenated without padding, so each weight is read only once for the tokens of all
+sequences. Attention is computed sequence by sequence. For sequences with a single token, as in decoding, it
+is computed in one call if that reads few unneeded keys. On a GPU it always is, because launching a kernel
+takes longer than reading keys.
 
-Shapes: b slots, s tokens of each, T placed tokens, n heads, g groups, p positions, d head size
+Shapes: b slots, s tokens per slot, T placed tokens, n heads, g groups, p positions, d head size
 """
 
 from collections.abc import Callable, Sequence
@@ -21,17 +23,17 @@ from typing import NamedTuple
 
 import torch
 
-# Largest share of keys that a joint call may read in vain. Beyond it, a call per sequence is faster on a CPU.
+# Maximum share of unneeded keys in a joint call. Above it, one call per sequence is faster on a CPU.
 PADDED_SHARE = 0.2
-# Positions of a slot that are initialized at a time.
+# Number of positions of a slot that are initialized at a time.
 CLEARED_POSITIONS = 128
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
-"""(query, key, value, mask of the keys that each query sees, or None for a causal one) -> attended."""
+"""Attention function: (query, key, value, mask of visible keys or None for a causal mask) -> result."""
 
 
 class Span(NamedTuple):
-    """Tokens of one sequence in a pass: their positions in the pass and in the slot."""
+    """The tokens of one sequence in a pass: their place in the pass (`tokens`) and in the slot."""
 
     slot: int
     tokens: slice
@@ -41,29 +43,30 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Singles:
-    """The sequences of a pass with one token each, which come first in the pass."""
+    """The sequences with a single token in a pass; they come first."""
 
     count: int
     slots: torch.Tensor
-    """[count]"""
+    """[count]: slot of each sequence."""
     positions: torch.Tensor
-    """[count]"""
+    """[count]: position of each token in its slot."""
     in_order: slice | None
-    """The range of their slots, if the slots are consecutive."""
+    """Range of the slots if they are consecutive; otherwise None."""
     longest: int
-    """Number of keys of the longest sequence."""
+    """Number of keys in the longest sequence."""
     are_equal: bool
-    """Whether all sequences have this number of keys."""
+    """Whether all sequences have the same number of keys."""
     together: bool
-    """Whether attention for all of them is computed in one call."""
+    """Whether attention for all of these sequences is computed in one call."""
     ends: torch.Tensor
-    """[count, 1, 1, 1]: number of keys of each sequence, including the new one."""
+    """[count, 1, 1, 1]: number of keys in each sequence, including the new key."""
     masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
-    """Masks by window size."""
+    """{window size: mask}, a cache for mask()."""
 
     def mask(self, window: int | None) -> torch.Tensor | None:
-        """Return the keys that each sequence sees, bool [count, 1, 1, longest]; None if it sees all of
-        them.
+        """Return the mask of the keys that each sequence sees, bool [count, 1, 1, longest].
+
+        Returns None if all sequences have the same number of keys.
         """
         if self.are_equal:
             return None
@@ -76,39 +79,40 @@ class Singles:
 
 @dataclass(frozen=True)
 class Placed:
-    """The assignment of a pass's tokens to slots."""
+    """The assignment of the tokens of a pass to slots."""
 
     singles: Singles | None
     spans: list[Span]
-    """Spans of all sequences; sequences with a single token come first."""
+    """Spans of all sequences, those with a single token first."""
     position_ids: torch.Tensor
-    """[1, T]: position of each placed token in its slot."""
+    """[1, T]: position of each token in its slot."""
 
 
 class KVCache:
-    """A cache created by GPT.new_cache. A pass reads the placed tokens or, without these, [b, s] tokens of
-    all slots.
+    """A cache of keys and values, created by GPT.new_cache.
+
+    After place(), a pass reads the placed tokens; otherwise, it reads [b, s] tokens, s for each slot.
     """
 
     def __init__(self, tensor: torch.Tensor):
-        """Use `tensor`, [layers, 2, b, g, p, d], as memory; its content does not matter."""
+        """Use `tensor`, [layers, 2, b, g, p, d], as memory. Its contents need not be initialized."""
         self.tensor = tensor
         self.lengths = [0] * tensor.shape[2]
-        # Positions of each slot that hold numbers. The rest is memory as it was found, perhaps NaN, and a
-        # masked NaN is still one: its weight is 0, but 0 * NaN is NaN.
+        # Number of initialized positions in each slot. The rest is uninitialized memory that may contain NaN,
+        # and masking does not remove NaN: the weight is 0, but 0 * NaN is NaN.
         self._written = [0] * tensor.shape[2]
         self.placed: Placed | None = None
         self.layers = [LayerCache(self, keys, values) for keys, values in tensor]
 
     @property
     def length(self) -> int:
-        """Number of tokens in each slot. Raises ValueError if the slots hold different numbers."""
+        """Number of tokens in each slot. Raises ValueError if the slots have different numbers of tokens."""
         if len(set(self.lengths)) > 1:
             raise ValueError(f"slots hold different numbers of tokens: {sorted(set(self.lengths))}")
         return self.lengths[0]
 
     def place(self, slots: Sequence[int], counts: Sequence[int]) -> None:
-        """Let the next pass read counts[i] tokens of slots[i]. Sequences with one token must come first."""
+        """Make the next pass read counts[i] tokens for slots[i]. Sequences with one token must come first."""
         starts = [self.lengths[slot] for slot in slots]
         stops = list(accumulate(counts))
         spans = [
@@ -126,7 +130,8 @@ class KVCache:
         slots, ends = [span.slot for span in spans], [span.end for span in spans]
         first, longest, total = slots[0], max(ends), sum(ends)
         in_order = slice(first, first + count) if slots == list(range(first, first + count)) else None
-        # Out of order, keys and values would be copied, which costs as much as to attend to them.
+        # For slots that are not consecutive, keys and values would be copied, which costs as much as
+        # attention.
         little_waste = in_order is not None and total >= (1 - PADDED_SHARE) * longest * count
         together, are_equal = tensor.is_cuda or little_waste, total == longest * count
         if together and not are_equal:
@@ -136,7 +141,7 @@ class KVCache:
         return Singles(count, index, positions, in_order, longest, are_equal, together, reached)
 
     def _write(self, slots: list[int], end: int) -> None:
-        """Initialize all positions before `end`."""
+        """Initialize all positions before `end` in the given slots."""
         for slot in slots:
             if (begin := self._written[slot]) < end:
                 end = min(-(-end // CLEARED_POSITIONS) * CLEARED_POSITIONS, self.tensor.shape[4])
@@ -144,15 +149,16 @@ class KVCache:
                 self._written[slot] = end
 
     def reach(self, tokens: torch.Tensor) -> tuple[int, int, torch.Tensor | None]:
-        """Return (start, end, position ids) of the next pass's tokens; ids of None mean start, start + 1,
-        ...
+        """Return (start, end, position ids) for the tokens of the next pass.
+
+        If the position ids are None, the positions are start .. end - 1.
         """
         if self.placed is not None:
             return 0, max(span.end for span in self.placed.spans), self.placed.position_ids
         return self.length, self.length + tokens.shape[1], None
 
     def read(self, tokens: torch.Tensor) -> None:
-        """Record that a pass is complete and its tokens are in the cache."""
+        """Record that a pass is complete, so that its tokens are now in the cache."""
         if self.placed is None:
             self.lengths = [self.length + tokens.shape[1]] * len(self.lengths)
         else:
@@ -162,10 +168,13 @@ class KVCache:
         self.placed = None
 
     def reorder(self, targets: Sequence[int], sources: Sequence[int], lengths: Sequence[int]) -> None:
-        """Copy the first lengths[i] tokens of sources[i] to targets[i], all as they were before the call."""
+        """Copy the first lengths[i] tokens of slot sources[i] to slot targets[i].
+
+        All sources are read before any target is written.
+        """
         longest = max(lengths)
         if len(targets) == 1:
-            # Without the copy in between.
+            # A single copy needs no buffer.
             (target,), (source,) = targets, sources
             self.tensor[:, :, target, :, :longest] = self.tensor[:, :, source, :, :longest]
         else:
@@ -179,12 +188,12 @@ class KVCache:
 
 @dataclass
 class LayerCache:
-    """One layer's part of a KVCache."""
+    """The part of a KVCache that belongs to one layer."""
 
     cache: KVCache
     keys: torch.Tensor
     values: torch.Tensor
-    """Keys and values, [b, g, p, d] each."""
+    """Keys and values of all slots, [b, g, p, d] each."""
 
     def attend(
         self,
@@ -194,9 +203,10 @@ class LayerCache:
         window: int | None,
         attend: Attend,
     ) -> torch.Tensor:
-        """Store the keys and values of this pass, and let its queries attend to all keys in their slots.
+        """Store the keys and values of this pass, and attend from its queries to all keys in their slots.
 
-        query [b, n, s, d], key and value [b, g, s, d]; for placed tokens [1, n, T, d] and [1, g, T, d].
+        query is [b, n, s, d], key and value are [b, g, s, d]; for placed tokens, [1, n, T, d] and [1, g, T,
+        d].
         """
         if (placed := self.cache.placed) is None:
             start = self.cache.length

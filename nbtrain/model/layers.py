@@ -1,15 +1,14 @@
-"""The layers of GPT-3 in the order in which they run: embeddings, pre-LN transformer layers, final LayerNorm.
+"""The layers of GPT-3, in the order in which they run: embeddings, pre-LN transformer layers, final norm.
 
-Each layer takes and returns the residual stream, so that a pipeline can be split between any two layers. The
-stream is [b, s, h], where s counts the tokens of this rank: all of them in one process, 1/t under Megatron's
-sequence parallelism, 1/u under Ulysses, 1/c under context parallelism. Matrices are the layers of
-parallel/tensor.py, sharded across the tensor-parallel ranks: a rank has some of the heads and some columns of
-the MLP.
+Each layer takes and returns the residual stream, so a pipeline can be split between any two layers. The
+stream is [b, s, h], where s is the number of tokens on this rank: all tokens in one process, 1/t of them
+under Megatron's sequence parallelism, 1/u under Ulysses, and 1/c under context parallelism. Matrices are
+layers of parallel/tensor.py, sharded across the tensor-parallel ranks: each rank has some of the heads and
+some columns of the MLP.
 
-Under sequence parallelism, the weights of LayerNorms and positions are whole on each rank but are applied
-only to the rank's own tokens. Norms of queries and keys are applied only to the rank's own heads, with and
-without sequence parallelism. These weights are marked `sequence_parallel`, and their gradients are summed
-over the tensor-parallel ranks.
+Under sequence parallelism, each rank has the whole weights of LayerNorms and positions but applies them only
+to its own tokens. Norms of queries and keys are always applied only to the rank's own heads. These weights
+are marked `sequence_parallel`, and their gradients are summed over the tensor-parallel ranks.
 
 Shapes: b micro batch, s tokens, n heads and g groups of this rank, h hidden, d head size, f MLP width, p
 positions
@@ -47,8 +46,8 @@ from nbtrain.parallel.tensor import (
 class WordEmbedding(VocabParallelEmbedding):
     """Word embedding: token ids [b, s] -> [b, s, h].
 
-    If embeddings are tied, its weight [v/t, h], with the rows that are trained along with adapters, is also
-    the output matrix, so the layer has no other parameter.
+    If embeddings are tied, its weight [v/t, h] and the rows trained along with adapters are also the output
+    matrix. The layer must therefore have no other parameters.
     """
 
     def __init__(self, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
@@ -64,7 +63,7 @@ class WordEmbedding(VocabParallelEmbedding):
 
 
 class OutputLayer(nn.Module):
-    """The output matrix [v/t, h] of an untied model; parallel/cross_entropy.py computes its product."""
+    """The output matrix [v/t, h] of an untied model. parallel/cross_entropy.py computes its product."""
 
     def __init__(self, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
         super().__init__()
@@ -75,8 +74,9 @@ class OutputLayer(nn.Module):
 
 
 class _OfOwnPart(nn.Module):
-    """Base class of layers with unsharded weights that see only this rank's tokens or heads if `cuts` is
-    true.
+    """Base class of layers with unsharded weights.
+
+    If `cuts` is true, the weights are applied only to this rank's tokens or heads.
     """
 
     def __init__(self, parallel: ModelParallel, cuts: bool):
@@ -97,7 +97,7 @@ class _OfOwnPart(nn.Module):
 class Norm(_OfOwnPart):
     """Normalization over the last dimension: LayerNorm with weight and bias, or RMSNorm with a weight.
 
-    For the norms of queries and keys, `size` is the size of a head instead of the hidden size.
+    For the norms of queries and keys, `size` is the head size; by default, it is the hidden size.
     """
 
     def __init__(
@@ -118,8 +118,9 @@ class Norm(_OfOwnPart):
 
 
 class PositionEmbedding(_OfOwnPart):
-    """Adds the learned position vectors [p, h], if there are any, and applies dropout. [b, s, h] -> [b, s,
-    h].
+    """Adds learned position vectors [p, h], if positions are learned, and applies dropout.
+
+    [b, s, h] -> [b, s, h].
     """
 
     def __init__(self, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
@@ -136,8 +137,10 @@ class PositionEmbedding(_OfOwnPart):
     def forward(
         self, x: torch.Tensor, start: int = 0, position_ids: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Add positions. `position_ids` are of all tensor-parallel ranks' tokens; None means start, start +
-        1, ...
+        """Add positions and apply dropout.
+
+        `position_ids` has the positions of all tensor-parallel ranks' tokens; None means start, start + 1,
+        ...
         """
         if self.weight is None:
             return dropout(x, self.dropout, self.training, self.stream)
@@ -149,7 +152,7 @@ class PositionEmbedding(_OfOwnPart):
         else:
             if self.sequence_parallel:
                 start += self.group.rank * x.shape[1]
-            # A slice, not an index: its gradient is one copy, not a scatter.
+            # Use a slice, not an index, because its gradient is a copy instead of a scatter.
             positions = weight[start : start + x.shape[1]]
         return dropout(x + positions, self.dropout, self.training, self.stream)
 
@@ -157,7 +160,8 @@ class PositionEmbedding(_OfOwnPart):
 class Attention(nn.Module):
     """Causal self-attention of layer `index`. [b, s, h] -> [b, s, h].
 
-    The rows of query_key_value are packed by group: n/g queries, a key and a value, with d rows each.
+    The rows of query_key_value are packed by group: d rows for each of n/g queries, then for a key and a
+    value.
     """
 
     def __init__(self, index: int, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
@@ -213,9 +217,9 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         if self.chunk_tokens and cache is None:
             if rotation is not None:
-                raise ValueError("FPDT does not rotate queries: set parallel.fpdt_chunk_tokens: 0")
+                raise ValueError("FPDT does not support rotary positions: set parallel.fpdt_chunk_tokens: 0")
             if documents is not None:
-                raise ValueError("FPDT cannot keep documents apart: set parallel.fpdt_chunk_tokens: 0")
+                raise ValueError("FPDT cannot separate documents: set parallel.fpdt_chunk_tokens: 0")
             return fpdt.attention(
                 x, self.query_key_value, self.dense, self.head_size, self.chunk_tokens, self.ulysses
             )
@@ -230,9 +234,9 @@ class Attention(nn.Module):
         return self.dense(attended.flatten(2))
 
     def _heads(self, x: torch.Tensor, rotation: Rotation | None) -> tuple[torch.Tensor, ...]:
-        """Return (queries [b, n, s, d], keys and values [b, g, s, d]) of this rank's heads and all tokens.
+        """Return (queries [b, n, s, d], keys [b, g, s, d], values) for this rank's heads and all tokens.
 
-        Under context parallelism they are of the rank's own tokens.
+        With context parallelism, they are only for this rank's own tokens.
         """
         packed, size = self.query_key_value(x), self.head_size
         if self.shares_groups:
@@ -246,15 +250,15 @@ class Attention(nn.Module):
         query, key, value = packed.split([packed.shape[3] - 2 * size, size, size], dim=-1)
         query = query.unflatten(3, (-1, size))
         if self.q_layernorm is not None and self.k_layernorm is not None:
-            # Under autocast a LayerNorm gives fp32.
+            # Under autocast, a LayerNorm returns fp32.
             query, key = self.q_layernorm(query).to(value.dtype), self.k_layernorm(key).to(value.dtype)
         elif query.shape[3] > 1 or rotation is not None:
-            # Queries of a group, and what rope turns, are copied anyway. Without copies of the rest it would
-            # keep the whole packed tensor for the backward pass.
+            # Queries of a group, and rotated tensors, are copied anyway. If the others were views, they would
+            # keep the whole packed tensor in memory until the backward pass.
             value = value.contiguous()
             key = key if rotation is not None else key.contiguous()
         elif self.context.size > 1:
-            # Keys and values are gathered, and of the packed tensor the queries alone are kept.
+            # Keys and values are gathered later; a copy of the queries frees the packed tensor.
             query = query.contiguous()
         query, key, value = (heads.transpose(1, 2) for heads in (query.flatten(2, 3), key, value))
         if rotation is not None:
@@ -267,10 +271,10 @@ class Attention(nn.Module):
         return causal_attention(query, key, value, 0.0, self.backend, documents, window, self.softcap)
 
     def _attend_chunks(self, query, key, value, bounds) -> torch.Tensor:
-        """Attend from each of this rank's chunks to the keys of the whole sequence up to the chunk's end."""
+        """Compute attention from each of this rank's chunks to all keys up to the end of the chunk."""
         chunks, seen = query.chunk(context.CHUNKS, dim=2), context.seen_keys(key, value, self.context)
         attended = [
-            # In the order of memory in which the projection needs them.
+            # Transpose to the memory order that the projection needs.
             self._attend(chunk, *keys, documents).transpose(1, 2)
             for chunk, keys, documents in zip(chunks, seen, bounds, strict=True)
         ]
@@ -289,7 +293,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """MLP: h -> f, the activation, f -> h. If it is gated, h -> twice f, where one half gates the other."""
+    """MLP: h -> f, activation, f -> h. A gated MLP has two projections h -> f, one of which is the gate."""
 
     def __init__(self, index: int, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
         super().__init__()
@@ -310,7 +314,7 @@ class MLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.chunk_tokens and torch.is_grad_enabled():
-            # FPDT: [b, s, f] of one chunk at a time, forward and backward.
+            # FPDT: compute [b, s, f] for one chunk at a time, in the forward and the backward pass.
             chunks = x.split(self.chunk_tokens, dim=1)
             return torch.cat([recomputed(None, self._whole, chunk) for chunk in chunks], dim=1)
         return self._whole(x)
@@ -324,8 +328,9 @@ class MLP(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Transformer layer: x + attention(norm x), then x + MLP(norm x), dropout on both branches (pre-LN, GPT-2
-    section 2.3).
+    """Transformer layer: x + attention(norm(x)), then x + MLP(norm(x)), with dropout on both branches.
+
+    This order is pre-LN (GPT-2, section 2.3).
     """
 
     def __init__(self, index: int, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):

@@ -1,7 +1,7 @@
-"""Matrices that are packed in one parameter: queries, keys and values, group after group.
+"""Splits a packed matrix into queries, keys and values for an optimizer that works on whole matrices (Muon).
 
-An optimizer that works on whole matrices (Muon) separates them: in a packed matrix it would mix the
-directions of queries, keys and values.
+In the packed matrix, Muon would mix the directions of queries, keys and values. names.py describes the order
+of rows.
 """
 
 import torch
@@ -10,9 +10,9 @@ from nbtrain.model.gpt_config import GPTConfig
 
 
 def matrices_of(config: GPTConfig, name: str, weight: torch.Tensor) -> list[torch.Tensor]:
-    """Return views of a block's whole matrix [o, i] as matrices [.., i]; all leading dimensions are rows.
+    """Return views of the matrices in a block's unsharded matrix [o, i]: [queries, keys, values] or [weight].
 
-    `name` is canonical (names.py).
+    Each view is [.., i]; all leading dimensions are rows. `name` is the canonical name (names.py).
     """
     if not name.endswith("attention.query_key_value.weight"):
         return [weight]

@@ -4,12 +4,12 @@
     margin      beta ((log p(chosen) - reference) - (log p(rejected) - reference))
     loss        -(1 - e) log sigmoid(margin) - e log sigmoid(-margin), the mean over pairs
 
-The output layer's loss function (parallel/cross_entropy.py) computes gradients in its forward pass, and needs
-each token's weight there. It therefore runs twice. The first pass computes only the log-probabilities, which
-give each token's weight: the derivative of the loss by its log-probability. The second pass computes the
-gradients. Only the output layer is computed twice, and no additional activations are kept.
+The output layer's loss function (parallel/cross_entropy.py) computes gradients in its forward pass and needs
+each token's weight at that time, so it runs twice. The first pass computes only log-probabilities. From these
+follows each token's weight: the derivative of the loss with respect to its log-probability. The second pass
+computes the gradients. Only the output layer is computed twice, and no additional activations are kept.
 
-Shapes: b sequences, s tokens, P pairs of the batch
+Shapes: b sequences, s tokens, P pairs in the batch
 """
 
 from collections.abc import Callable
@@ -22,14 +22,15 @@ from nbtrain.model.gpt_config import Dpo
 
 
 class Pairs(NamedTuple):
-    """The answer that each token belongs to, and the reference's log-probabilities (train/engine/batches.py:
-    Batch).
+    """The answer that each token belongs to, and the reference model's log-probabilities.
+
+    They come from Batch in train/engine/batches.py.
     """
 
     answers: torch.Tensor
-    """int64 [b, s]: 2 p for tokens of the chosen, 2 p + 1 for tokens of the rejected answer of pair p."""
+    """int64 [b, s]: 2 p for tokens of pair p's chosen answer, 2 p + 1 for those of its rejected answer."""
     reference: torch.Tensor
-    """fp32 [P, 2]."""
+    """fp32 [P, 2]: the reference model's log-probability of each answer."""
 
 
 def preference_loss(
@@ -40,10 +41,11 @@ def preference_loss(
     denominator: torch.Tensor | None = None,
     token_losses: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the mean loss of pairs, or their sum divided by `denominator`: an fp32 scalar.
+    """Return the mean loss over pairs, or their sum divided by `denominator`, as an fp32 scalar.
 
-    token_losses_of(loss_mask, denominator, token_losses) is linear_cross_entropy of this batch. loss_mask [b,
-    s] selects the tokens in the loss; token_losses (fp32 [b, s]) is filled with each token's loss.
+    token_losses_of(loss_mask, denominator, token_losses) must call linear_cross_entropy for this batch.
+    loss_mask [b, s] selects the tokens in the loss. If given, token_losses (fp32 [b, s]) is filled with each
+    token's loss.
     """
     if token_losses is None:
         token_losses = torch.empty(loss_mask.shape, device=loss_mask.device)
@@ -56,12 +58,12 @@ def preference_loss(
             denominator = loss_mask.new_tensor(float(max(len(losses), 1)))
         loss = losses.sum().float() / denominator
         slope = dpo.beta * (smoothed * margins.sigmoid() - (1 - smoothed) * (-margins).sigmoid())
-        # A token's loss is the negative of its log-probability.
+        # A token's loss is its negative log-probability.
         of_answers = torch.stack([-slope, slope], dim=1).flatten().float()
         weights = loss_mask * of_answers[pairs.answers]
     if not torch.is_grad_enabled():
         return loss
-    # Its gradient is the loss's; its value is not.
+    # `weighted` has the gradient of the loss but not its value.
     weighted = token_losses_of(weights, denominator, None)
     return loss + (weighted - weighted.detach())
 
@@ -69,8 +71,9 @@ def preference_loss(
 def answer_log_probabilities(
     token_losses: torch.Tensor, loss_mask: torch.Tensor, pairs: Pairs
 ) -> torch.Tensor:
-    """Return float64 [P, 2]: the sum over each answer's tokens in the loss, always added in the same
-    order.
+    """Return each answer's log-probability, float64 [P, 2]: the sum over its tokens in the loss.
+
+    The tokens are always added in the same order.
     """
     learnt = (token_losses * loss_mask).flatten()
     number = torch.arange(2 * len(pairs.reference), device=learnt.device)
@@ -79,9 +82,7 @@ def answer_log_probabilities(
 
 
 def rewards(log_probabilities: torch.Tensor, pairs: Pairs, dpo: Dpo) -> torch.Tensor:
-    """Return float64 [P, 2]: beta times the difference between each answer's log-probability and the
-    reference's.
-    """
+    """Return each answer's reward, float64 [P, 2]: beta * (log-probability - reference log-probability)."""
     return dpo.beta * (log_probabilities - pairs.reference)
 
 

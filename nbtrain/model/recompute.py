@@ -1,12 +1,12 @@
-"""Activations that are computed again in the backward pass instead of being kept.
+"""Recomputes activations in the backward pass instead of keeping them.
 
-    full         consecutive layers, of which only the input is kept (arXiv:1604.06174)
-    selective    large, cheap activations (arXiv:2205.05198, section 5): the attention weights, [b, n, s, s],
-                 with dropout three times over, if the kernel keeps them (flash and efficient do not); and the
-                 output of the MLP's activation, [b, s, f], whose input is kept anyway
+    full         groups of layers are recomputed, and only their input is kept (arXiv:1604.06174)
+    selective    large, cheap activations are recomputed (arXiv:2205.05198, section 5): the attention weights,
+                 [b, n, s, s], which take three times the memory with dropout, if the kernel keeps them (flash
+                 and efficient do not); and the output of the MLP's activation function, [b, s, f]
 
-In both cases the recomputation draws the same dropout and gives the same bits. Inside a compiled layer
-`selective` does nothing: there the compiler itself decides which activations to keep.
+In both cases, the recomputation uses the same dropout and is bit-exact. Inside a compiled layer, `selective`
+has no effect, because the compiler decides which activations to keep.
 
 Shapes: b sequences, s tokens, n heads, f MLP width
 """
@@ -20,7 +20,7 @@ from nbtrain.parallel.random import TensorParallelStream
 
 
 def recomputed(stream: TensorParallelStream | None, function: Callable, *arguments):
-    """Call function(*arguments), and call it again in the backward pass with the same dropout."""
+    """Call function(*arguments), and call it again in the backward pass, with the same dropout."""
     if stream is None:
         return checkpoint(function, *arguments, use_reentrant=False)
     return checkpoint(function, *arguments, use_reentrant=False, context_fn=stream.recompute_contexts)
@@ -31,10 +31,11 @@ def without_keeping(
     consumer: Callable[[torch.Tensor], torch.Tensor],
     *x: torch.Tensor,
 ) -> torch.Tensor:
-    """Return consumer(activation(*x)), whose backward pass computes activation(*x) again from x.
+    """Return consumer(activation(*x)), and recompute activation(*x) in the backward pass.
 
-    torch's checkpoint cannot do that: around the activation it would keep the output for the consumer, and
-    around both it would run the consumer twice. Here the consumer keeps only the output's shape.
+    Torch's checkpoint cannot do this: applied to the activation, it would keep the output for the consumer,
+    and applied to both, it would run the consumer twice. Here, the consumer keeps only the shape of its
+    input.
     """
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return consumer(activation(*x))

@@ -1,17 +1,17 @@
-"""Rotary positions (RoPE, arXiv:2104.09864): queries and keys are rotated by angles that grow with the
-position.
+"""Rotary positions (RoPE, arXiv:2104.09864): rotates queries and keys by angles that grow with the position.
 
-The first r elements of a head are r / 2 pairs (j, j + r / 2), as in Megatron and Hugging Face; pair j is
-rotated by position * base^(-2j/r). Scaling reduces the angles, for sequences longer than in an earlier
-training:
+The first r elements of a head form r / 2 pairs (j, j + r / 2), as in Megatron and Hugging Face. Pair j is
+rotated by the angle position * base^(-2j/r). Scaling reduces the angles, so that a model supports longer
+sequences than those it was trained on before:
 
-    linear    all angles are divided by the factor (arXiv:2306.15595)
-    llama3    angles are divided for pairs that turn less than low_freq_factor times over the original length;
-              between low_freq_factor and high_freq_factor turns, both angles are mixed (Llama 3.1)
-    yarn      angles are mixed between beta_slow and beta_fast turns; queries and keys are multiplied by
+    linear    divides all angles by the factor (arXiv:2306.15595)
+    llama3    divides the angles of pairs that turn less than low_freq_factor times over the original length,
+              and interpolates between low_freq_factor and high_freq_factor turns (Llama 3.1)
+    yarn      interpolates between beta_slow and beta_fast turns, and multiplies queries and keys by
               0.1 ln(factor) + 1 (arXiv:2309.00071)
 
-Angles are in fp32; their cosines are rounded to the format of the queries, as in Megatron and Hugging Face.
+Angles are computed in fp32. Cosines and sines are rounded to the format of the queries, as in Megatron and
+Hugging Face.
 
 Shapes: b sequences, n heads, s tokens, d head size, r rotary size
 """
@@ -26,15 +26,15 @@ from nbtrain.model.gpt_config import GPTConfig, RopeScaling
 
 
 class Rotation(NamedTuple):
-    """Cosines and sines for the queries and keys at some positions: [s, r] each, or [b, 1, s, r]."""
+    """Cosines and sines for queries and keys at certain positions: [s, r] each, or [b, 1, s, r]."""
 
     cosine: torch.Tensor
     sine: torch.Tensor
-    """Sines for the second element of each pair, and for the first one their negatives, which come first."""
+    """Negative sines for the first elements of the pairs, followed by sines for the second elements."""
 
 
 def rotation_of(config: GPTConfig, positions: torch.Tensor, dtype: torch.dtype) -> Rotation:
-    """Return the rotation for positions [s], or for the positions of each sequence, [b, s]."""
+    """Return the rotation for positions [s] or, if they differ by sequence, [b, s]."""
     size, base, scaling = config.rotary_size, config.rotary_base, config.rope_scaling
     frequencies, scale = _kept_frequencies(size, base, scaling, positions.device)
     angles = positions.float().unsqueeze(-1) * frequencies
@@ -45,7 +45,7 @@ def rotation_of(config: GPTConfig, positions: torch.Tensor, dtype: torch.dtype) 
 
 
 def rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    """Rotate queries or keys [b, n, s, d]; elements from r on are unchanged."""
+    """Rotate queries or keys [b, n, s, d]. Elements from r on stay unchanged."""
     size = rotation.cosine.shape[-1]
     part = x[..., :size]
     first, second = part.chunk(2, dim=-1)
@@ -57,15 +57,15 @@ def rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
 def _kept_frequencies(
     size: int, base: float, scaling: RopeScaling | None, device: torch.device
 ) -> tuple[torch.Tensor, float]:
-    """Return inverse_frequencies() on a device, computed once, because decoding needs them for each token."""
-    # Tensors that are made in inference mode could not be used in training.
+    """Return inverse_frequencies() on a device, cached because decoding needs them for each token."""
+    # Tensors created in inference mode could not be used in training.
     with torch.inference_mode(False):
         frequencies, scale = inverse_frequencies(size, base, scaling)
         return frequencies.to(device), scale
 
 
 def inverse_frequencies(size: int, base: float, scaling: RopeScaling | None) -> tuple[torch.Tensor, float]:
-    """Return (radians of each pair per position, fp32 [r / 2], on the CPU; factor for cosines and sines)."""
+    """Return (radians of each pair per position, fp32 [r / 2] on the CPU; factor for cosines and sines)."""
     plain = 1.0 / base ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
     if scaling is None:
         return plain, 1.0
@@ -85,7 +85,7 @@ def _llama3(plain: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
 
 def _yarn(plain: torch.Tensor, size: int, base: float, scaling: RopeScaling) -> torch.Tensor:
     def pair(turns: float) -> float:
-        """Return the pair, as a real number, that makes this many turns over the original length."""
+        """Return the index, as a real number, of the pair that turns this often over the original length."""
         length = scaling.original_max_position_embeddings
         return size * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
@@ -93,7 +93,7 @@ def _yarn(plain: torch.Tensor, size: int, base: float, scaling: RopeScaling) -> 
         max(math.floor(pair(scaling.beta_fast)), 0),
         min(math.ceil(pair(scaling.beta_slow)), size - 1),
     )
-    # Not divided by 0, as in the authors' code.
+    # Avoid a division by 0, as in the authors' code.
     width = (last - first) or 0.001
     divided = ((torch.arange(size // 2, dtype=torch.float32) - first) / width).clamp(0, 1)
     return plain * (1 - divided + divided / scaling.factor)

@@ -1,1 +1,1 @@
-"""Process groups and parallel layers, independent of any model or YAML."""
+"""Process groups and parallel layers, independent of the model and the run's configuration."""

@@ -1,9 +1,7 @@
-"""Torch's compiler (torch._dynamo), which takes seconds to import, is kept out of uncompiled runs.
+"""Keeps torch's compiler (torch._dynamo), which takes seconds to import, out of uncompiled runs.
 
-    uncompiled           a function that compiled graphs do not contain
-    leave_out_compiler   keeps torch and DeepSpeed from importing the compiler where nothing is compiled
-
-Where the compiler is not loaded, nothing is being compiled.
+uncompiled           excludes a function from compiled graphs
+leave_out_compiler   prevents torch and DeepSpeed from importing the compiler in an uncompiled run
 """
 
 import inspect
@@ -18,9 +16,10 @@ COMPILER = "torch._dynamo"
 
 
 def uncompiled(function: Callable) -> Callable:
-    """Exclude `function` from compiled graphs, because the compiler cannot follow unfinished collectives.
+    """Exclude `function` from compiled graphs, because the compiler cannot trace unfinished collectives.
 
-    torch.compiler.disable is applied at the first call after the compiler was loaded, because it loads it.
+    torch.compiler.disable would load the compiler, so it is applied only at the first call after something
+    else has loaded the compiler. As long as the compiler is not loaded, nothing is being compiled.
     """
     made: list[Callable] = []
 
@@ -35,13 +34,16 @@ def uncompiled(function: Callable) -> Callable:
 
 
 def leave_out_compiler() -> None:
-    """Keep the first step of an uncompiled run from loading the compiler. Call it once DeepSpeed is imported.
+    """Prevent the first step of an uncompiled run from loading the compiler.
 
-    Torch decorates functions of its optimizers so that they are not compiled. At its first call, each of them
-    looks for its variant that the compiler has made, and loads the compiler if there is none; AdamW.step
-    loads it always, to end a graph before and after the step. DeepSpeed imports its Muon, whose functions are
-    decorated with torch.compile, to ask whether an optimizer is one; ours is not (train/engine/muon.py). A
-    compiler that is loaded later, such as by a run's own code, works as always.
+    Call it after importing DeepSpeed.
+
+    Torch decorates functions of its optimizers so that they are not compiled. At the first call, each
+    function looks for its disabled variant and, if there is none, loads the compiler to create it. AdamW.step
+    always loads the compiler, to end a graph before and after the step. DeepSpeed imports its Muon, whose
+    functions are decorated with torch.compile, only to check whether an optimizer is an instance of it;
+    nbtrain's Muon is not (train/engine/muon.py). If something loads the compiler later, such as a run's own
+    code, it works as usual.
     """
     if COMPILER in sys.modules:
         return
@@ -53,10 +55,10 @@ def leave_out_compiler() -> None:
         optimizer.load_state_dict,
         checkpoint.checkpoint,
     ):
-        # torch/_compile.py. In a version of torch that does not decorate them, there is nothing to keep out.
+        # See torch/_compile.py. A version of torch that does not decorate these functions needs no change.
         if (function := vars(decorated).get("__wrapped__")) is not None:
             function.__dict__.setdefault("__dynamo_disable", function)
-    # Without `differentiable`, which no run sets, a step needs no gradients (torch/optim/optimizer.py).
+    # A step needs no gradients, because no run sets `differentiable` (torch/optim/optimizer.py).
     step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
     torch.optim.AdamW.step = step  # type: ignore[method-assign]
     from deepspeed.runtime import compiler

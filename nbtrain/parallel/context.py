@@ -1,12 +1,12 @@
-"""Context parallelism by all-gather: ranks share the tokens of each sequence, and gather its keys and values.
+"""Context parallelism by all-gather: each sequence is sharded across ranks, which gather its keys and values.
 
-A sequence is cut into 2c equal chunks, and rank r of c has chunks r and 2c - 1 - r: an early and a late one,
-as in Megatron-LM, so that all ranks have equal shares of the causal triangle. All layers work on the rank's
-own tokens. Only attention needs others: keys and values of the whole sequence are gathered in one message,
-and each of the rank's chunks attends to the keys up to its own end. Their gradients are summed and scattered
-back. Heads are not shared, so that any number of heads will do.
+A sequence is split into 2c equal chunks. Of c ranks, rank r has the chunks r and 2c - 1 - r, an early and a
+late chunk, as in Megatron-LM, so that all ranks have equal shares of the causal triangle. All layers work on
+the rank's own tokens. Only attention needs other tokens: the keys and values of the whole sequence are
+gathered in one message, and each of the rank's chunks attends to the keys up to its own end. The gradients of
+keys and values are summed and scattered back. Heads are not sharded, so any number of heads is supported.
 
-Shapes: b sequences, s tokens, g groups, d head size, c ranks of the group
+Shapes: b sequences, s tokens, g groups, d head size, c ranks in the group
 """
 
 import torch
@@ -24,20 +24,20 @@ _LAST, _TOKENS = -1, -2
 def own_tokens(x: torch.Tensor, group: Group) -> torch.Tensor:
     """Return this rank's two chunks of tokens, one after the other: [.., s] -> [.., s/c].
 
-    Raises ValueError if the chunks would not be equal.
+    Raises ValueError if the sequence cannot be split into equal chunks.
     """
     return _chunks_of(x, _LAST, group.rank, group).flatten(-2)
 
 
 def set_own_tokens(x: torch.Tensor, group: Group, own: torch.Tensor) -> None:
-    """Write the result of own_tokens back to its place in x, and zeros everywhere else."""
+    """Write a result of own_tokens() back to its place in x, and zeros everywhere else."""
     x.zero_()
     chunks = _chunks_of(x, _LAST, group.rank, group)
     chunks.copy_(own.view_as(chunks))
 
 
 def own_starts(tokens: int, group: Group) -> tuple[int, int]:
-    """Return the positions in a sequence of `tokens` where this rank's two chunks begin."""
+    """Return the positions at which this rank's two chunks begin in a sequence of `tokens` tokens."""
     chunk = tokens // (CHUNKS * group.size)
     return group.rank * chunk, (CHUNKS * group.size - 1 - group.rank) * chunk
 
@@ -45,19 +45,17 @@ def own_starts(tokens: int, group: Group) -> tuple[int, int]:
 def seen_keys(
     key: torch.Tensor, value: torch.Tensor, group: Group
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    """Gather the keys and values [b, g, s/c, d] of all ranks. Return (keys, values) for each of this rank's
-    chunks: those from the sequence's beginning to the chunk's end.
+    """Gather the keys and values [b, g, s/c, d] of all ranks, and return (keys, values) for each chunk.
 
-    Gradients are summed over the ranks, and each rank gets its own tokens'.
+    The keys and values for a chunk reach from the sequence's beginning to the chunk's end. In the backward
+    pass, gradients are summed over the ranks, and each rank receives those of its own tokens.
     """
     early_key, early_value, late_key, late_value = _seen_keys(key, value, group)
     return (early_key, early_value), (late_key, late_value)
 
 
 class _SeenKeys(torch.autograd.Function):
-    """All-gather and reduce-scatter in one function, so that the backward pass makes the whole gradient once,
-    not once for each chunk.
-    """
+    """All-gather for both chunks in one function, so that backward builds the whole gradient only once."""
 
     @staticmethod
     def forward(ctx, key, value, group):
@@ -92,12 +90,12 @@ _seen_keys = uncompiled(_SeenKeys.apply)
 
 
 def _chunks_of(x: torch.Tensor, dim: int, rank: int, group: Group) -> torch.Tensor:
-    """Return a view of a rank's two chunks of the tokens in dimension `dim`, which becomes (2, s/2c)."""
+    """Return a view of a rank's two chunks of the tokens in dimension `dim`, which becomes [2, s/2c]."""
     count, dim = CHUNKS * group.size, dim % x.dim()
     if x.shape[dim] % count:
         raise ValueError(
-            f"{x.shape[dim]} tokens cannot be cut into two chunks for each of {group.size} context-parallel "
-            f"ranks: must be a multiple of {count}."
+            f"{x.shape[dim]} tokens cannot be split into two chunks for each of {group.size} "
+            f"context-parallel ranks: the number must be a multiple of {count}."
         )
     chunks = x.unflatten(dim, (count, -1))
     return chunks[(slice(None),) * dim + (slice(rank, count - rank, count - 1 - 2 * rank),)]

@@ -1,18 +1,19 @@
-"""Linear + cross entropy in one function: the logits of one chunk of tokens at a time, and the loss in fp32.
+"""Linear layer and cross entropy in one function, with the logits of one chunk of tokens at a time.
 
-The logits, their softmax and their gradient are n x v numbers each: more than all other activations of a
-small model. This function computes the loss and the gradients of a chunk from its logits at once and then
-frees the logits; backward only scales the gradients. The price: both gradients are computed even if backward
-is never called (except under no_grad). The idea is Liger-Kernel's (arXiv:2410.10989, section 3.2).
+The logits, their softmax and their gradient have n x v numbers each, more than all other activations of a
+small model. This function computes the fp32 loss and the gradients of a chunk directly from its logits and
+then frees the logits; backward only scales the gradients. The price is that both gradients are computed even
+if backward is never called, except under no_grad. The idea comes from Liger-Kernel (arXiv:2410.10989, section
+3.2).
 
-If the vocabulary is sharded across the tensor-parallel ranks, no logit leaves its rank. Each rank sends two
-fp32 numbers for each token: the log of its sum of exponentials, and the logit of the label or 0. All ranks
-compute the same loss from them, bit for bit. Log-sums do not need a common maximum first, so a chunk costs
-one collective.
+If the vocabulary is sharded across tensor-parallel ranks, logits are not exchanged. Each rank sends two fp32
+numbers per token: the log of its sum of exponentials, and the logit of the label (0 if another rank has the
+label). From these, all ranks compute the same loss, bit for bit. Log-sums do not need a common maximum first,
+so a chunk needs one collective.
 
-The vocabulary's padding depends on the number of ranks; `vocab_size` excludes it from the softmax. `softcap`
-replaces each logit by softcap * tanh(logit / softcap) (Gemma 2, arXiv:2408.00118, section 2). `trained` has
-the rows that are trained instead of the same rows of a frozen matrix (trained_rows.py).
+The padding of the vocabulary depends on the number of ranks; `vocab_size` excludes it from the softmax.
+`softcap` replaces each logit by softcap * tanh(logit / softcap) (Gemma 2, arXiv:2408.00118, section 2).
+`trained` has rows that are trained instead of the same rows of a frozen matrix (trained_rows.py).
 
 Shapes: b sequences, s tokens, n = b s, c tokens of a chunk, h hidden, v padded vocabulary, t ranks
 """
@@ -26,7 +27,7 @@ from nbtrain.parallel.groups import ALONE, Group
 from nbtrain.parallel.trained_rows import OwnRows, TrainedRows, own_rows
 
 CPU_SOFTMAX_ROWS = 32
-"""Rows of a block on a CPU, so that the passes over it stay in the cache; a GPU needs few, large kernels."""
+"""Rows per block on a CPU, so that a block stays in the cache; a GPU computes all rows at once."""
 
 
 def linear_cross_entropy(
@@ -45,22 +46,22 @@ def linear_cross_entropy(
     softcap: float | None = None,
     trained: TrainedRows | None = None,
 ) -> torch.Tensor:
-    """Return the mean of -log softmax(hidden weight^T)[label] over all tokens, an fp32 scalar that is equal
-    on all ranks.
+    """Return the mean of -log softmax(hidden weight^T)[label] over all tokens, as an fp32 scalar.
 
-    hidden is [b, s, h] or [n, h], with sequence_parallel this rank's [b, s/t, h]. weight is [v/t, h]. labels
-    has valid ids for all tokens. Rows from `vocab_size` on are padding and are ignored. chunk_tokens 0 means
-    all tokens at once. hidden's gradient is summed over the ranks here: the caller must not sum it again.
-    Under autocast the products are in the autocast dtype, as in nn.Linear.
+    The result is equal on all ranks. hidden is [b, s, h] or [n, h]; with sequence_parallel, it is this rank's
+    [b, s/t, h]. weight is [v/t, h]. labels must have valid ids for all tokens. Rows from `vocab_size` on are
+    padding and are ignored. chunk_tokens 0 means all tokens at once. The gradient of hidden is summed over
+    the ranks here, so the caller must not sum it again. Under autocast, the products are in the autocast
+    dtype, as in nn.Linear.
 
     With loss_mask (fp32, 0 or 1), the result is the sum over the tokens with 1, divided by their number or by
-    the scalar `denominator`. With a denominator, the mask may also hold weights of any sign. A denominator is
-    needed for a step with several micro batches, because the mean over all unmasked tokens of the step is not
+    the scalar `denominator`. With a denominator, the mask may also contain weights of any sign. A step with
+    several micro batches needs a denominator, because the mean over all unmasked tokens of the step is not
     the mean of the micro batches' means.
 
-    token_losses (fp32) is filled with each token's own loss, whatever the mask. likeliest (fp32) is filled
-    with 1 if the label is the likeliest token (among equals, the one with the smallest id), otherwise with 0.
-    All have the shape of labels.
+    If given, token_losses (fp32) is filled with each token's loss, regardless of the mask. likeliest (fp32)
+    is filled with 1 where the label is the likeliest token (among equally likely tokens, the one with the
+    smallest id) and with 0 elsewhere. Both have the shape of labels.
     """
     if group.size > 1:
         enter = (
@@ -72,11 +73,11 @@ def linear_cross_entropy(
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
     if loss_mask is not None and denominator is None:
-        # Without any unmasked token the loss is 0.
+        # If there are no unmasked tokens, the loss is 0.
         denominator = loss_mask.sum().clamp(min=1)
     rows = trained.rows if trained is not None else None
     if rows is not None:
-        # Each rank has the gradient of the rows in its part of the vocabulary, and 0 of the others.
+        # Each rank has only the gradients of the rows in its part of the vocabulary.
         (rows,) = mappings.copy_parameters_to_sequence_parallel_region(rows, group=group)
     learns = hidden.requires_grad or weight.requires_grad or (rows is not None and rows.requires_grad)
     apply = _LinearCrossEntropy.apply if group.size == 1 else _uncompiled_apply
@@ -90,7 +91,7 @@ def linear_cross_entropy(
         torch.is_grad_enabled() and learns,
         loss_mask.flatten() if loss_mask is not None else None,
         denominator,
-        # A view, because the caller's own tensor must be filled.
+        # Use a view, because the caller's tensor must be filled.
         token_losses.view(-1) if token_losses is not None else None,
         likeliest.view(-1) if likeliest is not None else None,
         group,
@@ -178,10 +179,10 @@ def _forward(
                 hidden_gradient[chunk] += of_rows @ own.rows
                 rows_gradient[own.first : own.first + len(own.rows)] += of_rows.T @ product_hidden
             if not ctx.needs_input_grad[1]:
-                # A frozen output matrix.
+                # The output matrix is frozen.
                 continue
             part = logits.T @ product_hidden
-            # Chunks are summed in fp32 whatever the format of the products.
+            # Chunks are summed in fp32, whatever the format of the products.
             weight_gradient = part.float() if weight_gradient is None else weight_gradient.add_(part)
     if needs_gradient:
         ctx.save_for_backward(hidden_gradient, weight_gradient, rows_gradient)
@@ -191,23 +192,21 @@ def _forward(
 
 
 def _taken_out(gradient: torch.Tensor, own: OwnRows) -> torch.Tensor:
-    """Return the gradient of the trained rows' logits, [c, m], and set it to 0 in the gradient for the frozen
-    matrix.
-    """
+    """Return the gradient of the trained rows' logits, [c, m], and set these columns of `gradient` to 0."""
     found = gradient.index_select(1, own.columns)
     gradient.index_fill_(1, own.columns, 0)
     return found
 
 
 def _likeliest(logits: torch.Tensor, first_id: int, group: Group) -> torch.Tensor:
-    """Return the id of each row's largest logit over all ranks, int64 [c]; among equals, the smallest id."""
+    """Return the id of each row's largest logit over all ranks, int64 [c]; among equals, the smallest."""
     largest, ids = logits.float().max(dim=1)
     if group.size == 1:
         return ids
     # Ids are exact in fp64.
     own = torch.stack([largest.double(), (ids + first_id).double()])
     of_ranks = mappings.all_gather(own.unsqueeze(0), 0, group)
-    # max takes the first of equals: the rank with the smallest ids.
+    # Among equals, max returns the first: the rank with the smallest ids.
     rank = of_ranks[:, 0].max(dim=0).indices
     return of_ranks[:, 1].gather(0, rank.unsqueeze(0)).squeeze(0).long()
 
@@ -220,10 +219,9 @@ def _blocks(logits: torch.Tensor) -> list[slice]:
 def _softmax(
     logits: torch.Tensor, label: torch.Tensor, mask: torch.Tensor | None, needs_gradient: bool, _group: Group
 ) -> torch.Tensor:
-    """Return the losses of a chunk, fp32 [c]; `logits` is overwritten with d loss / d logits = softmax -
-    onehot.
+    """Return the losses of a chunk, fp32 [c], and overwrite `logits` with d loss / d logits.
 
-    The gradient is not divided by n, which would underflow in fp16.
+    The gradient is softmax - onehot, not divided by n, because that would underflow in fp16.
     """
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     for rows in _blocks(logits):
@@ -242,7 +240,7 @@ def _softmax(
 def _softmax_over_ranks(
     logits: torch.Tensor, label: torch.Tensor, mask: torch.Tensor | None, needs_gradient: bool, group: Group
 ) -> torch.Tensor:
-    """Return the losses of a chunk whose vocabulary is sharded; `label` counts from this rank's first row."""
+    """Do the same as _softmax() for a sharded vocabulary. `label` counts from this rank's first row."""
     is_here = (label >= 0) & (label < logits.shape[1])
     label = label.where(is_here, 0)
     log_sum, of_label = _statistics(logits, label, is_here, group)
@@ -259,13 +257,11 @@ def _softmax_over_ranks(
 def _statistics(
     logits: torch.Tensor, label: torch.Tensor, is_here: torch.Tensor, group: Group
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the log of the sum of exponentials over the whole vocabulary and the label's logit, fp32 [c]
-    each.
-    """
+    """Return (log of the sum of exponentials over the whole vocabulary, the label's logit), fp32 [c] each."""
     own = torch.empty(2, len(logits), dtype=torch.float32, device=logits.device)
     for rows in _blocks(logits):
         torch.logsumexp(logits[rows].float(), dim=1, out=own[0, rows])
-    # torch.where, not a product: a masked row of padding is -inf, and 0 * -inf is NaN.
+    # Use torch.where instead of a product: logits of padding are -inf, and 0 * -inf is NaN.
     own[1] = logits.gather(1, label.unsqueeze(1)).squeeze(1).float().where(is_here, 0.0)
     of_ranks = mappings.all_gather(own.unsqueeze(0), 0, group)
     return torch.logsumexp(of_ranks[:, 0], dim=0), of_ranks[:, 1].sum(0)

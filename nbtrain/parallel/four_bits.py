@@ -1,12 +1,13 @@
-"""Frozen matrices in 4 bits (QLoRA, arXiv:2305.14314, section 3), by bitsandbytes, which is imported on use.
+"""Frozen matrices in 4 bits (QLoRA, arXiv:2305.14314, section 3), computed by bitsandbytes.
 
-A block of 64 consecutive numbers of a matrix is stored as 64 indices of 4 bits into a table of 16 numbers,
-and the largest absolute value of the block (absmax) in fp32. With double quantization, the mean over the
-matrix is subtracted from these values, and 256 of them are stored as 8-bit numbers with a common constant.
+A block of 64 consecutive numbers of a matrix is stored as 64 4-bit indices into a table of 16 numbers, plus
+the largest absolute value of the block (absmax) in fp32. With double quantization, the mean over the matrix
+is subtracted from the absmax values, and every 256 of them are stored as 8-bit numbers with a common
+constant.
 
-Products work as in bitsandbytes' own Linear4bit: the matrix is restored in the format of x, and again in the
-backward pass, which computes only the gradient of x. The stored numbers are buffers, not parameters:
-DeepSpeed does not cast, partition, step or save them.
+Products work as in bitsandbytes' Linear4bit: the matrix is restored in the format of x, and again in the
+backward pass, which computes only the gradient of x. The stored numbers are buffers instead of parameters, so
+DeepSpeed does not cast, partition, update or save them.
 """
 
 from functools import lru_cache
@@ -19,23 +20,24 @@ from torch import nn
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.extras import install_command
 
-# bitsandbytes' defaults, which peft and transformers keep.
+# Defaults of bitsandbytes, peft and transformers.
 BLOCK_ELEMENTS = 64
 NESTED_BLOCK_ELEMENTS = 256
 
 
 class FourBits(NamedTuple):
-    """The format of 4-bit matrices, with the names of transformers' BitsAndBytesConfig."""
+    """The format of 4-bit matrices, with names as in transformers' BitsAndBytesConfig."""
 
     quant_type: str
-    """nf4 or fp4."""
+    """Kind of 4-bit numbers: nf4 or fp4."""
     use_double_quant: bool
 
 
 class FourBitMatrix(nn.Module):
-    """A frozen matrix [o, i] in 4 bits that replaces `weight`, with its shape, format, device and sharding.
+    """A frozen matrix [o, i] in 4 bits that replaces `weight`.
 
-    It is 0 until `hold` is called. (x [.., i], bias [o]) -> [.., o].
+    It has the same shape, format, device and sharding. It is 0 until hold() is called. forward(x [.., i],
+    bias [o]) -> [.., o].
     """
 
     packed: torch.Tensor
@@ -60,7 +62,7 @@ class FourBitMatrix(nn.Module):
 
     @torch.no_grad()
     def hold(self, weight: torch.Tensor) -> None:
-        """Quantize `weight`, which has this matrix's shape, after rounding it to the matrix's format."""
+        """Store `weight`: round it to the matrix's format, and quantize it to 4 bits."""
         packed, state = quantized(weight.to(self.packed.device, self.dtype).view(self.shape), self.how)
         self.packed.copy_(packed.view(-1))
         self.absmax.copy_(state.absmax)
@@ -72,7 +74,7 @@ class FourBitMatrix(nn.Module):
         return bitsandbytes().matmul_4bit(x, self.packed, self._state(), bias=bias)
 
     def dequantized(self) -> torch.Tensor:
-        """Return the matrix, in its own format, with which products are computed."""
+        """Return the restored matrix, in its own format."""
         return bitsandbytes().functional.dequantize_4bit(self.packed.view(-1, 1), self._state())
 
     def _state(self) -> Any:
@@ -108,24 +110,24 @@ def quantized(weight: torch.Tensor, how: FourBits) -> tuple[torch.Tensor, Any]:
 
 
 def rounded(weight: torch.Tensor, how: FourBits) -> torch.Tensor:
-    """Return a matrix after quantizing it to 4 bits and restoring it, in its own format."""
+    """Quantize a matrix to 4 bits, and return the restored matrix in its own format."""
     return bitsandbytes().functional.dequantize_4bit(*quantized(weight, how))
 
 
 @lru_cache(maxsize=1)
 def bitsandbytes() -> ModuleType:
-    """Import the package. Raises ConfigError if it is not installed."""
+    """Import and return the package. Raises ConfigError if it cannot be imported."""
     try:
         import bitsandbytes as found
     except ImportError as error:
         raise ConfigError(
-            "lora.load_in_4bit: the package bitsandbytes holds matrices in 4 bits and cannot be imported "
+            "lora.load_in_4bit needs the package bitsandbytes, which cannot be imported "
             f"({error}). Install it: {install_command('qlora')}."
         ) from None
     return found
 
 
-# Tables are shared by all matrices on a device.
+# All matrices on a device share these tables.
 @lru_cache
 def _code(quant_type: str, device: torch.device) -> torch.Tensor:
     return bitsandbytes().functional.get_4bit_type(quant_type, device=device)

@@ -1,11 +1,12 @@
-"""Linear products in FP8 for the matrices of a block (arXiv:2209.05433), twice as fast as bf16 on Hopper.
+"""Products with a block's matrices in FP8 (arXiv:2209.05433), twice as fast as bf16 on Hopper.
 
-Inputs and weights are rounded to e4m3 (3 bits of mantissa), gradients to e5m2 (2 bits, more range). For every
-product, each tensor has a new scale that maps its largest number to the format's largest (the "tensorwise
-dynamic" recipe of torchao and torchtitan); under tensor parallelism each rank scales its own part. Sums are
-computed in fp32 and rounded to bf16. Everything outside of these products is the same as without FP8.
+Inputs and weights are rounded to e4m3 (3 bits of mantissa), gradients to e5m2 (2 bits, with more range). For
+every product, each tensor gets a new scale that maps its largest number to the largest number of the format
+(the "tensorwise dynamic" recipe of torchao and torchtitan). With tensor parallelism, each rank scales its own
+part. Sums are computed in fp32 and rounded to bf16. Everything outside of these products is the same as
+without FP8.
 
-Not yet run on a GPU. torch._scaled_mm gives the same products on a CPU, slowly.
+This module has not been run on a GPU yet. torch._scaled_mm computes the same products on a CPU, but slowly.
 
 Shapes: n tokens, i inputs, o outputs; cuBLAS requires each size to be a multiple of 16
 """
@@ -27,12 +28,12 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def input_gradient(grad: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return d loss / d x.  [.., o], [o, i] -> [.., i]."""
+    """Return d loss / d x from d loss / d y.  [.., o], [o, i] -> [.., i]."""
     return _product(grad.flatten(0, -2), weight.T, GRADIENT, INPUT).unflatten(0, grad.shape[:-1])
 
 
 def weight_gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return d loss / d weight.  [.., o], [.., i] -> [o, i]."""
+    """Return d loss / d weight from d loss / d y.  [.., o], [.., i] -> [o, i]."""
     return _product(grad.flatten(0, -2).T, x.flatten(0, -2).T, GRADIENT, INPUT)
 
 
@@ -41,7 +42,7 @@ def _product(
 ) -> torch.Tensor:
     """Return a b^T. [m, k], [n, k] -> [m, n].
 
-    The operands are rounded first, so that a copy moves only one byte per element.
+    The operands are rounded first, so that a copy moves one byte per element.
     """
     if a.shape[1] % MULTIPLE or b.shape[0] % MULTIPLE:
         raise ValueError(
@@ -61,9 +62,9 @@ def _product(
 
 
 def _rounded(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x in FP8, and the factor, fp32 [], that restores x when multiplied with the result."""
+    """Return (x in FP8, the fp32 factor by which to multiply it to restore x)."""
     largest = torch.finfo(dtype).max
-    # Never divide by 0: a tensor of zeros stays zero.
+    # Avoid a division by 0; a tensor of zeros stays zero.
     scale = x.detach().abs().amax().float().clamp(min=1e-12) / largest
-    # The cast does not saturate: a number that rounding lifts above the largest one would become NaN.
+    # The cast does not saturate, so a number that rounding lifts above the maximum would become NaN.
     return (x.float() / scale).clamp(-largest, largest).to(dtype), scale

@@ -1,11 +1,11 @@
-"""FPDT (arXiv:2408.16978): attention over millions of tokens, one chunk of them at a time.
+"""FPDT (arXiv:2408.16978): attention over millions of tokens, one chunk at a time.
 
-Queries, keys and values of the other chunks are kept in host memory. DeepSpeed's layer does the work, with
-flash-attn's kernels and on GPUs only; this module connects it to our layers. Ulysses is part of FPDT: each
-rank holds an equal part of every chunk, so that all ranks have equal shares of the causal triangle
+The queries, keys and values of the other chunks are kept in host memory. DeepSpeed's layer does the work,
+with flash-attn's kernels and only on GPUs; this module connects it to nbtrain's layers. Ulysses is part of
+FPDT: each rank holds an equal part of every chunk, so that all ranks have equal shares of the causal triangle
 (ulysses.own_tokens).
 
-Not yet run on a GPU; its CPU test replaces flash-attn's kernels by plain attention.
+This module has not been run on a GPU yet. Its CPU test replaces flash-attn's kernels by plain attention.
 
 Shapes: b sequences, s tokens, h hidden, n heads, d head size, u Ulysses ranks
 """
@@ -21,13 +21,14 @@ from nbtrain.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 
 
 def problem(device: torch.device | str, dropout: float = 0.0) -> str | None:
-    """Return why FPDT cannot run here; None if it can. Its backward pass cannot repeat attention's
-    `dropout`.
+    """Return why FPDT cannot run here; None if it can run.
+
+    `dropout` is the attention dropout, which FPDT's backward pass cannot repeat.
     """
     if torch.device(device).type != "cuda":
-        return f"FPDT streams between GPU and host memory, and the device is {torch.device(device).type}"
+        return f"FPDT moves data between GPU and host memory, but the device is {torch.device(device).type}"
     if dropout:
-        return f"FPDT's backward pass would draw other numbers: attention_dropout must be 0, not {dropout}"
+        return f"FPDT's backward pass cannot repeat dropout: attention_dropout must be 0, not {dropout}"
     if importlib.util.find_spec("flash_attn") is None:
         return "FPDT needs flash-attn: pip install flash-attn --no-build-isolation"
     return None
@@ -44,13 +45,13 @@ def attention(
 ) -> torch.Tensor:
     """Compute causal self-attention, including both projections. [b, s/u, h] -> [b, s/u, h].
 
-    `chunk_tokens` counts tokens of the whole sequence. `group` must be a real process group, even for one
+    `chunk_tokens` counts tokens of the whole sequence. `group` must have a process group, even with a single
     rank. Raises RuntimeError if FPDT cannot run here.
     """
     if reason := problem(x.device):
         raise RuntimeError(f"{reason}. Set parallel.fpdt_chunk_tokens: 0.")
     if group.process_group is None:
-        raise RuntimeError("FPDT needs a process group of its Ulysses ranks, even for one rank")
+        raise RuntimeError("FPDT needs a process group of its Ulysses ranks, even with a single rank")
     from deepspeed.sequence.fpdt_layer import FPDT_Attention
 
     device = x.device.type
@@ -58,7 +59,7 @@ def attention(
     heads = len(query_key_value.weight) // (3 * head_size)
 
     def unpacked(packed: torch.Tensor) -> torch.Tensor:
-        # Our rows are packed head by head; DeepSpeed has all queries, then all keys, then all values.
+        # nbtrain packs rows head by head; DeepSpeed expects all queries, then all keys, then all values.
         return packed.to(dtype).unflatten(0, (heads, 3, head_size)).transpose(0, 1).flatten(0, 2)
 
     shape = SimpleNamespace(
@@ -80,7 +81,7 @@ def attention(
         return_bias=False,
         chunk_size=chunk_tokens,
     )
-    # The layer keeps its own dtypes, because autocast would not reach its backward pass.
+    # Autocast would have no effect in the layer's backward pass, so turn it off.
     with torch.autocast(device, enabled=False):
         # [b, s, h] -> [s, b, h] and back
         attended, _ = layer(

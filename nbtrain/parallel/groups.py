@@ -1,12 +1,12 @@
 """The process groups of a layout, created once on every rank, in the same order.
 
-    tensor_model_parallel     share each layer's weights; neighbouring ranks, so on one node
-    pipeline_model_parallel   hold the stages of one model
+    tensor_model_parallel     ranks that shard each layer's weights; adjacent ranks, usually on one node
+    pipeline_model_parallel   ranks that hold the stages of one model
     model_parallel            tensor times pipeline: the ranks that hold one whole model
-    data_parallel             hold the same weights and take different samples
-    sequence_parallel         Ulysses or context parallelism: take parts of the same sequences; neighbours on
-                              the data axis
-    sequence_data_parallel    data times sequence, the whole data axis: ZeRO shards the optimizer across it
+    data_parallel             ranks with the same weights and different samples
+    sequence_parallel         Ulysses or context parallelism: ranks that share sequences, adjacent on the data
+                              axis
+    sequence_data_parallel    data times sequence: the whole data axis, across which ZeRO shards the optimizer
     tensor_and_data_parallel  tensor times the data axis: all ranks of one pipeline stage
     alone                     this rank only
 
@@ -23,14 +23,14 @@ from nbtrain.base.topology import Topology
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that work together in one kind of parallelism, and this process's rank among them."""
+    """A group of ranks in one kind of parallelism, as seen by this process."""
 
     ranks: tuple[int, ...] = (0,)
-    """Global ranks, in the order of the group."""
+    """Global ranks of the group's members, in the order of the group."""
     rank: int = 0
     """This process's rank in the group, not its global rank."""
     process_group: dist.ProcessGroup | None = None
-    """torch's process group. It is None only in ALONE, because torch interprets None as all ranks."""
+    """Torch's process group. None only in ALONE, because torch interprets None as all ranks."""
 
     @property
     def size(self) -> int:
@@ -42,16 +42,17 @@ ALONE = Group()
 
 
 def group_ranks(topology: Topology, sequence_parallel_size: int = 1) -> dict[str, list[tuple[int, ...]]]:
-    """Return all groups of each kind, each as global ranks; every rank is in exactly one group of each kind.
+    """Return all groups of each kind as tuples of global ranks. Every rank is in one group of each kind.
 
-    The topology's data axis includes the ranks that share sequences: `sequence_parallel_size` neighbours on
-    it share theirs. Raises ValueError unless the axis is a multiple of that size.
+    The topology's data axis includes the ranks that share sequences: every `sequence_parallel_size` adjacent
+    ranks on the axis share their sequences. Raises ValueError unless the size of the axis is a multiple of
+    this number.
     """
     axis = topology.data_parallel_size
     if sequence_parallel_size < 1 or axis % sequence_parallel_size:
         raise ValueError(
             f"a data axis of {axis} ranks cannot be split into sequence-parallel groups of "
-            f"{sequence_parallel_size}: must be a divisor of {axis}."
+            f"{sequence_parallel_size}: the size must be a divisor of {axis}."
         )
     pipelines = range(topology.pipeline_parallel_size)
     tensors = range(topology.tensor_parallel_size)
@@ -84,7 +85,7 @@ def group_ranks(topology: Topology, sequence_parallel_size: int = 1) -> dict[str
 
 @dataclass(frozen=True)
 class ParallelGroups:
-    """The groups to which this rank belongs, one of each kind."""
+    """The groups that this rank belongs to, one of each kind."""
 
     tensor_model_parallel: Group
     pipeline_model_parallel: Group
@@ -99,12 +100,12 @@ class ParallelGroups:
     def create(
         cls, topology: Topology, sequence_parallel_size: int = 1, timeout_seconds: float | None = None
     ) -> "ParallelGroups":
-        """Create the groups. All ranks call it together, once. Nothing is sent until a group is used.
+        """Create the groups. All ranks must call this together, once. Nothing is sent until a group is used.
 
-        Groups with the same ranks share a process group, a group of all ranks is the world's, and a group of
-        one rank is a real group, never None. `timeout_seconds` applies to each collective, because torch does
-        not inherit the world's timeout. Raises ValueError if the layout needs a number of ranks other than
-        the world's.
+        Groups with the same ranks share a process group. A group of all ranks is torch's world group, and a
+        group of one rank has a real process group, never None. `timeout_seconds` is set for each group,
+        because new groups do not inherit the world's timeout. Raises ValueError if the layout's number of
+        ranks is not the number of ranks in the world.
         """
         world, me = dist.get_world_size(), dist.get_rank()
         if topology.world_size != world:
@@ -112,16 +113,18 @@ class ParallelGroups:
                 f"a layout of pipeline({topology.pipeline_parallel_size}) * "
                 f"data({topology.data_parallel_size}) * "
                 f"tensor({topology.tensor_parallel_size}) = {topology.world_size} ranks cannot run on "
-                f"{world}."
+                f"{world} ranks."
             )
         kinds = group_ranks(topology, sequence_parallel_size)
         timeout = timedelta(seconds=timeout_seconds) if timeout_seconds is not None else None
         made: dict[tuple[int, ...], dist.ProcessGroup | None] = {tuple(range(world)): dist.group.WORLD}
         if world > 1:
-            # Only its member takes part, so that a thousand ranks do not create a thousand groups each.
+            # Only the member itself takes part, so that a thousand ranks do not create a thousand groups
+            # each.
             made[(me,)] = dist.new_group([me], timeout, use_local_synchronization=True)
         for ranks in (ranks for kind in KINDS for ranks in kinds[kind]):
-            # The same condition on every rank: all ranks must make all groups, in the same order.
+            # This condition is the same on every rank, because all ranks must create all groups in the same
+            # order.
             if len(ranks) > 1 and ranks not in made:
                 made[ranks] = dist.new_group(list(ranks), timeout)
         mine = {kind: next(ranks for ranks in kinds[kind] if me in ranks) for kind in KINDS}
@@ -132,9 +135,9 @@ KINDS = tuple(field.name for field in fields(ParallelGroups))
 
 
 class MegatronUnits:
-    """The `mpu` of deepspeed.initialize and deepspeed.zero.Init; its method names are Megatron's.
+    """The `mpu` argument of deepspeed.initialize and deepspeed.zero.Init, with Megatron's method names.
 
-    It is for engines without a pipeline; a PipelineModule creates its own mpu from its topology.
+    It is for engines without a pipeline, because a PipelineModule creates its own mpu from its topology.
     """
 
     def __init__(self, groups: ParallelGroups):
@@ -143,7 +146,7 @@ class MegatronUnits:
     def __getattr__(self, name: str):
         """Return get_<kind>_{group,rank,world_size,group_ranks,src_rank} for any kind in ParallelGroups.
 
-        Raises AttributeError for an unknown name, because DeepSpeed recognizes kinds of mpu by hasattr.
+        Raises AttributeError for an unknown name, because DeepSpeed tests for methods with hasattr.
         """
         asked = name.removeprefix("get_")
         if asked != name:

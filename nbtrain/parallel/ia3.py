@@ -1,12 +1,12 @@
-"""Vectors that multiply activations of the layers in tensor.py (IA3, arXiv:2205.05638, section 3.3).
+"""IA3 (arXiv:2205.05638, section 3.3): trained vectors that multiply activations of the layers in tensor.py.
 
-    output_scale    for some rows of a ColumnParallelLinear's packed output: keys and values of each group
+    output_scale    for part of a ColumnParallelLinear's packed output: the keys and values of each group
     input_scale     for a RowParallelLinear's input: the activations inside the MLP
 
-A rank has the elements for its own rows or columns, and every tensor-parallel rank sees all tokens there, so
-no gradient is sent between ranks. All vectors start at 1, so that they change nothing at first.
+A rank has the elements for its own rows or columns. Every tensor-parallel rank sees all tokens there, so
+gradients need no communication. All vectors start at 1 and therefore change nothing at first.
 
-Shapes: b sequences, s tokens, o outputs, i inputs, t ranks of the group
+Shapes: b sequences, s tokens, o outputs, i inputs, t ranks in the group
 """
 
 from typing import Protocol
@@ -35,7 +35,7 @@ def input_scale(init: OnesInitializer, inputs: int, group: Group) -> nn.Paramete
 
 
 def scaled_outputs(y: torch.Tensor, scale: torch.Tensor, unit: int, part: int) -> torch.Tensor:
-    """Multiply the last `part` of each `unit` outputs.  [b, s, o/t] -> [b, s, o/t]."""
+    """Multiply the last `part` of every `unit` outputs by `scale`.  [b, s, o/t] -> [b, s, o/t]."""
     units = y.unflatten(-1, (-1, unit))
     kept, last = units.split([unit - part, part], -1)
     return torch.cat([kept, last * scale.to(y.dtype).view(-1, part)], -1).flatten(-2)

@@ -1,4 +1,4 @@
-"""The layout of a model: the groups in which its layers communicate, and their dropout streams."""
+"""The layout of a model: the groups in which its layers communicate, and its dropout stream."""
 
 from dataclasses import dataclass
 
@@ -11,53 +11,52 @@ from nbtrain.parallel.random import TensorParallelStream
 
 @dataclass(frozen=True)
 class ModelParallel:
-    """The groups that shard a model, from the view of one rank; WHOLE is a model in one process."""
+    """The groups that shard a model, as seen by one rank. WHOLE is a model in a single process."""
 
     tensor: Group = ALONE
-    """Ranks that share each layer's matrices."""
+    """Ranks that shard each layer's matrices."""
     sequence_parallel: bool = False
-    """Whether Megatron's sequence parallelism is on: each rank holds s/t tokens between the regions of
-    `tensor`.
-    """
+    """Whether Megatron's sequence parallelism is on, so ranks hold s/t tokens between tensor regions."""
     ulysses: Group = ALONE
-    """Ranks that share each sequence. Each holds s/u tokens and, inside attention, n/u heads of all
-    tokens.
+    """Ranks that share each sequence by Ulysses.
+
+    Each rank holds s/u tokens and, inside attention, n/u heads of all tokens.
     """
     context: Group = ALONE
-    """Ranks that share each sequence by context parallelism. Each holds s/c tokens, and attends with all
-    heads to the keys of all tokens. Only one of `ulysses` and `context` has several ranks.
+    """Ranks that share each sequence by context parallelism.
+
+    Each rank holds s/c tokens, and attends with all heads to the keys of all tokens. At most one of `ulysses`
+    and `context` has several ranks.
     """
     stream: TensorParallelStream | None = None
-    """Random stream for dropout on activations that differ between the ranks of `tensor`; None if none
-    differ.
-    """
+    """Random stream for dropout on activations that differ between the ranks of `tensor`; or None."""
 
     @property
     def cuts_tokens(self) -> bool:
-        """Return whether each rank of `tensor` holds different tokens of the residual stream."""
+        """Whether the ranks of `tensor` hold different tokens of the residual stream."""
         return self.sequence_parallel and self.tensor.size > 1
 
     @property
     def tokens_shared_by(self) -> int:
-        """Return the number of ranks among which the residual stream divides the tokens of a sequence."""
+        """Number of ranks across which the residual stream shards the tokens of a sequence."""
         return self.sequence.size * (self.tensor.size if self.cuts_tokens else 1)
 
     @property
     def sequence(self) -> Group:
-        """Return the ranks that share each sequence, by Ulysses or by context parallelism."""
+        """Ranks that share each sequence, by Ulysses or by context parallelism."""
         return self.context if self.context.size > 1 else self.ulysses
 
     def own_tokens(self, x: torch.Tensor, chunk_tokens: int = 0) -> torch.Tensor:
-        """Return the tokens of this rank of `sequence`: [b, s] -> [b, s/u] or [b, s/c].
+        """Return this rank's tokens of whole sequences: [b, s] -> [b, s/u] or [b, s/c].
 
-        `chunk_tokens` is FPDT's (ulysses.own_tokens).
+        `chunk_tokens` is the chunk size of FPDT (ulysses.own_tokens).
         """
         if self.context.size > 1:
             return context.own_tokens(x, self.context)
         return ulysses.own_tokens(x, self.ulysses, chunk_tokens) if self.ulysses.size > 1 else x
 
     def set_own_tokens(self, x: torch.Tensor, own: torch.Tensor, chunk_tokens: int = 0) -> None:
-        """Write the result of own_tokens back to its place in x, and zeros everywhere else."""
+        """Write a result of own_tokens() back to its place in x, and zeros everywhere else."""
         if self.context.size > 1:
             context.set_own_tokens(x, self.context, own)
         else:
@@ -65,9 +64,7 @@ class ModelParallel:
 
     @property
     def hidden_stream(self) -> TensorParallelStream | None:
-        """Return the random stream for dropout on the residual stream; None if it is equal on the ranks of
-        `tensor`.
-        """
+        """Random stream for dropout on the residual stream; None if it is equal on the ranks of `tensor`."""
         return self.stream if self.cuts_tokens else None
 
 

@@ -1,20 +1,20 @@
-"""Low-rank adapters for the layers in tensor.py (LoRA, arXiv:2106.09685): x A^T B^T, times a scale.
+"""Low-rank adapters for the layers in tensor.py (LoRA, arXiv:2106.09685): x A^T B^T times a scale.
 
-    ColumnLowRank    A [r, i] whole on each rank, B [o/t, r] sharded by rows    for a ColumnParallelLinear
-    RowLowRank       A [r, i/t] sharded by columns, B [o, r] whole              for a RowParallelLinear
+    ColumnLowRank    A [r, i] unsharded, B [o/t, r] sharded by rows     for a ColumnParallelLinear
+    RowLowRank       A [r, i/t] sharded by columns, B [o, r] unsharded  for a RowParallelLinear
 
-The activations that enter or leave the tensor-parallel region are [b, s, r], which is small compared with [b,
-s, h]. A whole matrix must have the same gradient on every rank. Without sequence parallelism it does, because
-all ranks have all tokens and the gradient is summed at the boundary. With sequence parallelism the matrix is
-marked, and its gradient is summed like a LayerNorm's.
+Only activations of shape [b, s, r] cross the boundary of the tensor-parallel region, which are small compared
+with [b, s, h]. An unsharded matrix must have the same gradient on every rank. Without sequence parallelism it
+does, because all ranks have all tokens and the gradient is summed at the boundary. With sequence parallelism,
+the matrix is marked, and its gradient is summed like that of a LayerNorm.
 
-A layer that packs several projections (queries, keys and values) has an adapter for each: A is [p r, i], and
-each part of B's rows reads its own r columns.
+A layer that packs several projections (queries, keys and values) has an adapter for each of them: A is [p r,
+i], and each part of B's rows uses its own r columns.
 
-A is initialized like torch's linear layers, uniformly within 1 / sqrt(i), and B is 0, so that the adapter
-changes nothing at first (peft's LoraLayer.reset_lora_parameters).
+A is initialized like torch's linear layers, uniformly within 1 / sqrt(i), and B is 0, so the adapter changes
+nothing at first (as in peft's LoraLayer.reset_lora_parameters).
 
-Shapes: b sequences, s tokens, i inputs, o outputs, r rank, p projections, t ranks of the group
+Shapes: b sequences, s tokens, i inputs, o outputs, r rank, p projections, t ranks in the group
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ class Rank(NamedTuple):
     rank: int
     scale: float
     dropout: Callable[[torch.Tensor, bool], torch.Tensor]
-    """(x, training) -> x with dropout, whose random numbers differ between ranks if x does."""
+    """Function (x, training) that applies dropout. Its random numbers differ between ranks if x does."""
 
 
 class _LowRank(nn.Module):
@@ -53,9 +53,9 @@ class _LowRank(nn.Module):
         self.sequence_parallel = sequence_parallel and group.size > 1
 
     def _whole(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return a matrix that is whole on every rank; with sequence parallelism, ranks sum its gradients.
+        """Return an unsharded matrix for use on this rank's tokens.
 
-        In that case each rank applies it only to its own tokens.
+        With sequence parallelism, each rank has only some tokens, so gradients are summed over the ranks.
         """
         if not self.sequence_parallel:
             return weight
@@ -64,10 +64,10 @@ class _LowRank(nn.Module):
 
 
 class ColumnLowRank(_LowRank):
-    """The adapter of a ColumnParallelLinear. [b, s, i] (sequence_parallel: [b, s/t, i]) -> [b, s, o/t].
+    """Adapter for a ColumnParallelLinear. [b, s, i] (sequence_parallel: [b, s/t, i]) -> [b, s, o/t].
 
-    `parts` are the rows of each projection within a unit of the packed outputs, e.g. (n/g d, d, d); () means
-    one projection.
+    `parts` has the number of rows of each projection in a unit of packed outputs, such as (n/g d, d, d); ()
+    means a single projection.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class ColumnLowRank(_LowRank):
 
 
 class RowLowRank(_LowRank):
-    """The adapter of a RowParallelLinear. [b, s, i/t] -> [b, s, o] (sequence_parallel: [b, s/t, o])."""
+    """Adapter for a RowParallelLinear. [b, s, i/t] -> [b, s, o] (sequence_parallel: [b, s/t, o])."""
 
     def __init__(
         self,

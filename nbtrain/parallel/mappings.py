@@ -1,5 +1,4 @@
-"""Boundaries of a tensor-parallel region: a collective in the forward pass, its conjugate in the backward
-pass.
+"""The boundaries of a tensor-parallel region: a collective forward, and its conjugate backward.
 
     function                                        forward            backward
     copy_to_tensor_model_parallel_region            unchanged          sum
@@ -9,11 +8,12 @@ pass.
     reduce_scatter_to_sequence_parallel_region      sum, own tokens    gather tokens
     copy_parameters_to_sequence_parallel_region     unchanged          sum
 
-Names and pairs: Megatron-LM (arXiv:1909.08053, figure 3; arXiv:2205.05198, section 4.2.2). Activations are
-[b, s, h]: tokens are dimension 1 and columns the last one. Inputs are never changed; a single rank does
-nothing. Collectives run on tensors whose first dimension is split by rank, as NCCL and gloo both support.
+The names and pairs are Megatron-LM's (arXiv:1909.08053, figure 3; arXiv:2205.05198, section 4.2.2).
+Activations are [b, s, h]: dimension 1 is the tokens, and the last dimension the columns. Only all_reduce()
+changes its input. On a single rank, nothing happens. Collectives use tensors whose first dimension is split
+by rank, which NCCL and gloo both support.
 
-Shapes: b sequences, s tokens, h hidden, t ranks of the group
+Shapes: b sequences, s tokens, h hidden, t ranks in the group
 """
 
 from collections.abc import Callable
@@ -29,20 +29,21 @@ TOKENS, COLUMNS = 1, -1
 
 
 def all_reduce(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """Sum over the ranks, in place."""
+    """Sum a tensor over the ranks, in place."""
     if group.size > 1:
         dist.all_reduce(x, group=group.process_group)
     return x
 
 
 def own_part(x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
-    """Return a view of this rank's part of t equal parts. Raises ValueError if t does not divide the
-    dimension.
+    """Return a view of this rank's part of dimension `dim`, which is split into t equal parts.
+
+    Raises ValueError if t does not divide the dimension.
     """
     if x.shape[dim] % group.size:
         raise ValueError(
             f"dimension {dim} of {tuple(x.shape)} cannot be split into {group.size} equal parts: "
-            f"must be a multiple of {group.size}."
+            f"its size must be a multiple of {group.size}."
         )
     size = x.shape[dim] // group.size
     return x.narrow(dim, group.rank * size, size)
@@ -54,12 +55,12 @@ def all_gather(x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
 
 
 def reduce_scatter(x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
-    """Sum over the ranks, and return this rank's part along `dim`."""
+    """Sum a tensor over the ranks, and return this rank's part along `dim`."""
     return Scattering(x, dim, group).wait()
 
 
 class Gathering:
-    """An all_gather that has been started; wait() returns its result."""
+    """An all-gather in progress; wait() returns its result."""
 
     def __init__(self, x: torch.Tensor, dim: int, group: Group):
         self._x, self._dim, self._size = x.contiguous(), dim, group.size
@@ -74,13 +75,13 @@ class Gathering:
             return self._x
         self._work.wait()
         dim = self._dim % self._x.dim()
-        # [t b, ..] -> [t, b, ..] -> the ranks next to the dimension that they shard. No copy if b = 1.
+        # [t b, ..] -> [t, b, ..] -> ranks next to the dimension that they shard. There is no copy if b = 1.
         parts = self._parts.unflatten(0, (self._size, -1))
         return parts.movedim(0, dim).flatten(dim, dim + 1)
 
 
 class Scattering:
-    """A reduce_scatter that has been started; wait() returns its result."""
+    """A reduce-scatter in progress; wait() returns its result."""
 
     def __init__(self, x: torch.Tensor, dim: int, group: Group):
         self._own = own_part(x, dim, group)
@@ -106,7 +107,7 @@ def _unchanged(x: torch.Tensor, _group: Group) -> torch.Tensor:
 
 
 def _summed(x: torch.Tensor, group: Group) -> torch.Tensor:
-    # Never in place: another branch may share the gradient, and another reader the activation.
+    # Not in place, because another branch may use the gradient, and other code the activation.
     return all_reduce(x.clone(memory_format=torch.contiguous_format), group)
 
 
@@ -129,7 +130,7 @@ class _CopyParameters(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        # One message for all parameters: they are small, and each message costs a launch.
+        # Send one message for all parameters: they are small, and each message costs a kernel launch.
         flat = all_reduce(torch.cat([grad.flatten() for grad in grads]), ctx.group)
         parts = flat.split([grad.numel() for grad in grads])
         return None, *(part.view_as(grad) for part, grad in zip(parts, grads))
@@ -140,14 +141,15 @@ _copy_parameters = uncompiled(_CopyParameters.apply)
 
 
 def region(x: torch.Tensor, group: Group, forward: Callable, conjugate: Callable, *dim: int) -> torch.Tensor:
-    """Apply forward(x, *dim, group), whose gradient is conjugate(gradient, *dim, group); on one rank return x
-    itself.
+    """Apply forward(x, *dim, group), with conjugate(gradient, *dim, group) in the backward pass.
+
+    On a single rank, return x itself.
     """
     return _cross(x, forward, conjugate, (*dim, group)) if group.size > 1 else x
 
 
 def copy_to_tensor_model_parallel_region(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """Enter a region in which each rank reads x for its own columns; gradients are summed."""
+    """Enter a region in which each rank uses x for its own columns. Gradients are summed."""
     return region(x, group, _unchanged, _summed)
 
 
@@ -157,18 +159,19 @@ def reduce_from_tensor_model_parallel_region(x: torch.Tensor, group: Group) -> t
 
 
 def gather_from_tensor_model_parallel_region(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """Gather [.., h/t] to [.., h], for computations that all ranks repeat."""
+    """Gather [.., h/t] to [.., h], for a computation that all ranks repeat."""
     return region(x, group, all_gather, own_part, COLUMNS)
 
 
 def gather_from_sequence_parallel_region(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """Gather [b, s/t, ..] to [b, s, ..] for ranks that compute different columns; gradients are summed."""
+    """Gather [b, s/t, ..] to [b, s, ..] for ranks that compute different columns. Gradients are summed."""
     return region(x, group, all_gather, reduce_scatter, TOKENS)
 
 
 def reduce_scatter_to_sequence_parallel_region(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """Sum the partial results that each rank computed from its rows. [b, s, ..] -> this rank's [b, s/t,
-    ..].
+    """Sum the partial results that each rank computed from its rows, and return this rank's tokens.
+
+    [b, s, ..] -> [b, s/t, ..].
     """
     return region(x, group, reduce_scatter, all_gather, TOKENS)
 
@@ -176,10 +179,9 @@ def reduce_scatter_to_sequence_parallel_region(x: torch.Tensor, group: Group) ->
 def copy_parameters_to_sequence_parallel_region(
     *parameters: torch.Tensor, group: Group
 ) -> tuple[torch.Tensor, ...]:
-    """Return parameters that are equal on all ranks but are applied only to this rank's tokens, and sum their
-    gradients.
+    """Return unsharded parameters for use on this rank's tokens, and sum their gradients over the ranks.
 
-    These are LayerNorms and the biases of row layers. Each rank has the gradient of its own tokens. Without
-    the sum in the backward pass, the copies would drift apart without an error.
+    This is for LayerNorms and the biases of row layers. Each rank has only the gradient of its own tokens;
+    without the sum in the backward pass, the copies on the ranks would silently drift apart.
     """
     return _copy_parameters(group, *parameters) if group.size > 1 else parameters

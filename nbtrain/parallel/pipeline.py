@@ -1,14 +1,14 @@
-"""Pipeline stages from a list of layers, on top of DeepSpeed's PipelineModule.
+"""Pipeline stages from a list of layers, based on DeepSpeed's PipelineModule.
 
 model/gpt_pipe.py passes the GPT's layers. This module changes PipelineModule as follows:
 
-- The split into stages is an argument: PipelineModule would build every layer to count its parameters.
-- Inputs that layers need in addition to the activations are sent from stage to stage; a Program defines how.
-- Only the repeated layers are recomputed, without reentrant checkpointing. DeepSpeed's own recomputation
-  includes the embedding, whose input has no gradient, and fails there by default.
+- The split into stages is an argument. PipelineModule would build every layer to count its parameters. -
+Inputs that layers need besides the activations are sent from stage to stage, as a Program defines. - Only the
+repeated layers are recomputed, without reentrant checkpointing. DeepSpeed's own recomputation includes the
+  embedding, whose input has no gradient, and therefore fails by default.
 
-DeepSpeed sends a stage's output, a tensor or a tuple of tensors, to the next stage, and the gradients of its
-floating-point tensors back. Shapes and formats are fixed by the first micro batch.
+DeepSpeed sends a stage's output, a tensor or a tuple of tensors, to the next stage, and sends back the
+gradients of its floating-point tensors. The first micro batch determines shapes and formats.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,21 +26,21 @@ __all__ = ["BuiltLayer", "LayerSpec", "Pipeline", "Program", "TiedLayerSpec"]
 
 
 class BuiltLayer(LayerSpec):
-    """A layer that a function builds; DeepSpeed's LayerSpec takes only a class."""
+    """The specification of a layer that a function builds. DeepSpeed's LayerSpec supports only classes."""
 
     def __init__(self, build: Callable[[], nn.Module]):
         super().__init__(nn.Module)
         self._build = build
 
     def build(self, log: bool = False) -> nn.Module:
-        """Build the layer, on the stage that has it."""
+        """Build the layer. DeepSpeed calls this on the stage that has the layer."""
         return self._build()
 
 
 class Program(Protocol):
-    """The steps that a stage runs.
+    """Defines what a stage does with a micro batch.
 
-    `extra` is a value that enter() builds from the inputs other than the activations; no layer changes it.
+    enter() builds `extra` from the inputs other than the activations; layers do not change it.
     """
 
     def enter(self, inputs: torch.Tensor | tuple) -> tuple[torch.Tensor, Any]:
@@ -50,17 +50,17 @@ class Program(Protocol):
         """Run the layers in order."""
 
     def run_again(self, layers: Sequence[Callable], x: torch.Tensor, extra: Any) -> Any:
-        """Run the layers in order and keep only x; the backward pass runs them again."""
+        """Run the layers in order and keep only x. The backward pass runs the layers again."""
 
     def leave(self, x: Any, extra: Any) -> torch.Tensor | tuple:
-        """Return the tensors for the next stage or, on the last stage, the input of the loss."""
+        """Return the tensors for the next stage or, on the last stage, for the loss."""
 
 
 class Pipeline(PipelineModule):
-    """This rank's stage of `specs`; each LayerSpec is built only on its own stage.
+    """This rank's stage of a pipeline with the layers `specs`. A layer is built only on its own stage.
 
-    bounds[i] is the first layer of stage i; the last bound is the number of layers. Only the layers whose
-    indices are in `repeated` are recomputed, `interval_layers` at a time; 0 keeps all activations.
+    bounds[i] is the index of stage i's first layer, and the last bound is the number of layers. Only layers
+    with indices in `repeated` are recomputed, `interval_layers` at a time; 0 keeps all activations.
     """
 
     def __init__(
@@ -85,36 +85,37 @@ class Pipeline(PipelineModule):
         self.interval_layers = interval_layers
 
     def _partition_layers(self, method: Any = None) -> None:
-        # Called by PipelineModule with its partition_method: our bounds.
+        # PipelineModule calls this with its partition_method, which is the list of bounds.
         self.parts = method
         self._set_bounds(self.parts[self.stage_id], self.parts[self.stage_id + 1])
 
     def _synchronize_tied_weights(self) -> None:
-        # DeepSpeed 0.19.8 overwrites a leaf of the graph in place here. Autograd would record that, and warn
-        # of a broadcast without a gradient in the first backward pass.
+        # DeepSpeed 0.19.8 overwrites a leaf of the graph in place here. Autograd would record this and warn
+        # about a broadcast without a gradient in the first backward pass.
         with torch.no_grad():
             super()._synchronize_tied_weights()
 
     def get_tied_weights_and_groups(self) -> list[tuple[Any, Any]]:
-        """Return the gradient of the shared parameter, wherever ZeRO keeps it, to be summed by the engine.
+        """Return tied weights whose gradients the engine can sum, wherever ZeRO keeps them.
 
-        DeepSpeed 0.19.8 sums `grad` (in its BF16_Optimizer `_hp_grad`). Under ZeRO 1 with fp16 weights the
-        gradients are in `grad_accum` by then and `grad` is None, so the copies would drift apart silently.
+        DeepSpeed 0.19.8 sums `grad` or, with its BF16_Optimizer, `_hp_grad`. Under ZeRO 1 with fp16 weights,
+        the gradients are already in `grad_accum` and `grad` is None, so the copies would silently drift
+        apart.
         """
         return [(_TiedGradient(weight), group) for weight, group in super().get_tied_weights_and_groups()]
 
     @property
     def own_repeated(self) -> range:
-        """Return the indices of the repeated layers on this stage."""
+        """Indices of the repeated layers on this stage."""
         return range(max(self._local_start, self.repeated.start), min(self._local_stop, self.repeated.stop))
 
     @property
     def layers(self) -> list[nn.Module]:
-        """Return the repeated layers on this stage, in running order."""
+        """Repeated layers on this stage, in the order in which they run."""
         return [self.forward_funcs[index - self._local_start] for index in self.own_repeated]
 
     def forward(self, forward_input: torch.Tensor | tuple) -> torch.Tensor | tuple:
-        """Run this stage on one micro batch; DeepSpeed's schedule calls it."""
+        """Run this stage on one micro batch. DeepSpeed's schedule calls this."""
         program, layers = self.program, self.forward_funcs
         x, extra = program.enter(forward_input)
         if not self.interval_layers or not torch.is_grad_enabled():
@@ -128,7 +129,7 @@ class Pipeline(PipelineModule):
 
 
 class _TiedGradient:
-    """A tied parameter with the attributes that DeepSpeed's engine reads."""
+    """A tied parameter, reduced to the attributes that DeepSpeed's engine reads."""
 
     def __init__(self, weight: nn.Parameter):
         self._weight: Any = weight

@@ -1,17 +1,17 @@
-"""Grouped queries (arXiv:2305.13245) across ranks, for groups that several ranks share.
+"""Grouped-query attention (arXiv:2305.13245) if several ranks share a group.
 
-Queries, keys and values are packed by group, [n/g queries | key | value], with d rows each. Ranks that have
-whole groups do not need this module. Otherwise:
+Queries, keys and values are packed by group, [n/g queries | key | value], with d rows each. Ranks that hold
+complete groups do not need this module. Otherwise:
 
-    tensor ranks     shard the packed rows evenly, like the rows of any other matrix, and gather the outputs.
-                     Each rank uses its own queries with the key and the value of their group, as in
-                     Megatron-LM. Copies of a group's rows on its ranks would save this collective, but then
-                     the copies' gradients would have to be summed, and norm, optimizer and checkpoints would
-                     have to count the copies once.
-    Ulysses ranks    repeat key and value before they exchange tokens for heads, as DeepSpeed's ALST does
+    tensor ranks     shard the packed rows evenly, like those of any other matrix, and gather the outputs.
+                     Each rank uses its own queries with the key and value of their group, as in Megatron-LM.
+                     Copies of a group's rows on each rank would save this collective. Then, however, the
+                     copies' gradients would have to be summed, and norm, optimizer and checkpoints would have
+                     to count the copies only once.
+    Ulysses ranks    repeat keys and values before they exchange tokens for heads, as in DeepSpeed's ALST
                      (arXiv:2506.13996).
 
-Shapes: b sequences, s tokens, n query heads, g groups, d head size, t ranks of the group
+Shapes: b sequences, s tokens, n query heads, g groups, d head size, t ranks in the group
 """
 
 import math
@@ -24,17 +24,17 @@ from nbtrain.parallel.mappings import COLUMNS
 
 
 def own_queries(packed: torch.Tensor, heads: int, groups: int, head_size: int, group: Group) -> torch.Tensor:
-    """Return this rank's n/t queries, with their key and value: [b, s, (n + 2 g) d/t] -> [b, s, (n/t + 2) d].
+    """Return this rank's n/t queries with their key and value.
 
-    g must divide t, and t must divide n.
+    [b, s, (n + 2 g) d/t] -> [b, s, (n/t + 2) d]; g must divide t, and t must divide n.
     """
     return mappings.region(packed, group, _own_queries, _given_back, heads, groups, head_size)
 
 
 def repeated_for(packed: torch.Tensor, head_size: int, ranks: int) -> torch.Tensor:
-    """Repeat groups until `ranks` divides their number: [b, s, g, (n/g + 2) d] -> [b, s, lcm(g, ranks), ..].
+    """Split groups, repeating their keys and values, until `ranks` divides the number of groups.
 
-    `ranks` must divide n.
+    [b, s, g, (n/g + 2) d] -> [b, s, lcm(g, ranks), ..]; `ranks` must divide n.
     """
     groups = packed.shape[2]
     times = ranks // math.gcd(groups, ranks)
@@ -47,7 +47,7 @@ def repeated_for(packed: torch.Tensor, head_size: int, ranks: int) -> torch.Tens
 
 
 def _parts(whole: torch.Tensor, heads: int, groups: int, head_size: int, group: Group) -> list[torch.Tensor]:
-    """Return views of a rank's queries, and of their key and value."""
+    """Return views of this rank's queries, and of their key and value."""
     sharing = group.size // groups
     mine, place = divmod(group.rank, sharing)
     of_group, own = heads // groups, heads // group.size

@@ -1,8 +1,8 @@
-"""The random state of a rank: seeded for dropout, saved, restored, and protected from side effects.
+"""A rank's random state: seeds it for dropout, saves and restores it, and protects it from side effects.
 
-Tensor-parallel ranks have two streams. Outside of sharded regions they hold equal activations and must drop
-the same ones, so seed_rank gives them the same seed. Inside a sharded region each rank holds different heads,
-columns or tokens and must drop different ones (TensorParallelStream).
+Tensor-parallel ranks have two random streams. Outside of sharded regions, they hold equal activations and
+must drop the same ones, so seed_rank() gives them the same seed. Inside a sharded region, each rank holds
+different heads, columns or tokens and must drop different ones (TensorParallelStream).
 """
 
 import contextlib
@@ -15,9 +15,9 @@ import torch
 
 
 def seed_rank(seed: int, data_parallel_rank: int) -> None:
-    """Seed every generator. Data-parallel ranks drop different activations, so each has its own stream.
+    """Seed every generator of this process, differently on each data-parallel rank.
 
-    Tensor-parallel ranks, which share a model's activations, must receive the same data_parallel_rank.
+    Tensor-parallel ranks hold the same activations, so they must pass the same data_parallel_rank.
     """
     seed = (seed + 1_000_003 * data_parallel_rank) % 2**32
     random.seed(seed)
@@ -26,7 +26,7 @@ def seed_rank(seed: int, data_parallel_rank: int) -> None:
 
 
 def get_state() -> dict:
-    """Return the state of every generator, as values that torch.load(weights_only=True) can read."""
+    """Return the state of every generator as values that torch.load(weights_only=True) can read."""
     host, gpu = _torch_state()
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
@@ -39,7 +39,7 @@ def get_state() -> dict:
 
 
 def set_state(state: dict) -> None:
-    """Restore the result of get_state."""
+    """Restore a result of get_state()."""
     _set_torch_state((state["torch"], state["cuda"]))
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
@@ -49,7 +49,7 @@ def set_state(state: dict) -> None:
 
 @contextlib.contextmanager
 def preserved() -> Iterator[None]:
-    """Restore every generator on exit, whatever happens inside."""
+    """Restore every generator at the end of the `with` block, even after an exception."""
     state = get_state()
     try:
         yield
@@ -58,11 +58,12 @@ def preserved() -> Iterator[None]:
 
 
 class TensorParallelStream:
-    """Random numbers that differ between tensor-parallel ranks, for dropout on activations that differ.
+    """A random stream that differs between tensor-parallel ranks, for dropout on activations that differ.
 
     These are the attention probabilities (each rank has its own heads) and, with sequence parallelism, the
-    hidden states (each rank has its own tokens): `with stream.fork(): F.dropout(...)`. torch's dropout draws
-    from the device's generator only, so fork() lends the stream's state to that generator.
+    hidden states (each rank has its own tokens). Usage: `with stream.fork(): F.dropout(...)`. Torch's dropout
+    draws only from the device's generator, so fork() temporarily sets that generator to the state of the
+    stream.
     """
 
     def __init__(self, seed: int, data_parallel_rank: int, tensor_parallel_rank: int):
@@ -74,7 +75,10 @@ class TensorParallelStream:
 
     @contextlib.contextmanager
     def fork(self) -> Iterator[None]:
-        """Draw from this stream inside the context; afterwards the device's generator continues as before."""
+        """Draw from this stream inside the `with` block.
+
+        Afterwards, the device's generator continues as before.
+        """
         outside = _torch_state()
         _set_torch_state(self._state)
         try:
@@ -84,26 +88,27 @@ class TensorParallelStream:
             _set_torch_state(outside)
 
     def get_state(self) -> dict:
-        """Return the state for a checkpoint, as tensors that torch.load(weights_only=True) reads."""
+        """Return the state for a checkpoint, as tensors that torch.load(weights_only=True) can read."""
         return {"torch": self._state[0], "cuda": self._state[1]}
 
     def set_state(self, state: dict) -> None:
-        """Restore the result of get_state."""
+        """Restore a result of get_state()."""
         self._state = (state["torch"], state["cuda"])
 
     def recompute_contexts(self) -> tuple["_Remembered", "_Remembered"]:
-        """Return `context_fn` for torch's checkpoint(use_reentrant=False), so that dropout is repeated.
+        """Return the contexts of `context_fn` in torch's checkpoint(use_reentrant=False), to repeat dropout.
 
-        checkpoint itself restores only the generators' own stream. Without this context, the gradient would
-        belong to other dropout masks than the loss, and no error would show it.
+        checkpoint itself restores only the generators' own states. Without these contexts, the gradient would
+        silently use other dropout masks than the loss.
         """
         first = _Remembered(self)
         return first, _Remembered(self, repeats=first)
 
 
 class _Remembered(contextlib.AbstractContextManager):
-    """On entry, records the stream's state; if one was recorded, replays it and restores the stream on
-    exit.
+    """Records the stream's state on entry.
+
+    With `repeats`, replays its state and restores the stream on exit.
     """
 
     def __init__(self, stream: TensorParallelStream, repeats: "_Remembered | None" = None):

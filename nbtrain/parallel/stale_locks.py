@@ -1,10 +1,10 @@
-"""Removes locks that a killed build of a compiled op left behind, for which every later run would wait
-silently.
+"""Removes locks left by killed builds of compiled ops, because later runs would silently wait for them.
 
-While torch builds an extension (DeepSpeed's async_io for NVMe, its CPU Adam), there is a file `lock` next to
-it. Other processes wait until the file is gone, which never happens if the building process was killed. That
-process keeps the file open, so a lock that no process has open is stale. Processes of other machines cannot
-be seen, so on a file system that may be shared, a lock must also be old to count as stale.
+While torch builds an extension, such as DeepSpeed's async_io for NVMe or its CPU Adam, a file `lock` exists
+next to the extension. Other processes wait until the file is gone, which never happens if the building
+process was killed. The building process keeps the file open, so a lock that no process has open is stale.
+Processes on other machines are not visible, so on a file system that may be shared, a lock must also be old
+to count as stale.
 """
 
 import os
@@ -13,15 +13,15 @@ from pathlib import Path
 
 from nbtrain.base.files import file_system_of
 
-# A lock acquired between the check of the processes and the check of the file is new.
+# Minimum age of a stale lock on a local file system, so that a lock created during the check is not removed.
 LOCAL_SECONDS = 5.0
-# The longest observed build, on a busy machine.
+# Minimum age on a file system that may be shared: the longest observed build on a busy machine.
 SHARED_SECONDS = 1800.0
 LOCAL_FILE_SYSTEMS = frozenset({"ext4", "ext3", "ext2", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "f2fs"})
 
 
 def extensions_root() -> Path:
-    """Return the folder in which torch builds extensions: TORCH_EXTENSIONS_DIR, or the user's cache."""
+    """Return the folder where torch builds extensions: TORCH_EXTENSIONS_DIR or the user's cache."""
     if folder := os.environ.get("TORCH_EXTENSIONS_DIR"):
         return Path(folder)
     from torch._appdirs import user_cache_dir
@@ -30,9 +30,9 @@ def extensions_root() -> Path:
 
 
 def remove_stale_locks(root: Path | None = None) -> list[Path]:
-    """Remove the stale locks and return their paths."""
+    """Remove stale locks, and return their paths."""
     root = root or extensions_root()
-    # The ops are stored there, or below a folder for each version of Python and CUDA.
+    # Ops are in the root, or in a subfolder for a version of Python and CUDA.
     locks = {path.resolve() for pattern in ("*/lock", "*/*/lock") for path in root.glob(pattern)}
     removed: list[Path] = []
     if not locks:
@@ -43,7 +43,7 @@ def remove_stale_locks(root: Path | None = None) -> list[Path]:
             if time.time() - lock.stat().st_mtime >= oldest:
                 lock.unlink()
                 removed.append(lock)
-        except FileNotFoundError:  # its holder has finished
+        except FileNotFoundError:  # the build has finished in the meantime
             continue
     return removed
 
@@ -54,6 +54,6 @@ def _held_open() -> set[Path]:
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
         try:
             held.add(descriptor.readlink())
-        except OSError:  # gone, or another user's
+        except OSError:  # the process is gone or belongs to another user
             continue
     return held

@@ -1,9 +1,9 @@
-"""Start and end of training on a rank: environment, process group, orderly exit.
+"""Starts and ends training on a rank: environment, process group and clean exit.
 
-The launcher of a job (jobs/node/rank_launcher.py), torchrun, or any program that sets RANK, WORLD_SIZE,
-LOCAL_RANK, MASTER_ADDR and MASTER_PORT starts the ranks. On a CPU, DeepSpeed is prevented from compiling its
-shared-memory all-reduce, which only serves inference: every init_distributed would build it (half a minute,
-and it needs a compiler).
+A job's launcher (jobs/node/rank_launcher.py), torchrun, or any program that sets RANK, WORLD_SIZE,
+LOCAL_RANK, MASTER_ADDR and MASTER_PORT can start the ranks. On a CPU, DeepSpeed is prevented from compiling
+its shared-memory all-reduce, which is only useful for inference. Otherwise every init_distributed would build
+it, which takes half a minute and needs a compiler.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class World:
-    """This rank's number, the number of ranks, and the rank's device."""
+    """This rank's number and device, and the number of ranks."""
 
     rank: int
     size: int
@@ -36,8 +36,9 @@ class World:
 
 
 def start(device: str, timeout_seconds: float) -> World:
-    """Join the process group: gloo on cpu, NCCL on gpu. Raises RuntimeError if a variable or the GPU is
-    missing.
+    """Join the process group, with gloo on cpu and NCCL on gpu.
+
+    Raises RuntimeError if an environment variable or the rank's GPU is missing.
     """
     missing = [
         name
@@ -46,8 +47,8 @@ def start(device: str, timeout_seconds: float) -> World:
     ]
     if missing:
         raise RuntimeError(
-            f"{', '.join(missing)} not set: start the ranks with `torchrun --nproc-per-node N -m "
-            "nbtrain.train RUN`."
+            f"environment variables not set: {', '.join(missing)}. Start the ranks with `torchrun "
+            "--nproc-per-node N -m nbtrain.train RUN`."
         )
     local_rank = int(os.environ["LOCAL_RANK"])
     prepare_deepspeed(device)
@@ -55,12 +56,13 @@ def start(device: str, timeout_seconds: float) -> World:
 
     if local_rank == 0:
         for lock in remove_stale_locks():
-            logger.warning("%s: removed this lock, which a killed build left behind", lock)
+            logger.warning("%s: removed this lock, which was left by a killed build", lock)
     if device == "gpu":
         if torch.cuda.device_count() <= local_rank:
             raise RuntimeError(
-                f"rank {os.environ['RANK']} needs GPU {local_rank}, but torch {torch.__version__} sees "
-                f"{torch.cuda.device_count()}. Set resources.device: cpu to train on the CPU."
+                f"rank {os.environ['RANK']} needs GPU {local_rank}, but the number of GPUs that torch "
+                f"{torch.__version__} finds is {torch.cuda.device_count()}. Set resources.device: cpu to "
+                "train on the CPU."
             )
         torch.cuda.set_device(local_rank)
     deepspeed.init_distributed(
@@ -75,7 +77,7 @@ def start(device: str, timeout_seconds: float) -> World:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep DeepSpeed's frequent memory reports out of the rank's log; at debug level they are shown."""
+    """Keep DeepSpeed's frequent memory reports out of the rank's log, except at debug level."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         yield
@@ -84,8 +86,9 @@ def quiet() -> Iterator[None]:
 
 
 def finish() -> None:
-    """Destroy the process group after a barrier. Without the barrier, gloo's threads abort some exits
-    (SIGABRT).
+    """Destroy the process group after a barrier.
+
+    Without the barrier, gloo's threads may abort the process at exit (SIGABRT).
     """
     if dist.is_initialized():
         wait_for_all()
@@ -93,22 +96,23 @@ def finish() -> None:
 
 
 def wait_for_all() -> None:
-    """Wait for all ranks. A single rank on a GPU does not wait, because NCCL warns without a bound device."""
+    """Wait for all ranks. A single rank on a GPU skips the barrier, because NCCL would print a warning."""
     if dist.get_world_size() > 1 or dist.get_backend() != "nccl":
         dist.barrier()
 
 
 def without_letters(architectures: str) -> str:
-    """Return TORCH_CUDA_ARCH_LIST without letters: a GPU of "9.0a" runs code for 9.0.
+    """Return the value of TORCH_CUDA_ARCH_LIST without letters: "9.0a" becomes "9.0".
 
-    DeepSpeed's builder raises a ValueError at a letter (ops/op_builder/builder.py, 0.19.8).
+    A GPU of architecture 9.0a also runs code for 9.0. DeepSpeed's builder raises ValueError for a letter
+    (ops/op_builder/builder.py, 0.19.8).
     """
     return re.sub(r"(\d)[a-z]", r"\1", architectures)
 
 
 def prepare_deepspeed(device: str) -> None:
-    """Import DeepSpeed without its warnings and, on cpu, without its probing for compilers."""
-    # Deprecation warnings about DeepSpeed's own calls into torch, which a user cannot fix.
+    """Import DeepSpeed without its warnings and, on cpu, without its search for compilers."""
+    # Ignore deprecation warnings about DeepSpeed's own calls of torch, which a user cannot fix.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed|deepspeed")
     warnings.filterwarnings("ignore", category=UserWarning, module=r"deepspeed")
     if device == "cpu":
@@ -119,10 +123,10 @@ def prepare_deepspeed(device: str) -> None:
     from deepspeed.utils import logger as deepspeed_logger
 
     deepspeed_logger.setLevel(logging.WARNING)
-    # DeepSpeed logs to the stdout that it finds at import, before any redirection.
+    # DeepSpeed logs to the stdout that exists at import, before any redirection.
     for handler in deepspeed_logger.handlers:
         if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stdout:
             handler.setStream(sys.stderr)
     if device == "cpu":
-        # Probing for compilable ops starts compilers; an empty table says that there are none.
+        # Searching for compilable ops starts compilers; an empty table means that there are none.
         deepspeed.ops.__compatible_ops__ = {}

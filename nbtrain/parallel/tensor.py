@@ -1,19 +1,20 @@
-"""Layers whose weights are sharded across tensor-parallel ranks, and the collectives in them.
+"""Layers whose weights are sharded across tensor-parallel ranks, with their collectives.
 
-On one rank they equal torch's layers.
+On a single rank, they are equal to torch's layers.
 
-    ColumnParallelLinear     rows of the weight, so columns of the output: heads, or columns of the MLP
-    RowParallelLinear        columns of the weight, after a ColumnParallelLinear; outputs are summed
-    VocabParallelEmbedding   rows of the vocabulary
+    ColumnParallelLinear     shards the rows of the weight: outputs such as heads, or columns of the MLP
+    RowParallelLinear        shards the columns of the weight; follows a ColumnParallelLinear; sums outputs
+    VocabParallelEmbedding   shards the rows of the vocabulary
 
 With sequence_parallel, activations outside of these layers are sharded along the sequence: the input of a
-column layer and the output of a row or embedding layer are [b, s/t, h]. Communication stays the same (a sum
-is a reduce-scatter and a gather); dropout, LayerNorm and the residual stream use 1/t of the memory.
+column layer and the output of a row or embedding layer are [b, s/t, h]. The amount of communication stays the
+same, because a sum consists of a reduce-scatter and an all-gather. Dropout, LayerNorm and the residual stream
+use 1/t of the memory.
 
-Every weight is sliced from the whole weight that a single process draws, so no layout changes the initial
-model. A sharded parameter has Megatron's attributes `tensor_model_parallel` and `partition_dim`; DeepSpeed
-counts other parameters only in one rank's gradient norm. `sequence_parallel` marks whole parameters that are
-applied to a part of the tokens.
+Every weight is a slice of the whole weight that a single process would draw, so the initial model is the same
+in every layout. A sharded parameter has Megatron's attributes `tensor_model_parallel` and `partition_dim`;
+DeepSpeed counts all other parameters only in one rank's gradient norm. `sequence_parallel` marks unsharded
+parameters that are applied only to some of the tokens.
 
 Shapes: b sequences, s tokens, i inputs, o outputs, h hidden, v padded vocabulary, t ranks of the group
 """
@@ -36,7 +37,7 @@ from nbtrain.parallel.trained_rows import TrainedRows, embedded
 
 
 class WholeParameters(Protocol):
-    """Draws unsharded parameters by name, such as the Initializer of model/initialization.py."""
+    """Draws unsharded parameters by name, like Initializer in model/initialization.py."""
 
     def normal(
         self, name: str, *shape: int, residual: bool = False, std: float | None = None
@@ -46,14 +47,14 @@ class WholeParameters(Protocol):
 
 
 class Products(NamedTuple):
-    """The three products of a linear layer."""
+    """Functions for the three products of a linear layer."""
 
     linear: Callable[..., torch.Tensor]
-    """(x, weight, bias) -> y"""
+    """(x, weight, bias) -> y."""
     input_gradient: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    """(grad, weight) -> grad of x"""
+    """(gradient of y, weight) -> gradient of x."""
     weight_gradient: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    """(grad, x) -> grad of the weight"""
+    """(gradient of y, x) -> gradient of the weight."""
 
 
 def _weight_gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -66,7 +67,7 @@ FP8 = Products(fp8.linear, fp8.input_gradient, fp8.weight_gradient)
 
 def shard(whole: nn.Parameter, dim: int, group: Group) -> nn.Parameter:
     """Return this rank's part of `whole`, marked as sharded along `dim`."""
-    # A copy, because a view would keep the whole weight in memory.
+    # Copy the part, because a view would keep the whole weight in memory.
     part = whole if group.size == 1 else nn.Parameter(mappings.own_part(whole.detach(), dim, group).clone())
     part.tensor_model_parallel = True  # type: ignore[attr-defined]
     part.partition_dim = dim  # type: ignore[attr-defined]
@@ -74,34 +75,35 @@ def shard(whole: nn.Parameter, dim: int, group: Group) -> nn.Parameter:
 
 
 def partition_dim(parameter: torch.Tensor) -> int | None:
-    """Return the dimension along which tensor-parallel ranks shard a parameter; None if it is whole."""
+    """Return the dimension along which a parameter is sharded; None if it is not sharded."""
     is_cut = getattr(parameter, "tensor_model_parallel", False)
     return parameter.partition_dim if is_cut else None  # type: ignore[attr-defined]
 
 
 class _CutModule(nn.Module):
-    """A layer that shards `count` units across the ranks. Raises ValueError if the parts would be unequal."""
+    """Base class of layers that shard `count` rows or columns across the ranks, in units of `unit`.
+
+    Raises ValueError if the ranks would get unequal parts.
+    """
 
     def __init__(self, what: str, count: int, unit: int, group: Group, sequence_parallel: bool):
         super().__init__()
         if count % (unit * group.size):
             raise ValueError(
-                f"{what} cannot be sharded across {group.size} tensor-parallel ranks: must be a multiple of "
-                f"{unit * group.size}."
+                f"{what} cannot be sharded across {group.size} tensor-parallel ranks: the number must be a "
+                f"multiple of {unit * group.size}."
             )
         self.group = group
         self.sequence_parallel = sequence_parallel and group.size > 1
         self.lora: nn.Module | None = None
-        """An adapter, whose output is added (lora.py)."""
+        """Adapter whose output is added (lora.py); None without one."""
         self.ia3: nn.Parameter | None = None
-        """A vector that multiplies outputs of a column layer, inputs of a row layer (ia3.py)."""
+        """Vector that multiplies outputs of a column layer, or inputs of a row layer (ia3.py); or None."""
         self.rescaled: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
-        """(outputs, ia3) -> outputs."""
+        """Function (outputs, ia3) -> outputs of a column layer with `ia3`."""
 
     def hold_in_four_bits(self, how: FourBits) -> None:
-        """Store this rank's part of the layer's matrices in 4 bits (four_bits.py); they are 0 until
-        loaded.
-        """
+        """Replace this rank's part of the layer's matrices by 4-bit matrices, which are 0 until loaded."""
         for name in ("weight", "gate_weight"):
             weight = getattr(self, name, None)
             if weight is not None:
@@ -110,12 +112,12 @@ class _CutModule(nn.Module):
 
 
 class ColumnParallelLinear(_CutModule):
-    """Linear layer that computes this rank's columns of y = x W^T + b. [b, s, i] -> [b, s, o/t], weight [o/t,
-    i], bias [o/t].
+    """Linear layer that computes this rank's columns of y = x W^T + b.
 
-    With sequence_parallel x is [b, s/t, i]. It is gathered, and gathered again in the backward pass, so that
-    only the part is kept. `unit` rows are never separated, such as the 3 d rows of one head in packed
-    query-key-value. Raises ValueError if the ranks cannot have equally many units.
+    [b, s, i] -> [b, s, o/t], weight [o/t, i], bias [o/t]. With sequence_parallel, x is [b, s/t, i]. It is
+    gathered in the forward pass and again in the backward pass, so that only this rank's part is kept. Every
+    `unit` rows stay on one rank, such as the 3 d rows of a head in a packed query-key-value matrix. Raises
+    ValueError if the units cannot be divided evenly among the ranks.
     """
 
     def __init__(
@@ -144,8 +146,9 @@ class ColumnParallelLinear(_CutModule):
     def _outputs(
         self, x: torch.Tensor, *layers: tuple[torch.Tensor, torch.Tensor | None]
     ) -> tuple[torch.Tensor, ...]:
-        """Return the output of each (weight, bias) for one x, which is gathered once; its gradient is summed
-        once.
+        """Return the output of each (weight, bias) for the same x.
+
+        x is gathered only once, and its gradient is summed only once.
         """
         if isinstance(self.weight, FourBitMatrix):
             x, *biases = _as_products(x, *(bias for _, bias in layers))
@@ -158,7 +161,7 @@ class ColumnParallelLinear(_CutModule):
             return tuple(matrix(x, bias) for (matrix, _), bias in zip(layers, biases, strict=True))
         if self.group.size == 1 and self.products is PLAIN:
             if len(layers) > 1:
-                # Autocast would cast, and keep, x for each of them.
+                # Autocast would cast and keep x separately for each layer.
                 (x,) = _as_products(x)
             return tuple(F.linear(x, weight, bias) for weight, bias in layers)
         x, *parameters = _as_products(x, *itertools.chain(*layers))
@@ -167,11 +170,10 @@ class ColumnParallelLinear(_CutModule):
 
 
 class GatedColumnParallelLinear(ColumnParallelLinear):
-    """Linear layer with two outputs, an MLP's gate and its gated values: (x Wg^T + bg, x W^T + b). [b, s,
-    o/t] each.
+    """Linear layer with two outputs, an MLP's gate and its values: (x Wg^T + bg, x W^T + b).
 
-    Every rank has the same columns of both. The two weights are not packed, so that each is sharded, saved
-    and stepped like any other weight, and both outputs are contiguous.
+    Each output is [b, s, o/t]. Every rank has the same columns of both outputs. The two weights are not
+    packed, so that each is sharded, saved and updated like any other weight, and both outputs are contiguous.
     """
 
     def __init__(
@@ -197,10 +199,10 @@ class GatedColumnParallelLinear(ColumnParallelLinear):
 
 
 class RowParallelLinear(_CutModule):
-    """Linear layer that computes y = x W^T + b from this rank's columns of x. [b, s, i/t] -> [b, s, o],
-    weight [o, i/t], bias [o].
+    """Linear layer that computes y = x W^T + b from this rank's columns of x.
 
-    With sequence_parallel y is [b, s/t, o]. The bias is added once. Raises ValueError unless t divides i.
+    [b, s, i/t] -> [b, s, o], weight [o, i/t], bias [o]. With sequence_parallel, y is [b, s/t, o]. The bias is
+    added only once. Raises ValueError unless t divides i.
     """
 
     def __init__(
@@ -241,7 +243,7 @@ class RowParallelLinear(_CutModule):
         return _adapted(y if bias is None else y + bias, given, self.lora)
 
     def _four_bit_outputs(self, matrix: FourBitMatrix, x: torch.Tensor) -> torch.Tensor:
-        # The bias is frozen with the matrix: it has no gradient to sum.
+        # The bias is frozen like the matrix, so it has no gradient to sum.
         x, bias = _as_products(x, self.bias)
         leaving = (
             mappings.reduce_scatter_to_sequence_parallel_region
@@ -255,8 +257,8 @@ class RowParallelLinear(_CutModule):
 class VocabParallelEmbedding(_CutModule):
     """Embedding of token ids. [b, s] -> [b, s, h] (sequence_parallel: [b, s/t, h]), weight [v/t, h].
 
-    The weight is the output matrix too (cross_entropy.py). With `trained_ids`, these tokens have separate
-    rows, trained_rows [n, h]. Raises ValueError unless t divides v.
+    If embeddings are tied, the weight is also the output matrix (cross_entropy.py). The tokens in
+    `trained_ids` have separate rows, trained_rows [n, h]. Raises ValueError unless t divides v.
     """
 
     def __init__(
@@ -285,7 +287,7 @@ class VocabParallelEmbedding(_CutModule):
     def _found(self, tokens: torch.Tensor) -> torch.Tensor:
         if self.group.size == 1:
             return F.embedding(tokens, self.weight)
-        # Under ZeRO 3 the weight has its own shape only while it is gathered, as it is here.
+        # Under ZeRO 3, the weight has its shape only while it is gathered, as it is here.
         rows = len(self.weight)
         here = tokens - self.group.rank * rows
         elsewhere = (here < 0) | (here >= rows)
@@ -301,8 +303,9 @@ def _adapted(y: torch.Tensor, x: torch.Tensor, lora: nn.Module | None) -> torch.
 
 
 def _as_products(x: torch.Tensor, *parameters: torch.Tensor | None) -> tuple[Any, ...]:
-    """Cast tensors to autocast's dtype if it is on: autocast has no effect in an autograd function's backward
-    pass.
+    """Cast tensors to autocast's dtype if autocast is on.
+
+    This is needed because autocast has no effect in the backward pass of an autograd function.
     """
     device = x.device.type
     if not torch.is_autocast_enabled(device):
@@ -312,14 +315,14 @@ def _as_products(x: torch.Tensor, *parameters: torch.Tensor | None) -> tuple[Any
 
 
 def _products(wanted: Products, x: torch.Tensor) -> Products:
-    # A model trained in FP8 may be loaded in fp32, to generate text.
+    # A model trained in FP8 may be loaded in fp32 to generate text.
     return wanted if x.dtype == torch.bfloat16 else PLAIN
 
 
 class _ColumnLinear(torch.autograd.Function):
-    """Products of one x with several weights; `parameters` are weight, bias, weight, bias ...
+    """Products of one x with several weights; `parameters` are weight, bias, weight, bias, ...
 
-    In the backward pass, the sum of x's gradient is communicated while the gradients of the weights are
+    In the backward pass, the gradient of x is summed over the ranks while the gradients of the weights are
     computed.
     """
 
@@ -362,7 +365,7 @@ class _ColumnLinear(torch.autograd.Function):
 
 
 class _RowLinear(torch.autograd.Function):
-    """A product and the sum of its parts in one function, so that the sum needs no second buffer."""
+    """A product and its sum over the ranks in one function, so that the sum needs no second buffer."""
 
     @staticmethod
     def forward(ctx, x, weight, group, sequence_parallel, products):

@@ -1,10 +1,10 @@
-"""Ulysses (arXiv:2309.14509): ranks exchange parts of the tokens for parts of the heads, and back.
+"""Ulysses (arXiv:2309.14509): ranks exchange tokens for heads before attention, and back after it.
 
-Outside of attention each rank holds s/u tokens of all heads; inside it, all tokens of n/u heads, so that
-attention needs no change. Query, key and value are packed into one all-to-all; gradients go the same way
-back.
+Outside of attention, each rank holds s/u tokens of all heads. Inside, it holds all tokens of n/u heads, so
+attention does not change. Query, key and value are packed into one all-to-all, and the gradients are
+exchanged in the same way.
 
-Shapes: b sequences, s tokens, n heads, d head size, u ranks of the group
+Shapes: b sequences, s tokens, n heads, d head size, u ranks in the group
 """
 
 import torch
@@ -17,26 +17,26 @@ TOKENS, HEADS = 1, 2
 
 
 def heads_for_tokens(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """Exchange [b, s/u, n, ..] for this rank's heads of all tokens, [b, s, n/u, ..]; u must divide n."""
+    """Exchange [b, s/u, n, ..] for all tokens of this rank's heads, [b, s, n/u, ..]; u must divide n."""
     return region(x, group, _heads_for_tokens, _tokens_for_heads)
 
 
 def tokens_for_heads(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """Exchange [b, s, n/u, ..] back for all heads of this rank's tokens, [b, s/u, n, ..]."""
+    """Exchange [b, s, n/u, ..] for all heads of this rank's tokens, [b, s/u, n, ..]."""
     return region(x, group, _tokens_for_heads, _heads_for_tokens)
 
 
 def own_tokens(x: torch.Tensor, group: Group, chunk_tokens: int = 0) -> torch.Tensor:
-    """Return this rank's tokens of a whole tensor: [b, s] -> [b, s/u], the r-th of u equal parts.
+    """Return this rank's tokens of whole sequences: [b, s] -> [b, s/u], one of u equal parts.
 
-    With chunk_tokens (FPDT), return the r-th part of every chunk of this many tokens. Raises ValueError if
-    the parts would not be equal.
+    With chunk_tokens (FPDT), return this rank's part of every chunk of that many tokens. Raises ValueError if
+    the tokens cannot be split evenly.
     """
     return _own_pieces(x, group, chunk_tokens).flatten(TOKENS)
 
 
 def set_own_tokens(x: torch.Tensor, group: Group, own: torch.Tensor, chunk_tokens: int = 0) -> None:
-    """Write the result of own_tokens back to its place in x, and zeros everywhere else."""
+    """Write a result of own_tokens() back to its place in x, and zeros everywhere else."""
     x.zero_()
     pieces = _own_pieces(x, group, chunk_tokens)
     pieces.copy_(own.view_as(pieces))
@@ -58,9 +58,9 @@ def _all_to_all(x: torch.Tensor, cut: int, join: int, group: Group) -> torch.Ten
         what = "attention heads" if cut == HEADS else "tokens"
         raise ValueError(
             f"{x.shape[cut]} {what} cannot be sharded across {group.size} Ulysses ranks: "
-            f"must be a multiple of {group.size}."
+            f"the number must be a multiple of {group.size}."
         )
-    # The ranks' parts follow one another, both in what is sent and in what is received.
+    # The ranks' parts are consecutive, in the sent and in the received tensor.
     sent = x.unflatten(cut, (group.size, -1)).movedim(cut, 0).contiguous()
     came = torch.empty_like(sent)
     dist.all_to_all_single(came, sent, group=group.process_group)

@@ -1,9 +1,9 @@
-"""Sums, maxima and cross entropy over a vocabulary that tensor-parallel ranks share, for a user's loss().
+"""Sums, maxima and cross entropy over a vocabulary that is sharded across ranks, for a user-defined loss().
 
-Each rank holds the logits of its share of the ids. The functions of Vocabulary return results over all ids,
-equal on all ranks, with the same gradients as in one process. No logit leaves its rank, except in gather().
+Each tensor-parallel rank holds the logits of some of the token ids. The methods of Vocabulary return results
+over all ids, equal on all ranks, with the same gradients as in one process. Only gather() exchanges logits.
 
-Shapes: b sequences, s tokens, v ids of the vocabulary, w ids of this rank (v on one rank)
+Shapes: b sequences, s tokens, v ids of the vocabulary, w ids on this rank (v with a single rank)
 """
 
 from dataclasses import dataclass
@@ -18,31 +18,31 @@ from nbtrain.parallel.groups import Group
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The vocabulary of a model and this rank's part of it. Padding ids are not a part of it."""
+    """A model's vocabulary, without padding ids, and this rank's part of it."""
 
     group: Group
-    """The tensor-parallel ranks."""
+    """Tensor-parallel ranks that shard the vocabulary."""
     size: int
     """Number of ids in the vocabulary, v."""
     padded: int
-    """Ids of each rank, including padding: the same number on all ranks."""
+    """Number of ids per rank, including padding, which is the same on all ranks."""
 
     @property
     def first(self) -> int:
-        """Return the first id of this rank."""
+        """First id on this rank."""
         return min(self.group.rank * self.padded, self.size)
 
     @property
     def width(self) -> int:
-        """Return the number of ids of this rank, w; the last ranks may have fewer, or none."""
+        """Number of ids on this rank, w. The last ranks may have fewer ids, or none."""
         return min(self.first + self.padded, self.size) - self.first
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum over the ranks, [b, s] -> [b, s], for example vocabulary.sum(logits.exp().sum(-1))."""
+        """Sum values over the ranks, [b, s] -> [b, s], for example vocabulary.sum(logits.exp().sum(-1))."""
         return mappings.reduce_from_tensor_model_parallel_region(values, self.group)
 
     def max(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the largest logit of each token, [b, s, w] -> [b, s], without a gradient."""
+        """Return the largest logit at each token over all ids, [b, s, w] -> [b, s], without a gradient."""
         with torch.no_grad():
             if self.width:
                 largest = logits.amax(-1)
@@ -62,7 +62,7 @@ class Vocabulary:
         return logits - self.copy(self.logsumexp(logits)).unsqueeze(-1)
 
     def of_labels(self, values: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the value of each label, [b, s, w] and [b, s] -> [b, s], from the rank that has it."""
+        """Return the value at each label, [b, s, w], [b, s] -> [b, s], from the rank that has the label."""
         if self.group.size == 1:
             return values.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
         if not self.width:
@@ -73,13 +73,13 @@ class Vocabulary:
         return self.sum(values.gather(-1, index).squeeze(-1).where(is_here, 0.0))
 
     def cross_entropy(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return -log softmax(logits)[label] of each token, [b, s, w] and labels [b, s] -> [b, s]."""
+        """Return -log softmax(logits)[label] for each token, [b, s, w] and labels [b, s] -> [b, s]."""
         return self.logsumexp(logits) - self.of_labels(logits, labels)
 
     def copy(self, values: torch.Tensor) -> torch.Tensor:
-        """Return `values`, which are equal on all ranks, for use with this rank's ids; sums their gradients.
+        """Return values that are equal on all ranks for use with this rank's ids, and sum their gradients.
 
-        Call it before combining a result of this class with logits again, as log_softmax() does.
+        Call this before you combine a result of this class with logits again, as log_softmax() does.
         """
         return mappings.copy_to_tensor_model_parallel_region(values, self.group)
 

@@ -163,7 +163,7 @@ def test_groups_in_16_bits_have_the_gradients_of_fp32(how, dtype):
 
 def test_a_capped_score_has_no_dropout():
     *inputs, _ = heads_of(8, 8)
-    with pytest.raises(ValueError, match=r"a softcap has no dropout, and dropout is 0\.1"):
+    with pytest.raises(ValueError, match=r"a softcap does not support dropout, but dropout is 0\.1"):
         causal_attention(*inputs, dropout=0.1, softcap=1.0)
 
 

@@ -315,5 +315,5 @@ def test_plain_bounds_change_nothing(tokens):
 
 def test_a_cache_holds_one_document(tokens):
     model = GPT(CONFIG).eval()
-    with pytest.raises(ValueError, match="a cache holds one document from position 0 on"):
+    with pytest.raises(ValueError, match="a cache holds one document that starts at position 0"):
         model(tokens[:, :16], cache=model.new_cache(2), **APART)

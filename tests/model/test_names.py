@@ -37,5 +37,5 @@ def test_the_output_of_a_pipeline_that_is_not_tied_has_a_number():
 
 @pytest.mark.parametrize("name", ["7.weight", "lm_head.weight"])
 def test_other_names_are_refused(name):
-    with pytest.raises(ValueError, match="is not a parameter of a pipeline of 3 layers"):
+    with pytest.raises(ValueError, match="is not a parameter of a pipeline with 3 layers"):
         canonical_name(name, 3)

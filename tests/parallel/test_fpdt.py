@@ -75,7 +75,7 @@ def test_what_is_missing_is_said():
 
 def test_documents_are_refused():
     apart = {"cu_seqlens": torch.tensor([0, 3, 8, 16], dtype=torch.int32), "max_seqlen": 8}
-    with pytest.raises(ValueError, match="FPDT cannot keep documents apart"):
+    with pytest.raises(ValueError, match="FPDT cannot separate documents"):
         GPT(gpt_config(fpdt_chunk_tokens=4))(*text(), **apart)
 
 

@@ -103,7 +103,8 @@ def check_16_bit_collectives_run():
 def check_an_uneven_cut_is_refused():
     group = world()
     with pytest.raises(
-        ValueError, match=r"dimension 1 of \(1, 7\) cannot be split into \d equal parts: must be a multiple"
+        ValueError,
+        match=r"dimension 1 of \(1, 7\) cannot be split into \d equal parts: its size must be a multiple",
     ):
         mappings.reduce_scatter_to_sequence_parallel_region(torch.zeros(1, 7), group)
 

@@ -187,7 +187,7 @@ WRONG = {
     ),
     "a name that is used twice": (
         of_layer("self.one, self.two = (parts.parameter('one', 4) for _ in range(2))"),
-        "my_code.py:6, layer: ValueError: the name 'one' is given twice",
+        "my_code.py:6, layer: ValueError: the name 'one' is used twice",
     ),
     "a state that no checkpoint has": (
         of_layer("self.register_buffer('mean', torch.zeros(1))"),

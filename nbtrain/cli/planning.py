@@ -163,7 +163,8 @@ def advise(options: argparse.Namespace) -> None:
     if options.use is not None:
         stream = sys.stderr if options.json else sys.stdout
         print(advice.use(options.use, options.output), file=stream)
-        show(f"{options.output}: written. Run `nbtrain submit {options.output}` to start the run.", stream)
+        start = shlex.join(("nbtrain", "submit", str(options.output)))
+        show(f"{options.output}: written. Run `{start}` to start the run.", stream)
         if not options.json:
             return
     if options.json:

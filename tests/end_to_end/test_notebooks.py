@@ -128,7 +128,8 @@ def test_an_unknown_parameter_is_an_error_before_anything_runs():
     """An unknown parameter is refused before anything runs."""
     with pytest.raises(ConfigError) as error:
         check_parameter_names(ROOT / "notebooks" / "02_plan.ipynb", {"rum": "gpt-tiny"})
-    assert str(error.value) == "02_plan.ipynb has no parameter rum. It has: run, overrides, gpus, gpu_type."
+    for part in ("02_plan.ipynb has no parameter rum.", "run, overrides, gpus, gpu_type."):
+        assert part in str(error.value)
 
 
 @pytest.mark.parametrize("run", ["typo", "runs/typo.yaml", 5, ""])

@@ -1,5 +1,7 @@
 """The records of a run as input for advice, and `nbtrain advise` from these records to a changed YAML."""
 
+import shlex
+
 import pytest
 
 from nbtrain.base.run_directory import end_kinds
@@ -93,7 +95,9 @@ def test_the_verb_advises_and_writes_the_changed_run(ended, workspace, capsys):
     assert "\n1  " in (table := capsys.readouterr().out) and "the device ran out of memory" in table
     path = workspace / "gpt-smaller.yaml"
     assert main(["advise", "gpt-fake", "--use", "1", "-o", str(path)]) == 0
-    assert f"{path}: written. `nbtrain submit {path}` starts it." in (said := capsys.readouterr().out)
+    assert f"{path}: written. Run `nbtrain submit {shlex.quote(str(path))}` " in (
+        said := capsys.readouterr().out
+    )
     assert said.startswith("--- gpt-fake\n+++ changed\n-") and load(path).name == "gpt-smaller"
     assert main(["advise", "gpt-fake", "--use", "1", "-o", str(path)]) == 2
     assert "exists already" in capsys.readouterr().err

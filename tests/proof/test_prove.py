@@ -65,7 +65,7 @@ def test_no_run_of_that_name_is_removed(workspace):
     run = RunDir.named("mine-twin")
     run.path.mkdir(parents=True)
     (run.path / "notes.txt").write_text("x")
-    with pytest.raises(SubmitError, match=r"no run\.json but holds notes\.txt"):
+    with pytest.raises(SubmitError, match=r"no run\.json, but it contains notes\.txt"):
         renew(run, TWIN_OF, "mine")
     files.write_json(run.run_json, {"schema_version": 1, "run_id": "a", "name": "mine-twin"})
     with pytest.raises(SubmitError, match="is not a twin but an ordinary run"):

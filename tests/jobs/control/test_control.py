@@ -208,7 +208,7 @@ def test_the_advice_to_resume_says_where_the_run_goes_on(job, capsys):
     assert control.advice_to_resume(run) == "`nbtrain resume run mode=perf` measures again."
     assert lost_words(job, time.time()) == "`nbtrain resume run mode=perf` measures again"
     said = advice(run, "FAILED", None, None)
-    assert said.endswith("nothing to continue from: `nbtrain resume run mode=perf` measures again.")
+    assert said.endswith("nothing to resume; `nbtrain resume run mode=perf` measures again.")
 
 
 def test_a_mode_that_saves_nothing_cannot_be_asked_to(job):

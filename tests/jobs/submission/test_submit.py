@@ -171,7 +171,7 @@ def test_a_log_without_a_line_says_why_and_which_job_has_one(tiny, capsys):
     assert main(["logs", "tiny"]) == 0
     said = capsys.readouterr().err
     assert said.startswith(f"tiny: the log of rank 0 in job {second.job_id} is empty; the job is CANCELLED")
-    assert said.endswith(f". Job {job.job_id} has one: `nbtrain logs tiny --job {job.job_id}`.\n")
+    assert said.endswith(f"`nbtrain logs tiny --job {job.job_id}`.\n")
     assert main(["logs", "tiny", "--job", job.job_id]) == 0
     assert capsys.readouterr() == ("a step\n", "")
 

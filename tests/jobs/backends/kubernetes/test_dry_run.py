@@ -42,7 +42,7 @@ def test_what_cannot_be_written_is_said(workspace, tmp_path):
     ):
         dry_run(load("gpt-125m"), tmp_path / "job.yaml")
     without = {"kind": "kubernetes", "kubernetes": {**PLAIN, "mounts": []}}
-    with pytest.raises(ConfigError, match="must be on a volume of mounts"):
+    with pytest.raises(ConfigError, match=r"must be on a volume from backend\.kubernetes\.mounts"):
         dry_run(load("gpt-125m", {"backend": without}, check=False), tmp_path / "job.yaml")
     assert not (tmp_path / "job.yaml").exists()
     with pytest.raises(SubmitError, match=r"no/job\.yaml cannot be written: No such file or directory\."):

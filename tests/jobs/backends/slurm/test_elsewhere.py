@@ -175,7 +175,7 @@ def test_a_running_job_is_reached_by_its_folder(
     assert cli.main(["save", "tiny"]) == 0
     assert capsys.readouterr().out == "tiny: will save after the current step.\n"
     assert cli.main(["resume", "tiny"]) == 0
-    assert capsys.readouterr().out.startswith("tiny: job 20260101-120000-abcd is RUNNING. Watch it")
+    assert capsys.readouterr().out.startswith("tiny: job 20260101-120000-abcd is RUNNING. ")
     wait_until(lambda: supervisor, "the supervisor has read no request")
     assert cli.main(["cancel", "tiny"]) == 0
     assert capsys.readouterr().out.startswith("tiny: CANCELLED. `nbtrain resume tiny` starts from the begin")

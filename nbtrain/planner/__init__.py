@@ -1,3 +1,1 @@
-"""Estimates made before a run starts: memory by part, time, and disk. They are computed with arithmetic,
-without torch.
-"""
+"""Estimates of a run's memory, time and disk before it starts, computed by arithmetic without torch."""

@@ -1,4 +1,4 @@
-"""A calibration as tables and as a picture: rates by precision, bandwidth of collectives by message size."""
+"""Tables and figures of a calibration: rates by number format, and collectives by message size."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ NETWORK_KINDS = (REDUCE, GATHER)
 
 
 def bus_factor(collective: str, ranks: int) -> float:
-    """Return bus bandwidth over algorithm bandwidth, as nccl-tests counts them (doc/PERFORMANCE.md)."""
+    """Return the ratio of bus bandwidth to algorithm bandwidth, as in nccl-tests (doc/PERFORMANCE.md)."""
     if collective == "all_reduce":
         return 2 * (ranks - 1) / ranks
     if collective in ("all_gather", "reduce_scatter", "all_to_all"):
@@ -24,18 +24,22 @@ def bus_factor(collective: str, ranks: int) -> float:
 
 
 def bandwidths(figure: Figure) -> tuple[float, float]:
-    """Return (algorithm bandwidth, bus bandwidth) of one collective, in bytes per second."""
+    """Return (algorithm bandwidth, bus bandwidth) of a collective, in bytes per second."""
     algorithm = figure["bytes"] / figure["seconds"]
     return algorithm, algorithm * bus_factor(figure["collective"], figure["ranks"])
 
 
 def latency_seconds(figures: list[Figure]) -> float:
-    """Return the seconds of the smallest message that was measured."""
+    """Return the time of the smallest measured message, in seconds."""
     return min(figures, key=lambda figure: figure["bytes"])["seconds"]
 
 
 def blocks(calibration: Calibration) -> list[Block]:
-    """Return the rates of one rank and of all ranks at once, the disk, the collectives, and doubts."""
+    """Return a calibration as report blocks.
+
+    They show the rates of one rank and of all ranks at once, the disk, the collectives, and reasons to doubt
+    the measurement.
+    """
     shown: list[Block] = []
     for ranks in sorted({figure["ranks"] for figure in calibration.figures}):
         if not (rates := calibration.matmul_flops(ranks)):
@@ -52,7 +56,7 @@ def blocks(calibration: Calibration) -> list[Block]:
     groups = _collectives(calibration)
     for ranks in dict.fromkeys(ranks for ranks, _ in groups):
         own = {kind: group for (number, kind), group in groups.items() if number == ranks}
-        # Kinds of collectives with other sizes of messages are other tables.
+        # Collectives that were measured with different message sizes are shown in separate tables.
         for sizes in dict.fromkeys(tuple(figure["bytes"] for figure in group) for group in own.values()):
             columns = [Column(name, is_right=True) for name in ("latency", *map(amounts.size, sizes))]
             rows = [
@@ -60,7 +64,9 @@ def blocks(calibration: Calibration) -> list[Block]:
                 for kind, group in own.items()
                 if tuple(figure["bytes"] for figure in group) == sizes
             ]
-            title = f"Collectives of {ranks} ranks: latency, then bus bandwidth by bytes of the array"
+            title = (
+                f"Collectives of {amounts.counted(ranks, 'rank')}: latency, and bus bandwidth by array size"
+            )
             shown.append(Table(["", *columns], rows, title))
     return [*shown, Items(calibration.doubts, "In doubt:")]
 
@@ -70,7 +76,9 @@ def _bus_bandwidth(figure: Figure) -> str:
 
 
 def picture(calibration: Calibration) -> Any:
-    """Return a Matplotlib figure: bus bandwidth by message size (left), rates by precision (right)."""
+    """Return a Matplotlib figure with bus bandwidth by message size (left) and rates by number format
+    (right).
+    """
     from nbtrain.planner.picture import new_figure
 
     canvas = new_figure(10, 4)
@@ -79,7 +87,7 @@ def picture(calibration: Calibration) -> Any:
         sizes = [figure["bytes"] for figure in group]
         bus = [bandwidths(figure)[1] / GIGA for figure in group]
         left.plot(sizes, bus, marker="o", label=f"{kind}, {ranks} ranks")
-    left.set(xscale="log", yscale="log", xlabel="bytes of the array", ylabel="bus bandwidth, GB/s")
+    left.set(xscale="log", yscale="log", xlabel="array size in bytes", ylabel="bus bandwidth, GB/s")
     left.set_title("Collectives")
     if left.lines:
         left.legend(fontsize=7)
@@ -88,8 +96,8 @@ def picture(calibration: Calibration) -> Any:
         work = [6 * figure["m"] * figure["n"] * figure["k"] for figure in points]
         pairs = sorted(zip(work, (figure["flops"] / GIGA for figure in points)))
         right.plot(*zip(*pairs), marker="o", label=dtype)
-    right.set(xscale="log", yscale="log", xlabel="FLOPs of a product", ylabel="GFLOP/s")
-    right.set_title("Matrix products of one rank, forward and backward")
+    right.set(xscale="log", yscale="log", xlabel="FLOPs per product", ylabel="GFLOP/s")
+    right.set_title("Matrix products on one rank, forward and backward")
     if right.lines:
         right.legend(fontsize=7)
     canvas.suptitle(f"{calibration.machine}, {calibration.date}", fontsize=9)
@@ -97,13 +105,14 @@ def picture(calibration: Calibration) -> Any:
 
 
 def network_blocks(network: MeasuredNetwork) -> list[Block]:
-    """Return the measurement of a network: its bandwidth and latency, both collectives by bytes of the array,
-    and doubts.
+    """Return the measurement of a network as report blocks.
+
+    They show its bandwidth and latency, both collectives by array size, and reasons to doubt the measurement.
     """
     reached = (
         f"{network.date}, {network.ranks} ranks on {network.nodes} machines: "
-        f"{gigabits(network.bytes_per_second)} reached, one way, "
-        f"{network.latency_seconds * 1e6:,.0f} us a hop"
+        f"{gigabits(network.bytes_per_second)} one-way bandwidth, "
+        f"{network.latency_seconds * 1e6:,.0f} us per hop"
     )
     measured = [network.of(kind) for kind in NETWORK_KINDS]
     rows = [
@@ -113,10 +122,11 @@ def network_blocks(network: MeasuredNetwork) -> list[Block]:
     columns = [Column(kind, is_right=True) for kind in NETWORK_KINDS]
     unsteady = [figure for figure in network.figures if (figure["spread"] or 0.0) > SPREAD_SHARE]
     count = amounts.counted(len(unsteady), "measurement")
-    doubts = [f"{count} differ by more than {SPREAD_SHARE:.0%} between calls."] if unsteady else []
+    verb = "varies" if len(unsteady) == 1 else "vary"
+    doubts = [f"{count} {verb} by more than {SPREAD_SHARE:.0%} between calls."] if unsteady else []
     return [
         Sentence(reached),
-        Table(["bytes", *columns], rows, "Time and bus bandwidth of a collective"),
+        Table(["bytes", *columns], rows, "Time and bus bandwidth of collectives by array size"),
         Items(doubts, "In doubt:"),
     ]
 
@@ -127,7 +137,7 @@ def _network_cell(network: MeasuredNetwork, figure: Figure) -> str:
 
 
 def network_picture(network: MeasuredNetwork) -> Any:
-    """Return a Matplotlib figure: bus bandwidth of both collectives by bytes of the array."""
+    """Return a Matplotlib figure with the bus bandwidth of both collectives by array size."""
     from nbtrain.planner.picture import new_figure
 
     canvas = new_figure(7, 4)
@@ -138,17 +148,17 @@ def network_picture(network: MeasuredNetwork) -> Any:
         axes.plot([figure["bytes"] for figure in figures], bandwidths_, marker="o", label=kind)
     reached = network.bytes_per_second * 8 / GIGA
     axes.axhline(
-        reached, linestyle="--", linewidth=1, label=f"{gigabits(network.bytes_per_second)}, for plans"
+        reached, linestyle="--", linewidth=1, label=f"{gigabits(network.bytes_per_second)}, used by plans"
     )
-    axes.set(xscale="log", yscale="log", xlabel="bytes of the array", ylabel="bus bandwidth, Gb/s, one way")
+    axes.set(xscale="log", yscale="log", xlabel="array size in bytes", ylabel="bus bandwidth, Gb/s, one way")
     axes.set_title(f"{network.ranks} ranks on {network.nodes} machines, {network.date}", fontsize=10)
     axes.legend(fontsize=8)
     return themed(canvas)
 
 
 def _collectives(calibration: Calibration) -> dict[tuple[int, str], list[Figure]]:
-    """Return {(ranks, kind): measurements by size}."""
+    """Return {(ranks, collective): its measurements, sorted by size}."""
     groups: dict[tuple[int, str], list[Figure]] = {}
     for figure in calibration.of("collective"):
         groups.setdefault((figure["ranks"], figure["collective"]), []).append(figure)
-    return {key: sorted(group, key=lambda one: one["bytes"]) for key, group in groups.items()}
+    return {key: sorted(group, key=lambda figure: figure["bytes"]) for key, group in groups.items()}

@@ -1,6 +1,6 @@
-"""A plan as a picture: memory by part compared with the device's, and batch and learning rate over the run.
+"""Figure of a plan: memory by part next to the device's memory, and batch and learning rate over the run.
 
-matplotlib is imported when a picture is made, without pyplot: no display is needed.
+Matplotlib is imported only when a figure is drawn, and without pyplot, so that no display is needed.
 """
 
 import io
@@ -23,7 +23,7 @@ SCHEDULE_POINTS = 400
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """Create an empty figure, with sizes in inches, that a notebook can show without pyplot."""
+    """Return an empty figure that a notebook can show without pyplot; width and height are in inches."""
     from matplotlib.figure import Figure
 
     class Picture(Figure):
@@ -38,7 +38,7 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def plan_picture(plan: Plan) -> "Figure":
-    """Draw both pictures in one figure; a notebook shows it, savefig() writes it."""
+    """Return a figure of a plan's memory and schedule; a notebook shows it, savefig() writes it to a file."""
     figure = new_figure(11, 3.6)
     memory, schedule = figure.subplots(1, 2, width_ratios=(1, 1.1))
     figure.suptitle(f"{plan.config.name}: {amounts.count(plan.parameters.total)} parameters", fontsize=12)
@@ -48,15 +48,15 @@ def plan_picture(plan: Plan) -> "Figure":
 
 
 def _draw_memory(axes: "Axes", plan: Plan) -> None:
-    """Draw a stacked bar per pipeline stage and the device's limit; of many stages, draw only the fullest."""
+    """Draw a stacked bar for each pipeline stage, or for the fullest of many, and the device's limit."""
     memory, setup = plan.memory, plan.speed.setup
     stages = setup.pipeline_parallel_size
     by_stage = {stage: stage_parts(setup, stage) for stage in range(stages)}
     fullest = sorted(by_stage, key=lambda stage: -sum(by_stage[stage].values()))[:MOST_BARS]
-    # The first stage on top.
+    # Draw the first stage at the top.
     shown = sorted(fullest, reverse=True)
     device = memory.device_bytes
-    # A bar that the device's line would squeeze to nothing is drawn alone; the title gives the device.
+    # Omit the device's line if it would leave the bar too narrow to see. The title gives the device's memory.
     has_line = device is not None and device <= LARGEST_RATIO * memory.total_bytes
     unit, name = (GIB, "GiB") if memory.total_bytes > GIB else (2**20, "MiB")
     for row, stage in enumerate(shown):
@@ -73,7 +73,7 @@ def _draw_memory(axes: "Axes", plan: Plan) -> None:
             if headroom > 0.15 * device / unit:
                 style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7, "color": GREY}
                 axes.text(left + headroom / 2, row, f"{amounts.size(headroom * unit)} free", **style)
-    # Parts that the fullest stage lacks, such as the last stage's logits, have no size in the legend.
+    # The legend shows sizes of the fullest stage, and only names parts of other stages, such as the logits.
     elsewhere = {part for stage in shown for part, value in by_stage[stage].items() if value}
     for part in sorted(elsewhere - {part for part, value in by_stage[memory.stage].items() if value}):
         axes.barh(0, 0, color=MEMORY_COLORS[part], label=f"{part.replace('_', ' ')}, other stages")
@@ -86,7 +86,7 @@ def _draw_memory(axes: "Axes", plan: Plan) -> None:
     title = f"Memory of one rank: {amounts.size(memory.total_bytes)}{of_device} ({memory.device})"
     if memory.total_host_bytes:
         of_host = f" of {amounts.size(memory.host_bytes)}" if memory.host_bytes is not None else ""
-        title += f"\nand of host memory: {amounts.size(memory.total_host_bytes)}{of_host}"
+        title += f"\nHost memory of one rank: {amounts.size(memory.total_host_bytes)}{of_host}"
     axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlabel(name, fontsize=9)
     names = [f"stage {stage}" for stage in shown] if stages > 1 else ["GPU"]
@@ -95,7 +95,7 @@ def _draw_memory(axes: "Axes", plan: Plan) -> None:
         _draw_host(axes, memory, unit)
         ticks = [(-1, "host"), *enumerate(names)]
     bars = len(shown) + bool(memory.total_host_bytes)
-    # Room for the legend below the bars, which names the parts of the fullest stage.
+    # Leave room for the legend below the bars.
     axes.set_ylim(len(shown) - bars - 1.6 - 0.9 * bars, len(shown) - 0.2)
     axes.set_yticks([row for row, _ in ticks], [label for _, label in ticks])
     axes.tick_params(labelsize=8, left=False)
@@ -104,7 +104,7 @@ def _draw_memory(axes: "Axes", plan: Plan) -> None:
 
 
 def _draw_host(axes: "Axes", memory: MemoryEstimate, unit: int) -> None:
-    """Draw a hatched bar below the others: the fullest rank's host memory and its limit."""
+    """Draw the fullest rank's host memory and its limit as a hatched bar below the others."""
     left = 0.0
     for part, value in memory.host_parts.items():
         if value:
@@ -123,7 +123,7 @@ def _draw_host(axes: "Axes", memory: MemoryEstimate, unit: int) -> None:
 
 
 def _draw_limit(axes: "Axes", limit: float, bottom: float, top: float) -> None:
-    """Draw the size of a memory as a dashed line across its bar."""
+    """Draw a memory limit as a dashed line across its bar."""
     axes.plot([limit, limit], [bottom, top], color=RED, linewidth=1.5, linestyle="--")
 
 

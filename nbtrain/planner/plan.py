@@ -1,9 +1,9 @@
-"""Plan of a run: everything that can be computed before it starts.
+"""Plan of a run: everything that can be computed before the run starts.
 
-    plan(config) -> Plan      str(plan) is a table, in a notebook it is one in HTML, to_dict() is plan.json
-    needs_of(config)          memory and disk alone, which decide whether the run can start
+    plan(config) -> Plan      prints as tables, is shown as HTML in a notebook; to_dict() is plan.json
+    needs_of(config)          only memory and disk, which decide whether the run can start
 
-RULES come from lint/; their findings are a part of the plan.
+A plan includes the findings of RULES, which are defined in lint/.
 """
 
 from collections.abc import Callable, Iterator
@@ -70,7 +70,7 @@ RULES: tuple[Callable[[RunEstimates], Iterator[Finding]], ...] = (
 
 
 def kinds_of_layers(model: ModelConfig) -> list[str]:
-    """Return, as text, the parts in which a model's layers differ from GPT-3's."""
+    """Return the ways in which a model's layers differ from GPT-3's, each as a few words."""
     words = []
     if model.position_embedding_type == "rope":
         scaling = model.rope_scaling
@@ -78,18 +78,18 @@ def kinds_of_layers(model: ModelConfig) -> list[str]:
     words += ["RMSNorm"] if model.normalization == "RMSNorm" else []
     words += {"gelu": [], "swiglu": ["SwiGLU"], "squared_relu": ["squared ReLU"]}[model.activation]
     if not model.add_bias_linear:
-        words.append("biases of query, key and value" if model.add_qkv_bias else "no biases")
+        words.append("biases only in query, key and value" if model.add_qkv_bias else "no biases")
     if model.untie_embeddings_and_output_weights:
-        words.append("output not tied")
+        words.append("untied output layer")
     return words
 
 
-PREFERENCES = "DPO; the reference is log-probabilities stored with the data, no second model"
+PREFERENCES = "DPO, with the reference's log-probabilities stored with the data instead of a second model"
 
 
 @dataclass(frozen=True)
 class Needs:
-    """The setup of a run, with the memory and the disk that it takes."""
+    """The setup of a run, and the memory and disk space that it needs."""
 
     setup: Setup
     memory: MemoryEstimate
@@ -106,43 +106,41 @@ class Plan(Result):
     duration: DurationEstimate
     disk: DiskEstimate
     epochs: float | None
-    """Passes over the training split; None if the dataset is not prepared."""
+    """Number of passes over the training split; None if the dataset is not prepared."""
     cost: CostEstimate
     """Device hours, money and energy."""
     speed: Speed
-    """The setup and the rates that memory and time were estimated from."""
+    """Setup and rates from which memory and time were estimated."""
     findings: list[Finding] = field(default_factory=list)
-    """Expected problems, in numbers, the most expensive first."""
+    """Findings about the run, most expensive first."""
     compared: list[Comparison] = field(default_factory=list)
-    """Measurements of the run's last job compared with the plan; empty if its setup differed or it never
-    ran.
-    """
+    """Comparison of the run's last job with the plan; empty if no job with the same setup has run."""
     limits: list[Limit] = field(default_factory=list)
-    """Limits of the run and of its workspace, with the plan's figures."""
+    """Limits of the run and of its workspace, with the planned amounts."""
     text: TextEstimate | None = None
-    """Estimated training tokens of Wikipedias that are not prepared yet; None for other data."""
+    """Estimated training tokens of Wikipedia editions that are not prepared yet; None for other data."""
     network: NetworkUse | None = None
-    """Traffic between machines in a step; None on one machine, or if the device's rates are not known."""
+    """Traffic between machines in a step; None on one machine, or if the device's rates are unknown."""
     interruptions: Interruptions | None = None
-    """Failures and lost spot machines, and their cost; None if fewer than one is expected."""
+    """Expected failures and lost spot machines, and their cost; None if fewer than one is expected."""
     rests_on: RestsOn | None = None
-    """Measurement that the planned time rests on; None if the time is not known."""
+    """Measurement on which the planned time is based; None if the time is unknown."""
     published: PublishedComparison | None = None
-    """Time that an example publishes for this run, and the reason for the difference; None for other runs."""
+    """Comparison with a published time of the same example; None for other runs."""
 
     @property
     def warnings(self) -> list[str]:
-        """Texts of the errors and warnings; notes, which cost nothing, are omitted."""
+        """Texts of the errors and warnings, without notes."""
         return [finding.text for finding in self.findings if finding.level != "note"]
 
     @property
     def fits(self) -> bool | None:
-        """Whether the device's memory suffices; None if it is not known."""
+        """Whether the run fits the device's memory; None if that is unknown."""
         return self.memory.fits
 
     @property
     def headline(self) -> dict[str, str]:
-        """Main answers: whether the run fits (`kind`: good, tight or bad), its time, its disk."""
+        """The main results: whether the run fits (`kind`: good, tight or bad), its time and disk space."""
         _, fits, kind = fit_rating(self.memory)
         seconds = self.duration.seconds
         return {
@@ -154,28 +152,38 @@ class Plan(Result):
 
     @property
     def batch_equation(self) -> str:
-        """Tokens per step as an equation."""
+        """Tokens per step as an equation, e.g. "4 micro batch x 2 data parallel x ... = 16,384 tokens per
+        step".
+        """
         config = self.config
         data = config.parallel.data_parallel_size
         return (
             f"{config.batch.micro_batch_size} micro batch x {data} data parallel x "
             f"{config.accumulation_steps} accumulation x {config.model.seq_length} tokens = "
-            f"{config.tokens_per_step:,} tokens a step"
+            f"{config.tokens_per_step:,} tokens per step"
         )
 
     @property
     def job_limits(self) -> str:
-        """Sentence part that says when a job of this run stops by itself; "" if it does not."""
+        """When a job of this run stops by itself, e.g. "stops after 60 minutes"; "" if it does not."""
         batch, limits = self.config.batch, []
         if batch.exit_interval_steps is not None:
-            limits.append(f"at each step that {batch.exit_interval_steps:,} divides")
+            limits.append(
+                "after every step"
+                if batch.exit_interval_steps == 1
+                else f"at every multiple of {batch.exit_interval_steps:,} steps"
+            )
         if batch.exit_duration_minutes is not None:
-            limits.append(f"after {batch.exit_duration_minutes:g} minutes")
+            limits.append(
+                "after 1 minute"
+                if batch.exit_duration_minutes == 1
+                else f"after {batch.exit_duration_minutes:g} minutes"
+            )
         return f"stops {' and '.join(limits)}" if limits else ""
 
     @property
     def learning_rate(self) -> str:
-        """Description of the learning-rate schedule."""
+        """The learning-rate schedule as text, e.g. "0.0006 after a warm-up of 1M tokens, then constant"."""
         config, schedule = self.config, self.config.lr_schedule
         warmup, wsd = config.lr_warmup_tokens, config.lr_wsd_decay_tokens
         words = f"{schedule.lr:g}"
@@ -191,7 +199,7 @@ class Plan(Result):
 
     @property
     def layout(self) -> str:
-        """The layout as a product of its sizes."""
+        """The layout as text: the product of its sizes, the ZeRO stage and the number format."""
         parallel, precision = self.config.parallel, self.config.precision
         product = (
             f"data({parallel.data_parallel_size}) * pipeline({parallel.pipeline_parallel_size}) * "
@@ -199,39 +207,42 @@ class Plan(Result):
         )
         if parallel.sequence_ranks > 1:
             product += f" * sequence({parallel.sequence_ranks})"
-        words = [f"{product} = {self.config.world_size} processes", f"ZeRO {parallel.zero_stage}"]
+        processes = "1 process" if self.config.world_size == 1 else f"{self.config.world_size} processes"
+        words = [f"{product} = {processes}", f"ZeRO {parallel.zero_stage}"]
         cast, fp8 = " autocast" * precision.autocast, " with FP8" * precision.fp8
         words.append(f"{precision.dtype}{cast}{fp8}")
         if parallel.sequence_parallel:
-            words.append("sequence parallel")
+            words.append("sequence parallelism")
         return ", ".join(words)
 
     @property
     def stages(self) -> str:
-        """Layers of each pipeline stage, as text: "6 + 6 layers"."""
+        """Layers of each pipeline stage as text, e.g. "6 + 6 layers"."""
         return " + ".join(str(layers) for layers in stage_layers(self.config)) + " layers"
 
     def sections(self) -> dict[str, dict[str, str]]:
-        """Return {title: {name of a row: value}}, the tables of the plan in text, in HTML and in the form."""
+        """Return the tables of the plan, {title: {row: value}}, for its text, its HTML and the form."""
         config, memory, duration, disk = self.config, self.memory, self.duration, self.disk
         model, batch, parameters = config.model, config.batch, self.parameters
         steps = f"{config.train_steps:,}"
         if config.shortened_by:
             steps += f" of {config.scheduled_steps:,} ({config.shortened_by})"
         if config.mode == "eval":
-            steps = f"none (mode: eval), {config.evaluation.eval_iters:,} batches of validation"
-            steps += " and of test" if has_test_split(config.data.split) else ""
+            batches = config.evaluation.eval_iters
+            count = "1 batch" if batches == 1 else f"{batches:,} batches"
+            steps = f"none (mode: eval); {count} of validation data"
+            steps += f" and {count} of test data" if has_test_split(config.data.split) else ""
         layers, heads = amounts.counted(model.num_layers, "layer"), f"{model.num_attention_heads} heads"
         shape = ", ".join([layers, f"hidden {model.hidden_size}", heads, *kinds_of_layers(model)])
         adapters = count_adapters(config)
         frozen = "frozen weights"
         if config.lora is not None and config.lora.load_in_4bit:
-            frozen += f" in 4 bits ({config.lora.bnb_4bit_quant_type})"
+            frozen = f"frozen 4-bit weights ({config.lora.bnb_4bit_quant_type})"
         size = {
             "model": shape,
             "parameters": f"{parameters.total:,} ({amounts.count(parameters.total)})",
             **{f"  {part.replace('_', ' ')}": f"{value:,}" for part, value in parameters.to_dict().items()},
-            **({"adapters": f"{adapters:,}, trained next to {frozen}"} if adapters else {}),
+            **({"adapters": f"{adapters:,} parameters, trained next to {frozen}"} if adapters else {}),
             **({"preferences": PREFERENCES} if config.dpo is not None else {}),
             "vocabulary": f"{config.tokenizer.vocab_size:,}, padded to {config.padded_vocab_size:,}",
         }
@@ -241,8 +252,8 @@ class Plan(Result):
             "steps": steps,
         }
         if ramp := batch.rampup:
-            growth = f"by {ramp.batch_size_increment} over {ramp.ramp_samples:,} samples"
-            training["ramp-up"] = f"from {ramp.start_batch_size} {growth}"
+            growth = f"in increments of {ramp.batch_size_increment} over {ramp.ramp_samples:,} samples"
+            training["ramp-up"] = f"from {ramp.start_batch_size} sequences {growth}"
         if batch.step_batch_size_schedule is not None:
             training["ramp-up"] = f"{batch.step_batch_size_schedule} (tokens:sequences)"
         if self.job_limits:
@@ -252,7 +263,7 @@ class Plan(Result):
             training["stages"] = self.stages
         flops = amounts.count(model_flops_per_token(config))
         training["FLOPs per token"] = f"{flops}, forward and backward"
-        training["epochs"] = "not known: the data are not prepared"
+        training["epochs"] = "not known, because the data are not prepared"
         if self.text is not None:
             training["epochs"] = epochs_words(self.text, config.train_tokens)
         if self.epochs is not None and disk.dataset is not None:
@@ -270,17 +281,20 @@ class Plan(Result):
         }
         if memory.total_host_bytes:
             host = (f"{_words(part)} {amounts.size(n)}" for part, n in memory.host_parts.items() if n)
-            memory_rows["host memory"] = f"{amounts.size(memory.total_host_bytes)} a rank ({', '.join(host)})"
+            memory_rows["host memory"] = (
+                f"{amounts.size(memory.total_host_bytes)} per rank ({', '.join(host)})"
+            )
         if opinion := second_opinion(self.speed.setup, memory):
-            states = f"{amounts.size(opinion.device_bytes)} of states by its own formula"
-            memory_rows["DeepSpeed"] = f"{states}, {amounts.size(opinion.planned_device_bytes)} here"
+            states = f"{amounts.size(opinion.device_bytes)} of model states by DeepSpeed's formula"
+            memory_rows["DeepSpeed"] = f"{states}, {amounts.size(opinion.planned_device_bytes)} in this plan"
         if memory.fits is False and config.lora is None:
             lora = amounts.size(estimate_lora(self.speed.setup, USUAL_RANK).total_bytes)
             memory_rows["LoRA"] = (
-                f"{lora} a rank with adapters of rank {USUAL_RANK} next to frozen weights (lora, init_from)"
+                f"{lora} per rank with LoRA adapters of rank {USUAL_RANK} next to frozen weights (lora, "
+                "init_from)"
             )
         if memory.nvme_bytes:
-            memory_rows["NVMe"] = f"{amounts.size(memory.nvme_bytes)} a rank"
+            memory_rows["NVMe"] = f"{amounts.size(memory.nvme_bytes)} per rank"
         seconds, rate, dataset = duration.seconds, duration.tokens_per_second, disk.dataset_bytes
         saving = saving_of(config, memory)
         time_rows = {
@@ -295,14 +309,14 @@ class Plan(Result):
             time_rows["upstream"] = self.published.words
         disk_rows = {
             "checkpoint": amounts.size(disk.checkpoint_bytes),
-            "checkpoints": f"{disk.num_checkpoints} at most: {amounts.size(disk.checkpoints_bytes)}",
+            "checkpoints": f"at most {disk.num_checkpoints}: {amounts.size(disk.checkpoints_bytes)}",
             **({"saves": saving.words} if saving.words else {}),
             **({"on each node": amounts.size(disk.local_bytes)} if disk.local_bytes else {}),
             "dataset": amounts.size(dataset) if dataset is not None else "not prepared yet",
         }
         if sent := traffic(self.speed.setup):
             by_kind = (f"{term.name.partition(' / ')[2]} {amounts.size(round(term.value))}" for term in sent)
-            time_rows["traffic"] = f"one rank sends in a step: {', '.join(by_kind)}"
+            time_rows["traffic"] = f"sent by one rank per step: {', '.join(by_kind)}"
         time_rows.update(self.cost.rows())
         titles = ("Model", "Training", "Memory", "Time", "Disk")
         made = dict(zip(titles, (size, training, memory_rows, time_rows, disk_rows)))
@@ -321,9 +335,10 @@ class Plan(Result):
         return why(self.config, self.parameters, self.duration, self.disk, self.cost, self.speed)
 
     def as_report(self) -> Report:
-        """Return the main answers, the findings, every number and, in a notebook, the formula of each.
+        """Return a report with the main results, the findings, all numbers and, in a notebook, their
+        formulas.
 
-        The findings are where they are seen first: at the end of text, and at the beginning of HTML.
+        The findings are placed where readers look first: at the end of text, and at the beginning of HTML.
         """
         headline, findings = self.headline, Findings(self.findings, "Findings")
         kinds = {"fits": headline["kind"]}
@@ -363,32 +378,35 @@ class Plan(Result):
     def _device_line(self) -> str:
         memory = self.memory
         if memory.device_bytes is None:
-            return f"{memory.device}: set resources.gpu_type"
+            return f"{memory.device}; set resources.gpu_type"
         verdict = "fits" if memory.fits else "does not fit"
         return f"{amounts.size(memory.device_bytes)} ({memory.device}): {verdict}"
 
 
 def _words(part: str) -> str:
-    """Format the name of a memory part for readers: "master copy" for master_copy."""
+    """Return the name of a memory part for readers, e.g. "master copy" for master_copy."""
     return part.replace("_", " ")
 
 
 def needs_of(config: RunConfig, dataset: OpenDataset | OpenBlend | None = None) -> Needs:
-    """Estimate the memory and disk of a run. `dataset` is its prepared data, if the caller has opened it."""
+    """Estimate the memory and disk space of a run.
+
+    `dataset` is the run's prepared data, if the caller has opened it.
+    """
     setup = setup_of(config)
     return Needs(setup, estimate(setup), estimate_disk(config, dataset))
 
 
 def findings_of(estimates: RunEstimates) -> list[Finding]:
-    """Return the findings about a run that passed the rules of config/rules/, the most expensive finding
-    first."""
+    """Return the findings about a run that passed the rules of config/rules/, most expensive first."""
     return by_cost(finding for rule in RULES for finding in rule(estimates))
 
 
 def plan(config: RunConfig, use_measured: bool = True, needs: Needs | None = None) -> Plan:
-    """Plan a checked configuration. A prepared dataset and an earlier job make the plan more exact.
+    """Plan a checked configuration.
 
-    `needs` are the run's memory and disk, if they have been estimated already.
+    A prepared dataset and an earlier job make the plan more exact. `needs` is the run's memory and disk
+    space, if the caller has already estimated them.
     """
     needs = needs or needs_of(config)
     memory, disk = needs.memory, needs.disk

@@ -1,7 +1,7 @@
-"""Write a planned run as a YAML that extends the YAML of the original run and contains only the differences.
+"""Write a planned run as a YAML that extends the original run's YAML and contains only the differences.
 
-A file is written only if every rule of the run holds and if reading it gives exactly the run. An existing
-file is overwritten only on request.
+A file is written only if the run breaks no rule and if the file reads back as exactly the same run. An
+existing file is overwritten only on request.
 """
 
 import errno
@@ -21,55 +21,62 @@ from nbtrain.config.yaml_source import spelled, to_text
 
 
 def write_run(config: RunConfig, path: str | Path, note: str = "", overwrite: bool = False) -> Path:
-    """Write a run YAML; the run takes its name from the file's. `note` becomes comments at its top.
+    """Write a run YAML and return its path; the run is named after the file.
 
-    Raises ConfigError if a rule is broken, if the file exists and `overwrite` is False, or if it cannot be
-    written.
+    `note` is written as comments at the top of the file.
+
+    Raises ConfigError if the run breaks a rule, if the file exists and `overwrite` is False, or if the file
+    cannot be written.
     """
     path = target_of(path, overwrite)
     try:
         named = load(config, {"name": path.stem}, check=False)
     except ConfigError:
         raise ConfigError(
-            f"{path}: the run takes its name from the file's: {path.stem!r} {NAME_RULE}."
+            f"{path}: the file name becomes the run's name, but {path.stem!r} {NAME_RULE}."
         ) from None
     check_config(named)
     return write_text(path, run_text(named, path, note), named)
 
 
 def target_of(path: str | Path, overwrite: bool = False, option: str = "--force") -> Path:
-    """Return the absolute path of a run YAML. Raises ConfigError if it may not be written.
+    """Return the absolute path of a run YAML that may be written; raises ConfigError otherwise.
 
-    `option` is the name of the command-line option for `overwrite`, for the error message.
+    `option` is the command-line option that corresponds to `overwrite`, for the error message.
     """
     path = typed_path(path_of(path)).absolute()
     if path.suffix not in (".yaml", ".yml"):
-        raise ConfigError(f"{path}: a run YAML ends in .yaml or .yml.")
+        raise ConfigError(f"{path}: the name of a run YAML must end in .yaml or .yml.")
     refuse_existing(path, overwrite, option)
     return path
 
 
 def refuse_existing(path: Path, overwrite: bool, option: str) -> None:
-    """Raise ConfigError if `path` is a folder, or a file and `overwrite` is False; a device is neither.
+    """Raise ConfigError if `path` is a folder, or a file that must not be overwritten.
 
-    `option` is the name of the command-line option for `overwrite`.
+    Special files such as /dev/stdout are accepted. `option` is the command-line option that corresponds to
+    `overwrite`.
     """
     if path.is_dir():
-        raise ConfigError(f"{path}: is a folder. Name a file in it.")
+        raise ConfigError(f"{path} is a folder. Name a file in the folder.")
     if path.is_file() and not overwrite:
         raise ConfigError(
-            f"{path}: exists already. Name another file, or ask to overwrite it ({option}, overwrite=True)."
+            f"{path} already exists. Name another file, or overwrite the file with {option} (in Python, "
+            "overwrite=True)."
         )
 
 
 def write_text(path: Path, text: str, named: RunConfig) -> Path:
-    """Write the text of a run YAML that reads back as `named`. Raises ConfigError if it cannot be written."""
+    """Write the text of a run YAML that must read back as `named`, and return the path.
+
+    Raises ConfigError if the file cannot be written.
+    """
     draft = path.with_name(f".{path.stem}.draft.yaml")
     try:
         files.write_text(draft, text)
         read = load(draft)
         if read.model_dump() != named.model_dump():
-            raise AssertionError(f"{path} does not read back as the run that it was written from:\n{text}")
+            raise AssertionError(f"{path} does not read back as the run from which it was written:\n{text}")
         files.write_output(path, text)
     except OSError as error:
         raise not_written(path, error) from None
@@ -79,16 +86,16 @@ def write_text(path: Path, text: str, named: RunConfig) -> Path:
 
 
 WIDTH = 118
-"""Columns of a commented line; a comment that does not fit stands on the line above."""
+"""Maximum length of a line with a comment. A comment that does not fit is written on the line above."""
 
 
 def commented_text(
     name: str, extends: str, settings: dict[str, Any], reasons: dict[str, str], head: str
 ) -> str:
-    """Return a run YAML with a line for each section and its reason behind it.
+    """Return a run YAML with one line for each section, and the reason for the section as a comment.
 
-    `settings` are {section: {key: value}} or {key: value}; `reasons` are {section or key: why}, for the key
-    `extends` too.
+    `settings` is {section: {key: value}} or {key: value}. `reasons` is {section or key: reason}, which may
+    include the key `extends`.
     """
     lines = [f"# {line}" for line in head.splitlines()]
     lines += [f"name: {name}", *_with_reason(f"extends: {spelled(extends)}", reasons.get("extends", ""))]
@@ -96,7 +103,7 @@ def commented_text(
         if section != "data":
             lines += _with_reason(f"{section}: {spelled(values)}", reasons.get(section, ""))
             continue
-        # Sources may be long, and there may be several.
+        # Write one line for each source, because sources may be long.
         lines += ["data:", *_with_reason("  sources:", reasons.get("data", ""))]
         lines += [f"    - {spelled(source)}" for source in values["sources"]]
         lines += [f"  {key}: {spelled(value)}" for key, value in values.items() if key != "sources"]
@@ -111,29 +118,31 @@ def _with_reason(line: str, reason: str) -> list[str]:
 
 
 def path_of(path: object) -> Path:
-    """Return the path of a file to write. Raises ConfigError if it is not valid."""
+    """Return the path of a file to write as a Path; raises ConfigError if it is not a valid path."""
     if not isinstance(path, str | Path) or not str(path).strip():
-        raise ConfigError(f'{reprlib.repr(path)}: must be the path of a file to write, e.g. "new.yaml".')
+        raise ConfigError(
+            f'{reprlib.repr(path)} is not the path of a file to write; give a path such as "new.yaml".'
+        )
     return Path(path)
 
 
 def not_written(path: Path, error: OSError) -> ConfigError:
-    """Return the error for a file that cannot be written."""
-    what_helps = "name a file in a folder that exists and is yours"
+    """Return the error about a file that cannot be written, with a fix."""
+    fix = "Name a file in an existing folder to which you can write"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        what_helps = "free space, or name a file on another disk"
-    return ConfigError(f"{path}: cannot be written ({error.strerror}): {what_helps}.")
+        fix = "Free up space, or name a file on another disk"
+    return ConfigError(f"{path} cannot be written ({error.strerror}). {fix}.")
 
 
 def run_text(config: RunConfig, path: Path, note: str = "") -> str:
-    """Return the YAML of a run for `path`: the differences from the YAML that the run was loaded from."""
+    """Return the YAML of a run for `path`: the differences from the YAML from which the run was loaded."""
     head = "".join(f"# {line}\n" for line in note.splitlines())
     base = _base(config)
     if base is None or base == path:
         return head + to_yaml(config)
     before = dict(flatten(load(base, check=False).model_dump()))
     now = dict(flatten(config.model_dump()))
-    # Another architecture sets fields when the file is read, including fields that do not differ.
+    # If the architecture changes, it sets several fields when the file is read. Write all of them.
     renamed = before.get("model.architecture") != now["model.architecture"]
     sets = tuple(f"model.{field}" for field in FIELDS) if renamed else ()
     changed = {key: value for key, value in now.items() if before.get(key, ...) != value or within(key, sets)}
@@ -157,14 +166,15 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
 def _base(config: RunConfig) -> Path | None:
     try:
         return find(config._run or config.name)
-    except ConfigError:  # a run whose YAML no longer exists, or that was created in Python
+    except ConfigError:  # The run's YAML no longer exists, or the run was created in Python.
         return None
 
 
 def parent_name(base: Path, path: Path) -> str:
-    """Return the name of `base` in the YAML at `path`.
+    """Return how the YAML at `path` refers to `base` in `extends`.
 
-    The name is its file name in the same folder, its name if it is a shipped run, and otherwise its path.
+    This is the file name of `base` in the same folder, its run name if it is a shipped run, and its path
+    otherwise.
     """
     if base.parent == path.parent:
         return base.name

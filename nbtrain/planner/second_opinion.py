@@ -1,10 +1,10 @@
-"""Compare DeepSpeed's own estimates of model states with the plan's, and explain the difference.
+"""Compare DeepSpeed's own estimate of model states with the plan's estimate, and explain the difference.
 
-DeepSpeed 0.19.8 has them in estimate_zero2_model_states_mem_needs (runtime/zero/stage_1_and_2.py) and
-estimate_zero3_model_states_mem_needs (runtime/zero/stage3.py). The formulas are restated here, so that a
-notebook does not need DeepSpeed; tests/train/test_second_opinion.py compares them with the installed
-functions, and their inputs with what DeepSpeed counts in a model. They count only states, not activations,
-logits or CUDA, and add 50 % to the host memory.
+DeepSpeed 0.19.8 estimates model states in estimate_zero2_model_states_mem_needs
+(runtime/zero/stage_1_and_2.py) and estimate_zero3_model_states_mem_needs (runtime/zero/stage3.py). The
+formulas are repeated here, so that a notebook does not need DeepSpeed. tests/train/test_second_opinion.py
+compares them with the installed functions, and their inputs with what DeepSpeed counts in a model. DeepSpeed
+counts only states, not activations, logits or CUDA, and adds 50 % to the host memory.
 """
 
 from collections import Counter
@@ -23,15 +23,15 @@ MARGIN = 1.5
 
 @dataclass(frozen=True, slots=True)
 class SecondOpinion:
-    """DeepSpeed's estimate and the plan's estimate of one setup, in bytes."""
+    """DeepSpeed's estimate and the plan's estimate of the same setup, in bytes."""
 
     device_bytes: int
-    """Model states of one GPU, by DeepSpeed's formula."""
+    """Bytes of model states on one GPU, by DeepSpeed's formula."""
     host_bytes: int
-    """Host memory of a node, by DeepSpeed's formula."""
+    """Bytes of host memory on a node, by DeepSpeed's formula."""
     planned_device_bytes: int
     planned_host_bytes: int
-    """Host memory of a node, by the plan."""
+    """Bytes of host memory on a node, by the plan."""
     source: str
     reasons: list[str]
     """Reasons why the two estimates differ."""
@@ -40,17 +40,16 @@ class SecondOpinion:
         """Return the comparison as lines of text."""
         size = amounts.size
         return [
-            f"DeepSpeed {VERSION} ({self.source}): {size(self.device_bytes)} of states on a GPU, "
-            f"{size(self.host_bytes)} of host memory a node",
-            f"The plan: {size(self.planned_device_bytes)} and {size(self.planned_host_bytes)}",
+            f"DeepSpeed {VERSION} ({self.source}): {size(self.device_bytes)} of model states per GPU, "
+            f"{size(self.host_bytes)} of host memory per node",
+            f"This plan: {size(self.planned_device_bytes)} of model states per GPU, "
+            f"{size(self.planned_host_bytes)} of host memory per node",
             *(f"  - {reason}" for reason in self.reasons),
         ]
 
 
 def zero2_bytes(count: int, gpus_per_node: int, nodes: int, offload: bool) -> tuple[int, int]:
-    """Return (host memory of a node, memory of one GPU) for `count` parameters under ZeRO 2; also used for
-    stage 1.
-    """
+    """Return (host memory of a node, memory of one GPU) in bytes for `count` parameters under ZeRO 1 or 2."""
     gpus = nodes * gpus_per_node
     if offload:
         return int(count * max(4 * gpus, 16) * MARGIN), 2 * count
@@ -60,10 +59,10 @@ def zero2_bytes(count: int, gpus_per_node: int, nodes: int, offload: bool) -> tu
 def zero3_bytes(
     count: int, largest_layer: int, gpus_per_node: int, nodes: int, optimizer: bool, weights: bool
 ) -> tuple[int, int]:
-    """Return (host memory of a node, memory of one GPU) under ZeRO 3, with parameters sharded as they are
-    created.
+    """Return (host memory of a node, memory of one GPU) in bytes for `count` parameters under ZeRO 3.
 
-    `largest_layer`: parameters of the largest module. `optimizer`, `weights`: offloaded to the host.
+    The parameters are sharded as they are created. `largest_layer` is the number of parameters of the largest
+    module. `optimizer` and `weights` say whether these are offloaded to the host.
     """
     gpus, largest = nodes * gpus_per_node, 4 * largest_layer
     if optimizer and weights:
@@ -74,11 +73,12 @@ def zero3_bytes(
 
 
 def largest_layer(shape: Shape, tensor: int) -> int:
-    """Return the parameters of the largest module on one of `tensor` tensor-parallel ranks, as DeepSpeed's
-    model_to_params counts them: a module's own parameters, without its children's.
+    """Return the parameters of the largest module on one of `tensor` tensor-parallel ranks.
 
-    The two matrices that open a gated MLP are in one module. Of the user's own blocks, the modules are not
-    known, and the largest parameter counts.
+    A module is counted as in DeepSpeed's model_to_params: its own parameters, without those of its children.
+
+    The two matrices that open a gated MLP are in one module. The modules of custom blocks are unknown, so
+    their largest parameter is used.
     """
     modules = Counter({"": largest_of(shape, tensor)})
     if shape.own_block is None:
@@ -88,13 +88,13 @@ def largest_layer(shape: Shape, tensor: int) -> int:
 
 
 def second_opinion(setup: Setup, planned: MemoryEstimate | None = None) -> SecondOpinion | None:
-    """Return DeepSpeed's estimate of a setup; None without ZeRO, for which it has no formula."""
+    """Return DeepSpeed's estimate of a setup; None without ZeRO or a GPU, for which there is no formula."""
     if not setup.zero_stage or not setup.on_gpu:
         return None
     planned = planned or estimate(setup)
     shape, model_ranks = setup.shape, setup.model_size
     whole = count_layers(shape, shape.num_layers, first=True, last=True, tensor=1).total
-    # The formulas know only data-parallel GPUs, so each model rank is counted as a separate model.
+    # The formulas support only data parallelism, so each model-parallel rank is counted as a separate model.
     count = whole // model_ranks
     nodes = max(1, min(setup.nodes, setup.data_axis_size))
     gpus = -(-setup.data_axis_size // nodes)
@@ -117,26 +117,33 @@ def second_opinion(setup: Setup, planned: MemoryEstimate | None = None) -> Secon
 
 
 def _reasons(setup: Setup, offloaded: bool, planned: MemoryEstimate) -> list[str]:
-    found = [f"DeepSpeed adds half as much again to host memory (additional_buffer_factor = {MARGIN})."]
+    found = [f"DeepSpeed adds {MARGIN - 1:.0%} to the host memory (additional_buffer_factor = {MARGIN})."]
     if planned.saves_in_background:
-        found.append("It does not count the copy from which checkpoints are written in the background.")
+        found.append(
+            "DeepSpeed does not count the copy from which checkpoints are written in the background."
+        )
     if setup.zero_stage == 1:
-        found.append("It has no formula for stage 1, which keeps all gradients: 4 bytes a parameter here.")
+        found.append(
+            "DeepSpeed has no formula for stage 1, which keeps all gradients: 4 bytes per parameter here."
+        )
     if setup.zero_stage < 3 and not offloaded:
         found.append(
-            "Of the 18 bytes per parameter that it divides, it counts 2 for 16-bit and 4 for fp32 gradients; "
-            "from stage 2 on, the engine keeps only the fp32 sums."
+            "The 18 bytes per parameter that DeepSpeed shards include 2 for 16-bit gradients and 4 for fp32 "
+            "gradients, but from stage 2 on, the engine keeps only the fp32 sums."
         )
     if setup.muon_steps:
-        found.append("It counts two moments of every parameter; Muon keeps one of the blocks' matrices.")
+        found.append(
+            "DeepSpeed counts two moments per parameter, but Muon keeps one for the blocks' matrices."
+        )
     if setup.zero_stage == 3:
-        found.append("It counts the largest layer whole, in 16 bit with its gradient; here that is a buffer.")
+        found.append(
+            "DeepSpeed counts the largest layer unsharded with its gradient; this plan counts a buffer."
+        )
     if setup.model_size > 1:
         found.append(
-            "It knows neither tensor nor pipeline parallelism: its formula is applied to "
-            f"1 / {setup.model_size} of the parameters; the plan counts embeddings on the stages "
-            "that hold them."
+            "DeepSpeed's formula does not support tensor or pipeline parallelism, so it is applied to 1 / "
+            f"{setup.model_size} of the parameters. This plan counts embeddings on the stages that hold them."
         )
     if setup.dtype == "fp32" or setup.autocast:
-        found.append("It assumes 16-bit weights; this run's weights are fp32.")
+        found.append("DeepSpeed assumes 16-bit weights, but this run's weights are fp32.")
     return found

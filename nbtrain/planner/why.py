@@ -1,10 +1,10 @@
-"""Explanation of a plan: every number with its formula, the numbers in it, and its source.
+"""Explanation of a plan: every number with its formula, its inputs and its source.
 
-    print(nb.plan("gpt-13b-4xdp").why())       in a notebook each number opens to its formula
+    print(nb.plan("gpt-13b-4xdp").why())       in a notebook, each number unfolds to its formula
     nbtrain plan RUN --why
 
-The Terms of memory, of a step and of its traffic come from the estimates themselves (memory/explain.py,
-time/explain.py); this module adds the Terms of parameters, batch, run, cost and disk.
+The terms for memory, for a step and for its traffic come from the estimates themselves (memory/explain.py,
+time/explain.py). This module adds the terms for parameters, batch, run, cost and disk.
 """
 
 import html
@@ -28,26 +28,26 @@ from nbtrain.planner.time.explain import explain as explain_step
 from nbtrain.planner.time.rates import Speed
 from nbtrain.planner.time.step import forward_seconds
 
-_CHINCHILLA = "arXiv:2203.15556: about 20 tokens a parameter"
+_CHINCHILLA = "arXiv:2203.15556: about 20 tokens per parameter"
 _SHAPE = "nbtrain/config/shape.py; arXiv:2104.04473, section 5.1"
 
 
 @dataclass(frozen=True, repr=False)
 class Why(Result):
-    """The numbers of one plan by section, each a Term."""
+    """The numbers of a plan by section, each with its formula and source as a Term."""
 
     name: str
     sections: Mapping[str, list[Term]]
 
     def as_report(self) -> Report:
-        """Return the Terms by section: a number and its formula per line, the source below it."""
+        """Return the terms by section: each number with its formula, and the source on the next line."""
         blocks = [_Terms(title, terms) for title, terms in self.sections.items()]
         return Report(f"Why the plan of {self.name} says so", blocks)
 
 
 @dataclass(frozen=True, slots=True)
 class _Terms(Block):
-    """A section of Terms. In HTML, each number unfolds to its formula."""
+    """A section of terms. In HTML, each number unfolds to its formula."""
 
     title: str
     terms: list[Term]
@@ -75,7 +75,7 @@ def _opened(term: Term) -> str:
 
 
 def value_in_unit(term: Term) -> str:
-    """Format a Term's value in its unit: "1.6 GiB", "33.2 s", "1,240 kWh"."""
+    """Return a term's value with its unit, e.g. "1.6 GiB", "33.2 s" or "1,240 kWh"."""
     if term.unit == "bytes":
         return amounts.size(term.value)
     if term.unit == "seconds":
@@ -92,7 +92,7 @@ def why(
     cost: CostEstimate,
     speed: Speed,
 ) -> Why:
-    """Return the Terms of a plan's numbers; sections without known numbers are omitted."""
+    """Return the terms of a plan's numbers; sections without known numbers are omitted."""
     memory = explain_memory(speed.setup)
     step = explain_step(speed.setup, speed.rates)
     sections = {
@@ -121,10 +121,12 @@ def _model(shape: Shape, parameters: Parameters) -> list[Term]:
         f"{query:,} x {hidden:,} projection{_biases(attention_biases)})",
         "mlp": f"{layers} layers x ({matrices} x {hidden:,} x {ffn:,}{_biases(mlp_biases)})"
         if own is None
-        else f"{layers} layers x {own.on_rank(1):,} counted in a block of layer(), less attention and norms",
-        "output_layer": f"{shape.padded_vocab_size:,} padded vocabulary x {hidden:,} hidden, not tied",
+        else f"{layers} layers x {own.on_rank(1):,} per block from layer(), minus attention and norms",
+        "output_layer": f"{shape.padded_vocab_size:,} padded vocabulary x {hidden:,} hidden, untied",
         "layernorm": f"(2 x {layers} layers + 1) norms x {'' if shape.rmsnorm else '2 x '}{hidden:,}"
-        + (f" + {layers} layers x {shape.head_norm_parameters:,} of heads" if shape.qk_layernorm else ""),
+        + (
+            f" + {layers} layers x {shape.head_norm_parameters:,} in head norms" if shape.qk_layernorm else ""
+        ),
     }
     terms = [
         Term(part, count, "parameters", formulas[part], _SHAPE)
@@ -133,8 +135,7 @@ def _model(shape: Shape, parameters: Parameters) -> list[Term]:
     ]
     weights = layers * (shape.attention_weights + shape.mlp_weights) + shape.output_weights
     flops = (
-        f"6 x {weights:,} weights of matrices + 12 x {layers} layers x {shape.seq_length:,} positions x "
-        f"{query:,}"
+        f"6 x {weights:,} matrix weights + 12 x {layers} layers x {shape.seq_length:,} positions x {query:,}"
     )
     return [
         *terms,
@@ -149,14 +150,14 @@ def _biases(count: int) -> str:
 def _batch(config: RunConfig, parameters: Parameters) -> list[Term]:
     batch, data = config.batch, config.parallel.data_parallel_size
     product = (
-        f"{batch.global_batch_size:,} sequences x {config.model.seq_length:,} tokens; as "
-        f"{batch.micro_batch_size} micro batch x {data} data parallel x {config.accumulation_steps} "
-        "accumulation"
+        f"{batch.global_batch_size:,} sequences x {config.model.seq_length:,} tokens, where "
+        f"{batch.global_batch_size:,} = {batch.micro_batch_size} micro batch x {data} data parallel x "
+        f"{config.accumulation_steps} accumulation"
     )
     ratio = f"{config.train_tokens:,} tokens / {parameters.total:,} parameters"
-    steps = f"{config.train_tokens:,} tokens / {config.tokens_per_step:,} a step, rounded up"
+    steps = f"{config.train_tokens:,} tokens / {config.tokens_per_step:,} tokens per step, rounded up"
     if config.ramp is not None:
-        steps += ", with the ramp-up's smaller steps"
+        steps += ", plus steps for the smaller batches of the ramp-up"
     here = "nbtrain/config/batch_schedule.py"
     return [
         Term("tokens a step", config.tokens_per_step, "tokens", product, here),
@@ -171,24 +172,28 @@ def _run(config: RunConfig, duration: DurationEstimate) -> list[Term]:
     evaluation, one = config.evaluation, duration.step.seconds
     forward = f"{forward_seconds(duration.step):.3g} s"
     saves = shared_saves(config)
-    waits = f"{saves:,} checkpoints that the run waits for"
+    waits = f"{amounts.counted(saves, 'checkpoint')} for which the run waits"
     if duration.saves_in_background:
-        waits = f"{saves:,} copies to host memory, and the writing of the last checkpoint"
-    one_pass = f"{evaluation.eval_iters:,} batches forward x {forward}"
-    often = "" if config.mode == "eval" else f"once every {evaluation.eval_interval_steps:,} steps: "
+        copies = "1 copy" if saves == 1 else f"{saves:,} copies"
+        waits = f"{copies} to host memory, and the write of the last checkpoint"
+    batches = "1 batch" if evaluation.eval_iters == 1 else f"{evaluation.eval_iters:,} batches"
+    one_pass = f"{batches} x {forward} for a forward pass"
+    interval = evaluation.eval_interval_steps
+    every = "step" if interval == 1 else f"{interval:,} steps"
+    often = "" if config.mode == "eval" else f"every {every}: "
     formulas = {
-        "steps": f"{config.train_steps:,} steps x {one:.4g} s as planned",
+        "steps": f"{amounts.counted(config.train_steps, 'step')} x {one:.4g} s as planned",
         "validation": often + one_pass,
         "test": one_pass,
         "checkpoints": waits,
-        "local checkpoints": f"{local_saves(config):,} checkpoints that stay on the nodes' disks",
+        "local checkpoints": f"{amounts.counted(local_saves(config), 'checkpoint')} on the nodes' disks",
     }
     terms = []
     for name, seconds in duration.parts.items():
         formula = formulas[name]
         if name == "steps" and abs(seconds - config.train_steps * one) > 0.005 * seconds:
             factor = seconds / (config.train_steps * one)
-            formula += f" x {factor:.3g}: {'the ramp-up' if config.ramp else duration.basis}"
+            formula += f" x {factor:.3g} ({'for the ramp-up' if config.ramp else duration.basis})"
         terms.append(Term(name, seconds, "seconds", formula, "nbtrain/planner/time/duration.py"))
     return terms
 
@@ -197,8 +202,8 @@ def _cost(config: RunConfig, duration: DurationEstimate, cost: CostEstimate) -> 
     if not cost.device_hours or duration.seconds is None:
         return []
     devices = round(cost.device_hours * 3600 / duration.seconds)
-    hours = f"{devices:,} GPUs x {duration.seconds / 3600:,.1f} h"
-    terms = [Term("GPU hours", cost.device_hours, "hours", hours, "the time above")]
+    hours = f"{amounts.counted(devices, 'GPU')} x {duration.seconds / 3600:,.1f} h"
+    terms = [Term("GPU hours", cost.device_hours, "hours", hours, "the planned time above")]
     if cost.price is not None:
         price = cost.price
         formula = f"{cost.device_hours:,.0f} GPU hours x {price.usual:.2f}"
@@ -222,8 +227,9 @@ def _disk(config: RunConfig, disk: DiskEstimate) -> list[Term]:
             "checkpoints",
             disk.checkpoints_bytes,
             "bytes",
-            f"{disk.num_checkpoints} at most (keep_last {config.checkpoint.keep_last}, the kept ones, one in "
-            f"writing) x {disk.checkpoint_bytes:,} bytes of weights, masters and moments",
+            f"at most {disk.num_checkpoints} (keep_last {config.checkpoint.keep_last}, permanently kept "
+            f"checkpoints, and the one being written) x {disk.checkpoint_bytes:,} bytes of weights, master "
+            "weights and moments",
             "nbtrain/config/arithmetic/checkpoint_bytes.py",
         )
     ]

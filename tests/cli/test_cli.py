@@ -133,7 +133,8 @@ def test_other_files_are_called_by_their_kind(workspace, capsys):
     assert "pod.yaml: this Kubernetes manifest (Pod) contains no job" in capsys.readouterr().err
     assert cli.main(["check", str(prices)]) == 0
     assert (
-        "prices.yaml: a table of prices, not a run YAML; it holds, for 1 device; " in capsys.readouterr().out
+        "prices.yaml is not a run YAML, but a valid price table with prices for 1 device. "
+        in capsys.readouterr().out
     )
     prices.write_text("per_kwh: -1\n")
     assert cli.main(["check", str(prices)]) == 2

@@ -15,7 +15,7 @@ def test_import_prints_or_writes_a_run_yaml(workspace, tmp_path, capsys):
     assert cli.main(command) == 0 and out.read_text() == printed
     assert "--data-impl mmap: it only changes how data is read" in capsys.readouterr().out
     assert cli.main(command) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert cli.main([*command, "--overwrite"]) == 0
     assert cli.main(["plan", str(out)]) == 0
 

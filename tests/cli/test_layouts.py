@@ -40,7 +40,7 @@ def test_search_writes_the_yaml_of_a_layout(tmp_path, capsys):
     assert capsys.readouterr().out == f"{path}\n"
     assert load(path).world_size == 8
     assert main(arguments) == 2
-    assert "exists already. Name another file, or ask to overwrite it (--force" in capsys.readouterr().err
+    assert "already exists. Name another file, or overwrite the file with --force" in capsys.readouterr().err
     assert main([*arguments, "--force", "--json"]) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["layouts"] and shown.err == f"{path}\n"

@@ -214,7 +214,7 @@ def test_the_example_is_planned_as_its_fine_tuning():
     tuned = load("gpt-tiny-instructions", {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0})
     assert estimate_memory(config).parts == estimate_memory(tuned).parts
     planned = plan(config, use_measured=False)
-    assert "no second model" in planned.sections()["Model"]["preferences"]
+    assert "instead of a second model" in planned.sections()["Model"]["preferences"]
 
 
 @pytest.mark.parametrize("count", [36])

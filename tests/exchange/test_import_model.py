@@ -352,8 +352,8 @@ def test_a_yaml_that_cannot_be_written_leaves_no_tokenizer(folder, workspace, mo
     with pytest.raises(ConfigError) as refused:
         import_model("models/small", "mine")
     assert str(refused.value) == (
-        f"{workspace / 'mine.yaml'}: cannot be written (No space left on device): free space, or name a file "
-        "on another disk."
+        f"{workspace / 'mine.yaml'} cannot be written (No space left on device). Free up space, or name a "
+        "file on another disk."
     )
     assert tree(workspace) == before
 
@@ -362,12 +362,12 @@ def test_paths_and_names(folder, workspace):
     with pytest.raises(ConfigError, match="must be 1 to 53 lower case letters"):
         import_model("models/small", "My Run")
     import_model("models/small", "mine")
-    with pytest.raises(ConfigError, match=r"mine.yaml: exists already. Name another file"):
+    with pytest.raises(ConfigError, match=r"mine.yaml already exists. Name another file"):
         import_model("models/small", "mine")
     import_model("models/small", "mine", overwrite=True)
     with pytest.raises(ConfigError, match=r"is not a folder\. Name a file in a folder that exists"):
         import_model("models/small", "mine", path="nowhere/mine.yaml")
-    with pytest.raises(ConfigError, match=r"a run YAML ends in \.yaml or \.yml"):
+    with pytest.raises(ConfigError, match=r"a run YAML must end in \.yaml or \.yml"):
         import_model("models/small", "mine", path="mine.txt")
     with pytest.raises(CheckpointError, match=r"config\.json is a file\. Pass the folder"):
         import_model("models/small/config.json", "mine", path="x.yaml")

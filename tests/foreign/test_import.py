@@ -948,16 +948,18 @@ def test_an_existing_yaml_is_not_written_over(tmp_path):
     """An existing YAML is overwritten only on request."""
     found = import_files([write(tmp_path, "gpt-125m")], [WIKI])
     path = found.write(tmp_path / "run.yaml")
-    with pytest.raises(ConfigError, match=r"run\.yaml: exists already\. .* overwrite it \(--overwrite, "):
+    with pytest.raises(
+        ConfigError, match=r"run\.yaml already exists\. .* overwrite the file with --overwrite "
+    ):
         found.write(path)
     found.write(path, overwrite=True)
     (tmp_path / "folder.yaml").mkdir()
     for name, words in (
         ("none/run.yaml", "cannot be written"),
-        ("run.txt", "ends in .yaml or .yml"),
+        ("run.txt", "must end in .yaml or .yml"),
         ("folder.yaml", "is a folder"),
     ):
-        with pytest.raises(ConfigError, match=f"{name}: .*{words}"):
+        with pytest.raises(ConfigError, match=f"{name}.* {words}"):
             found.write(tmp_path / name)
 
 

@@ -62,7 +62,7 @@ def test_plain_text(place, capsys):
     assert (report.manifest.counts["documents"] >= 200) and tokenizer_dir("sea").is_dir()
     assert plan(config).epochs == pytest.approx(4, rel=0.35)
     assert main(["new", "sea", "--text", "sea.txt"]) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert main(["new", "sea", "--text", "sea.txt", "--overwrite", "--minutes", "1"]) == 0
 
 

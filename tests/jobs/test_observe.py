@@ -100,7 +100,7 @@ def test_the_verb_advises_and_writes_the_changed_run(ended, workspace, capsys):
     )
     assert said.startswith("--- gpt-fake\n+++ changed\n-") and load(path).name == "gpt-smaller"
     assert main(["advise", "gpt-fake", "--use", "1", "-o", str(path)]) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert main(["advise", "gpt-fake", "--use", "1"]) == 2
     assert "give --use N and -o FILE together" in capsys.readouterr().err
     assert main(["advise", "gpt-fake", "--json"]) == 0

@@ -65,7 +65,7 @@ def test_a_run_with_adapters_has_their_states_and_no_others():
     assert sum(term.value for term in terms) == estimate_memory(config).total_bytes
     assert "147,456 adapter parameters" in str([term.formula for term in terms])
     planned = plan(config, use_measured=False)
-    assert planned.sections()["Model"]["adapters"] == "147,456, trained next to frozen weights"
+    assert planned.sections()["Model"]["adapters"] == "147,456 parameters, trained next to frozen weights"
     assert planned.memory.total_bytes < plan(full, use_measured=False).memory.total_bytes
 
 
@@ -95,7 +95,7 @@ def test_rows_of_tokens_are_trained_numbers_too():
     assert sum(term.value for term in terms) == estimate_memory(config).total_bytes
     assert "147,968 adapter parameters" in str([term.formula for term in terms])
     assert plan(config, use_measured=False).sections()["Model"]["adapters"] == (
-        "147,968, trained next to frozen weights"
+        "147,968 parameters, trained next to frozen weights"
     )
 
 
@@ -123,7 +123,7 @@ def test_matrices_in_4_bits_by_hand():
         assert sum(term.value for term in terms) == estimate_memory(config).total_bytes
         assert "3,145,728 of them in 4 bits" in str([term.formula for term in terms])
         words = plan(config, use_measured=False).sections()["Model"]["adapters"]
-        assert words == "147,456, trained next to frozen weights in 4 bits (nf4)"
+        assert words == "147,456 parameters, trained next to frozen 4-bit weights (nf4)"
 
 
 def test_a_run_with_ia3_has_the_states_of_its_vectors():
@@ -170,7 +170,7 @@ def test_a_plan_that_does_not_fit_says_what_adapters_would_need():
     """If a plan does not fit, it states the memory needed with adapters; a plan that fits has no such row."""
     alone = ["parallel.data_parallel_size=1", "resources.gpus_per_node=1", "resources.gpu_type=T4"]
     text = str(plan(load("gpt-1-3b-4xdp", alone), use_measured=False))
-    assert "a rank with adapters of rank 16 next to frozen weights (lora, init_from)" in text
+    assert "per rank with LoRA adapters of rank 16 next to frozen weights (lora, init_from)" in text
     assert "adapters" not in str(plan(load("gpt-125m"), use_measured=False))
 
 

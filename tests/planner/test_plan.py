@@ -190,10 +190,10 @@ def test_epochs_are_those_of_the_idx_itself():
     a_dataset(1_400)
     (problem,) = [one for one in plan(config).findings if one.rule == "dataset_counts_agree"]
     assert problem.text == (
-        "data/dataset/python-docs-1k/text_document.idx: 1,500 tokens in 10 documents, but manifest.json "
-        "says 1,400 in 10: the files are not those that were prepared. The plan counts the .idx. Restore "
-        "the files that the manifest lists, or run `nbtrain prepare RUN.yaml --force` to build the dataset "
-        "again."
+        "data/dataset/python-docs-1k/text_document.idx has 1,500 tokens in 10 documents, but manifest.json "
+        "lists 1,400 tokens in 10 documents. The files are not the files that were prepared. The plan uses "
+        "the counts from the .idx file. Restore the files that the manifest lists, or run `nbtrain prepare "
+        "RUN.yaml --force` to build the dataset again."
     )
     assert plan(config).epochs == 1536
     a_dataset(1_500)
@@ -252,7 +252,7 @@ def test_the_plan_says_how_the_model_is_cut_and_what_leaves_the_device():
     shown = plan(load("gpt-125m-4xdp", ulysses))
     assert shown.layout == "data(2) * pipeline(1) * tensor(1) * sequence(2) = 4 processes, ZeRO 3, fp16"
     quarter = 126_638_592 // 4
-    assert f"  {amounts.size(2 * quarter)} a rank\n" in str(shown)
+    assert f"  {amounts.size(2 * quarter)} per rank\n" in str(shown)
     parts = f"gradients {amounts.size(8 * quarter)}, master copy {amounts.size(4 * quarter)}, "
     assert f"{parts}optimizer {amounts.size(8 * quarter)}, buffers" in str(shown)
     assert shown.to_dict()["memory"]["nvme_bytes"] == 2 * quarter
@@ -261,7 +261,7 @@ def test_the_plan_says_how_the_model_is_cut_and_what_leaves_the_device():
 def test_tokens_a_step_stand_as_an_equation():
     """The tokens of a step are shown as an equation with the value of each factor."""
     assert plan(load("gpt-125m-2xdp")).batch_equation == (
-        "16 micro batch x 2 data parallel x 8 accumulation x 2048 tokens = 524,288 tokens a step"
+        "16 micro batch x 2 data parallel x 8 accumulation x 2048 tokens = 524,288 tokens per step"
     )
 
 
@@ -329,7 +329,7 @@ def test_the_picture_has_a_bar_of_host_memory():
     limits = {line.get_xdata()[0]: list(line.get_ydata()) for line in axes.get_lines()}
     assert limits == {32.0: [-1.5, -0.5], memory.device_bytes / 2**30: [-0.5, 0.6]}
     assert axes.get_title(loc="left").endswith(
-        f"\nand of host memory: {amounts.size(memory.total_host_bytes)} of 32.0 GiB"
+        f"\nHost memory of one rank: {amounts.size(memory.total_host_bytes)} of 32.0 GiB"
     )
     waits = load("gpt-1-3b-4xdp", {"checkpoint.async_save": False})
     plain = plan_picture(plan(waits, use_measured=False)).axes[0]
@@ -357,7 +357,7 @@ def test_the_learning_rate_in_words(overrides, expected):
 
 def test_limits_of_a_job_are_reported():
     limited = plan(load("gpt-125m", ["batch.exit_interval_steps=1000", "batch.exit_duration_minutes=90"]))
-    assert limited.job_limits == "stops at each step that 1,000 divides and after 90 minutes"
+    assert limited.job_limits == "stops at every multiple of 1,000 steps and after 90 minutes"
     assert f"  {limited.job_limits}\n" in str(limited)
     assert plan(load("gpt-125m")).job_limits == ""
 
@@ -371,9 +371,9 @@ def test_an_evaluation_makes_no_step_and_no_checkpoint():
         plan(load("gpt-125m", ["batch.max_steps=1"])),
     )
     training = evaluation.sections()["Training"]
-    assert training["steps"] == "none (mode: eval), 10 batches of validation and of test"
+    assert training["steps"] == "none (mode: eval); 10 batches of validation data and 10 batches of test data"
     untested = plan(load("gpt-125m", {"mode": "eval", "data.split": "95,5,0"}))
-    assert untested.sections()["Training"]["steps"] == "none (mode: eval), 10 batches of validation"
+    assert untested.sections()["Training"]["steps"] == "none (mode: eval); 10 batches of validation data"
     assert untested.duration.seconds == pytest.approx(evaluation.duration.seconds / 2)
     assert evaluation.disk.num_checkpoints == 0
     assert evaluation.duration.seconds == pytest.approx(20 / 3 * one_step.duration.parts["steps"], rel=0.01)

@@ -53,13 +53,14 @@ def test_nothing_is_overwritten_unasked(tmp_path):
     with pytest.raises(ConfigError) as error:
         write_run(load(path, {"batch.max_steps": 4}), path)
     assert str(error.value) == (
-        f"{path}: exists already. Name another file, or ask to overwrite it (--force, overwrite=True)."
+        f"{path} already exists. Name another file, or overwrite the file with --force (in Python, "
+        "overwrite=True)."
     )
     assert path.read_text() == before
     write_run(load(path, {"batch.max_steps": 4}), path, overwrite=True)
     assert load(path).batch.max_steps == 4
     (tmp_path / "folder.yaml").mkdir()
-    with pytest.raises(ConfigError, match=r"folder\.yaml: is a folder\. Name a file in it"):
+    with pytest.raises(ConfigError, match=r"folder\.yaml is a folder\. Name a file in the folder"):
         write_run(load("gpt-tiny"), tmp_path / "folder.yaml", overwrite=True)
 
 
@@ -70,11 +71,11 @@ def test_a_broken_run_is_not_written(tmp_path):
     broken = load("gpt-tiny", {"batch.micro_batch_size": 7}, check=False)
     with pytest.raises(ConfigError, match=r"batch.global_batch_size = 8\n  must be a multiple of"):
         write_run(broken, tmp_path / "broken.yaml")
-    with pytest.raises(ConfigError, match=r"run.json: a run YAML ends in .yaml or .yml\."):
+    with pytest.raises(ConfigError, match=r"run.json: the name of a run YAML must end in .yaml or .yml\."):
         write_run(load("gpt-tiny"), tmp_path / "run.json")
-    with pytest.raises(ConfigError, match=r"^5: must be the path of a file to write"):
+    with pytest.raises(ConfigError, match=r"^5 is not the path of a file to write"):
         write_run(load("gpt-tiny"), 5)
-    with pytest.raises(ConfigError, match=r"missing/run.yaml: cannot be written \(No such file"):
+    with pytest.raises(ConfigError, match=r"missing/run.yaml cannot be written \(No such file"):
         write_run(load("gpt-tiny"), tmp_path / "missing" / "run.yaml")
     assert list(tmp_path.iterdir()) == []
 

@@ -22,11 +22,11 @@ def test_the_formulas_by_hand():
 @pytest.mark.parametrize(
     ("run", "overrides", "reason"),
     [
-        ("gpt-125m-4xdp", ["parallel.zero_stage=1"], "It has no formula for stage 1"),
-        ("gpt-125m-4xdp", ["parallel.zero_stage=2"], "Of the 18 bytes per parameter that it divides"),
-        ("gpt-125m-4xdp", ["parallel.zero_stage=3"], "It counts the largest layer whole"),
-        ("gpt-13b-4xdp-4xpp", [], "It knows neither tensor nor pipeline parallelism"),
-        ("gpt-125m-4xdp", ["precision.dtype=fp32"], "It assumes 16-bit weights"),
+        ("gpt-125m-4xdp", ["parallel.zero_stage=1"], "DeepSpeed has no formula for stage 1"),
+        ("gpt-125m-4xdp", ["parallel.zero_stage=2"], "The 18 bytes per parameter that DeepSpeed shards"),
+        ("gpt-125m-4xdp", ["parallel.zero_stage=3"], "DeepSpeed counts the largest layer unsharded"),
+        ("gpt-13b-4xdp-4xpp", [], "DeepSpeed's formula does not support tensor or pipeline parallelism"),
+        ("gpt-125m-4xdp", ["precision.dtype=fp32"], "DeepSpeed assumes 16-bit weights"),
     ],
 )
 def test_it_says_why(run, overrides, reason):

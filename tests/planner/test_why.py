@@ -48,14 +48,14 @@ def test_the_formulas_add_up_to_the_plan(run):
             "gpt-125m",
             "Batch",
             "tokens a step",
-            "256 sequences x 2,048 tokens; as 16 micro batch x 1 data parallel x 16 accumulation",
+            "256 sequences x 2,048 tokens, where 256 = 16 micro batch x 1 data parallel x 16 accumulation",
         ),
-        ("gpt-125m", "Batch", "steps", "2,500,000,000 tokens / 524,288 a step, rounded up"),
+        ("gpt-125m", "Batch", "steps", "2,500,000,000 tokens / 524,288 tokens per step, rounded up"),
         (
             "gpt-tiny",
             "Model",
             "layernorm",
-            "(2 x 4 layers + 1) norms x 256 + 4 layers x 128 of heads",
+            "(2 x 4 layers + 1) norms x 256 + 4 layers x 128 in head norms",
         ),
         ("gpt-13b-4xdp-4xpp", "Cost", "GPUs", None),
         ("gpt-tiny", "A step", "compute / attention", None),
@@ -71,7 +71,7 @@ def test_a_formula_has_its_numbers(run, title, name, formula):
 def test_a_ramp_up_and_a_run_without_a_device_are_explained():
     ramp = ["batch.rampup={start_batch_size: 64, batch_size_increment: 64, ramp_samples: 100000}"]
     steps = {term.name: term for term in sections("gpt-125m", *ramp)[1]["Batch"]}["steps"]
-    assert steps.formula.endswith("rounded up, with the ramp-up's smaller steps")
+    assert steps.formula.endswith("rounded up, plus steps for the smaller batches of the ramp-up")
     unknown = sections("gpt-125m", "resources.gpu_type=null")[1]
     assert not {"A step", "The run", "Cost"} & set(unknown)
 

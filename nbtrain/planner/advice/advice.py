@@ -1,11 +1,12 @@
-"""Advice: ranked changes that would help a run, each with its predicted effect.
+"""Advice for a run: ranked changes of its settings, each with its predicted effect.
 
-    advise(config, observations) -> Advice      a table; advice.use(1, "new.yaml") writes the changed run
+advise(config, observations) -> Advice      prints as a table; advice.use(1, "new.yaml") writes a changed run
 
-`Observations` are plain numbers from a run's records (jobs/observe.py reads them). Each observation proposes
-some changes (advice_rules.py). Every change is applied to the run, and a change that a configuration rule
-refuses is dropped. Memory and step time after the change come from the plan, scaled by the run's own
-measurements: a run that needed 1.1 times the planned memory is expected to need 1.1 times after a change too.
+`Observations` are plain numbers that jobs/observe.py reads from a run's records. Each observation may suggest
+changes (advice_rules.py). Every suggested change is applied to a copy of the run, and dropped if it breaks a
+configuration rule. The predicted memory and step time come from the plan. The memory is scaled by the run's
+own measurements: a run that needed 1.1 times the planned memory is expected to need 1.1 times as much after a
+change too.
 """
 
 import difflib
@@ -27,17 +28,17 @@ from nbtrain.planner.memory import estimate_memory
 from nbtrain.planner.run_file import write_run
 from nbtrain.planner.time.duration import estimate_duration
 
-# A change that is predicted to save less of a step is not worth a restart.
+# A change that is predicted to save less than this fraction of a step is not worth a restart.
 LEAST_GAIN = 0.02
-# Largest factor by which the planned memory is scaled to the measured one.
+# Largest factor by which planned memory is scaled to match measured memory.
 _MOST_FACTOR = 3.0
-# docs/evidence/plan-accuracy.md: memory within 10 % in most cases.
+# Leave some memory free: planned memory is within 10 % in most cases (docs/evidence/plan-accuracy.md).
 ROOM_FRACTION = 0.95
 
 
 @dataclass(frozen=True)
 class Change:
-    """One suggestion: the fields to set, the reason, and the predicted effect."""
+    """A suggested change: the fields to set, the reason, and the predicted effect."""
 
     title: str
     overrides: dict[str, Any]
@@ -47,17 +48,17 @@ class Change:
     memory_fraction: float | None = None
     step_seconds: float | None = None
     gain: float | None = None
-    """Fraction by which a step gets shorter: 0.1 is 10 % less time; negative if it gets longer."""
+    """Fraction by which a step gets shorter, e.g. 0.1 for 10 % less time; negative if a step gets longer."""
     fits: bool | None = None
 
     @property
     def settings(self) -> str:
-        """The fields to set: "batch.micro_batch_size=8"."""
+        """The fields to set as overrides, e.g. "batch.micro_batch_size=8"."""
         return ", ".join(f"{key}={_value(value)}" for key, value in self.overrides.items())
 
     @property
     def effect(self) -> str:
-        """Description of the prediction."""
+        """The prediction as text, e.g. "memory 30.2 GiB (76%), step 1.2 s, 8% faster"."""
         words = []
         if self.memory_bytes is not None:
             share = f" ({self.memory_fraction:.0%})" if self.memory_fraction is not None else ""
@@ -67,12 +68,12 @@ class Change:
         if self.gain is not None and abs(self.gain) >= 0.005:
             words.append(f"{self.gain:.0%} faster" if self.gain > 0 else f"{-self.gain:.0%} slower")
         if self.fits is False:
-            words.append("does not fit yet")
-        return ", ".join(words) or "not part of the plan"
+            words.append("still does not fit")
+        return ", ".join(words) or "not predicted by the plan"
 
 
 class Diff(str):
-    """A diff, which a cell and a prompt show without quotes or escapes."""
+    """A diff that notebooks and IPython show without quotes or escapes."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -84,16 +85,16 @@ class Diff(str):
 
 @dataclass(frozen=True, repr=False)
 class Advice(Result):
-    """Suggested changes to a run, the most useful first."""
+    """Suggested changes to a run, most useful first."""
 
     config: RunConfig
     observations: Observations
     changes: list[Change]
     notes: list[str] = field(default_factory=list)
-    """Observations that no change of settings would fix."""
+    """Observations that no change of the settings would fix."""
 
     def as_report(self) -> Report:
-        """Return each change with its reason and its predicted effect, then the notes."""
+        """Return a report of each change with its reason and predicted effect, followed by the notes."""
         changes = [
             Facts(
                 {"why": change.reason, "then": change.effect}, f"{number}  {change.title}: {change.settings}"
@@ -102,14 +103,14 @@ class Advice(Result):
         ]
         notes = Findings([Finding("note", "advice", "", "", note) for note in self.notes])
         use = Sentence(
-            f"`nbtrain advise {self.config.name} --use 1 -o new.yaml` writes the changed run.",
-            '`.use(1, "new.yaml")` writes the changed run and shows the diff.',
+            f"To write the run with change 1, run `nbtrain advise {self.config.name} --use 1 -o new.yaml`.",
+            'To write the run with change 1 and show the diff, call `.use(1, "new.yaml")`.',
         )
         return Report(self.title, [*changes, notes, *([use] if self.changes else [])])
 
     @property
     def title(self) -> str:
-        """Title of the advice: the run's name and a summary of what was observed."""
+        """Title of the advice: the run's name and a summary of the observations."""
         return f"Advice for {self.config.name}: {self.observations.summary}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -122,14 +123,21 @@ class Advice(Result):
         }
 
     def changed(self, number: int) -> RunConfig:
-        """Return the run with change `number`, from 1. Raises ConfigError for an unlisted number."""
+        """Return the run with change `number`, counted from 1.
+
+        Raises ConfigError if there is no such change.
+        """
         if not 1 <= number <= len(self.changes):
-            has = f"has changes 1 to {len(self.changes)}" if self.changes else "has no changes"
-            raise ConfigError(f"change {number}: the advice for {self.config.name} {has}.")
+            if not self.changes:
+                raise ConfigError(
+                    f"There is no change {number}: the advice for {self.config.name} has no changes."
+                )
+            known = "only change 1" if len(self.changes) == 1 else f"changes 1 to {len(self.changes)}"
+            raise ConfigError(f"There is no change {number}: the advice for {self.config.name} has {known}.")
         return with_overrides(self.config, self.changes[number - 1].overrides)
 
     def diff(self, number: int) -> Diff:
-        """Return a diff of the fields that change `number` sets."""
+        """Return a diff of the fields that change `number`, counted from 1, modifies."""
         before, after = (
             [f"{key}: {_value(value)}" for key, value in flatten(config.model_dump())]
             for config in (self.config, self.changed(number))
@@ -138,9 +146,9 @@ class Advice(Result):
         return Diff("\n".join(line for line in lines if not line.startswith("@@")))
 
     def use(self, number: int, path: str | Path) -> Diff:
-        """Write the run with change `number` to a new YAML; returns the diff.
+        """Write the run with change `number` to a new YAML, and return the diff.
 
-        Raises ConfigError, and writes nothing, if the file exists or a rule is broken.
+        Raises ConfigError, without writing the file, if the file exists or the changed run breaks a rule.
         """
         change = self.changes[number - 1] if 1 <= number <= len(self.changes) else None
         note = f"{change.title}: {change.reason}" if change else ""
@@ -169,8 +177,8 @@ def advise(config: RunConfig, observations: Observations) -> Advice:
     if not (observations.steps or observations.failed):
         name = config.name
         notes.append(
-            "no step is recorded, and advice needs a job that has run: "
-            f"`nbtrain submit {name}` starts one, `nbtrain plan {name}` predicts it."
+            "The run has not recorded any step, but advice needs the records of a job. Run "
+            f"`nbtrain submit {name}` to start a job, or `nbtrain plan {name}` to predict one."
         )
     if observations.failed and not changes:
         notes.extend(_unanswered(config, observations))
@@ -179,20 +187,24 @@ def advise(config: RunConfig, observations: Observations) -> Advice:
 
 
 def _unanswered(config: RunConfig, seen: Observations) -> Iterator[str]:
-    """Yield notes for a failure that no change of settings fixes: its cause, and where to look."""
+    """Yield notes about a failure for which no change of the settings is suggested."""
     yield (
-        f"{seen.cause or 'no cause was recorded'}. No change of settings follows from that alone: "
-        f"`nbtrain logs {config.name}` begins with the last traceback, if there is one."
+        f"{seen.cause or 'No cause was recorded'}. That alone does not suggest a change of the settings. Run "
+        f"`nbtrain logs {config.name}`: the output starts with the last traceback, if there is one."
     )
     if config.backend.env and not seen.steps:
         names = ", ".join(sorted(config.backend.env))
-        yield f"no step was made, and backend.env sets {names}: all ranks read it. Look there."
+        them = "this variable" if len(config.backend.env) == 1 else "these variables"
+        yield (
+            f"The job ended before its first step, and backend.env sets {names} for all ranks. Check whether "
+            f"{them} caused the failure."
+        )
 
 
 def _predicted(
     config: RunConfig, proposal: Proposal, factor: float, capacity: int | None, before: float | None
 ) -> Change | None:
-    """Return the proposal with its memory and time; None if a rule of the configuration rejects it."""
+    """Return a proposal with its predicted memory and time; None if it breaks a configuration rule."""
     try:
         changed = with_overrides(config, proposal.overrides)
     except ConfigError:
@@ -219,7 +231,7 @@ def _predicted(
 
 
 def _rank(change: Change, observations: Observations) -> tuple[Any, ...]:
-    """Return the sort key: changes that fit, the largest gain first, before those that do not fit."""
+    """Return the sort key of a change: changes that fit come first, the largest gain first."""
     gain = change.gain or 0.0
     if observations.out_of_device_memory:
         unknown = change.memory_bytes is None
@@ -228,16 +240,18 @@ def _rank(change: Change, observations: Observations) -> tuple[Any, ...]:
 
 
 def _optimal(observations: Observations, dropped: int) -> str:
-    """Return a note that no use of the free memory would make the run faster."""
+    """Return a note that no use of the free memory would make the run noticeably faster."""
+    others = "the change that would use more memory would save"
+    if dropped > 1:
+        others = f"each of the {dropped} changes that would use more memory would save"
     return (
-        f"{observations.memory_fraction:.0%} of the memory is used, and that may already be optimal: "
-        f"{amounts.counted(dropped, 'change')} that would use the rest would {'each ' * (dropped > 1)}save "
-        f"less than {LEAST_GAIN:.0%} of a step. Free memory costs nothing."
+        f"{observations.memory_fraction:.0%} of the device's memory is used, which may already be optimal: "
+        f"{others} less than {LEAST_GAIN:.0%} of a step. Free memory costs nothing."
     )
 
 
 def _value(value: Any) -> str:
-    """Format a value as in YAML."""
+    """Return a value as YAML would show it."""
     if isinstance(value, bool):
         return str(value).lower()
     return "null" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""Observations of a run in plain numbers: the input of advice. jobs/observe.py reads them from records."""
+"""Observations of a run as plain numbers, which jobs/observe.py reads from records: the input of advice."""
 
 import re
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from nbtrain.base.run_directory.jobstate import FAILURES
 from nbtrain.base.text import amounts
 
-# A smaller share of a step would be shown as 0%.
+# A smaller fraction of a step would be shown as 0%.
 LEAST_SHOWN_FRACTION = 0.005
 _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "bytes": 1}
 # Message of torch's OutOfMemoryError (c10/cuda/CUDACachingAllocator.cpp).
@@ -19,19 +19,20 @@ _RESERVED = re.compile(rf"{_FIGURE} is reserved by PyTorch but unallocated")
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """Numbers in torch's out-of-memory message; None for a number that it does not contain."""
+    """Numbers in torch's out-of-memory message; None for a number that the message does not contain."""
 
     tried_bytes: int | None = None
     total_bytes: int | None = None
     allocated_bytes: int | None = None
     unallocated_bytes: int | None = None
-    """Bytes that torch has reserved but cannot use, because they are fragmented."""
+    """Bytes that torch has reserved but not allocated, because they are fragmented."""
 
 
 @dataclass(frozen=True)
 class Observations:
-    """Observations of a run's newest job. None or 0 means that a value is not known, or that an event never
-    happened.
+    """Observations of a run's newest job.
+
+    A value is None or 0 if it is unknown, or if the event did not happen.
     """
 
     state: str
@@ -40,7 +41,7 @@ class Observations:
     step_seconds: float | None = None
     planned_step_seconds: float | None = None
     out_of_memory: OutOfMemory | None = None
-    """Device memory in the message of an out-of-memory error."""
+    """Numbers in the message of an out-of-memory error of the device; None without such an error."""
     out_of_host_memory: bool = False
     hang: bool = False
     unstable: bool = False
@@ -50,22 +51,21 @@ class Observations:
     smallest_loss_scale: bool = False
     """Whether fp16 overflowed at the smallest loss scale."""
     data_fraction: float | None = None
-    """Fraction of a step that waits for data, 0 to 1. `bubble_fraction` is the fraction that waits for other
-    pipeline stages.
-    """
+    """Fraction of a step in which ranks wait for data, 0 to 1."""
     bubble_fraction: float | None = None
+    """Fraction of a step in which pipeline stages wait for other stages, 0 to 1."""
     memory_fraction: float | None = None
-    """Share of device memory in use at the peak."""
+    """Fraction of device memory in use at the peak."""
     memory_bytes: int | None = None
     device_bytes: int | None = None
     mfu: float | None = None
     cpus: int | None = None
-    """Number of CPUs of the machine on which the job ran."""
+    """Number of CPU cores of the machine on which the job ran."""
     notes: tuple[str, ...] = ()
 
     @property
     def failed(self) -> bool:
-        """Whether the newest job ended in an error."""
+        """Whether the newest job ended with an error."""
         return self.state in FAILURES
 
     @property
@@ -74,17 +74,17 @@ class Observations:
 
     @property
     def summary(self) -> str:
-        """Summary in one sentence: the state and the main observations."""
+        """Summary as text: the state and the main observations."""
         found = []
         if self.step_seconds:
             planned = (
-                f", planned {amounts.step(self.planned_step_seconds)}" if self.planned_step_seconds else ""
+                f" (planned: {amounts.step(self.planned_step_seconds)})" if self.planned_step_seconds else ""
             )
-            found.append(f"{amounts.step(self.step_seconds)} a step{planned}")
+            found.append(f"{amounts.step(self.step_seconds)} per step{planned}")
         if self.data_fraction and self.data_fraction >= LEAST_SHOWN_FRACTION:
-            found.append(f"{self.data_fraction:.0%} of it waits for data")
+            found.append(f"{self.data_fraction:.0%} of a step spent waiting for data")
         if self.bubble_fraction and self.bubble_fraction >= LEAST_SHOWN_FRACTION:
-            found.append(f"{self.bubble_fraction:.0%} for other stages")
+            found.append(f"{self.bubble_fraction:.0%} of a step spent waiting for other stages")
         if self.memory_fraction:
             found.append(f"{self.memory_fraction:.0%} of the device's memory used")
         head = f"{self.state} after {amounts.counted(self.steps, 'step')}"
@@ -92,12 +92,12 @@ class Observations:
 
 
 def out_of_memory_of(message: str) -> OutOfMemory:
-    """Parse the numbers in torch's message."""
+    """Return the numbers in torch's out-of-memory message."""
     return OutOfMemory(*(_bytes(pattern, message) for pattern in (_TRIED, _TOTAL, _ALLOCATED, _RESERVED)))
 
 
 def needed_bytes(observations: Observations) -> int | None:
-    """Return the minimum device memory that the run is known to need; None if unknown."""
+    """Return the device memory, in bytes, that the run is known to need at least; None if that is unknown."""
     oom = observations.out_of_memory
     if oom is not None and oom.allocated_bytes is not None:
         return oom.allocated_bytes + (oom.tried_bytes or 0)

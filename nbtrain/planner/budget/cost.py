@@ -1,12 +1,12 @@
-"""Cost of a run: device hours, energy, and money by a table of prices that the user can edit.
+"""Cost of a run: device hours, energy, and money according to a price table that the user can edit.
 
-Prices come from nbtrain/planner/budget/prices.yaml, overridden by the user's prices.yaml in the data
-directory; the plan names the file and its date. Energy in kWh is device hours x TDP x 1.2 x 1.15, within
-about a third.
+Prices come from nbtrain/planner/budget/prices.yaml, and the prices.yaml in the user's data directory
+overrides them. The plan names the file and its date. Energy in kWh is device hours x TDP x 1.2 x 1.15, with
+an uncertainty of about a third.
 
-    1.2     the rest of the machine, and the utilization: 1.0 for BLOOM (400 W for each hour of an
-            A100 of 400 W, arXiv:2211.02001), 1.39 for 8 H100s (970 W of 700, arXiv:2412.08602)
-    1.15    cooling and supply: PUE 1.1 (Meta) to 1.2 (BLOOM)
+    1.2     the rest of the machine and the utilization: 1.0 for BLOOM (400 W for each hour of a 400 W
+            A100, arXiv:2211.02001), 1.39 for 8 H100 (970 W for a TDP of 700 W, arXiv:2412.08602)
+    1.15    cooling and power supply: PUE 1.1 (Meta) to 1.2 (BLOOM)
 """
 
 import math
@@ -34,7 +34,7 @@ _SPOT = "spot"
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Price of one device for an hour."""
+    """Price of one device per hour."""
 
     usual: float
     low: float
@@ -42,7 +42,7 @@ class Price:
     currency: str
     date: str
     file: str
-    """Path of the table that contains the price."""
+    """Path of the price table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,43 +50,43 @@ class CostEstimate:
     """Cost of the whole run."""
 
     device_hours: float | None
-    """Hours of all devices; None if the run's time is not known; 0 on a CPU."""
+    """Hours of all devices together; None if the run's time is unknown, 0 on CPUs."""
     price: Price | None
-    """Price of the device, of spot machines if the run uses them; None if no table has it."""
+    """Price of the device, or of spot machines if the run uses them; None if no table lists the price."""
     energy_kwh: float | None
-    """Energy in kWh; None on a CPU, or if the device or the time is not known."""
+    """Energy in kWh; None on CPUs, or if the device or the time is unknown."""
     energy_price: float | None
-    """Price of one kWh; None if the table does not contain it."""
+    """Price per kWh; None if the table does not list the price."""
     on_demand: Price | None = None
-    """Price of machines on demand, whatever the run uses; None if no table has it."""
+    """Price of on-demand machines, even if the run uses spot machines; None if no table lists the price."""
     spot: Price | None = None
-    """Price of spot machines, whatever the run uses; None if no table has it."""
+    """Price of spot machines, even if the run uses on-demand machines; None if no table lists the price."""
 
     @property
     def money(self) -> float | None:
-        """Cost at the usual price, with electricity if its price is known; None without any price."""
+        """Cost at the usual price, plus electricity if its price is known; None if neither price is known."""
         if self.device_hours is None or (self.price is None and self.energy_price is None):
             return None
         hours = self.device_hours * self.price.usual if self.price else 0.0
         return hours + (self.energy_kwh or 0.0) * (self.energy_price or 0.0)
 
     def rows(self) -> dict[str, str]:
-        """Return the rows of the plan; none for a CPU run."""
+        """Return the rows of the plan about cost; {} for a CPU run."""
         if not self.device_hours:
             return {}
         found = {"GPU hours": amount(self.device_hours)}
         if self.price is None and self.on_demand is not None:
             where = display(user_prices())
-            found["money"] = f"no price of spot machines: put `spot` of the device into {where}"
+            found["money"] = f"no price for spot machines; set the device's `spot` price in {where}"
         elif self.price is None:
-            found["money"] = f"no price: put the device into {display(user_prices())}"
+            found["money"] = f"no price; set the price of the device in {display(user_prices())}"
         else:
             found["money"] = _money(self.device_hours, self.price)
         if self.energy_kwh is not None:
-            found["energy"] = f"about {amount(self.energy_kwh)} kWh, give or take a third"
+            found["energy"] = f"about {amount(self.energy_kwh)} kWh, plus or minus a third"
             if self.energy_price is not None:
                 found["energy"] += (
-                    f": {amount(self.energy_kwh * self.energy_price)} at {self.energy_price:g} a kWh"
+                    f"; {amount(self.energy_kwh * self.energy_price)} at {self.energy_price:g} per kWh"
                 )
         return found
 
@@ -96,12 +96,12 @@ def _money(hours: float, price: Price) -> str:
     if price.low < price.high:
         span = f" ({amount(hours * price.low)} to {amount(hours * price.high)})"
     usual = amount(hours * price.usual)
-    source = f"{price.usual:.2f} for each GPU hour, {price.date}, {price.file}"
+    source = f"{price.usual:.2f} per GPU hour, {price.date}, {price.file}"
     return f"about {usual} {price.currency}{span}: {source}"
 
 
 def estimate_cost(config: RunConfig, seconds: float | None) -> CostEstimate:
-    """Return the cost of a run that takes `seconds`. Raises ConfigError if the user's table is invalid."""
+    """Return the cost of a run that takes `seconds`; raises ConfigError if the user's table is invalid."""
     table = read_prices()
     energy_price = table.value["per_kwh"]
     resources = config.resources
@@ -119,18 +119,18 @@ def estimate_cost(config: RunConfig, seconds: float | None) -> CostEstimate:
 
 
 def user_prices() -> Path:
-    """Return the path of the user's own table."""
+    """Return the path of the user's own price table."""
     return data_home() / "prices.yaml"
 
 
 def read_prices() -> Located:
-    """Return both tables merged and checked."""
+    """Return the shipped price table, overridden by the user's table, which is checked."""
     table = read_yaml(SHIPPED)
     path = user_prices()
     if path.is_file():
         user = _read_user(path)
         same = user.value.get("currency") in (None, table.value["currency"])
-        # Without an exchange rate, shipped prices cannot be used with another currency.
+        # There is no exchange rate, so shipped prices cannot be combined with another currency.
         offers = {
             **(table.value["per_device_hour"] if same else {}),
             **(user.value.get("per_device_hour") or {}),
@@ -141,36 +141,41 @@ def read_prices() -> Located:
 
 
 def is_prices(path: Path) -> bool:
-    """Return whether a file is a table of prices, by its keys."""
+    """Return whether a file is a price table, according to its keys."""
     if path.suffix not in (".yaml", ".yml") or not path.is_file():
         return False
     return is_price_table(read_yaml(path).value)
 
 
 def checked_prices(path: Path) -> str:
-    """Return a sentence about a valid table of prices and its location. Raises ConfigError if it is
-    invalid.
+    """Return a sentence about a valid price table and whether plans use it.
+
+    Raises ConfigError if the table is invalid.
     """
     devices = len(_read_user(path).value.get("per_device_hour") or {})
     place = user_prices()
     here = path.resolve() in (place.resolve(), SHIPPED.resolve())
-    where = "plans read it." if here else f"plans read {display(place)}: put it there."
-    return (
-        f"{path.name}: a table of prices, not a run YAML; it holds, for {counted(devices, 'device')}; {where}"
-    )
+    use = "Plans use this table."
+    if not here:
+        use = f"Plans do not use this file: move it to {display(place)}."
+    count = counted(devices, "device")
+    return f"{path.name} is not a run YAML, but a valid price table with prices for {count}. {use}"
 
 
 def _read_user(path: Path) -> Located:
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     if all(not line.strip() or line.lstrip().startswith("#") for line in lines):
-        raise ConfigError(f"{display(path)}: the file is empty. Its form: {SHIPPED}.")
+        raise ConfigError(f"{display(path)}: the file is empty. For the format, see {SHIPPED}.")
     table = read_yaml(path, display(path))
     refuse(_problems(table), ConfigError)
     return table
 
 
 def _price(table: Located, name: str | None, kind: str | None = None) -> Price | None:
-    """Return the price of a device on demand or, with `kind` = "spot", as a spot machine."""
+    """Return the on-demand price of a device or, with `kind` = "spot", its price as a spot machine.
+
+    None if the table does not list the price.
+    """
     offer = table.value["per_device_hour"].get(name)
     if offer is not None and kind is not None:
         offer = offer.get(kind)
@@ -185,15 +190,17 @@ def _price(table: Located, name: str | None, kind: str | None = None) -> Price |
 
 
 def _problems(table: Located) -> Iterator[Finding]:
-    """Yield unknown keys and devices, and prices that are not positive numbers."""
+    """Yield errors about unknown keys and devices, and about prices that are not positive numbers."""
     for key, value in table.value.items():
         place = table.where(key)
         if key not in PRICES:
-            yield _problem(place, key, f"no such key in a price table: {key}. Known: {', '.join(PRICES)}.")
+            yield _problem(
+                place, key, f"{key} is not a key of a price table. Known keys: {', '.join(PRICES)}."
+            )
         elif key == "per_device_hour":
             if not isinstance(value, dict | None):
-                words = f"{key} = {value!r} must be a mapping of devices, each with its price."
-                yield _problem(place, key, words, f"Its form: {SHIPPED}.")
+                words = f"{key} = {value!r} must be a mapping from devices to their prices."
+                yield _problem(place, key, words, f"For the format, see {SHIPPED}.")
                 continue
             for name, offer in (value or {}).items():
                 yield from _offer_problems(table.where(f"{key}.{name}"), name, offer)
@@ -202,7 +209,7 @@ def _problems(table: Located) -> Iterator[Finding]:
                 yield from _number_problems(place, key, value)
         elif not isinstance(value, str):
             yield _problem(
-                place, key, f"{key} = {value!r} is not text.", 'Write it in quotes, e.g. "2026-05".'
+                place, key, f"{key} = {value!r} is not text.", 'Write the value in quotes, e.g. "2026-05".'
             )
 
 
@@ -211,8 +218,8 @@ def _offer_problems(place: str | None, name: str, offer: Any) -> Iterator[Findin
     if name not in BY_NAME:
         nearest = ", ".join(nearest_device_names(name))
         hint = f" Nearest: {nearest}." if nearest else ""
-        fix = "`nbtrain schema` lists gpu_type's names."
-        yield _problem(place, key, f"no device is called {name}.{hint}", fix)
+        fix = "Run `nbtrain schema` for the list of gpu_type names."
+        yield _problem(place, key, f"{name} is not a known device.{hint}", fix)
         return
     if isinstance(offer, dict) and offer.get(_SPOT) is not None:
         yield from _range_problems(place, f"{name}.{_SPOT}", offer[_SPOT])
@@ -221,18 +228,18 @@ def _offer_problems(place: str | None, name: str, offer: Any) -> Iterator[Findin
             return
     elif isinstance(offer, dict):
         offer = {part: value for part, value in offer.items() if part != _SPOT}
-    yield from _range_problems(place, name, offer, f"; {_SPOT} takes the same for spot machines")
+    yield from _range_problems(place, name, offer, f" {_SPOT} has the same form, for spot machines.")
 
 
 def _range_problems(place: str | None, name: str, offer: Any, more: str = "") -> Iterator[Finding]:
     key = f"per_device_hour.{name}"
     if not isinstance(offer, dict) or not offer or set(offer) - set(_OFFER):
-        words = f"{name} takes a mapping of {', '.join(_OFFER)}, each per device and hour{more}."
+        words = f"{name} must be a mapping with {', '.join(_OFFER)}: prices per device and hour.{more}"
         yield _problem(place, key, words)
         return
     numbers = {part: value for part, value in offer.items() if value is not None}
     if not numbers:
-        yield _problem(place, key, f"{name} has no price.", "Set usual, or low and high.")
+        yield _problem(place, key, f"{name} has no price.", "Set usual, or set low and high.")
     wrong = [
         problem
         for part, value in numbers.items()
@@ -241,7 +248,9 @@ def _range_problems(place: str | None, name: str, offer: Any, more: str = "") ->
     yield from wrong
     low, high = numbers.get("low", 0), numbers.get("high", math.inf)
     if not wrong and low > high:
-        yield _problem(place, key, f"{name}.low = {low} is more than high({high}).", "Exchange them.")
+        yield _problem(
+            place, key, f"{name}.low = {low} is more than {name}.high = {high}.", "Swap the two values."
+        )
 
 
 def _number_problems(place: str | None, key: str, value: Any) -> Iterator[Finding]:

@@ -1,8 +1,8 @@
-"""Disk space that a run needs for its checkpoints, and for its dataset if that is prepared; its token counts.
+"""Disk space that a run needs for its checkpoints and its prepared dataset, and the dataset's token counts.
 
-Training reads the .idx of the dataset, so its counts take precedence over the manifest's. If the manifest
-disagrees or the .idx cannot be read, the plan reports a finding (lint/schedule.py). Opening an index does not
-read any tokens.
+Training reads the dataset's .idx file, so its counts take precedence over those in the manifest. If the two
+disagree or the .idx file cannot be read, the plan reports a finding (lint/schedule.py). Opening an .idx file
+does not read any tokens.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes, node_checkpoint_bytes
 from nbtrain.config.arithmetic.splits import split_bounds, split_weights
@@ -26,57 +27,58 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DatasetSize:
-    """Tokens of the data that a run trains on."""
+    """Number of tokens and documents of a run's dataset."""
 
     tokens: int
     documents: int
     train_tokens: int
-    """Tokens of the training split."""
+    """Number of tokens in the training split."""
     basis: str
     """Source of the counts: "the .idx" or "the manifest"."""
     problem: str = ""
-    """Problem with the .idx file or the manifest; "" if they agree."""
+    """Description of a problem with the .idx file or the manifest; "" if they agree."""
 
 
-# Space for event and metrics files, logs and records of a run.
+# Space to reserve for the event files, metrics, logs and records of a run.
 SPARE_BYTES_OF_LOGS = 64 << 20
 
 
 @dataclass(frozen=True)
 class DatasetOnDisk:
-    """A run's prepared data as far as it can be read: a plan does not need a dataset that can be trained
-    on.
+    """The files of a run's prepared data, as far as they can be read.
+
+    A plan does not need a complete dataset.
     """
 
     manifest: DatasetManifest | None
-    """None if there is none, or if it is damaged."""
+    """The manifest; None if it is missing or damaged."""
     indexed: "tuple[IndexedDataset, ...]"
-    """The dataset's pair, or all pairs of a blend; empty if one is missing or damaged."""
+    """The dataset, or all datasets of a blend; empty if a .idx file is missing or damaged."""
     problem: str = ""
-    """Description of what is damaged; "" if nothing is."""
+    """Description of the damage; "" if no file is damaged."""
 
 
 @dataclass(frozen=True)
 class DiskEstimate:
-    """Bytes on disk when the run uses the most."""
+    """Largest number of bytes that a run needs on disk at one time."""
 
     checkpoint_bytes: int
-    """Bytes of one checkpoint, over all ranks."""
+    """Bytes of one checkpoint, summed over all ranks."""
     num_checkpoints: int
-    """Number of checkpoints on disk: those that are kept, and one that is being written."""
+    """Largest number of checkpoints on disk: the kept ones, and one that is being written."""
     dataset_bytes: int | None
     """Bytes of the dataset; None if it is not prepared."""
     dataset: DatasetSize | None = None
     """Token counts of the dataset; None if it is not prepared."""
     local_bytes: int = 0
-    """Bytes of checkpoints on each node's own disk (checkpoint.local_dir), in addition to the shared ones."""
+    """Bytes of checkpoints on each node's local disk (checkpoint.local_dir), besides the shared ones."""
 
     @property
     def checkpoints_bytes(self) -> int:
         return self.checkpoint_bytes * self.num_checkpoints
 
     def room_for_checkpoints(self, run: RunDir) -> tuple[int, int]:
-        """Return (bytes of checkpoints that the run has already, free bytes that the rest and logs need)."""
+        """Return (bytes of the run's existing checkpoints, bytes that further checkpoints and logs need)."""
         present = sum(path.stat().st_size for path in run.model.rglob("*") if path.is_file())
         return present, max(0, self.checkpoints_bytes - present) + SPARE_BYTES_OF_LOGS
 
@@ -86,7 +88,10 @@ class DiskEstimate:
 
 
 def estimate_disk(config: RunConfig, dataset: OpenDataset | OpenBlend | None = None) -> DiskEstimate:
-    """Estimate the disk space of a run's checkpoints and dataset; `dataset` is the run's, if it is open."""
+    """Estimate the disk space of a run's checkpoints and dataset.
+
+    `dataset` is the run's dataset, if the caller has opened it.
+    """
     files = read_dataset(config, dataset)
     manifest = files.manifest
     return DiskEstimate(
@@ -99,8 +104,9 @@ def estimate_disk(config: RunConfig, dataset: OpenDataset | OpenBlend | None = N
 
 
 def local_bytes(config: RunConfig) -> int:
-    """Return the most bytes that checkpoints use on a node's own disk: kept, being written, and being
-    copied.
+    """Return the largest number of bytes that checkpoints need on a node's local disk.
+
+    They are the kept checkpoints, the one being written, and the one being copied.
     """
     checkpoint = config.checkpoint
     if config.mode != "full" or checkpoint.local_dir is None:
@@ -112,25 +118,28 @@ def local_bytes(config: RunConfig) -> int:
 def num_checkpoints(config: RunConfig) -> int:
     """Return the largest number of checkpoints on disk at one time.
 
-    The count includes the newest, the best, those kept indefinitely, and the one being written.
+    They are the newest ones, the best one, the permanently kept ones, and the one being written.
     """
     if config.mode != "full":
         return 0
     checkpoint, steps = config.checkpoint, config.train_steps
-    # There is one checkpoint at every interval and one at the end.
+    # A checkpoint is written at every interval and at the end.
     written = -(-steps // checkpoint.save_interval_steps)
     newest = min(checkpoint.keep_last, written)
     return min(newest + num_kept_for_ever(config) + checkpoint.keep_best + 1, written)
 
 
 def num_kept_for_ever(config: RunConfig) -> int:
-    """Return the number of checkpoints that checkpoint.keep_every_steps keeps."""
+    """Return the number of checkpoints that checkpoint.keep_every_steps keeps permanently."""
     every = config.checkpoint.keep_every_steps
     return config.train_steps // every if every else 0
 
 
 def read_dataset(config: RunConfig, opened: OpenDataset | OpenBlend | None = None) -> DatasetOnDisk:
-    """Read the manifest and the .idx of a run's data; `opened` is the run's dataset, if it is open."""
+    """Read the manifest and the .idx files of a run's data.
+
+    `opened` is the run's dataset, if the caller has opened it.
+    """
     if opened is not None:
         entries = opened.entries if isinstance(opened, OpenBlend) else (opened,)
         return DatasetOnDisk(opened.manifest, tuple(entry.indexed for entry in entries))
@@ -152,15 +161,16 @@ def read_dataset(config: RunConfig, opened: OpenDataset | OpenBlend | None = Non
 
 
 def _opened(pairs: list[DatasetFiles]) -> "tuple[IndexedDataset, ...]":
-    """Open the pairs. This loads NumPy, which a plan without a dataset does not need."""
+    """Open the datasets. This imports NumPy, which a plan without a dataset does not need."""
     from nbtrain.dataset.indexed import IndexedDataset
 
     return tuple(IndexedDataset(pair.prefix) for pair in pairs)
 
 
 def dataset_size(config: RunConfig, dataset: DatasetOnDisk) -> DatasetSize | None:
-    """Return the token counts; None if no dataset is prepared. A damaged dataset is described in
-    `problem`.
+    """Return the token counts of a dataset; None if no dataset is prepared.
+
+    If the dataset is damaged, `problem` describes the damage.
     """
     manifest, indexed, problem = dataset.manifest, dataset.indexed, dataset.problem
     if not indexed:
@@ -170,8 +180,9 @@ def dataset_size(config: RunConfig, dataset: DatasetOnDisk) -> DatasetSize | Non
         by_manifest, of_manifest = _counts(manifest)
         names = ", ".join(display(idx_path(pair.prefix)) for pair in indexed)
         problem = (
-            f"{names}: {tokens:,} tokens in {documents:,} documents, but manifest.json says {by_manifest:,} "
-            f"in {of_manifest:,}: the files are not those that were prepared. The plan counts the .idx."
+            f"{names} has {tokens:,} tokens in {amounts.counted(documents, 'document')}, but manifest.json "
+            f"lists {by_manifest:,} tokens in {amounts.counted(of_manifest, 'document')}. The files are not "
+            "the files that were prepared. The plan uses the counts from the .idx file."
         )
     trained = sum(_train_tokens(config, pair) for pair in indexed)
     return DatasetSize(tokens, documents, trained, "the .idx", problem)
@@ -189,11 +200,11 @@ def _counts(manifest: DatasetManifest) -> tuple[int, int]:
 
 
 def _train_tokens(config: RunConfig, indexed: "IndexedDataset") -> int:
-    """Return the number of tokens in the training sequences."""
+    """Return the number of tokens in the training split."""
     first, last = split_bounds(config.data.split, config.data.split_rule, len(indexed))[0]
     if last >= len(indexed):
         return indexed.num_tokens
-    # Only the ends of a large index are checked at opening, hence the bounds.
+    # Opening a large index checks only its ends, so the pointers may be wrong: limit the result.
     size = indexed.dtype.itemsize
     tokens = int(indexed.pointers[last] - indexed.pointers[first]) // size
     return min(max(tokens, 0), indexed.num_tokens)

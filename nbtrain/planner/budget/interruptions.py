@@ -1,27 +1,28 @@
-"""Time and cost of a run whose machines fail or are taken away, and the save interval that loses the least.
+"""Expected time and cost of a run with interruptions, and the save interval with the shortest expected time.
 
     T(interval)    = N x M x exp(R / M) x (exp((tau + delta) / M) - 1)       Daly 2006, equation 20
-    best tau       solves (1 - tau / M) x exp(tau / M) = exp(-delta / M)     its derivative is 0
+    best tau       solves (1 - tau / M) x exp(tau / M) = exp(-delta / M)     where the derivative is 0
 
     M       mean seconds between two interruptions, which are independent of each other (a Poisson process)
-    tau     seconds of training between two saves; N such segments are the run
-    delta   seconds for which a save holds the training up
-    R       seconds from an interruption until the ranks train again, and the save's time in the background:
-            a save that is not on the disk yet is lost
+    tau     seconds of training between two saves; the run consists of N such segments
+    delta   seconds for which a save stops the training
+    R       seconds from an interruption until the ranks train again, plus the time that a save takes in the
+            background, because a save that is not complete is lost
 
 For small delta / M the best tau is near sqrt(2 x delta x M): J. W. Young, "A first order approximation to the
 optimum checkpoint interval", CACM 17 (1974). The equation and the better approximation: J. T. Daly, "A higher
 order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer Systems 22
 (2006), doi:10.1016/j.future.2004.11.016.
 
-A spot machine that gives notice (backend.preemption_notice) is left after a save, so that such an
-interruption costs one save and a restart and repeats no step. While the run waits for new spot machines
-(resources.spot_wait_minutes), it has none that could be taken away: W seconds of waiting after each
-interruption multiply T by 1 + W / M, and no more.
+If a spot machine gives notice before it is reclaimed (backend.preemption_notice), the run saves first, so
+that the interruption costs one save and a restart, but repeats no step. While the run waits for new spot
+machines (resources.spot_wait_minutes), it cannot be interrupted. W seconds of waiting after each interruption
+therefore multiply T by 1 + W / M.
 
-Each interruption is taken to repeat the steps since the newest checkpoint in the run directory. A run that
-saves on its nodes' disks (checkpoint.local_dir) repeats fewer, unless a node is lost with its disk. How often
-that happens is not known, so a second time is estimated, for interruptions that leave all of these disks.
+Each interruption is assumed to repeat the steps since the newest checkpoint in the run directory. A run that
+also saves on its nodes' local disks (checkpoint.local_dir) repeats fewer steps, unless a node loses its disk.
+It is not known how often that happens, so a second time is estimated for interruptions in which no disk is
+lost.
 """
 
 import math
@@ -42,24 +43,25 @@ from nbtrain.planner.time.duration import DurationEstimate
 DAY_SECONDS = 86_400.0
 
 # Unexpected interruptions of Llama 3 405B: 419 in 54 days on 16,384 H100 (arXiv:2407.21783, table 5).
-# OPT-175B had about 105 in two months on 992 A100 (arXiv:2205.01068, section 2.5), 3.7 times as many per GPU
+# OPT-175B had about 105 in two months on 992 A100 (arXiv:2205.01068, section 2.5): 3.7 times as many per GPU
 # hour.
 GPU_HOURS_PER_FAILURE = 54 * 24 * 16_384 / 419
-# From the failure to the next step, without reading the checkpoint: the scheduler, the processes, NCCL. No
-# source; the first restart of a run measures its own.
+# Time from a failure to the next step, without reading the checkpoint: scheduler, start of the processes,
+# NCCL. The values have no source. After its first restart, a run uses its own measurement.
 ASSUMED_RESTART_SECONDS = {"gpu": 300.0, "cpu": 15.0}
-# A segment of so many mean times between interruptions takes exp(20) = 500 million tries.
+# A segment that is this many times longer than M would need exp(20) = 500 million attempts.
 MOST_EXPONENT = 20.0
-# The band of the expected finish holds 8 of 10 runs.
+# Fraction of runs that end within the shown range of times.
 BAND = 0.8
-# With fewer expected interruptions, the plan says nothing unless the run itself gives their number.
+# With fewer expected interruptions, the plan omits the section unless the run sets their number.
 FEWEST_WORTH_SAYING = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Distribution of the time for one segment: `seconds` of training and a save, begun again at each
-    interruption after a restart.
+    """Distribution of the time for one segment: `seconds` of training and a save.
+
+    After each interruption, the segment starts again from its beginning, after a restart.
     """
 
     mean: float
@@ -69,11 +71,12 @@ class Segment:
 def segment_time(
     seconds: float, restart_seconds: float, mean_between_seconds: float, waiting_seconds: float = 0.0
 ) -> Segment:
-    """Return mean and variance of the time until `seconds` have passed without an interruption.
+    """Return the mean and the variance of the time until `seconds` have passed without an interruption.
 
     The mean is (M + W) x exp(R / M) x (exp(seconds / M) - 1). Each interruption is followed by
-    `waiting_seconds` W in which nothing can be interrupted, and by a restart, which begins again if it is
-    interrupted. Both are infinite beyond MOST_EXPONENT: such a segment practically never ends.
+    `waiting_seconds` W, in which no interruption can happen, and then by a restart, which starts again if it
+    is interrupted. Both moments are infinite beyond MOST_EXPONENT, because such a segment practically never
+    ends.
     """
     between = mean_between_seconds
     if (seconds + restart_seconds) / between > MOST_EXPONENT:
@@ -93,8 +96,9 @@ def _pause(restart_seconds: float, waiting_seconds: float, between: float) -> tu
 def _until_uninterrupted(
     seconds: float, pause_mean: float, pause_square: float, between: float
 ) -> tuple[float, float]:
-    """Return the first two moments of the time until `seconds` have passed uninterrupted, with a pause (of
-    the given moments) after each interruption.
+    """Return the first two moments of the time until `seconds` have passed uninterrupted.
+
+    Each interruption is followed by a pause with the given moments.
     """
     ratio = seconds / between
     success, failure = math.exp(-ratio), -math.expm1(-ratio)
@@ -116,9 +120,10 @@ def _until_uninterrupted(
 
 
 def best_training_seconds(save_seconds: float, mean_between_seconds: float) -> float:
-    """Return the seconds of training between two saves that lose the least time; 0 if a save costs nothing.
+    """Return the seconds of training between two saves with the shortest expected time; 0 for free saves.
 
-    Solves (1 - x) x exp(x) = exp(-delta / M) for x = tau / M in 0 to 1 by bisection; the left side decreases.
+    Solves (1 - x) x exp(x) = exp(-delta / M) for x = tau / M between 0 and 1 by bisection; the left side
+    decreases.
     """
     wanted = math.exp(-save_seconds / mean_between_seconds)
     low, high = 0.0, 1.0
@@ -133,68 +138,71 @@ def best_training_seconds(save_seconds: float, mean_between_seconds: float) -> f
 
 @dataclass(frozen=True)
 class Interruptions:
-    """Interruptions that a run is expected to suffer, and what they cost it."""
+    """Expected interruptions of a run, and the time and money that they cost."""
 
     per_day: float
-    """Interruptions a day: failures of machines, and of spot machines those that are taken away."""
+    """Interruptions per day: machine failures and, on spot machines, reclaimed machines."""
     basis: str
-    """Source of per_day, in a few words."""
+    """Source of per_day, as a phrase."""
     expected: float
-    """Interruptions of the whole run."""
+    """Expected number of interruptions during the run."""
     expected_sudden: float
-    """Interruptions of the whole run before which it cannot save."""
+    """Expected number of interruptions before which the run cannot save."""
     gives_notice: bool
-    """Whether the run saves before its machines are taken away (backend.preemption_notice)."""
+    """Whether the run saves before its spot machines are reclaimed (backend.preemption_notice)."""
     save_interval_steps: int
     best_save_interval_steps: int
     step_seconds: float
-    """Seconds of a step, with its share of validation and of the saves on local disks."""
+    """Seconds per step, including its share of validations and of saves on local disks."""
     save_seconds: float
-    """Seconds for which a save holds the training up."""
+    """Seconds for which a save stops the training."""
     lost_save_seconds: float
-    """Further seconds until a save is on the disk, while the training continues."""
+    """Further seconds until a save is complete on disk, while the training continues."""
     restart_seconds: float
     restart_basis: str
     undisturbed_seconds: float
-    """Seconds of the run without any interruption."""
+    """Seconds that the run takes without interruptions."""
     seconds: float
-    """Expected seconds with save_interval_steps; infinite if the run is expected never to end."""
+    """Expected seconds with save_interval_steps; infinite if the run would practically never end."""
     low_seconds: float
-    """Start of the band that 8 of 10 runs end in; high_seconds is its end."""
+    """Lower bound of the time within which 8 of 10 runs end."""
     high_seconds: float
+    """Upper bound of the time within which 8 of 10 runs end."""
     best_seconds: float
     """Expected seconds with best_save_interval_steps."""
     local_interval_steps: int | None = None
-    """Mean number of steps between checkpoints on the nodes' own disks; None without checkpoint.local_dir,
-    and on spot machines, which are taken away with their disks.
+    """Mean number of steps between checkpoints on the nodes' local disks.
+
+    None without checkpoint.local_dir, and on spot machines, which lose their disks when they are reclaimed.
     """
     local_seconds: float | None = None
-    """Expected seconds if every interruption leaves the nodes' disks."""
+    """Expected seconds if no interruption destroys a node's local disk."""
     on_demand_money: float | None = None
-    """Expected cost on demand, at the usual price and failure rate; None without a price."""
+    """Expected cost on on-demand machines, at the usual price and failure rate; None without a price."""
     spot_money: float | None = None
-    """Expected cost of spot machines at their usual price; None without their price or interruptions."""
+    """Expected cost on spot machines at their usual price; None without a price or a number of interruptions.
+    """
     spot_price: Price | None = None
     break_even_per_day: float | None = None
-    """Interruptions a day above which spot machines cost more than those on demand; None if not known."""
+    """Interruptions per day above which spot machines cost more than on-demand ones; None if unknown."""
     currency: str = ""
 
     def rows(self) -> dict[str, str]:
-        """Return the rows of the plan's section Interruptions."""
-        often = f"{amounts.amount(self.per_day)} a day ({self.basis})"
+        """Return the rows of the plan's section "Interruptions"."""
+        often = f"{amounts.amount(self.per_day)} per day ({self.basis})"
         rows = {
-            "interruptions": f"{often}: about {amounts.amount(self.expected)} in all"
+            "interruptions": f"{often}; about {amounts.amount(self.expected)} in the whole run"
             if math.isfinite(self.expected)
             else often,
             "restart": f"{amounts.elapsed(self.restart_seconds)} ({self.restart_basis})",
-            "save interval": f"{self._interval(self.save_interval_steps)}; the least time is lost with "
+            "save interval": f"{self._interval(self.save_interval_steps)}; shortest expected time with "
             f"{self._interval(self.best_save_interval_steps)}",
             "expected time": self._time_words(),
         }
         if self.local_interval_steps is not None:
             rows["nodes' disks"] = self._local_words()
         if self.gives_notice:
-            rows["notice"] = "the run saves before spot machines are taken away, and then repeats no step"
+            rows["notice"] = "the run saves before its spot machines are reclaimed, so it repeats no steps"
         if self.on_demand_money is not None:
             rows["on demand"] = f"about {amounts.amount(self.on_demand_money)} {self.currency}"
         if self.spot_price is not None:
@@ -207,7 +215,7 @@ class Interruptions:
     def _time_words(self) -> str:
         undisturbed = amounts.duration(self.undisturbed_seconds)
         if not math.isfinite(self.seconds):
-            return f"does not end: it is interrupted before it can save ({undisturbed} without interruptions)"
+            return f"never ends: interrupted before it can save ({undisturbed} without interruptions)"
         return (
             f"{amounts.duration(self.seconds)} ({amounts.duration(self.low_seconds)} to "
             f"{amounts.duration(self.high_seconds)} in 8 of 10 cases); {undisturbed} without interruptions"
@@ -216,14 +224,14 @@ class Interruptions:
     def _local_words(self) -> str:
         assert self.local_interval_steps is not None and self.local_seconds is not None
         known = math.isfinite(self.local_seconds)
-        time = amounts.duration(self.local_seconds) if known else "does not end"
+        time = amounts.duration(self.local_seconds) if known else "never ends"
         interval = self._interval(self.local_interval_steps)
-        return f"{time} if every interruption leaves their checkpoints, which are {interval} apart"
+        return f"{time} if no interruption destroys a local disk, where checkpoints are {interval} apart"
 
     def _spot_words(self) -> str:
         assert self.spot_price is not None
         if self.spot_money is None:
-            words = f"{self.spot_price.usual:.2f} {self.currency} for each GPU hour"
+            words = f"{self.spot_price.usual:.2f} {self.currency} per GPU hour"
         else:
             ratios = (
                 self.spot_price.low / self.spot_price.usual,
@@ -235,12 +243,13 @@ class Interruptions:
         if self.break_even_per_day is None:
             return words
         if not self.break_even_per_day:
-            return f"{words}: more expensive than on demand even without interruptions"
+            return f"{words}; more expensive than on-demand machines, even without interruptions"
         break_even = amounts.amount(self.break_even_per_day)
-        return f"{words}; cheaper than on demand up to {break_even} interruptions a day"
+        noun = "interruption" if break_even == "1" else "interruptions"
+        return f"{words}; cheaper than on-demand machines up to {break_even} {noun} per day"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the estimate for plan.json; a time that is infinite is null."""
+        """Return the estimate for plan.json; infinite times are null."""
         return {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in asdict(self).items()
@@ -249,7 +258,7 @@ class Interruptions:
 
 @dataclass(frozen=True)
 class _Work:
-    """A run as Daly's model sees it."""
+    """The quantities of a run that Daly's model uses."""
 
     steps: int
     step_seconds: float
@@ -257,11 +266,13 @@ class _Work:
     lost_save_seconds: float
     restart_seconds: float
     waiting_seconds: float
-    """Seconds from an interruption until there are machines again; this time is not paid."""
+    """Seconds from an interruption until new machines are available; this time is not paid for."""
 
     def time(self, interval: int, per_second: float, noticed_per_second: float = 0.0) -> Segment:
-        """Return the time of the run. `noticed_per_second` are interruptions announced early enough to save;
-        each of them costs a save and a restart.
+        """Return the distribution of the run's time.
+
+        `noticed_per_second` is the rate of interruptions that are announced early enough to save. Each of
+        them costs a save and a restart.
         """
         segments, rest = divmod(self.steps, interval)
         sizes = [(segments, interval), (1 if rest else 0, rest)]
@@ -286,8 +297,10 @@ class _Work:
         return Segment(mean, variance)
 
     def best_interval(self, per_second: float) -> int:
-        """Return the interval in steps with the shortest expected time: at most the whole run, and no shorter
-        than a save in the background, because one save follows the other.
+        """Return the save interval, in steps, with the shortest expected time.
+
+        It is at most the whole run, and not shorter than a save in the background, because saves do not
+        overlap.
         """
         if not per_second:
             return self.steps
@@ -300,10 +313,10 @@ class _Work:
 def estimate_interruptions(
     config: RunConfig, duration: DurationEstimate, disk: DiskEstimate, cost: CostEstimate
 ) -> Interruptions | None:
-    """Return the interruptions of a run and their cost.
+    """Return the expected interruptions of a run and their cost, or None.
 
-    None if the plan has no time, if the run saves no checkpoint, or if it expects less than one interruption
-    and does not say how many there are.
+    None if the plan has no estimate of the time, if the run saves no checkpoints, or if less than one
+    interruption is expected and the run does not set their number.
     """
     checkpoint, steps = config.checkpoint, config.train_steps
     if config.mode != "full" or not duration.seconds or duration.save_seconds is None or not steps:
@@ -317,8 +330,8 @@ def estimate_interruptions(
     stall = duration.parts.get("checkpoints", 0.0) / saves
     step_seconds = (duration.seconds - stall * saves) / steps
     if not duration.saves_in_background and checkpoint.local_dir is None:
-        stall = duration.save_seconds  # the measured one, if there is one
-    # The run directory is read as fast as it is written.
+        stall = duration.save_seconds  # This is the measured time, if a save has been measured.
+    # Assume that the run directory is read as fast as it is written.
     reading = max(0.0, duration.save_seconds - duration.local_save_seconds)
     restart_seconds, restart_basis = _restart(config, reading, disk)
     work = _Work(
@@ -334,7 +347,7 @@ def estimate_interruptions(
     taken = max(0.0, per_day / DAY_SECONDS - failures) if gives_notice else 0.0
     sudden = per_day / DAY_SECONDS - taken
     time = work.time(checkpoint.save_interval_steps, sudden, taken)
-    # Only machines that are there are interrupted.
+    # Interruptions happen only while the run has machines, so the waiting time does not count.
     used = _paid(work).time(checkpoint.save_interval_steps, sudden, taken)
     best = work.best_interval(sudden)
     low, high = _band(time, work.time(checkpoint.save_interval_steps, 0.0).mean)
@@ -364,8 +377,9 @@ def estimate_interruptions(
 def _with_local(
     config: RunConfig, duration: DurationEstimate, disk: DiskEstimate, per_second: float
 ) -> dict[str, Any]:
-    """Return the fields of Interruptions about checkpoints on the nodes' own disks, which are saved more
-    often and read faster; {} if the run has none.
+    """Return the fields of Interruptions about checkpoints on local disks; {} if the run has none.
+
+    Such checkpoints are saved more often, and read faster.
     """
     if config.checkpoint.local_dir is None:
         return {}
@@ -381,7 +395,7 @@ def _with_local(
 
 
 def _failures_per_day(cost: CostEstimate, duration: DurationEstimate) -> float:
-    """Return the failures a day of machines on demand, by their GPU hours; 0 for CPUs."""
+    """Return the expected failures of on-demand machines per day, from their GPU hours; 0 for CPUs."""
     if not cost.device_hours or not duration.seconds:
         return 0.0
     return cost.device_hours / GPU_HOURS_PER_FAILURE / (duration.seconds / DAY_SECONDS)
@@ -390,36 +404,38 @@ def _failures_per_day(cost: CostEstimate, duration: DurationEstimate) -> float:
 def _per_day(config: RunConfig, cost: CostEstimate) -> tuple[float, str]:
     resources = config.resources
     if resources.interruptions_per_day is not None:
-        return resources.interruptions_per_day, "resources.interruptions_per_day"
+        return resources.interruptions_per_day, "set by resources.interruptions_per_day"
     if not cost.device_hours:
-        return 0.0, "not known for CPUs"
-    basis = f"assumed: one in {GPU_HOURS_PER_FAILURE:,.0f} GPU hours, as in Llama 3 405B's training"
+        return 0.0, "the failure rate of CPUs is not known"
+    basis = f"assumed: one per {GPU_HOURS_PER_FAILURE:,.0f} GPU hours, as in the training of Llama 3 405B"
     if resources.capacity == "spot":
-        basis += "; how often spot machines are taken away is not known"
+        basis += "; it is not known how often spot machines are reclaimed"
     return config.paid_gpus * 24 / GPU_HOURS_PER_FAILURE, basis
 
 
 def _restart(config: RunConfig, reading: float, disk: DiskEstimate) -> tuple[float, str]:
-    """Return the seconds from an interruption to the next step, and their source; `reading` are the planned
-    seconds for reading a checkpoint.
+    """Return the seconds from an interruption to the next step, and their source.
+
+    `reading` is the planned time for reading a checkpoint, in seconds.
     """
     if measured := measured_restart_seconds(RunDir.named(config.name)):
-        return measured, "measured in this run's restarts"
+        return measured, "measured in earlier restarts of this run"
     start = ASSUMED_RESTART_SECONDS[config.resources.device]
     size = amounts.size(disk.checkpoint_bytes)
-    return start + reading, f"assumed: {start:g} s, and {size} read as fast as they are written"
+    return start + reading, f"assumed: {start:g} s, plus the time to read {size} at write speed"
 
 
 def measured_restart_seconds(run: RunDir) -> float:
-    """Return the mean time between the end of an attempt and the first step of the next one, over all jobs of
-    a run, in seconds; 0 if none was restarted. Pauses and waits for devices are not counted.
+    """Return the mean seconds from the end of an attempt to the first step of the next attempt.
+
+    All jobs of the run count; pauses and waits for devices do not. Returns 0 if no job was restarted.
     """
     measured = []
     for job_id in run.job_ids():
         try:
             record = JobRecord.read(run.job(job_id).job_json)
         except RecordError:
-            continue  # a damaged record; `nbtrain status` reports it
+            continue  # The record is damaged; `nbtrain status` reports it.
         if record is None:
             continue
         for before, after in zip(record.attempts, record.attempts[1:]):
@@ -430,10 +446,10 @@ def measured_restart_seconds(run: RunDir) -> float:
 
 
 def _band(time: Segment, least: float) -> tuple[float, float]:
-    """Return the shortest and the longest time of the middle BAND of all runs, in seconds.
+    """Return the shortest and the longest time, in seconds, of the middle BAND of all runs.
 
-    The times are normally distributed, because a run has many segments. No run is shorter than one without
-    interruptions.
+    The times are assumed to be normally distributed, because a run has many segments. No run is shorter than
+    a run without interruptions.
     """
     if not math.isfinite(time.mean):
         return least, math.inf
@@ -450,9 +466,9 @@ def _prices(
     failures: float,
     gives_notice: bool,
 ) -> dict[str, Any]:
-    """Return the fields of Interruptions about money: machines on demand against spot machines.
+    """Return the fields of Interruptions about the cost of on-demand and spot machines.
 
-    Waiting costs no money, so it counts only for the time at which the run ends.
+    Waiting for machines costs no money, so it affects only the time at which the run ends.
     """
     price, spot = cost.on_demand, cost.spot
     assert duration.seconds is not None
@@ -497,7 +513,10 @@ def _paid(work: _Work) -> _Work:
 
 
 def _break_even(money_at: Any, limit: float) -> float:
-    """Return the interruptions a day at which spot machines cost `limit`; 0 if they cost more without any."""
+    """Return the interruptions per day at which spot machines cost `limit`.
+
+    Returns 0 if they cost more even without interruptions.
+    """
     low, high = 0.0, 1.0
     if money_at(0.0) >= limit:
         return 0.0

@@ -1,12 +1,13 @@
-"""Limits of a run: its own (the section `limits`) and the workspace's (limits.yaml), against the plan.
+"""Limits of a run (its section `limits`) and of its workspace (limits.yaml), compared with the plan.
 
-    <workspace>/limits.yaml     gpu_hours, money, energy_kwh, days, epochs, disk_bytes: any of them
+    <workspace>/limits.yaml     any of gpu_hours, money, energy_kwh, days, epochs and disk_bytes
 
-Of two limits the smaller one holds, so that a run can only tighten the workspace's. The limits of a workspace
-also hold in every workspace inside it, and for every run in its output directory, whichever workspace
-NBTRAIN_WORKSPACE names. A limit that the plan cannot compare refuses the run if the user can supply what is
-missing (the type of the GPU, a price), and is a warning otherwise (epochs before the data are known, energy
-of CPUs). CPU runs use no GPU hours and cost no money.
+If both the run and the workspace set a limit, the smaller value applies, so that a run can only tighten the
+limits of its workspace. The limits of a workspace also apply in every workspace inside it, and to every run
+in its output directory, whichever workspace NBTRAIN_WORKSPACE names. If the plan has no value to compare with
+a limit, the run is rejected if the user can supply what is missing (the GPU type, a price). Otherwise the
+limit is only a warning (epochs before the data are prepared, energy of CPUs). CPU runs use no GPU hours and
+cost no money.
 """
 
 import os
@@ -32,14 +33,14 @@ from nbtrain.planner.time.duration import DurationEstimate
 FILE_NAME = "limits.yaml"
 KEYS = tuple(LimitsConfig.model_fields)
 SHAPE = (
-    "the limits of a workspace are a mapping, such as `gpu_hours: 20000`; a workspace without limits has no "
-    "such file"
+    "it must be a mapping of limits, such as `gpu_hours: 20000`; delete the file if the workspace has "
+    "no limits"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One limit that holds for a run, and the plan's figure for it."""
+    """A limit that applies to a run, and the planned amount."""
 
     key: str
     """Field of LimitsConfig, e.g. "gpu_hours"."""
@@ -47,15 +48,15 @@ class Limit:
     place: str
     """Place where the limit is set: "limits.yaml:2" or a place of the run."""
     by_workspace: bool
-    """Whether the workspace sets it; else the run."""
+    """Whether the workspace sets the limit; otherwise the run sets it."""
     looser: str
-    """Place where the run sets a larger limit, which has no effect; "" if it does not."""
+    """Place where the run sets a larger limit, which has no effect; "" if the run sets no larger limit."""
     planned: float | None
-    """The plan's figure; None if the plan does not know it."""
+    """The planned amount; None if the plan has no estimate of it."""
     why_unknown: str = ""
-    """Why the plan does not know it, as a sentence."""
+    """Reason why the plan has no estimate, as a clause; "" if it has one."""
     fix: str = ""
-    """The change that supplies the figure; "" if the user has none, so that the limit only warns."""
+    """Change that makes the estimate possible; "" if there is none, so that the limit is only a warning."""
 
     @property
     def exceeded(self) -> bool:
@@ -63,18 +64,18 @@ class Limit:
 
     @property
     def refuses(self) -> bool:
-        """Whether the run may not be submitted."""
+        """Whether the limit prevents the run from being submitted."""
         return self.exceeded or (self.planned is None and bool(self.fix))
 
     @property
     def words(self) -> str:
-        """E.g. "49,357 of 20,000 GPU hours (limits.yaml:2)"."""
+        """The limit as text, e.g. "49,357 GPU hours of 20,000 GPU hours (limits.yaml:2)"."""
         planned = "not known" if self.planned is None else amount_of(self.key, self.planned)
         return f"{planned} of {amount_of(self.key, self.most)} ({self.place})"
 
 
 def amount_of(key: str, value: float) -> str:
-    """Format a value of a limit with its unit."""
+    """Return a value of a limit with its unit."""
     if key == "disk_bytes":
         return amounts.size(round(value))
     unit = {"gpu_hours": " GPU hours", "energy_kwh": " kWh"}.get(key, "" if key == "money" else f" {key}")
@@ -83,14 +84,14 @@ def amount_of(key: str, value: float) -> str:
 
 
 def limits_folders() -> list[Path]:
-    """Return the folders whose limits.yaml holds for the runs of this workspace, without duplicates.
+    """Return the folders whose limits.yaml applies to the runs of this workspace, without duplicates.
 
-    They are the workspace, the folder of the output directory, and every workspace that encloses one of them.
-    So the team's limits also hold in another workspace inside the team's, and in one that writes to the
-    team's output directory, even if that directory is a link to another disk.
+    They are the workspace, the parent of the output directory, and every workspace that contains one of the
+    two. A team's limits therefore also apply in a workspace inside the team's workspace, and in a workspace
+    that writes to the team's output directory, even if that directory is a link to another disk.
     """
     output = output_root()
-    # realpath, because Path.resolve raises for a link that leads to itself.
+    # Use realpath, because Path.resolve raises an error for a link that points to itself.
     first = (workspace(), output.parent, Path(os.path.realpath(output)).parent)
     above = (folder for start in first for folder in start.parents if is_workspace(folder))
     return list(dict.fromkeys((*first, *above)))
@@ -112,25 +113,29 @@ def workspace_limits() -> dict[str, tuple[float, str]]:
 
 
 def _read_limits(folder: Path) -> tuple[LimitsConfig, Located]:
-    """Return the limits in a folder's file, and where each is set; none without a file."""
+    """Return the limits in a folder's limits.yaml and where they are set; no limits if there is no file."""
     path, other = folder / FILE_NAME, (folder / FILE_NAME).with_suffix(".yml")
     name, problems = display(path), []
     if os.path.lexists(other):
         raise ConfigError(
-            f"{display(other)}: the limits of a workspace are read from {FILE_NAME}. Rename the file."
+            f"{display(other)}: the limits of a workspace must be in {FILE_NAME}. Rename the file to "
+            f"{FILE_NAME}."
         )
     if not os.path.lexists(path):
         return LimitsConfig(), Located()
-    # A folder, a pipe, or a link whose target is missing or out of reach: Path.is_file would raise for that.
+    # This rejects a folder, a pipe, and a link whose target is missing. Path.is_file would raise for some
+    # links.
     if not os.path.isfile(path):  # noqa: PTH113
         raise ConfigError(
-            f"{name}: is not a file that can be read, so the limits of the workspace are not known. Restore "
-            "the file, or remove what is in its place if the workspace has no limits."
+            f"{name} is not a readable file, so the limits of the workspace are unknown. Restore the file, "
+            f"or delete {name} if the workspace has no limits."
         )
     located = read_yaml(path, name, SHAPE)
     for key in located.value:
         if key not in KEYS:
-            words = f"{name} has no limit `{key}`. Known: {', '.join(KEYS)}.{nearest(key, KEYS)}"
+            words = (
+                f"{name} sets the unknown limit `{key}`. Known limits: {', '.join(KEYS)}.{nearest(key, KEYS)}"
+            )
             problems.append(Finding("error", "limits", key, located.where(key) or name, words, cost=FATAL))
     known = {key: value for key, value in located.value.items() if key in KEYS}
     limits = LimitsConfig()
@@ -150,10 +155,10 @@ def limits_of(
     epochs: float | None,
     least_epochs: float | None = None,
 ) -> list[Limit]:
-    """Return the limits that hold for a run, with the plan's figures; [] if there are none.
+    """Return the limits that apply to a run, with the planned amounts; [] if there are no limits.
 
-    `epochs` counts all train_tokens. `least_epochs` is a lower bound where they are not known: it
-    can refuse a run, but not admit one.
+    `epochs` counts all train_tokens. If it is not known, `least_epochs` is a lower bound, which can exceed a
+    limit but not prove that the run is within it.
     """
     team = workspace_limits()
     share = _trained_share(config)
@@ -192,7 +197,7 @@ def limits_of(
 
 
 def _trained_share(config: RunConfig) -> float:
-    """Return the share of train_tokens that a run trains: below 1 in a trial, 0 if it only evaluates."""
+    """Return the fraction of train_tokens that a run trains on: below 1 in a trial, 0 in an evaluation."""
     return 0.0 if config.mode == "eval" else config.target_tokens / config.train_tokens
 
 
@@ -202,7 +207,7 @@ def _figures(
     on_cpu = cost.device_hours == 0
     return {
         "gpu_hours": cost.device_hours,
-        # Electricity alone is not the price of the GPU hours.
+        # Without a price of the GPU hours, cost.money may contain electricity only.
         "money": 0.0 if on_cpu else cost.money if cost.price is not None else None,
         "energy_kwh": cost.energy_kwh,
         "days": None if duration.seconds is None else duration.seconds / 86_400,
@@ -212,21 +217,24 @@ def _figures(
 
 
 def _unknown(key: str, config: RunConfig) -> tuple[str, str]:
-    """Return why the plan has no figure for a limit, and the fix; "" for the fix if there is none."""
+    """Return (why the plan has no value for a limit, the fix); the fix is "" if there is none."""
     resources = config.resources
     if key == "epochs":
-        return "the tokens of the training data are not known before they are prepared", ""
+        return "the number of training tokens is not known before the data are prepared", ""
     if key == "energy_kwh" and resources.device == "cpu":
-        return "the plan does not count the energy of CPUs", ""
+        return "the plan does not estimate the energy of CPUs", ""
     if resources.device == "gpu" and resources.gpu_type is None:
-        return "the plan does not know the GPU", "Set resources.gpu_type."
+        return "the GPU type is not known", "Set resources.gpu_type."
     if key == "money":
-        # The table has its own names: gpu_type may be the name that nvidia-smi or a node's label has.
+        # Use the device table's name; gpu_type may be a name from nvidia-smi or from a node's label.
         device = find_device(resources.gpu_type)
         name, prices = device.name if device else resources.gpu_type, display(user_prices())
         if resources.capacity == "spot":
-            return f"there is no price of spot machines with {name}", (
-                f"Put per_device_hour.{name}.spot into {prices}."
+            return f"there is no price for spot machines with {name}", (
+                f"Set per_device_hour.{name}.spot in {prices}."
             )
-        return f"there is no price for {name}", f"Put it into {prices}."
-    return "the plan has no time for this device", "Name a device of the table in resources.gpu_type."
+        return f"there is no price for {name}", f"Set per_device_hour.{name} in {prices}."
+    return (
+        "the plan cannot estimate the time on this device",
+        "Set resources.gpu_type to a device from the device table.",
+    )

@@ -1,16 +1,17 @@
-"""Sizes of the largest Wikipedias, from which a plan estimates epochs before anything is downloaded.
+"""Sizes of the largest Wikipedia editions, from which a plan estimates epochs before the download.
 
-The twenty Wikipedias with the most text in the dumps of 1 June 2023: articles, bytes of the dump
-(pages-articles.xml.bz2), and bytes of text without markup. Source of every row: tensorflow/datasets at
-01934cd6, docs/catalog/wikipedia.md, the configurations 20230601.<language> ("Examples", "Download size",
-"Dataset size"). Wikipedias grow by a few percent a year, and this project's own extraction may keep more or
-less of a page than that dataset.
+The table has the twenty editions with the most text in the dumps of 1 June 2023: number of articles, bytes of
+the dump (pages-articles.xml.bz2), and bytes of text without markup. The source of every row is
+tensorflow/datasets at 01934cd6, docs/catalog/wikipedia.md, configurations 20230601.<language> ("Examples",
+"Download size", "Dataset size"). Wikipedia editions grow by a few percent per year, and nbtrain's extraction
+may keep more or less of a page than that dataset.
 
-Tokens are text bytes over bytes per token, a range that is assumed for vocabularies from 32,000 entries that
-were trained on the language: English has 4.4 bytes a token with GPT-2's vocabulary; characters of other
-scripts take two or three bytes each in UTF-8. A smaller vocabulary, or one that is imported for another
-language than English, may have tokens as short as a byte, which widens the range. Any other Wikipedia has
-less text than the last row; its range is assumed from there down to a megabyte.
+The number of tokens is the bytes of text divided by the bytes per token. The assumed range of bytes per token
+applies to vocabularies of at least 32,000 entries that were trained on the language. English has 4.4 bytes
+per token with GPT-2's vocabulary; characters of other scripts have two or three bytes in UTF-8. A smaller
+vocabulary, or an imported one for a language other than English, may have tokens as short as a byte, which
+widens the range. Any other edition has less text than the last row, and is assumed to have at least a
+megabyte.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from nbtrain.config.sections.sources import WikiSource
 DATE = "2023-06-01"
 SOURCE = "tensorflow/datasets, docs/catalog/wikipedia.md"
 MIB = 2**20
-# Assumed bytes per token, from a vocabulary that suits the text badly to one that suits it well.
+# Assumed bytes per token: (with a vocabulary that suits the text badly, with one that suits it well).
 LATIN, TWO_BYTES, HAN_AND_KANA = (3.5, 4.8), (5.0, 8.5), (3.5, 5.0)
 ENGLISH = (4.0, 4.8)
 SMALLEST_BYTES = 1e6
@@ -35,15 +36,16 @@ ONE_BYTE = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Wikipedia:
-    """Size of one Wikipedia on DATE."""
+    """Size of one Wikipedia edition on DATE."""
 
     articles: int
+    """Number of articles."""
     dump_bytes: float
     """Bytes of pages-articles.xml.bz2."""
     text_bytes: float
     """Bytes of the articles without markup."""
     bytes_per_token: tuple[float, float] = LATIN
-    """Assumed range."""
+    """Assumed range of bytes per token."""
 
 
 WIKIPEDIAS = {
@@ -73,20 +75,20 @@ LARGEST_OTHER_BYTES = min(wikipedia.text_bytes for wikipedia in WIKIPEDIAS.value
 
 @dataclass(frozen=True, slots=True)
 class TextEstimate:
-    """Tokens of the training split of Wikipedias that are not prepared yet, as an assumed range."""
+    """Estimated number of tokens in the training split of Wikipedia editions that are not prepared yet."""
 
     least_tokens: float
     most_tokens: float
     basis: str
-    """Facts about the text, with their source."""
+    """Facts and assumptions about the text, with their source."""
 
     def epochs(self, train_tokens: int) -> tuple[float, float]:
-        """Return the least and the most passes over the training split."""
+        """Return the lowest and the highest estimate of the number of passes over the training split."""
         return train_tokens / self.most_tokens, train_tokens / self.least_tokens
 
 
 def estimate_text(config: RunConfig) -> TextEstimate | None:
-    """Estimate the training tokens of a run whose only sources are Wikipedias that it would download.
+    """Estimate the training tokens of a run that downloads all of its text from Wikipedia.
 
     Returns None for other sources, and for dumps on disk.
     """
@@ -109,13 +111,13 @@ def estimate_text(config: RunConfig) -> TextEstimate | None:
 
 
 def _suits(config: RunConfig, source: WikiSource) -> bool:
-    """Return whether the assumed bytes per token hold for the run's vocabulary."""
+    """Return whether the assumed bytes per token apply to the run's vocabulary."""
     tokenizer = config.tokenizer
     return tokenizer.vocab_size >= LEAST_VOCABULARY and (tokenizer.path is None or source.language == "en")
 
 
 def _tokens(source: WikiSource, suits: bool) -> tuple[float, float, str]:
-    """Return the least and the most tokens of a Wikipedia, and the basis of both.
+    """Return the lowest and the highest number of tokens of a Wikipedia edition, and their basis.
 
     `suits` says whether the vocabulary has the assumed bytes per token.
     """
@@ -123,8 +125,8 @@ def _tokens(source: WikiSource, suits: bool) -> tuple[float, float, str]:
     if known is None:
         low, high = SMALLEST_BYTES / TWO_BYTES[1], LARGEST_OTHER_BYTES / (LATIN[0] if suits else ONE_BYTE)
         return low, high, (
-            f"the {source.language} Wikipedia is not in the table of the {len(WIKIPEDIAS)} largest: less "
-            f"than {LARGEST_OTHER_BYTES / 1e9:.1f} GB of text, assumed"
+            f"the {source.language} Wikipedia is not among the {len(WIKIPEDIAS)} largest, so less than "
+            f"{LARGEST_OTHER_BYTES / 1e9:.1f} GB of text is assumed"
         )  # fmt: skip
     share = min(source.max_articles / known.articles, 1.0) if source.max_articles else 1.0
     text = share * known.text_bytes
@@ -133,12 +135,13 @@ def _tokens(source: WikiSource, suits: bool) -> tuple[float, float, str]:
     articles = f"{round(share * known.articles):,} articles"
     return text / many, text / few, (
         f"the {source.language} Wikipedia of {DATE}, {articles} with {text / 1e9:.1f} GB of text "
-        f"(dump: {known.dump_bytes / 1e9:.1f} GB; {SOURCE}), at {few:g} to {many:g} bytes a token, assumed"
+        f"(dump: {known.dump_bytes / 1e9:.1f} GB; {SOURCE}), assuming {few:g} to {many:g} bytes per token"
     )  # fmt: skip
 
 
 def epochs_words(estimate: TextEstimate, train_tokens: int) -> str:
-    """Format the estimated epochs for the plan."""
+    """Return the estimated epochs as text, with the basis of the estimate."""
     least, most = estimate.epochs(train_tokens)
     tokens = f"{amounts.count(round(estimate.least_tokens))} to {amounts.count(round(estimate.most_tokens))}"
-    return f"{least:,.3g} to {most:,.3g}, over {tokens} training tokens: {estimate.basis}; not prepared yet"
+    size = f"{tokens} training tokens, estimated because the data are not prepared yet"
+    return f"{least:,.3g} to {most:,.3g}, with {size}: {estimate.basis}"

@@ -1,19 +1,18 @@
 """Seconds of one optimizer step on this machine's CPU, computed from its calibration.
 
-    micro batch   blocks and ends at the rates that the model's own layers reached, by size
-    tensor        4 all-reduces of [tokens, h] in each block, 6 with full recomputation; 2 in the ends
-    bubble        1F1B: the slowest stage m times, each other stage once (arXiv:2104.04473, section 2.2)
-    host          what DeepSpeed adds to a step, a micro batch and a block
-    optimizer     seconds for each parameter: gradients, their sum over data-parallel ranks, AdamW, ZeRO; with
-                  Muon its products, at the best rate of matrix products
+micro batch   blocks and ends (embeddings, output layer, loss), at the measured rates of the model's layers
+tensor        4 all-reduces of [tokens, h] in each block, 6 with full recomputation; 2 in the ends bubble
+1F1B: the slowest stage m times, each other stage once (arXiv:2104.04473, section 2.2) host
+DeepSpeed's overhead per step, micro batch and block optimizer     seconds per parameter: gradients, their sum
+over data-parallel ranks, AdamW, ZeRO; with Muon, also its matrix products at the best measured rate
 
-The last two come from steps of very small engines (train/calibration/engine_steps.py):
+The last two come from measured steps of very small models (train/calibration/engine_steps.py):
 
     seconds = F + m (M + L layers) + P parameters + m (layers x block + ends)
 
-has four unknowns for each number of ranks, number format and ZeRO stage, and four models were measured.
-Between measured sizes, seconds are interpolated as powers of the size. The rate for two ranks is measured on
-one rank while the other is busy, because cores share caches and memory.
+has four unknowns for each number of ranks, number format and ZeRO stage, so four models are measured. Between
+measured sizes, the seconds are interpolated as a power of the size. The rates for two ranks are measured on
+one rank while the other rank is busy, because cores share caches and memory.
 """
 
 import bisect
@@ -28,7 +27,7 @@ from nbtrain.planner.calibration.calibration import Calibration, Figure
 from nbtrain.planner.setup.setup import Setup
 
 BLOCK_SEQUENCE = 256
-"""Sequence length of the blocks that are measured (train/calibration/kernels.py)."""
+"""Sequence length of the measured blocks (train/calibration/kernels.py)."""
 HEAD_SIZE = 64
 
 PARTS = (
@@ -39,12 +38,12 @@ PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """Time that an engine adds to the arithmetic of a step, in seconds."""
+    """Seconds that DeepSpeed's engine adds to the computation of a step."""
 
     step: float
     micro_batch: float
     block: float
-    """Seconds for each block in each micro batch."""
+    """Seconds per block and micro batch."""
     parameter: float
 
 
@@ -52,8 +51,8 @@ def calibrated_step(setup: Setup, calibration: Calibration) -> dict[str, float] 
     """Return the seconds of a step by part (PARTS); None if the calibration does not apply to the setup.
 
     It applies to a CPU run on one machine in fp32 or bf16, without offloading, shared sequences, LoRA or
-    preference pairs (dpo): the measured steps train all weights, and the output layer runs three matmuls in
-    each.
+    preference pairs (dpo). The measured steps train all weights, with three matrix products in the output
+    layer.
     """
     measured = calibration.of("block", dtype=setup.dtype)
     if setup.on_gpu or not measured or setup.nodes > 1 or setup.offload_optimizer != "none":
@@ -66,7 +65,7 @@ def calibrated_step(setup: Setup, calibration: Calibration) -> dict[str, float] 
 
 
 class _Rank:
-    """One rank of a setup, with the values that were measured while as many ranks were busy."""
+    """One rank of a setup, with the rates that were measured with one or two busy ranks."""
 
     def __init__(self, setup: Setup, calibration: Calibration):
         self.setup, self.calibration = setup, calibration
@@ -106,7 +105,7 @@ class _Rank:
         return parts
 
     def newton_schulz(self) -> float:
-        """Return the seconds of Muon's products in one step of this rank; 0 with AdamW."""
+        """Return the seconds of Muon's matrix products per step on this rank; 0 with AdamW."""
         setup = self.setup
         if not setup.muon_steps:
             return 0.0
@@ -115,7 +114,7 @@ class _Rank:
         return whole / setup.muon_ranks / rates[setup.dtype]
 
     def block(self) -> tuple[float, float]:
-        """Return the seconds of one block and micro batch on this rank, (forward, backward)."""
+        """Return the seconds of one block for one micro batch on this rank: (forward, backward)."""
         shape, tensor = self.setup.shape, self.setup.tensor_parallel_size
         figures = self.calibration.of("block", ranks=self.ranks, dtype=self.setup.dtype)
         norms = self.calibration.of("norms", ranks=self.ranks, dtype=self.setup.dtype)
@@ -131,7 +130,7 @@ class _Rank:
         return seconds[0], seconds[1]
 
     def _attention(self, name: str) -> float:
-        """Return how many seconds one block's attention takes beyond the measured sequence length's."""
+        """Return the seconds that a longer sequence adds to the measured block's attention."""
         figures = self.calibration.of("attention", ranks=self.ranks, dtype=self.setup.dtype)
         points = sorted((figure["seq"], figure[name]) for figure in figures)
         if not points:
@@ -145,8 +144,8 @@ class _Rank:
     def ends(self) -> tuple[float, float]:
         """Return the seconds of the embeddings, the output layer and the loss for one micro batch.
 
-        Both are counted for the last stage, because the embeddings take little time compared with the output
-        layer.
+        The result is (first stage, last stage). All of the time is counted for the last stage, because the
+        embeddings take little time compared with the output layer.
         """
         figures = self.calibration.of("ends", ranks=self.ranks, dtype=self.setup.dtype)
         shape = self.setup.shape
@@ -154,11 +153,11 @@ class _Rank:
         return 0.0, _ends(figures, shape.hidden_size, vocabulary, self.tokens)
 
     def activation_bytes(self) -> int:
-        """Return the bytes of a [tokens, h] tensor in the format of the activations."""
+        """Return the bytes of a [tokens, h] tensor in the number format of the activations."""
         return self.tokens * self.setup.shape.hidden_size * (4 if self.setup.dtype == "fp32" else 2)
 
     def tensor_sums(self) -> tuple[float, float]:
-        """Return the seconds of the sums over tensor ranks for one micro batch: (in a block, at the ends)."""
+        """Return the seconds of tensor-parallel sums per micro batch: (in a block, in the ends)."""
         if self.setup.tensor_parallel_size == 1:
             return 0.0, 0.0
         once = self.collective("all_reduce", self.activation_bytes())
@@ -168,12 +167,13 @@ class _Rank:
         """Return the seconds of a collective over `size` bytes; 0 if none was measured."""
         figures = self.calibration.of("collective", collective=kind, ranks=2)
         points = sorted((one["bytes"], one["seconds"]) for one in figures)
-        # A smaller message takes as long as the smallest measured one: the latency.
+        # Messages below the smallest measured size take the same time, which is the latency.
         return power_between(points, max(size, points[0][0])) if points else 0.0
 
     def _more_ranks(self, ranks: int, optimizer: float) -> float:
-        """Return the seconds by which sums over more than two ranks lengthen `optimizer`, which was measured
-        with two.
+        """Return the seconds by which sums over more than two ranks lengthen the optimizer step.
+
+        `optimizer` is its time as measured with two ranks.
         """
         two, more = (self.calibration.of("collective", collective="all_reduce", ranks=n) for n in (2, ranks))
         if not two or not more:
@@ -182,14 +182,14 @@ class _Rank:
         return max(largest[1] / largest[0] - 1, 0.0) * optimizer
 
     def parameters(self, layers: tuple[int, ...]) -> int:
-        """Return the parameters of the fullest rank."""
+        """Return the number of parameters on the fullest rank."""
         shape, tensor, last = self.setup.shape, self.setup.tensor_parallel_size, len(layers) - 1
         return max(
             count_layers(shape, count, at == 0, at == last, tensor).total for at, count in enumerate(layers)
         )
 
     def overhead(self) -> Overhead:
-        """Return the overhead at this rank's ZeRO stage and number of data-parallel ranks."""
+        """Return the overhead for this rank's ZeRO stage and number of data-parallel ranks."""
         stage = {2: 1}.get(self.setup.zero_stage, self.setup.zero_stage)
         ranks = self.ranks if self.setup.data_axis_size > 1 else 1
         figures = self.calibration.of("step", dtype=self.setup.dtype, zero_stage=stage)
@@ -198,7 +198,7 @@ class _Rank:
 
 
 def overhead_of(models: dict[str, Figure], calibration: Calibration, ranks: int) -> Overhead:
-    """Return F, M, L and P, fitted to the steps of the four models; none is negative."""
+    """Return F, M, L and P, fitted to the steps of the four models; negative values are set to 0."""
     if set(models) != {"base", "micro", "layers", "wide"}:
         return Overhead(0.0, 0.0, 0.0, 0.0)
     left, parameters = {}, {}
@@ -232,7 +232,7 @@ def overhead_of(models: dict[str, Figure], calibration: Calibration, ranks: int)
 
 
 def power_between(points: list[tuple[float, float]], x: float) -> float:
-    """Interpolate measured (x, value) points at x, as a power of x between or beyond the nearest two."""
+    """Return the value at x, interpolated or extrapolated from measured (x, value) points as a power of x."""
     points = [(at, max(value, 1e-12)) for at, value in points]
     if len(points) == 1:
         return points[0][1]
@@ -243,21 +243,24 @@ def power_between(points: list[tuple[float, float]], x: float) -> float:
 
 
 def _by_size(figures: list[Figure], hidden: int, tokens: int, value: Callable[[Figure], float]) -> float:
-    """Return the seconds of `tokens` tokens at a hidden size, interpolated by tokens, then by size."""
+    """Return the seconds that `tokens` tokens take at a hidden size.
+
+    The measurements are interpolated first by tokens, then by hidden size.
+    """
     by_hidden: dict[int, list[tuple[float, float]]] = {}
     for figure in figures:
         by_hidden.setdefault(figure["hidden"], []).append((figure["tokens"], value(figure)))
     points = []
     for size, measured in sorted(by_hidden.items()):
         measured.sort()
-        # Beyond the most tokens measured, seconds grow in proportion; below the fewest as well.
+        # Outside the measured range, the seconds are proportional to the number of tokens.
         nearest = min(max(tokens, measured[0][0]), measured[-1][0])
         points.append((float(size), power_between(measured, nearest) * tokens / nearest))
     return power_between(points, hidden) if points else 0.0
 
 
 def _ends(figures: list[Figure], hidden: int, vocabulary: int, tokens: int) -> float:
-    """Return the seconds of embeddings, output layer and loss for `tokens` tokens."""
+    """Return the seconds that embeddings, output layer and loss take for `tokens` tokens."""
     by_hidden: dict[int, list[tuple[float, float]]] = {}
     for figure in figures:
         each = figure["seconds"] / figure["tokens"]

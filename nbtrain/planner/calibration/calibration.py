@@ -1,24 +1,25 @@
-"""Measurements of this machine that plans read from the data directory, so that they do not assume its rates.
+"""Measured rates of this machine, which plans read from the data directory instead of assuming rates.
 
-    read_calibration()          calibration.json: everything that `nbtrain calibrate` measured
-    matmul_flops_per_core()     cpu_rate.json: the rate of a core, which a plan of a CPU run measures itself
+    read_calibration()          calibration.json: all measurements of `nbtrain calibrate`
+    matmul_flops_per_core()     cpu_rate.json: the rate of a core, which the plan of a CPU run measures itself
 
     {"schema_version": 1, "machines": {"<cpu>, <cores> cores, <GPUs>, torch <version>": {
         "date", "seconds", "device", "disk", "doubts", "figures": [{"what", "ranks", "spread", ...}]}}}
 
-The entry of a machine is used by plans on that machine alone, for OLDEST_DAYS; one with doubts
-(calibration_doubts.py) for OLDEST_DOUBTED_DAYS, and plans name them. Any other entry is named in a
-note and not used: a rate of another machine is worse than an assumed one, because it looks measured.
+Plans use the entry of a machine only on that machine, for OLDEST_DAYS. If there are doubts about the
+measurement (calibration_doubts.py), they use it for OLDEST_DOUBTED_DAYS and show the doubts. Other entries
+are mentioned in a note, but not used: a rate from another machine is worse than an assumed rate, because it
+looks measured.
 
-The rate of a core is measured by matrix products per second of CPU time, so that other work on the machine
-does not lower it. It is measured in a separate process with one thread: NumPy's number of threads cannot be
-changed once it is loaded, and threads that wait for each other use CPU time too (a busy machine measured 11
-GFLOP/s instead of 170).
+The rate of a core is measured as matrix products per second of CPU time, so that other work on the machine
+does not lower it. It is measured in a separate process with one thread, because NumPy's number of threads
+cannot be changed after it is loaded, and threads that wait for each other use CPU time too (on a busy
+machine, this gave 11 GFLOP/s instead of 170).
 
-Several processes may measure at the same time: add_entry is the only writer of calibration.json and of
-network.json (measured_network.py).
+Several processes may measure at the same time, so only add_entry writes calibration.json and network.json
+(measured_network.py).
 
-    python -m nbtrain.planner.calibration.calibration       prints the rate of a core, in FLOP/s
+    python -m nbtrain.planner.calibration.calibration       print the rate of a core in FLOP/s
 """
 
 import collections
@@ -46,13 +47,13 @@ logger = logging.getLogger(__name__)
 SCHEMA_VERSION = 1
 # Fields of a machine's entry.
 KEYS = ("date", "seconds", "device", "disk", "doubts", "figures")
-# Drivers, kernels and other programs of a machine change within months.
+# The drivers, the kernel and other programs of a machine change within months.
 OLDEST_DAYS = 180
 OLDEST_DOUBTED_DAYS = 7
 
-# A core's rate is measured for so long, in a process that is waited for so long.
+# Time for which a core's rate is measured, and time-out of the process that measures it.
 MEASURE_SECONDS, PROCESS_SECONDS = 0.1, 20.0
-# A matrix of 1 MiB stays in the caches, like the tiles of every fast matrix product.
+# A matrix of 1 MiB fits into the caches, like the tiles of a fast matrix product.
 MATRIX_SIZE = 512
 
 _ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "OMP", "MKL", "BLIS")}
@@ -70,21 +71,21 @@ class Calibration:
     seconds: float
     figures: list[Figure] = field(repr=False)
     disk: dict[str, float] = field(default_factory=dict)
-    """write_bytes_per_second and read_bytes_per_second of the output directory."""
+    """Write and read rates of the output directory: write_bytes_per_second, read_bytes_per_second."""
     device: str = "cpu"
-    """Kind of device that was measured: gpu or cpu; cpu also where CUDA_VISIBLE_DEVICES hides the GPUs."""
+    """Kind of device that was measured: gpu or cpu. It is cpu if CUDA_VISIBLE_DEVICES hides the GPUs."""
     doubts: list[str] = field(default_factory=list)
-    """Reasons to believe that other programs disturbed the measurement: sentences without a full stop."""
+    """Signs that other programs disturbed the measurement, as clauses without a period."""
 
     @property
     def source(self) -> str:
-        """Description of the source of a plan's rates: the calibration's date and doubts."""
-        doubts = f", in doubt: {'; '.join(self.doubts)}" if self.doubts else ""
+        """Source of a plan's rates as text: the date of the calibration, and doubts about it."""
+        doubts = f", but doubtful: {'; '.join(self.doubts)}" if self.doubts else ""
         return f"calibrated on {self.date}{doubts}"
 
     @property
     def oldest_days(self) -> int:
-        """Days for which plans use this calibration."""
+        """Number of days for which plans use this calibration."""
         return OLDEST_DOUBTED_DAYS if self.doubts else OLDEST_DAYS
 
     def age_days(self, today: datetime.date) -> int:
@@ -99,14 +100,14 @@ class Calibration:
         ]
 
     def matmul_flops(self, ranks: int = 1) -> dict[str, float]:
-        """Return the best FLOP/s of matrix products of one rank, by number format."""
+        """Return {number format: best FLOP/s of one rank's matrix products}."""
         best: dict[str, float] = {}
         for figure in self.of("product", ranks=ranks):
             best[figure["dtype"]] = max(best.get(figure["dtype"], 0.0), figure["flops"])
         return best
 
     def memory_bytes_per_second(self, ranks: int = 1) -> float | None:
-        """Return the bytes that one rank reads and writes per second; None if not measured."""
+        """Return the bytes that one rank reads and writes per second; None if this was not measured."""
         found = self.of("memory", ranks=ranks)
         return found[0]["bytes_per_second"] if found else None
 
@@ -123,7 +124,7 @@ def machine_gpus() -> list[str]:
 
 @functools.cache
 def machine_key() -> str:
-    """Return the key of this machine's calibration: CPU, cores, GPUs and torch's version."""
+    """Return the key of this machine in calibration.json: CPU, cores, GPUs and torch's version."""
     gpus = collections.Counter(machine_gpus())
     words = [cpu_model()[0], f"{len(os.sched_getaffinity(0))} cores"]
     words += [f"{count} x {name}" for name, count in gpus.items()]
@@ -135,43 +136,45 @@ def machine_key() -> str:
 
 
 def read_calibration(today: datetime.date | None = None) -> tuple[Calibration | None, str]:
-    """Return (this machine's calibration, ""), or (None, the reason and the command that creates a
-    calibration).
-    """
+    """Return (calibration of this machine, ""), or (None, why there is none and how to create one)."""
     path, today = calibration_path(), today or datetime.date.today()
-    measure = "`nbtrain calibrate` measures this machine"
+    measure = "Run `nbtrain calibrate` to measure this machine"
     try:
         content = files.read_json(path)
     except RecordError as error:
-        return None, f"{error}; it is not used. {measure}."
+        return None, f"{error}; the calibration is not used. {measure}."
     if content is None:
-        return None, f"not calibrated: {measure}"
+        return None, "this machine is not calibrated; run `nbtrain calibrate` to measure it"
     name = display(path)
     if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
-        return None, f"{name} has another schema_version than {SCHEMA_VERSION} and is not used. {measure}."
+        return None, f"{name} is not used, because its schema_version is not {SCHEMA_VERSION}. {measure}."
     machines = content.get("machines") or {}
     entry = machines.get(machine_key())
     if entry is None:
-        others = "; ".join(f"{key} ({one['date']})" for key, one in machines.items())
-        return None, f"{name} is of another machine and is not used: {others}. {measure}."
+        others = "; ".join(f"{key} ({machine['date']})" for key, machine in machines.items())
+        return None, f"{name} is not used, because it has only other machines: {others}. {measure}."
     try:
         found = Calibration(machine=machine_key(), **{key: entry[key] for key in KEYS})
         age = found.age_days(today)
     except (KeyError, TypeError, ValueError) as error:
-        return None, f"{name}: the entry of this machine is damaged ({error!r}) and is not used. {measure}."
+        return (
+            None,
+            f"{name} is not used, because the entry of this machine is damaged ({error!r}). {measure}.",
+        )
     if age > found.oldest_days:
-        doubted = " in doubt" if found.doubts else ""
+        kind = "a doubtful calibration" if found.doubts else "a calibration"
         return None, (
-            f"{name} is {age} days old (of {found.date}; at most {found.oldest_days} are trusted{doubted}) "
-            f"and is not used. {measure} again."
+            f"{name} is not used, because it is {age} days old ({found.date}), and {kind} is trusted for "
+            f"{found.oldest_days} days. {measure} again."
         )
     return found, ""
 
 
 def write_calibration(calibration: Calibration) -> Path | None:
-    """Write a machine's measurements to calibration.json and return its path; other machines' entries stay.
+    """Write a machine's measurements to calibration.json, next to other machines, and return its path.
 
-    Doubtful measurements do not replace others of the same device that plans still use; then returns None.
+    Doubtful measurements do not replace undoubted ones of the same device that plans still use. In this case,
+    nothing is written, and None is returned.
     """
     path = calibration_path()
     before, _ = read_calibration()
@@ -185,7 +188,7 @@ def write_calibration(calibration: Calibration) -> Path | None:
 def matmul_flops_per_core() -> float | None:
     """Return the FLOP/s of one core in NumPy's fp32 matrix products; None if it cannot be measured.
 
-    The rate is stored in cpu_rate.json of the data directory, by CPU model, number of cores and NumPy
+    The rate is stored in cpu_rate.json in the data directory, by CPU model, number of cores and NumPy
     version.
     """
     return _rate_of_core(_core())
@@ -201,23 +204,23 @@ def _rate_of_core(machine: str) -> float | None:
     rate = _core_measured_apart()
     if rate is None:
         return None
-    if path.parent.is_dir():  # a plan creates no data directory
+    if path.parent.is_dir():  # A plan must not create the data directory.
         try:
             files.write_json(path, {**stored, machine: round(rate)})
         except OSError as error:
-            logger.debug("%s: cannot be written (%s); measured again next time.", path, error.strerror)
+            logger.debug("%s cannot be written (%s). The rate will be measured again.", path, error.strerror)
     return rate
 
 
 def _core_measured_apart() -> float | None:
-    """Run measure_core() in a process with one thread."""
+    """Run measure_core() in a separate process with one thread; None if that fails."""
     command = [sys.executable, "-m", "nbtrain.planner.calibration.calibration"]
     try:
         options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": PROCESS_SECONDS}
         done = subprocess.run(command, env={**os.environ, **_ONE_THREAD}, check=True, **options)
         return float(done.stdout.split()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        logger.debug("the rate of a core is not known: %s", error)
+        logger.debug("The rate of a core could not be measured: %s", error)
         return None
 
 
@@ -226,7 +229,7 @@ def measure_core() -> float:
     import numpy as np
 
     matrix = np.ones((MATRIX_SIZE, MATRIX_SIZE), np.float32)
-    product = np.matmul(matrix, matrix)  # creates threads and buffers
+    product = np.matmul(matrix, matrix)  # Warm-up: creates threads and buffers.
     best = float("inf")
     end = time.perf_counter() + MEASURE_SECONDS
     while best == float("inf") or time.perf_counter() < end:
@@ -242,7 +245,7 @@ def _core() -> str:
 
 
 def _stored_rates(path: Path) -> dict[str, Any]:
-    """Return the stored values; {} if the file is missing or broken (the next write replaces it)."""
+    """Return the stored rates; {} if the file is missing or damaged."""
     try:
         value = files.read_json(path)
     except (OSError, ValueError):
@@ -251,10 +254,10 @@ def _stored_rates(path: Path) -> dict[str, Any]:
 
 
 def add_entry(path: Path, schema_version: int, section: str, key: str, entry: dict[str, Any]) -> None:
-    """Add an entry to a section of the file, or replace it; all others stay as they are.
+    """Add or replace an entry in a section of a file; all other entries are kept.
 
-    Holds the lock of the data directory from reading to writing. A file that is damaged or of another version
-    is kept under another name.
+    Holds the lock of the data directory while it reads and writes. A file that is damaged or has another
+    version is kept under another name.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = flock_folder(path.parent, blocking=True)
@@ -267,7 +270,10 @@ def add_entry(path: Path, schema_version: int, section: str, key: str, entry: di
 
 
 def _entries(path: Path, schema_version: int, section: str) -> dict[str, Any]:
-    """Return the entries that the file has; {} without a file, or if it has to be kept under another name."""
+    """Return the entries of the file; {} if there is no valid file.
+
+    An invalid file is renamed, so that it is kept.
+    """
     try:
         content = files.read_json(path)
     except RecordError:
@@ -281,7 +287,7 @@ def _entries(path: Path, schema_version: int, section: str) -> dict[str, Any]:
     kept = path.with_name(f"{path.name}.old")
     path.replace(kept)
     logger.warning(
-        "%s is damaged or of another version than %d: a new one is written, and the old one is kept as %s.",
+        "%s is damaged, or its version is not %d. A new file is written, and the old file is kept as %s.",
         *(display(path), schema_version, display(kept)),
     )
     return {}

@@ -1,12 +1,13 @@
-"""Measurements of networks between machines, by `nbtrain calibrate --network`, in network.json of the data
-directory.
+"""Bandwidth of networks between machines, measured by `nbtrain calibrate --network`.
+
+The measurements are in network.json in the data directory:
 
     {"schema_version": 1, "networks": {"<place>": {"date", "nodes", "ranks", "figures": [{"collective",
     "bytes", "seconds", "spread"}, ...]}}}
 
-A place (place_of) is where a run's ranks would be: the backend with the settings that choose its machines,
-the kind of device, and the ranks of a machine. Plans of runs on several machines use the entry of their place
-for OLDEST_DAYS, unless the run says which network it has.
+A place (place_of) identifies the machines on which a run's ranks would start: the backend with the settings
+that select its machines, the kind of device, and the ranks per machine. Plans of runs on several machines use
+the entry of their place for OLDEST_DAYS, unless the run sets its network.
 """
 
 import datetime
@@ -29,7 +30,7 @@ GATHER, REDUCE = "all_gather", "all_reduce"
 
 @dataclass(frozen=True)
 class MeasuredNetwork:
-    """Collectives over all ranks of a run on several machines, by the bytes of the whole array."""
+    """Measured collectives over all ranks of a run on several machines, by array size."""
 
     place: str
     date: str
@@ -39,22 +40,22 @@ class MeasuredNetwork:
     figures: list[Figure]
 
     def bus_bandwidth(self, figure: Figure) -> float:
-        """Return the bytes per second that crossed the slowest link of a ring, as nccl-tests counts them."""
+        """Return the bus bandwidth as in nccl-tests: the bytes per second over the slowest link of a ring."""
         factor = 2 if figure["collective"] == REDUCE else 1
         return factor * (self.ranks - 1) / self.ranks * figure["bytes"] / figure["seconds"]
 
     def of(self, collective: str) -> list[Figure]:
-        """Return the measurements of one collective, the smallest array first."""
+        """Return the measurements of one collective, smallest array first."""
         found = [figure for figure in self.figures if figure["collective"] == collective]
         return sorted(found, key=lambda figure: figure["bytes"])
 
     @property
     def bytes_per_second(self) -> float:
-        """Bandwidth of a machine's network, one way, by the largest arrays.
+        """One-way bandwidth of a machine's network in bytes per second, from the largest arrays.
 
-        In a gather one ring passes through all ranks, so that a machine's cards carry its bus bandwidth. In
-        an all-reduce they carry the array at least once, also where NCCL chooses a tree, which sends less
-        than a ring (NVIDIA/nccl-tests issue 22). The larger of both is what the network can carry.
+        In a gather, one ring passes through all ranks, so a machine's network cards carry its bus bandwidth.
+        In an all-reduce, they carry the array at least once, even if NCCL uses a tree, which sends less than
+        a ring (NVIDIA/nccl-tests issue 22). The larger of the two values is the bandwidth of the network.
         """
         reduces = self.of(REDUCE)[-1:]
         carried = [figure["bytes"] / figure["seconds"] for figure in reduces]
@@ -62,7 +63,7 @@ class MeasuredNetwork:
 
     @property
     def latency_seconds(self) -> float:
-        """Seconds of one hop of a ring, from the smallest gather."""
+        """Latency of one hop of a ring in seconds, from the smallest gather."""
         return self.of(GATHER)[0]["seconds"] / max(self.ranks - 1, 1)
 
 
@@ -72,7 +73,7 @@ def network_path() -> Path:
 
 
 def place_of(config: RunConfig) -> str:
-    """Return the place where the run's ranks communicate: equal places have the same network."""
+    """Return the place of a run's ranks as text; runs with the same place use the same network."""
     backend, resources = config.backend, config.resources
     words: list[str] = [backend.kind]
     if backend.kind == "hosts":
@@ -93,7 +94,7 @@ def place_of(config: RunConfig) -> str:
 
 
 def read_networks() -> dict[str, MeasuredNetwork]:
-    """Return the measured networks by place, without damaged entries; {} without a readable file."""
+    """Return the measured networks by place, without damaged entries; {} if there is no readable file."""
     try:
         content = files.read_json(network_path())
     except RecordError:
@@ -120,7 +121,7 @@ def _network(place: str, entry: Any) -> MeasuredNetwork | None:
 
 
 def measured_network(config: RunConfig, today: datetime.date | None = None) -> MeasuredNetwork | None:
-    """Return the network that was measured where this run is to run; None if it was not, or too long ago."""
+    """Return the measured network of a run's place; None if there is no recent measurement."""
     if config.resources.nodes == 1 or config.backend.kind == "local":
         return None
     network = read_networks().get(place_of(config))
@@ -131,7 +132,7 @@ def measured_network(config: RunConfig, today: datetime.date | None = None) -> M
 
 
 def write_network(network: MeasuredNetwork) -> Path:
-    """Write the measurement of one place to network.json and return its path; other places stay."""
+    """Write the measurement of a place to network.json, next to other places, and return the file's path."""
     path = network_path()
     entry = {key: getattr(network, key) for key in KEYS}
     add_entry(path, SCHEMA_VERSION, "networks", network.place, entry)
@@ -139,5 +140,5 @@ def write_network(network: MeasuredNetwork) -> Path:
 
 
 def source_of(network: MeasuredNetwork) -> str:
-    """Return a phrase that says where and when a network was measured."""
+    """Return a phrase about where and when a network was measured."""
     return f"measured on {network.date} over {network.nodes} machines ({display(network_path())})"

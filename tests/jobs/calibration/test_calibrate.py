@@ -69,8 +69,8 @@ def test_a_busy_machine_is_in_doubt_and_replaces_nothing_better(asked, monkeypat
     monkeypatch.setattr(module, "lacking_cores", lambda: 1.5)
     doubtful = calibrate(60)
     found, _ = read_calibration()
-    assert found.doubts == ["other programs used 1.5 of 4 cores when it began"]
-    assert "in doubt: other programs used 1.5 of 4 cores" in found.source
+    assert found.doubts == ["other programs used 1.5 of 4 cores when the calibration started"]
+    assert "but doubtful: other programs used 1.5 of 4 cores" in found.source
     assert "Plans use it for 7 days and say that it is doubtful" in str(doubtful)
     assert doubtful.to_dict()["doubts"] == found.doubts
     monkeypatch.setattr(module, "lacking_cores", lambda: 0.4)
@@ -92,7 +92,8 @@ def test_time_that_does_not_suffice_is_an_error(asked, monkeypatch):
     with pytest.raises(
         JobError,
         match=r"^only 2 of 2 values were measured in 60 s, and nothing was written: other "
-        r"programs used 4\.0 of 4 cores when it began\. .*`nbtrain calibrate --seconds 240`\.$",
+        r"programs used 4\.0 of 4 cores when it began\. "
+        r".*`nbtrain calibrate --seconds 240`\.$",
     ):
         calibrate(60)
     # More than the most is not proposed.

@@ -85,14 +85,14 @@ def test_the_result_is_printed_and_drawn(workspace):
     path = write_network(network)
     assert path == network_path() and read_networks() == {network.place: network}
     said = str(CalibratedNetwork(network, path, None))
-    assert "2 ranks on 2 machines: 4 Gb/s reached, one way" in said
+    assert "2 ranks on 2 machines: 4 Gb/s one-way bandwidth" in said
     assert "  976.6 KiB  0.002 s, 4 Gb/s  0.002 s, 2 Gb/s\n" in said
     assert "<td" in CalibratedNetwork(network, path, None)._repr_html_()
     assert "Written to data/network.json; plans of runs in this place use it." in said
     named = CalibratedNetwork(network, path, 50e9)
     assert "This run names a network of 400 Gb/s, which its plans keep" in str(named)
     lines = named.picture().axes[0].lines
-    assert [line.get_label() for line in lines] == ["all_reduce", "all_gather", "4 Gb/s, for plans"]
+    assert [line.get_label() for line in lines] == ["all_reduce", "all_gather", "4 Gb/s, used by plans"]
     assert list(lines[0].get_ydata()) == pytest.approx([4, 4])
     path.write_text("{")
     assert read_networks() == {}

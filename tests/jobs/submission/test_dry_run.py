@@ -83,7 +83,7 @@ def test_a_dry_run_is_written_to_the_current_folder(places, workspace, monkeypat
     assert main(["submit", "my-run.yaml", "--dry-run", "mine2.sbatch"]) == 0
     assert sorted(path.name for path in here.iterdir()) == ["mine.sbatch", "mine2.sbatch"]
     assert nb.submit(places["Slurm"], dry_run="~/mine.sbatch") == workspace / "mine.sbatch"
-    with pytest.raises(ConfigError, match="must be the path of a file to write"):
+    with pytest.raises(ConfigError, match="is not the path of a file to write"):
         nb.submit(places["Slurm"], dry_run="")
 
 

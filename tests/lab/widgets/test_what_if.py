@@ -52,8 +52,8 @@ def test_use_this_writes_the_yaml_once(page: WhatIfPage, tmp_path: Path) -> None
     assert config.parallel.pipeline_parallel_size == 2 and config.world_size == 16
     assert path.read_text().startswith("# Written by the what-if page: PP 2 x DP 8, ZeRO 1, ")
     page._on_message(page, {"kind": "use", "path": str(path)}, [])
-    assert page.answer[0] == "bad" and "exists already" in page.answer[1]
-    with pytest.raises(ConfigError, match="exists already"):
+    assert page.answer[0] == "bad" and "already exists" in page.answer[1]
+    with pytest.raises(ConfigError, match="already exists"):
         page.use(path)
     assert page.use(path, overwrite=True) == path
 

@@ -59,8 +59,8 @@ def test_after_running_out_of_memory_what_fits_comes_first_and_of_that_the_faste
     assert all(change.memory_fraction <= 0.95 for change in fits)
     pieces = next(change for change in advice.changes if change.memory_bytes is None)
     assert pieces.overrides["backend.env"]["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
-    assert pieces.reason == "7% of the device was reserved by torch in pieces too small to use"
-    assert pieces.effect == "not part of the plan"
+    assert pieces.reason == "torch had reserved 7% of the device's memory in segments too small to use"
+    assert pieces.effect == "not predicted by the plan"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_waiting_for_data_asks_for_loader_workers():
     advice = advise(load("gpt-125m"), seen(data_fraction=0.2, cpus=16))
     (change,) = advice.changes
     assert change.overrides == {"data.num_workers": 4}
-    assert change.reason == "20% of a step waits for data; 16 CPUs for each rank"
+    assert change.reason == "ranks wait for data for 20% of a step, and each rank has 16 CPU cores"
     assert advise(load("gpt-125m"), seen(data_fraction=0.05, cpus=16)).changes == []
 
 
@@ -109,7 +109,7 @@ def test_waiting_for_stages_asks_for_more_micro_batches():
     advice = advise(load("gpt-13b-4xdp-8xpp"), seen(bubble_fraction=0.25))
     best = advice.changes[0]
     assert best.title == "Smaller micro batches" and best.gain > 0.1
-    assert best.reason == "25% of a step waits for other stages: 16 micro batches for 8 stages"
+    assert best.reason == "stages wait for other stages for 25% of a step, with 16 micro batches for 8 stages"
     gains = [change.gain for change in advice.changes]
     assert gains == sorted(gains, reverse=True) and min(gains) >= LEAST_GAIN
     doubled = next(one for one in advice.changes if "batch.global_batch_size" in one.overrides)
@@ -124,8 +124,8 @@ def test_free_memory_may_already_be_optimal():
     used = seen(memory_fraction=0.75, memory_bytes=30 * GIB, device_bytes=40 * GIB)
     advice = advise(load("gpt-125m"), used)
     assert advice.changes == []
-    assert advice.notes[0].startswith("75% of the memory is used, and that may already be optimal: ")
-    assert "changes that would use the rest would each save less than 2% of a step." in advice.notes[0]
+    assert advice.notes[0].startswith("75% of the device's memory is used, which may already be optimal: ")
+    assert "changes that would use more memory would save less than 2% of a step." in advice.notes[0]
     # Changes against something else, which help too little, say nothing about the memory.
     piped = load("gpt-13b-4xdp-4xpp", {"batch.global_batch_size": 16384})
     full = advise(piped, seen(memory_fraction=0.95, bubble_fraction=0.11))
@@ -215,39 +215,40 @@ def test_nothing_seen_is_no_advice():
 def test_a_failure_without_a_change_says_its_cause_and_where_to_look():
     config = load("gpt-125m", {"backend.env": {"TORCH_LOGS": "nonsense"}})
     notes = advise(config, Observations("FAILED", cause="exit code 1: ValueError: x")).notes
-    assert notes[0].startswith("exit code 1: ValueError: x. No change of settings follows")
-    assert "backend.env sets CUDA_DEVICE_MAX_CONNECTIONS, TORCH_LOGS: all ranks read" in notes[1]
+    assert notes[0].startswith("exit code 1: ValueError: x. That alone does not suggest a change")
+    assert "backend.env sets CUDA_DEVICE_MAX_CONNECTIONS, TORCH_LOGS for all ranks." in notes[1]
 
 
 def test_a_run_without_a_step_names_what_comes_first():
     assert str(advise(load("gpt-125m"), Observations("NEW"))).splitlines()[-1] == (
-        "note: no step is recorded, and advice needs a job that has run: `nbtrain submit gpt-125m` starts "
-        "one, `nbtrain plan gpt-125m` predicts it."
+        "note: The run has not recorded any step, but advice needs the records of a job. Run `nbtrain "
+        "submit gpt-125m` to start a job, or `nbtrain plan gpt-125m` to predict one."
     )
 
 
 def test_the_table_names_settings_reason_and_effect():
     text = str(advise(load("gpt-125m"), seen(data_fraction=0.2, cpus=16, step_seconds=6.0)))
     assert text.splitlines() == [
-        "Advice for gpt-125m: SUCCEEDED after 1,000 steps; 6 s a step, 20% of it waits for data",
+        "Advice for gpt-125m: SUCCEEDED after 1,000 steps; 6 s per step, 20% of a step spent waiting for "
+        "data",
         "",
-        "1  More loader workers: data.num_workers=4",
-        "  why   20% of a step waits for data; 16 CPUs for each rank",
-        "  then  not part of the plan",
+        "1  More data workers: data.num_workers=4",
+        "  why   ranks wait for data for 20% of a step, and each rank has 16 CPU cores",
+        "  then  not predicted by the plan",
         "",
-        "`nbtrain advise gpt-125m --use 1 -o new.yaml` writes the changed run.",
+        "To write the run with change 1, run `nbtrain advise gpt-125m --use 1 -o new.yaml`.",
     ]
 
 
 def test_a_wait_of_no_length_is_not_in_the_summary():
     advice = advise(load("gpt-125m"), seen(data_fraction=0.001, bubble_fraction=0.001, step_seconds=6.0))
-    assert advice.title == "Advice for gpt-125m: SUCCEEDED after 1,000 steps; 6 s a step"
+    assert advice.title == "Advice for gpt-125m: SUCCEEDED after 1,000 steps; 6 s per step"
 
 
 def test_the_command_of_the_advice_works_as_it_is(workspace, capsys):
     """A run takes its name from the file, and a name has no capitals: the command's own file is valid."""
     advice = advise(load("gpt-125m"), seen(data_fraction=0.2, cpus=16))
-    named = re.search(r"-o (\S+)` writes", str(advice))[1]
+    named = re.search(r"-o (\S+)`", str(advice))[1]
     assert f'.use(1, "{named}")' in advice._repr_html_().replace("&quot;", '"')
     advice.use(1, workspace / named)
     assert load(workspace / named).data.num_workers == 4
@@ -274,8 +275,10 @@ def test_using_a_change_writes_a_new_yaml_and_shows_the_diff(workspace):
         f"--- gpt-125m\n+++ changed\n-data.num_workers: {before}\n+data.num_workers: 4"
     )
     assert load(path).data.num_workers == 4 and load(path).name == "more-workers"
-    with pytest.raises(ConfigError, match=r"more-workers\.yaml: exists already"):
+    with pytest.raises(ConfigError, match=r"more-workers\.yaml already exists"):
         advice.use(1, path)
-    with pytest.raises(ConfigError, match=r"^change 2: the advice for gpt-125m has changes 1 to 1\.$"):
+    with pytest.raises(
+        ConfigError, match=r"^There is no change 2: the advice for gpt-125m has only change 1\.$"
+    ):
         advice.use(2, workspace / "other.yaml")
     assert not (workspace / "other.yaml").exists()

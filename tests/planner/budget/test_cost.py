@@ -29,7 +29,7 @@ def test_money_is_gpu_hours_times_the_price():
     assert found.device_hours == pytest.approx(40)
     assert found.price is not None and (found.price.low, found.price.high) == (0.8, 3.0)
     assert found.money == pytest.approx(40 * 2.4**0.5)
-    assert found.rows()["money"] == ("about 62 USD (32 to 120): 1.55 for each GPU hour, 2026-05, prices.yaml")
+    assert found.rows()["money"] == ("about 62 USD (32 to 120): 1.55 per GPU hour, 2026-05, prices.yaml")
 
 
 def test_energy_is_gpu_hours_times_watts():
@@ -53,9 +53,12 @@ def test_what_costs_nothing_and_what_is_not_known():
     assert (on_cpu.device_hours, on_cpu.money, on_cpu.rows()) == (0.0, None, {})
     rare = cost("resources.gpu_type=L40S")
     assert rare.money is None and rare.energy_kwh
-    assert rare.rows()["money"] == "no price: put the device into data/prices.yaml"
+    assert rare.rows()["money"] == "no price; set the price of the device in data/prices.yaml"
     spot = cost("resources.capacity=spot")
-    assert spot.rows()["money"] == "no price of spot machines: put `spot` of the device into data/prices.yaml"
+    assert (
+        spot.rows()["money"]
+        == "no price for spot machines; set the device's `spot` price in data/prices.yaml"
+    )
     unknown = cost("resources.gpu_type=null")
     assert (unknown.price, unknown.energy_kwh) == (None, None)
     assert estimate_cost(load("gpt-125m"), None).device_hours is None
@@ -69,8 +72,8 @@ def test_the_users_table_replaces_devices_and_lines():
     found = cost()
     assert found.price == Price(0.5, 0.5, 0.5, "USD", "2026-11", "data/prices.yaml")
     assert found.money == pytest.approx(40 * 0.5 + 40 * 0.4 * 1.2 * 1.15 * 0.3)
-    assert found.rows()["money"] == "about 20 USD: 0.50 for each GPU hour, 2026-11, data/prices.yaml"
-    assert found.rows()["energy"] == "about 22 kWh, give or take a third: 6.6 at 0.3 a kWh"
+    assert found.rows()["money"] == "about 20 USD: 0.50 per GPU hour, 2026-11, data/prices.yaml"
+    assert found.rows()["energy"] == "about 22 kWh, plus or minus a third; 6.6 at 0.3 per kWh"
     assert read_prices().value["per_device_hour"]["H100"]["usual"] == 2.95
     shown = plan(load("gpt-125m-4xdp"), use_measured=False)
     assert shown.sections()["Time"]["money"].endswith("data/prices.yaml")
@@ -80,28 +83,28 @@ def test_the_users_table_replaces_devices_and_lines():
 def test_a_shipped_price_is_none_in_another_currency():
     """A shipped price, which is in dollars, is not used if the table has another currency."""
     write("currency: EUR\nper_device_hour:\n  A100-80GB: {usual: 2}\n")
-    assert cost().rows()["money"] == "no price: put the device into data/prices.yaml"
+    assert cost().rows()["money"] == "no price; set the price of the device in data/prices.yaml"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("# mine\n", "data/prices.yaml: the file is empty. Its form: "),
+        ("# mine\n", "data/prices.yaml: the file is empty. For the format, see "),
         (
             "per_hour: 3\n",
-            "data/prices.yaml:1: no such key in a price table: per_hour. Known: currency, date, ",
+            "data/prices.yaml:1: per_hour is not a key of a price table. Known keys: currency, date, ",
         ),
         (
             "per_device_hour:\n  A100: {usual: 1}\n",
-            "data/prices.yaml:2: no device is called A100. Nearest: A100-40GB, A100-80GB, A100-PCIe-40GB.",
+            "data/prices.yaml:2: A100 is not a known device. Nearest: A100-40GB, A100-80GB, A100-PCIe-40GB.",
         ),
         (
             "per_device_hour:\n  H100: 3\n",
-            "data/prices.yaml:2: H100 takes a mapping of low, usual, high, each per device and hour",
+            "data/prices.yaml:2: H100 must be a mapping with low, usual, high: prices per device and hour.",
         ),
         (
             "per_device_hour:\n  H100: {low: null}\n",
-            "data/prices.yaml:2: H100 has no price. Set usual, or low and high.",
+            "data/prices.yaml:2: H100 has no price. Set usual, or set low and high.",
         ),
         (
             "per_device_hour:\n  H100: {usual: -1}\n",
@@ -109,15 +112,18 @@ def test_a_shipped_price_is_none_in_another_currency():
         ),
         (
             "per_device_hour: 5\n",
-            "data/prices.yaml:1: per_device_hour = 5 must be a mapping of devices, each with its price.",
+            "data/prices.yaml:1: per_device_hour = 5 must be a mapping from devices to their prices.",
         ),
-        ("per_device_hour: [1]\n", "data/prices.yaml:1: per_device_hour = [1] must be a mapping of devices"),
+        (
+            "per_device_hour: [1]\n",
+            "data/prices.yaml:1: per_device_hour = [1] must be a mapping from devices",
+        ),
         (
             "per_device_hour:\n  H100: {low: 3, high: 1}\n",
-            "data/prices.yaml:2: H100.low = 3 is more than high(1). Exchange them.",
+            "data/prices.yaml:2: H100.low = 3 is more than H100.high = 1. Swap the two values.",
         ),
         ("per_kwh: free\n", "data/prices.yaml:1: per_kwh = 'free' must be a number above 0, in the"),
-        ("date: 5\n", 'data/prices.yaml:1: date = 5 is not text. Write it in quotes, e.g. "2026-05".'),
+        ("date: 5\n", 'data/prices.yaml:1: date = 5 is not text. Write the value in quotes, e.g. "2026-05".'),
     ],
 )
 def test_broken_tables(text, message):
@@ -135,5 +141,5 @@ def test_the_plan_names_what_a_rank_sends():
     gradients and one all-gather.
     """
     shown = plan(load("gpt-125m-4xdp"), use_measured=False).sections()["Time"]
-    assert shown["traffic"].startswith("one rank sends in a step: data ")
+    assert shown["traffic"].startswith("sent by one rank per step: data ")
     assert "traffic" not in plan(load("gpt-125m"), use_measured=False).sections()["Time"]

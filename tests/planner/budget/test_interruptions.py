@@ -198,7 +198,9 @@ def test_spot_prices_of_the_user(workspace):
     with pytest.raises(ConfigError, match=r"prices\.yaml:2: H100\.spot\.usual = -2"):
         read_prices()
     user_prices().write_text("per_device_hour:\n  H100: {usual: 3, spot: 2}\n")
-    with pytest.raises(ConfigError, match=r"prices\.yaml:2: H100\.spot takes a mapping of low, usual, high"):
+    with pytest.raises(
+        ConfigError, match=r"prices\.yaml:2: H100\.spot must be a mapping with low, usual, high"
+    ):
         read_prices()
 
 

@@ -66,7 +66,7 @@ def test_epochs_refuse_by_their_figure():
     planned = plan(load(RUN, unprepared))
     found = [finding for finding in planned.findings if finding.rule == "limits_hold"]
     assert [(finding.level, finding.key) for finding in found] == [("warning", "limits.epochs")]
-    assert "not known before they are prepared" in found[0].message
+    assert "not known before the data are prepared" in found[0].message
     refuse_over_limits(planned)
     config = planned.config
     limits = [
@@ -141,17 +141,21 @@ def test_the_output_directory_of_a_team_has_its_limits(monkeypatch, tmp_path):
 def test_a_file_with_the_other_ending_closes_the_gate():
     """limits.yml is not read, so that a team would believe in limits that nothing compares."""
     (the_workspace() / "limits.yml").write_text("gpu_hours: 20000\n")
-    with pytest.raises(ConfigError, match=r"^limits\.yml: .* read from limits\.yaml\. Rename the file\.$"):
+    with pytest.raises(
+        ConfigError, match=r"^limits\.yml: .* must be in limits\.yaml\. Rename the file to limits\.yaml\.$"
+    ):
         refuse_run_over_limits(load(RUN))
 
 
 def test_a_limit_without_a_figure():
     """Without a figure, a limit refuses the run if the user can supply it (GPU, price), else it warns."""
     nameless = load("gpt-125m", {"resources.gpu_type": None, "limits.gpu_hours": 10})
-    with pytest.raises(SubmitError, match=r"the plan does not know the GPU\. Set resources\.gpu_type"):
+    with pytest.raises(SubmitError, match=r"the GPU type is not known\. Set resources\.gpu_type"):
         refuse_run_over_limits(nameless)
     unpriced = load("gpt-125m", {"resources.gpu_type": "NVIDIA H20", "limits.money": 10})
-    with pytest.raises(SubmitError, match=r"there is no price for H20\. Put it into data/prices\.yaml"):
+    with pytest.raises(
+        SubmitError, match=r"there is no price for H20\. Set per_device_hour\.H20 in data/prices\.yaml"
+    ):
         refuse_run_over_limits(unpriced)
     prices = the_workspace() / "data" / "prices.yaml"
     prices.parent.mkdir()
@@ -159,7 +163,7 @@ def test_a_limit_without_a_figure():
     with pytest.raises(SubmitError, match=r"there is no price for H20\."):
         refuse_run_over_limits(unpriced)
     spot = load("gpt-125m", {"resources.capacity": "spot", "limits.money": 10})
-    words = r"no price of spot machines with A100-40GB\. Put per_device_hour\.A100-40GB\.spot into data/"
+    words = r"no price for spot machines with A100-40GB\. Set per_device_hour\.A100-40GB\.spot in data/"
     with pytest.raises(SubmitError, match=words):
         refuse_run_over_limits(spot)
     cpu = plan(load("gpt-tiny", {"limits": {"energy_kwh": 1, "money": 1, "gpu_hours": 1}}))
@@ -171,11 +175,11 @@ def test_a_limit_without_a_figure():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("gpu_hour: 5\n", r"limits.yaml:1: limits.yaml has no limit `gpu_hour`.*gpu_hours"),
+        ("gpu_hour: 5\n", r"limits.yaml:1: limits.yaml sets the unknown limit `gpu_hour`.*gpu_hours"),
         ("days: soon\n", r"limits.yaml:1: days = soon: must be"),
         ("days: -1\n", r"limits.yaml:1: days = -1.*more than 0"),
         ("days: [1\n", r"limits.yaml"),
-        ("# none\n", r"limits.yaml: the file is empty; the limits of a workspace are a mapping"),
+        ("# none\n", r"limits.yaml: the file is empty; it must be a mapping of limits"),
     ],
 )
 def test_a_damaged_file_closes_the_gate(text, words):
@@ -188,7 +192,7 @@ def test_a_damaged_file_closes_the_gate(text, words):
 def test_what_is_not_a_file_closes_the_gate(make):
     """A folder, a pipe and a link without its target stand where limits were, so no run is submitted."""
     make(the_workspace() / "limits.yaml")
-    with pytest.raises(ConfigError, match=r"^limits\.yaml: is not a file that can be read"):
+    with pytest.raises(ConfigError, match=r"^limits\.yaml is not a readable file"):
         refuse_run_over_limits(load(RUN))
 
 

@@ -28,14 +28,14 @@ def test_260_billion_tokens_of_one_wikipedia_are_reported():
     assert (least, most) == (pytest.approx(260e9 * 4.0 / text), pytest.approx(260e9 * 4.8 / text))
     assert planned.epochs is None
     assert planned.sections()["Training"]["epochs"].startswith(
-        "51.3 to 61.6, over 4.22B to 5.06B training tokens"
+        "51.3 to 61.6, with 4.22B to 5.06B training tokens"
     )
     found = repeated(config)
     assert found.message.startswith(
         "The run reads its training text 51.3 to 61.6 times, but more than 4 passes add little"
     )
     assert "the en Wikipedia of 2023-06-01, 6,672,479 articles with 21.3 GB of text" in found.message
-    assert "tensorflow/datasets" in found.message and "assumed" in found.message
+    assert "tensorflow/datasets" in found.message and "assuming 4 to 4.8 bytes per token" in found.message
     assert found.cost.hours > 0.9 * planned.duration.seconds / 3600
 
 
@@ -62,7 +62,7 @@ def test_another_language_is_a_range_that_is_assumed():
     config = load("gpt-125m", {"data.sources": [{"kind": "wiki", "language": "bg"}]})
     text = estimate_text(config)
     assert text.most_tokens > 1000 * text.least_tokens
-    assert "not in the table of the 20 largest" in text.basis and "assumed" in text.basis
+    assert "not among the 20 largest" in text.basis and "assumed" in text.basis
 
 
 def test_a_vocabulary_that_may_not_suit_the_language_is_a_wider_range():
@@ -73,9 +73,9 @@ def test_a_vocabulary_that_may_not_suit_the_language_is_a_wider_range():
         for settings in ({}, {"tokenizer.vocab_size": 1024}, {"tokenizer.path": "gpt2/tokenizer.json"})
     )
     assert imported.most_tokens == small.most_tokens == pytest.approx(5 * own.most_tokens)
-    assert imported.least_tokens == own.least_tokens and "at 1 to 8.5 bytes a token" in imported.basis
+    assert imported.least_tokens == own.least_tokens and "assuming 1 to 8.5 bytes per token" in imported.basis
     english = estimate_text(load("gpt-125m", {"tokenizer.path": "gpt2/tokenizer.json"}))
-    assert "at 4 to 4.8 bytes a token" in english.basis
+    assert "assuming 4 to 4.8 bytes per token" in english.basis
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,10 @@ def made(machine="X", date="2026-11-20"):
 
 def test_a_calibration_is_read_back_on_its_machine(machine):
     """On the machine that wrote it, a calibration is read unchanged, and plans mention its date."""
-    assert read_calibration(TODAY) == (None, "not calibrated: `nbtrain calibrate` measures this machine")
+    assert read_calibration(TODAY) == (
+        None,
+        "this machine is not calibrated; run `nbtrain calibrate` to measure it",
+    )
     path = write_calibration(made())
     found, why = read_calibration(TODAY)
     assert found == made() and found.figures == FIGURES and why == ""
@@ -61,7 +64,10 @@ def test_a_damaged_entry_is_named_and_not_used(machine, damage):
     content["machines"]["X"] = {"date": entry["date"]} if damage is None else {**entry, **damage}
     calibration_path().write_text(json.dumps(content))
     found, why = read_calibration(TODAY)
-    assert found is None and "data/calibration.json: the entry of this machine is damaged" in why
+    assert (
+        found is None
+        and "data/calibration.json is not used, because the entry of this machine is damaged" in why
+    )
     write_calibration(replace(made(), device="gpu"))
     assert read_calibration(TODAY)[0].device == "gpu"
 
@@ -70,8 +76,8 @@ def test_the_calibration_of_another_machine_is_named_and_not_used(machine):
     write_calibration(made("Y with 8 cores"))
     assert read_calibration(TODAY) == (
         None,
-        "data/calibration.json is of another machine and is not used: Y with 8 cores (2026-11-20). "
-        "`nbtrain calibrate` measures this machine.",
+        "data/calibration.json is not used, because it has only other machines: Y with 8 cores "
+        "(2026-11-20). Run `nbtrain calibrate` to measure this machine.",
     )
     write_calibration(made())
     assert read_calibration(TODAY)[0] == made()
@@ -84,8 +90,8 @@ def test_an_old_calibration_is_named_and_not_used(machine):
     write_calibration(made(date="2026-05-25"))
     assert read_calibration(TODAY) == (
         None,
-        "data/calibration.json is 181 days old (of 2026-05-25; at most 180 are trusted) and is not used. "
-        "`nbtrain calibrate` measures this machine again.",
+        "data/calibration.json is not used, because it is 181 days old (2026-05-25), and a calibration is "
+        "trusted for 180 days. Run `nbtrain calibrate` to measure this machine again.",
     )
 
 
@@ -93,14 +99,14 @@ def test_a_broken_file_is_named_and_written_anew(machine):
     calibration_path().parent.mkdir(parents=True, exist_ok=True)
     calibration_path().write_text("{")
     found, why = read_calibration(TODAY)
-    assert found is None and "calibration.json:1: not JSON" in why and "it is not used" in why
+    assert found is None and "calibration.json:1: not JSON" in why and "the calibration is not used" in why
     write_calibration(made())
     assert read_calibration(TODAY)[0] is not None
     calibration_path().write_text('{"schema_version": 99}')
     assert read_calibration(TODAY) == (
         None,
-        "data/calibration.json has another schema_version than 1 and is not used. `nbtrain calibrate` "
-        "measures this machine.",
+        "data/calibration.json is not used, because its schema_version is not 1. Run `nbtrain calibrate` to "
+        "measure this machine.",
     )
 
 
@@ -126,7 +132,7 @@ def test_the_table_and_the_picture_show_every_kind():
     text = str(Report("", blocks(made())))
     assert "fp32 products  80 GFLOP/s" in text and "memory         20.0 GB/s, read and written" in text
     assert "Disk of the output directory\n  writes         1.00 GB/s\n  reads          2.00 GB/s\n" in text
-    assert "Collectives of 2 ranks: latency, then bus bandwidth by bytes of the array" in text
+    assert "Collectives of 2 ranks: latency, and bus bandwidth by array size" in text
     assert "  all_reduce   100 us  0.04 GB/s  1.05 GB/s" in text
     left, right = picture(made()).axes
     assert [line.get_label() for line in left.lines] == ["all_reduce, 2 ranks", "all_gather, 4 ranks"]
@@ -139,7 +145,10 @@ def test_a_calibration_in_doubt_is_used_for_a_week(machine):
     write_calibration(doubtful)
     assert read_calibration(TODAY)[0] == doubtful
     found, why = read_calibration(TODAY + datetime.timedelta(days=1))
-    assert found is None and "is 8 days old (of 2026-11-15; at most 7 are trusted in doubt)" in why
+    assert (
+        found is None
+        and "it is 8 days old (2026-11-15), and a doubtful calibration is trusted for 7 days" in why
+    )
     assert str(Report("", blocks(doubtful))).endswith("In doubt:\n  - other programs used 2.0 of 2 cores")
 
 
@@ -164,12 +173,12 @@ def test_what_is_in_doubt():
     steady = [product(80e9, 1), product(100e9, 2), block(1.25, 1), block(1.0, 2)]
     assert doubts(steady, 0.2, 2) == []
     [load] = doubts(steady, 0.21, 2)
-    assert load == "other programs used 0.2 of 2 cores when it began"
+    assert load == "other programs used 0.2 of 2 cores when the calibration started"
     [slower] = doubts([product(79e9, 1), product(100e9, 2)], 0.0, 2)
-    assert slower.startswith("one rank takes 1.27 times as long for products in fp32")
+    assert slower.startswith("one rank with all cores takes 1.27 times as long for products in fp32")
     [slower] = doubts([block(1.3, 1), block(1.0, 2)], 0.0, 2)
-    assert slower.startswith("one rank takes 1.30 times as long for blocks in fp32")
+    assert slower.startswith("one rank with all cores takes 1.30 times as long for blocks in fp32")
     one_of_ten = [product(1e9, 1)] * 9 + [product(1e9, 1, spread=0.51)]
     assert doubts(one_of_ten, 0.0, 2) == []
     [spread] = doubts([*one_of_ten, product(1e9, 1, spread=None)], 0.0, 2)
-    assert spread.startswith("2 of 11 figures differ by more than 50% between calls")
+    assert spread.startswith("2 of 11 measurements vary by more than 50% between calls")

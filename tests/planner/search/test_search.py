@@ -223,13 +223,15 @@ def test_use_writes_a_run_that_loads(small, tmp_path):
     config = load(path)
     assert config.name == "chosen" and config.world_size == 16
     assert setup_of(config) == small[2].setup
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         small.use(1, path)
     with pytest.raises(
         ConfigError, match=r"layout number 0 does not exist: .* gpt-1-3b-4xdp .* numbered from 1"
     ):
         small.use(0, path)
-    with pytest.raises(ConfigError, match=r"takes its name from the file's: 'my run' must be 1 to 53"):
+    with pytest.raises(
+        ConfigError, match=r"the file name becomes the run's name, but 'my run' must be 1 to 53"
+    ):
         small.use(1, tmp_path / "my run.yaml")
     assert not (tmp_path / "my run.yaml").exists()
 

@@ -1,1 +1,1 @@
-"""Submitting, supervising and stopping runs."""
+"""Submit, supervise and stop runs."""

@@ -1,4 +1,4 @@
-"""`nbtrain code`: describe the file of a run's `code`, or write a first one from nbtrain's own functions."""
+"""`nbtrain code`: describe the file that a run's `code` names, or write such a file to start from."""
 
 import ast
 import itertools
@@ -17,24 +17,24 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.of_run import find_dataset
 
 START = "examples/megatron-gpt/code/start.py"
-# What dataset() has in that file: the dataset of gpt-tiny, its sequence length, and its data.split.
+# Values to replace in that file's dataset(): dataset, sequence length and data.split of gpt-tiny.
 DATASET = '"data/dataset/python-docs-1k/text_document", 256'
 SPLITS = ("train", "valid", "test")
 BOUNDS = '"train": (0.0, 0.9), "valid": (0.9, 0.97), "test": (0.97, 1.0)'
 
 
 def code_text(functions: Sequence[str], config: RunConfig) -> str:
-    """Return a file with nbtrain's own functions of these names, for a run.
+    """Return the text of a file with nbtrain's own functions of these names, for a run.
 
-    Raises ConfigError for an unknown name, and for dataset() of a run whose samples are not windows.
+    Raises ConfigError for an unknown name, and for dataset() if the run's samples are not windows.
     """
     if not functions:
-        raise ConfigError(f"--start: names no function. nbtrain calls {', '.join(HOOKS)}.")
+        raise ConfigError(f"--start requires the name of a function: {', '.join(HOOKS)}.")
     for name in functions:
         if name not in HOOKS:
             raise ConfigError(
-                f"--start {name}: nbtrain calls no such function.{nearest(name, HOOKS)} It calls "
-                f"{', '.join(HOOKS)}."
+                f"--start {name}: nbtrain does not call a function of this name.{nearest(name, HOOKS)} It "
+                f"calls {', '.join(HOOKS)}."
             )
     source = bundled(START).read_text(encoding="utf-8")
     if "dataset" in functions:
@@ -67,19 +67,19 @@ def code_text(functions: Sequence[str], config: RunConfig) -> str:
 
 
 def _dataset_of(config: RunConfig) -> str:
-    """Return the first arguments of _Windows() in start.py for a run: its dataset and the sequence length."""
+    """Return the first arguments of _Windows() in start.py for a run: its dataset and sequence length."""
     packed = config.data.resolved_packing == "best_fit"
     if packed or config.data.blend:
         what = "packing: best_fit packs documents" if packed else "data.blend mixes datasets"
         raise ConfigError(
-            f"--start dataset: the samples of {config.name} are not windows of one dataset ({what}). Name a "
-            "run that reads one dataset, such as gpt-tiny, and change the copy."
+            f"--start dataset: the samples of {config.name} are not windows of one dataset ({what}). Use a "
+            "run that reads one dataset, such as gpt-tiny, and adapt the file."
         )
     return f'"{display(find_dataset(config).prefix)}", {config.model.seq_length}'
 
 
 def _bounds_of(config: RunConfig) -> str:
-    """Return the fractions of the splits in start.py for a run's data.split."""
+    """Return the text of the splits' bounds in start.py, for a run's data.split."""
     shares = [float(share) for share in config.data.split.split(",")]
     ends = [round(sum(shares[:number]) / sum(shares), 6) for number in range(4)]
     bounds = zip(SPLITS, itertools.pairwise(ends), strict=True)
@@ -87,24 +87,26 @@ def _bounds_of(config: RunConfig) -> str:
 
 
 def start_code(functions: Sequence[str], path: Path, config: RunConfig) -> Path:
-    """Write a file with nbtrain's own functions of these names, for a run.
+    """Write a file with nbtrain's own functions of these names, for a run, and return its path.
 
     Raises ConfigError if the file exists, and the errors of code_text().
     """
     text = code_text(functions, config)
     if not FILE_NAME.fullmatch(path.name):
-        raise ConfigError(f"{path.name}: is not the name of a Python module. Use a name such as my_code.py.")
+        raise ConfigError(
+            f"{path.name} is not a valid name for a Python module. Use a name such as my_code.py."
+        )
     if path.exists():
-        raise ConfigError(f"{path}: exists already; nothing was written. Name another file.")
+        raise ConfigError(f"{path} already exists; nothing was written. Choose another file.")
     try:
         files.write_output(path, text)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}. Name another file.") from error
+        raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another file.") from error
     return path
 
 
 def describe_code(config: RunConfig) -> Report:
-    """Return the file of a run's `code`, its functions and problems, and whether a submitted run has it."""
+    """Return a report on the file that a run's `code` names: functions, problems, and the submitted file."""
     code = code_file(config)
     if code is None:
         name = config.as_arguments[0]
@@ -112,8 +114,8 @@ def describe_code(config: RunConfig) -> Report:
             "",
             [
                 Sentence(
-                    f"{config.name} has no `code`: nbtrain's own functions train it. `nbtrain code {name} "
-                    "--start loss` writes a file to begin with."
+                    f"{config.name} has no `code`, so nbtrain's own functions train it. To write a file to "
+                    f"start from, run `nbtrain code {name} --start loss`."
                 )
             ],
         )

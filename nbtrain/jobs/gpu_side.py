@@ -1,10 +1,10 @@
-"""Requests from the notebook side to the GPU side: a subprocess, one JSON request, JSON lines in answer.
+"""Requests from the notebook side to the GPU side: a subprocess gets one JSON request and returns JSON lines.
 
     stream("nbtrain.inference", {...})  ->  python -m nbtrain.inference   < {"prompt": ...}
                                                                     > {"kind": "text", ...}  one per line
 
-torch and deepspeed stay in that process. Its errors are raised here as the same NbtrainError, message
-included.
+torch and deepspeed are imported only in the subprocess. Its errors are raised here as the same NbtrainError,
+with the same message.
 """
 
 import contextlib
@@ -23,13 +23,14 @@ LAST_LINES = 15
 
 
 def stream(module: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Run `python -m <module>` with `request` and yield its answers as they come.
+    """Run `python -m <module>` with `request`, and yield its response objects as they arrive.
 
-    Lines that are not a JSON object are output of libraries, and are skipped. Closing the iterator ends the
-    process. Raises the NbtrainError that the process names in {"kind": "error", "error", "message"}, and
-    NbtrainError with its last log lines if it dies without one.
+    Lines that are not a JSON object are output of libraries and are skipped. Closing the iterator ends the
+    process. If the process reports {"kind": "error", "error", "message"}, that NbtrainError is raised; if it
+    dies without such a report, an NbtrainError with its last output is raised.
     """
-    # A file, not a pipe: no process reads it meanwhile, and a full pipe would stop the process.
+    # This is a file and not a pipe, because nothing reads it meanwhile and a full pipe would block the
+    # process.
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
             [sys.executable, "-m", module],
@@ -42,7 +43,7 @@ def stream(module: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         )
         assert process.stdin and process.stdout
         try:
-            # A process that died before reading reports why by its exit code and its last log lines.
+            # If the process died before it read the request, its exit code and last output tell why.
             with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
                 stdin.write(json.dumps(request))
             for line in process.stdout:
@@ -67,14 +68,14 @@ def _parsed(line: str) -> dict[str, Any] | None:
 
 
 def last_output(said: IO[bytes]) -> str:
-    """Return the last lines of a process's output in the file `said`, indented."""
+    """Return the last lines of a process's output from the file `said`, indented."""
     said.seek(0)
     lines = said.read().decode(errors="replace").strip().splitlines()[-LAST_LINES:]
     return "\n".join(f"  {line}" for line in lines)
 
 
 def _end(process: subprocess.Popen) -> None:
-    """End the process, also if the caller stops reading."""
+    """End the process, which may still run if the caller has stopped reading."""
     if process.poll() is None:
         process.terminate()
         try:

@@ -1,10 +1,11 @@
-"""Choose a run for a user's text and write its YAML: `nbtrain new NAME --text PATH...` and nb.new.
+"""Choose a run for a user's text, and write its YAML: `nbtrain new NAME --text PATH...` and nb.new.
 
-    corpus/survey/survey.py      how much text, of which kind, in which language
-    planner/search/choices.py    vocabulary, size, length; or, for examples, a fine-tuning of an existing run
-    planner/run_file.py   a YAML of at most 20 lines with a reason for each choice
+    corpus/survey/survey.py      determines the amount, kind and language of the text
+    planner/search/choices.py    chooses vocabulary, model size and length; for examples, this module chooses
+                                 a fine-tuning of an existing run
+    planner/run_file.py          writes a YAML of at most 20 lines with a reason for each choice
 
-The run file needs nothing else: prepare, plan and submit accept its name.
+The run YAML is complete: prepare, plan and submit accept its name.
 """
 
 import re
@@ -33,31 +34,31 @@ from nbtrain.planner.search.choices import SMALL_BASE, Choices, Hardware, Text, 
 from nbtrain.planner.time.duration import estimate_duration
 
 FINE_TUNING_EPOCHS = 3
-"""Passes over the examples: arXiv:2310.16944, section 4.3, has one to three."""
+"""Number of passes over the examples; arXiv:2310.16944, section 4.3, uses one to three."""
 LEAST_STEPS = 100
 LEAST_EXAMPLES = 20
-"""Least number of examples: with fewer, a tenth is too small a validation split to measure anything."""
+"""Least number of examples; a tenth of fewer examples would be too small a validation split."""
 DEMO = "gpt-tiny"
 
 
 @dataclass(frozen=True, repr=False)
 class NewRun(Result):
-    """A run for a user's text. It prints, and shows in a cell, as the list of choices with their reasons."""
+    """A run for a user's text, which prints, and shows in a notebook cell, as a list of choices."""
 
     name: str
     found: str
-    """Description of the text: "2.8 MiB of English in 559 documents, 1 file"."""
+    """Description of the text, such as "2.8 MiB of English in 559 documents, 1 file"."""
     choices: Choices
     settings: dict[str, Any]
-    """Settings that differ from the run's base, as they are in the YAML."""
+    """Settings that differ from the run's base, as in the YAML."""
     config: RunConfig
     text: str
-    """The run YAML."""
+    """Text of the run YAML."""
     path: Path | None = None
     """Path of the written YAML; None if it was not written."""
     notes: tuple[str, ...] = field(default=())
     before: tuple[str, ...] = ()
-    """Commands that train the run that a fine-tuning starts from; () if it is trained."""
+    """Commands that first train the run from which a fine-tuning starts; () if it is already trained."""
 
     @property
     def next_commands(self) -> list[str]:
@@ -66,7 +67,7 @@ class NewRun(Result):
         return [*self.before, *own]
 
     def as_report(self) -> Report:
-        """Return each property of the text and each choice, the notes, and in a notebook the YAML."""
+        """Return the properties of the text, the choices, the notes, and in a notebook the YAML."""
         config = self.config
         duration = estimate_duration(config)
         time = amounts.duration(duration.seconds) if duration.seconds else "unknown"
@@ -93,10 +94,10 @@ def new_run(
 ) -> NewRun:
     """Survey a text and choose a run for it; nothing is written.
 
-    `texts` are files, folders and patterns. Without `gpus`, the run is for this machine: the GPUs that a job
-    of its queue may get, or such cores and at most `minutes`, by default 4. `init_from` is the run that a
-    fine-tuning starts from. Raises DataError for text that cannot be read or is too short, ConfigError for
-    settings that break a rule.
+    `texts` are files, folders and patterns. Without `gpus`, the run is for this machine: for the GPUs that a
+    job in its queue may get, or without GPUs for its cores and at most `minutes`, by default 4. `init_from`
+    is the run from which a fine-tuning starts. Raises DataError if the text cannot be read or is too short,
+    and ConfigError if the settings break a rule.
     """
     check_name(name, "name")
     found = survey(texts)
@@ -105,15 +106,15 @@ def new_run(
     if found.is_fine_tuning:
         if size is not None:
             raise ConfigError(
-                "--size chooses a model to train from scratch, but these are fine-tuning examples: name the "
-                "run to start from with --init-from."
+                "--size chooses a model to train from scratch, but these are fine-tuning examples. Omit "
+                "--size; to choose the run to start from, use --init-from."
             )
         choices, before = _fine_tuning(name, found, init_from)
     else:
         if init_from is not None:
             raise ConfigError(
-                "--init-from names the run that a fine-tuning starts from, but "
-                f"{found.sources[0]['path']} is plain text. Omit it."
+                "--init-from names the run from which a fine-tuning starts, but "
+                f"{found.sources[0]['path']} is plain text. Omit --init-from."
             )
         text = Text(found.words(), found.num_bytes, found.documents, fits_of(found.sample), found.sources)
         choices = choose(text, hardware, size, minutes)
@@ -132,7 +133,7 @@ def write_new_run(
     overwrite: bool = False,
     **options: Any,
 ) -> NewRun:
-    """Choose a run as new_run does, and write its YAML, NAME.yaml in the current folder."""
+    """Choose a run as new_run() does, and write its YAML to `path`, by default NAME.yaml in this folder."""
     check_name(name, "name")
     target = target_of(f"{name}.yaml" if path is None else path, overwrite, "--overwrite")
     made = new_run(name, texts, **options)
@@ -141,7 +142,7 @@ def write_new_run(
 
 
 def name_for(path: Path) -> str:
-    """Return a run name made from the name of a file or folder."""
+    """Return a valid run name derived from the name of a file or folder."""
     stem = path.name.lower().partition(".")[0]
     name = re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:MOST_NAME_CHARS].strip("-")
     return name if valid_name(name) else "my-run"
@@ -159,12 +160,12 @@ def _hardware(gpus: int | None, gpu_type: str | None, gpus_per_node: int | None)
 
 
 def _machine(device: str) -> Machine:
-    """Describe this machine with the devices that a run of this machine's queue may get."""
+    """Return this machine with the devices that a run in its queue may get."""
     return machine_of_run(load(SMALL_BASE, {"resources.device": device}, check=False))
 
 
 def _changed(choices: Choices) -> dict[str, Any]:
-    """Return the settings whose values differ from the base's."""
+    """Return the settings whose values differ from those of the base."""
     base = load(choices.extends, check=False).model_dump()
     found: dict[str, Any] = dict(choices.top)
     for section, values in choices.settings.items():
@@ -178,17 +179,18 @@ def _changed(choices: Choices) -> dict[str, Any]:
 
 
 def _fine_tuning(name: str, found: Survey, init_from: str | None) -> tuple[Choices, tuple[str, ...]]:
-    """Return the settings of a fine-tuning of an existing run, or of the demo, and the commands that train
-    that run first.
+    """Return the settings of a fine-tuning, and the commands that first train the run that it starts from.
+
+    It starts from `init_from`, from the newest run that was trained from scratch, or from the demo.
     """
     if "preference" in found.kinds:
         raise DataError(
-            f"{found.sources[0]['path']}: pairs of answers, for DPO: it starts from a fine-tuned run and has "
-            "a section `dpo`; docs/preferences.md shows the YAML."
+            f"{found.sources[0]['path']} contains pairs of answers for DPO. Write the run YAML yourself: it "
+            "starts from a fine-tuned run and has a section `dpo`; see docs/preferences.md."
         )
     if found.documents < LEAST_EXAMPLES:
         raise DataError(
-            f"{found.words()}: too few examples to fine-tune a model; at least {LEAST_EXAMPLES} are needed."
+            f"{found.words()}: too few examples to fine-tune a model. Provide at least {LEAST_EXAMPLES}."
         )
     start, extends, base, is_there = _start(init_from)
     choices = Choices(extends)
@@ -230,21 +232,22 @@ def _fine_tuning(name: str, found: Survey, init_from: str | None) -> tuple[Choic
     )
     before: tuple[str, ...] = ()
     if not is_there:
-        # A YAML of another folder is found by its path only.
+        # A YAML in another folder can be found only by its path.
         named = start if init_from is None or valid_name(init_from) else shlex.quote(init_from)
-        # Its data may not be prepared either; `prepare` keeps what is there.
+        # The data of that run may not be prepared either; `prepare` keeps data that exists.
         before = (f"nbtrain prepare {named}", f"nbtrain submit {named} --wait")
         commands = " and ".join(f"`{command}`" for command in before)
-        choices.notes.append(f"{start} has no checkpoint here yet: {commands} train it first.")
+        choices.notes.append(f"{start} has no checkpoint here yet: first run {commands} to train it.")
     if longest > sequence:
         choices.notes.append(
-            f"examples of up to {longest:,} tokens, and sequences of {sequence:,}: longer ones are truncated."
+            f"examples have up to {longest:,} tokens, but sequences have {sequence:,}: longer examples are "
+            "truncated."
         )
     return choices, before
 
 
 def _start(init_from: str | None) -> tuple[str, str, RunConfig, bool]:
-    """Return (the run to start from, the base of its YAML, its settings, whether it has a checkpoint)."""
+    """Return (run to start from, base of the new YAML, settings of that run, whether it has a checkpoint)."""
     if init_from is not None and not (valid_name(init_from) and RunDir.named(init_from).exists()):
         base = load(init_from, check=False)
         if base.init_from is None:
@@ -261,13 +264,13 @@ def _start(init_from: str | None) -> tuple[str, str, RunConfig, bool]:
         is_same = load(init_from, check=False).model == trained.model
     except NbtrainError:
         is_same = False
-    # Its YAML may have changed, or be gone: the new run then extends the run's own configuration.
+    # The run's YAML may have changed or be gone; then the new run extends the run's own configuration.
     extends = init_from if is_same and find(init_from) != run.config_yaml else display(run.config_yaml)
     return init_from, extends, trained, newest_checkpoint_step(run) is not None
 
 
 def _newest_run() -> str | None:
-    """Return the run with the most recent checkpoint among those trained from scratch."""
+    """Return the name of the run with the newest checkpoint among runs trained from scratch, or None."""
     found = []
     for name in run_names():
         run = RunDir.named(name)
@@ -280,8 +283,10 @@ def _newest_run() -> str | None:
 
 
 def _measured(found: Survey, base: RunConfig) -> tuple[float, int]:
-    """Return (bytes per token, tokens of the longest example) of the sample, by the run's tokenizer if
-    any."""
+    """Return (bytes per token, tokens in the longest example) for the sample, with the run's tokenizer.
+
+    If the tokenizer is not prepared, return (a usual number of bytes per token, 0).
+    """
     try:
         tokenizer = Tokenizer.load(tokenizer_dir(base.tokenizer.name))
     except DataError:

@@ -1,9 +1,9 @@
 """The notification at a job's end: a program that reads summary.json, or an address to which it is posted.
 
-    notify(config.notify, summary) -> [(whether it succeeded, one sentence)]
+    notify(config.notify, summary) -> iterator of (whether it succeeded, a sentence about it)
 
-Both receive the same JSON object, and at most notify.timeout_seconds each; no error is raised. Sentences
-never contain the address, because such addresses are secret in their path and query.
+Program and address get the same JSON object, and each has at most notify.timeout_seconds; no error is raised.
+The sentences never contain the address, because the path and query of such addresses are secret.
 """
 
 import contextlib
@@ -25,12 +25,15 @@ from nbtrain.base.version import __version__
 from nbtrain.base.workspace import resolved_program
 from nbtrain.config.sections.notify_section import SCHEMES, NotifyConfig
 
-# Bytes at the end of the program's output in which the line to report is searched, if it fails.
+# Bytes at the end of the output of a failed program that are searched for the line to report.
 OUTPUT_BYTES = 4096
 
 
 def notify(config: NotifyConfig, summary: dict[str, Any]) -> Iterator[tuple[bool, str]]:
-    """Run the program, then post; return for each whether it succeeded, and one sentence on what happened."""
+    """Run the program, then post to the address; yield (whether it succeeded, a sentence) for each.
+
+    Nothing is sent if the job's state is not one of notify.states.
+    """
     if summary["state"] not in config.states:
         return
     body = json.dumps(summary).encode()
@@ -46,7 +49,7 @@ def notify(config: NotifyConfig, summary: dict[str, Any]) -> Iterator[tuple[bool
 
 
 def _run(command: list[str], body: bytes, seconds: float) -> str:
-    """Run the program in a separate session; return what went wrong, "" if nothing did."""
+    """Run the program in a separate session; return what went wrong, or "" if it succeeded."""
     with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(
@@ -61,7 +64,7 @@ def _run(command: list[str], body: bytes, seconds: float) -> str:
         try:
             process.communicate(body, seconds)
         except subprocess.TimeoutExpired:
-            # End the whole process group: a script may wait for a child.
+            # The whole process group is killed, because a script may wait for a child.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -76,13 +79,13 @@ def _run(command: list[str], body: bytes, seconds: float) -> str:
 
 
 def _posted(address: str, body: bytes, seconds: float) -> str:
-    """Post to the address; return what went wrong, "" if nothing did."""
+    """Post to the address; return what went wrong, or "" if it succeeded."""
     found = [f"did not answer within notify.timeout_seconds = {seconds:g}"]
 
     def post() -> None:
         found[0] = _post(address, body, seconds)
 
-    # A socket's own timeout would never expire if the server sends a byte now and then.
+    # A socket's own timeout never expires if the server sends a byte now and then.
     thread = threading.Thread(target=post, daemon=True)
     thread.start()
     thread.join(seconds)
@@ -111,7 +114,7 @@ def _post(address: str, body: bytes, seconds: float) -> str:
 
 
 class _WithoutRedirects(urllib.request.HTTPRedirectHandler):
-    """Rejects redirects: a redirected POST would become a GET without the summary, and count as received."""
+    """Handler that rejects redirects, because a redirected POST would become a GET without the summary."""
 
     def redirect_request(self, *arguments: Any, **named: Any) -> None:
         return None

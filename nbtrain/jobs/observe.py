@@ -1,10 +1,10 @@
-"""Observations of a run's newest job, read from its records: the input of planner/advice/advice.py.
+"""Read the observations of a run's newest job from its records: the input of planner/advice/advice.py.
 
-job.json                 how its newest attempt ended
+job.json                 how the newest attempt ended
 exit records             the numbers in an error message about memory
-scalars                  parts of a step, memory, MFU: medians of the last steps
-summary.json             the mean step time, with the setup that it was measured with
-environment.json         the CPUs of the machine
+scalars                  parts of a step, memory and MFU over the last steps
+summary.json             the number of steps
+environment.json         the machine's number of CPU cores
 """
 
 import statistics
@@ -22,7 +22,7 @@ from nbtrain.monitor.status.status_records import job_with_end
 from nbtrain.planner.advice.observations import Observations, OutOfMemory, out_of_memory_of
 from nbtrain.planner.time.duration import estimate_duration
 
-# Medians use the last 100 steps: the first ones allocate, compile and choose kernels.
+# Number of last steps that are used. The first steps allocate, compile and choose kernels.
 LAST_STEPS = 100
 
 
@@ -94,8 +94,9 @@ def _last(view: RunView, name: str) -> int:
 
 
 def _share(view: RunView, name: str, step: float | None) -> float | None:
-    """Return a part's share of the step: its mean time over the median step time, because waits come in
-    bursts.
+    """Return a part's share of the step: its mean time divided by the mean step time; None if not measured.
+
+    Means are used because waits come in bursts.
     """
     values = _values(view, name)
     whole = _values(view, "iteration_time")
@@ -110,5 +111,5 @@ def _cpus(job: JobDir | None) -> int | None:
 def _notes(view: RunView) -> tuple[str, ...]:
     slow = _median(view, "rank_slowdown")
     if slow and slow > 0.1:
-        return (f"the slowest rank computes {slow:.0%} longer than the median: look at its machine.",)
+        return (f"the slowest rank computes {slow:.0%} longer than the median rank: check its machine.",)
     return ()

@@ -64,7 +64,7 @@ def test_a_hostfile_is_read_as_submit_reads_it(workspace, capsys):
     code, [found] = checked(capsys, *hosts)
     assert (code, found["level"], found["key"]) == (2, "error", "backend.hosts.hostfile")
     assert found["message"].startswith(
-        f"{workspace}/hosts.txt:2: 'node-b slots' is not a machine. A line is `name "
+        f"{workspace}/hosts.txt:2: 'node-b slots' does not describe a machine. Write `name "
     )
     assert found["place"] == "override backend.hosts.hostfile=hosts.txt"
     (workspace / "hosts.txt").write_text("node-a slots=8\n")

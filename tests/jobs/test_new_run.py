@@ -135,12 +135,12 @@ def test_conversations_become_a_fine_tuning(place, capsys):
     assert len(made.text.splitlines()) <= 20
     commands = ["nbtrain prepare gpt-tiny", "nbtrain submit gpt-tiny --wait"]
     assert made.next_commands[:3] == [*commands, "nbtrain prepare talk"]
-    assert any("`nbtrain submit gpt-tiny --wait` train it first" in note for note in made.notes)
+    assert any("`nbtrain submit gpt-tiny --wait` to train it" in note for note in made.notes)
     # A run YAML of another folder is found by its path, and not by its name.
     (place / "bases").mkdir()
     (place / "bases" / "mine.yaml").write_text("name: mine\nextends: gpt-tiny\n")
     of_path = nb.new("talk-of-mine", "talks.jsonl", init_from="bases/mine.yaml")
-    assert any("`nbtrain submit bases/mine.yaml --wait` train it" in note for note in of_path.notes)
+    assert any("`nbtrain submit bases/mine.yaml --wait` to train it" in note for note in of_path.notes)
     nb.new("sea", "sea.txt")
     run = RunDir.named("sea")
     run.path.mkdir(parents=True)
@@ -157,7 +157,7 @@ def test_conversations_become_a_fine_tuning(place, capsys):
     with pytest.raises(ConfigError, match="is plain text"):
         nb.new("talk-4", "sea.txt", init_from="sea")
     talks(place / "few.jsonl", 5)
-    with pytest.raises(DataError, match="too few examples to fine-tune a model;"):
+    with pytest.raises(DataError, match="too few examples to fine-tune a model"):
         nb.new("talk-4", "few.jsonl")
 
 

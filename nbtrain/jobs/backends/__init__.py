@@ -1,1 +1,1 @@
-"""Backends: the places where a job runs, one folder each; local.py is the backend for this machine."""
+"""Backends, the places where a job can run: one folder each, and local.py for this machine."""

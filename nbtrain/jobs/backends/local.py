@@ -1,4 +1,4 @@
-"""Backend for this machine: a detached supervisor, a launcher of the ranks, a wrapper per rank.
+"""Backend for this machine: a detached supervisor, a rank launcher, and a wrapper for each rank.
 
     supervisor (own session)
       rank_launcher (own session, a new port in each attempt)
@@ -7,7 +7,7 @@
 
 Processes that a dead supervisor left behind are found by the job's marker.
 
-Ranks are killed before their wrappers, so that the wrappers still write down how they ended.
+Ranks are killed before their wrappers, so that the wrappers can still record how the ranks ended.
 """
 
 import os
@@ -38,11 +38,12 @@ from nbtrain.jobs.node.ranks_here import NodeRanks, RanksHere, send_to
 
 
 class LocalLauncher:
-    """The launcher of the ranks and the processes it started; reused for each attempt of a job."""
+    """Launcher of the ranks on this machine, used for all attempts of a job."""
 
     def __init__(self, job: JobDir, command: Iterable[str]):
-        """Create the launcher. `command` contains the arguments of a rank's Python; the run directory is
-        appended.
+        """Create the launcher.
+
+        `command` contains the Python arguments that start a rank; the run directory is appended.
         """
         self._job = job
         self._command = [*command, str(job.run.path)]
@@ -64,7 +65,7 @@ class LocalLauncher:
         self._ranks.start(self._command, ranks, seconds, environment)
 
     def poll(self) -> int | None:
-        """Return the launcher's exit code."""
+        """Return the launcher's exit code; None while it runs."""
         return self._ranks.poll()
 
     def signal(self, number: int, only: Iterable[ProcessIdentity] | None = None) -> None:
@@ -79,11 +80,11 @@ class LocalLauncher:
         self._ranks.kill()
 
     def processes_left(self) -> bool:
-        """Return whether any process carries the job's marker."""
+        """Return whether any process with the job's marker is left."""
         return self._ranks.processes_left()
 
     def finish(self) -> bool:
-        """Wait for the last process, and kill it if it does not end; return True if a process was killed."""
+        """Wait for the last process, and kill it if it does not exit; return whether a process was killed."""
         return self._ranks.finish()
 
     def heartbeat(self, rank: int) -> Heartbeat | None:
@@ -92,7 +93,7 @@ class LocalLauncher:
         return beat if beat and beat.attempt == self._attempt else None
 
     def exit_record(self, rank: int) -> ExitRecord | None:
-        """Return the rank's exit record from the run directory."""
+        """Return the rank's exit record from the run directory; None if there is no record yet."""
         return ExitRecord.read(self._job.exit_record(rank, self._attempt))
 
     def memory(self) -> HostMemory:
@@ -104,52 +105,51 @@ class LocalLauncher:
         return [len(gpus_of_ranks(config))] if config.resources.device == "gpu" else None
 
     def trouble(self) -> str:
-        """Return "", because the end of a local process is noticed at once."""
+        """Return "", because the end of a local process is detected at once."""
         return ""
 
     def preemption(self, signalled: bool = False) -> str:
-        """Return this machine's notice."""
+        """Return this machine's preemption notice; "" if there is no notice."""
         return self._notice.poll() if self._notice else ""
 
     def preemption_trouble(self) -> str:
-        """Return why the notice's program gave no answer."""
+        """Return why the program in backend.preemption_notice could not be used; "" if it could."""
         return self._notice.trouble if self._notice else ""
 
     def give_back(self) -> None:
-        """Do nothing, because no other job may start on this machine while it has a notice."""
+        """Do nothing, because no other job can start on this machine while it is being preempted."""
 
     def missing(self) -> str:
-        """Return "", because this machine is there."""
+        """Return "", because this machine cannot be missing."""
         return ""
 
     def abandon(self) -> None:
-        """Kill only the processes that this supervisor started; its successor's ranks carry the same
-        marker.
+        """Kill only the processes that this supervisor started.
+
+        The ranks of its successor have the same marker, so the marker cannot be used here.
         """
         self._ranks.abandon()
 
     def close(self) -> None:
-        """End the notice's program; no other process is left."""
+        """End the program in backend.preemption_notice, the only process that may be left."""
         if self._notice is not None:
             self._notice.close()
 
 
 class LocalBackend(SupervisedHere):
-    """Runs jobs as processes of this machine."""
+    """Backend that runs jobs as processes on this machine."""
 
     def make_ready(self, config: RunConfig) -> None:
-        """Create the folder of this machine's queue, for a run that waits in it."""
+        """Create the folder of this machine's queue, if the run uses the queue."""
         if not config.backend.share_devices:
             Queue().make()
 
     def warnings(self, config: RunConfig, machine: Machine) -> list[str]:
-        """Name the cores and memory that are not here, a number of threads that is not used, and GPUs that
-        other programs use.
-        """
+        """Return warnings about missing cores and memory, unused threads, and GPUs used by other programs."""
         return warnings_here(config, Queue(), machine)
 
     def findings(self, config: RunConfig) -> Iterator[Finding]:
-        """Check that the queue can give the run its devices; jobs/checks/preflight.py checks the rest."""
+        """Check that the queue can provide the run's devices; jobs/checks/preflight.py checks the rest."""
         if config.backend.share_devices:
             return
         try:
@@ -158,15 +158,15 @@ class LocalBackend(SupervisedHere):
             yield mistake(config, "", str(error))
             return
         if lacking:
-            yield shortage(config, "", lacking, "Raise the limit, or choose a smaller layout.")
+            yield shortage(config, "", lacking, "Raise the queue's limit, or choose a smaller layout.")
 
     def end_ranks(self, job: JobDir, grace_seconds: float) -> None:
-        """End the ranks, found by the job's marker."""
+        """End the ranks, which are found by the job's marker."""
         processes.send(processes.marked_pids([job.job_id]), signal.SIGTERM)
         processes.end_marked([job.job_id], Patience(job.heartbeats(), grace_seconds).over)
 
     def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
-        """Return a launcher of processes of this machine."""
+        """Return a launcher that starts the ranks on this machine."""
         return LocalLauncher(job, command)
 
 

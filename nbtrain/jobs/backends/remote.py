@@ -1,10 +1,10 @@
-"""Ranks on several machines: each machine has a node agent that communicates through the run directory.
+"""Run ranks on several machines, through a node agent on each that communicates over the run directory.
 
     supervisor --launch.json, signals.json--> agents (jobs/node/agent.py) --nodes/, exit/, heartbeat/-->
 
-Each backend starts the agents in its own way (ssh, srun, a pod's command): `start_agents`. This module never
-compares clocks of two machines: a record counts as new when its contents change, and the times in exit
-records are converted to the supervisor's clock.
+Each backend starts the agents in its own way (ssh, srun, or a pod's command), in start_agents(). This module
+never compares the clocks of two machines: a record counts as new when its contents change, and the times in
+exit records are converted to the supervisor's clock.
 """
 
 import math
@@ -32,26 +32,28 @@ from nbtrain.jobs.attempt.ranks import PAUSE_SECONDS
 from nbtrain.jobs.machine.environment import common_variables
 from nbtrain.jobs.machine.host_memory import HostMemory
 
-# An agent renews its record every second; a shared disk may hide that for some seconds more.
+# Age up to which an agent's record shows that the agent is alive. The agent renews the record every second,
+# but a shared disk may delay that.
 FRESH_SECONDS = 20.0
-# Seconds from the order to end a rank's process until its wrapper's record is visible on a shared disk.
+# Seconds from the order to kill a rank until its wrapper's record is visible on a shared disk.
 KILL_SECONDS = 8.0
-# A rank that failed leaves its record before its node's launcher ends; a shared disk may show it later.
+# Seconds to wait for a failed rank's record. It is written before the node's launcher ends, but a shared disk
+# may show it later.
 RANKS_WORD_SECONDS = 10.0
 FINISH_SECONDS = 10.0
 POLL_SECONDS = 0.1
-# Signal orders that are kept, enough for any restart; older ones have been carried out.
+# Number of signal orders to keep, enough for any restart; older orders have been carried out.
 KEPT_ORDERS = 20
 
 
 class Agents(Protocol):
-    """The process that started the agents of all nodes."""
+    """The process that started the agents on all nodes."""
 
     end_message: str
-    """Reason that it ended, if known."""
+    """Why the process ended; "" if that is not known."""
 
     def poll(self) -> int | None:
-        """Return its exit code; None while it runs."""
+        """Return the exit code of the process; None while it runs."""
 
     def end(self) -> None:
         """End the remaining agents and the processes that they started."""
@@ -59,30 +61,32 @@ class Agents(Protocol):
 
 @dataclass
 class NodeWatch:
-    """The last report of one agent, by the supervisor's clocks."""
+    """The last report of an agent, with times by the supervisor's clocks."""
 
     record: NodeRecord
     heard_at: float
-    """Monotonic time at which its record last changed."""
+    """Monotonic time at which the agent's record last changed."""
     ahead_at_least: float
-    """Lower bound of the agent's wall clock minus the supervisor's, from a record that was written before it
-    was seen.
+    """Lower bound of the agent's wall clock minus the supervisor's.
+
+    It follows from the fact that a record is written before the supervisor reads it.
     """
     ahead_at_most: float = math.inf
-    """Upper bound of the same difference, from an order that was given before the agent received it."""
+    """Upper bound of the same difference, from the fact that an order is given before an agent reads it."""
 
     @property
     def clock_ahead_seconds(self) -> float:
-        """Return how far the agent's clock is ahead at least; 0 if disk delays can explain the difference."""
+        """Least seconds by which the agent's clock is ahead; 0 if disk delays can explain the difference."""
         return max(self.ahead_at_least, min(0.0, self.ahead_at_most))
 
 
 class RemoteLauncher:
-    """Runs the ranks on every node through the agents. Each backend provides `start_agents`."""
+    """Launcher that runs the ranks on every node through the agents. Each backend provides start_agents()."""
 
     def __init__(self, job: JobDir, command: Iterable[str]):
-        """Create the launcher. `command` contains the arguments of a rank's Python; the run directory is
-        appended.
+        """Create the launcher.
+
+        `command` contains the Python arguments that start a rank; the run directory is appended.
         """
         self._job = job
         self._command = [*command, str(job.run.path)]
@@ -91,7 +95,8 @@ class RemoteLauncher:
         self._ordered_at = 0.0
         self._agents: Agents | None = None
         self._watches: dict[int, NodeWatch] = {}
-        # A record left by an earlier allocation looks the same, except that it never changes.
+        # Records that existed before the agents were started. A record left by an earlier allocation looks
+        # like a new one, except that it never changes.
         self._first_seen: dict[int, NodeRecord] = {}
         self._order: LaunchOrder | None = None
         self._signals: list[SignalOrder] = []
@@ -100,18 +105,19 @@ class RemoteLauncher:
         # Time at which a node's launcher was first seen to have failed.
         self._failed_at: dict[int, float] = {}
         self.end_message = ""
-        """Reason that the attempt ended, if no rank reports one."""
+        """Why the attempt ended, in case no rank reports a reason."""
 
     def start_agents(self, config: RunConfig) -> Agents:
         """Start an agent on each of resources.nodes machines. Raises JobError."""
         raise NotImplementedError
 
     def launch(self, config: RunConfig, attempt: int) -> None:
-        """Start the missing agents. The ranks start once all agents have reported; see poll()."""
+        """Start missing agents. The ranks start once all agents have reported, in poll()."""
         self._config, self._attempt, self._order, self._ended = config, attempt, None, None
         self._failed_at = {}
         self.end_message = ""
-        # The supervisor does not look between two attempts: a long pause there is not a suspended machine.
+        # The supervisor does not poll between two attempts, so a long pause there does not mean that the
+        # machine was suspended.
         self._looked_at = None
         self._look_at_nodes()
         if self._agents is None or self._agents.poll() is not None or not self._all_fresh():
@@ -129,7 +135,7 @@ class RemoteLauncher:
         return self._ended
 
     def signal(self, number: int, only: Iterable[ProcessIdentity] | None = None) -> None:
-        """Signal the ranks by an order that each agent carries out when it next reads its orders."""
+        """Signal the ranks through an order that each agent carries out when it next reads its orders."""
         if self._order is None:
             return
         following = self._signals[-1].number + 1 if self._signals else self._first_signal()
@@ -141,8 +147,9 @@ class RemoteLauncher:
         SignalOrders(self._signals).write(self._job.control_signals)
 
     def kill(self) -> None:
-        """Make the agents kill their ranks. The process that started the agents ends those that do not
-        answer.
+        """Make the agents kill their ranks.
+
+        Agents that do not respond are ended by the process that started them.
         """
         self.signal(signal.SIGKILL)
         deadline = time.monotonic() + KILL_SECONDS
@@ -159,8 +166,9 @@ class RemoteLauncher:
         )
 
     def finish(self) -> bool:
-        """Wait for every node's final report and end agents that give none. Return True if a process was
-        killed.
+        """Wait for every node's final report; return whether a process was killed.
+
+        Agents that do not send a report are ended.
         """
         deadline = time.monotonic() + FINISH_SECONDS
         while self.processes_left() and time.monotonic() < deadline:
@@ -173,14 +181,17 @@ class RemoteLauncher:
     def close(self) -> None:
         """End the agents, once the job has ended."""
         if self._agents is not None and self._agents.poll() is None:
-            # Agents see the end in job.json and leave by themselves; this ends those that cannot.
+            # Agents read the job's end in job.json and exit by themselves; this ends agents that cannot.
             deadline = time.monotonic() + FINISH_SECONDS
             while self._agents.poll() is None and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
             self._agents.end()
 
     def abandon(self) -> None:
-        """Do nothing: agents read in job.json that another supervisor owns the job, and kill their ranks."""
+        """End the agents as close() does.
+
+        Agents read in job.json that another supervisor owns the job, and kill their ranks themselves.
+        """
         self.close()
 
     def heartbeat(self, rank: int) -> Heartbeat | None:
@@ -197,8 +208,9 @@ class RemoteLauncher:
         return replace(record, time=record.time - watch.clock_ahead_seconds)
 
     def memory(self) -> HostMemory:
-        """Return the memory counters of all nodes: the sum of their kills, and limit and peak of the fullest
-        node.
+        """Return the memory counters of all nodes.
+
+        Kills are added up over the nodes; limit and peak are those of the node with the highest peak.
         """
         ends = [one for node in range(self._config.resources.nodes) if (one := self._exit_of(node))]
         fullest = max(ends, key=lambda end: end.peak_bytes or 0, default=None)
@@ -219,9 +231,7 @@ class RemoteLauncher:
         )
 
     def devices(self, config: RunConfig) -> list[int] | None:
-        """Return the number of GPUs of each node, 0 if it does not answer; None on CPU, where devices are not
-        counted.
-        """
+        """Return the number of GPUs on each node, with 0 for a node that does not report; None on CPU."""
         if config.resources.device != "gpu":
             return None
         self._look_at_nodes()
@@ -231,8 +241,9 @@ class RemoteLauncher:
         ]
 
     def preemption(self, signalled: bool = False) -> str:
-        """Return the notice of a machine that is there, or the scheduler's record if machines were told to
-        leave.
+        """Return the preemption notice of a machine, or the scheduler's record; "" without either.
+
+        The scheduler's record is requested only if machines were told to exit or `signalled` is True.
         """
         self._look_at_nodes()
         there = {node: watch.record for node, watch in sorted(self._watches.items()) if not self._lost(node)}
@@ -243,13 +254,11 @@ class RemoteLauncher:
         return self.scheduler_preemption(leaving) if leaving or signalled else ""
 
     def scheduler_preemption(self, leaving: list[int]) -> str:
-        """Return the scheduler's record that it takes these machines away, or the whole job; "" without
-        one.
-        """
+        """Return the scheduler's record that it takes away these machines or the job; "" without a record."""
         return ""
 
     def preemption_trouble(self) -> str:
-        """Return why a machine's notice gave no answer."""
+        """Return why a machine's preemption notice could not be read; "" if all could."""
         records = [watch.record for _, watch in sorted(self._watches.items())]
         troubles = [f"{record.host}: {record.notice_trouble}" for record in records if record.notice_trouble]
         return troubles[0] if troubles else ""
@@ -258,15 +267,16 @@ class RemoteLauncher:
         """Do nothing; the scheduler takes the devices itself."""
 
     def missing(self) -> str:
-        """Return the machines whose agents do not report; "" if all do."""
+        """Return the nodes whose agents do not report, such as "nodes 1, 3"; "" if all agents report."""
         self._look_at_nodes()
         nodes = range(self._config.resources.nodes)
         gone = [str(node) for node in nodes if not self._fresh(node)]
         return f"node{'s' if len(gone) > 1 else ''} {', '.join(gone)}" if gone else ""
 
     def _before_order(self) -> int | None:
-        """Give the launch order once every agent has reported; return an exit code if agents are missing for
-        too long.
+        """Give the launch order once every agent has reported.
+
+        Returns an exit code if agents are missing for too long; otherwise None.
         """
         nodes = self._config.resources.nodes
         fresh = [node for node in range(nodes) if node in self._watches]
@@ -287,7 +297,7 @@ class RemoteLauncher:
     def _missing(self, fresh: list[int], why: str) -> str:
         nodes = self._config.resources.nodes
         missing = ", ".join(str(node) for node in range(nodes) if node not in fresh)
-        logs = "logs/node<k>.log and logs/supervisor.log say more"
+        logs = "see logs/node<k>.log and logs/supervisor.log"
         return f"the agents of nodes {missing} (of {nodes}) did not report: {why}; {logs}"
 
     def _give_order(self) -> int | None:
@@ -296,8 +306,8 @@ class RemoteLauncher:
         loopback = [record.host for record in records if record.address.startswith("127.")]
         if len(machines) > 1 and loopback:
             self.end_message = (
-                f"{', '.join(sorted(set(loopback)))}: no network address but loopback, which no other "
-                "machine reaches. Name the interface to use in network_interface of the backend's section"
+                f"{', '.join(sorted(set(loopback)))}: has only a loopback address, which no other machine "
+                "can reach. Set network_interface in the backend's section"
             )
             return 1
         self._order = LaunchOrder(
@@ -336,35 +346,36 @@ class RemoteLauncher:
         return None
 
     def trouble(self) -> str:
-        """Return why the attempt cannot continue although some ranks run; "" if no reason is known."""
+        """Return why the attempt cannot continue although some ranks are running; "" if it can."""
         if self._order is None or self._ended is not None:
             return ""
         nodes = range(len(self._order.agents))
         ends = {node: one for node in nodes if (one := self._exit_of(node))}
-        # The rendezvous of the ranks would wait in vain for a node that was refused.
+        # The ranks' rendezvous would wait forever for a node that refused to start.
         if refused := [end.message for end in ends.values() if end.exit_code is None]:
             return "; ".join(refused)
         if gone := self._gone([node for node in nodes if node not in ends and self._lost(node)]):
             return gone[0]
-        # None of its ranks can report this: the other nodes wait for it in the rendezvous.
+        # If a node's launcher failed, none of its ranks can report that, and the other nodes wait for it in
+        # the rendezvous.
         now = time.monotonic()
         for node, one in ends.items():
             since = self._failed_at.setdefault(node, now) if one.exit_code else now
             if now - since > RANKS_WORD_SECONDS:
                 return (
                     f"the launcher of node {self._hosts_of([node])} ended with code {one.exit_code}, and the "
-                    f"other nodes wait for it; logs/node{node}.log says why"
+                    f"other nodes wait for it; see logs/node{node}.log"
                 )
         assert self._agents is not None
         if (code := self._agents.poll()) is not None and not self._reporting(ends):
             return (
-                f"the process that had started the agents ended with code {code}, and they have not reported "
-                "since"
+                f"the process that had started the agents ended with code {code}, and the agents have not "
+                "reported since"
             )
         return ""
 
     def _gone(self, lost: list[int]) -> list[str]:
-        """Return a list with one sentence about lost nodes; [] if no node is lost."""
+        """Return a list with one sentence about the lost nodes; [] if no node is lost."""
         if not lost:
             return []
         hosts = self._hosts_of(lost)
@@ -376,8 +387,9 @@ class RemoteLauncher:
         ]
 
     def _unanswered(self) -> str:
-        """Describe the nodes that did not answer the order to end; a node that is also silent is reported as
-        gone.
+        """Return text about the nodes that did not respond to the order to end.
+
+        Nodes that are also silent are reported as gone.
         """
         waiting = [node for node, watch in sorted(self._watches.items()) if self._exit_of(node) is None]
         heard = {node: time.monotonic() - self._watches[node].heard_at for node in waiting}
@@ -392,8 +404,9 @@ class RemoteLauncher:
         return ", ".join(self._watches[node].record.host for node in nodes)
 
     def _reporting(self, ends: dict[int, NodeExit]) -> bool:
-        """Return whether an agent without a final report still writes, although the process that started it
-        has ended.
+        """Return whether an agent without a final report still renews its record.
+
+        That is possible even if the process that started the agent has ended.
         """
         now = time.monotonic()
         return any(
@@ -425,12 +438,12 @@ class RemoteLauncher:
         return [record for node in nodes if (record := NodeRecord.read(self._job.node(node)))]
 
     def _look_at_nodes(self) -> None:
-        """Note every agent record that has changed, and update the bounds of the agent's clock."""
+        """Read every agent's record, and update the bounds of the clocks of agents with a new record."""
         now, wall = time.monotonic(), time.time()
         stood_still = now - self._looked_at if self._looked_at is not None else 0.0
         self._looked_at = now
         if stood_still > PAUSE_SECONDS:
-            # The job was suspended, and its agents with it.
+            # The job was suspended, together with its agents.
             self._launched_at += stood_still
             for known in self._watches.values():
                 known.heard_at += stood_still

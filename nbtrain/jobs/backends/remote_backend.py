@@ -1,9 +1,9 @@
-"""Base class of backends whose supervisor runs elsewhere: requests are files, and the state comes from a
-scheduler.
+"""Base class of backends whose supervisor runs elsewhere.
 
-The state has three sources, most trusted first: the job's own records, the scheduler's report, and the fact
-that the scheduler does not answer. The process that queries the scheduler writes the report to engine.json,
-so that readers need not query it again (base/run_directory/jobstate.py).
+Requests to the supervisor are files, and the state also comes from a scheduler. The state has three sources,
+most trusted first: the job's own records, the scheduler's report, and the fact that the scheduler does not
+respond. The process that queries the scheduler writes the report to engine.json, so that readers need not
+query the scheduler again (base/run_directory/jobstate.py).
 """
 
 import contextlib
@@ -22,14 +22,14 @@ from nbtrain.jobs.attempt.backend import Backend
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.pause import stopped_while_paused
 
-# Least seconds between two questions to the scheduler about one job, from all processes together.
+# Shortest time in seconds between two queries of the scheduler about a job, by all processes together.
 ASK_SECONDS = 5.0
-# Seconds from a request to stop until the scheduler is ordered to end what is left.
+# Seconds from a stop request until the scheduler is told to end the remaining processes.
 END_SECONDS = 30.0
 
 
 class EngineUnseen(Exception):
-    """Raised when the scheduler does not answer; the message is shown to the user."""
+    """Raised when the scheduler does not respond; the message is shown to the user."""
 
 
 class EngineAway(EngineUnseen):
@@ -37,26 +37,27 @@ class EngineAway(EngineUnseen):
 
 
 class RemoteBackend(Backend):
-    """A job whose supervisor runs where the scheduler placed it."""
+    """Backend for jobs whose supervisor runs where the scheduler placed it."""
 
     def ask_engine(self, job: JobDir) -> EngineWord:
-        """Return the scheduler's current report on the job. Raises EngineUnseen if it does not answer."""
+        """Return the scheduler's current report on the job. Raises EngineUnseen if it does not respond."""
         raise NotImplementedError
 
     def end_in_engine(self, job: JobDir) -> None:
-        """Have the scheduler end the job. Raises EngineUnseen, JobError."""
+        """Make the scheduler end the job. Raises EngineUnseen and JobError."""
         raise NotImplementedError
 
     def status(self, job: JobDir) -> tuple[str, str | None]:
-        """Return the state from the records and the scheduler's newest report."""
+        """Return (state, cause) from the job's records and the scheduler's newest report."""
         record = JobRecord.read(job.job_json)
         if record is not None and record.state in ACTIVE:
             self.engine_word(job)
         return read_state(job, time.time())
 
     def engine_word(self, job: JobDir, at_once: bool = False) -> EngineWord | None:
-        """Return the scheduler's report, requested again if it is old; None if the scheduler never
-        answered.
+        """Return the scheduler's report on the job, requested again if it is old or `at_once` is True.
+
+        Returns None if this machine cannot query the scheduler and no earlier report exists.
         """
         before = EngineWord.read(job.engine_json)
         if before and not at_once and 0 <= time.time() - before.asked_at < ASK_SECONDS:
@@ -64,10 +65,10 @@ class RemoteBackend(Backend):
         try:
             word = self.ask_engine(job)
             if word.state is None and before and before.state in FINAL and before.engine == word.engine:
-                # Schedulers forget ended jobs: minutes later the job is unknown.
+                # Schedulers forget ended jobs after some minutes, so the earlier report is kept.
                 word = replace(before, asked_at=word.asked_at, seen=True, trouble="")
         except EngineAway as error:
-            # An earlier report from a machine of the cluster is worth more than this machine's silence.
+            # This machine learns nothing, so an earlier report from a machine of the cluster is kept.
             return before and replace(before, seen=False, trouble=str(error))
         except EngineUnseen as error:
             last = before or EngineWord(None, "", 0.0)
@@ -78,7 +79,7 @@ class RemoteBackend(Backend):
         return word
 
     def settle(self, job: JobDir) -> None:
-        """Wait while the supervisor of a job that the scheduler has ended may still record that end."""
+        """Wait while the supervisor of a job that the scheduler has ended may still record the end."""
         deadline = time.monotonic() + ENGINE_SILENCE_SECONDS + ASK_SECONDS
         record = JobRecord.read(job.job_json)
         if record is None or record.state not in ACTIVE or record.supervisor is None:
@@ -90,8 +91,9 @@ class RemoteBackend(Backend):
             time.sleep(1.0)
 
     def cancel(self, job: JobDir, now: bool) -> bool:
-        """Ask the supervisor to save and exit; a job that still waits is removed from the scheduler's
-        queue.
+        """Ask the supervisor to save and exit, or remove a waiting job from the scheduler's queue.
+
+        Returns False if the job is not active.
         """
         record = JobRecord.read(job.job_json)
         if record is None or self.status(job)[0] not in ACTIVE:
@@ -107,9 +109,7 @@ class RemoteBackend(Backend):
         return True
 
     def end_at_rest(self, job: JobDir) -> None:
-        """Write the final state of a paused job that has no supervisor because it gave its allocation
-        back.
-        """
+        """Write the final state of a paused job without a supervisor, which has released its allocation."""
         with job.run.locked():
             journal = Journal(job)
             if at_rest(journal.record):
@@ -117,16 +117,14 @@ class RemoteBackend(Backend):
                 journal.end(stopped_while_paused(journal.record.cause or ""))
 
     def save(self, job: JobDir) -> bool:
-        """Ask the supervisor for a checkpoint."""
+        """Ask the supervisor for a checkpoint; return False if the job is not active."""
         if self.status(job)[0] not in ACTIVE:
             return False
         Ask.put(job.control_ask, "save")
         return True
 
     def finish(self, job: JobDir, now: bool) -> None:
-        """Wait until the scheduler reports that the job has ended; if it does not end, make the scheduler end
-        it.
-        """
+        """Wait until the scheduler reports that the job has ended, and make it end the job if necessary."""
         deadline = time.monotonic() + (0 if now else END_SECONDS)
         while True:
             word = self.engine_word(job, at_once=True)
@@ -138,7 +136,7 @@ class RemoteBackend(Backend):
             time.sleep(1.0)
 
     def refused(self, job: JobDir, cause: str) -> SubmitError:
-        """Mark a job that the scheduler refused as FAILED; return the error to raise."""
+        """Mark a job that the scheduler rejected as FAILED, and return the error to raise."""
         record = JobRecord.read(job.job_json)
         assert record is not None, "submit() is called when job.json is written"
         record.state, record.cause = FAILED, cause
@@ -147,11 +145,11 @@ class RemoteBackend(Backend):
         return SubmitError(f"{display(job.run.path)}: {cause}")
 
     def _end_in_engine(self, job: JobDir) -> None:
-        """End the job in the scheduler. Raises JobError if the scheduler does not answer."""
+        """Make the scheduler end the job. Raises JobError if the scheduler does not respond."""
         try:
             self.end_in_engine(job)
         except EngineUnseen as error:
             raise JobError(
-                f"{display(job.run.path)}: job {job.job_id} cannot be ended by its scheduler now: {error}. "
-                "The request to stop is kept; try again when the scheduler answers."
+                f"{display(job.run.path)}: the scheduler cannot end job {job.job_id} now: {error}. "
+                "The stop request is kept; try again when the scheduler responds."
             ) from error

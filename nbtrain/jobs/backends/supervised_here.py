@@ -1,8 +1,9 @@
 """Base class of backends whose supervisor runs where the job was submitted: local and hosts.
 
-A supervisor is a detached process. It is reached from any machine by control/ask.json, which it reads several
-times a second. On its own machine a stop is also sent as a signal, because a full disk cannot store the file.
-The identity in job.json (pid, start time, boot, host) keeps the signal from a process that reuses the pid.
+A supervisor is a detached process. Any machine can reach it through control/ask.json, which it reads several
+times a second. On its own machine, a stop is also sent as a signal, because the file cannot be written to a
+full disk. The identity in job.json (pid, start time, boot, host) ensures that the signal does not reach a
+process that reuses the pid.
 """
 
 import contextlib
@@ -28,18 +29,18 @@ from nbtrain.monitor.logs.logs import SUPERVISOR
 
 # Seconds from the submission until the supervisor has recorded its identity.
 SUPERVISOR_START_SECONDS = 60.0
-# Seconds from there until it starts ranks or reports what it waits for; earlier ranks may still save.
+# Seconds after that until it starts ranks or reports what it waits for; earlier ranks may still be saving.
 FIRST_WORD_SECONDS = 5.0
-# Seconds from its final state until the process is gone, and with it the lock that it holds.
+# Seconds from the job's final state until the supervisor has exited and so released the run's lock.
 SUPERVISOR_END_SECONDS = 10.0
 POLL_SECONDS = 0.1
 LAST_WORDS_LINES = 10
-# Signal sent with each request. Receiving a save twice would make two checkpoints; 0 sends no signal.
+# {request: signal that is sent with it}. 0 means no signal: a save request received twice would save twice.
 SIGNALS = {"stop": signal.SIGTERM, "stop_now": signal.SIGQUIT, "save": 0}
 
 
 class SupervisedHere(Backend):
-    """A job whose supervisor is a detached process of the machine where it was submitted."""
+    """Backend for jobs whose supervisor is a detached process on the machine where they were submitted."""
 
     capabilities = CAPABILITIES["local"]
     end_seconds = SUPERVISOR_END_SECONDS
@@ -63,8 +64,9 @@ class SupervisedHere(Backend):
         raise SubmitError(f"{display(job.path)}: the supervisor did not start. Its log:\n{log_end}")
 
     def await_first_word(self, job: JobDir) -> None:
-        """Wait until ranks start or a reason for waiting is known, because QUEUED without a cause looks like
-        a queue.
+        """Wait until ranks start or a reason for waiting is known.
+
+        Otherwise, the state QUEUED without a cause would suggest that the job waits in the queue.
         """
         deadline = time.monotonic() + FIRST_WORD_SECONDS
         while time.monotonic() < deadline:
@@ -74,22 +76,23 @@ class SupervisedHere(Backend):
             time.sleep(0.02)
 
     def cancel(self, job: JobDir, now: bool) -> bool:
-        """Ask the supervisor to save and exit, or to exit at once."""
+        """Ask the supervisor to save and exit, or with `now` to exit at once; return False if it is gone."""
         return self._ask_supervisor(job, "stop_now" if now else "stop")
 
     def save(self, job: JobDir) -> bool:
-        """Ask the supervisor for a checkpoint."""
+        """Ask the supervisor for a checkpoint; return False if the supervisor is gone."""
         return self._ask_supervisor(job, "save")
 
     def finish(self, job: JobDir, now: bool) -> None:
-        """End the ranks of a LOST job; otherwise wait for the supervisor, which exits some time after the
-        job's final state.
+        """End the ranks of a LOST job; for any other job, wait until its supervisor has exited.
+
+        A supervisor exits some time after it has written the job's final state.
         """
         if self.status(job)[0] == LOST:
-            # --now also ends a run whose configuration cannot be read.
+            # With --now, the configuration is not read, because it may be unreadable.
             seconds = 0.0 if now else stop_patience_seconds(job.run, load_resolved(job.run.config_yaml))
-            # A user who ends a lost job does not want it restarted. Its ticket may be on another machine,
-            # which then finds this request; and deleting a run on a full disk must not fail.
+            # A user who ends a lost job does not want it to be restarted. Its ticket may be on another
+            # machine, which then finds this request. Deleting a run on a full disk must not fail.
             with contextlib.suppress(OSError):
                 Ask.put(job.control_ask, "stop")
             try:
@@ -105,12 +108,13 @@ class SupervisedHere(Backend):
             time.sleep(0.02)
 
     def end_ranks(self, job: JobDir, grace_seconds: float) -> None:
-        """Ask the processes of a LOST job to save and exit; kill those left after `grace_seconds`."""
+        """Make the processes of a LOST job save and exit; kill those that are left after `grace_seconds`."""
         raise NotImplementedError
 
     def _ask_supervisor(self, job: JobDir, action: str) -> bool:
-        """Send `action` to the supervisor, waiting for one that is still starting; return False if it is
-        gone.
+        """Send `action` to the supervisor, after waiting for it if it is still starting.
+
+        Returns False if the supervisor is gone.
         """
         while self.status(job)[0] in ACTIVE:
             record = JobRecord.read(job.job_json)
@@ -120,7 +124,8 @@ class SupervisedHere(Backend):
         else:
             return False
         if not record.supervisor.elsewhere():
-            # The signal comes first: another user's supervisor refuses it, even if its folder is writable.
+            # The signal is sent first, because the kernel refuses to signal another user's supervisor, even
+            # if its folder is writable.
             processes.send([record.supervisor.pid], SIGNALS[action])
         try:
             Ask.put(job.control_ask, action)

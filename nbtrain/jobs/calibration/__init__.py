@@ -1,1 +1,1 @@
-"""Calibration: measure a machine, or the network between machines, for the plans."""
+"""Calibration: measure a machine, or the network between machines, for use in plans."""

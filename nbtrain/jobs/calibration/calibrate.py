@@ -1,7 +1,7 @@
-"""`nbtrain calibrate`: measure this machine and store the values for plans.
+"""`nbtrain calibrate`: measure this machine, and store the values for plans.
 
 The GPU side measures everything that needs torch (nbtrain/train/calibration); this module measures the disk
-of the output directory. The file: planner/calibration/calibration.py.
+with the output directory. planner/calibration/calibration.py reads and writes the file.
 """
 
 import contextlib
@@ -32,26 +32,27 @@ from nbtrain.planner.calibration.calibration import (
 from nbtrain.planner.calibration.calibration_doubts import doubts
 from nbtrain.planner.calibration_view import blocks, picture
 
-# The least time in which two idle cores import torch and start the engines.
+# Limits and default of the measuring time. The minimum is the time in which two idle cores import torch and
+# start the engines.
 LEAST_SECONDS, MOST_SECONDS, DEFAULT_SECONDS = 60.0, 3600.0, 180.0
 DISK_BYTES = 256 << 20
 CHUNK_BYTES = 4 << 20
-# Seconds from the last measurement until the processes have ended and the file is written.
+# Seconds from the last measurement until all processes have ended and the file is written.
 END_SECONDS = 2.0
 
 
 @dataclass(frozen=True, repr=False)
 class Calibrated(Result):
-    """Result of a calibration. It prints, and shows in a cell, as a table."""
+    """Result of a calibration, which prints, and shows in a notebook cell, as a table."""
 
     calibration: Calibration
     path: Path | None
-    """Path of the written calibration file; None if it was not written."""
+    """Path of the written calibration file; None if no file was written."""
     is_trial: bool = False
-    """Whether it was a trial, which writes nothing."""
+    """Whether the calibration was a trial, which writes nothing."""
 
     def as_report(self) -> Report:
-        """Return the measured rates, and where they were written."""
+        """Return the measured rates, and the path to which they were written."""
         made = self.calibration
         when = Sentence(f"{made.date}, {made.seconds:.0f} s")
         return Report(f"Calibration of {made.machine}", [when, *blocks(made), Sentence(self._where())])
@@ -60,7 +61,7 @@ class Calibrated(Result):
         doubts = self.calibration.doubts
         if self.path is None and doubts and not self.is_trial:
             return (
-                f"Not written: {display(calibration_path())} keeps its values, which are more reliable. "
+                f"Not written: {display(calibration_path())} keeps its earlier, more reliable values. "
                 "Calibrate again while the machine is idle."
             )
         if self.path is None:
@@ -68,7 +69,7 @@ class Calibrated(Result):
         if doubts:
             return (
                 f"Written to {display(self.path)}. Plans use it for {self.calibration.oldest_days} days and "
-                "say that it is doubtful. Calibrate again while the machine is idle."
+                "mark it as doubtful. Calibrate again while the machine is idle."
             )
         return f"Written to {display(self.path)}; plans use it."
 
@@ -85,24 +86,25 @@ class Calibrated(Result):
         }
 
     def picture(self) -> Any:
-        """Return a Matplotlib figure: bandwidth of collectives by size, and throughput of matrix products by
-        precision.
+        """Return a Matplotlib figure of the measured rates.
+
+        It shows the bandwidth of collectives by size, and the throughput of matrix products by precision.
         """
         return picture(self.calibration)
 
 
 def calibrate(seconds: float = DEFAULT_SECONDS, clock: str = "wall") -> Calibrated:
-    """Measure this machine's device in at most `seconds` and write calibration.json.
+    """Measure this machine's devices in at most `seconds`, and write calibration.json.
 
     Values that other programs have disturbed are marked (planner/calibration/calibration_doubts.py). `clock`
-    is wall, or cpu for a trial while other programs run: it counts the processes' own CPU time, and nothing
-    is written. Raises ConfigError for seconds out of bounds, and JobError if the time does not suffice for
-    all values.
+    is "wall", or "cpu" for a trial while other programs run: then the processes' own CPU time is counted, and
+    nothing is written. Raises ConfigError if `seconds` is out of bounds, and JobError if the time is not
+    sufficient for all values.
     """
     if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
         raise ConfigError(
-            f"seconds = {seconds:g} must be from {LEAST_SECONDS:g} to {MOST_SECONDS:g}: every value is the "
-            "median of several calls."
+            f"seconds = {seconds:g} must be from {LEAST_SECONDS:g} to {MOST_SECONDS:g}, because every "
+            "value is the median of several calls."
         )
     started, figures = time.monotonic(), []
     gpus = len(visible_gpus(os.environ.get(CUDA_DEVICES)))
@@ -129,10 +131,13 @@ def calibrate(seconds: float = DEFAULT_SECONDS, clock: str = "wall") -> Calibrat
             is_late = is_late or answer["kind"] == "late"
     if is_late:
         longer = min(4 * seconds, MOST_SECONDS)
-        more = f", or give more time: `nbtrain calibrate --seconds {longer:g}`" if longer > seconds else ""
+        more = (
+            f", or allow more time: run `nbtrain calibrate --seconds {longer:g}`" if longer > seconds else ""
+        )
         raise JobError(
-            f"only {len(figures)} of {counted(total, 'value')} were measured in {seconds:g} s, and nothing "
-            f"was written: other programs used {lacking:.1f} of {counted(cores, 'core')} when it began. "
+            f"only {len(figures)} of {counted(total, 'value')} could be measured in {seconds:g} s, so "
+            f"nothing was written: at the start, other programs used {lacking:.1f} of "
+            f"{counted(cores, 'core')}. "
             f"Calibrate while the machine is idle{more}."
         )
     taken, is_trial = round(time.monotonic() - started, 1), clock == "cpu"
@@ -143,11 +148,10 @@ def calibrate(seconds: float = DEFAULT_SECONDS, clock: str = "wall") -> Calibrat
 
 
 def disk_rates(folder: Path, size: int = DISK_BYTES) -> dict[str, float]:
-    """Measure the throughput, in bytes per second, of writing (with fsync) and reading a file of `size` bytes
-    in `folder`.
+    """Return the disk's write and read throughput in `folder`, in bytes per second.
 
-    The file's pages are dropped from the cache before it is read. Raises OSError, naming the folder, if
-    nothing can be written there.
+    A file of `size` bytes is written with fsync, dropped from the page cache, and read. Raises OSError, which
+    names the folder, if the file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     block = os.urandom(CHUNK_BYTES)

@@ -1,8 +1,9 @@
 """`nbtrain calibrate --network RUN`: measure the network between a run's machines, through the run's backend.
 
-A job of the run's backend (hosts, slurm, kubernetes) starts nbtrain.train.calibration.network on as many
-ranks as the run has, instead of the trainer. It needs no data. Its directory is output/<run>-network/. The
-result is stored for the place (planner/calibration/measured_network.py), and plans of runs there use it.
+A job on the run's backend (hosts, slurm or kubernetes) runs nbtrain.train.calibration.network instead of the
+trainer, on as many ranks as the run has. It needs no data, and its run directory is output/<run>-network/.
+The result is stored for these machines (planner/calibration/measured_network.py), and plans of runs on them
+use it.
 """
 
 import datetime
@@ -40,21 +41,21 @@ LEAST_SECONDS, MOST_SECONDS, DEFAULT_SECONDS = 10.0, 3600.0, 60.0
 
 @dataclass(frozen=True, repr=False)
 class CalibratedNetwork(Result):
-    """Result of a calibration between machines. It prints, and shows in a cell, as a table."""
+    """Result of a calibration between machines, which prints, and shows in a notebook cell, as a table."""
 
     network: MeasuredNetwork
     path: Path
     named_bytes_per_second: float | None
-    """Bandwidth that the run names, which its plans use instead; None if it names none."""
+    """Bandwidth set in the run, which its plans use instead; None if the run does not set a bandwidth."""
 
     def as_report(self) -> Report:
-        """Return the measured network, and where the measurement was written."""
-        where = f"Written to {display(self.path)}; plans of runs in this place use it."
+        """Return the measured network, and the path to which the measurement was written."""
+        where = f"Written to {display(self.path)}; plans of runs on these machines use it."
         if self.named_bytes_per_second is not None:
             where = (
-                f"Written to {display(self.path)}. This run names a network of "
-                f"{gigabits(self.named_bytes_per_second)}, which its plans keep: set resources.network and "
-                "resources.network_bytes_per_second to null to plan with the measurement."
+                f"Written to {display(self.path)}. This run sets a network bandwidth of "
+                f"{gigabits(self.named_bytes_per_second)}, which its plans keep using. To plan with the "
+                "measurement, set resources.network and resources.network_bytes_per_second to null."
             )
         return Report(f"Network of {self.network.place}", [*network_blocks(self.network), Sentence(where)])
 
@@ -71,28 +72,28 @@ class CalibratedNetwork(Result):
         }
 
     def picture(self) -> Any:
-        """Return a Matplotlib figure: bus bandwidth of both collectives by size."""
+        """Return a Matplotlib figure of the bus bandwidth of both collectives by size."""
         return network_picture(self.network)
 
 
 def calibrate_network(config: RunConfig, seconds: float = DEFAULT_SECONDS) -> CalibratedNetwork:
-    """Measure the network between the machines of a run in about `seconds`, and store it for plans.
+    """Measure the network between a run's machines in about `seconds`, and store the result for plans.
 
-    Raises ConfigError for a run on one machine or seconds out of bounds, SubmitError if the job cannot start,
-    and JobError if it fails or if its result cannot be stored.
+    Raises ConfigError if the run uses one machine or `seconds` is out of bounds, SubmitError if the job
+    cannot start, and JobError if the job fails or its result cannot be stored.
     """
     if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
         raise ConfigError(f"seconds = {seconds:g} must be from {LEAST_SECONDS:g} to {MOST_SECONDS:g}.")
     if config.backend.kind == "local" or config.resources.nodes == 1:
         raise ConfigError(
-            f"{config.name}: has no network between machines: backend.kind = {config.backend.kind}, "
-            f"resources.nodes = {config.resources.nodes}. Name a run on hosts, slurm or kubernetes with at "
-            "least 2 nodes. `nbtrain calibrate` measures this machine."
+            f"{config.name} has no network between machines: backend.kind = {config.backend.kind}, "
+            f"resources.nodes = {config.resources.nodes}. Choose a run with at least 2 nodes on hosts, slurm "
+            "or kubernetes. To measure this machine, run `nbtrain calibrate`."
         )
     _refuse_unwritable(network_path())
     command = ("-m", "nbtrain.train.calibration.network", "--seconds", f"{seconds:g}")
     job = submit(network_run(config), command=command, reads_data=False)
-    # An earlier measurement that still waits for its turn is joined, and may be of another place.
+    # submit() may have returned an earlier measurement that is still active, perhaps on other machines.
     place = place_of(load_resolved(job.run.config_yaml))
     try:
         state, cause = wait(job, on_change=lambda state, cause: logger.info("%s: %s", job.run.name, state))
@@ -102,8 +103,8 @@ def calibrate_network(config: RunConfig, seconds: float = DEFAULT_SECONDS) -> Ca
     record = _record(job) if state == SUCCEEDED else None
     if record is None:
         raise JobError(
-            f"{job.run.name}: nothing was measured: {state}{f', {cause}' if cause else ''}. `nbtrain logs "
-            f"{job.run.name}` shows what its ranks printed."
+            f"{job.run.name}: nothing was measured: {state}{f', {cause}' if cause else ''}. To see the "
+            f"output of its ranks, run `nbtrain logs {job.run.name}`."
         )
     today = datetime.date.today().isoformat()
     network = MeasuredNetwork(place, today, record["nodes"], record["ranks"], record["figures"])
@@ -111,7 +112,7 @@ def calibrate_network(config: RunConfig, seconds: float = DEFAULT_SECONDS) -> Ca
 
 
 def network_run(config: RunConfig) -> RunConfig:
-    """Return the run that measures: the same machines, ranks and backend, without data and checkpoints."""
+    """Return the run that measures, with the same machines, ranks and backend, but no data or checkpoints."""
     return load(
         without_inherited(config),
         {
@@ -125,7 +126,7 @@ def network_run(config: RunConfig) -> RunConfig:
             "evaluation.tasks": [],
             "backend.max_restarts": 0,
             "backend.elastic": False,
-            # Policies that need checkpoints.
+            # These settings avoid policies that need checkpoints.
             "stability.on_nan": "stop",
             "stability.on_loss_spike": "ignore",
         },
@@ -133,15 +134,15 @@ def network_run(config: RunConfig) -> RunConfig:
 
 
 def _refuse_unwritable(path: Path) -> None:
-    """Raise JobError before a job is started for a result that could not be stored."""
+    """Raise JobError if the result could not be stored, before a job is started."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
         raise JobError(
-            f"{display(path)}: cannot be written: {error.strerror}. Nothing was started. Make the data "
-            "directory writable, or set NBTRAIN_DATA to another one."
+            f"{display(path)} cannot be written: {error.strerror}. Nothing was started. Make the data "
+            "directory writable, or set NBTRAIN_DATA to another folder."
         ) from error
 
 

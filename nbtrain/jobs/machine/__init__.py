@@ -1,1 +1,1 @@
-"""This machine: cores, memory, devices and processes, the environment of a job, and the queue's folder."""
+"""This machine: its cores, memory, devices and processes, a job's environment, and the queue's folder."""

@@ -1,4 +1,4 @@
-"""Compilers and headers of this machine with which torch and DeepSpeed build extensions on first use."""
+"""Find the compilers and headers with which torch and DeepSpeed build extensions on first use."""
 
 import os
 import shlex
@@ -8,17 +8,17 @@ from itertools import pairwise
 from pathlib import Path
 
 INCLUDE_FOLDERS = ("/usr/include", "/usr/local/include")
-# The folder in which torch.utils.cpp_extension looks last.
+# Folder that torch.utils.cpp_extension searches last.
 CUDA_FOLDER = "/usr/local/cuda"
 
 
 def nvme_tools() -> dict[str, bool]:
-    """Return what DeepSpeed needs to compile its access to NVMe, and whether it is there."""
+    """Return {tool: whether it exists} for what DeepSpeed needs to compile its NVMe extension."""
     return {**_compiler_and_ninja(), "libaio's headers (Debian: libaio-dev)": _header("libaio.h")}
 
 
 def quantization_tools() -> dict[str, bool]:
-    """Return what DeepSpeed needs to compile its quantization (ZeRO++), and whether it is there."""
+    """Return {tool: whether it exists} for what DeepSpeed needs to compile quantization (ZeRO++)."""
     nvcc = f"CUDA's compiler nvcc (in $CUDA_HOME/bin, PATH or {CUDA_FOLDER}/bin)"
     return {**_compiler_and_ninja(), nvcc: has_nvcc()}
 
@@ -31,8 +31,10 @@ def _compiler_and_ninja() -> dict[str, bool]:
 
 
 def has_nvcc() -> bool:
-    """Return whether torch finds CUDA's compiler, in the first of its search locations that is set or
-    exists.
+    """Return whether torch finds CUDA's compiler nvcc.
+
+    The first of torch's search locations that is set or exists decides: $CUDA_HOME, $CUDA_PATH, PATH,
+    CUDA_FOLDER.
     """
     named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if named is None and shutil.which("nvcc"):
@@ -41,15 +43,16 @@ def has_nvcc() -> bool:
 
 
 def has_compiler(variable: str, *names: str) -> bool:
-    """Return whether the compiler named by the environment variable exists, or one of `names` if the variable
-    is not set.
+    """Return whether a compiler exists.
+
+    It is the compiler that the environment variable `variable` names, or one of `names` if that is not set.
     """
     named = os.environ.get(variable)
     return any(shutil.which(name) for name in ([named] if named else names))
 
 
 def has_program(name: str) -> bool:
-    """Return whether ranks find a program: on PATH, or next to the Python that starts them."""
+    """Return whether ranks find a program, on PATH or next to the Python that starts them."""
     return shutil.which(name) is not None or (Path(sys.executable).parent / name).is_file()
 
 
@@ -62,7 +65,7 @@ def _header(name: str) -> bool:
 
 
 def _words(flags: str) -> list[str]:
-    """Split a compiler's flags as a shell does; if their quotes are not closed, split at spaces only."""
+    """Return a compiler's flags, split as in a shell; if quotes are not closed, split only at spaces."""
     try:
         return shlex.split(flags)
     except ValueError:

@@ -1,9 +1,9 @@
-"""The devices of this machine that a run needs, and those among them that it may use.
+"""The devices on this machine that a run needs, and the devices that it may use.
 
-With device: gpu, a run needs a GPU for each rank, among those that CUDA_VISIBLE_DEVICES leaves visible (in
-backend.env, or in the shell or kernel that submits). With device: cpu, it needs a core for each thread of a
-rank. devices.json in the queue's folder limits both. A job of the hosts backend uses this machine's first
-GPUs, or the first ones in backend.env, if this machine is one of its hosts, and no cores.
+With device: gpu, a run needs one GPU per rank, among the GPUs that CUDA_VISIBLE_DEVICES leaves visible (in
+backend.env, or in the shell or notebook kernel that submits). With device: cpu, it needs one core per thread
+of its ranks. devices.json in the queue's folder limits both. If this machine is one of its hosts, a job with
+backend hosts uses this machine's first GPUs, or the first GPUs in backend.env, and no cores.
 """
 
 import os
@@ -28,14 +28,15 @@ from nbtrain.jobs.machine.node_address import is_this_machine
 from nbtrain.jobs.machine.queue_folder import Queue
 
 THREADS = "OMP_NUM_THREADS"
-# A GPU with more bytes in use counts as filled: a desktop and a notebook's CUDA context use less.
+# Bytes in use above which a GPU counts as used by others; a desktop and a notebook's CUDA context use less.
 FOREIGN_BYTES = 1 << 30
-# The kernel counts 62 GiB on a machine of 64 GiB; only a request beyond this factor is reported.
+# Factor by which a request for memory may exceed the machine's without a report: of 64 GiB, the kernel counts
+# 62 GiB.
 MEMORY_SLACK = 1.1
 
 
 def needs_of(config: RunConfig, queue: Queue) -> tuple[list[str], int]:
-    """Return (slots that the run may use, number of slots that it needs)."""
+    """Return (slots that the run may use, number of slots that it needs); a slot is a GPU or a core."""
     if config.backend.kind == "hosts":
         slots = [f"gpu-{name}" for name in gpus_of_hosts_job(config)]
         return slots, len(slots)
@@ -49,8 +50,9 @@ def needs_of(config: RunConfig, queue: Queue) -> tuple[list[str], int]:
 
 
 def chosen_gpus(config: RunConfig) -> tuple[str, str | None]:
-    """Return (name of the setting, its value) of the CUDA_VISIBLE_DEVICES that applies to the run's ranks,
-    apart from the queue; None as the value lets them see all GPUs.
+    """Return the CUDA_VISIBLE_DEVICES that applies to the run's ranks, as (name of the setting, value).
+
+    The value None lets the ranks see all GPUs. Devices from the queue are not considered.
     """
     if (own := config.backend.env.get(CUDA_DEVICES)) is not None:
         return f"backend.env.{CUDA_DEVICES}", own
@@ -59,28 +61,25 @@ def chosen_gpus(config: RunConfig) -> tuple[str, str | None]:
 
 
 def chosen_words(config: RunConfig) -> str:
-    """Return " (CUDA_VISIBLE_DEVICES=0,1)", with its place, for a message that counts GPUs; "" if it is not
-    set.
-    """
+    """Return text such as " (CUDA_VISIBLE_DEVICES=0,1)" for messages that count GPUs; "" if it is not set."""
     name, chosen = chosen_gpus(config)
     return "" if chosen is None else f" ({name}={shortened(chosen)})"
 
 
 def gpus_of_ranks(config: RunConfig) -> tuple[Gpu, ...]:
-    """Return the GPUs of this machine that the run's ranks see. The machine's first rank uses the first one,
-    and so on.
+    """Return this machine's GPUs that the run's ranks see, in the order in which the ranks use them.
 
-    In a supervisor or agent they are those that the job holds in the queue, if it holds any.
+    In a supervisor or agent, they are the GPUs that the job has from the queue, if it has any.
     """
     held = os.environ.get(HELD_GPUS) if config.backend.kind == "local" else None
     return visible_gpus(held or chosen_gpus(config)[1])
 
 
 def machine_of_run(config: RunConfig) -> Machine:
-    """Describe this machine with the GPUs and the cores that the run may get.
+    """Return this machine with the GPUs and cores that the run may use.
 
-    devices.json limits both for a run that takes its devices from the queue. If it is not valid, nothing is
-    limited: LocalBackend.findings() refuses the run.
+    devices.json limits both for a run that gets its devices from the queue. If devices.json is not valid,
+    nothing is limited here, because LocalBackend.findings() rejects the run.
     """
     machine, queue = replace(this_machine(), gpus=gpus_of_ranks(config)), Queue()
     if config.backend.kind != "local" or config.backend.share_devices:
@@ -106,16 +105,16 @@ def gpu_names(config: RunConfig, queue: Queue) -> list[str]:
         if chosen is None:
             return [gpu.uuid or str(number) for number, gpu in enumerate(gpus)]
         return _names(chosen.split(","), gpus) if gpus else []
-    # A missing GPU must not hide the ones after it in a list of allowed GPUs.
+    # In a list of allowed GPUs, a missing GPU must not hide the GPUs listed after it.
     allowed = dict.fromkeys(name for entry in listed for name in _names([entry], gpus))
     return [name for name in allowed if chosen is None or name in _names(chosen.split(","), gpus)]
 
 
 def gpus_of_hosts_job(config: RunConfig) -> list[str]:
-    """Return the UUIDs of the GPUs that a job of the hosts backend uses here; [] if this machine is not one
-    of its hosts.
+    """Return the UUIDs of the GPUs that a job with backend hosts uses on this machine.
 
-    They are not chosen: each machine's ranks use its first GPUs, or the first ones in backend.env.
+    The queue does not choose them: on each machine, the ranks use the first GPUs, or the first GPUs in
+    backend.env. Returns [] if this machine is not one of the job's hosts.
     """
     if config.resources.device != "gpu":
         return []
@@ -131,7 +130,7 @@ def gpus_of_hosts_job(config: RunConfig) -> list[str]:
 
 
 def _names(entries: list[str], gpus: tuple[Gpu, ...]) -> list[str]:
-    """Drop the first GPU that does not exist, and all GPUs after it, as CUDA does."""
+    """Return the UUIDs of the listed GPUs, up to the first GPU that does not exist, as in CUDA."""
     names = []
     for entry in (text.strip() for text in entries):
         gpu = named_gpu(entry, gpus)
@@ -143,8 +142,9 @@ def _names(entries: list[str], gpus: tuple[Gpu, ...]) -> list[str]:
 
 
 def core_numbers(queue: Queue) -> list[int]:
-    """Return the cores that all jobs share: the cores that this process may use, within its container's
-    limit.
+    """Return the cores that all jobs share.
+
+    They are the cores that this process may use, within its container's limit and the limit in devices.json.
     """
     numbers = sorted(os.sched_getaffinity(0))[: usable_cores()]
     limit = _limits(queue).get("cores")
@@ -152,7 +152,7 @@ def core_numbers(queue: Queue) -> list[int]:
 
 
 def _limits(queue: Queue) -> dict[str, Any]:
-    """Read devices.json. Raises JobError if its contents are not valid."""
+    """Return the contents of devices.json; {} without the file. Raises JobError if they are not valid."""
     found = files.read_json(queue.devices_json)
     if found is None:
         return {}
@@ -161,26 +161,27 @@ def _limits(queue: Queue) -> dict[str, Any]:
     whole = isinstance(cores, int) and not isinstance(cores, bool) and cores >= 1
     if not (isinstance(gpus, list) and all(isinstance(gpu, str) for gpu in gpus) and whole):
         raise JobError(
-            f'{display(queue.devices_json)}: must be {{"gpus": ["0", "1"], "cores": 6}}, with either key or '
-            "both: GPUs by number or UUID as texts, cores from 1 on. Correct it or remove it."
+            f'{display(queue.devices_json)}: must have the form {{"gpus": ["0", "1"], "cores": 6}}, with one '
+            "or both of these keys: a list of strings with GPU numbers or UUIDs, and a number of cores, at "
+            "least 1. Correct or remove the file."
         )
     return found
 
 
 def too_few(config: RunConfig, queue: Queue) -> str:
-    """Return why the run could wait forever; "" if the queue's limit leaves enough GPUs.
+    """Return why the run would wait forever in the queue; "" if the queue's limit leaves enough GPUs.
 
-    jobs/checks/preflight.py reports that too few are visible.
+    If too few GPUs are visible at all, jobs/checks/preflight.py reports that.
     """
     slots, count = needs_of(config, queue)
     if config.resources.device != "gpu" or count <= len(slots) or "gpus" not in _limits(queue):
         return ""
     needs, limit = f"the run needs {amounts.counted(count, 'GPU')}", display(queue.devices_json)
-    return f"{needs}, and {limit} leaves {len(slots)}{chosen_words(config)}."
+    return f"{needs}, but {limit} leaves {len(slots)}{chosen_words(config)}."
 
 
 def used_by_others(config: RunConfig, queue: Queue) -> list[str]:
-    """Return one sentence for each GPU that the run may get and that a program outside the queue uses."""
+    """Return a sentence for each GPU that the run may get although a program outside the queue uses it."""
     if config.backend.kind != "local" or config.resources.device != "gpu":
         return []
     slots, _ = needs_of(config, queue)
@@ -190,16 +191,17 @@ def used_by_others(config: RunConfig, queue: Queue) -> list[str]:
         used = nvml.memory_used_bytes(name := slot.removeprefix("gpu-"))
         if slot not in held and used is not None and used > FOREIGN_BYTES:
             found.append(
-                f"GPU {name}: {used / 2**30:,.1f} GiB are in use by programs that are not in nbtrain's queue "
-                "(`nvidia-smi` names them); the run may run out of memory there"
+                f"GPU {name}: {used / 2**30:,.1f} GiB is in use by programs outside nbtrain's queue (run "
+                "`nvidia-smi` to see them); the run may run out of memory there"
             )
     return found
 
 
 def more_than_is_here(config: RunConfig, machine: Machine | None = None) -> list[Finding]:
-    """Return findings about cores and host memory that a run requests and this machine does not have.
+    """Return findings about cores and host memory that a run requests but this machine does not have.
 
-    Returns nothing if this machine lacks the GPUs: another machine is meant, or the submission is refused.
+    Returns [] if this machine lacks the run's GPUs, because then the run is meant for another machine, or its
+    submission is rejected.
     """
     resources = config.resources
     cores, memory = resources.cpus_per_node, resources.memory_per_node_bytes
@@ -210,16 +212,19 @@ def more_than_is_here(config: RunConfig, machine: Machine | None = None) -> list
         return []
     if cores is not None and cores > machine.cores:
         key, has = "resources.cpus_per_node", amounts.counted(machine.cores, "core")
-        said = f"cpus_per_node = {cores:,}, but {machine.host} has {has} for this run, which uses these."
-        fix = f"Set {key}: {machine.cores} or null (all of them), or submit it where there are {cores:,}."
+        said = f"cpus_per_node = {cores:,}, but {machine.host} has only {has} for this run."
+        fix = (
+            f"Set {key}: {machine.cores} or null (all cores), or submit the run on a machine with "
+            f"{amounts.counted(cores, 'core')}."
+        )
         found.append(finding_of(config, "cores_are_here", key, said, fix))
     if memory is not None and memory > MEMORY_SLACK * machine.memory_bytes:
         key, has = "resources.memory_per_node_bytes", amounts.size(machine.memory_bytes)
         said = (
-            f"memory_per_node_bytes = {memory:,} is {amounts.size(memory)}, but {machine.host} has {has}: "
-            "what the plan finds to fit into host memory may not fit here."
+            f"memory_per_node_bytes = {memory:,} is {amounts.size(memory)}, but {machine.host} has {has}, so "
+            "a run that fits into host memory in the plan may not fit on this machine."
         )
-        fix = f"Set {key}: {machine.memory_bytes} or null, or submit it on such a machine."
+        fix = f"Set {key}: {machine.memory_bytes} or null, or submit the run on a machine with more memory."
         found.append(finding_of(config, "memory_is_here", key, said, fix))
     return found
 
@@ -234,8 +239,8 @@ def threads_of_shell(config: RunConfig, queue: Queue) -> list[str]:
         return []
     why = f"{amounts.counted(min(cores, here), 'core')} over {amounts.counted(config.world_size, 'rank')}"
     return [
-        f"each rank has {amounts.counted(threads, 'thread')} (resources.cpus_per_node: {why}), and "
-        f"{THREADS}={shortened(asked)} of this shell is not used. To use it, set "
+        f"each rank has {amounts.counted(threads, 'thread')} (resources.cpus_per_node: {why}), and this "
+        f"shell's {THREADS}={shortened(asked)} is not used. To use it, set "
         f"backend.env.{THREADS}={shortened(asked)}"
     ]
 

@@ -1,7 +1,7 @@
-"""A job's environment: a description of the machine, the variables of every rank, and environment.json.
+"""A job's environment: the variables of every rank, and environment.json, which describes the machine.
 
-This module never loads torch: versions come from package metadata, GPUs from the driver's tools. No secret is
-written: only environment variables on a list are recorded.
+This module never imports torch: versions come from package metadata, and GPUs from the driver's tools. It
+writes no secrets: only listed environment variables are recorded.
 """
 
 import contextlib
@@ -34,15 +34,16 @@ RECORDED_PACKAGES = (
     *("torch", "deepspeed", "numpy", "tokenizers", "fastokens"),
     *("pydantic", "tensorboard", "psutil"),
 )
-# Recorded by name or prefix; everything else in the environment may be a secret.
+# Variables that are recorded, by name or prefix. Everything else in the environment may be a secret.
 RECORDED_VARIABLES = (
     *(CUDA_DEVICES, "DS_ACCELERATOR", "LD_PRELOAD", "PYTHONPATH"),
     *("GLOO_SOCKET_IFNAME", "LANG", "LC_ALL"),
 )
 RECORDED_PREFIXES = ("OMP_", "KMP_", "MKL_", "NCCL_", "TORCH_", "TORCHINDUCTOR_", "CUBLAS_")
-# Variables that a kernel or a server sets for itself; ranks do not need them, and some are secret.
+# Variables that a notebook kernel or a server sets for itself. Ranks do not need them, and some are secret.
 DROPPED_PREFIXES = ("JPY_", "JUPYTER", "IPYTHON", "NBTRAIN_EXIT", "TORCHELASTIC_")
-# Set by a supervisor for itself and its ranks: the devices from the queue (supervisor/queue_place.py).
+# Variables that a supervisor sets for itself and its ranks: the devices that it has from the queue
+# (supervisor/queue_place.py).
 HELD_GPUS = "NBTRAIN_GPUS"
 HELD_CORES = "NBTRAIN_CORES"
 DROPPED_VARIABLES = (
@@ -50,14 +51,15 @@ DROPPED_VARIABLES = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
     *("NBTRAIN_ATTEMPT", "NBTRAIN_RUN_DIR", JOB_MARKER, NODE_MARKER, HELD_GPUS, HELD_CORES),
 )
-# Besides the recorded variables, those that a job needs to be started again from another shell.
+# Variables, besides the recorded ones, that a job needs to be restarted from another shell.
 KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "HF_HOME")
 KEPT_PREFIXES = ("NBTRAIN_",)
 
 
 def supervisor_environment() -> dict[str, str]:
-    """Return the caller's environment with absolute paths, since a supervisor does not run in the caller's
-    working directory.
+    """Return the environment for a supervisor: the caller's environment with absolute paths.
+
+    The paths are absolute because a supervisor does not run in the caller's working directory.
     """
     names = (name for name in os.environ if not name.startswith(DROPPED_PREFIXES))
     kept = {name: os.environ[name] for name in names if name not in DROPPED_VARIABLES}
@@ -65,7 +67,7 @@ def supervisor_environment() -> dict[str, str]:
 
 
 def variables_to_keep() -> dict[str, str]:
-    """Return the environment variables that a job needs again when it is started from another shell."""
+    """Return the environment variables that a job needs if it is restarted from another shell."""
     return {
         name: value
         for name, value in sorted(os.environ.items())
@@ -74,7 +76,7 @@ def variables_to_keep() -> dict[str, str]:
 
 
 def kept_variables(environment: dict[str, str], kept: dict[str, str]) -> dict[str, str]:
-    """Return `environment` with the variables that variables_to_keep() returned as `kept` restored."""
+    """Return `environment` with the variables restored that variables_to_keep() returned as `kept`."""
     others = {name: value for name, value in environment.items() if not _is_kept(name)}
     return {**others, **kept}
 
@@ -86,22 +88,24 @@ def _is_kept(name: str) -> bool:
 
 
 def threads_per_rank(config: RunConfig, cores: int) -> int:
-    """Return the number of cores divided by ranks, at least 1. A smaller resources.cpus_per_node replaces the
-    number of cores.
+    """Return the number of threads per rank: the number of cores divided by the number of ranks, at least 1.
+
+    If resources.cpus_per_node is smaller than `cores`, it is used instead.
     """
     return max(1, min(cores, config.resources.cpus_per_node or cores) // config.world_size)
 
 
 def rank_variables(config: RunConfig, job: JobDir, attempt: int, cores: int) -> dict[str, str]:
-    """Return variables to add to the environment of every rank, if all run on this machine; `backend.env`
-    overrides them.
+    """Return the variables to add to every rank's environment, if all ranks run on this machine.
 
-    The GPUs that this job holds are chosen among those that backend.env names, and take precedence over it.
+    backend.env overrides them, except the GPUs that the job has from the queue, which were chosen among those
+    in backend.env.
     """
     held = os.environ.get(HELD_GPUS)
     return {
         "OMP_NUM_THREADS": str(threads_per_rank(config, cores)),
-        # All ranks are on this machine; otherwise gloo looks up the host's name, which may wait for DNS.
+        # All ranks are on this machine. Without this, gloo would look up the host's name and might wait for
+        # DNS.
         "GLOO_SOCKET_IFNAME": "lo",
         **common_variables(config, job, attempt),
         **({CUDA_DEVICES: held} if held else {}),
@@ -109,7 +113,7 @@ def rank_variables(config: RunConfig, job: JobDir, attempt: int, cores: int) -> 
 
 
 def common_variables(config: RunConfig, job: JobDir, attempt: int) -> dict[str, str]:
-    """Return the added variables that are equal on every machine, except those in the attempt's record."""
+    """Return the added variables that are the same on every machine, except those in the attempt's record."""
     variables = {
         JOB_MARKER: job.job_id,
         "NBTRAIN_ATTEMPT": str(attempt),
@@ -119,15 +123,16 @@ def common_variables(config: RunConfig, job: JobDir, attempt: int) -> dict[str, 
     }
     if config.resources.device == "cpu":
         variables["DS_ACCELERATOR"] = "cpu"
-        # Threads that spin at a barrier delay the last one: on 2 busy cores, steps took 4 times as long.
+        # Threads that spin at a barrier delay the last thread: on 2 busy cores, steps took 4 times as long.
         variables["OMP_WAIT_POLICY"] = "PASSIVE"
     variables |= debug_variables(config.backend.debug)
     return {**variables, **environment_of_ranks(config)}
 
 
 def environment_record(config: RunConfig, job: JobDir, machine: Machine, data: "RunData") -> dict[str, Any]:
-    """Return the contents of environment.json: everything but the configuration that this job's results
-    depend on.
+    """Return the contents of environment.json.
+
+    It contains everything on which the job's results depend, except the configuration.
     """
     cpu = {"name": machine.cpu, "cores": machine.cores}
     return {
@@ -152,8 +157,9 @@ def environment_record(config: RunConfig, job: JobDir, machine: Machine, data: "
 
 
 def recorded_variables(environment: dict[str, str]) -> dict[str, str]:
-    """Return the variables that affect how a rank computes, by name, and never a variable that may contain a
-    secret.
+    """Return the environment variables that affect how a rank computes.
+
+    Variables that may contain a secret are omitted.
     """
     return {
         name: value
@@ -164,13 +170,14 @@ def recorded_variables(environment: dict[str, str]) -> dict[str, str]:
 
 
 def hidden(name: str, value: str) -> str:
-    """Return the value without passwords in addresses; return "(hidden)" if it may be a secret."""
+    """Return a variable's value without passwords in addresses; "(hidden)" if it may be a secret."""
     return "(hidden)" if may_be_secret(name, value) else text_without_secrets(value)
 
 
 def package_version(name: str) -> str | None:
-    """Return the installed version from the package's metadata, None if it is not installed. The package is
-    not imported.
+    """Return the installed version of a package, from its metadata; None if it is not installed.
+
+    The package is not imported.
     """
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(name)
@@ -178,10 +185,13 @@ def package_version(name: str) -> str | None:
 
 
 def source_commit() -> str | None:
-    """Return the git commit of nbtrain's source, "+changes" if modified; None for an installed wheel."""
+    """Return the git commit of nbtrain's source; None for an installed wheel.
+
+    If a file has been modified, the commit is followed by "+changes".
+    """
     if not (PACKAGE.parent / ".git").exists():
         return None
-    # One process answers both questions: the commit, and whether a file of the package differs from it.
+    # One process returns both the commit and whether a file of the package differs from it.
     options = ("--porcelain=v2", "--branch", "--untracked-files=no")
     lines = (ask_git(PACKAGE, "status", *options, "--", ".") or "").splitlines()
     commit = next((line.split()[-1] for line in lines if line.startswith("# branch.oid ")), None)

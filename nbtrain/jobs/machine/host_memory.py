@@ -1,8 +1,8 @@
-"""Host memory as the kernel reports it: processes killed for lack of memory, the limit, the peak.
+"""Host memory as reported by the kernel: processes killed for lack of memory, the limit and the peak.
 
-Two sources are evidence: the kernel's log, which names processes, and the count of a cgroup that holds only
-this job. The machine's own count also rises for other programs: it is reported as a possibility and decides
-nothing.
+Two sources are evidence: the kernel's log, which names processes, and the count of a cgroup that contains
+only this job. The machine's own count also includes other programs, so it is reported only as a possible
+cause.
 """
 
 import contextlib
@@ -14,29 +14,28 @@ from pathlib import Path
 from nbtrain.base.hardware.cgroup import memory_groups, oom_kills, oom_kills_in
 
 KERNEL_LOG = Path("/dev/kmsg")
-# The kernel's log numbers processes as in the first pid namespace, which is this one (PROC_PID_INIT_INO).
+# Name of the first pid namespace (PROC_PID_INIT_INO), whose process ids the kernel's log uses.
 FIRST_PID_NAMESPACE = "pid:[4026531836]"
-# Maximum size of one record of the log.
+# Largest size of a record in the log.
 RECORD_BYTES = 8192
-# Records with priorities from 8 on come from programs, not from the kernel.
+# Record of a killed process. Records with a priority of 8 or more come from programs, not from the kernel.
 KILLED = re.compile(rb"^[0-7],(\d+),[^;]*;.*?\bKilled process (\d+) ")
 
 
 @dataclass(frozen=True)
 class HostMemory:
-    """The kernel's counters at a moment; None for a counter that the kernel does not show."""
+    """The kernel's memory counters at one moment; None for a counter that cannot be read."""
 
     oom_kills: int | None = None
-    """Number of processes of this cgroup that the out-of-memory killer has killed."""
+    """Number of processes in this cgroup that the out-of-memory killer has killed."""
     machine_oom_kills: int | None = None
-    """Number of processes that the out-of-memory killer has killed on the whole machine, including other
-    containers."""
+    """Number of processes that the out-of-memory killer has killed on the machine, in all containers."""
     limit_bytes: int | None = None
-    """The lowest limit of this cgroup and its parents."""
+    """Lowest memory limit of this cgroup and its parents."""
     peak_bytes: int | None = None
-    """Peak use of the cgroup with that limit since it was created."""
+    """Peak memory use of the cgroup with that limit since the cgroup was created."""
     killed: frozenset[tuple[int, int]] = frozenset()
-    """Entries of the kernel's log: (number of the entry, process that the out-of-memory killer killed)."""
+    """Processes killed by the out-of-memory killer, from the kernel's log: (number of the record, pid)."""
 
     @classmethod
     def now(cls) -> "HostMemory":
@@ -60,20 +59,16 @@ class HostMemory:
         )
 
     def evidence(self, pid: int | None = None) -> str:
-        """Return the evidence that the out-of-memory killer sent the SIGKILL of process `pid`; "" if that is
-        not certain.
-        """
+        """Return the evidence that the out-of-memory killer killed the process `pid`; "" without evidence."""
         if pid is not None and self.killed:
-            # If the log names other processes, the cgroup's count is about them.
+            # If the log names only other processes, the cgroup's count is about these.
             named = any(killed == pid for _, killed in self.killed)
             return f"its log names process {pid}{self._used()}" if named else ""
         return "counted by its cgroup" + self._used() if self.oom_kills else ""
 
     @property
     def possibility(self) -> str:
-        """Return a hint that memory may be the cause, for the case without evidence; "" if nothing suggests
-        it.
-        """
+        """A hint that memory may be the cause, for a kill without evidence; "" if nothing suggests that."""
         if not self.machine_oom_kills:
             return ""
         times = "once" if self.machine_oom_kills == 1 else f"{self.machine_oom_kills} times"
@@ -82,7 +77,7 @@ class HostMemory:
 
     @property
     def no_evidence(self) -> str:
-        """Clause for the case that there is neither evidence nor a hint."""
+        """Text for a kill with neither evidence nor a hint."""
         if self.oom_kills == 0 or self.machine_oom_kills == 0:
             return f"the kernel counts no such kill{self._used()}"
         return "the kernel's counters are not readable"
@@ -94,9 +89,10 @@ class HostMemory:
 
 
 def killed_processes() -> frozenset[tuple[int, int]]:
-    """Return processes that the kernel's log reports as killed: (number of the entry, process).
+    """Return the processes that the kernel's log reports as killed, as (number of the record, pid).
 
-    Empty if the log cannot be read, or if it counts processes of another namespace, as in most containers.
+    The result is empty if the log cannot be read, or if its process ids are from another namespace, as in
+    most containers.
     """
     found = set()
     with contextlib.suppress(OSError):
@@ -104,7 +100,7 @@ def killed_processes() -> frozenset[tuple[int, int]]:
             return frozenset()
         log = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            # Each read returns one record; at the end it would wait, which is an OSError here.
+            # Each read returns one record. At the end of the log, a read would block, which raises OSError.
             while record := _record(log):
                 if entry := KILLED.match(record):
                     found.add((int(entry[1]), int(entry[2])))
@@ -118,7 +114,7 @@ def _record(log: int) -> bytes:
         try:
             return os.read(log, RECORD_BYTES)
         except BrokenPipeError:
-            # The record was overwritten before it was read: the next one is available.
+            # The record was overwritten before it was read; the next record is available.
             continue
 
 

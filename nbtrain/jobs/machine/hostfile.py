@@ -1,4 +1,4 @@
-"""The machines that a run uses, from the YAML or from a DeepSpeed hostfile."""
+"""The machines that a run uses, from its YAML or from a DeepSpeed hostfile."""
 
 import re
 from pathlib import Path
@@ -11,12 +11,12 @@ from nbtrain.config.findings import finding_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.backend_section import HOST_RULE
 
-# A line that DeepSpeed's launcher reads, with a name that its shell commands and pdsh pass on unchanged.
+# Line of a hostfile, with a name that DeepSpeed's launcher, its shell commands and pdsh pass on unchanged.
 LINE = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?)\s+slots=(\d+)\s*(?:#.*)?")
 
 
 def findings_of_hostfile(config: RunConfig) -> list[Finding]:
-    """Return the problems of the run's hostfile, as submit reads it; [] if it is not on this machine."""
+    """Return the problems in the run's hostfile, read as by submit; [] if it is not on this machine."""
     given = config.backend.hosts.hostfile
     if config.backend.kind != "hosts" or given is None or not resolve(given).is_file():
         return []
@@ -28,7 +28,7 @@ def findings_of_hostfile(config: RunConfig) -> list[Finding]:
 
 
 def hostfile_finding(config: RunConfig, error: ConfigError) -> Finding:
-    """Return a finding for an error that hosts_of() raised."""
+    """Return the finding for an error raised by hosts_of()."""
     key = "backend.hosts.hostfile"
     return finding_of(
         config,
@@ -41,8 +41,9 @@ def hostfile_finding(config: RunConfig, error: ConfigError) -> Finding:
 
 
 def hosts_of(config: RunConfig) -> list[str]:
-    """Return a run's machines in the order of node numbers. Raises ConfigError if the hostfile does not name
-    them.
+    """Return the names of a run's machines, in the order of their node numbers.
+
+    Raises ConfigError if the hostfile is invalid or names too few machines.
     """
     section, nodes = config.backend.hosts, config.resources.nodes
     if section.hostfile is None:
@@ -55,7 +56,7 @@ def hosts_of(config: RunConfig) -> list[str]:
     if len(slots) < nodes:
         raise ConfigError(
             f"{where}: {section.hostfile} names {amounts.counted(len(slots), 'machine')}, but "
-            f"resources.nodes = {nodes}. Add machines, or lower nodes."
+            f"resources.nodes = {nodes}. Add machines, or lower resources.nodes."
         )
     chosen = list(slots)[:nodes]
     small = ", ".join(
@@ -63,14 +64,14 @@ def hosts_of(config: RunConfig) -> list[str]:
     )
     if small:
         raise ConfigError(
-            f"{where}: {section.hostfile} lists {small}, and each machine needs {config.ranks_per_node} "
-            "ranks. Raise the slots if the machine has the devices, or lower the ranks."
+            f"{where}: {section.hostfile} lists {small}, but the run needs {config.ranks_per_node} slots on "
+            "each machine. Raise slots if the machine has the devices, or use fewer ranks per machine."
         )
     return chosen
 
 
 def read_hostfile(path: Path) -> dict[str, int]:
-    """Return {name: slots} in the file's order. Raises ConfigError with every line that is wrong."""
+    """Return {name: slots} in the order of the file. Raises ConfigError with every invalid line."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -85,11 +86,14 @@ def read_hostfile(path: Path) -> dict[str, int]:
         match = LINE.fullmatch(text)
         if match is None:
             rule = f" A name has {HOST_RULE}." if re.match(r"\S+\s+slots=\d+", text) else ""
-            words = f"{text[:80]!r} is not a machine."
-            fix = "A line is `name slots=8`: a name or an IPv4 address, and how many ranks it may have."
+            words = f"{text[:80]!r} does not describe a machine."
+            fix = (
+                "Write `name slots=8`: a host name or an IPv4 address, and the largest number of ranks there."
+            )
             problems.append((number, words, fix + rule))
         elif match[1] in found:
-            problems.append((number, f"{match[1]} is listed in an earlier line too.", "Remove one of them."))
+            words = f"{match[1]} is already listed in an earlier line."
+            problems.append((number, words, "Remove one of the two lines."))
         else:
             found[match[1]] = int(match[2])
     findings = (
@@ -101,5 +105,5 @@ def read_hostfile(path: Path) -> dict[str, int]:
 
 
 def hostfile_text(hosts: list[str]) -> str:
-    """Return the hostfile for DeepSpeed's launcher: one slot per host, for one node agent each."""
+    """Return the text of a hostfile for DeepSpeed's launcher, with one slot per host for its node agent."""
     return "".join(f"{host} slots=1\n" for host in hosts)

@@ -1,4 +1,4 @@
-"""Resources of this machine: cores, memory and GPUs, within the limits of its control groups."""
+"""This machine's resources: cores, memory and GPUs, within the limits of its control groups."""
 
 import os
 import socket
@@ -19,24 +19,24 @@ from nbtrain.base.hardware.nvml import CUDA_DEVICES, Gpu, visible_gpus
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine, limited to what a job may use."""
+    """This machine, with only the resources that a job may use."""
 
     host: str
     cores: int
-    """Cores that this process may use, within its container's limit."""
+    """Number of cores that this process may use, within its container's limit."""
     cpu: str
     cpu_flags: frozenset[str]
     memory_bytes: int
-    """Host memory, within the container's limit."""
+    """Host memory in bytes, within the container's limit."""
     memory_available_bytes: int
     gpus: tuple[Gpu, ...]
-    """GPUs that CUDA_VISIBLE_DEVICES leaves visible; of machine_of_run(): those that the run may get."""
+    """GPUs that CUDA_VISIBLE_DEVICES leaves visible; from machine_of_run(), the GPUs that the run may use."""
     withheld_gpus: int = 0
     """Number of visible GPUs that devices.json withholds from the run."""
 
 
 def this_machine() -> Machine:
-    """Read the machine's resources. Costs milliseconds."""
+    """Return this machine's resources; takes a few milliseconds."""
     cpu, flags = cpu_model()
     total, available = usable_memory_bytes(), available_memory_bytes()
     gpus = visible_gpus(os.environ.get(CUDA_DEVICES))
@@ -44,24 +44,25 @@ def this_machine() -> Machine:
 
 
 def lacking_cores(seconds: float = 0.5) -> float:
-    """Return how many of this process's cores other processes keep busy, measured over some time."""
+    """Return how many of this process's cores other processes keep busy, measured over `seconds`."""
     allowed = os.sched_getaffinity(0)
     before = psutil.cpu_times(percpu=True)
     time.sleep(seconds)
     idle = 0.0
     for core, (first, last) in enumerate(zip(before, psutil.cpu_times(percpu=True), strict=True)):
-        # User time includes guests already.
+        # User time already includes guest time.
         kinds = [name for name in last._fields if not name.startswith("guest")]
         spent = {name: getattr(last, name) - getattr(first, name) for name in kinds}
         if core in allowed:
             idle += (spent["idle"] + spent.get("iowait", 0.0)) / max(sum(spent.values()), 1e-9)
-    # A quota may leave this process fewer cores than the machine has.
+    # A CPU quota may allow this process fewer cores than the machine has.
     return max(0.0, usable_cores() - idle)
 
 
 def memory_in_use_of_group() -> int | None:
-    """Return the memory in use of the cgroup with the lowest limit, in bytes without idle file pages; None if
-    there is no limit.
+    """Return the memory in use in the cgroup with the lowest limit, in bytes; None if there is no limit.
+
+    Idle file pages do not count.
     """
     least = next(iter(memory_groups()), None)
     if least is None or least.limit_bytes >= psutil.virtual_memory().total:

@@ -1,4 +1,4 @@
-"""The number of this node, and the address at which other machines reach it."""
+"""This node's number, and the address at which other machines reach it."""
 
 import os
 import socket
@@ -9,7 +9,7 @@ import psutil
 from nbtrain.base.errors import JobError
 from nbtrain.base.process.ports import LOOPBACK
 
-# Variables in which launchers number the machines, most reliable first.
+# Variables with the machine's number, set by launchers; the most reliable variable comes first.
 NUMBER_VARIABLES = (
     "NBTRAIN_NODE_RANK",
     "SLURM_PROCID",
@@ -23,7 +23,7 @@ NUMBER_VARIABLES = (
 
 
 def node_number(nodes: int, environment: Mapping[str, str] = os.environ) -> int:
-    """Return this machine's number, from the environment that the agent was started in. Raises JobError."""
+    """Return this machine's number from the agent's environment. Raises JobError without a valid number."""
     for name in NUMBER_VARIABLES:
         text = environment.get(name, "")
         if text.isdigit():
@@ -37,17 +37,18 @@ def node_number(nodes: int, environment: Mapping[str, str] = os.environ) -> int:
     if nodes == 1:
         return 0
     raise JobError(
-        f"none of {', '.join(NUMBER_VARIABLES)} says which of {nodes} nodes this is. Start the agents with "
-        "srun, mpirun, DeepSpeed's launcher or an indexed Kubernetes job, or set NBTRAIN_NODE_RANK."
+        f"none of the variables {', '.join(NUMBER_VARIABLES)} is set to the number of this node, one of "
+        f"{nodes} nodes. Start the agents with srun, mpirun, DeepSpeed's launcher or an indexed Kubernetes "
+        "job, or set NBTRAIN_NODE_RANK."
     )
 
 
 def own_address(wanted_interface: str | None = None) -> tuple[str, str]:
-    """Return (IPv4 address, its interface) by which others reach this machine; loopback as the last resort.
+    """Return (IPv4 address, interface) by which other machines reach this machine.
 
-    The address of the host's own name comes first if an interface has it: a cluster's administrator chose it.
-    Debian's /etc/hosts gives that name 127.0.1.1, which no other machine reaches, so loopback never counts.
-    Raises JobError if `wanted_interface` is not there or has no address.
+    The address of the host's own name is preferred if an interface has it, because a cluster's administrator
+    chose it. A loopback address is only the last resort: Debian's /etc/hosts gives the host name 127.0.1.1,
+    which no other machine can reach. Raises JobError if `wanted_interface` does not exist or has no address.
     """
     stats = psutil.net_if_stats()
     found = {
@@ -63,8 +64,9 @@ def own_address(wanted_interface: str | None = None) -> tuple[str, str]:
                 return address, name
         known = ", ".join(sorted({f"{name} ({address})" for address, name in found.items()})) or "none"
         raise JobError(
-            f"{socket.gethostname()}: no network interface {wanted_interface} with an IPv4 address is up; "
-            f"found: {known}. Set network_interface to one that every machine has, or to null."
+            f"{socket.gethostname()} has no active network interface {wanted_interface} with an IPv4 "
+            f"address; active interfaces: {known}. Set network_interface to an interface that every machine "
+            "has, or to null."
         )
     try:
         named = socket.gethostbyname(socket.gethostname())
@@ -72,7 +74,7 @@ def own_address(wanted_interface: str | None = None) -> tuple[str, str]:
         named = ""
     if named in found:
         return named, found[named]
-    # Container bridges have the same address on every machine, so no other machine is reached through them.
+    # Container bridges have the same address on every machine, so they cannot be used to reach others.
     physical = {address: name for address, name in found.items() if not name.startswith(VIRTUAL)}
     for address, name in (physical or found).items():
         return address, name
@@ -93,7 +95,7 @@ VIRTUAL = ("docker", "br-", "virbr", "veth", "cni", "flannel", "cali", "tun", "t
 
 
 def resolves(address: str) -> str:
-    """Return why the name or address of another machine cannot be used; "" if it can."""
+    """Return why another machine's name or address cannot be used here; "" if it can."""
     try:
         found = {info[4][0] for info in socket.getaddrinfo(address, None, socket.AF_INET)}
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The disk that checkpoint.local_dir names on a node: check before launch that it holds the checkpoints."""
+"""Check before launch that a node's disk for checkpoint.local_dir has room for the checkpoints."""
 
 import os
 import shutil
@@ -18,37 +18,40 @@ from nbtrain.planner.budget.disk import local_bytes
 
 @dataclass(frozen=True)
 class NodeDisk:
-    """State of the disk on which a node's checkpoints are to be."""
+    """State of the disk for a node's local checkpoints."""
 
     folder: str
-    """checkpoint.local_dir, or its nearest parent that exists."""
+    """Path of checkpoint.local_dir, or of its nearest existing parent."""
     is_writable: bool
     free_bytes: int
     own_bytes: int
-    """Bytes of the run's own checkpoints there, which new ones replace."""
+    """Bytes of the run's own checkpoints on the disk, which new checkpoints replace."""
 
 
 def node_disk(local_dir: str, node: int, host: str, run: RunDir) -> NodeDisk:
-    """Look at this machine's disk for checkpoint.local_dir. A file in the folder's place is not writable."""
+    """Return the state of this machine's disk for checkpoint.local_dir.
+
+    If there is a file instead of the folder, the disk counts as not writable.
+    """
     there = nearest_existing(local_folder(local_dir, node, host))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK) or is_read_only(there):
         return NodeDisk(str(there), False, 0, 0)
-    # The pattern "gpt-*" would match checkpoints of gpt-large, too.
+    # A pattern such as "gpt-*" would also match the checkpoints of the run gpt-large.
     own = local_run_folder(local_dir, node, host, run)
     taken = sum(path.stat().st_size for path in own.glob("*/*") if path.is_file())
     return NodeDisk(str(there), True, shutil.disk_usage(there).free, taken)
 
 
 def unfit_disk(config: RunConfig, disk: NodeDisk, host: str, needed_bytes: int) -> Iterator[Finding]:
-    """Yield a finding if a node cannot write to checkpoint.local_dir, or has too little room there."""
+    """Yield a finding if a node cannot write to checkpoint.local_dir or has too little space there."""
     key = "checkpoint.local_dir"
     where = f"{key} = {config.checkpoint.local_dir}"
     if not disk.is_writable:
         yield mistake(
             config,
             key,
-            f"{where}: {host} may not write to {disk.folder}.",
-            "Create the folder on a local disk there and make it writable, or name another one.",
+            f"{where}: {host} has no permission to write to {disk.folder}.",
+            "Create the folder on a local disk there and make it writable, or choose another folder.",
         )
     elif (room := disk.free_bytes + disk.own_bytes) < needed_bytes:
         held = _most_kept(config, room)
@@ -58,11 +61,11 @@ def unfit_disk(config: RunConfig, disk: NodeDisk, host: str, needed_bytes: int) 
             key,
             f"{where}: {host} has {size(disk.free_bytes)} free on {disk.folder}, but its checkpoints need "
             f"{size(needed_bytes)}.",
-            f"Free space there, {fewer}or name a folder on a larger disk.",
+            f"Free up space there, {fewer}or choose a folder on a larger disk.",
         )
 
 
 def _most_kept(config: RunConfig, room: int) -> int:
-    """Return the largest checkpoint.local_keep_last for which `room` bytes suffice; 0 if there is none."""
+    """Return the largest checkpoint.local_keep_last that fits into `room` bytes; 0 if none fits."""
     one, two = (local_bytes(with_values(config, {"checkpoint.local_keep_last": most})) for most in (1, 2))
     return max(1 + (room - one) // (two - one), 0)

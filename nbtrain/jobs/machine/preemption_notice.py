@@ -1,8 +1,7 @@
-"""Run backend.preemption_notice at intervals: a program that exits with 0 once this machine is about to be
-taken away.
+"""Run backend.preemption_notice at intervals, to learn whether this machine is about to be taken away.
 
-The program is a child process that is never waited for, so that a metadata service that does not answer
-delays neither ranks nor signals.
+The program exits with 0 if it is. It is a child process for which nothing waits, so that a metadata service
+that does not respond delays neither ranks nor signals.
 """
 
 import contextlib
@@ -21,15 +20,15 @@ from nbtrain.jobs.machine import processes
 TIMEOUT_SECONDS = 10.0
 # Seconds that close() waits for a program that it has killed.
 CLOSE_SECONDS = 1.0
-# Bytes at the end of the program's output in which its last line is searched.
+# Bytes at the end of the program's output that are searched for its last line.
 OUTPUT_BYTES = 2000
-# Bytes that a pipe holds. A program that prints more waits until the next look, so nothing else fills up.
+# Capacity of a pipe in bytes. A program that prints more waits until the next poll, so nothing else fills up.
 PIPE_BYTES = 1 << 16
 MOST_CHARS = 200
 
 
 class PreemptionNotice:
-    """The program of one machine and its newest answer."""
+    """The program that reports a machine's preemption, and its newest result."""
 
     def __init__(self, command: Sequence[str], interval_seconds: float):
         self._command = list(command)
@@ -40,11 +39,12 @@ class PreemptionNotice:
         self._started_at = float("-inf")
         self._answer = ""
         self.trouble = ""
-        """Reason why the newest run of the program gave no answer; "" if it gave one."""
+        """Why the newest run of the program gave no result; "" if it gave a result."""
 
     def poll(self) -> str:
-        """Start the program if it is due, read its end if it has ended, and return the notice; "" without
-        one. Never blocks.
+        """Start the program if it is due, or read its result if it has ended; return the current notice.
+
+        The notice is "" if the machine is not about to be taken away. This never blocks.
         """
         now = time.monotonic()
         if self._process is not None:
@@ -53,7 +53,8 @@ class PreemptionNotice:
             if code is not None:
                 self._has_ended(code)
             elif now - self._started_at > TIMEOUT_SECONDS and not self._killed:
-                # Its end is seen by a later look: a program that waits for a dead disk does not end.
+                # A later poll sees the program's end, because a program that waits for a dead disk does not
+                # end at once.
                 self._kill()
                 self._note("", f"took more than {TIMEOUT_SECONDS:g} s and was killed")
         if self._command and self._process is None and now - self._started_at >= self._interval_seconds:
@@ -61,7 +62,7 @@ class PreemptionNotice:
         return self._answer
 
     def close(self) -> None:
-        """End the program if it runs."""
+        """Kill the program if it is running."""
         if self._process is not None:
             self._kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -81,7 +82,7 @@ class PreemptionNotice:
         except (OSError, ValueError) as error:
             self._note("", f"did not start: {error}")
             return
-        # Without it, the code of a child that was reaped as an orphan would read as 0, which is a notice.
+        # Otherwise, a child that was reaped as an orphan would have the exit code 0, which means a notice.
         processes.keep_exit_code(self._process)
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
@@ -113,8 +114,8 @@ class PreemptionNotice:
     def _kill(self) -> None:
         assert self._process is not None
         self._killed = True
-        # The whole process group: a script may wait for a child. A program of another user, as sudo starts
-        # it, cannot be killed.
+        # The whole process group is killed, because a script may wait for a child. Another user's program,
+        # as started by sudo, cannot be killed.
         with contextlib.suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -126,6 +127,6 @@ class PreemptionNotice:
 
 
 def notice_of(config: RunConfig) -> PreemptionNotice:
-    """Return the notice of a run's machines."""
+    """Return the PreemptionNotice with the run's settings."""
     backend = config.backend
     return PreemptionNotice(backend.preemption_notice, backend.preemption_notice_interval_seconds)

@@ -1,16 +1,14 @@
-"""Linux processes: death signals, orphans, and the marker of a job.
+"""Linux processes: death signals, orphans, and a job's marker.
 
-The tree of a job ends as follows, depending on which process dies first:
+A job's process tree ends as follows, depending on which process dies first:
 
-    supervisor  dies -> the launcher gets TERM (PR_SET_PDEATHSIG) -> it passes TERM on to the wrappers
-    launcher    dies -> the wrappers get TERM                     -> they pass TERM on to their ranks, which
-                                                                     save and leave
-    wrapper     dies -> its rank gets KILL: no process would record how it ended
-    any rank         -> carries NBTRAIN_JOB=<job id> in its environment, so that what is left can be found
+    supervisor dies    the launcher gets TERM (PR_SET_PDEATHSIG) and passes it on to the wrappers
+    launcher dies      the wrappers get TERM and pass it on to their ranks, which save and exit
+    wrapper dies       its rank gets KILL, because no process could record how the rank ended
 
-Whether a process is still the same one, although process IDs are reused: ProcessIdentity
-(base/run_directory/records.py).
-Source of the constants: linux/prctl.h.
+Every rank has NBTRAIN_JOB=<job id> in its environment, so that remaining processes can be found. Process ids
+are reused; ProcessIdentity (base/run_directory/records.py) tells whether a process is still the same. The
+constants are from linux/prctl.h.
 """
 
 import contextlib
@@ -26,19 +24,19 @@ from typing import Any
 from nbtrain.base.process.parent_death import die_with_parent, prctl
 
 JOB_MARKER = "NBTRAIN_JOB"
-# Variable in addition to the marker, if an agent started the rank: agents may share a machine.
+# Variable with the node's number, for ranks started by an agent, because agents may share a machine.
 NODE_MARKER = "NBTRAIN_NODE"
 PR_SET_CHILD_SUBREAPER = 36
 PR_GET_CHILD_SUBREAPER = 37
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent dies, so that it can be seen and reaped."""
+    """Become the parent of every descendant whose own parent dies, so that it can be found and reaped."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def child_setup(death_signal: int) -> Callable[[], None]:
-    """Return a preexec_fn: the child gets `death_signal` when this process dies, even before the exec."""
+    """Return a preexec_fn by which a child gets `death_signal` when this process dies, even before exec."""
     parent = os.getpid()
 
     def setup() -> None:
@@ -50,17 +48,16 @@ def child_setup(death_signal: int) -> Callable[[], None]:
 
 
 def signal_name(number: int) -> str:
-    """Return SIGKILL for 9; the number if it has no name."""
+    """Return a signal's name, such as SIGKILL for 9, or "signal <number>" if it has no name."""
     with contextlib.suppress(ValueError):
         return signal.Signals(number).name
     return f"signal {number}"
 
 
 def marked_pids(job_ids: Iterable[str], *also: str) -> list[int]:
-    """Return the live processes, except this one, that have the marker of one of these jobs and all variables
-    in `also`.
+    """Return the pids of live processes with the marker of one of these jobs, except this process.
 
-    Each of `also` is the name of a variable, or NAME=value.
+    With `also`, only processes that have all these variables count; each is a name or NAME=value.
     """
     wanted = {f"{JOB_MARKER}={job_id}".encode() for job_id in job_ids}
     exact = {variable.encode() for variable in also if "=" in variable}
@@ -72,7 +69,7 @@ def marked_pids(job_ids: Iterable[str], *also: str) -> list[int]:
         try:
             environment = (entry / "environ").read_bytes()
         except OSError:
-            continue  # it has ended, or belongs to another user: not ours either way
+            continue  # the process has ended or belongs to another user, so it is not one of the job's
         variables = set(environment.split(b"\0"))
         if wanted.isdisjoint(variables) or not exact <= variables:
             continue
@@ -82,15 +79,16 @@ def marked_pids(job_ids: Iterable[str], *also: str) -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    """Return the children that a process's main thread started or adopted; [] if the process is gone."""
+    """Return the pids of the children that a process's main thread started or adopted; [] if it is gone."""
     with contextlib.suppress(OSError):
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return []
 
 
 def process_state(pid: int) -> str:
-    """Return the kernel's state letter: R running, S sleeping, D waiting for a device, T stopped, Z ended; X
-    if the process is gone.
+    """Return the kernel's letter for a process's state.
+
+    R: running; S: sleeping; D: waiting for a device; T: stopped; Z: ended; X: gone.
     """
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -110,12 +108,11 @@ def end_marked(
     timeout_seconds: float = 10.0,
     also: Iterable[str] = (),
 ) -> list[int]:
-    """Wait for processes with the marker to exit, then kill those that remain. Return the killed processes.
+    """Wait for processes with the marker to exit, kill those that remain, and return the killed pids.
 
-    `grace` is a number of seconds, or a function that says that the time is over. `also` narrows the marker,
-    as in marked_pids().
-
-    Raises TimeoutError if a killed process does not end: it may be waiting for a dead disk.
+    `grace` is a number of seconds, or a function that returns whether the time is over. `also` selects
+    processes as in marked_pids(). Raises TimeoutError if a killed process does not end, for example because
+    it waits for a dead disk.
     """
     job_ids, also = list(job_ids), list(also)
     began = time.monotonic()
@@ -126,27 +123,28 @@ def end_marked(
     killed: set[int] = set()
     deadline = time.monotonic() + timeout_seconds
     while left:
-        # Repeated, because a process may have forked since the last look.
+        # The signal is repeated, because a process may have forked since the last check.
         send(left, signal.SIGKILL)
         killed.update(left)
         time.sleep(0.05)
         reap_orphans()
         left = marked_pids(job_ids, *also)
         if left and time.monotonic() > deadline:
-            raise TimeoutError(f"processes {left} did not end {timeout_seconds:.0f} s after SIGKILL")
+            raise TimeoutError(f"processes {left} did not end within {timeout_seconds:.0f} s after SIGKILL")
     return sorted(killed)
 
 
-# Children that a Popen object waits for; reaping them here would steal their exit code.
+# Pids of children for which a Popen object waits; reaping them here would take away their exit code.
 _awaited: set[int] = set()
 
 
 def start(
     command: Sequence[str], log: Path, death_signal: int | None = None, **popen: Any
 ) -> subprocess.Popen:
-    """Start a child in a separate session that appends its output to `log`; `popen` is passed to Popen.
+    """Start a child in a separate session, with its output appended to `log`.
 
-    It gets `death_signal` when this process dies. reap_orphans() leaves its exit code to the Popen object.
+    The child gets `death_signal` when this process dies. reap_orphans() leaves its exit code to the returned
+    Popen object. `popen` are additional arguments of Popen.
     """
     with log.open("ab") as stream:
         child = subprocess.Popen(
@@ -168,12 +166,12 @@ def keep_exit_code(child: subprocess.Popen) -> None:
 
 
 def exit_code_is_read(child: subprocess.Popen) -> None:
-    """Forget a child that has ended: its process ID may be used again, by an orphan."""
+    """Forget a child that has ended, because an orphan may get its process id."""
     _awaited.discard(child.pid)
 
 
 def reap_orphans() -> None:
-    """Collect adopted children that have ended. Does nothing in a process that adopts none."""
+    """Collect adopted children that have ended. Does nothing in a process that does not adopt orphans."""
     adopts = ctypes.c_int(0)
     prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts))
     if not adopts.value:

@@ -1,15 +1,16 @@
-"""The folder of a machine's queue: tickets, slots and the lock under which they change.
+"""The folder of a machine's queue, with tickets, slots, and the lock under which they change.
 
     <folder>/                $NBTRAIN_QUEUE, else $XDG_STATE_HOME/nbtrain/queue/<host>; by default
                              ~/.local/state/nbtrain/queue/<host>
-      lock                   held (flock) briefly by each process that reads or changes what is below
-      devices.json           written by hand, may be missing: {"gpus": ["0", "1"], "cores": 6}: all that
-                             jobs may take together
+      lock                   held (flock) briefly by each process that reads or changes the files below
+      devices.json           optional, written by hand: the devices that all jobs together may use, such as
+                             {"gpus": ["0", "1"], "cores": 6}
       tickets/<job id>.<hash of the run directory>.json   one for each job that waits for devices or has them
       slots/gpu-<name>, cpu-<number>   held (flock) by the supervisor of the job that has the device
 
-It belongs to one user. No process runs the queue: each supervisor takes its own devices, and
-the kernel frees them when it dies. Tickets stay on the disk, so a restart of the machine loses no place.
+The folder belongs to one user. No process runs the queue: each supervisor locks its own devices, and the
+kernel releases them when the supervisor dies. Tickets stay on the disk, so jobs keep their places when the
+machine is restarted.
 """
 
 import contextlib
@@ -38,36 +39,36 @@ SLOT_NAME = re.compile(r"(gpu|cpu)-[A-Za-z0-9][A-Za-z0-9_.:-]{0,120}")
 
 @dataclass
 class Ticket(Record):
-    """A job's place in the queue, from its start to its end; a paused job has none."""
+    """A job's place in the queue, from its submission to its end; a paused job has no ticket."""
 
     job_id: str
     run: str
-    """Path of its run directory."""
+    """Path of the job's run directory."""
     name: str
     slots: list[str]
-    """Devices that it may use."""
+    """Devices that the job may use."""
     count: int
-    """Number of them that it needs."""
+    """Number of devices that the job needs."""
     priority: int
     queued_at: float
-    """Seconds since the epoch: when it was submitted, or resumed after a pause."""
+    """Time of the submission, or of the resume after a pause, in seconds since the epoch."""
     supervisor: ProcessIdentity
     system: str
     """Value of system_start() when the ticket was written, to detect a restart."""
     holds: list[str] = field(default_factory=list)
-    """Devices that it holds; empty while it waits."""
+    """Devices that the job has; empty while it waits."""
     at_once: bool = False
-    """Whether the job starts without waiting for the jobs that hold its devices."""
+    """Whether the job starts without waiting for the jobs that use its devices."""
     python: str = ""
-    """Path of the Python with which the job is started again."""
+    """Path of the Python interpreter with which the job is restarted."""
     variables: dict[str, str] = field(default_factory=dict)
-    """Environment variables of the submission that decide how the run computes and where it is stored."""
+    """Environment variables of the submission that affect how the run computes and where it is stored."""
     refused: str = ""
-    """Why it could not be started again; "" if that was not refused."""
+    """Why the job could not be restarted after it was lost; "" if it was not tried or did not fail."""
 
     @property
     def order(self) -> tuple[int, float, str]:
-        """Sort key: the job with the smallest one gets its devices first."""
+        """Sort key; the job with the smallest key gets its devices first."""
         return (-self.priority, self.queued_at, self.job_id)
 
     @property
@@ -79,12 +80,12 @@ class Ticket(Record):
         return not self.holds and not self.at_once and self.supervisor.alive()
 
     def devices(self) -> str:
-        """Return "2 GPUs" or "1 core"."""
+        """Return the devices that the job needs as text, such as "2 GPUs" or "1 core"."""
         return devices(self.slots, self.count)
 
 
 def devices(slots: list[str], count: int) -> str:
-    """Format a number of such slots as text, "2 GPUs"."""
+    """Return a number of slots of this kind as text, such as "2 GPUs"."""
     return counted(count, "GPU" if any(slot.startswith("gpu-") for slot in slots) else "core")
 
 
@@ -104,8 +105,9 @@ class Queue:
         self.devices_json = self.path / "devices.json"
 
     def make(self) -> None:
-        """Create the folder. Raises SubmitError if that fails, or if its file system does not support
-        locks.
+        """Create the folder.
+
+        Raises SubmitError if that fails or if the folder's file system does not support locks.
         """
         try:
             for folder in (self.path, self._tickets, self._slots):
@@ -114,9 +116,9 @@ class Queue:
                 pass
         except OSError as error:
             raise SubmitError(
-                f"{display(self.path)}: this machine's queue cannot be kept there: {error.strerror}. Set "
-                "NBTRAIN_QUEUE to a folder of yours on a local disk, or backend.share_devices=true to start "
-                "without a queue."
+                f"{display(self.path)} cannot be used for this machine's queue: {error.strerror}. Set "
+                "NBTRAIN_QUEUE to a folder that you own on a local disk, or set backend.share_devices=true "
+                "to start without a queue."
             ) from error
 
     @contextlib.contextmanager
@@ -130,7 +132,7 @@ class Queue:
             os.close(descriptor)
 
     def tickets(self) -> list[Ticket]:
-        """Return all tickets in the queue's order; damaged ones are skipped."""
+        """Return all tickets in the queue's order, without damaged tickets."""
         found = []
         names = os.listdir(self._tickets) if self._tickets.is_dir() else []
         for name in names:
@@ -141,11 +143,11 @@ class Queue:
         return sorted(found, key=lambda ticket: ticket.order)
 
     def ticket(self, job: JobDir) -> Ticket | None:
-        """Return the ticket of a job; None if it has none."""
+        """Return a job's ticket; None if it has no ticket."""
         return Ticket.read(self._path(job.job_id, job.run.path))
 
     def write(self, ticket: Ticket) -> None:
-        """Add a ticket, or change it."""
+        """Add a ticket, or replace the job's existing ticket."""
         ticket.write(self._path(ticket.job_id, ticket.run))
 
     def remove(self, job: JobDir) -> None:
@@ -161,16 +163,16 @@ class Queue:
             if not meaningless(ticket):
                 found.append(ticket)
             elif not (ticket.holds and processes.marked_pids([ticket.job_id])):
-                # Ranks that still save keep their devices, even if a successor of the job waits for them.
+                # Ranks that are still saving keep their devices, even if the job's successor waits for them.
                 self.remove(ticket.job)
         return found
 
     def lock_slot(self, slot: str) -> int | None:
-        """Lock a slot and return the descriptor that holds it; None if another process has it."""
+        """Lock a slot and return the descriptor that holds the lock; None if another process holds it."""
         if not SLOT_NAME.fullmatch(slot):
             raise JobError(
-                f"{slot.partition('-')[2]!r} is not a GPU: name GPUs by number or UUID in "
-                f"CUDA_VISIBLE_DEVICES and {display(self.devices_json)}."
+                f"{slot.partition('-')[2]!r} is not a valid GPU: use GPU numbers or UUIDs in "
+                f"CUDA_VISIBLE_DEVICES and in {display(self.devices_json)}."
             )
         descriptor = os.open(self._slots / slot, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -181,14 +183,15 @@ class Queue:
         return descriptor
 
     def _path(self, job_id: str, run: str | Path) -> Path:
-        # Jobs of two runs that were submitted within a second may have the same id.
+        # Jobs of two runs that were submitted within the same second may have the same id.
         place = hashlib.sha256(os.path.realpath(run).encode()).hexdigest()[:12]
         return self._tickets / f"{job_id}.{place}.json"
 
 
 def meaningless(ticket: Ticket) -> bool:
-    """Return whether a dead supervisor's ticket is obsolete: its job has ended, is paused, cancelled or
-    deleted, or has a successor.
+    """Return whether a dead supervisor's ticket is obsolete.
+
+    It is if its job has ended, is paused, cancelled or deleted, or has a successor.
     """
     newest = ticket.job.run.newest_job()
     if newest is None or newest.job_id != ticket.job_id:

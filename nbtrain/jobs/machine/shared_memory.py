@@ -1,6 +1,6 @@
-"""/dev/shm, through which data workers pass batches: check before launch that it is large enough for a run.
+"""Check before launch that /dev/shm, through which data workers pass batches, is large enough for a run.
 
-A container has 64 MiB of it unless it is started with more, whatever its memory and disks.
+A container has only 64 MiB of shared memory unless it is started with more, regardless of its memory.
 """
 
 import os
@@ -17,7 +17,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def free_shared_memory(path: Path = SHARED_MEMORY) -> int:
-    """Return the bytes that can be allocated; 0 if the folder is absent or may not be written."""
+    """Return the bytes of shared memory that can be allocated; 0 if the folder is missing or not writable."""
     if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
         return 0
     stat = os.statvfs(path)
@@ -25,22 +25,23 @@ def free_shared_memory(path: Path = SHARED_MEMORY) -> int:
 
 
 def too_little_here(config: RunConfig, host: str) -> Iterator[Finding]:
-    """Yield a finding if this machine's /dev/shm does not hold the batches of the data workers."""
+    """Yield a finding if this machine's /dev/shm is too small for the batches of the data workers."""
     yield from too_little(config, free_shared_memory(), host)
 
 
 def too_little(config: RunConfig, free_bytes: int, host: str) -> Iterator[Finding]:
-    """Yield a finding if the run's data workers need more shared memory than a machine has free."""
+    """Yield a finding if the run's data workers need more shared memory than is free on a machine."""
     needed, ranks = worker_shared_memory_bytes(config), config.ranks_per_node
     if free_bytes < needed:
         gib = needed // 2**30 + 1  # the next whole number, because other programs use some of it
         yield shortage(
             config,
             "data.num_workers",
-            f"data.num_workers = {config.data.num_workers} for each of {counted(ranks, 'rank')} of a machine "
-            f"needs at least {size(needed)} of shared memory, and {SHARED_MEMORY} of {host} has "
+            f"data.num_workers = {config.data.num_workers} with {counted(ranks, 'rank')} per machine needs "
+            f"at least {size(needed)} of shared memory, but {SHARED_MEMORY} on {host} has only "
             f"{size(free_bytes)} free.",
-            "Set data.num_workers=0, which needs none, or give the machine more: "
-            f"`mount -o remount,size={gib}G {SHARED_MEMORY}`, `docker run --shm-size={gib}g`.",
+            "Set data.num_workers=0, which needs no shared memory, or give the machine more: run "
+            f"`mount -o remount,size={gib}G {SHARED_MEMORY}`, or start the container with `docker run "
+            f"--shm-size={gib}g`.",
             needed - free_bytes,
         )

@@ -1,3 +1,1 @@
-"""Node agents, one per machine or pod: each starts the ranks there, measures them, and reports how they
-ended.
-"""
+"""Node agents, one per machine or pod, which start the ranks there, measure them, and report how they end."""

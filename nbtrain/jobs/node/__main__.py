@@ -1,4 +1,4 @@
-"""python -m nbtrain.jobs.node RUN_DIR JOB_ID --nodes N: the agent of one machine; a backend starts it."""
+"""Run the agent of one machine; a backend starts it: python -m nbtrain.jobs.node RUN_DIR JOB_ID --nodes N."""
 
 import argparse
 import signal
@@ -18,15 +18,13 @@ from nbtrain.jobs.node.prepared import prepared
 
 
 def main(arguments: list[str]) -> int:
-    """Run the agent of one machine until the job has ended."""
+    """Run the agent of one machine until the job has ended, and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m nbtrain.jobs.node", description=__doc__)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("job_id")
-    parser.add_argument("--nodes", type=int, required=True, help="how many agents the job has")
-    parser.add_argument("--node", type=int, help="this one's number; else the environment says it")
-    parser.add_argument(
-        "--supervise", action="store_true", help="node 0 also starts the job's supervisor here"
-    )
+    parser.add_argument("--nodes", type=int, required=True, help="number of agents that the job has")
+    parser.add_argument("--node", type=int, help="number of this agent, by default from the environment")
+    parser.add_argument("--supervise", action="store_true", help="on node 0, also start the job's supervisor")
     options = parser.parse_args(arguments)
     leaving = Leaving().listen()
     try:
@@ -55,9 +53,9 @@ def start_supervisor(job: JobDir) -> subprocess.Popen:
 
 
 def pod_code(job: JobDir, code: int) -> int:
-    """Return the exit code for a pod's operator.
+    """Return the exit code that the pod's operator sees.
 
-    A pod that is ended while its job continues must not count as complete.
+    A pod that ends while its job continues must not count as complete.
     """
     record = JobRecord.read(job.job_json)
     unfinished = record is not None and record.state in ACTIVE

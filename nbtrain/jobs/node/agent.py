@@ -1,12 +1,12 @@
-"""The agent of one node: it waits for launch orders, runs the ranks of its machine, and reports their end.
+"""The agent of one node: wait for launch orders, run the ranks on this machine, and report their end.
 
     waiting --launch order--> running --the last process is gone--> waiting
        |                        |
        +--- the job has ended, TERM, or no sign of life from the supervisor -> leaving
 
-It communicates with the supervisor through the run directory alone (base/run_directory/node_records.py).
-Each of the two measures the time since it heard from the other by its own monotonic clock: a record counts as
-new if its contents changed, whatever time it states.
+Agent and supervisor communicate only through the run directory (base/run_directory/node_records.py). Both use
+their own monotonic clock to measure the time since the other last reported. A record counts as new if its
+contents have changed, regardless of the time in it.
 """
 
 import contextlib
@@ -47,17 +47,19 @@ REPORT_SECONDS = 1.0
 
 @dataclass
 class Leaving:
-    """Why the agent must leave, set by a signal handler."""
+    """The signal that told the agent to exit, set by a signal handler."""
 
     signal: int | None = None
     supervisor: subprocess.Popen | None = None
-    """Supervisor that the agent has started. The signal is passed to it, because a pod's end is sent only to
-    its first process.
+    """Supervisor that the agent has started; None if it has not started one.
+
+    The signal is passed on to it, because the signal that ends a pod is sent only to its first process.
     """
 
     def listen(self) -> "Leaving":
-        """Handle TERM and INT: the ranks save and exit, then the agent. Ignore HUP, because ssh may be
-        gone.
+        """Handle TERM and INT, on which the ranks save and exit, followed by the agent; return self.
+
+        HUP is ignored, because the ssh connection may be gone.
         """
 
         def leave(number: int, frame: object) -> None:
@@ -73,7 +75,7 @@ class Leaving:
 
 @dataclass
 class FileChange:
-    """Time at which a file last changed, by this machine's monotonic clock."""
+    """The time at which a file last changed, by this machine's monotonic clock."""
 
     path: Path
     mark: tuple[int, int] | None = None
@@ -91,7 +93,7 @@ class FileChange:
 
 
 class Agent:
-    """The agent of node `number` of `nodes`."""
+    """The agent of the node with this number."""
 
     def __init__(self, job: JobDir, number: int, config: RunConfig):
         """Create the agent. Raises JobError if the run's network interface does not exist."""
@@ -125,19 +127,22 @@ class Agent:
         self._looked_at = time.monotonic()
         self._supervised = False
         self._displaced = False
-        """Whether another supervisor, with other agents, runs the job now."""
+        """Whether another supervisor now runs the job, with other agents."""
         self.in_pod = False
-        """Whether it runs in a pod, where it waits for node 0's next pod after the job is handed over."""
+        """Whether the agent runs in a pod.
+
+        In a pod, it waits for node 0's next pod after a supervisor has given up the job.
+        """
 
     def run(self, leaving: Leaving) -> int:
-        """Run until the job has ended, or until the agent must leave. Return the process's exit code."""
+        """Run until the job has ended or the agent must exit; return the process's exit code."""
         processes.adopt_orphans()
         self._skip_old_orders()
         self.report()
         while True:
             self._look()
             if self._displaced:
-                # No report: nodes/<k>.json now belongs to another agent.
+                # There is no report, because nodes/<k>.json now belongs to another agent.
                 self._notice.close()
                 return 0
             if why := self._must_leave(leaving):
@@ -146,13 +151,13 @@ class Agent:
             time.sleep(POLL_SECONDS)
 
     def report(self) -> None:
-        """Write nodes/<k>.json again."""
+        """Renew this node's record, nodes/<k>.json."""
         self._reported_at = time.monotonic()
         self.record.time = time.time()
         try:
             self.record.write(self._job.node(self._number))
         except OSError as error:
-            # A full disk must not end the ranks; the supervisor receives no reports meanwhile.
+            # A full disk must not end the ranks, although the supervisor gets no reports meanwhile.
             self.say(f"nodes/{self._number}.json cannot be written: {error.strerror}")
 
     def say(self, words: str) -> None:
@@ -160,7 +165,7 @@ class Agent:
         print(f"{moment(time.time())} node {self._number}: {words}", flush=True)
 
     def _skip_old_orders(self) -> None:
-        """Skip orders that were meant for earlier agents of this job."""
+        """Skip the orders that were given to earlier agents of this job."""
         if (order := LaunchOrder.read(self._job.control_launch)) and not self._is_for_me(order):
             self.record.attempt = order.attempt
         orders = SignalOrders.read(self._job.control_signals)
@@ -172,7 +177,7 @@ class Agent:
     def _look(self) -> None:
         now = time.monotonic()
         if now - self._looked_at > PAUSE_SECONDS:
-            # The job was suspended, and all its processes with it, the supervisor included.
+            # The job was suspended, with all its processes including the supervisor.
             self._supervisor.at += now - self._looked_at
         self._looked_at = now
         if self._order is None:
@@ -190,8 +195,9 @@ class Agent:
                 self.report()
 
     def _look_at_owner(self) -> None:
-        """Kill ranks that the job's current supervisor did not order, because two sets of ranks would write
-        conflicting checkpoints.
+        """Kill the ranks if another supervisor has taken over the job.
+
+        Otherwise, two sets of ranks would write conflicting checkpoints.
         """
         if self._order is None or self._order.supervisor is None:
             return
@@ -231,7 +237,7 @@ class Agent:
         cores = min(self.record.cores, order.cpus_per_node or self.record.cores)
         environment = {
             "OMP_NUM_THREADS": str(max(1, cores // here)),
-            # Otherwise gloo uses the interface of the host's name, which is often loopback.
+            # Otherwise, gloo uses the interface to which the host's name resolves, often loopback.
             "GLOO_SOCKET_IFNAME": interface,
             **({"NCCL_SOCKET_IFNAME": interface} if order.network_interface else {}),
             **order.environment,
@@ -294,14 +300,15 @@ class Agent:
         )
         self.say(f"attempt {self._order.attempt}: its launcher ended with code {ended.exit_code}")
         self._order, self.record.phase = None, "waiting"
-        # Another attempt may meet at another port: this one may stay occupied for minutes.
+        # The next attempt gets another port for its rendezvous, because this one may stay in use for minutes.
         self.record.port = port_to_listen_on(self.record.address)
         self._write_exit(ended)
         self.report()
 
     def _stop_measuring(self) -> None:
-        """Stop measuring before ranks are started again, because a process with several threads should not
-        fork.
+        """Stop measuring resources before ranks are started again.
+
+        A process with several threads should not fork.
         """
         if self._sampler is None:
             return
@@ -314,7 +321,7 @@ class Agent:
         try:
             ended.write(self._job.node_exit(self._number, ended.attempt))
         except OSError as error:
-            self.say(f"the end of attempt {ended.attempt} cannot be written: {error.strerror}")
+            self.say(f"the end of attempt {ended.attempt} could not be written: {error.strerror}")
 
     def _must_leave(self, leaving: Leaving) -> str:
         if leaving.signal is not None:
@@ -338,10 +345,11 @@ class Agent:
         return ""
 
     def _most_silent_seconds(self, record: JobRecord | None) -> float:
-        """Return the longest time in seconds that the supervisor may be silent."""
+        """Return the number of seconds for which the supervisor may be silent."""
         backend = self._config.backend
         if self.in_pod and record is not None and record.supervisor is None:
-            # It has handed the job over, and node 0's next pod may take long to start: it may pull an image.
+            # The supervisor has given up the job, and node 0's next pod may start slowly, for example because
+            # it pulls an image.
             return max(backend.node_timeout_seconds, backend.start_timeout_seconds)
         return backend.node_timeout_seconds
 
@@ -370,10 +378,10 @@ class Agent:
 
 
 def agent_of(job: JobDir, number: int) -> Agent:
-    """Wait until the job's folder is visible and return the agent. Raises JobError."""
+    """Return the agent of node `number`. Raises JobError if this machine does not see the job's folder."""
     if not job.job_json.is_file():
         raise JobError(
-            f"{job.path}: is not there on {socket.gethostname()}. Every node must see the output folder "
-            "under the same path: put it on a shared disk, or set NBTRAIN_OUTPUT to one."
+            f"{job.path} does not exist on {socket.gethostname()}. Every node must see the output folder "
+            "under the same path: put it on a shared disk, or set NBTRAIN_OUTPUT to a folder on one."
         )
     return Agent(job, number, load_resolved(job.run.config_yaml))

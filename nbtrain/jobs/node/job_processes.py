@@ -1,9 +1,8 @@
-"""Measure the resource use of a job's processes on this machine, by reading two small files of /proc per
-process.
+"""Measure the resource use of a job's processes on this machine, from two small /proc files per process.
 
-Processes are found by the job's marker in their environment (machine/processes.py), so a rank, its wrapper
-and its workers count at any place in the process tree. The rank of a process is RANK in the same environment.
-proc(5) defines the values.
+Processes are found by the job's marker in their environment (machine/processes.py), so ranks, wrappers and
+workers count wherever they are in the process tree. A process's rank is RANK in the same environment. proc(5)
+defines the values.
 """
 
 import contextlib
@@ -15,24 +14,24 @@ from nbtrain.jobs.machine.processes import JOB_MARKER, NODE_MARKER
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# Environment variable of a node's ranks: the number of the node.
+# Beginning of the environment variable with the number of a rank's node.
 NODE_PREFIX = f"{NODE_MARKER}=".encode()
-# A process that was just forked shows its parent's environment until it runs its own program.
+# Age in seconds up to which a process may still show its parent's environment, until it runs its own program.
 YOUNG_SECONDS = 5.0
 # Fields of /proc/<pid>/stat after the command name, counted from 0.
 _UTIME, _STIME, _START, _RSS = 11, 12, 19, 21
 IO_KEYS = ("read_bytes", "write_bytes", "syscr", "syscw")
-"""Keys of /proc/<pid>/io: bytes of disk I/O, and system calls."""
+"""Keys in /proc/<pid>/io that are read: bytes of disk I/O, and numbers of system calls."""
 
 
 @dataclass
 class Counters:
-    """Resources that a group of processes has used since each began, and the memory that they use now."""
+    """Resources that a group of processes has used since they began, and the memory that they use now."""
 
     cpu_seconds: float = 0.0
     memory_bytes: int = 0
     io: dict[str, int] = field(default_factory=dict)
-    """{key of IO_KEYS: sum}; empty if the kernel shows none of them."""
+    """Sums for the keys in IO_KEYS, as {key: sum}; empty if the kernel does not show them."""
     num_processes: int = 0
 
 
@@ -51,15 +50,16 @@ class _Process:
 
 
 class JobProcesses:
-    """The processes of one job on this machine. Keep the object between calls, because it caches which
-    processes are the job's.
+    """The processes of one job on this machine.
+
+    Keep the object between samples, because it caches which processes belong to the job.
     """
 
     def __init__(self, job_id: str, also: Iterable[int] = (), node: int | None = None):
         """Create a reader of the job's processes.
 
-        `also` are processes that count without a marker, such as the caller's own. If a job has several nodes
-        on one machine, only processes of `node` count, and processes without a node.
+        `also` are pids of processes that count without a marker, such as the caller's own. If a job has
+        several nodes on one machine, only the processes of `node` and processes without a node count.
         """
         self._marker = f"{JOB_MARKER}={job_id}".encode()
         self._node = None if node is None else f"{NODE_MARKER}={node}".encode()
@@ -68,9 +68,10 @@ class JobProcesses:
         self._total: dict[int | None, Counters] = {}
 
     def sample(self, boot_seconds: float) -> dict[int | None, Counters]:
-        """Return {rank: its counters}, None for processes of no rank; ended processes keep counting.
+        """Return {rank: counters}, with the key None for processes that do not belong to a rank.
 
-        `boot_seconds` is the current time since boot. Memory and the number of processes are current values.
+        Memory and the number of processes are current values; the other counters include processes that have
+        ended. `boot_seconds` is the current time since boot.
         """
         for counters in self._total.values():
             counters.memory_bytes = counters.num_processes = 0
@@ -108,13 +109,13 @@ class JobProcesses:
         known.io = io or known.io
 
     def _whose(self, pid: int) -> tuple[int | None, bool]:
-        """Return (rank, whether it belongs to the job) of a process."""
+        """Return (rank of a process or None, whether the process belongs to the job)."""
         if pid in self._also:
             return None, True
         try:
             variables = _read(f"/proc/{pid}/environ").split(b"\0")
         except OSError:
-            return None, False  # gone, or another user's
+            return None, False  # the process is gone, or belongs to another user
         if self._marker not in variables:
             return None, False
         nodes = [variable for variable in variables if variable.startswith(NODE_PREFIX)]
@@ -135,7 +136,7 @@ def _io(pid: int) -> dict[str, int]:
 
 
 def _read(path: str) -> bytes:
-    """Read a small file of /proc, in a third of the time that pathlib takes."""
+    """Return the contents of a small file in /proc, in a third of the time that pathlib takes."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         content = os.read(descriptor, 1 << 16)

@@ -1,4 +1,4 @@
-"""Resource use of this machine or pod: CPU, memory, network, disks. All but memory are rising counters."""
+"""Resource use of this machine or pod: CPU, network and disks as rising counters, and the memory in use."""
 
 import contextlib
 from pathlib import Path
@@ -9,12 +9,12 @@ from nbtrain.base.hardware.cgroup import cpu_seconds
 from nbtrain.jobs.machine.machine import memory_in_use_of_group, this_machine
 
 INFINIBAND = Path("/sys/class/infiniband")
-# InfiniBand ports count in units of four bytes.
+# Unit of InfiniBand ports' counters in bytes.
 RDMA_WORD_BYTES = 4
 
 
 def node_counters() -> dict[str, float]:
-    """Return {name: value} of the readable counters: seconds of CPU, bytes and operations since boot."""
+    """Return {name: value} for the readable counters: CPU seconds, bytes and operations since boot."""
     found: dict[str, float] = {"memory_bytes": float(memory_in_use())}
     cpu = cpu_seconds()
     if cpu is None:
@@ -34,7 +34,10 @@ def node_counters() -> dict[str, float]:
 
 
 def memory_in_use() -> int:
-    """Return bytes in use without reclaimable caches; of the pod, if a pod's limit applies here."""
+    """Return the bytes of memory in use, without reclaimable caches.
+
+    Inside a pod or container with a memory limit, it is the memory of the pod or container.
+    """
     held = memory_in_use_of_group()
     if held is not None:
         return held
@@ -43,7 +46,7 @@ def memory_in_use() -> int:
 
 
 def rdma_counters(folder: Path = INFINIBAND) -> dict[str, float]:
-    """Return the bytes of all InfiniBand and RoCE ports; empty without one."""
+    """Return the bytes received and sent through all InfiniBand and RoCE ports; {} without such ports."""
     found: dict[str, float] = {}
     for name, file in (("rdma_received_bytes", "port_rcv_data"), ("rdma_sent_bytes", "port_xmit_data")):
         for path in folder.glob(f"*/ports/*/counters/{file}"):
@@ -53,6 +56,6 @@ def rdma_counters(folder: Path = INFINIBAND) -> dict[str, float]:
 
 
 def node_limits() -> dict[str, float]:
-    """Return {metric: its maximum on this machine or pod}."""
+    """Return {metric: largest possible value on this machine or pod}."""
     machine = this_machine()
     return {"cpu_cores": float(machine.cores), "memory_bytes": float(machine.memory_bytes)}

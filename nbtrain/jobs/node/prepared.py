@@ -1,7 +1,7 @@
-"""Creates the job of a manifest or batch script from a dry run: its first process writes the run directory.
+"""Create the job of a manifest or batch script from a dry run; its first process writes the run directory.
 
-Variables in the file hold the resolved run, its id, and the Python file that its `code` names. Once job.json
-exists, they are ignored.
+Variables in the manifest or script contain the resolved run, its id, and the Python file that its `code`
+names. They are ignored once job.json exists.
 """
 
 import os
@@ -20,22 +20,22 @@ POLL_SECONDS = 0.2
 
 
 def prepared(job: JobDir, number: int, leaving: "Leaving") -> bool:
-    """Write the job or wait for it, if the variables are set; return False if a signal tells this process to
-    leave meanwhile.
+    """If the variables are set, write the job on node 0, or wait for it on other nodes.
 
-    Raises ConfigError and SubmitError as submit does, and JobError if node 0 does not write the job.
+    Returns False if a signal tells this process to exit meanwhile; otherwise True. Raises ConfigError and
+    SubmitError as submit() does, and JobError if node 0 does not write the job in time.
     """
     text, run_id = os.environ.pop(RUN_YAML, ""), os.environ.pop(RUN_ID, "")
     if not text or job.job_json.is_file():
         os.environ.pop(RUN_CODE, "")
         return True
-    # An agent of another job does not need them.
+    # Imported here because agents of other jobs do not need it.
     from nbtrain.jobs.submission.submit import prepare_job
 
     config = from_one_line(text, RUN_YAML)
     if number == 0:
         prepare_job(config, job, run_id)
-    # From now on, the file is the copy in the run directory.
+    # From now on, the run's copy of the file is used.
     os.environ.pop(RUN_CODE, "")
     if number == 0:
         return True
@@ -46,18 +46,19 @@ def prepared(job: JobDir, number: int, leaving: "Leaving") -> bool:
             return False
         if time.monotonic() > deadline:
             raise JobError(
-                f"{job.job_json} is not there after {seconds:g} s (backend.node_timeout_seconds); node 0 "
-                "writes it. The log of its pod says why it did not; if it did, put the output folder on a "
-                "volume that all pods mount."
+                f"{job.job_json}, which node 0 writes, does not exist after {seconds:g} s "
+                "(backend.node_timeout_seconds). See the log of node 0's pod for the reason; if node 0 has "
+                "written the file, put the output folder on a volume that all pods mount."
             )
         time.sleep(POLL_SECONDS)
     return True
 
 
 def prepared_in_allocation(job: JobDir) -> str:
-    """Write the job if the variables are set, and continue in its log; return why to leave, "" to continue.
+    """If the variables are set, write the job, and redirect the output to its log.
 
-    Raises ConfigError and SubmitError as submit does.
+    Returns why this process must exit because another allocation runs the job; "" if it can continue. Raises
+    ConfigError and SubmitError as submit() does.
     """
     text, run_id = os.environ.pop(RUN_YAML, ""), os.environ.pop(RUN_ID, "")
     if not text:
@@ -66,12 +67,12 @@ def prepared_in_allocation(job: JobDir) -> str:
     from nbtrain.jobs.submission.submit import prepare_job
 
     config = from_one_line(text, RUN_YAML)
-    # A requeued allocation, or the same file started twice, finds the job already written.
+    # If the allocation was requeued or the same file was started twice, the job is already written.
     if not job.job_json.is_file():
         prepare_job(config, job, run_id)
     os.environ.pop(RUN_CODE, "")
     if words := backend_of(config.backend.kind).taken_elsewhere(job, run_id):
-        return f"job {job.job_id} of {config.name} is started already: {words}"
+        return f"job {job.job_id} of {config.name} is already running: {words}"
     print(f"job {job.job_id} of {config.name}; continues in {job.supervisor_log}", flush=True)
     log = os.open(job.supervisor_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.dup2(log, 1)

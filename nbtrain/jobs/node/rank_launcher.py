@@ -1,17 +1,17 @@
-"""The launcher of the ranks of one machine: it starts a wrapper for each, and ends all of them if one fails.
+"""The launcher of one machine's ranks: start a wrapper for each rank, and end all wrappers if one fails.
 
     python -m nbtrain.jobs.node.rank_launcher --ranks 2 --first-rank 0 --shutdown-timeout 60 COMMAND ...
 
     launcher (own session)
       COMMAND of rank 0, of rank 1, ...  each in a separate session, with RANK and LOCAL_RANK
 
-If a command fails or cannot be started, or the launcher gets TERM, all commands get TERM, and after
---shutdown-timeout seconds KILL. The exit code is 0 if all commands ended with 0 by themselves, else 1.
+If a command fails or cannot be started, or if the launcher gets TERM, all commands get TERM and, after
+--shutdown-timeout seconds, KILL. The exit code is 0 if all commands ended with 0 by themselves, else 1.
 
-torchrun does the same, but it imports torch first, which takes some four seconds of CPU in each attempt of a
-job. Its restarts are not used, because gloo finds stale addresses after them, and its rendezvous of agents
-is not needed: rank 0 is the server at MASTER_ADDR (init_method env:// of torch.distributed).
-Standard library only.
+torchrun does the same, but it first imports torch, which takes about four seconds of CPU in each attempt. Its
+restarts are not used, because gloo finds stale addresses after them. Its rendezvous of agents is not needed:
+rank 0 is the server at MASTER_ADDR (init_method env:// of torch.distributed). The launcher imports only the
+standard library.
 """
 
 import argparse
@@ -24,12 +24,12 @@ from collections.abc import Sequence
 
 from nbtrain.base.process.signals import hear_signals
 
-# Seconds between two looks at the commands, as in torchrun (--monitor-interval).
+# Seconds between two checks of the commands, as in torchrun (--monitor-interval).
 POLL_SECONDS = 0.1
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the commands to their ends."""
+    """Run the commands until all have ended, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m nbtrain.jobs.node.rank_launcher")
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--first-rank", type=int, required=True)
@@ -40,7 +40,8 @@ def main(arguments: Sequence[str]) -> int:
     asked_to_end: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, frame: asked_to_end.append(received))
-    # Requests for the ranks, which the launcher gets if no rank is started yet. By default they would end it.
+    # These signals are for the ranks, and the launcher gets them if no rank is started yet. By default, they
+    # would end the launcher.
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda received, frame: None)
     wrappers: list[subprocess.Popen] = []
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         environment = {**os.environ, "RANK": str(options.first_rank + local), "LOCAL_RANK": str(local)}
         try:
             wrappers.append(subprocess.Popen(options.command, env=environment, start_new_session=True))
-        except OSError as error:  # no more processes, or no memory for one
+        except OSError as error:  # there are no free process ids, or there is no memory
             print(
                 f"rank {options.first_rank + local} cannot be started: {error}", file=sys.stderr, flush=True
             )
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def end(wrappers: Sequence[subprocess.Popen], timeout_seconds: float) -> None:
-    """Send TERM to the wrappers that still run, and KILL to those that do not end in time."""
+    """Send TERM to the wrappers that are still running, and KILL to those that do not end in time."""
     running = [wrapper for wrapper in wrappers if wrapper.poll() is None]
     for wrapper in running:
         os.killpg(wrapper.pid, signal.SIGTERM)

@@ -1,10 +1,10 @@
-"""The ranks of one attempt on this machine: their launcher, a wrapper per rank, their signals and their end.
+"""An attempt's ranks on this machine: their launcher, a wrapper for each rank, their signals and their end.
 
     rank_launcher (own session)
       rank_wrapper r .. r+n-1 -> exit/<rank>.<attempt>.json
         rank r .. r+n-1       -> heartbeat/<rank>.json
 
-Ranks are killed before their wrappers, so that the wrappers still write down how they ended.
+Ranks are killed before their wrappers, so that the wrappers can still record how the ranks ended.
 """
 
 import os
@@ -24,13 +24,13 @@ from nbtrain.jobs.machine.host_memory import HostMemory
 
 WRAPPER_GRACE_SECONDS = 3.0
 POLL_SECONDS = 0.05
-# A process that SIGKILL does not end in this time waits for a disk that may never answer.
+# Seconds to wait for a killed process. One that takes longer waits for a disk that may never respond.
 ABANDON_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class NodeRanks:
-    """The ranks of one machine among all ranks of a job."""
+    """One machine's ranks among all ranks of a job."""
 
     count: int
     first_rank: int
@@ -41,7 +41,7 @@ class NodeRanks:
     master_port: int
 
     def variables(self) -> dict[str, str]:
-        """Return the variables that all ranks of this machine have, with torchrun's names."""
+        """Return the environment variables of all ranks on this machine, with torchrun's names."""
         return {
             "WORLD_SIZE": str(self.world_size),
             "LOCAL_WORLD_SIZE": str(self.count),
@@ -52,11 +52,12 @@ class NodeRanks:
 
 
 class RanksHere:
-    """The launcher of the ranks and the processes it started; reused for each attempt of a job."""
+    """The launcher of the ranks and the processes it has started, used for all attempts of a job."""
 
     def __init__(self, job_id: str, log: Path, node: int | None = None):
-        """Create the object. `log` receives the launcher's output; `node` distinguishes agents that share a
-        machine.
+        """Prepare to start ranks.
+
+        The launcher's output is appended to `log`. `node` distinguishes agents that share a machine.
         """
         self._job_id = job_id
         self._log = log
@@ -72,44 +73,43 @@ class RanksHere:
     ) -> None:
         """Start the launcher with a wrapper for each rank.
 
-        `command` holds the arguments of Python that a rank runs with.
+        `command` contains the Python arguments that start a rank.
         """
         arguments = [
             *(sys.executable, "-m", "nbtrain.jobs.node.rank_launcher"),
             *("--ranks", str(ranks.count), "--first-rank", str(ranks.first_rank)),
-            # A little longer than the supervisor's limit, so that the supervisor decides.
+            # The limit is a little longer than the supervisor's, so that the supervisor decides.
             *("--shutdown-timeout", str(cap_seconds(shutdown_timeout_seconds) + 10.0)),
             *(sys.executable, "-m", "nbtrain.jobs.attempt.rank_wrapper"),
             *(sys.executable, *command),
         ]
         self._memory_before = HostMemory.now()
-        # As under torchrun: a collective that NCCL aborts ends the rank.
+        # As with torchrun, a collective that NCCL aborts ends the rank.
         errors = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
         variables = {**errors, **os.environ, **environment, **ranks.variables()}
         self._launcher = processes.start(arguments, self._log, signal.SIGTERM, env=variables)
 
     def poll(self) -> int | None:
-        """Return the launcher's exit code, and reap orphans."""
+        """Reap orphans, and return the launcher's exit code; None while it runs."""
         assert self._launcher is not None, "no attempt was started"
         code = self._launcher.poll()
         processes.reap_orphans()
         return code
 
     def signal(self, number: int) -> None:
-        """Signal all ranks through their wrappers, never through the launcher while it has
-        children.
-        """
-        # If the launcher is gone, its death has signalled them, and its pid may belong to another process.
+        """Signal all ranks through their wrappers; the launcher is signalled only if it has no children."""
+        # If the launcher is gone, its death has signalled the ranks, and its pid may belong to another
+        # process.
         if self._launcher is not None and self._launcher.poll() is None:
             processes.send(processes.children(self._launcher.pid) or [self._launcher.pid], number)
 
     def kill(self) -> None:
-        """Kill the ranks first; a wrapper has WRAPPER_GRACE_SECONDS to write its record."""
+        """Kill the ranks, then all other processes; wrappers have WRAPPER_GRACE_SECONDS to write records."""
         assert self._launcher is not None, "no attempt was started"
         processes.send(self._marked(EXIT_FD), signal.SIGKILL)
-        # Looks are counted, not seconds: on a machine that was suspended, the wrappers have not run either.
+        # Polls are counted, not seconds: while a machine is suspended, the wrappers do not run either.
         for _ in range(round(WRAPPER_GRACE_SECONDS / POLL_SECONDS)):
-            # Without the launcher the wrappers are orphans, and so are all other processes left of the job.
+            # Without the launcher, the wrappers and all other remaining processes of the job are orphans.
             running = self._launcher.poll() is None
             if not (processes.children(self._launcher.pid) if running else self.processes_left()):
                 break
@@ -118,10 +118,10 @@ class RanksHere:
         processes.end_marked([self._job_id], 0.0, also=self._also)
 
     def abandon(self) -> None:
-        """Kill the ranks and leave no record of it: the wrappers go first, and their ranks with them.
+        """Kill the ranks without leaving a record, by killing their wrappers first.
 
-        Returns once the ranks are gone, after ABANDON_SECONDS at the latest: the supervisor that now has the
-        job must not start ranks while these still run.
+        Returns once the ranks are gone, after ABANDON_SECONDS at the latest, because the supervisor that now
+        owns the job must not start ranks while these are still running.
         """
         if self._launcher is None or self._launcher.poll() is not None:
             return
@@ -135,12 +135,13 @@ class RanksHere:
             time.sleep(POLL_SECONDS)
 
     def processes_left(self) -> bool:
-        """Return whether any process carries the marker of these ranks."""
+        """Return whether any process with the marker of these ranks is left."""
         return bool(self._marked())
 
     def finish(self) -> bool:
-        """Wait WRAPPER_GRACE_SECONDS for the last process, then kill it; return True if a process was
-        killed.
+        """Wait WRAPPER_GRACE_SECONDS for the remaining processes, then kill them.
+
+        Returns whether a process was killed.
         """
         killed = processes.end_marked([self._job_id], WRAPPER_GRACE_SECONDS, also=self._also)
         if self._launcher is not None:
@@ -156,5 +157,5 @@ class RanksHere:
 
 
 def send_to(identities: Iterable[ProcessIdentity], number: int) -> None:
-    """Send a signal to those processes of this machine whose identity still matches."""
+    """Send a signal to those of the processes that are on this machine and still alive."""
     processes.send([identity.pid for identity in identities if identity.alive()], number)

@@ -1,11 +1,12 @@
-"""Measure the resources of one node of a job while its ranks run, and write them to resources/ of the job.
+"""Measure a node's resource use while its ranks run, and write it to the job's resources/ folder.
 
-    with Sampler(writer, job_id, ranks, config):     a thread that looks every two seconds
-        ...                                          the process that watches the ranks does its work
+    with Sampler(writer, job_id, ranks, config):     a thread that samples every two seconds
+        ...                                          meanwhile, the process watches the ranks
 
-The thread lives in the process that watches the ranks of this node: on the local backend the supervisor, else
-the node agent. It is started after the ranks and joined before others are started, because a process with
-several threads should not fork. An error in it is stored in `failure` and never ends a job.
+The thread runs in the process that watches the ranks on this node: the supervisor with backend local, and
+otherwise the node agent. It is started after the ranks and joined before other ranks are started, because a
+process with several threads should not fork. An error in the thread is stored in `failure` and never ends a
+job.
 """
 
 import contextlib
@@ -26,11 +27,11 @@ from nbtrain.jobs.machine.device_needs import gpus_of_ranks
 from nbtrain.jobs.node.job_processes import Counters, JobProcesses
 from nbtrain.jobs.node.node_counters import node_counters, node_limits
 
-# The first samples of an attempt come faster, so that a run of a few seconds has metrics too.
+# Interval and number of an attempt's first samples, so that a run of a few seconds also has metrics.
 EARLY_SECONDS, EARLY_LOOKS = 0.5, 20
-# A driver that does not answer must not block the job.
+# Seconds to wait for the thread. A driver that does not respond must not block the job.
 JOIN_SECONDS = 5.0
-# {counter of a node: metric of its rate}
+# {counter of a node: metric that is its rate}
 NODE_RATES = {
     "cpu_seconds": "cpu_cores",
     "network_received_bytes": "network_received_bytes_per_second",
@@ -48,7 +49,7 @@ IO_RATES = {
     "syscr": "read_calls_per_second",
     "syscw": "write_calls_per_second",
 }
-# {metric of a GPU: field of base/hardware/nvml.GpuUse}
+# {GPU metric: field of GpuUse in base/hardware/nvml.py}
 GPU_FIGURES = {
     "gpu_fraction": "utilization_fraction",
     "gpu_memory_bytes": "memory_used_bytes",
@@ -59,7 +60,7 @@ GPU_FIGURES = {
 
 
 class NodeMeter:
-    """Measures the resource use of a node. Rates are averages since the previous sample."""
+    """Meter of a node's resource use. Rates are averages since the previous sample."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class NodeMeter:
         gpus: Sequence[Gpu] = (),
         node: int | None = None,
     ):
-        """Create the reader. `ranks` are this node's ranks; `gpus` are those that they use."""
+        """Create a meter for this node's `ranks` and the `gpus` that they use."""
         self._ranks = list(ranks)
         self._processes = JobProcesses(job_id, also=[os.getpid()], node=node)
         self._before: dict[str, dict[str, float]] = {}
@@ -79,7 +80,10 @@ class NodeMeter:
             self._tensor = dcgm.TensorActivity(self._gpus)
 
     def sample(self) -> dict[str, dict[str, float | None]]:
-        """Return {subject: {metric: value, None if unknown}}; subjects and metrics never change."""
+        """Return {subject: {metric: value}}, with None for an unknown value.
+
+        Subjects and metrics are the same in every sample.
+        """
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         elapsed = now - self._looked_at if self._looked_at is not None else None
         counters = self._processes.sample(now)
@@ -100,7 +104,7 @@ class NodeMeter:
         return found | self._gpu_figures()
 
     def about(self, requests: Mapping[str, float]) -> dict[str, Any]:
-        """Return constant data: the host, requests, limits, and the GPUs with their memory."""
+        """Return the data that does not change: host, ranks, requests, limits, and GPUs with their memory."""
         gpus = {gpu.index: gpu for gpu in nvml.gpus()} if self._gpus else {}
         return {
             "host": host_name(),
@@ -115,11 +119,11 @@ class NodeMeter:
         }
 
     def close(self) -> None:
-        """End the helper program, if one was started."""
+        """End the helper program that measures tensor core activity, if it was started."""
         self._tensor.close()
 
     def _rate(self, subject: str, name: str, value: float, elapsed: float | None) -> float | None:
-        """Return the rate per second since the previous sample."""
+        """Return a counter's rate per second since the previous sample; None in the first sample."""
         before = self._before.setdefault(subject, {})
         last, before[name] = before.get(name), value
         return max(0.0, value - last) / elapsed if last is not None and elapsed else None
@@ -130,7 +134,7 @@ class NodeMeter:
         found: dict[str, float | None] = dict.fromkeys(PROCESS_FIGURES)
         if counters is None or not counters.num_processes:
             return found
-        # Counters include what a process used before its first look, so the first look yields no rate.
+        # Counters include the use before a process's first sample, so the first sample has no rate.
         found["cpu_cores"] = self._rate(subject, "cpu", counters.cpu_seconds, elapsed)
         found["memory_bytes"] = float(counters.memory_bytes)
         for key, figure in IO_RATES.items():
@@ -167,9 +171,9 @@ def _sum(all_counters: Iterable[Counters]) -> Counters:
 
 
 def _measured_gpus(used: Sequence[Gpu]) -> list[int]:
-    """Return the driver's numbers of the GPUs that are used; of all GPUs if a part of one is used.
+    """Return the driver's numbers of the used GPUs.
 
-    Parts of GPUs (MIG) are not measured separately.
+    Parts of GPUs (MIG) are not measured separately: if a part is used, the numbers of all GPUs are returned.
     """
     if not used:
         return []
@@ -178,7 +182,7 @@ def _measured_gpus(used: Sequence[Gpu]) -> list[int]:
 
 
 def requests_of(config: RunConfig) -> dict[str, float]:
-    """Return {metric: amount that the run requests on each node}, for each metric that it requests."""
+    """Return {metric: amount that the run requests on each node}, for the metrics that it requests."""
     asked = {
         "cpu_cores": config.resources.cpus_per_node,
         "memory_bytes": config.resources.memory_per_node_bytes,
@@ -187,7 +191,7 @@ def requests_of(config: RunConfig) -> dict[str, float]:
 
 
 class Sampler:
-    """Thread that samples while the ranks run; used as a context manager."""
+    """Thread that samples resource use while the ranks run; used as a context manager."""
 
     def __init__(self, writer: UsageWriter, job_id: str, ranks: Iterable[int], config: RunConfig):
         self._writer, self._job_id, self._ranks = writer, job_id, list(ranks)
@@ -196,7 +200,7 @@ class Sampler:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="usage sampler", daemon=True)
         self.failure: str | None = None
-        """Reason that measuring stopped; None while it works."""
+        """Why measuring stopped; None while it works."""
 
     def __enter__(self) -> "Sampler":
         self._thread.start()
@@ -214,14 +218,14 @@ class Sampler:
             with contextlib.closing(meter):
                 self._watch(meter)
         except Exception as error:
-            # Training continues whatever the driver or the kernel answers.
+            # Training must continue regardless of errors in the driver or the kernel.
             self.failure = f"{type(error).__name__}: {error}"
 
     def _watch(self, meter: NodeMeter) -> None:
         about = meter.about(self._requests)
         for number in itertools.count():
             sample = meter.sample()
-            # A driver may have blocked this thread so long that another one writes now.
+            # A driver may have blocked this thread for so long that another thread is writing by now.
             if self._stop.is_set():
                 return
             self._writer.add(sample, about)

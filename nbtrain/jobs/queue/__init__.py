@@ -1,1 +1,1 @@
-"""The queue of one machine: list it, change it, and restart its jobs after a restart of the machine."""
+"""A machine's queue of jobs: list it, change it, and restart its jobs after the machine was restarted."""

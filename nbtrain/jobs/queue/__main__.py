@@ -1,4 +1,4 @@
-"""python -m nbtrain.jobs.queue [RUN_DIR JOB_ID]: restart jobs that a restart of the machine has ended."""
+"""Restart jobs that ended with a restart of the machine: python -m nbtrain.jobs.queue [RUN_DIR JOB_ID]."""
 
 import os
 import sys
@@ -8,8 +8,11 @@ from nbtrain.base.process.signals import hear_signals
 
 
 def main() -> int:
-    """Start all lost jobs again in a separate process, or start the named one."""
-    # The caller waits for this process only, so no zombie is left in a kernel or server.
+    """Restart the given job, or without arguments all lost jobs in a separate process.
+
+    Returns the exit code.
+    """
+    # The caller waits only for this process, so no zombie is left in a notebook kernel or server.
     if len(sys.argv) == 1 and os.fork():
         return 0
     from nbtrain.jobs.machine.queue_folder import Queue

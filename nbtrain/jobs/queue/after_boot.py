@@ -1,7 +1,7 @@
-"""The check with which most commands begin: was the machine restarted while its queue had jobs?
+"""Check whether the machine was restarted while its queue had jobs, and restart these jobs.
 
-Jupyter Server runs it when it starts. The check lists one folder; restart.py does the work in a separate
-process.
+Most commands begin with this check, and Jupyter Server makes it when it starts. The check lists one folder;
+restart.py restarts the jobs in a separate process.
 """
 
 import os
@@ -19,7 +19,7 @@ MODULE = "nbtrain.jobs.queue"
 
 
 def from_before(queue: "Queue") -> "list[Ticket]":
-    """Return tickets that were written before the machine was restarted and have not been refused since."""
+    """Return the tickets from before the last restart of the machine that have not been refused since."""
     from nbtrain.jobs.machine.queue_folder import system_start
 
     if not queue.path.is_dir():
@@ -29,23 +29,23 @@ def from_before(queue: "Queue") -> "list[Ticket]":
 
 
 def start_after_boot(say: Callable[[str], object]) -> None:
-    """Restart such jobs in the background, and report which jobs those are. Never raises an error."""
+    """Restart the jobs of from_before() in the background, and report their names. Never raises an error."""
     try:
         _start_after_boot(say)
     except FileNotFoundError:
-        return  # no job of this machine was ever queued
+        return  # no job was ever queued on this machine
     except (OSError, NbtrainError) as error:
         # A damaged queue must not stop a command that does not use it.
         why = error.strerror if isinstance(error, OSError) else str(error)
         say(
-            f"{display(queue_folder())}: this machine's queue cannot be read, so none of its jobs is "
-            f"started again: {why}"
+            f"{display(queue_folder())}: this machine's queue cannot be read, so its jobs are not "
+            f"restarted: {why}"
         )
 
 
 def _start_after_boot(say: Callable[[str], object]) -> None:
     if os.listdir(queue_folder() / "tickets"):
-        # Imported here: on most machines nothing waits, and these modules take 20 ms to load.
+        # Imported here because these modules take 20 ms to load, and on most machines no job waits.
         import subprocess
 
         from nbtrain.jobs.machine.queue_folder import Queue
@@ -64,6 +64,6 @@ def _start_after_boot(say: Callable[[str], object]) -> None:
                 )
             names = ", ".join(ticket.name for ticket in left)
             say(
-                f"The machine was restarted; its jobs are being started again: {names}. "
-                "`nbtrain queue` shows them."
+                f"The machine was restarted. These jobs from its queue are being restarted: {names}. To list "
+                "the queue, run `nbtrain queue`."
             )

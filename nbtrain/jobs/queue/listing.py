@@ -1,4 +1,4 @@
-"""List and change the queue: jobs that hold devices, waiting jobs, and their order."""
+"""List and change the queue: the jobs that have devices, the waiting jobs, and their order."""
 
 import time
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from nbtrain.jobs.control.control import ask_priority
 from nbtrain.jobs.machine.queue_folder import Queue, Ticket, devices
 
 CAUSE_LENGTH = 100
-# Earlier jobs that a cause names, at most.
+# Largest number of earlier jobs that a cause names.
 NAMED_JOBS = 4
 
 
@@ -28,16 +28,16 @@ class QueueEntry:
     """A job in the queue."""
 
     place: int | None
-    """1 for the first waiting job; None for a job that has its devices or is lost."""
+    """Place in the queue, 1 for the first waiting job; None for a job that has its devices or is lost."""
     name: str
     run: str
-    """Path of its run directory."""
+    """Path of the job's run directory."""
     job_id: str
     state: str
     needs: str
-    """Devices that it needs, e.g. "2 GPUs"."""
+    """Devices that the job needs, such as "2 GPUs"."""
     holds: list[str]
-    """Devices that it holds."""
+    """Devices that the job has."""
     priority: int
     queued_at: float
     """Time of submission in seconds since the epoch."""
@@ -45,12 +45,12 @@ class QueueEntry:
 
     @property
     def line(self) -> str:
-        """The cause as one line; "" without one."""
+        """The cause as one line; "" without a cause."""
         return " ".join((self.cause or "").split())
 
     @property
     def cells(self) -> list[str]:
-        """The cells of the job in the table."""
+        """The job's cells in the table."""
         has = ", ".join(slot.replace("gpu-GPU-", "GPU-") for slot in self.holds)
         return [
             "-" if self.place is None else str(self.place),
@@ -64,12 +64,12 @@ class QueueEntry:
 
 
 class QueueList(Result, list[QueueEntry]):
-    """Jobs that print, and show in a cell, as the table of `nbtrain queue`."""
+    """List of jobs, which prints, and shows in a notebook cell, as the table of `nbtrain queue`."""
 
     def as_report(self) -> Report:
-        """Return the table, the causes that are too long for it, and the runs of other workspaces."""
+        """Return the table, followed by causes that are too long for it and by runs of other workspaces."""
         if not self:
-            return Report("", [Sentence("No job of this machine has devices or waits for them.")])
+            return Report("", [Sentence("No job on this machine has devices or waits for devices.")])
         columns = ("PLACE", "NAME", "STATE", "NEEDS", "PRIORITY", "SINCE", "HAS, OR CAUSE")
         long = [f"{entry.name}: {entry.line}" for entry in self if len(entry.line) > CAUSE_LENGTH]
         elsewhere = [
@@ -78,7 +78,7 @@ class QueueList(Result, list[QueueEntry]):
             if Path(entry.run).parent != output_root()
         ]
         table = Table(columns, [entry.cells for entry in self])
-        # A long cause often says at its end what to do.
+        # A long cause often ends with what to do, so it is shown in full.
         return Report("", [table, *map(Sentence, (*long, *elsewhere))])
 
     def to_dicts(self) -> list[dict[str, Any]]:
@@ -89,7 +89,7 @@ class QueueList(Result, list[QueueEntry]):
 def list_queue(name: str = "") -> QueueList:
     """Return the jobs that have devices, then the waiting jobs in order, then the lost jobs.
 
-    With `name`, only jobs of runs with that text in their names.
+    With `name`, return only jobs whose run has this text in its name.
     """
     queue = Queue()
     now = time.time()
@@ -99,7 +99,7 @@ def list_queue(name: str = "") -> QueueList:
     having = [ticket for ticket in alive if not ticket.waits]
     found = QueueList(_having(ticket, tickets, now) for ticket in having)
     waiting = [ticket for ticket in alive if ticket.waits]
-    # The supervisor's message is as old as its last look: the order may have changed since.
+    # The supervisor's message is from its last poll, and the order may have changed since.
     taken = {slot for ticket in tickets for slot in ticket.holds}
     for place, ticket in enumerate(waiting, 1):
         free = len(set(ticket.slots) - taken)
@@ -113,12 +113,10 @@ def list_queue(name: str = "") -> QueueList:
 
 
 def _having(ticket: Ticket, tickets: Sequence[Ticket], now: float) -> QueueEntry:
-    """Return the entry of a job that has its devices, or that was just allowed to start without waiting for
-    them.
-    """
+    """Return the entry of a job that has its devices, or that was just allowed to start without waiting."""
     entry = _entry(ticket, None, now)
     if ticket.at_once and entry.state == QUEUED:
-        # The supervisor's message is from before.
+        # The supervisor's message is from before it was allowed to start.
         others = ", ".join(_who_has(ticket, tickets)[:NAMED_JOBS])
         entry = replace(entry, cause=f"starts now{f', next to {others}' if others else ''}")
     return entry
@@ -127,7 +125,7 @@ def _having(ticket: Ticket, tickets: Sequence[Ticket], now: float) -> QueueEntry
 def _entry(ticket: Ticket, place: int | None, now: float) -> QueueEntry:
     state, cause = read_state(ticket.job, now)
     if ticket.refused:
-        cause = f"was not started again: {ticket.refused}"
+        cause = f"could not be restarted: {ticket.refused}"
     return QueueEntry(
         place,
         ticket.name,
@@ -143,7 +141,7 @@ def _entry(ticket: Ticket, place: int | None, now: float) -> QueueEntry:
 
 
 def waiting_before(mine: Ticket, tickets: Sequence[Ticket]) -> list[Ticket]:
-    """Return the waiting tickets that come before this one and may use a device that it may use."""
+    """Return the earlier waiting tickets whose jobs may use a device that this ticket's job may use."""
     return [
         ticket
         for ticket in tickets
@@ -152,7 +150,7 @@ def waiting_before(mine: Ticket, tickets: Sequence[Ticket]) -> list[Ticket]:
 
 
 def waiting_words(mine: Ticket, tickets: Sequence[Ticket], before: Sequence[Ticket], free: int) -> str:
-    """Return text that says what a job waits for: its devices, and the jobs that hold them or come first."""
+    """Return text that says what a job waits for: devices, and the jobs that have them or come first."""
     said = f"waits for {mine.devices()}; {free} {'is' if free == 1 else 'are'} free"
     if len(mine.slots) < mine.count:
         said += f", and it may use {len(mine.slots)} in total"
@@ -165,7 +163,7 @@ def waiting_words(mine: Ticket, tickets: Sequence[Ticket], before: Sequence[Tick
 
 
 def _who_has(mine: Ticket, tickets: Sequence[Ticket]) -> list[str]:
-    """Name the jobs that hold devices that this job may use."""
+    """Return the names of the jobs that have devices that this job may use, with state and devices."""
     found = []
     for ticket in tickets:
         if ticket.job_id != mine.job_id and (shared := [slot for slot in ticket.holds if slot in mine.slots]):
@@ -181,10 +179,10 @@ def _named(ticket: Ticket, mine: Ticket) -> str:
 
 
 def move(job: JobDir, priority: int | None = None, at_once: bool = False) -> None:
-    """Change a waiting job's priority, or let it start at once on devices that other jobs hold.
+    """Change a waiting job's priority, or let it start at once on devices that other jobs use.
 
-    The run's next job has this priority too. Raises JobError if the job does not wait in the queue of this
-    machine, ConfigError for a priority out of bounds.
+    The run's next job keeps the priority. Raises JobError if the job does not wait in this machine's queue,
+    and ConfigError if the priority is out of bounds.
     """
     if priority is not None and (
         type(priority) is not int or not -MOST_PRIORITY <= priority <= MOST_PRIORITY
@@ -203,6 +201,6 @@ def move(job: JobDir, priority: int | None = None, at_once: bool = False) -> Non
                 return queue.write(replace(ticket, priority=priority, at_once=at_once))
     state = read_state(job, time.time())[0]
     raise JobError(
-        f"{display(job.run.path)}: job {job.job_id} is {state} and does not wait in the queue of this "
-        "machine. `nbtrain queue` lists the jobs that do."
+        f"{display(job.run.path)}: job {job.job_id} is {state} and does not wait in this machine's queue. To "
+        "list the waiting jobs, run `nbtrain queue`."
     )

@@ -1,11 +1,11 @@
-"""Restart jobs after a restart of the machine: those that waited or ran, in their order.
+"""After a restart of the machine, restart the jobs that were waiting or running, in their order.
 
-    python -m nbtrain.jobs.queue                     all of them
-    python -m nbtrain.jobs.queue RUN_DIR JOB_ID      one, in the environment of its ticket
+    python -m nbtrain.jobs.queue                     all of these jobs
+    python -m nbtrain.jobs.queue RUN_DIR JOB_ID      one job, in the environment of its ticket
 
-Each continues as `nbtrain resume` does, as a new job from the newest complete checkpoint. This is done
-without a command for jobs that were started before the machine or container was (after_boot.py); a job whose
-supervisor was killed since then is left to `nbtrain queue --restart`.
+Each run continues as with `nbtrain resume`: a new job starts from the newest complete checkpoint. This
+happens automatically for jobs that were started before the last restart of the machine or container
+(after_boot.py). A job whose supervisor was killed later is restarted only by `nbtrain queue --restart`.
 """
 
 import fcntl
@@ -25,26 +25,26 @@ from nbtrain.jobs.machine.environment import kept_variables
 from nbtrain.jobs.machine.queue_folder import Queue, Ticket
 from nbtrain.jobs.queue.after_boot import MODULE, from_before
 
-# Seconds for starting one job again: its checks read its data and call the driver.
+# Seconds for restarting one job, whose checks read its data and call the GPU driver.
 START_SECONDS = 300.0
 POLL_SECONDS = 0.1
 
 
 def restart(queue: Queue, everything: bool, say: Callable[[str], None]) -> None:
-    """Restart lost jobs, one after another; `everything` includes those that were killed or refused."""
+    """Restart lost jobs one after another; with `everything`, also jobs that were killed or refused."""
     if not queue.path.is_dir():
         return
     with (queue.path / "restart").open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return say("Another process is starting them again.")
+            return say("Another process is already restarting the jobs.")
         for listed in queue.lost() if everything else from_before(queue):
-            # Restarting the previous job took time: this one may have been cancelled or resumed since.
+            # Restarting the previous job took time, so this job may have been cancelled or resumed since.
             if (ticket := still_lost(queue, listed.job)) is None:
                 continue
             wrong = start_again(ticket)
-            say(f"{ticket.name}: {wrong or 'started again'}")
+            say(f"{ticket.name}: {wrong or 'restarted'}")
             if not wrong:
                 await_place(queue, RunDir(ticket.run))
             with queue.locked():
@@ -53,7 +53,7 @@ def restart(queue: Queue, everything: bool, say: Callable[[str], None]) -> None:
 
 
 def still_lost(queue: Queue, job: JobDir) -> Ticket | None:
-    """Return the current ticket of a lost job; None if the job is obsolete, or has continued."""
+    """Return the current ticket of a lost job; None if its run has continued or has a newer job."""
     return next(
         (ticket for ticket in queue.lost() if (ticket.run, ticket.job_id) == (str(job.run.path), job.job_id)),
         None,
@@ -61,8 +61,9 @@ def still_lost(queue: Queue, job: JobDir) -> Ticket | None:
 
 
 def await_place(queue: Queue, run: RunDir) -> None:
-    """Wait until the run's new job is in the queue, so that a later job does not overtake it while old ranks
-    save.
+    """Wait until the run's new job is in the queue.
+
+    Otherwise, a later job could overtake it while the run's old ranks are still saving.
     """
     deadline = time.monotonic() + START_SECONDS
     while (job := run.newest_job()) and time.monotonic() < deadline:
@@ -72,7 +73,7 @@ def await_place(queue: Queue, run: RunDir) -> None:
 
 
 def start_again(ticket: Ticket) -> str:
-    """Start a lost job again in its own environment; return the error message, "" if it started."""
+    """Restart a lost job in its own environment; return the error message, or "" if it was restarted."""
     command = [ticket.python or sys.executable, "-m", MODULE, ticket.run, ticket.job_id]
     environment = kept_variables(dict(os.environ), ticket.variables)
     try:
@@ -88,14 +89,14 @@ def start_again(ticket: Ticket) -> str:
             timeout=START_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        return f"was not started within {START_SECONDS:g} s"
+        return f"could not be restarted within {START_SECONDS:g} s"
     except OSError as error:
         return f"{command[0]}: {error.strerror}"
     return "" if answer.returncode == 0 else answer.stdout.strip()[-2000:] or f"code {answer.returncode}"
 
 
 def go_on(run_dir: str, job_id: str) -> None:
-    """Resume the run of a ticket. Raises the errors of resume()."""
+    """Resume a lost job's run with the priority of its ticket. Raises the same errors as resume()."""
     from nbtrain.base.run_directory.records import JobRecord
     from nbtrain.jobs.submission.submit import TRAINER, resume
 
@@ -105,7 +106,7 @@ def go_on(run_dir: str, job_id: str) -> None:
     ticket = queue.ticket(job)
     config = load_resolved(run.config_yaml)
     priority = ticket.priority if ticket else config.backend.priority
-    # The mode of the lost job, which resume() would otherwise treat as a finished trial.
+    # The lost job's mode is kept; resume() would otherwise treat the job as a finished trial.
     overrides = [f"mode={config.mode}", f"backend.priority={priority}"]
     command = tuple(record.command) if record and record.command else TRAINER
     resume(run, overrides, command=command, wanted=lambda: still_lost(queue, job) is not None)

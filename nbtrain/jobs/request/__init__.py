@@ -1,1 +1,1 @@
-"""Everything that a submission reads before it checks: the request, the initial weights, data and machine."""
+"""Read what a submission depends on before the checks: the request, initial weights, data and machine."""

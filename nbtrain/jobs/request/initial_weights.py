@@ -1,8 +1,9 @@
-"""Check, before launch, that the weights a run starts from (`init_from`) fit, and record their identity.
+"""Check that the weights a run starts from (`init_from`) fit, and record their identity, before launch.
 
 A run that has a checkpoint continues from it: `init_from` is no longer read, and its files may be gone. A run
-with adapters needs these weights at every start; its first submission recorded which they are. A run with
-`dpo` needs them again if the reference is no longer in the index cache, because it is computed from them.
+with adapters needs these weights at every start; its first submission recorded their hash. A run with `dpo`
+needs them again if its reference log-probabilities are no longer in the index cache, because they are
+computed from these weights.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,21 +39,22 @@ from nbtrain.pretrained.start import (
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """The weights of init_from as the next job of a run finds them, opened once."""
+    """The weights of init_from as the run's next job finds them, opened once."""
 
     begins: bool
     """Whether the run has no checkpoint yet, so that its next job begins with these weights."""
     start: Start | None = None
-    """None if the next job reads no such weights, or if they cannot be opened."""
+    """The opened weights; None if the next job does not read them, or if they cannot be opened."""
     problem: str = ""
-    """The reason that they cannot be opened."""
+    """Why the weights cannot be opened; "" if they can."""
     recorded_sha256: str | None = None
-    """The hash that the run's first submission recorded of them; None if the run begins with them."""
+    """Hash of the weights in the record of the run's first submission; None if the run begins with them."""
 
 
 def read_initial_weights(config: RunConfig, begins: bool | None = None) -> InitialWeights:
-    """Open the weights that the next job of a run reads. `begins` is read from the run directory if it is not
-    given.
+    """Open the weights that a run's next job reads.
+
+    If `begins` is None, it is determined from the run directory.
     """
     run = RunDir.named(config.name)
     if begins is None:
@@ -69,20 +71,20 @@ def read_initial_weights(config: RunConfig, begins: bool | None = None) -> Initi
         return InitialWeights(begins, open_start(config, run), recorded_sha256=known)
     except CheckpointError as error:
         why = (
-            " The run needs them again: the reference of its preferences (dpo) is not in the index cache of "
-            "its dataset, and is computed from these weights."
+            " The run needs these weights again: the reference of its preferences (dpo) is not in the index "
+            "cache of its dataset, and must be computed from them."
         )
         return InitialWeights(begins, problem=f"{error}{why if computes_reference else ''}")
 
 
 def _lacks_reference(run: RunDir, config: RunConfig) -> bool:
-    """Return whether the next job of a run with `dpo` has to compute the reference of its pairs.
+    """Return whether the next job of a run with `dpo` must compute the reference for its pairs.
 
-    False if the dataset cannot be opened, which another check reports.
+    Returns False if the dataset cannot be opened, which another check reports.
     """
     if config.dpo is None:
         return False
-    # Imported here, because few runs have preferences.
+    # Imported here because few runs train on preferences.
     from nbtrain.dataset.files import OpenDataset
     from nbtrain.dataset.of_run import open_dataset
     from nbtrain.dataset.samples.reference import description_of, known_reference
@@ -102,8 +104,10 @@ def _lacks_reference(run: RunDir, config: RunConfig) -> bool:
 
 
 def read_weights_again(config: RunConfig, weights: InitialWeights) -> InitialWeights:
-    """Return the weights as they are now, for a decision under the run's lock: the run that they belong to
-    may have removed the chosen checkpoint. Raises SubmitError if it has no other one.
+    """Return the weights as they are now, for a decision under the run's lock.
+
+    If they belong to another run, that run may have removed the chosen checkpoint; then its newest checkpoint
+    is chosen. Raises SubmitError if that run has no other checkpoint.
     """
     start = weights.start
     if not weights.begins or not isinstance(start, RunStart) or checkpoint_problem(start.path) is None:
@@ -116,8 +120,9 @@ def read_weights_again(config: RunConfig, weights: InitialWeights) -> InitialWei
 
 
 def problems_of_weights(config: RunConfig, weights: InitialWeights) -> Iterator[Finding]:
-    """Check that init_from's weights are complete, those that the run began with, fit its model, and have its
-    tokenizer.
+    """Check the weights of init_from.
+
+    They must be complete, unchanged since the run began with them, and fit the run's model and tokenizer.
     """
     if weights.problem:
         yield mistake(config, "init_from", f"init_from: {weights.problem}")
@@ -137,9 +142,9 @@ def problems_of_weights(config: RunConfig, weights: InitialWeights) -> Iterator[
         yield from _adapters_fit(config)
     for key, words in problems:
         fix = (
-            f"`extends: {display(start.run.config_yaml)}` takes its model section."
+            f"To inherit the model section of that run, set `extends: {display(start.run.config_yaml)}`."
             if isinstance(start, RunStart)
-            else "`nbtrain import-model` writes a run YAML that fits its folder."
+            else "To write a run YAML that fits the model's folder, run `nbtrain import-model`."
         )
         yield mistake(config, key, f"{key} {words}: the weights do not fit.", fix)
     if difference := other_ids(start, config):
@@ -147,15 +152,17 @@ def problems_of_weights(config: RunConfig, weights: InitialWeights) -> Iterator[
             config,
             "tokenizer.name",
             f"tokenizer.name = {config.tokenizer.name}: {difference}.",
-            "The run's token ids would mean other text than in the training of the weights. Name the "
-            "tokenizer of the weights, or one that has all its tokens with their ids.",
+            "The run's token ids would mean other text than in the training of the weights. Set "
+            "tokenizer.name to the tokenizer of the weights, or to one that has all its tokens with the same "
+            "ids.",
         )
 
 
 def findings_of_weights(config: RunConfig) -> list[Finding]:
-    """Return the problems of init_from, for `nbtrain check`; warnings if the weights do not exist yet.
+    """Return the problems of init_from, for `nbtrain check`.
 
-    A run may be checked before the run that it starts from is trained.
+    They are only warnings if the weights do not exist yet, because a run may be checked before the run that
+    it starts from is trained.
     """
     found = [
         replace(finding, rule="initial_weights_fit")
@@ -182,8 +189,9 @@ def _adapters_fit(config: RunConfig) -> Iterator[Finding]:
 
 
 def other_ids(start: Start, config: RunConfig) -> str:
-    """Return how the run's token ids differ from those of the weights; "" if the run's tokenizer has all of
-    their ids.
+    """Return how the run's token ids differ from those of the weights.
+
+    Returns "" if the run's tokenizer has all tokens of the weights' tokenizer with the same ids.
     """
     ours = tokenizer_dir(config.tokenizer.name)
     try:
@@ -211,9 +219,10 @@ def with_new_tokens(
 ) -> RunConfig:
     """Return the configuration with lora.trainable_token_indices filled in if the vocabulary has new rows.
 
-    `weights` are the run's, and `before` is the configuration of its last submission; both are read if they
-    are not given. A run that has a checkpoint keeps the indices that its first submission recorded. If
-    init_from cannot be opened, the configuration is returned unchanged: preflight refuses it.
+    `weights` are the run's initial weights, and `before` is the configuration of its last submission; both
+    are read if they are None. A run that has a checkpoint keeps the indices that its first submission
+    recorded. If init_from cannot be opened, the configuration is returned unchanged, and preflight rejects
+    it.
     """
     lora = config.lora
     if lora is None or lora.kind != "lora" or lora.trainable_token_indices is not None:
@@ -235,8 +244,9 @@ def with_new_tokens(
 
 
 def record_initial(run: RunDir, config: RunConfig, weights: InitialWeights) -> list[str]:
-    """Write init_from.json, which ranks compare and an export reads; return text about differences that are
-    allowed. The file of an earlier submission is removed if the run begins without init_from.
+    """Write init_from.json, which ranks verify and an export reads; return notes on allowed differences.
+
+    If the run begins without init_from, the file of an earlier submission is removed.
     """
     if weights.begins and config.init_from is None:
         run.init_from_json.unlink(missing_ok=True)
@@ -251,8 +261,9 @@ def record_initial(run: RunDir, config: RunConfig, weights: InitialWeights) -> l
 
 
 def refuse_other_weights(config: RunConfig, recorded: Mapping[str, Any]) -> None:
-    """Raise CheckpointError if the weights or adapters that a run begins with are gone, or are not the ones
-    in `recorded`, the init_from.json of the run that it repeats.
+    """Raise CheckpointError if the weights or adapters with which a run begins are gone or have changed.
+
+    They are compared with `recorded`, the init_from.json of the run that this run repeats.
     """
     weights = read_initial_weights(config, begins=True)
     if weights.start is None:
@@ -264,8 +275,8 @@ def refuse_other_weights(config: RunConfig, recorded: Mapping[str, Any]) -> None
     path = resolve(config.lora.init_from) / PEFT_WEIGHTS
     if not path.is_file() or files.sha256_of(path) != adapters:
         raise CheckpointError(
-            f"lora.init_from: {display(path)}: is gone or has changed since the run was submitted. Restore "
-            "the old file, or train from the new one in a run with another name."
+            f"lora.init_from: {display(path)} is gone or has changed since the run was submitted. Restore "
+            "the old file, or train from the new file in a run with another name."
         )
 
 

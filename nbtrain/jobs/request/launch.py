@@ -1,10 +1,9 @@
-"""A launch: everything that the next job of a run reads, and the machine that starts it, read once.
+"""A launch: everything that a run's next job depends on, including the machine that starts it, read once.
 
-    read_launch(config) -> Launch       weights, data, this machine, and what the run needs of it
+    read_launch(config) -> Launch       weights, data, this machine, and the memory and disk the run needs
 
 jobs/checks/preflight.py checks a Launch, planner/plan.py plans it, and jobs/submission/job_files.py writes it
-into the run directory.
-Nothing is checked here, and nothing written.
+to the run directory. This module checks and writes nothing.
 """
 
 from dataclasses import dataclass
@@ -20,29 +19,32 @@ from nbtrain.planner.plan import Needs, needs_of
 
 @dataclass(frozen=True)
 class Launch:
-    """A run that is to start, with everything that its next job depends on."""
+    """A run that is about to start, with everything that its next job depends on."""
 
     config: RunConfig
-    """The configuration, with the token rows filled in that adapters train (with_new_tokens)."""
+    """The configuration, in which with_new_tokens() has filled in the token rows that adapters train."""
     weights: InitialWeights
     """The weights of init_from, if the next job reads them."""
     data: RunData
     """The run's tokenizer and dataset, opened."""
     machine: Machine
-    """The machine that submits, with the GPUs and cores that the run may get on it; with backend `local`, the
-    one that trains.
+    """The submitting machine, with the GPUs and cores that the run may use there.
+
+    With backend `local`, this machine also trains.
     """
     needs: Needs
-    """Memory and disk that the run needs."""
+    """Memory and disk space that the run needs."""
     code: CodeFile | None = None
-    """The Python file that `code` names."""
+    """The Python file that `code` names; None if the run has no `code`."""
     code_tried: str = ""
-    """The result of its trial (own_code.py); "" before the trial."""
+    """Result of trying that file (own_code.py); "" before the trial."""
 
 
 def read_launch(config: RunConfig, weights: InitialWeights | None = None) -> Launch:
-    """Read what the next job depends on. `weights` come from a Request, whose configuration is complete;
-    without them they are read, and the token rows that adapters train are filled in.
+    """Read everything that a run's next job depends on.
+
+    If `weights` come from a Request, its configuration is complete. Otherwise, the weights are read, and the
+    token rows that adapters train are filled in.
     """
     if weights is None:
         weights = read_initial_weights(config)

@@ -1,8 +1,8 @@
-"""The file of a run's `code` before launch: checked, tried on the CPU, and copied into the run directory.
+"""Check the file that a run's `code` names, try it on the CPU, and copy it into the run directory.
 
-check    code_is_usable         its syntax tree: names and parameters of its functions
-         code_is_the_same       the file that a trained run was submitted with
-try      try_code               an import and one step of a two-layer model, if torch is installed here
+check    findings_of_code       names and parameters of its functions, from the syntax tree
+         code_is_the_same       a trained run keeps the file with which it was submitted
+try      try_code               import it and train one step of a two-layer model, if torch is installed here
 write    write_code             output/<run>/own_code/<name>.py, which the ranks import, and own_code.json
 """
 
@@ -30,13 +30,13 @@ logger = logging.getLogger(__name__)
 
 
 def findings_of_code(config: RunConfig) -> Iterator[Finding]:
-    """Find what is wrong with the file of `code`, without running it."""
+    """Yield the problems in the file that `code` names, without running the file."""
     if (code := code_file(config)) is not None:
         yield from code.problems
 
 
 def code_is_the_same(request: Request) -> Iterator[Finding]:
-    """Check that the file of `code` is the one that the run has trained with."""
+    """Check that the file that `code` names has not changed since the run trained with it."""
     run, config = request.run, request.config
     record = files.read_json(run.own_code_json)
     code = code_file(config)
@@ -50,16 +50,17 @@ def code_is_the_same(request: Request) -> Iterator[Finding]:
         config,
         "code",
         f"code: {config.code} has changed since {display(run.path)} was submitted"
-        f"{_first_difference(copy, code)}. A run is trained with one file.",
-        f"`{restore}` restores the file. To train with the changed one, make a new "
-        f"run: `nbtrain clone {run.name} NEWNAME` starts from the beginning, and with init_from={run.name} "
-        "from the weights of this run.",
+        f"{_first_difference(copy, code)}. A run must be trained with the same file from start to end.",
+        f"To restore the file, run `{restore}`. To train with the changed file, make a new run: `nbtrain "
+        f"clone {run.name} NEWNAME` starts from the beginning; add init_from={run.name} to start from this "
+        "run's weights.",
     )
 
 
 def submitted_path(run: RunDir, config: RunConfig) -> str | None:
-    """Return a path of the file that the run was submitted with: `code`, or the run's copy if the file at
-    `code` has changed since or is gone.
+    """Return the path of the file with which the run was submitted; None if the run has no `code`.
+
+    It is `code` itself, or the run's copy if the file at `code` has changed since.
     """
     record, code = files.read_json(run.own_code_json), code_file(config)
     if record is None or code is None:
@@ -70,7 +71,10 @@ def submitted_path(run: RunDir, config: RunConfig) -> str | None:
 
 
 def _first_difference(copy: Path, code: CodeFile) -> str:
-    """Return ", first in line 12: <the line>" for a file that differs from the copy in the run directory."""
+    """Return where a file first differs from the run's copy, such as ", first in line 12: <the line>".
+
+    Returns "" if there is no copy.
+    """
     if not copy.is_file():
         return ""
     contents = (copy.read_bytes(), code.content)
@@ -82,7 +86,7 @@ def _first_difference(copy: Path, code: CodeFile) -> str:
 
 
 def tried_before(run: RunDir, code: CodeFile | None) -> str:
-    """Return what a run's own_code.json says about the trial of this very file; "" if it is another one."""
+    """Return the result of an earlier trial of the same file, from own_code.json; "" without a trial."""
     record = files.read_json(run.own_code_json)
     if record is None or code is None or record["sha256"] != code.sha256:
         return ""
@@ -90,12 +94,12 @@ def tried_before(run: RunDir, code: CodeFile | None) -> str:
 
 
 def try_code(config: RunConfig, code: CodeFile | None, wanted: bool = True) -> str:
-    """Import the file in a process with torch and train one step of a two-layer model with it.
+    """Import the file in a process with torch, and train one step of a two-layer model with it.
 
-    Returns PASSED, or why there was no trial; "" for a run without `code`. The parameters of a block of
-    layer() are kept for plans (config/own_blocks.py). If the user has omitted the trial
-    of this very file, it stays omitted, so that a job that is started again without the user does not end
-    with it. Raises CodeError for an error of the file, with its line.
+    Returns PASSED, or why there was no trial; "" for a run without `code`. The number of parameters in a
+    block from layer() is kept for plans (config/own_blocks.py). If the user has skipped the trial of this
+    same file before, it is skipped again, so that a job that is restarted without the user cannot fail
+    because of it. Raises CodeError with the line of an error in the file.
     """
     if code is None:
         return ""
@@ -109,7 +113,7 @@ def try_code(config: RunConfig, code: CodeFile | None, wanted: bool = True) -> s
     answers = stream("nbtrain.train.code", {"path": str(code.path), "config": config.model_dump(mode="json")})
     tried = next((answer for answer in answers if answer.get("kind") == "tried"), None)
     if tried is None:
-        raise CodeError(f"{display(code.path)}: the process that tried it ended without an answer.")
+        raise CodeError(f"{display(code.path)}: the process that tried the file ended without a result.")
     if block := tried.get("own_block"):
         write_own_block(config, code.sha256, OwnBlock(**block))
     return PASSED

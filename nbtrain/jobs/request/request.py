@@ -1,7 +1,7 @@
-"""The request of a submission: a run's configuration and the run directory that exists, each read once.
+"""The request of a submission: a run's configuration and its existing run directory, each read once.
 
     read_run(run) -> RunFacts           what earlier submissions left in the run directory
-    read_request(config) -> Request     both, with the weights that the run starts from
+    read_request(config) -> Request     the configuration, these facts, and the initial weights
 
 jobs/checks/existing_run.py checks a Request. launch.py reads everything else that a new job depends on.
 """
@@ -24,41 +24,40 @@ from nbtrain.monitor.status.steps_left import evaluates_early
 
 @dataclass(frozen=True)
 class RunFacts:
-    """The contents of a run directory that a submission depends on."""
+    """The contents of a run directory on which a submission depends."""
 
     run: RunDir
     newest: JobDir | None
-    """The newest job, or None."""
+    """The newest job; None if the run has no job."""
     record: JobRecord | None
-    """The newest job's record; None if there is none, or if its submission is not completely written."""
+    """The newest job's record; None without a job, or if its submission is not completely written."""
     state: str | None
-    """The state of the newest job; None without a job."""
+    """The newest job's state; None without a job."""
     config: RunConfig | None
-    """The configuration of the last submission; None before the first one."""
+    """The configuration of the last submission; None before the first submission."""
     checkpoints: SavedCheckpoints
 
     @property
     def active(self) -> JobDir | None:
-        """The newest job, if it is active and its submission is completely written."""
+        """The newest job if it is active and its submission is completely written; else None."""
         return self.newest if self.record is not None and self.state in ACTIVE else None
 
     @property
     def finished_config(self) -> RunConfig | None:
-        """The configuration with which the run was trained to its end; None if it was not trained to its
-        end.
-        """
+        """The configuration with which the run has finished training; None if it has not finished."""
         if self.state != SUCCEEDED:
             return None
         before = self.config or load_resolved(self.run.config_yaml)
         if before.mode == "eval" and not evaluates_early(before, self.checkpoints.complete_step):
-            # mode: eval belonged to the last job only.
+            # mode: eval was only for the last job.
             before = with_values(before, {"mode": "full"})
         return before if before.mode == "full" else None
 
     @functools.cached_property
     def has_trained(self) -> bool:
-        """Whether a checkpoint or a heartbeat shows that the run has made a step. Heartbeats are read only if
-        there is no checkpoint.
+        """Whether a checkpoint or a heartbeat shows that the run has trained a step.
+
+        Heartbeats are read only if there is no checkpoint.
         """
         if self.checkpoints.complete_step is not None or self.checkpoints.incomplete:
             return True
@@ -67,8 +66,9 @@ class RunFacts:
 
 
 def read_run(run: RunDir) -> RunFacts:
-    """Read a run directory, which need not exist. Raises ConfigError if its config.yaml is damaged, or if it
-    is missing while a job is active.
+    """Read a run directory, which need not exist.
+
+    Raises ConfigError if its config.yaml is damaged, or if the file is missing while a job is active.
     """
     if not run.path.is_dir():
         return RunFacts(run, None, None, None, None, SavedCheckpoints(None, (), None))
@@ -81,7 +81,7 @@ def read_run(run: RunDir) -> RunFacts:
 
 
 def active_job(run: RunDir) -> JobDir | None:
-    """Return the newest job of a run, if it is active and its submission is completely written."""
+    """Return a run's newest job if it is active and its submission is completely written; else None."""
     newest = run.newest_job()
     return newest if newest and newest.job_json.exists() and status_of(newest)[0] in ACTIVE else None
 
@@ -91,11 +91,11 @@ class Request:
     """A configuration to run, with the existing run directory and the initial weights."""
 
     config: RunConfig
-    """The configuration, with the token rows filled in that adapters train (with_new_tokens)."""
+    """The configuration, in which with_new_tokens() has filled in the token rows that adapters train."""
     existing: RunFacts
-    """The run directory before the submission."""
+    """The contents of the run directory before the submission."""
     changes: tuple[Change, ...]
-    """The settings that differ from the last submission."""
+    """Changes to settings since the last submission."""
     weights: InitialWeights
     """The weights of init_from, if the next job reads them."""
 
@@ -105,7 +105,7 @@ class Request:
 
 
 def read_run_again(request: Request) -> Request:
-    """Return the request with the run directory as it is now, for a decision under the run's lock."""
+    """Return the request with the current state of the run directory, for a decision under the run's lock."""
     existing = read_run(request.run)
     return replace(request, existing=existing, changes=_changes(existing, request.config))
 
@@ -115,11 +115,10 @@ def _changes(existing: RunFacts, config: RunConfig) -> tuple[Change, ...]:
 
 
 def submitted_changes(before: RunConfig, config: RunConfig) -> list[Change]:
-    """Return the settings that differ between an earlier submission of a run and `config`, which was not
-    submitted.
+    """Return the changes between an earlier submission of a run and `config`, which was not submitted.
 
-    The token rows that the submission filled in (with_new_tokens) do not differ if `config` omits them. Nor
-    does the mode after mode: eval, which belonged to that job only. No weights are read.
+    Token rows that the submission filled in (with_new_tokens) do not count as a change if `config` omits
+    them, and neither does the mode after mode: eval, which was only for that job. No weights are read.
     """
     if before.mode == "eval":
         before = with_values(before, {"mode": config.mode})
@@ -127,8 +126,9 @@ def submitted_changes(before: RunConfig, config: RunConfig) -> list[Change]:
 
 
 def read_request(config: RunConfig, existing: RunFacts | None = None) -> Request:
-    """Read the run directory and the initial weights of a configuration. `existing` is the run directory, if
-    it has been read already.
+    """Read the run directory and the initial weights of a configuration.
+
+    `existing` are the contents of the run directory, if they have already been read.
     """
     existing = existing or read_run(RunDir.named(config.name))
     weights = read_initial_weights(config, begins=existing.checkpoints.saved_step is None)

@@ -1,1 +1,1 @@
-"""Sweeps: many runs of one YAML with other settings, started as devices are free and compared at the end."""
+"""Sweeps: many runs of one YAML with different settings, started as devices become free and then compared."""

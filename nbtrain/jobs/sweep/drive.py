@@ -1,20 +1,20 @@
-"""Drive a sweep: start its runs as there is room, stop those that cannot win, and wait for the last one.
+"""Drive a sweep: start its runs when there is room, stop runs that cannot win, and wait until all have ended.
 
-    drive(sweep) -> {name: state}
+    drive(sweep) -> Turn
 
-Each turn reads the runs' records. The driver itself keeps only the reasons of the runs that it stopped or
-could not start (sweep.json), so that it can be killed and started again at any moment, on the same or another
-machine. What it does with a run, by its state:
+Each turn reads the runs' records. The driver itself records only why it stopped or could not start a run
+(sweep.json), so it can be killed and started again at any time, on the same or another machine. What it does
+with a run depends on the run's state:
 
-    a run without a job                          submits it, if fewer than at_once are active
-    LOST: its processes are gone                 resumes it from its newest checkpoint; leaves it if it is
-                                                 LOST again without a new one
-    FAILED or CANCELLED                          leaves it; resumes it once with `again`
+    no job yet                                   submit it, if fewer than at_once runs are active
+    LOST (its processes are gone)                resume it from its newest checkpoint, but leave it alone
+                                                 if it is LOST again without a new checkpoint
+    FAILED or CANCELLED                          leave it alone, or with `again` resume it once
     SUCCEEDED, but evaluated before its end      the same
-    active                                       waits; the stop rule may stop it
-    paused by a user                             waits, and counts it as active
-    SUCCEEDED otherwise, or stopped by the rule  done
-    DAMAGED: a record cannot be read             leaves it
+    active                                       wait; the stop rule may stop it
+    paused by a user                             wait; the run counts as active
+    SUCCEEDED otherwise, or stopped by the rule  nothing; the run is done
+    DAMAGED (a record cannot be read)            leave it alone
 """
 
 import os
@@ -58,7 +58,7 @@ from nbtrain.monitor.status.notes import change_notes, notes_of
 from nbtrain.monitor.status.steps_left import has_steps_left
 
 POLL_SECONDS = 2.0
-# Sections of a run that the trial of its `code` reads.
+# Seeds as {section: fields}, and the sections of a run that affect the trial of its `code`.
 SEEDS = {key.partition(".")[0]: {key.partition(".")[2]} for key in SEED_KEYS}
 TRIED_SECTIONS = {"model", "tokenizer", "precision", "parallel", "data", "lora", "dpo"}
 
@@ -67,11 +67,11 @@ Say = Callable[[str], None]
 
 @dataclass
 class Turn:
-    """The states of a sweep's runs at one moment."""
+    """The states of a sweep's runs at one moment, as {name: state}."""
 
     states: dict[str, str]
     errors: dict[str, str] = field(default_factory=dict)
-    """Why a run could not be submitted or resumed, by its name."""
+    """{name: why the run could not be submitted or resumed}."""
     stopped: Collection[str] = ()
     """Names of the runs that the stop rule has stopped."""
 
@@ -81,17 +81,17 @@ class Turn:
 
     @property
     def to_start(self) -> int:
-        """Number of runs that are still to be submitted or resumed."""
+        """Number of runs that still have to be submitted or resumed."""
         return sum(self.is_to_start(name) for name in self.states)
 
     @property
     def ended(self) -> int:
-        """Number of runs that are neither active nor still to be started."""
+        """Number of runs that are not active and will not be started."""
         return sum(has_ended(state, self._is_left(name)) for name, state in self.states.items())
 
     @property
     def words(self) -> str:
-        """Numbers of runs by state, e.g. "4 of 6 ended, 2 active"."""
+        """Numbers of runs by state, such as "4 of 6 ended, 2 active"."""
         waiting = self.to_start
         parts = [f"{self.ended} of {len(self.states)} ended", f"{self.active} active"]
         parts += [f"{waiting} to start"] if waiting else []
@@ -99,7 +99,7 @@ class Turn:
         return ", ".join([*parts, f"{bad} failed"] if bad else parts)
 
     def is_to_start(self, name: str) -> bool:
-        """Return whether a run is submitted or resumed as soon as fewer than at_once are active."""
+        """Return whether a run will be submitted or resumed once fewer than at_once runs are active."""
         return is_to_start(self.states[name], self._is_left(name))
 
     def _is_left(self, name: str) -> bool:
@@ -116,18 +116,22 @@ def drive(
     prepare: Callable[[SweepRun], None] = lambda run: None,
     turn_done: Callable[[Turn], None] = lambda turn: None,
 ) -> Turn:
-    """Run a sweep to its end; return the runs' last states.
+    """Run a sweep to its end, and return the runs' last states.
 
-    `at_once` replaces the file's. With `again`, each failed, cancelled or only evaluated run is resumed once.
-    `prepare` is called before a run's first submission. Raises JobError if another process drives this sweep,
-    and ConfigError if a run of that name exists and is not of this sweep.
+    `at_once` overrides the value in the sweep file. With `again`, each failed, cancelled or only evaluated
+    run is resumed once. `prepare` is called before a run's first submission. Raises JobError if another
+    process is running this sweep, and ConfigError if a run with one of the names exists but does not belong
+    to this sweep.
     """
     refuse_other_runs(sweep)
     folder = sweep_folder(sweep.name)
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = flock_folder(folder, blocking=False)
     if descriptor is None:
-        raise JobError(f"{display(folder)}: another process is running the sweep {sweep.name}. Wait for it.")
+        raise JobError(
+            f"{display(folder)}: another process is already running the sweep {sweep.name}. Wait until it "
+            "ends."
+        )
     try:
         return _drive(sweep, at_once or sweep.config.at_once, again, say, command, prepare, turn_done)
     finally:
@@ -202,10 +206,10 @@ def _drive(
 
 
 def _pinned(sweep: Sweep, known: dict[str, str]) -> dict[str, str]:
-    """Return the SHA-256 of each file of `code` in a sweep, by its path; `known` has those hashes at its
-    first start.
+    """Return {path: SHA-256} of the files that `code` names in a sweep's runs.
 
-    Raises ConfigError if a file has changed since: the runs would not be comparable.
+    `known` are the hashes from the sweep's first start. Raises ConfigError if a file has changed since then,
+    because the runs would not be comparable.
     """
     found = dict(known)
     for run in sweep.runs:
@@ -214,17 +218,17 @@ def _pinned(sweep: Sweep, known: dict[str, str]) -> dict[str, str]:
             continue
         if found.setdefault(path, sha256) != sha256:
             raise ConfigError(
-                f"{display(sweep.path)}: code = {path} has the SHA-256 {sha256[:12]}..., and "
-                f"{found[path][:12]}... when the sweep was first started: its runs would be trained with two "
-                "files. Restore the file, or give the sweep another name."
+                f"{display(sweep.path)}: code = {path} has changed since the sweep was first started: its "
+                f"SHA-256 is {sha256[:12]}..., and it was {found[path][:12]}... before. All runs of a sweep "
+                "must use the same file. Restore the file, or give the sweep another name."
             )
     return found
 
 
 def _submit(run: SweepRun, command: tuple[str, ...], tried: dict[str, str]) -> None:
-    """Submit a run; the file of its code is tried once for all runs that a trial cannot tell apart.
+    """Submit a run; the file that its `code` names is tried only once for all runs with the same trial.
 
-    `tried` has the results of the trials so far, by what they depend on.
+    `tried` contains the results of the trials so far, as {settings that the trial depends on: result}.
     """
     config = run.config
     depends = f"{config.code} {config.model_dump_json(include=TRIED_SECTIONS, exclude=SEEDS)}"
@@ -235,21 +239,23 @@ def _submit(run: SweepRun, command: tuple[str, ...], tried: dict[str, str]) -> N
 
 
 def _refuse_lost_again(name: str, lost_at: dict[str, int | None]) -> None:
-    """Raise JobError if a run is LOST again and has saved nothing since it was resumed; `lost_at` has the
-    checkpoint steps of the runs that were resumed.
+    """Raise JobError if a run is LOST again and has not saved a checkpoint since it was resumed.
+
+    `lost_at` contains {name: step of the newest checkpoint} for the lost runs that were resumed.
     """
     saved = newest_saved_step(RunDir.named(name))
     if name in lost_at and lost_at[name] == saved:
         raise JobError(
-            "its processes ended again, and it has saved no checkpoint since it was resumed. `nbtrain "
-            f"logs {name}` may say why. Run the sweep again to resume it once more."
+            "its processes ended again, and it has not saved a checkpoint since it was resumed. For the "
+            f"reason, see `nbtrain logs {name}`. To resume it once more, run the sweep again."
         )
     lost_at[name] = saved
 
 
 def state_of(name: str) -> str:
-    """Return the state of a run's newest job; NO_JOB before the first, and DAMAGED if its record cannot be
-    read.
+    """Return the state of a run's newest job.
+
+    It is NO_JOB before the first job, and DAMAGED if a record cannot be read.
     """
     run = RunDir.named(name)
     newest = run.newest_job() if run.path.is_dir() else None
@@ -260,7 +266,10 @@ def state_of(name: str) -> str:
 
 
 def refuse_other_runs(sweep: Sweep) -> None:
-    """Raise ConfigError if a run of one of the sweep's names is not of this sweep, or has other settings."""
+    """Raise ConfigError if a run with one of the sweep's run names is foreign or has other settings.
+
+    A foreign run does not belong to this sweep.
+    """
     where, foreign = display(sweep.path), []
     for run in sweep.runs:
         directory = RunDir.named(run.name)
@@ -276,18 +285,17 @@ def refuse_other_runs(sweep: Sweep) -> None:
             )
     if foreign:
         raise ConfigError(
-            f"{where}: runs of these names exist and are not of this sweep: {', '.join(foreign)}. Give the "
-            "sweep another name."
+            f"{where}: runs with these names exist and do not belong to this sweep: {', '.join(foreign)}. "
+            "Give the sweep another name."
         )
 
 
 def _stop(
     sweep: Sweep, turn: Turn, record: SweepRecord, kept: dict[str, tuple[str, TokenCurve]], say: Say
 ) -> None:
-    """Stop the active runs that the rule rules out. The reason is written before the run is stopped.
+    """Stop the active runs that the stop rule rules out. The reason is recorded before a run is stopped.
 
-    `kept` has the state and the curve of each run from the turn before, so that a run that has ended is not
-    read again.
+    `kept` contains each run's state and curve from the previous turn, so that an ended run is not read again.
     """
     rule = sweep.config.stop
     if rule is None:
@@ -305,12 +313,12 @@ def _stop(
         try:
             turn.states[name] = _stop_run(sweep, name, reason, record, say)
         except NbtrainError as error:
-            # It may still save. The next turn tries again.
+            # The run may still be saving. The next turn tries again.
             say(f"{name}: {error}")
 
 
 def _stop_run(sweep: Sweep, name: str, reason: str, record: SweepRecord, say: Say) -> str:
-    """Stop a run, write the reason if that was not done before, and return the run's state."""
+    """Stop a run, record the reason unless it is already recorded, and return the run's state."""
     run = RunDir.named(name)
     newest = run.newest_job()
     if newest is None:

@@ -1,6 +1,6 @@
-"""Results of a sweep: a table of its runs, its settings with their seeds as a band, the best one, and curves.
+"""Results of a sweep: tables of its runs and settings, the best setting, and loss curves over the seeds.
 
-sweep_results(name) -> SweepResults          from the runs' records; 50 runs in well under a second
+sweep_results(name) -> SweepResults          reads the runs' records; 50 runs take well under a second
 """
 
 import math
@@ -47,26 +47,26 @@ HEADS = ("STATE", "STEPS", "LOSS", "VALIDATION", "DEVICE HOURS", "MONEY", "GOODP
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One run of a sweep and its results."""
+    """A run of a sweep with its results."""
 
     name: str
     settings: dict[str, Any]
     status: RunStatus | None
-    """None before the run's submission."""
+    """Status of the run; None before its submission."""
     spending: Spending | None
-    """Use of devices by the run; None before its submission, and if its records cannot be read."""
+    """The run's use of devices; None before its submission, or if its records cannot be read."""
     stopped: str
-    """Why the sweep has stopped the run; "" if it has not."""
+    """Why the sweep has stopped the run; "" if it has not stopped the run."""
     metric: str = "validation_loss"
-    """Metric that the sweep's runs are compared by: "loss" if none of them has a validation loss."""
+    """Metric by which the sweep's runs are compared: "loss" if no run has a validation loss."""
     has_steps_left: bool = False
     """Whether the newest job has succeeded with an evaluation before the run's last step."""
     error: str = ""
-    """Why the sweep could not submit or resume the run, when it was last called; "" if it could."""
+    """Why the sweep's last call could not submit or resume the run; "" if it could."""
 
     @property
     def value(self) -> float | None:
-        """Newest value of the metric; None before the first, and if it is not finite."""
+        """Newest value of the metric; None if there is no value yet or it is not finite."""
         loss = getattr(self.status, self.metric, None)
         return loss if loss is not None and math.isfinite(loss) else None
 
@@ -84,17 +84,17 @@ class SweepRow:
 
     @property
     def is_done(self) -> bool:
-        """Whether the run was submitted, and has succeeded or was stopped by the rule."""
+        """Whether the run was submitted and has either succeeded or been stopped by the rule."""
         return self.status is not None and (self.has_succeeded or bool(self.stopped))
 
     @property
     def is_left(self) -> bool:
-        """Whether the sweep does not start or resume the run any more, until it is called again."""
+        """Whether the sweep leaves the run alone until the sweep is called again."""
         return bool(self.stopped or self.error)
 
     @property
     def trouble(self) -> str:
-        """A sentence on why the run could not be started; "" if it could, or was started by other means."""
+        """A sentence about why the run could not be started; "" if it was started after all."""
         if not self.error or self.is_done or (self.status is not None and self.status.active):
             return ""
         return f"{self.name} could not be {'started' if self.status is None else 'resumed'}: {self.error}"
@@ -144,7 +144,7 @@ class SweepResults(Result):
 
     @property
     def settings(self) -> list[Setting]:
-        """Return the settings by their mean loss, those without one last."""
+        """The settings, ordered by their mean loss; settings without a loss come last."""
         grouped: dict[str, list[SweepRow]] = {}
         for row in self.rows:
             kept = {key: value for key, value in row.settings.items() if key not in SEED_KEYS}
@@ -157,13 +157,13 @@ class SweepResults(Result):
 
     @property
     def best(self) -> Setting | None:
-        """The setting with the lowest mean loss; None before any run has a loss."""
+        """The setting with the lowest mean loss; None if no run has a loss yet."""
         first = self.settings[0] if self.rows else None
         return first if first is not None and first.mean is not None else None
 
     @property
     def spending(self) -> Spending:
-        """Use of devices by all runs together."""
+        """The use of devices by all runs together."""
         return total([row.spending for row in self.rows if row.spending is not None])
 
     @property
@@ -178,7 +178,8 @@ class SweepResults(Result):
             troubles = "".join(f"\n{row.trouble}" for row in self.rows if row.trouble)
             raise JobFailed(
                 f"sweep {self.name}: {amounts.counted(len(names), 'run')} did not succeed: "
-                f"{', '.join(names)}. `nbtrain status RUN` says why; the sweep with --again resumes them."
+                f"{', '.join(names)}. `nbtrain status RUN` shows why; to resume these runs, run the sweep "
+                "with --again."
                 f"{troubles}"
             )
 
@@ -197,7 +198,7 @@ class SweepResults(Result):
         )
 
     def as_report(self) -> Report:
-        """Return the best setting, the tables of runs, settings and costs, and curves in HTML."""
+        """Return the best setting, the tables of runs, settings and costs, and in HTML the curves."""
         blocks: list[Block] = [Sentence(self._summary())]
         if best := self.best:
             blocks.append(Sentence(f"Best: {best.words}, {self._loss_words(best)}."))
@@ -220,7 +221,7 @@ class SweepResults(Result):
     def _summary(self) -> str:
         states = [(row.status.state if row.status else NO_JOB, row.is_left) for row in self.rows]
         words = f"{sum(has_ended(*state) for state in states)} of {amounts.counted(len(states), 'run')} ended"
-        # Only the sweep itself resumes these, the next time that it is run.
+        # Only the sweep itself resumes lost runs, the next time that it is run.
         if lost := sum(state == LOST and is_to_start(state, is_left) for state, is_left in states):
             words += f", {lost} lost"
         if troubled := sum(bool(row.trouble) for row in self.rows):
@@ -230,7 +231,7 @@ class SweepResults(Result):
         paid = [row.spending for row in self.rows if row.spending is not None and row.spending.device_hours]
         priced = [entry for entry in paid if entry.money is not None]
         if spending.money is None and priced:
-            # Of several currencies, or of runs of which some have no price.
+            # The runs have prices in several currencies, or some runs have no price.
             sums = {
                 entry.currency: total([each for each in priced if each.currency == entry.currency]).money
                 for entry in priced
@@ -271,13 +272,13 @@ class SweepResults(Result):
 
 
 def sweep_results(name: str) -> SweepResults:
-    """Return the results of a sweep so far. Raises JobError if no sweep of this name was started."""
+    """Return the results of a sweep so far. Raises JobError if no sweep with this name was started."""
     record = read_record(name)
     if record is None:
         there = (
             f"Sweeps: {', '.join(known)}."
             if (known := known_sweeps())
-            else "`nbtrain sweep FILE` starts one."
+            else "To start one, run `nbtrain sweep FILE`."
         )
         raise JobError(f"{display(sweep_folder(name))}: there is no such sweep. {there}")
     now, rows = time.time(), []
@@ -296,7 +297,7 @@ def sweep_results(name: str) -> SweepResults:
 
 
 def write_page(results: SweepResults) -> Path:
-    """Write the sweep's page, page.html in its folder, and return its path."""
+    """Write the sweep's HTML page, page.html in its folder, and return the path."""
     path = sweep_folder(results.name) / "page.html"
     report = results.as_report()
     page = (
@@ -311,7 +312,7 @@ def write_page(results: SweepResults) -> Path:
 
 
 def picture_of(results: SweepResults) -> bytes:
-    """Return the curves as PNG; b"" before the first point."""
+    """Return the curves as a PNG image; b"" if there are no points yet."""
     import io
 
     if (figure := sweep_figure(results)) is None:
@@ -322,8 +323,10 @@ def picture_of(results: SweepResults) -> bytes:
 
 
 def sweep_figure(results: SweepResults) -> "Figure | None":
-    """Draw the validation loss of each setting by tokens: the mean over its seeds, and a band from the lowest
-    to the highest. Draws the training loss if no run has a validation loss. Returns None without a point.
+    """Return a figure with the validation loss of each setting by tokens; None if there are no points yet.
+
+    A curve is the mean over a setting's seeds, with a band from the lowest to the highest loss. If no run has
+    a validation loss, the training loss is drawn.
     """
     from nbtrain.base.printing.theme import plot_look, themed
     from nbtrain.jobs.sweep.stop_rule import read_curve

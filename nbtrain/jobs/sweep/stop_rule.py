@@ -1,9 +1,9 @@
-"""The rule that stops runs of a sweep which cannot win, by their metric at equal numbers of tokens.
+"""The rule that stops runs of a sweep that cannot win, by their metric after equal numbers of tokens.
 
     verdict(rule, {name: curve}, name)  ->  why the run is stopped, or ""
 
-The median rule is the one of Google Vizier (Golovin et al. 2017, section 3.2) with the newest value in place
-of the running average: a run is compared with the others at the tokens that it has reached itself.
+The median rule is that of Google Vizier (Golovin et al. 2017, section 3.2), with the newest value instead of
+the running average. A run is compared with the others at the number of tokens that it has reached itself.
 """
 
 import bisect
@@ -20,25 +20,25 @@ from nbtrain.monitor.metrics.series import Series
 from nbtrain.monitor.metrics.tokens import TOKENS_TAG, tokens_at
 
 LEAST_OTHERS = 3
-"""Runs with which a run is compared at least; the median of fewer says little."""
+"""Least number of other runs for a comparison; the median of fewer runs says little."""
 
 
 @dataclass(frozen=True)
 class TokenCurve:
-    """A metric by trained tokens, both ascending in time."""
+    """A metric by trained tokens, in ascending order of tokens."""
 
     tokens: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
 
     def at(self, tokens: int) -> float | None:
-        """Return the newest value after at most `tokens`; None if the run has not trained that far."""
+        """Return the newest value at or before `tokens`; None if the run has not trained that far."""
         if not self.tokens or self.tokens[-1] < tokens:
             return None
         return self.values[bisect.bisect_right(self.tokens, tokens) - 1] if self.tokens[0] <= tokens else None
 
 
 def read_curve(run: RunDir, metric: str) -> TokenCurve:
-    """Return a metric of a run by tokens; empty before its first point."""
+    """Return a run's metric by tokens; the curve is empty before the first point."""
     tag = BY_NAME[metric].tag
     reader = ScalarReader(run.tensorboard, lambda name: name in (tag, TOKENS_TAG))
     reader.refresh()
@@ -48,9 +48,9 @@ def read_curve(run: RunDir, metric: str) -> TokenCurve:
 
 
 def verdict(rule: StopRule, curves: Mapping[str, TokenCurve], name: str) -> str:
-    """Return why a run is to be stopped, as a sentence part; "" if it may continue.
+    """Return why a run must be stopped, as part of a sentence; "" if it may continue.
 
-    The run is judged at its newest point. Points whose metric is NaN are not in a curve.
+    The run is judged at its newest point. Curves do not contain points whose metric is NaN.
     """
     own = curves[name]
     if not own.tokens or own.tokens[-1] < rule.after_tokens:
@@ -65,4 +65,4 @@ def verdict(rule: StopRule, curves: Mapping[str, TokenCurve], name: str) -> str:
     ]
     if len(others) < LEAST_OTHERS or value <= (median := statistics.median(others)):
         return ""
-    return f"{what} is above the median of {len(others)} other runs there, {median:.4f}"
+    return f"{what} is above {median:.4f}, the median of {len(others)} other runs at this point"

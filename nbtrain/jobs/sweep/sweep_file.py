@@ -1,4 +1,4 @@
-"""The file of a sweep, and the runs that it describes.
+"""A sweep file, and the runs that it describes.
 
     sweep: lr-study                          the name of the sweep
     run: gpt-tiny                            a run YAML, an example or a preset
@@ -8,11 +8,11 @@
       model.seed: [1, 2, 3]
     settings:                                further runs, one mapping each
       - {lr_schedule.lr: 1.0e-2, optimizer.weight_decay: 0.0}
-    at_once: 2                               runs that are active at the same time
-    stop: {rule: median, after_tokens: 1e6}  stops runs that cannot win; none without it
+    at_once: 2                               number of runs that are active at the same time
+    stop: {rule: median, after_tokens: 1e6}  stops runs that cannot win; optional
 
-read_sweep(path) -> Sweep. A run is named by its settings, so that its name stays when the file gets more
-values.
+read_sweep(path) -> Sweep. A run is named by its settings, so that it keeps its name when values are added to
+the file.
 """
 
 import hashlib
@@ -41,11 +41,11 @@ SHAPE = "a sweep is a mapping with the keys `sweep`, `run` and `grid` or `settin
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One run of a sweep."""
+    """A run of a sweep, with its configuration."""
 
     name: str
     settings: Mapping[str, Any]
-    """The settings that the sweep varies; `overrides`, which every run has, are not included."""
+    """Settings that the sweep varies, without `overrides`, which all runs have in common."""
     config: RunConfig
 
 
@@ -63,15 +63,15 @@ class Sweep:
 
     @property
     def varied(self) -> list[str]:
-        """Return the keys that differ between runs, in the order of the file."""
+        """The keys that differ between runs, in the order of the file."""
         keys = dict.fromkeys(key for run in self.runs for key in run.settings)
         return list(keys)
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Read a sweep's file and load each of its runs.
+    """Read a sweep file and load each of its runs.
 
-    Raises ConfigError with every problem of the file; the settings of the runs are checked by the rules of
+    Raises ConfigError with all problems in the file. The settings of each run are checked by the rules for
     run YAMLs, and the error names the run.
     """
     shown = display(path)
@@ -91,22 +91,22 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def write_sweep(contents: Mapping[str, Any]) -> Path:
-    """Write a sweep that is given as a mapping to sweep.yaml in its folder, and return the path.
+    """Write a sweep given as a mapping to sweep.yaml in its folder, and return the path.
 
-    A text in a list of the grid is a value as on the command line: "8" is the number 8. Raises ConfigError
-    for mistakes; then nothing is written.
+    A string in one of the grid's lists is interpreted as on the command line: "8" is the number 8. Raises
+    ConfigError for mistakes, and then writes nothing.
     """
     for key in contents:
         if not isinstance(key, str):
-            raise ConfigError(f"sweep: the key {key!r} must be text.")
+            raise ConfigError(f"sweep: the key {key!r} must be a string.")
     try:
         if isinstance(grid := contents.get("grid"), Mapping):
             contents = {**contents, "grid": {key: _typed(values) for key, values in grid.items()}}
         text = yaml.safe_dump(dict(contents), sort_keys=False)
     except yaml.YAMLError as error:
         raise ConfigError(
-            f"sweep: {error.args[-1]!r} cannot be written to YAML. Use numbers, text, lists and dicts, e.g. "
-            "values.tolist() for an array."
+            f"sweep: {error.args[-1]!r} cannot be written as YAML. Use numbers, strings, lists and dicts; "
+            "for an array, use values.tolist()."
         ) from None
     config = _checked(Located(dict(contents)), "sweep")
     path = sweep_folder(config.sweep) / "sweep.yaml"
@@ -116,33 +116,33 @@ def write_sweep(contents: Mapping[str, Any]) -> Path:
 
 
 def _typed(values: Any) -> Any:
-    """Return a list of the grid with its texts read as YAML."""
+    """Return one of the grid's lists with its strings parsed as YAML."""
     if not isinstance(values, list | tuple):
         return values
     return [yaml.safe_load(value) if isinstance(value, str) else value for value in values]
 
 
 def name_in(path: Path) -> str:
-    """Return the name of the sweep in a file, without loading its runs. Raises ConfigError."""
+    """Return the name of the sweep in a sweep file, without loading its runs. Raises ConfigError."""
     shown = display(path)
     return _checked(read_yaml(path, shown, SHAPE), shown).sweep
 
 
 def _base(run: str, path: Path) -> str:
-    """Return the run that a sweep starts from: a path is relative to the sweep's file."""
+    """Return the run YAML on which a sweep is based; a path is relative to the sweep file."""
     beside = path.parent / run
     return str(beside) if run.endswith((".yaml", ".yml")) and beside.is_file() else run
 
 
 def _checked(located: Located, shown: str) -> SweepConfig:
-    """Return the fields of a file without mistakes. Raises ConfigError with all of them."""
+    """Return the fields of a sweep file. Raises ConfigError with all mistakes in the file."""
     config = sweep_config(located, shown)
     refuse(_mistakes(config, located, shown), ConfigError)
     return config
 
 
 def _mistakes(config: SweepConfig, located: Located, shown: str) -> Iterator[Finding]:
-    """Yield the mistakes of a file whose fields are of the right types."""
+    """Yield the mistakes in a sweep file whose fields have the right types."""
 
     def mistake(key: str, message: str, fix: str) -> Finding:
         return Finding("error", "sweep", key, located.where(key) or shown, message, fix, cost=FATAL)
@@ -153,11 +153,11 @@ def _mistakes(config: SweepConfig, located: Located, shown: str) -> Iterator[Fin
         combinations *= len(values)
     number = (combinations if config.grid else 0) + len(config.settings)
     if not number:
-        yield mistake("grid", "the sweep has no run.", "Give grid a key with values, or settings a mapping.")
+        fix = "Add a key with values to grid, or a mapping to settings."
+        yield mistake("grid", "the sweep has no runs.", fix)
     if number > MOST_RUNS:
-        yield mistake(
-            "grid", f"the sweep has {number:,} runs; the most are {MOST_RUNS}.", "Leave out values."
-        )
+        words = f"the sweep has {number:,} runs, but at most {MOST_RUNS} are allowed."
+        yield mistake("grid", words, "Remove some values.")
     for own in ("name", f"labels.{LABEL}"):
         for part, keys in (
             ("overrides", common),
@@ -168,29 +168,37 @@ def _mistakes(config: SweepConfig, located: Located, shown: str) -> Iterator[Fin
                 yield mistake(part, f"{own} is set by the sweep itself.", f"Remove {own} from {part}.")
     for key in config.grid:
         if key in common:
-            yield mistake(f"grid.{key}", f"{key} is in grid and in overrides.", "Remove it from one of them.")
+            words = f"{key} is both in grid and in overrides."
+            yield mistake(f"grid.{key}", words, "Remove it from one of the two.")
     stop = config.stop
     if stop is not None and (stop.rule == "bound") != (stop.bound is not None):
         yield mistake(
-            "stop", "rule: bound needs `bound`, and rule: median takes none.", "Change one of them."
+            "stop",
+            "`rule: bound` requires `bound`, and `rule: median` does not allow it.",
+            "Change the rule, or add or remove `bound`.",
         )
     if number and number <= MOST_RUNS:
         names = [run_name(config.sweep, settings) for settings in _settings(config)]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             yield mistake(
-                "settings", f"two runs have the same settings: {', '.join(twice)}.", "Remove one of them."
+                "settings",
+                f"two runs have the same settings: {', '.join(twice)}.",
+                "Remove one of the two.",
             )
 
 
 def _common(config: SweepConfig) -> dict[str, Any]:
-    """Return the settings of every run by dotted key. Raises ConfigError if their text cannot be read."""
+    """Return {dotted key: value} of the settings that all runs have in common.
+
+    Raises ConfigError if they are given as text that cannot be parsed.
+    """
     if isinstance(config.overrides, str):
         return dict(flatten(override_layer(config.overrides).value))
     return config.overrides
 
 
 def _settings(config: SweepConfig) -> Iterator[dict[str, Any]]:
-    """Yield the varied settings of each run: the grid's combinations, then the further ones."""
+    """Yield the varied settings of each run: first the grid's combinations, then those in `settings`."""
     if config.grid:
         for values in itertools.product(*config.grid.values()):
             yield dict(zip(config.grid, values))
@@ -198,8 +206,9 @@ def _settings(config: SweepConfig) -> Iterator[dict[str, Any]]:
 
 
 def run_name(sweep: str, settings: Mapping[str, Any]) -> str:
-    """Return the name of a run: the sweep's name and the varied settings, or a hash of them if that name is
-    too long or does not show a value exactly.
+    """Return the name of a run: the sweep's name, followed by the varied settings.
+
+    If that name would be too long or would not show a value exactly, a hash follows instead of the settings.
     """
     lasts = [key.rpartition(".")[2] for key in settings]
     parts = []
@@ -219,7 +228,10 @@ def _text(value: Any) -> str:
 
 
 def _is_exact(value: Any) -> bool:
-    """Return whether a name shows a value exactly: it has six digits, no minus and no plus."""
+    """Return whether a name can show a value exactly.
+
+    It can for at most six digits, without a leading minus sign and without a plus sign.
+    """
     text = _text(value)
     if text.startswith("-") or "+" in text:
         return False

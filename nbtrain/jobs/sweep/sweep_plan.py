@@ -1,6 +1,6 @@
-"""Plan of a sweep: hours, money and disk of every run, and their sum against the limits.
+"""Plan of a sweep: hours, money and disk space of every run, and their sums compared with the limits.
 
-The limits of the workspace hold for each run and for all of them together.
+The workspace's limits apply to each run and to all runs together.
 """
 
 import sys
@@ -20,7 +20,7 @@ from nbtrain.planner.budget.limits import amount_of, workspace_limits
 from nbtrain.planner.plan import Plan, plan
 
 SUMMED = ("gpu_hours", "money", "energy_kwh", "disk_bytes")
-"""Limits that hold for the sum of all runs; days and epochs hold for each run."""
+"""Limits that apply to the sum over all runs; limits on days and epochs apply to each run."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,7 +34,7 @@ class SweepPlan(Result):
 
     @property
     def totals(self) -> dict[str, float]:
-        """Sums over all runs, by the names of limits; a figure that a plan does not know is omitted."""
+        """Sums over all runs, as {limit: sum}; a sum is omitted if a plan does not know its part."""
         known: dict[str, list[float | None]] = {
             "gpu_hours": [plan.cost.device_hours for plan in self.plans],
             "money": [
@@ -44,7 +44,7 @@ class SweepPlan(Result):
             "energy_kwh": [plan.cost.energy_kwh for plan in self.plans],
             "disk_bytes": [float(plan.disk.checkpoints_bytes) for plan in self.plans],
         }
-        # Runs that train on one dataset share its files.
+        # Runs that train on the same dataset share its files.
         datasets = {plan.config.data.name: plan.disk.dataset_bytes or 0 for plan in self.plans}
         known["disk_bytes"] += map(float, datasets.values())
         return {
@@ -55,7 +55,7 @@ class SweepPlan(Result):
 
     @property
     def problems(self) -> list[str]:
-        """Reasons why the sweep may not start: runs that break a limit, and sums above the workspace's."""
+        """Reasons why the sweep cannot start: runs that exceed a limit, and sums above a workspace limit."""
         found = []
         for run, planned in zip(self.sweep.runs, self.plans):
             if over := [limit.words for limit in planned.limits if limit.refuses]:
@@ -73,7 +73,7 @@ class SweepPlan(Result):
         if self.problems:
             lines = "\n".join(f"  {problem}" for problem in self.problems)
             raise ConfigError(
-                f"the sweep {self.sweep.name} exceeds limits:\n{lines}\nUse fewer runs or shorter ones."
+                f"the sweep {self.sweep.name} exceeds limits:\n{lines}\nUse fewer or shorter runs."
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class SweepPlan(Result):
         }
 
     def as_report(self) -> Report:
-        """Return a row for each run, the sums, and the limits that they exceed."""
+        """Return a row for each run, the sums, and the exceeded limits."""
         rows = [self._row(run, planned) for run, planned in zip(self.sweep.runs, self.plans)]
         heads = ("RUN", *self.sweep.varied, "STEPS", "FITS", "TIME", "GPU HOURS", "MONEY", "CHECKPOINTS")
         blocks = [Table(heads, rows, "Runs"), Facts(self._sums(), "Together")]
@@ -119,7 +119,7 @@ class SweepPlan(Result):
         at_once = min(self.at_once, len(self.plans), *map(_most_here, self.plans))
         rows = {}
         if len(seconds) == len(self.plans):
-            # The sweep does not end before its longest run.
+            # A sweep takes at least as long as its longest run.
             total = max(sum(seconds) / at_once, *seconds)
             rows["time"] = f"about {amounts.duration(total)} with {at_once} at once"
         words = {key: amount_of(key, value) for key, value in self.totals.items() if value}
@@ -130,8 +130,9 @@ class SweepPlan(Result):
 
 
 def _most_here(plan: Plan) -> int:
-    """Return how many runs of this size this machine trains at once; the others wait in its queue. A run that
-    trains elsewhere, or shares devices, has no such limit.
+    """Return how many runs of this size this machine can train at once; other runs wait in its queue.
+
+    There is no such limit for a run that trains elsewhere or shares devices.
     """
     config = plan.config
     if config.backend.kind != "local" or config.backend.share_devices:
@@ -142,6 +143,6 @@ def _most_here(plan: Plan) -> int:
 
 
 def plan_sweep(sweep: Sweep, at_once: int | None = None) -> SweepPlan:
-    """Plan every run of a sweep; `at_once` replaces the file's."""
+    """Return the plan of a sweep, with the plans of its runs; `at_once` overrides the value in the file."""
     plans = [plan(with_new_tokens(run.config)) for run in sweep.runs]
     return SweepPlan(sweep, plans, at_once or sweep.config.at_once)

@@ -1,8 +1,8 @@
-"""The folder of a sweep and its record, sweep.json, which readers need without the sweep's file.
+"""A sweep's folder, and its record sweep.json for readers that do not have the sweep file.
 
 sweeps/NAME/sweep.json     names and settings of the runs, and why some were stopped or could not be started
            /page.html      the results
-           /sweep.yaml     the sweep's file, if it was given as a mapping
+           /sweep.yaml     the sweep file, if the sweep was given as a mapping
 """
 
 from dataclasses import dataclass, field
@@ -15,13 +15,14 @@ from nbtrain.base.workspace import workspace
 
 SCHEMA_VERSION = 1
 SEED_KEYS = frozenset({"model.seed", "data.seed"})
-"""Settings that make repetitions of one setting and not another one."""
+"""Settings whose change makes a repetition of a setting, and not a different setting."""
 
 
 @dataclass
 class SweepRecord(Record):
-    """sweep.json: the runs of a sweep, for readers without its file, and those that the rule has stopped or
-    that could not be started.
+    """Record of a sweep in sweep.json, for readers that do not have the sweep file.
+
+    It contains the sweep's runs, and the reasons why runs were stopped or could not be started.
     """
 
     name: str
@@ -29,34 +30,37 @@ class SweepRecord(Record):
     runs: list[str]
     settings: list[dict[str, Any]]
     stopped: dict[str, str] = field(default_factory=dict)
-    """Why a run was stopped, by its name."""
+    """{name: why the run was stopped}."""
     code: dict[str, str] = field(default_factory=dict)
-    """SHA-256 of each file that a run's `code` names, by the path in the runs, at the sweep's first start."""
+    """{path in the runs: SHA-256 at the sweep's first start} of each file that a run's `code` names."""
     errors: dict[str, str] = field(default_factory=dict)
-    """Why a run could not be submitted or resumed, by its name. The next call of the sweep tries it again."""
+    """{name: why the run could not be submitted or resumed}. The sweep's next call tries again."""
     schema_version: int = SCHEMA_VERSION
 
 
 def is_to_start(state: str, is_left: bool) -> bool:
-    """Return whether a run in this state is submitted or resumed as soon as there is room.
+    """Return whether a run in this state will be submitted or resumed once there is room.
 
-    `is_left`: the rule has stopped the run, or it could not be submitted or resumed.
+    `is_left` is whether the stop rule has stopped the run, or the run could not be submitted or resumed.
     """
     return state in (NO_JOB, LOST) and not is_left
 
 
 def has_ended(state: str, is_left: bool) -> bool:
-    """Return whether a run in this state is neither active nor still to be started."""
+    """Return whether a run in this state is not active and will not be started."""
     return state not in ACTIVE and not is_to_start(state, is_left)
 
 
 def sweep_folder(name: str) -> Path:
-    """Return the folder of a sweep's record and page."""
+    """Return the folder with a sweep's record and page."""
     return workspace() / "sweeps" / name
 
 
 def read_record(name: str) -> SweepRecord | None:
-    """Return the record of a sweep; None if it was never started. Raises RecordError for a damaged one."""
+    """Return a sweep's record; None if the sweep was never started.
+
+    Raises RecordError if the record is damaged.
+    """
     return SweepRecord.read(sweep_folder(name) / "sweep.json")
 
 

@@ -102,8 +102,8 @@ def test_what_is_typed_by_hand_has_the_port_and_the_configuration(
     section = HostsConfig(hosts=["a"], ssh_port=2299, ssh_config=str(tmp_path / "conf"))
     [answer] = run_everywhere(section, ["a"], Path(__file__))
     assert answer.trouble == (
-        "a has a host key that is not known here",
-        f"Log in once by hand (`ssh -F {tmp_path}/conf -p 2299 a`) and compare the key, or add it with "
+        "a has a host key that is not known on this machine",
+        f"Log in once by hand (`ssh -F {tmp_path}/conf -p 2299 a`) and verify the key, or add it with "
         "ssh-keyscan.",
     )
     changed = RemoteOutput("a", 255, "", "REMOTE HOST IDENTIFICATION HAS CHANGED", " -p 2299", 2299)
@@ -205,7 +205,8 @@ def test_ranks_of_a_lost_job_leave_before_others_start(
     make_job(config(), lost.job_id, hosts=("b", "off"))
     said = started(HostsLauncher(job, ()), config())[-1]
     assert said.startswith(
-        "off does not answer within 15 s; what job 20260101-120000-aaaa has left there ends by itself within"
+        "off does not answer within 15 s; the processes that job 20260101-120000-aaaa left there end by "
+        "themselves within"
     )
     # Long enough after its last sign of life its agents have exited by themselves.
     os.utime(lost.job_json, (0, 0))
@@ -303,8 +304,8 @@ def test_only_what_carries_the_jobs_marker_is_ended() -> None:
 @pytest.mark.parametrize(
     ("left", "words"),
     [
-        ({4: ([], b""), 5: ([], b"")}, "2 processes of the job do not end (an NFS server that hangs?)"),
-        ({4: ([], b"")}, "1 process of the job does not end (an NFS server that hangs?)"),
+        ({4: ([], b""), 5: ([], b"")}, "2 processes of the job do not exit (perhaps an NFS server hangs)"),
+        ({4: ([], b"")}, "1 process of the job does not exit (perhaps an NFS server hangs)"),
     ],
 )
 def test_what_does_not_end_is_said_in_words(
@@ -362,30 +363,31 @@ def answer_of(host: str, asked: list[str], /, **changes: Any) -> RemoteOutput:
         ),
         (
             {"token": None},
-            ": a file written here does not appear there, and the ranks share their run",
+            ": a file written on this machine does not appear there, but all ranks must share the run",
         ),
-        ({"writable": False}, "b may not write to"),
+        ({"writable": False}, "b has no permission to write to"),
         (
             {"local_disk": asdict(NodeDisk("/nvme", False, 0, 0))},
-            "checkpoint.local_dir = /nvme/x: b may not write to /nvme. Create the folder on a local disk",
+            "checkpoint.local_dir = /nvme/x: b has no permission to write to /nvme. Create the folder on a "
+            "local disk",
         ),
         (
             {"local_disk": asdict(NodeDisk("/nvme", True, 10**4, 10**5))},
-            "b has 9.8 KiB free on /nvme, but its checkpoints need 825.4 KiB. Free space there",
+            "b has 9.8 KiB free on /nvme, but its checkpoints need 825.4 KiB. Free up space there",
         ),
-        ({"shared_memory": 65536}, "and /dev/shm of b has 64.0 KiB free. Set data.num_workers=0"),
+        ({"shared_memory": 65536}, "but /dev/shm on b has only 64.0 KiB free. Set data.num_workers=0"),
         ({"scratch_free": 10**7}, "b: the disk of /tmp has 9.5 MiB free, but a run needs 238.4 MiB for"),
         (
             {"place": {"address": "127.0.0.1", "port": 1}},
-            "b has no IPv4 address but loopback, which no other",
+            "b has only a loopback IPv4 address, which no other",
         ),
         (
             {"place": {"trouble": "b: no network interface ib9"}},
             "tiny.yaml:12: b: no network interface ib9",
         ),
-        ({"gpus": []}, "the run needs 1 GPU on each machine; b has 0. Use machines that have them"),
+        ({"gpus": []}, "the run needs 1 GPU on each machine, but b has 0. Use machines with enough GPUs"),
         ({"time": 0.0}, "the clock of b differs from this machine's by"),
-        ({"host": "a"}, "a and b are two names of one machine (a). Name each machine once"),
+        ({"host": "a"}, "a and b are two names of the same machine (a). List each machine only once"),
     ],
 )
 def test_each_problem_of_a_host_is_named(
@@ -425,7 +427,7 @@ def test_a_fix_names_the_variable_that_decides(
         lambda asked: answer_of("b", asked, missing=[str(tmp_path / "data")])
     )
     assert "or set NBTRAIN_WORKSPACE to a folder" in fixes(lambda asked: answer_of("b", asked, token=None))
-    assert "Try `ssh -p 2299 b " in fixes(lambda asked: broken)
+    assert "Run `ssh -p 2299 b " in fixes(lambda asked: broken)
 
 
 def probe_here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -455,7 +457,7 @@ def test_each_host_is_asked_for_the_folder_of_its_own_number(
         ]
 
     [only] = said()
-    assert f"b may not write to {tmp_path}/disk1." in only
+    assert f"b has no permission to write to {tmp_path}/disk1." in only
     assert said(mode="perf") == []
 
 
@@ -480,7 +482,7 @@ def test_gpus_of_a_host_are_those_that_its_ranks_see(
     assert checks.usable_devices(hidden) == {"a": 1, "b": 1}
     found = [str(problem) for problem in checks.findings(hidden) if "GPU" in str(problem)]
     assert len(found) == 2
-    assert "needs 2 GPUs on each machine; b has 1 (backend.env.CUDA_VISIBLE_DEVICES=0)." in found[1]
+    assert "needs 2 GPUs on each machine, but b has 1 (backend.env.CUDA_VISIBLE_DEVICES=0)." in found[1]
 
 
 @pytest.mark.parametrize("launcher", ["openmpi", "pdsh"])
@@ -506,9 +508,10 @@ def test_mpirun_needs_its_daemon_on_every_host(
         return
     assert asked_for == [["orted", "prted", "/usr/bin/orted", "/usr/bin/prted"]]
     assert found == [
-        f"{run.where('backend.hosts.launcher')}: backend.hosts.launcher = openmpi: b has neither orted nor "
-        "prted in the PATH of `ssh b env`, and mpirun needs it to start the run. Install Open MPI there "
-        "(Debian: openmpi-bin) and put its bin/ into that PATH, or set backend.hosts.launcher to pdsh."
+        f"{run.where('backend.hosts.launcher')}: backend.hosts.launcher = openmpi: mpirun needs orted or "
+        "prted on b to start the run, and neither is on the PATH that `ssh b env` shows. Install Open MPI "
+        "there (Debian: openmpi-bin) and add its bin/ folder to that PATH, or set backend.hosts.launcher "
+        "to pdsh."
     ]
 
 

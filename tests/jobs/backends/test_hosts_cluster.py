@@ -101,13 +101,14 @@ def test_one_of_two_jobs_is_cancelled_and_the_other_goes_on(
         ),
         (
             {"known": "unknown"},
-            "hosta has a host key that is not known here. Log in once by hand (`ssh -F CONFIG hosta`) and "
-            "compare the key, or add it with ssh-keyscan.",
+            "hosta has a host key that is not known on this machine. Log in once by hand (`ssh -F CONFIG "
+            "hosta`) and verify the key, or add it with ssh-keyscan.",
         ),
         (
             {"known": "changed"},
-            "hosta has another host key than the one that is known here. If it was reinstalled, remove the "
-            "old key (`ssh-keygen -R hosta`) and log in once by hand; if not, another machine may be "
+            "hosta has a different host key than the one that is known on this machine. If the host was "
+            "reinstalled, remove the old key (`ssh-keygen -R hosta`) and log in once by hand. Otherwise, "
+            "another machine may be "
             "intercepting the connection.",
         ),
     ],
@@ -136,17 +137,17 @@ def test_a_wrong_hostfile_is_refused_before_anything_starts(
     for text, words in (
         (
             "hosta slots=2\nhostb slot=2\n",
-            f"{hostfile}:2: 'hostb slot=2' is not a machine. A line is `name slots=8`: a name or an IPv4 "
-            "address, and how many ranks it may have.",
+            f"{hostfile}:2: 'hostb slot=2' does not describe a machine. Write `name slots=8`: a host name "
+            "or an IPv4 address, and the largest number of ranks there.",
         ),
         (
             "hosta slots=2\n",
-            "machines names 1 machine, but resources.nodes = 2. Add machines, or lower nodes.",
+            "machines names 1 machine, but resources.nodes = 2. Add machines, or lower resources.nodes.",
         ),
         (
             "hosta slots=2\nhostb slots=1\n",
-            "machines lists hostb with slots=1, and each machine needs 2 ranks. Raise the slots if the "
-            "machine has the devices, or lower the ranks.",
+            "machines lists hostb with slots=1, but the run needs 2 slots on each machine. Raise slots if "
+            "the machine has the devices, or use fewer ranks per machine.",
         ),
         (
             "hosta slots=2\nhostc slots=2\n",

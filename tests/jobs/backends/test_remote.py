@@ -178,7 +178,7 @@ def test_a_machine_with_loopback_alone_is_named(cluster: Cluster) -> None:
     assert record is not None
     replace(record, address="127.0.0.1").write(path)
     assert cluster.launcher.poll() == 1
-    assert cluster.launcher.end_message.startswith("node1: no network address but loopback")
+    assert cluster.launcher.end_message.startswith("node1: has only a loopback address")
 
 
 def test_a_lost_node_is_named_with_its_silence(cluster: Cluster) -> None:

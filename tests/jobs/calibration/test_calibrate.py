@@ -71,7 +71,7 @@ def test_a_busy_machine_is_in_doubt_and_replaces_nothing_better(asked, monkeypat
     found, _ = read_calibration()
     assert found.doubts == ["other programs used 1.5 of 4 cores when the calibration started"]
     assert "but doubtful: other programs used 1.5 of 4 cores" in found.source
-    assert "Plans use it for 7 days and say that it is doubtful" in str(doubtful)
+    assert "Plans use it for 7 days and mark it as doubtful" in str(doubtful)
     assert doubtful.to_dict()["doubts"] == found.doubts
     monkeypatch.setattr(module, "lacking_cores", lambda: 0.4)
     calibrate(60)
@@ -80,7 +80,7 @@ def test_a_busy_machine_is_in_doubt_and_replaces_nothing_better(asked, monkeypat
     monkeypatch.setattr(module, "lacking_cores", lambda: 1.5)
     again = calibrate(60)
     assert read_calibration()[0] == quiet and again.path is None
-    assert "Not written: data/calibration.json keeps its values" in str(again)
+    assert "Not written: data/calibration.json keeps its earlier, more reliable values" in str(again)
 
 
 def test_time_that_does_not_suffice_is_an_error(asked, monkeypatch):
@@ -91,9 +91,8 @@ def test_time_that_does_not_suffice_is_an_error(asked, monkeypatch):
     monkeypatch.setitem(ANSWERS[-1], "kind", "late")
     with pytest.raises(
         JobError,
-        match=r"^only 2 of 2 values were measured in 60 s, and nothing was written: other "
-        r"programs used 4\.0 of 4 cores when it began\. "
-        r".*`nbtrain calibrate --seconds 240`\.$",
+        match=r"^only 2 of 2 values could be measured in 60 s, so nothing was written: at the start, "
+        r"other programs used 4\.0 of 4 cores\. .*`nbtrain calibrate --seconds 240`\.$",
     ):
         calibrate(60)
     # More than the most is not proposed.
@@ -110,7 +109,7 @@ def test_a_trial_by_cpu_time_is_not_filed(asked):
 
 def test_seconds_have_bounds(asked):
     with pytest.raises(
-        ConfigError, match=r"^seconds = 5 must be from 60 to 3600: every value is the median of"
+        ConfigError, match=r"^seconds = 5 must be from 60 to 3600, because every value is the median of"
     ):
         calibrate(5)
     assert asked == []

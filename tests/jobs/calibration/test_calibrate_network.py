@@ -50,7 +50,7 @@ def test_a_run_without_a_network_is_refused(workspace):
 def test_a_result_that_cannot_be_stored_is_refused_before_the_job(workspace, monkeypatch):
     (workspace / "file").write_text("")
     monkeypatch.setenv("NBTRAIN_DATA", str(workspace / "file" / "data"))
-    with pytest.raises(JobError, match=r"network.json: cannot be written: .*Nothing was started"):
+    with pytest.raises(JobError, match=r"network.json cannot be written: .*Nothing was started"):
         calibrate_network(load("13B", TWO))
 
 
@@ -88,9 +88,9 @@ def test_the_result_is_printed_and_drawn(workspace):
     assert "2 ranks on 2 machines: 4 Gb/s one-way bandwidth" in said
     assert "  976.6 KiB  0.002 s, 4 Gb/s  0.002 s, 2 Gb/s\n" in said
     assert "<td" in CalibratedNetwork(network, path, None)._repr_html_()
-    assert "Written to data/network.json; plans of runs in this place use it." in said
+    assert "Written to data/network.json; plans of runs on these machines use it." in said
     named = CalibratedNetwork(network, path, 50e9)
-    assert "This run names a network of 400 Gb/s, which its plans keep" in str(named)
+    assert "This run sets a network bandwidth of 400 Gb/s, which its plans keep using" in str(named)
     lines = named.picture().axes[0].lines
     assert [line.get_label() for line in lines] == ["all_reduce", "all_gather", "4 Gb/s, used by plans"]
     assert list(lines[0].get_ydata()) == pytest.approx([4, 4])

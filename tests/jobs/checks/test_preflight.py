@@ -132,10 +132,10 @@ def test_devices_json_limits_what_is_checked(tiny, monkeypatch):
     [kernels] = problems('{"gpus": ["1", "2", "3"]}', **gpu)
     assert "bf16 needs a GPU of compute capability 8.0 (Ampere) or newer; Tesla T4 has" in kernels
     [few] = problems('{"gpus": ["3"]}', **gpu)
-    assert "needs 2 GPUs, and queue/devices.json leaves 1" in few
+    assert "needs 2 GPUs, but queue/devices.json leaves 1" in few
     shared = {**gpu, "backend.share_devices": True}
     assert problems('{"gpus": ["2", "3"]}', **shared) == [kernels]
-    assert any("queue/devices.json: must be" in text for text in problems('{"gpus": 2}', **gpu))
+    assert any("queue/devices.json: must have the form" in text for text in problems('{"gpus": 2}', **gpu))
     large_model = {"model.num_layers": 48, "model.hidden_size": 4096, "model.num_attention_heads": 32}
     large_model |= {"precision.dtype": "fp16", "model.seq_length": 64, "batch.micro_batch_size": 1}
 
@@ -330,7 +330,7 @@ def test_a_local_dir_that_cannot_serve(tiny, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     [(kind, message)] = found(tiny(**{"checkpoint.local_dir": f"{tmp_path}/file/x"}))
     assert kind == "error"
-    assert f"box may not write to {tmp_path}/file. Create the folder on a local disk" in message
+    assert f"box has no permission to write to {tmp_path}/file. Create the folder on a local disk" in message
     usage, small = shutil.disk_usage("/"), str(tmp_path)
 
     room = 1000
@@ -342,12 +342,12 @@ def test_a_local_dir_that_cannot_serve(tiny, tmp_path, monkeypatch):
     [(kind, message)] = found(tiny(**{"checkpoint.local_dir": f"{tmp_path}/n"}))
     assert kind == "resource"
     assert f"box has 1000 B free on {tmp_path}, but its checkpoints need 1." in message
-    assert message.endswith("Free space there, or name a folder on a larger disk.")
+    assert message.endswith("Free up space there, or choose a folder on a larger disk.")
     room = 2_000_000
     several = {"checkpoint.local_dir": f"{tmp_path}/n", "checkpoint.local_keep_last": 4}
     [(_, message)] = found(tiny(**several))
     assert message.endswith(
-        "Free space there, set checkpoint.local_keep_last: 2, or name a folder on a larger disk."
+        "Free up space there, set checkpoint.local_keep_last: 2, or choose a folder on a larger disk."
     )
     assert found(tiny(**several | {"checkpoint.local_keep_last": 2})) == []
 

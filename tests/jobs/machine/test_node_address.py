@@ -27,7 +27,10 @@ def test_a_number_that_cannot_be_is_refused() -> None:
         JobError, match=r"^SLURM_PROCID=4, but the job has 4 nodes, numbered from 0\. Start one"
     ):
         node_number(4, {"SLURM_PROCID": "4"})
-    with pytest.raises(JobError, match=r"says which of 2 nodes this is\. Start the agents with srun, mpirun"):
+    with pytest.raises(
+        JobError,
+        match=r"is set to the number of this node, one of 2 nodes\. Start the agents with srun, mpirun",
+    ):
         node_number(2, {"SLURM_PROCID": "-1"})
 
 
@@ -60,7 +63,9 @@ def test_the_address_is_one_that_others_reach(monkeypatch: pytest.MonkeyPatch) -
     machine(monkeypatch, lo="127.0.0.1", eth0=None)
     assert own_address() == ("127.0.0.1", "lo")
     with pytest.raises(
-        JobError, match=r"^node7: no network interface ib0 with an IPv4 address is up; found: none\. Set"
+        JobError,
+        match=r"^node7 has no active network interface ib0 with an IPv4 address; active interfaces: none\. "
+        r"Set",
     ):
         own_address("ib0")
 

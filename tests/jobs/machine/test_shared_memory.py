@@ -22,9 +22,9 @@ def test_check_and_submit_name_it(tiny, monkeypatch):
     [finding] = findings_here(config)
     assert finding == obstacle
     text = str(finding)
-    assert "at least 88.0 KiB of shared memory, and /dev/shm of" in text and "has 64.0 KiB free" in text
+    assert "at least 88.0 KiB of shared memory, but /dev/shm on" in text and "has only 64.0 KiB free" in text
     assert "Set data.num_workers=0" in text and "--shm-size" in text
-    assert str(obstacle).startswith("override data.num_workers=2: data.num_workers = 2 for each of 1 rank")
+    assert str(obstacle).startswith("override data.num_workers=2: data.num_workers = 2 with 1 rank ")
     assert stops([finding])
     assert preflight(read_launch(tiny())) == [] and findings_here(tiny()) == []
     monkeypatch.setattr(shared_memory, "free_shared_memory", lambda: NEEDED)

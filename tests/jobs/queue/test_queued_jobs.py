@@ -102,7 +102,9 @@ def test_ranks_see_the_gpus_that_their_job_holds(fake, start, monkeypatch):
     wide = config.parallel.model_copy(update={"data_parallel_size": 2})
     with pytest.raises(SubmitError) as refused:
         start(config.model_copy(update={"name": "four", "resources": two, "parallel": wide}))
-    words = "the run needs 2 GPUs, and queue/devices.json leaves 1. Raise the limit, or choose a smaller"
+    words = (
+        "the run needs 2 GPUs, but queue/devices.json leaves 1. Raise the queue's limit, or choose a smaller"
+    )
     assert words in str(refused.value)
 
 
@@ -133,8 +135,8 @@ def test_after_a_boot_the_jobs_go_on_in_their_order(fake, start):
         files.write_json(path, {**files.read_json(path), "system": "before", "priority": 3})
     after_boot.start_after_boot(said.append)
     assert said == [
-        "The machine was restarted; its jobs are being started again: tiny, second. `nbtrain queue` shows "
-        "them."
+        "The machine was restarted. These jobs from its queue are being restarted: tiny, second. To list "
+        "the queue, run `nbtrain queue`."
     ]
     again = [wait_until(lambda job=job: successor(job), "a new job") for job in jobs[:2]]
     wait_until(lambda: status_of(again[0])[0] == "RUNNING", "the first one runs again")

@@ -179,7 +179,8 @@ def test_a_step_that_is_none(word, tiny, base):
 def test_another_model_is_refused_with_the_key(tiny, base):
     assert said(starting(tiny, **{"model.norm_epsilon": 1e-6})) == [
         "override model.norm_epsilon=1.0e-06: model.norm_epsilon is 1.0e-06 in the run and 1.0e-05 in tiny: "
-        "the weights do not fit. `extends: output/tiny/config.yaml` takes its model section."
+        "the weights do not fit. To inherit the model section of that run, set `extends: "
+        "output/tiny/config.yaml`."
     ]
 
 
@@ -204,8 +205,8 @@ def test_another_tokenizer_is_refused_with_the_token(tiny, base, tiny_data, work
     assert said(starting(tiny, **{"tokenizer.name": "turned"})) == [
         f"override tokenizer.name=turned: tokenizer.name = turned: 'A', which is {vocabulary['B']} in "
         f"data/tokenizer/mock/tokenizer.json, has the id {vocabulary['A']}. The run's token ids would "
-        "mean other text than in the training of the weights. Name the tokenizer of the weights, or one that "
-        "has all its tokens with their ids."
+        "mean other text than in the training of the weights. Set tokenizer.name to the tokenizer of the "
+        "weights, or to one that has all its tokens with the same ids."
     ]
     # The tokenizer that the weights were trained with is gone.
     manifest = files.read_json(base.checkpoint_manifest(12))
@@ -426,10 +427,10 @@ def test_adapters_that_changed_are_refused_for_a_repetition(tiny, base, workspac
     with pytest.raises(CheckpointError, match="global_step12 has changed since the run was submitted"):
         refuse_other_weights(config, {**recorded, "sha256": "0" * 64})
     path.write_bytes(b"second")
-    with pytest.raises(CheckpointError, match=r"adapter_model.safetensors: is gone or has"):
+    with pytest.raises(CheckpointError, match=r"adapter_model.safetensors is gone or has"):
         refuse_other_weights(config, recorded)
     path.unlink()
-    with pytest.raises(CheckpointError, match=r"adapter_model.safetensors: is gone or has"):
+    with pytest.raises(CheckpointError, match=r"adapter_model.safetensors is gone or has"):
         refuse_other_weights(config, recorded)
 
 

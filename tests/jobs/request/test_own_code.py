@@ -121,7 +121,7 @@ def test_a_file_that_has_changed_is_refused_once_the_run_has_trained(own, worksp
             again()
         said = str(raised.value)
         assert "code: my_code.py has changed since output/tiny was submitted, first in line 2" in said
-        assert "`cp output/tiny/own_code/my_code.py my_code.py` restores the file" in said
+        assert "To restore the file, run `cp output/tiny/own_code/my_code.py my_code.py`" in said
         assert "`nbtrain clone tiny NEWNAME`" in said and "init_from=tiny" in said
     (workspace / "my_code.py").write_text(SCALARS)
     assert resume(run).job_id in run.job_ids()
@@ -172,7 +172,11 @@ def test_a_sweep_tries_a_file_once_and_pins_it(own, tried, workspace):
     assert len(tried) == 1
     assert [files.read_json(run.own_code_json)["tried"] for run in runs] == ["passed"] * 4
     (workspace / "my_code.py").write_text(f"{SCALARS}\n")
-    with pytest.raises(ConfigError, match=r"sweep\.yaml: code = .*my_code\.py has the SHA-256 .* two files"):
+    with pytest.raises(
+        ConfigError,
+        match=r"sweep\.yaml: code = .*my_code\.py has changed since the sweep was first started: its "
+        r"SHA-256 is .* same file",
+    ):
         drive(read_sweep(path), turn_done=interrupt)
 
 

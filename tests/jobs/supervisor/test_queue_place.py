@@ -160,7 +160,7 @@ def test_a_waiting_job_is_stopped_moved_or_started_at_once(holders, cause_of):
     assert "first -" not in holders.said()
     with pytest.raises(JobError) as refused:
         move(first, priority=1)
-    assert lacks(refused, f"output/first: job {first.job_id} is RUNNING ", "`nbtrain queue` lists") == []
+    assert lacks(refused, f"output/first: job {first.job_id} is RUNNING ", "run `nbtrain queue`") == []
     with pytest.raises(ConfigError, match=r"^priority 2000: must be a whole number from -1000 to 1000\.$"):
         move(first, priority=2000)
     assert read_state(first, time.time())[0] == "RUNNING"
@@ -316,7 +316,7 @@ def test_threads_of_the_shell_that_are_not_used_are_named(holders, monkeypatch):
     mark = "s" if cores > 1 else ""
     (said,) = warnings_here(config, holders.queue, this_machine())
     numbers = f"(resources.cpus_per_node: {cores} core{mark} over {cores} rank{mark})"
-    parts = ("each rank has 1 thread ", numbers, " OMP_NUM_THREADS=3 of this shell is not used")
+    parts = ("each rank has 1 thread ", numbers, " this shell's OMP_NUM_THREADS=3 is not used")
     assert lacks(said, *parts, "set backend.env.OMP_NUM_THREADS=3") == []
     theirs = holders.config("one", **asked, **{"backend.env": {"OMP_NUM_THREADS": "3"}})
     assert warnings_here(theirs, holders.queue, this_machine()) == []
@@ -334,16 +334,17 @@ def test_what_is_asked_for_and_is_not_here_is_said(holders, capsys, monkeypatch)
     more = {"resources.cpus_per_node": cores + 6, "resources.memory_per_node_bytes": 9 * 10**15}
     said, memory = warnings_here(holders.config("one", **more), holders.queue, this_machine())
     has = f"{cores} core{'s' * (cores > 1)}"
-    assert re.match(rf"cpus_per_node = {cores + 6}, but \S+ has {has} for this run, which uses", said)
+    assert re.match(rf"cpus_per_node = {cores + 6}, but \S+ has only {has} for this run\.", said)
     assert f"Set resources.cpus_per_node: {cores} or null" in said
     assert re.match(
-        r"memory_per_node_bytes = 9,0{3},.* is 8185\.5 TiB, but \S+ has .*may not fit here\. Set", memory
+        r"memory_per_node_bytes = 9,0{3},.* is 8185\.5 TiB, but \S+ has .*may not fit on this machine\. Set",
+        memory,
     )
     for elsewhere in ({"resources.device": "gpu"}, {"backend.kind": "slurm"}):
         assert warnings_here(holders.config("one", **more, **elsewhere), holders.queue, this_machine()) == []
     assert main(["check", "gpt-tiny", *(f"{key}={value}" for key, value in more.items())]) == 0
     shown = capsys.readouterr().out
-    assert said.partition(". ")[0] in shown and memory.partition(": ")[0] in shown
+    assert said.partition(". ")[0] in shown and memory.partition(". ")[0] in shown
 
 
 @pytest.mark.slow
@@ -400,7 +401,7 @@ def test_a_job_of_hosts_goes_on_after_a_boot_of_its_supervisors_machine(holders,
     restart.restart(holders.queue, False, said.append)
     [(name, config, wanted), again] = resumed
     assert (name, config.backend.kind, config.backend.priority) == ("far", "hosts", 4)
-    assert (wanted, again, said) == (True, False, ["far: started again"])
+    assert (wanted, again, said) == (True, False, ["far: restarted"])
     restart.restart(holders.queue, False, said.append)
     assert (len(resumed), holders.queue.tickets()) == (2, [])
     holders.start("near", hold_seconds=0.01, **gpu)
@@ -485,8 +486,8 @@ def test_a_folder_that_cannot_be_made(workspace, monkeypatch):
     monkeypatch.setenv("NBTRAIN_QUEUE", "file/queue")
     with pytest.raises(SubmitError) as refused:
         Queue().make()
-    fixes = ("Set NBTRAIN_QUEUE to a folder of yours", "backend.share_devices=true")
-    assert lacks(refused, "file/queue: ", ": Not a directory.", *fixes) == []
+    fixes = ("Set NBTRAIN_QUEUE to a folder that you own", "backend.share_devices=true")
+    assert lacks(refused, "file/queue cannot be used", ": Not a directory.", *fixes) == []
 
 
 def test_devices_json_that_is_none(holders):
@@ -495,7 +496,7 @@ def test_devices_json_that_is_none(holders):
     with pytest.raises(JobError) as refused:
         needs_of(holders.config("one"), holders.queue)
     example = '{"gpus": ["0", "1"], "cores": 6}'
-    assert lacks(refused, "queue/devices.json: ", example, "cores from 1 on", "remove it.") == []
+    assert lacks(refused, "queue/devices.json: ", example, "at least 1", "remove the file.") == []
 
 
 @pytest.mark.parametrize(
@@ -523,7 +524,7 @@ def test_gpus_that_the_machine_does_not_have_are_no_slots(holders, monkeypatch, 
 def test_the_command_line(holders, cause_of, capsys):
     """`nbtrain queue` lists jobs as text or JSON, moves a job, and reports missing arguments."""
     assert main(["queue"]) == 0
-    assert capsys.readouterr().out == "No job of this machine has devices or waits for them.\n"
+    assert capsys.readouterr().out == "No job on this machine has devices or waits for devices.\n"
     holders.start("first")
     wait_until(lambda: holders.said() == ["first +"], "it has its cores")
     second = holders.start("second")
@@ -549,7 +550,7 @@ def test_the_command_line(holders, cause_of, capsys):
 
 def test_a_cause_that_the_table_cuts_stands_below_it():
     """A cause that is too long for the table is printed in full below it, because its end says what to do."""
-    cause = f"was not started again: {'x' * 100}. Do this."
+    cause = f"could not be restarted: {'x' * 100}. Do this."
     run = str(output_root() / "first")
     entry = QueueEntry(None, "first", run, "id", "LOST", "1 core", [], 0, 0.0, cause)
     *_, row, blank, whole = str(QueueList([entry])).split("\n")
@@ -591,4 +592,6 @@ def test_a_queue_that_cannot_be_looked_at_is_said(holders):
     (holders.queue.path / "tickets").touch()
     after_boot.start_after_boot(said.append)
     (warning,) = said
-    assert lacks(warning, "queue: ", "cannot be read", "none of its jobs", ": Not a directory") == []
+    assert (
+        lacks(warning, "queue: ", "cannot be read", "its jobs are not restarted", ": Not a directory") == []
+    )

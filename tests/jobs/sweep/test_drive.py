@@ -91,7 +91,7 @@ def test_only_one_process_drives_a_sweep(sweep):
     folder.mkdir(parents=True)
     descriptor = flock_folder(folder, blocking=False)
     try:
-        with pytest.raises(JobError, match="another process is running the sweep seeds"):
+        with pytest.raises(JobError, match="another process is already running the sweep seeds"):
             drive(sweep())
     finally:
         os.close(descriptor)
@@ -104,7 +104,7 @@ def test_a_run_of_another_owner_is_refused(sweep):
     run.path.mkdir(parents=True)
     files.write_json(run.run_json, {"run_id": "r", "parent": None, "created_at": 1.0})
     files.write_text(run.config_yaml, to_yaml(with_values(read.runs[0].config, {"labels": {}})))
-    with pytest.raises(ConfigError, match="not of this sweep: seeds-lr-0-001-seed-1"):
+    with pytest.raises(ConfigError, match="do not belong to this sweep: seeds-lr-0-001-seed-1"):
         drive(read)
 
 

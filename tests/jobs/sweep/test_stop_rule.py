@@ -19,7 +19,7 @@ CURVES = {
 def test_the_median_is_that_of_the_others_at_equal_tokens():
     """The worst of four runs is stopped. A run is compared with what the others had at its own tokens."""
     assert verdict(MEDIAN, CURVES, "d") == (
-        "validation loss 4.0000 after 200 tokens is above the median of 3 other runs there, 3.4000"
+        "validation loss 4.0000 after 200 tokens is above 3.4000, the median of 3 other runs at this point"
     )
     # c has 3.4; a, b and d had 3.0, 3.5 and 4.0 at 200 tokens: it may continue, though a has 2.5 by now.
     assert verdict(MEDIAN, CURVES, "c") == ""

@@ -63,7 +63,7 @@ def test_texts_in_a_mapping_are_values_as_on_the_command_line(tiny, workspace):
     "contents", [{"sweep": "a", 1: 2}, {"sweep": "a", "run": "gpt-tiny", "grid": {"model.seed": {1, 2}.copy}}]
 )
 def test_contents_that_are_not_yaml_are_refused(workspace, contents):
-    with pytest.raises(ConfigError, match=r"must be text|cannot be written to YAML"):
+    with pytest.raises(ConfigError, match=r"must be a string|cannot be written as YAML"):
         write_sweep(contents)
     assert not (workspace / "sweeps").exists()
 
@@ -71,7 +71,7 @@ def test_contents_that_are_not_yaml_are_refused(workspace, contents):
 @pytest.mark.parametrize(
     ("text", "problems"),
     [
-        ("sweep: a\nrun: tiny.yaml\n", ["sweep.yaml: the sweep has no run."]),
+        ("sweep: a\nrun: tiny.yaml\n", ["sweep.yaml: the sweep has no runs."]),
         (
             "sweep: A\nrun: tiny.yaml\ngrids: {}\nat_once: 0\n",
             [
@@ -90,7 +90,7 @@ def test_contents_that_are_not_yaml_are_refused(workspace, contents):
         ),
         (
             "sweep: a\nrun: tiny.yaml\noverrides: {model.seed: 1}\ngrid:\n  model.seed: [1]\n",
-            ["sweep.yaml:5: model.seed is in grid and in overrides"],
+            ["sweep.yaml:5: model.seed is both in grid and in overrides"],
         ),
         (
             "sweep: a\nrun: tiny.yaml\ngrid: {model.seed: [1, 1]}\n",
@@ -98,11 +98,11 @@ def test_contents_that_are_not_yaml_are_refused(workspace, contents):
         ),
         (
             "sweep: a\nrun: tiny.yaml\ngrid: {model.seed: [1]}\nstop: {rule: bound, after_tokens: 100}\n",
-            ["sweep.yaml:4: rule: bound needs `bound`"],
+            ["sweep.yaml:4: `rule: bound` requires `bound`"],
         ),
         (
             f"sweep: a\nrun: tiny.yaml\ngrid: {{model.seed: {SEEDS}, data.seed: {SEEDS}}}\n",
-            ["the sweep has 900 runs; the most are 500"],
+            ["the sweep has 900 runs, but at most 500 are allowed"],
         ),
         ("- a\n", ["sweep.yaml"]),
     ],

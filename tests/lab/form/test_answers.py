@@ -179,7 +179,7 @@ def test_a_given_hostfile_is_read_as_check_reads_it(workspace: Path) -> None:
     hosts = {"backend.kind": "hosts", "backend.hosts.hostfile": "hosts.txt"}
     [found] = [one for one in assessed(overrides=hosts)["findings"] if one["level"] == "error"]
     assert found["key"] == "backend.hosts.hostfile"
-    assert "'node-b slots' is not a machine" in found["message"]
+    assert "'node-b slots' does not describe a machine" in found["message"]
 
 
 def test_the_cell_does_what_the_form_holds_and_prepares_what_is_missing(workspace: Path) -> None:

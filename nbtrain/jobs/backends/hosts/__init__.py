@@ -1,1 +1,1 @@
-"""Backend for machines reached by ssh: DeepSpeed's launcher starts one node agent on each."""
+"""Backend for machines reached by ssh: DeepSpeed's launcher starts one node agent on each machine."""

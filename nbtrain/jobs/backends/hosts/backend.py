@@ -1,8 +1,8 @@
-"""Backend for machines reached by ssh: the supervisor runs where the job was submitted, an agent on each
-machine.
+"""Backend for machines reached by ssh.
 
-The supervisor restarts ranks, and starts new agents where the old ones are gone. All machines must see the
-run directory under the same path.
+The supervisor runs on the machine where the job was submitted, and an agent runs on each host. The supervisor
+restarts ranks and replaces agents that are gone. All machines must see the run directory under the same
+path.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,24 +23,25 @@ from nbtrain.jobs.machine.hostfile import hosts_of
 
 
 class HostsBackend(SupervisedHere):
-    """Runs jobs on machines that are reached by ssh."""
+    """Backend that runs jobs on machines reached by ssh."""
 
-    # Before it exits, a supervisor ends the agents and the launcher, which takes this long.
+    # Seconds that a supervisor needs to end the agents and the launcher before it exits.
     end_seconds = 60.0
 
     def submit(self, job: JobDir) -> None:
-        """Record the machines, then start the supervisor."""
+        """Record the job's machines in handle.json, then start the supervisor."""
         config = load_resolved(job.run.config_yaml)
         files.write_json(job.handle_json, asdict(HostsHandle(hosts_of(config))))
         super().submit(job)
 
     def request_text(self, job: JobDir, config: RunConfig, alone: bool = False) -> str:
-        """Return hostfile, environment files and commands. Raises ConfigError for a wrong hostfile."""
+        """Return the hostfile, environment files and commands. Raises ConfigError for an invalid hostfile."""
         return dry_text(config, job, hosts_of(config))
 
     def end_ranks(self, job: JobDir, grace_seconds: float) -> None:
-        """End the ranks on every host, found by the job's marker. Raises JobError if a host cannot be
-        reached.
+        """End the ranks on every host, which are found by the job's marker.
+
+        Raises JobError if a host cannot be reached.
         """
         handle = HostsHandle.read(job.handle_json)
         section = load_resolved(job.run.config_yaml).backend.hosts
@@ -55,11 +56,11 @@ class HostsBackend(SupervisedHere):
             )
 
     def findings(self, config: RunConfig) -> Iterator[Finding]:
-        """Yield the problems that would stop the run on this machine or on any host."""
+        """Yield the problems on this machine or on any host that would keep the run from starting."""
         return findings(config)
 
     def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
-        """Return DeepSpeed's launcher with one agent per host."""
+        """Return a launcher that starts one agent per host through DeepSpeed's launcher."""
         return HostsLauncher(job, command)
 
 

@@ -1,4 +1,4 @@
-"""Checks of a run's hosts, made on all of them at once before anything starts."""
+"""Checks of a run's hosts, on all hosts at once, before anything starts."""
 
 import contextlib
 import json
@@ -39,25 +39,26 @@ from nbtrain.jobs.machine.shared_memory import too_little
 from nbtrain.planner.budget.disk import local_bytes
 
 PROBE = Path(__file__).with_name("probe.py")
-# Limit for all hosts at once; Python starts slowly from a slow shared disk.
+# Limit in seconds for checking all hosts in parallel; Python starts slowly from a slow shared disk.
 PROBE_SECONDS = 120.0
-# Limit for machines that answered before; the supervisor gives no sign of life while it waits.
+# Limit for machines that have responded before. It is shorter, because the supervisor gives no sign of life
+# while it waits.
 COUNT_SECONDS = 45.0
-# Job ids and the times of checkpoints come from several clocks.
+# Largest allowed difference between clocks: job ids and the times of checkpoints come from several machines.
 CLOCK_SECONDS = 60.0
-# torch and DeepSpeed write sockets and small files there.
+# Free bytes required in the temporary folder, where torch and DeepSpeed write sockets and small files.
 SCRATCH_BYTES = 250_000_000
 PROGRAMS = {"pdsh": ("pdsh", "pdsh"), "openmpi": ("mpirun", "openmpi-bin")}
 # Daemons of Open MPI 4 and 5.
 OPEN_MPI_DAEMONS = ("orted", "prted")
 # Launchers pass these paths through a shell unquoted.
 PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+=:@-]+")
-# A shell's own exit codes: the Python was not found, or cannot be executed.
+# Exit codes of a shell that cannot find Python, or cannot execute it.
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 
 def findings(config: RunConfig) -> Iterator[Finding]:
-    """Yield the problems of this machine. The hosts are checked only if this machine has none."""
+    """Yield the problems on this machine, or if there are none, the problems on the hosts."""
     found = list(problems_here(config))
     try:
         hosts = hosts_of(config)
@@ -69,7 +70,7 @@ def findings(config: RunConfig) -> Iterator[Finding]:
 
 
 def problems_here(config: RunConfig) -> Iterator[Finding]:
-    """Check the programs and files with which this machine reaches the others."""
+    """Check the programs and files that this machine needs to reach the hosts."""
     section = config.backend.hosts
     program, package = PROGRAMS[section.launcher]
     for name, debian in ((program, package), ("ssh", "openssh-client")):
@@ -77,9 +78,9 @@ def problems_here(config: RunConfig) -> Iterator[Finding]:
             yield mistake(
                 config,
                 "backend.hosts.launcher",
-                f"{name} is not installed here; it starts the run on its hosts.",
-                f"Install it (Debian: {debian})"
-                + (", or set backend.hosts.launcher to the other one." if name == program else "."),
+                f"{name}, which starts the run on its hosts, is not installed on this machine.",
+                f"Install {name} (Debian: {debian})"
+                + (", or choose the other backend.hosts.launcher." if name == program else "."),
             )
     if section.ssh_config is not None and not resolve(section.ssh_config).is_file():
         yield mistake(
@@ -93,9 +94,9 @@ def problems_here(config: RunConfig) -> Iterator[Finding]:
         yield mistake(
             config,
             "backend.hosts.python",
-            f"{python} is not here. DeepSpeed's launcher uses "
-            "the same Python on the machine that submits and on every host.",
-            "Install it under the same path here, or set backend.hosts.python to one that all have.",
+            f"this machine has no executable {python}. DeepSpeed's launcher needs Python under the same "
+            "path on the submitting machine and on every host.",
+            "Install Python under this path, or set backend.hosts.python to a path that all machines have.",
         )
     paths = [("backend.hosts.python", python)]
     if section.ssh_config is not None:
@@ -106,15 +107,15 @@ def problems_here(config: RunConfig) -> Iterator[Finding]:
                 config,
                 key,
                 f"{key} = {path!r} contains spaces or characters that pdsh cannot pass on.",
-                "Use a path of letters, digits and . _ - + = : @ /.",
+                "Use a path that consists of letters, digits and . _ - + = : @ / only.",
             )
 
 
 def usable_devices(config: RunConfig) -> dict[str, int]:
-    """Return {host: its number of GPUs, or of ranks on CPU}. An unusable host counts 0 and gets a line in the
-    log.
+    """Return {host: number of usable GPUs, or of ranks on CPU}.
 
-    Raises ConfigError if the hostfile does not name the hosts.
+    An unusable host has the number 0, and the reason is printed to the supervisor's log. Raises ConfigError
+    if the hostfile is invalid.
     """
     found = {}
     for host, answer, problems in looked_at(config, hosts_of(config), COUNT_SECONDS):
@@ -127,7 +128,7 @@ def usable_devices(config: RunConfig) -> dict[str, int]:
 
 
 def on_hosts(config: RunConfig, hosts: list[str]) -> Iterator[Finding]:
-    """Yield the problems of each host, including two names for one machine."""
+    """Yield the problems on each host, including two host names for the same machine."""
     known: dict[str, str] = {}
     for host, found, problems in looked_at(config, hosts, PROBE_SECONDS):
         yield from problems
@@ -139,9 +140,9 @@ def on_hosts(config: RunConfig, hosts: list[str]) -> Iterator[Finding]:
             yield mistake(
                 config,
                 _hosts_key(config),
-                f"{_hosts_key(config)}: {known[machine]} and {host} are two names of one "
+                f"{_hosts_key(config)}: {known[machine]} and {host} are two names of the same "
                 f"machine ({found['host']}).",
-                "Name each machine once; its agent starts all its ranks.",
+                "List each machine only once; its agent starts all its ranks.",
             )
         known.setdefault(machine, host)
 
@@ -149,10 +150,10 @@ def on_hosts(config: RunConfig, hosts: list[str]) -> Iterator[Finding]:
 def looked_at(
     config: RunConfig, hosts: list[str], seconds: float
 ) -> list[tuple[str, dict[str, Any], list[Finding]]]:
-    """Return (host, its probe's output, its problems except GPUs) for all hosts, checked in parallel."""
+    """Return (host, output of its probe, problems except missing GPUs) for all hosts, checked in parallel."""
     folder = nearest_existing(output_root())
     if not folder.is_dir():
-        folder = folder.parent  # preflight reports what is in the way
+        folder = folder.parent  # preflight reports the file that is in the way
     token = folder / f".nbtrain-hosts-{secrets.token_hex(8)}"
     secret = secrets.token_hex(16)
     folders = [str(workspace()), str(folder), str(data_home())]
@@ -203,12 +204,12 @@ def looked_at(
 
 
 def _hosts_key(config: RunConfig) -> str:
-    """Return the field in which the run names its machines."""
+    """Return the configuration field in which the run names its machines."""
     return "backend.hosts.hostfile" if config.backend.hosts.hostfile else "backend.hosts.hosts"
 
 
 def _read(config: RunConfig, answer: RemoteOutput) -> tuple[dict[str, Any], Finding | None]:
-    """Return the probe's output, or the reason why there is none."""
+    """Return (output of the probe, None), or ({}, problem) if the host could not be checked."""
     key = _hosts_key(config)
     words, fix = answer.trouble
     if words:
@@ -220,7 +221,8 @@ def _read(config: RunConfig, answer: RemoteOutput) -> tuple[dict[str, Any], Find
             key,
             f"{key}: {answer.host} has no {python}. Every host needs the same Python as this machine, "
             "under the same path.",
-            "Put it on a shared disk, install it there, or set backend.hosts.python to one that all have.",
+            "Install Python there or on a shared disk, or set backend.hosts.python to a path that all "
+            "machines have.",
         )
     try:
         return json.loads(answer.output.splitlines()[-1]), None
@@ -230,8 +232,8 @@ def _read(config: RunConfig, answer: RemoteOutput) -> tuple[dict[str, Any], Find
             config,
             key,
             f"{key}: {answer.host} could not be checked: {said} (exit code {answer.code}).",
-            f"Try `ssh{answer.by_hand} {answer.host} {python} --version` by hand; nothing may be printed at "
-            "log-in.",
+            f"Run `ssh{answer.by_hand} {answer.host} {python} --version` by hand; logging in must not print "
+            "anything else.",
         )
 
 
@@ -250,14 +252,15 @@ def _software(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[F
                 config,
                 _hosts_key(config),
                 f"{_hosts_key(config)}: {host} {has}, but this machine has {name} {version}. All "
-                "ranks of a run must be of one version.",
-                "Use one environment on a shared disk, or install the same versions there.",
+                "ranks of a run need the same versions.",
+                "Use one environment on a shared disk, or install the same versions on that host.",
             )
 
 
 def _daemons(config: RunConfig) -> list[str]:
-    """Return the programs that mpirun starts on each host: by name, and by the path in mpirun's own folder;
-    [] for pdsh.
+    """Return the programs that mpirun may start on each host; [] for pdsh.
+
+    Each program is listed by name and by its path in mpirun's own folder.
     """
     if config.backend.hosts.launcher != "openmpi":
         return []
@@ -270,18 +273,18 @@ def _daemon(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Fin
         yield mistake(
             config,
             "backend.hosts.launcher",
-            f"backend.hosts.launcher = openmpi: {host} has neither "
-            f"{' nor '.join(OPEN_MPI_DAEMONS)} in the PATH of `ssh {host} env`, and mpirun needs it to start "
-            "the run.",
-            "Install Open MPI there (Debian: openmpi-bin) and put its bin/ into that PATH, or set "
+            f"backend.hosts.launcher = openmpi: mpirun needs {' or '.join(OPEN_MPI_DAEMONS)} on {host} to "
+            f"start the run, and neither is on the PATH that `ssh {host} env` shows.",
+            "Install Open MPI there (Debian: openmpi-bin) and add its bin/ folder to that PATH, or set "
             "backend.hosts.launcher to pdsh.",
         )
 
 
 def _another_folder(variable: str) -> str:
-    """Return the fix of a folder that a host does not see, with the variable that decides where it is."""
+    """Return the fix for a folder that a host does not see; it names the variable that sets the folder."""
     decides = variable if os.environ.get(variable) else WORKSPACE
-    return f"Mount the shared disk there under the same path, or set {decides} to a folder that all see."
+    fix = f"or set {decides} to a folder that all machines see."
+    return f"Mount the shared disk there under the same path, {fix}"
 
 
 def _folders(
@@ -297,16 +300,16 @@ def _folders(
         yield mistake(
             config,
             "",
-            f"{host} has a separate folder {folder}: a file written here does not appear there, and the "
-            "ranks share their run directory.",
+            f"{host} has a different folder {folder}: a file written on this machine does not appear there, "
+            "but all ranks must share the run directory.",
             _another_folder(OUTPUT),
         )
     elif not found["writable"]:
         yield mistake(
             config,
             "",
-            f"{host} may not write to {display(folder)}.",
-            "Change its permissions, or mount it for writing.",
+            f"{host} has no permission to write to {display(folder)}.",
+            "Change the folder's permissions, or mount its disk for writing.",
         )
     if found["scratch_free"] < SCRATCH_BYTES:
         yield shortage(
@@ -314,7 +317,7 @@ def _folders(
             "",
             f"{host}: the disk of {found['scratch']} has {size(found['scratch_free'])} free, but a run needs "
             f"{size(SCRATCH_BYTES)} for temporary files.",
-            "Free space there, or set TMPDIR there to a larger disk.",
+            "Free up space there, or set TMPDIR there to a folder on a larger disk.",
         )
 
 
@@ -328,8 +331,8 @@ def _network(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Fi
         yield mistake(
             config,
             "",
-            f"{host} has no IPv4 address but loopback, which no other machine reaches.",
-            "Bring its network up, or name its interface in backend.hosts.network_interface.",
+            f"{host} has only a loopback IPv4 address, which no other machine can reach.",
+            "Bring up its network, or set backend.hosts.network_interface.",
         )
 
 
@@ -339,9 +342,9 @@ def _gpus(config: RunConfig, host: str, found: dict[str, Any]) -> Iterator[Findi
         yield shortage(
             config,
             "resources.gpus_per_node",
-            f"the run needs {counted(config.ranks_per_node, 'GPU')} on each machine; {host} has "
+            f"the run needs {counted(config.ranks_per_node, 'GPU')} on each machine, but {host} has "
             f"{len(gpus)}{chosen_words(config)}.",
-            "Use machines that have them, or lower resources.gpus_per_node.",
+            "Use machines with enough GPUs, or lower resources.gpus_per_node.",
         )
 
 
@@ -365,7 +368,7 @@ def _clock(
         yield mistake(
             config,
             "",
-            f"the clock of {host} differs from this machine's by {off:.0f} s, and {CLOCK_SECONDS:g} s are "
-            "allowed.",
-            "Synchronize it there (chrony or systemd-timesyncd).",
+            f"the clock of {host} differs from this machine's by {off:.0f} s, but at most "
+            f"{CLOCK_SECONDS:g} s is allowed.",
+            "Synchronize the clock there (chrony or systemd-timesyncd).",
         )

@@ -1,4 +1,4 @@
-"""Text that shows what a submission to hosts would do; nothing is started and no machine is contacted."""
+"""Text that shows what a submission to hosts would do; nothing is started, and no machine is contacted."""
 
 import shlex
 import sys
@@ -21,8 +21,9 @@ SET = ("DS_ENV_FILE", "PDSH_SSH_ARGS_APPEND", "FANOUT", "DS_ACCELERATOR", "OMPI_
 
 
 def dry_text(config: RunConfig, job: JobDir, hosts: list[str]) -> str:
-    """Return the hostfile, the environment files without values, and all commands in the order in which they
-    start.
+    """Return the text of a dry run: hostfile, environment files, and all commands in order.
+
+    Variables of the environment are listed by name, without their values.
     """
     hostfile, variables = job.path / "hostfile", job.path / "deepspeed.env"
     settings = runner_environment(config, variables)
@@ -39,9 +40,11 @@ def dry_text(config: RunConfig, job: JobDir, hosts: list[str]) -> str:
     return (
         f"# Run {config.name}, job {job.job_id}: what `nbtrain submit` starts on "
         f"{counted(len(hosts), 'machine')}, written by nbtrain.\n"
-        "# Nothing was started, and no machine was asked. `nbtrain submit` asks all of them first:\n"
-        "# versions, folders, network, GPUs, disk, clock. All see the run, workspace and data directories.\n"
-        f"\n# 1. Here: the supervisor, which watches the job to its end.\n{shlex.join(supervisor)}\n"
+        "# Nothing was started, and no machine was contacted. `nbtrain submit` first checks the\n"
+        "# versions, folders, network, GPUs, disk and clock of every machine. All machines must see\n"
+        "# the run, workspace and data directories.\n"
+        "\n# 1. On this machine: the supervisor, which watches the job to its end.\n"
+        f"{shlex.join(supervisor)}\n"
         f"\n# 2. It writes {hostfile}\n{hostfile_text(hosts)}"
         f"\n# and {variables}\n{AGENT_MARKER}={job.job_id}\n"
         "\n# 3. It starts DeepSpeed's launcher, which reaches every machine by ssh.\n"

@@ -1,10 +1,11 @@
-"""Run on a host by `python -`; ends the processes that carry a job's marker, and no others.
+"""End the processes that carry a job's marker on a host, and no others; run there with `python -`.
 
     python - JOB_ID GRACE_SECONDS AGENTS_SECONDS
 
-The agent is asked to leave (TERM): its ranks save, and it kills those that take too long, so it has
-AGENTS_SECONDS. Without an agent, ranks have GRACE_SECONDS. Remaining processes are then killed. Prints how
-many processes there were, how many were killed and how many are left. The standard library only.
+The agent gets TERM: its ranks save, and it kills the ranks that take too long, so it has AGENTS_SECONDS to
+exit. Without an agent, the ranks have GRACE_SECONDS. Then the remaining processes are killed. The program
+prints how many processes it found, how many it killed and how many are left. It uses only the standard
+library.
 """
 
 import contextlib
@@ -15,9 +16,10 @@ import time
 from pathlib import Path
 
 MARKER = b"NBTRAIN_AGENT_JOB="
-# A rank's marker; its agent asks it to leave.
+# Marker of a rank, which its agent asks to exit.
 RANK = b"NBTRAIN_JOB="
-# DeepSpeed's part on each host kills its whole tree on TERM; it leaves by itself after the agent.
+# DeepSpeed's launcher process on each host. On TERM it would kill all its children; it exits by itself after
+# the agent.
 LAUNCHER = b"deepspeed.launcher"
 KILL_SECONDS = 10.0
 
@@ -45,8 +47,9 @@ def send(pids, number):
 
 
 def wait(job_id, seconds, then=None):
-    """Wait until no process is left, calling `then` with the remaining ones; return those that remain at the
-    end.
+    """Wait at most `seconds` until no process is left, and return the processes that remain.
+
+    `then` is called repeatedly with the processes that remain at that time.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -66,17 +69,18 @@ def main(job_id, grace_seconds, agents_seconds):
         if LAUNCHER not in command and not any(variable.startswith(RANK) for variable in variables)
     ]
     if grace_seconds > 0:
-        # Agents whose supervisor is gone save their ranks; without an agent the ranks are signalled directly.
+        # An agent without a supervisor makes its ranks save. Without an agent, the ranks are signalled
+        # directly.
         send(agents or there, signal.SIGTERM)
     left = wait(job_id, agents_seconds if agents else grace_seconds)
     killed = len(left)
-    # Repeated, because a process may have forked since the last look.
+    # The signal is repeated, because a process may have forked since the last check.
     left = wait(job_id, KILL_SECONDS, lambda some: send(some, signal.SIGKILL))
     print(len(there), killed, len(left))
     if left:
-        # The process that ran this command shows the last line.
+        # The process that ran this command shows the user the last line.
         many = f"{len(left)} processes of the job do" if len(left) > 1 else "1 process of the job does"
-        print(f"{many} not end (an NFS server that hangs?)", file=sys.stderr)
+        print(f"{many} not exit (perhaps an NFS server hangs)", file=sys.stderr)
     return 1 if left else 0
 
 

@@ -1,11 +1,13 @@
-"""Start a job's agents with DeepSpeed's launcher (pdsh or openmpi), which runs as a separate process and is
-never imported.
+"""Start a job's agents with DeepSpeed's launcher (pdsh or openmpi).
+
+The launcher runs as a separate process and is never imported.
 
     supervisor -> deepspeed.launcher.runner -> pdsh -> ssh -> deepspeed.launcher.launch -> on_host: the agent
                                             or mpirun -> ssh ----------------------------> on_host: the agent
 
-The launcher must never receive TERM or INT: it would end every DeepSpeed job on its hosts (`pkill -f`), other
-users' jobs included. Agents are ended by their job's marker, and the launcher afterwards by KILL.
+The launcher must never receive TERM or INT: it would run `pkill -f` on its hosts and so end every DeepSpeed
+job there, including other users' jobs. Therefore the agents are found and ended by their job's marker, and
+the launcher is ended afterwards with KILL.
 """
 
 import contextlib
@@ -38,42 +40,45 @@ from nbtrain.jobs.machine.hostfile import hostfile_text, hosts_of
 
 END_JOB = Path(__file__).with_name("end_job.py")
 AGENT_MARKER = "NBTRAIN_AGENT_JOB"
-# Variables of the submitting environment that an agent needs; launchers pass on almost none.
+# Variables of the submitting environment that an agent needs; launchers pass on almost no variables.
 PASSED_ON = ("PATH", "LD_LIBRARY_PATH", *FOLDER_VARIABLES)
-# Seconds from the end of the agents until the launcher has noticed it.
+# Seconds that the launcher needs to notice that its agents have ended.
 RUNNER_END_SECONDS = 5.0
 END_TIMEOUT_SECONDS = 60.0
 # Seconds between two counts of the machines that are back after a preemption.
 COUNT_SECONDS = 15.0
 AGENT_END_SECONDS = 15.0
-# DeepSpeed's launcher requires a port, but never uses this one: agents choose a separate port to meet at.
+# Port that DeepSpeed's launcher requires but does not use: the agents choose another port for the rendezvous.
 UNUSED_PORT = 29500
 
 
 class HostsLauncher(RemoteLauncher):
-    """Launcher with one agent on each host."""
+    """Launcher that starts one agent on each host."""
 
-    # Usable devices of each machine when they were last counted; empty if they never were.
+    # Usable devices of each machine at the last count; empty if the devices were never counted.
     _usable: Mapping[str, int] = {}
-    # When the machines are counted again after a preemption, and the result of the last count.
+    # Time of the next count of machines after a preemption, and the result of the last count.
     _counts_at = 0.0
     _missing_words = ""
-    # Agents of earlier starts: one that ssh cannot reach may still see the disk, and write to it.
+    # Agents from earlier starts. An agent that ssh cannot reach may still see the disk and write to it.
     _replaced: Sequence[ProcessIdentity] = ()
 
     def devices(self, config: RunConfig) -> list[int] | None:
-        """Return the usable devices of every machine, largest number first; 0 where ranks could not start
-        now.
+        """Return the number of usable devices on each machine, largest first; None if there is no count.
+
+        The number is 0 for a machine on which no rank could start now.
         """
         try:
             self._usable = usable_devices(config)
         except ConfigError as error:
-            print(f"machines cannot be counted: {error}", flush=True)
+            print(f"cannot count the usable machines: {error}", flush=True)
             return None
         return sorted(self._usable.values(), reverse=True) or None
 
     def start_agents(self, config: RunConfig) -> Agents:
-        """Start DeepSpeed's launcher. If a host cannot be reached, the attempt fails and its cause names the
+        """Start DeepSpeed's launcher, which starts the agents.
+
+        If a host cannot be reached, nothing is started, and the attempt fails with a cause that names the
         host.
         """
         section, known = config.backend.hosts, super()._known_agents()
@@ -95,7 +100,10 @@ class HostsLauncher(RemoteLauncher):
         return start_runner(config, self._job, hosts)
 
     def missing(self) -> str:
-        """Return how many machines answer if they are too few; an attempt starts the agents itself."""
+        """Return how many machines respond if they are too few; "" if there are enough.
+
+        Agents need not run yet, because the next attempt starts them.
+        """
         config = self._config
         if time.monotonic() < self._counts_at:
             return self._missing_words
@@ -111,10 +119,10 @@ class HostsLauncher(RemoteLauncher):
 
 
 def end_predecessor(config: RunConfig, job: JobDir, hosts: Sequence[str]) -> list[str]:
-    """Make the ranks of a LOST predecessor job save and exit, because two jobs must not write to the same
-    model/.
+    """Make the ranks of the run's previous job save and exit, if that job is LOST.
 
-    Returns a sentence for each host on which processes may still run.
+    Two jobs must not write to the same model/ folder. Returns a sentence for each host on which processes may
+    still be running.
     """
     before = next((job_id for job_id in reversed(job.run.job_ids()) if job_id < job.job_id), None)
     lost = job.run.job(before) if before else None
@@ -124,11 +132,11 @@ def end_predecessor(config: RunConfig, job: JobDir, hosts: Sequence[str]) -> lis
     backend, handle = config.backend, HostsHandle.read(lost.handle_json)
     machines, patience = handle.hosts if handle else hosts, stop_patience_seconds(job.run, config)
     answers = end_lost(backend.hosts, machines, lost.job_id, patience)
-    # Measured by the shared disk's clock: agents leave by themselves, and ranks save meanwhile.
+    # Agents exit by themselves once their ranks have saved. The time is measured by the shared disk's clock.
     silent = job.job_json.stat().st_mtime - lost.job_json.stat().st_mtime
     left = backend.node_timeout_seconds + patience - silent
     return [
-        f"{words}; what job {lost.job_id} has left there ends by itself within {left:.0f} s"
+        f"{words}; the processes that job {lost.job_id} left there end by themselves within {left:.0f} s"
         for answer in answers
         if (words := why(answer)) and left > 0
     ]
@@ -143,17 +151,17 @@ class HostsHandle(Record):
 
 
 class NotStarted:
-    """Stand-in for agents that could not be started."""
+    """Placeholder for agents that could not be started; `end_message` is the reason."""
 
     def __init__(self, words: str):
         self.end_message = words
 
     def poll(self) -> int | None:
-        """Return the exit code with which ssh reports its own failure."""
+        """Return 255, the exit code with which ssh reports its own failure."""
         return 255
 
     def end(self) -> None:
-        """Do nothing, since no agent was started."""
+        """Do nothing, because no agent was started."""
 
 
 class Runner:
@@ -166,16 +174,17 @@ class Runner:
         self._section, self._hosts, self._job_id = section, hosts, job_id
 
     def poll(self) -> int | None:
-        """Return the launcher's exit code, which is the largest of all hosts; 255 if a connection was
-        lost.
+        """Return the launcher's exit code, the largest of all hosts; None while it runs.
+
+        The code is 255 if a connection was lost.
         """
         return self._process.poll()
 
     def end(self) -> None:
-        """End the agents, found by their marker, then end the launcher and its pdsh and ssh with KILL."""
+        """End the agents, found by their marker, then kill the launcher with its pdsh and ssh processes."""
         for answer in end_marked(self._section, self._hosts, self._job_id, AGENT_END_SECONDS):
             if words := why(answer):
-                print(f"agents are not ended: {words}", flush=True)
+                print(f"agents could not be ended: {words}", flush=True)
         if self._process.poll() is not None:
             return
         deadline = time.monotonic() + RUNNER_END_SECONDS
@@ -187,9 +196,7 @@ class Runner:
 
 
 def end_lost(section: HostsConfig, hosts: Sequence[str], job_id: str, patience: float) -> list[RemoteOutput]:
-    """On each host, ask the processes of a LOST job to save and exit; agents kill processes that take too
-    long.
-    """
+    """Make a LOST job's processes save and exit on each host; agents kill those that take too long."""
     return end_marked(section, hosts, job_id, patience, cap_seconds(patience) + AGENT_END_SECONDS)
 
 
@@ -200,9 +207,10 @@ def end_marked(
     grace_seconds: float,
     agents_seconds: float | None = None,
 ) -> list[RemoteOutput]:
-    """On each host, end the processes with the job's marker; `grace_seconds` 0 kills them at once.
+    """End the processes with the job's marker on each host, and return each host's output.
 
-    `agents_seconds` is the time for agents, which end their ranks themselves; None means `grace_seconds`.
+    The processes have `grace_seconds` to exit; 0 kills them at once. `agents_seconds` is the time for agents,
+    which end their ranks themselves; None stands for `grace_seconds`.
     """
     most = grace_seconds if agents_seconds is None else agents_seconds
     arguments = [job_id, str(grace_seconds), str(most)]
@@ -211,14 +219,14 @@ def end_marked(
 
 
 def why(answer: RemoteOutput) -> str:
-    """Return why a host did not carry out a request; "" if it did."""
+    """Return why a host did not carry out a request; "" if it carried the request out."""
     if words := answer.trouble[0]:
         return words
     return "" if answer.code == 0 else f"{answer.host}: {last_line(answer.errors or answer.output)}"
 
 
 def start_runner(config: RunConfig, job: JobDir, hosts: list[str]) -> Runner:
-    """Write the launcher's hostfile and environment file into the job's folder and start it."""
+    """Write the launcher's hostfile and environment file into the job's folder, and start the launcher."""
     hostfile, variables = job.path / "hostfile", job.path / "deepspeed.env"
     files.write_text(hostfile, hostfile_text(hosts))
     files.write_json(
@@ -234,7 +242,7 @@ def start_runner(config: RunConfig, job: JobDir, hosts: list[str]) -> Runner:
     process = processes.start(
         runner_command(config, job, hosts, hostfile),
         job.supervisor_log,
-        # On TERM it would end the DeepSpeed jobs of others.
+        # On TERM, the launcher would end other users' DeepSpeed jobs.
         signal.SIGKILL,
         env=runner_environment(config, variables),
         # The launcher copies its current folder, unquoted, into a shell command and into PYTHONPATH.
@@ -244,7 +252,7 @@ def start_runner(config: RunConfig, job: JobDir, hosts: list[str]) -> Runner:
 
 
 def runner_command(config: RunConfig, job: JobDir, hosts: list[str], hostfile: Path) -> list[str]:
-    """Return the command of DeepSpeed's launcher: one slot per host, in which it starts one agent."""
+    """Return the command of DeepSpeed's launcher, which starts one agent in the single slot of each host."""
     section = config.backend.hosts
     return [
         *(python_of(section), "-m", "deepspeed.launcher.runner", "--hostfile", str(hostfile)),
@@ -260,11 +268,10 @@ def runner_command(config: RunConfig, job: JobDir, hosts: list[str], hostfile: P
 
 
 def mpirun_options(section: HostsConfig) -> list[str]:
-    """Return openmpi's options: one agent per host with all its cores, by ssh with the ssh options of
-    backend.hosts.
+    """Return the options of mpirun: one agent per host, with all its cores and backend.hosts' ssh options.
 
-    network_interface applies to the ranks only, because this machine, on which mpirun runs, may have no such
-    interface.
+    network_interface is not passed on. It applies only to the ranks, because the machine on which mpirun runs
+    may have no such interface.
     """
     return [
         *("--map-by", "node", "--bind-to", "none"),
@@ -273,13 +280,14 @@ def mpirun_options(section: HostsConfig) -> list[str]:
 
 
 def runner_environment(config: RunConfig, variables: Path) -> dict[str, str]:
-    """Return the environment of the launcher process: the job's environment file, and ssh's options for
-    pdsh.
+    """Return the environment of the launcher process.
+
+    It names the job's environment file and contains the ssh options for pdsh.
     """
     environment = {name: value for name, value in os.environ.items() if name not in VISIBLE}
     environment["DS_ENV_FILE"] = str(variables)
     environment["PDSH_SSH_ARGS_APPEND"] = " ".join(ssh_options(config.backend.hosts))
-    # More than any run has: otherwise pdsh starts 32 at a time, and the others wait until these end.
+    # More hosts than any run has. By default, pdsh starts 32 at a time, and the others wait until these end.
     environment["FANOUT"] = "1024"
     if config.resources.device == "cpu":
         environment["DS_ACCELERATOR"] = "cpu"
@@ -289,8 +297,9 @@ def runner_environment(config: RunConfig, variables: Path) -> dict[str, str]:
 
 
 def agent_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that agents inherit: folders, paths, and settings that affect computing; no
-    secrets.
+    """Return the variables that agents inherit: folders, paths and settings that affect training.
+
+    Secrets are never included.
     """
     named = {name: environment[name] for name in PASSED_ON if name in environment}
     kept = recorded_variables(dict(environment))

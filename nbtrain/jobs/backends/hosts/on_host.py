@@ -1,7 +1,8 @@
-"""python -m nbtrain.jobs.backends.hosts.on_host WORD: become a host's agent; DeepSpeed's launcher calls it.
+"""Become a host's agent: python -m nbtrain.jobs.backends.hosts.on_host WORD.
 
-WORD names the job: launchers pass it through shells that split and expand anything but one plain word. The
-agent reads everything else from the job's folder, which every host sees.
+DeepSpeed's launcher runs this. WORD names the job; launchers pass it through shells, which split or expand
+anything but a single plain word. The agent reads everything else from the job's folder, which every host
+sees.
 """
 
 import base64
@@ -17,7 +18,8 @@ from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.jobs.machine.node_address import node_number
 from nbtrain.jobs.node.__main__ import main as be_the_agent
 
-# DeepSpeed's launcher sets them from the slots of its hostfile, and an agent has one slot for all GPUs.
+# Variables that DeepSpeed's launcher sets from the slots in its hostfile. They are removed, because an agent
+# has one slot for all its GPUs.
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
 
@@ -34,16 +36,19 @@ def job_of(word: str) -> JobDir:
 
 
 def order_path(job: JobDir) -> Path:
-    """Return the path of the data that every agent reads: {nodes, folder, environment}."""
+    """Return the path of the file that every agent reads at its start, with {nodes, folder, environment}."""
     return job.path / "control" / "agents.json"
 
 
 def main(word: str) -> int:
-    """Run the agent until the job has ended, logging to the node's log even if the connection breaks."""
+    """Run the agent until the job has ended, and return its exit code.
+
+    The agent writes to the node's log file, so it can log even if the connection breaks.
+    """
     job = job_of(word)
     order = files.read_json(order_path(job))
     if order is None:
-        raise JobError(f"{order_path(job)} is not there. Every host must see it under the same path.")
+        raise JobError(f"{order_path(job)} does not exist. Every host must see the file under this path.")
     for name in VISIBLE:
         os.environ.pop(name, None)
     os.environ.update(order["environment"])

@@ -1,9 +1,9 @@
-"""Run on a host by `python -`; prints what a run needs to know about the host, as one line of JSON.
+"""Print what a run needs to know about a host, as one line of JSON; run on the host with `python -`.
 
     NBTRAIN_NODE_RANK=0 python - '{"folders": [...], "token": ..., "device": ..., "interface": ...}'
 
-Written for Python 3.6 and later, so that an old Python can report its version. It leaves no files on the
-host.
+The program runs on Python 3.6 and later, so that an old Python can report its version. It leaves no files on
+the host.
 """
 
 import contextlib
@@ -21,7 +21,10 @@ PACKAGES = ("torch", "deepspeed")
 
 
 def versions():
-    """Return {package: version}, None if it is not installed. Only nbtrain is imported, for its version."""
+    """Return {package: version}, with None for a package that is not installed.
+
+    Only nbtrain is imported to get its version; {} is returned if this Python is too old.
+    """
     try:
         from importlib import metadata
     except ImportError:
@@ -38,8 +41,9 @@ def versions():
 
 
 def place(interface):
-    """Return {address, port} at which others reach this host, or {trouble}; found by the same rules as in the
-    agent.
+    """Return the {address, port} at which other machines reach this host, or {trouble}.
+
+    They are found by the same rules as in the agent.
     """
     from nbtrain.base.process.ports import port_to_listen_on
     from nbtrain.jobs.machine.node_address import own_address
@@ -52,14 +56,14 @@ def place(interface):
 
 
 def gpus(chosen):
-    """Return the names of the GPUs that ranks see with this CUDA_VISIBLE_DEVICES; None lets them see all."""
+    """Return the names of the GPUs that ranks see if CUDA_VISIBLE_DEVICES is `chosen`; None means all."""
     from nbtrain.base.hardware.nvml import visible_gpus
 
     return [gpu.name for gpu in visible_gpus(chosen)]
 
 
 def local_disk(local_dir, run):
-    """Describe the disk for this node's local checkpoints, as in NodeDisk; None if the run writes none."""
+    """Return the fields of NodeDisk for this node's local checkpoints; None if the run has no local_dir."""
     if local_dir is None:
         return None
     from dataclasses import asdict
@@ -72,7 +76,7 @@ def local_disk(local_dir, run):
 
 
 def shared_memory():
-    """Return the bytes of /dev/shm that can be allocated."""
+    """Return the number of bytes in /dev/shm that can be allocated."""
     from nbtrain.jobs.machine.shared_memory import free_shared_memory
 
     return free_shared_memory()
@@ -83,7 +87,7 @@ def boot_id():
 
 
 def read(path):
-    """Return the text of a file, None if it cannot be read."""
+    """Return the text of a file; None if the file cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except OSError:

@@ -14,22 +14,22 @@ from nbtrain.config.sections.backend_section import HostsConfig
 from nbtrain.jobs.machine.node_address import NUMBER_VARIABLES
 
 CONNECT_SECONDS = 15
-# Machines that are contacted at once; the others wait for their turn.
+# Largest number of machines that are contacted at the same time.
 AT_ONCE = 64
-# ssh's own exit code if it could not connect, or lost the connection.
+# Exit code of ssh itself, if it could not connect or lost the connection.
 SSH_FAILED = 255
-# (ssh's output, its meaning, the fix); {host}, {options} and {known} are filled in.
+# (pattern in ssh's output, problem, fix). {host}, {options} and {known} are filled in.
 TROUBLES = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED",
-        "has another host key than the one that is known here",
-        "If it was reinstalled, remove the old key (`ssh-keygen -R {known}`) and log in once by hand; if "
-        "not, another machine may be intercepting the connection.",
+        "has a different host key than the one that is known on this machine",
+        "If the host was reinstalled, remove the old key (`ssh-keygen -R {known}`) and log in once by hand. "
+        "Otherwise, another machine may be intercepting the connection.",
     ),
     (
         r"[Hh]ost key is known|Host key verification failed",
-        "has a host key that is not known here",
-        "Log in once by hand (`ssh{options} {host}`) and compare the key, or add it with ssh-keyscan.",
+        "has a host key that is not known on this machine",
+        "Log in once by hand (`ssh{options} {host}`) and verify the key, or add it with ssh-keyscan.",
     ),
     (
         r"Permission denied|Too many authentication failures",
@@ -49,34 +49,35 @@ TROUBLES = (
     (
         r"timed out|No route to host|Network is unreachable|Host is down",
         f"does not answer within {CONNECT_SECONDS} s",
-        "Is it switched on, and does a firewall let ssh through?",
+        "Check that the host is switched on and that no firewall blocks ssh.",
     ),
 )
 
 
 @dataclass(frozen=True)
 class RemoteOutput:
-    """A machine's output, or the reason why it has none."""
+    """A machine's output, or the reason why there is no output."""
 
     host: str
     code: int | None
-    """The program's exit code; 255 comes from ssh itself; None after a timeout."""
+    """The program's exit code; 255 if ssh itself failed, and None after a timeout."""
     output: str
     errors: str
     by_hand: str = ""
-    """Options for a user to type after `ssh` before the host, each with a leading space: port and
-    configuration file.
+    """Options for port and configuration file that a user types between `ssh` and the host.
+
+    The text begins with a space, or is "".
     """
     port: int | None = None
-    """Port; None uses ssh's own configuration."""
+    """Port of sshd; None stands for the port in ssh's own configuration."""
 
     @property
     def trouble(self) -> tuple[str, str]:
-        """(failure, fix) if ssh itself failed; ("", "") if it did not."""
+        """The problem and its fix, as (problem, fix), if ssh itself failed; ("", "") if it did not fail."""
         if self.code is None:
             return (
-                f"{self.host} gave no answer in time",
-                "Check whether it is overloaded, or whether its disk hangs.",
+                f"{self.host} did not respond in time",
+                "Check whether the host is overloaded or its disk hangs.",
             )
         if self.code != SSH_FAILED:
             return "", ""
@@ -87,17 +88,17 @@ class RemoteOutput:
                 filled = fix.format(host=self.host, options=self.by_hand, known=known)
                 return f"{self.host} {words}", filled
         said = f"ssh to {self.host} failed: {last_line(self.errors)}"
-        return said, f"Try `ssh{self.by_hand} {self.host} true` by hand."
+        return said, f"Run `ssh{self.by_hand} {self.host} true` by hand to see the error."
 
 
 def last_line(text: str) -> str:
-    """Return the last line that is not empty."""
+    """Return the last line that is not empty; "no output" if there is none."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "no output"
 
 
 def ssh_options(section: HostsConfig) -> list[str]:
-    """Return the options of every ssh call. With them ssh never prompts, and notices a dead connection."""
+    """Return the options of every ssh call, with which ssh never prompts and detects a dead connection."""
     return [
         "-oBatchMode=yes",
         f"-oConnectTimeout={CONNECT_SECONDS}",
@@ -109,14 +110,14 @@ def ssh_options(section: HostsConfig) -> list[str]:
 
 
 def _by_hand(section: HostsConfig) -> str:
-    """Return the ssh options for a user to type: " -F FILE -p 2299"; "" if none are needed."""
+    """Return the ssh options that a user must type, such as " -F FILE -p 2299"; "" if there are none."""
     options = ["-F", str(resolve(section.ssh_config))] if section.ssh_config else []
     options += ["-p", str(section.ssh_port)] if section.ssh_port else []
     return f" {shlex.join(options)}" if options else ""
 
 
 def python_of(section: HostsConfig) -> str:
-    """Return the path of Python on every machine."""
+    """Return the path of Python, which is the same on every machine."""
     return section.python or sys.executable
 
 
@@ -128,8 +129,10 @@ def run_everywhere(
     variables: Iterable[str] = (),
     timeout_seconds: float = 60.0,
 ) -> list[RemoteOutput]:
-    """Run a local Python file on every host, with `variables` (NAME=value) in its environment, and the host's
-    position in `hosts` as NBTRAIN_NODE_RANK.
+    """Run a local Python file on every host, and return the hosts' outputs in the order of `hosts`.
+
+    The program's environment contains `variables` (NAME=value), and the host's position in `hosts` as
+    NBTRAIN_NODE_RANK.
     """
     arguments, variables = list(arguments), list(variables)
     text = program.read_text(encoding="utf-8")
@@ -139,7 +142,7 @@ def run_everywhere(
         number, host = numbered
         named = [*variables, f"{NUMBER_VARIABLES[0]}={number}"]
         command = ["env", *named, python_of(section), "-", *arguments]
-        # One shell is between ssh and the program.
+        # ssh passes the command through one shell, so it is quoted once.
         call = ["ssh", *ssh_options(section), "--", host, shlex.join(command)]
         try:
             done = subprocess.run(

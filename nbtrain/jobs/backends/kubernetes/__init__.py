@@ -1,1 +1,1 @@
-"""Kubernetes as a backend: one object of an operator's kind, whose pods run the node agent."""
+"""Kubernetes backend: a job is one object of an operator's kind, whose pods run the node agent."""

@@ -1,8 +1,8 @@
-"""Kubernetes backend: the pods of one object start the agents, and node 0's agent starts the supervisor.
+"""Kubernetes backend: an object's pods start the agents, and node 0's agent starts the supervisor.
 
-The supervisor restarts ranks. The operator restarts a lost pod, by its policy. A supervisor that gets TERM
-together with its pod cannot know whether another pod follows. It hands the job over, and the cluster's report
-shows how the job continues.
+The supervisor restarts ranks; the operator restarts lost pods, according to its policy. A supervisor that
+gets TERM together with its pod cannot know whether another pod follows. It therefore gives up the job, and
+the cluster's report shows how the job continues.
 """
 
 import contextlib
@@ -47,19 +47,19 @@ from nbtrain.jobs.control.control import asked_pause
 from nbtrain.monitor.job.pods import cluster_events
 from nbtrain.monitor.logs.logs import NODE, follow, log_path, tail_lines
 
-# Seconds between two queries whether pods that were told to exit are being evicted.
+# Seconds between two queries about whether pods that were told to exit are being evicted.
 ASK_AGAIN_SECONDS = 2.0
-# Seconds after which a followed stream is closed, to see whether the rank has a separate log by now.
+# Seconds after which a followed stream is closed, to check whether the rank has its own log file by now.
 FOLLOW_SECONDS = 5.0
 
 
 class KubernetesBackend(RemoteBackend):
-    """Runs jobs as objects of a cluster."""
+    """Backend that runs each job as an object in a Kubernetes cluster."""
 
     capabilities = CAPABILITIES["kubernetes"]
 
     def submit(self, job: JobDir) -> None:
-        """Create the job's object, or find the existing one. Raises SubmitError with the server's message."""
+        """Create the job's object, or find it if it exists. Raises SubmitError with the server's message."""
         config = load_resolved(job.run.config_yaml)
         section = config.backend.kubernetes
         try:
@@ -77,15 +77,16 @@ class KubernetesBackend(RemoteBackend):
             raise self.refused(job, f"Kubernetes did not accept the job: {error}") from error
 
     def request_text(self, job: JobDir, config: RunConfig, alone: bool = False) -> str:
-        """Return the manifest. With `alone`, its pods write the run directory. Raises SubmitError,
-        ConfigError.
+        """Return the job's manifest.
+
+        With `alone`, its pods write the run directory. Raises SubmitError and ConfigError.
         """
         section = config.backend.kubernetes
         if alone and section.autotune != "none":
             raise SubmitError(
                 f"{config.where('backend.kubernetes.autotune')}: backend.kubernetes.autotune = "
-                f"{section.autotune}: the tuner starts a script that `nbtrain submit` writes into the job's "
-                "folder, so that kubectl alone cannot start it. Submit the run, or set "
+                f"{section.autotune} needs a script that `nbtrain submit` writes into the job's folder, so "
+                "kubectl alone cannot start this run. Submit the run with `nbtrain submit`, or set "
                 "backend.kubernetes.autotune=none."
             )
         work = work_of(config, section, job.run.run_id or new_run_id(), job)
@@ -94,13 +95,13 @@ class KubernetesBackend(RemoteBackend):
         return manifest_text(work, write(work, section.namespace))
 
     def was_started(self, job: JobDir, run_id: str) -> None:
-        """Write handle.json. The name that the server gave the object is looked up when it is needed."""
+        """Write handle.json for the existing object. The object's uid is looked up when it is needed."""
         section = load_resolved(job.run.config_yaml).backend.kubernetes
         name, namespace = object_name(job.run.name, run_id, job.job_id), section.namespace or own_namespace()
         KubernetesHandle(section.workload, namespace, name, "", section.context).write(job.handle_json)
 
     def ask_engine(self, job: JobDir) -> EngineWord:
-        """Request the status of the object and of its pods, and write the details to kubernetes.json."""
+        """Return the status of the object and its pods, and write the details to kubernetes.json."""
         handle = KubernetesHandle.read(job.handle_json)
         if handle is None:
             return EngineWord(None, "", time.time(), engine="Kubernetes")
@@ -112,7 +113,7 @@ class KubernetesBackend(RemoteBackend):
             raise EngineUnseen(str(error)) from error
         if word.state is None and (asked := Ask.read(job.control_ask)) and asked.action.startswith("stop"):
             return replace(word, state=CANCELLED, reason="cancelled on request; its object is deleted")
-        # The disk may be full, or read-only here; and the supervisor sweeps temporary files.
+        # The disk may be full, or read-only on this machine, and the supervisor removes temporary files.
         with contextlib.suppress(OSError):
             details.write(job.kubernetes_json)
             if known is None or known.replicas != details.replicas:
@@ -132,15 +133,15 @@ class KubernetesBackend(RemoteBackend):
             raise EngineUnseen(error.words.rstrip(".")) from error
 
     def findings(self, config: RunConfig) -> Iterator[Finding]:
-        """Yield the problems that the cluster reports; see preflight.py."""
+        """Yield the problems that preflight.py finds in the cluster."""
         return preflight.findings(config)
 
     def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
-        """Return a launcher for the agents that the pods have started."""
+        """Return a launcher that uses the agents that the pods have started."""
         return PodLauncher(job, command)
 
     def pause(self, job: JobDir) -> None:
-        """End the pods and keep the object; a resumed job continues from its newest checkpoint."""
+        """End the pods and keep the object. On resume, the job continues from its newest checkpoint."""
         with _told(job, SUSPENDED, "paused before its supervisor started"):
             handle = _handle(job)
             self._patch(job, handle, KINDS[handle.kind].pause(True))
@@ -152,25 +153,29 @@ class KubernetesBackend(RemoteBackend):
             self._patch(job, handle, KINDS[handle.kind].pause(False))
 
     def disruption(self, job: JobDir, nodes: list[int]) -> str:
-        """Return the cluster's record that it takes away a pod of these nodes; "" without one.
+        """Return the cluster's record that it takes away a pod on one of these nodes; "" without a record.
 
-        Raises JobError if the cluster does not answer or refuses, as it does without the right to list pods.
+        Raises JobError if the cluster does not respond, or refuses the request, for example because this user
+        may not list pods.
         """
         handle = _handle(job)
         pods = _cluster(handle).pods(job.job_id)
         return preemption_words([replica(pod, handle.kind == "PyTorchJob") for pod in pods], nodes)
 
     def starts_again(self, job: JobDir) -> str:
-        """Return the same text always: if no pod follows, the object's state shows it, or the object is
-        gone.
+        """Return text that says that the cluster starts the job again; it never returns "".
+
+        If no pod follows, the object's state shows that, or the object is gone.
         """
         if asked_pause(job):
             return f"paused; `nbtrain resume {job.run.name}` continues it"
         return "continues when the cluster starts its pods again"
 
     def logs(self, job: JobDir, rank: int | str, lines: int) -> list[str]:
-        """Return log lines from the run directory. If it has none, return those of the rank's pod, or of the
-        saved copy of the pod's log.
+        """Return the last lines of a rank's log.
+
+        If the run directory has no log of the rank, return lines of its pod's log, or of the saved copy of
+        the pod's log.
         """
         if found := super().logs(job, rank, lines):
             return found
@@ -179,7 +184,7 @@ class KubernetesBackend(RemoteBackend):
         return found or tail_lines(job.node_log(_node_of(job, rank)), lines)
 
     def follow(self, job: JobDir, rank: int | str) -> Iterator[str]:
-        """Yield the pod's whole log until the rank has a log file, then the rank's log."""
+        """Yield the pod's complete log until the rank has a log file, then the rank's log."""
         path = log_path(job, rank)
         waited = not path.exists()
 
@@ -187,14 +192,14 @@ class KubernetesBackend(RemoteBackend):
             return not path.exists() and self.status(job)[0] in ACTIVE
 
         while waits():
-            # Without a container yet, or without an answer, there is nothing to read.
+            # There is nothing to read while the pod has no container or the cluster does not respond.
             with contextlib.suppress(JobError):
                 yield from self._pod_log(job, rank, read_seconds=FOLLOW_SECONDS, follow=waits)
             time.sleep(FOLLOW_SECONDS / 5)
         yield from follow(job.run, rank, from_start=waited)
 
     def next_change(self, job: JobDir, seconds: float) -> None:
-        """Wait until the object changes, at most `seconds`, and record the cluster's report."""
+        """Wait at most `seconds` until the object changes, and record the cluster's report."""
         deadline, handle = time.monotonic() + seconds, KubernetesHandle.read(job.handle_json)
         with contextlib.suppress(JobError):
             if handle is not None:
@@ -206,7 +211,7 @@ class KubernetesBackend(RemoteBackend):
         time.sleep(max(0.0, deadline - time.monotonic()))
 
     def events(self, job: JobDir) -> list[dict[str, Any]]:
-        """Return the job's events and the cluster's events, by time."""
+        """Return the job's events and the cluster's events, oldest first."""
         self.status(job)
         return sorted(super().events(job) + cluster_events(job), key=lambda event: event["time"])
 
@@ -229,27 +234,28 @@ class KubernetesBackend(RemoteBackend):
         except Unanswered as error:
             raise JobError(
                 f"{display(job.run.path)}: job {job.job_id} cannot be changed in its cluster now: "
-                f"{error.words} Try again when it answers."
+                f"{error.words} Try again when the cluster responds."
             ) from error
         self.engine_word(job, at_once=True)
 
 
 class PodLauncher(RemoteLauncher):
-    """Launcher for agents that already run, because each pod starts its own."""
+    """Launcher for agents that are already running, because each pod starts its own agent."""
 
-    # The newest record of a disruption with the nodes that were told to leave, and when it was requested.
+    # The nodes that were told to exit with the newest record of their disruption, and the time of the query.
     _disruption: tuple[list[int], str] = ([], "")
     _asked_at = float("-inf")
     _trouble = ""
 
     def launch(self, config: RunConfig, attempt: int) -> None:
-        """Start the ranks; the record about a pod of an earlier attempt no longer counts."""
+        """Start the ranks, and forget the record of an earlier attempt's disruption."""
         self._disruption = ([], "")
         super().launch(config, attempt)
 
     def scheduler_preemption(self, leaving: list[int]) -> str:
-        """Return the cluster's record about the pods that were told to leave, or about node 0's, where this
-        supervisor is.
+        """Return the cluster's record that it takes away a pod that was told to exit; "" without a record.
+
+        If `leaving` is empty, it is the record about node 0's pod, where this supervisor runs.
         """
         known, words = self._disruption
         if words and known == leaving:
@@ -261,16 +267,16 @@ class PodLauncher(RemoteLauncher):
             words = BACKEND.disruption(self._job, leaving or [0])
             self._trouble = ""
         except JobError as error:
-            self._trouble = f"whether a pod was evicted is not known: {error}"
+            self._trouble = f"cannot tell whether a pod was evicted: {error}"
         self._disruption = (leaving, words)
         return words
 
     def preemption_trouble(self) -> str:
-        """Return why the cluster or a pod's notice gave no answer."""
+        """Return why the cluster's record or a pod's notice could not be read; "" if it could."""
         return self._trouble or super().preemption_trouble()
 
     def devices(self, config: RunConfig) -> list[int]:
-        """Return the number of GPUs of each pod, or of its ranks on CPU; 0 for a pod that does not answer."""
+        """Return the number of GPUs in each pod, or of ranks on CPU; 0 for a pod that does not report."""
         self._look_at_nodes()
         most = config.ranks_per_node
         gpus = {node: watch.record.gpus for node, watch in self._watches.items() if not self._lost(node)}
@@ -279,22 +285,24 @@ class PodLauncher(RemoteLauncher):
         return [min(most, gpus.get(node, 0)) for node in range(config.resources.nodes)]
 
     def start_agents(self, config: RunConfig) -> Agents:
-        """Start nothing: the pods start the agents."""
+        """Return the pods' agents; nothing is started, because the pods start the agents."""
         return PodAgents()
 
     def close(self) -> None:
-        """Do nothing: agents read the end in job.json, and the operator ends the pods of a job that was
-        handed over.
+        """Do nothing.
+
+        Agents read the job's end in job.json, and the operator ends the pods of a job that its supervisor has
+        given up.
         """
 
 
 class PodAgents:
-    """The pods' agents; the operator ends them with their pods."""
+    """The agents in the pods, which the operator ends together with the pods."""
 
     end_message = ""
 
     def poll(self) -> int | None:
-        """Return None, because the agents run as long as the pods do."""
+        """Return None, because the agents run as long as their pods."""
         return None
 
     def end(self) -> None:
@@ -304,7 +312,7 @@ class PodAgents:
 def _handle(job: JobDir) -> KubernetesHandle:
     handle = KubernetesHandle.read(job.handle_json)
     if handle is None:
-        raise JobError(f"{job.job_id}: handle.json is not there: the job never reached its cluster.")
+        raise JobError(f"{job.job_id}: handle.json does not exist: the job never reached its cluster.")
     return handle
 
 
@@ -314,7 +322,7 @@ def _cluster(handle: KubernetesHandle, read_seconds: float = READ_SECONDS) -> Cl
 
 @contextlib.contextmanager
 def _told(job: JobDir, state: str, message: str) -> Iterator[None]:
-    """Write the event of a change of state after it, if the job has no supervisor that writes it."""
+    """Write an event about a change of state after the block, if the job has no supervisor to write it."""
     record = JobRecord.read(job.job_json)
     yield
     if record is not None and record.state in ACTIVE and record.supervisor is None:
@@ -325,7 +333,7 @@ def _node_of(job: JobDir, rank: int | str) -> int:
     """Return the node of a rank or of a node log; the supervisor is on node 0."""
     if isinstance(rank, str):
         return int(named[1]) if (named := NODE.fullmatch(rank)) else 0
-    # A resize gives ranks to other nodes than config.yaml does.
+    # After a resize, ranks may be on other nodes than config.yaml says.
     order = LaunchOrder.read(job.control_launch)
     node = node_of_rank(order.ranks, rank) if order is not None else None
     return rank // load_resolved(job.run.config_yaml).ranks_per_node if node is None else node

@@ -1,9 +1,9 @@
 """Call the API server through the official client, with retries, and resume interrupted streams.
 
-Requests that fail with 429, 5xx, a timeout or a lost connection are retried after growing pauses. A retried
-create may find the object that the first try made (409), which then counts as success. An interrupted watch
-resumes from the last resource version it saw; if the server has discarded that version (410), the object is
-listed again.
+Requests that fail with 429, 5xx, a timeout or a lost connection are retried after increasing pauses. A
+retried create may find the object that the first try created (409), which counts as success. An interrupted
+watch resumes from the last resource version that it received; if the server has discarded that version (410),
+the object is listed again.
 """
 
 import json
@@ -26,21 +26,22 @@ from nbtrain.jobs.backends.kubernetes.refusals import Refused, Unanswered, refus
 from nbtrain.jobs.backends.kubernetes.tolerant import mapping
 
 CONNECT_SECONDS, READ_SECONDS = 5.0, 30.0
-# Half a minute in all: a user waits for an answer, and a pod's watchdog must not be delayed for longer.
+# Pauses between retries, half a minute in total: a user waits for the result, and a pod's watchdog must not
+# be delayed for longer.
 BACK_OFF_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 RETRIED = frozenset({429, 500, 502, 503, 504})
 GONE = 410
-# The server ends a watch after this time; a stream that is silent for longer was dropped unnoticed.
+# Seconds after which the server ends a watch. A stream that is silent for longer was lost without notice.
 WATCH_SECONDS = 240
 MERGE_PATCH = "application/merge-patch+json"
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-# A request for metadata only, so that a Secret's contents are not transferred.
+# Accept header that requests only metadata, so that a Secret's contents are not transferred.
 METADATA = "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io"
 MOST_LISTED = 500
 
 
 class Cluster:
-    """One namespace of one API server."""
+    """A namespace of an API server, with the requests that nbtrain makes there."""
 
     def __init__(
         self,
@@ -56,10 +57,10 @@ class Cluster:
         self._read_seconds = read_seconds
 
     def create(self, manifest: Manifest) -> Manifest:
-        """Create the object, or return the object that this job has already created.
+        """Create the object and return it, or return the object that this job has already created.
 
-        Raises SubmitError if the name belongs to another job's object, and Refused, with the server's
-        message, if the server rejects the object.
+        Raises SubmitError if another job's object has this name, and Refused, with the server's message, if
+        the server rejects the object.
         """
         kind = KINDS[manifest["kind"]]
         labels, name = manifest["metadata"]["labels"], checked(manifest["metadata"]["name"])
@@ -84,7 +85,7 @@ class Cluster:
         self._json("POST", self._path(kind), f"create {kind.name} {name}", body=manifest, query=query)
 
     def may(self, verb: str, group: str, resource: str) -> bool | None:
-        """Return whether this user may do the action in the namespace; None if the server does not say."""
+        """Return whether this user may do the action in the namespace; None if the server does not tell."""
         asked = {"namespace": self.namespace, "verb": verb, "group": group, "resource": resource}
         body = {
             "apiVersion": "authorization.k8s.io/v1",
@@ -99,8 +100,9 @@ class Cluster:
         return allowed if isinstance(allowed, bool) else None
 
     def has(self, plural: str, name: str) -> bool | None:
-        """Return whether a core/v1 object exists in the namespace, from its metadata; None if reading is
-        forbidden.
+        """Return whether a core/v1 object exists in the namespace; None if reading it is forbidden.
+
+        Only the object's metadata is requested.
         """
         try:
             self._json("GET", f"{self._core}/{plural}/{name}", f"look for {plural} {name}", accept=METADATA)
@@ -118,13 +120,14 @@ class Cluster:
             raise
 
     def patch(self, kind: Kind, name: str, change: Manifest) -> Manifest:
-        """Merge `change` into the object."""
+        """Merge `change` into the object and return the result."""
         path = self._path(kind, checked(name))
         return self._json("PATCH", path, f"change {kind.name} {name}", body=change, content=MERGE_PATCH)
 
     def delete(self, kind: Kind, name: str, uid: str | None = None) -> bool:
-        """Delete the object and its pods; return False if it did not exist. With `uid`, a later object of the
-        same name is kept.
+        """Delete the object and its pods; return False if it did not exist.
+
+        With `uid`, a later object with the same name is kept.
         """
         options: Manifest = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         if uid:
@@ -139,11 +142,11 @@ class Cluster:
         return True
 
     def pods(self, job_id: str) -> list[Manifest]:
-        """Return the pods of a job, by the label that its manifest sets."""
+        """Return a job's pods, which are found by the label that its manifest sets."""
         return self._listed(f"{self._core}/pods", "list pods", labelSelector=f"{JOB_ID}={job_id}")
 
     def events(self, names: set[str]) -> list[Manifest]:
-        """Return the cluster's events about these objects and the objects created from them, oldest first."""
+        """Return the cluster's events about these objects and the objects derived from them, oldest first."""
         found = [
             event
             for event in self._listed(f"{self._core}/events", "list events")
@@ -152,9 +155,10 @@ class Cluster:
         return sorted(found, key=event_time)
 
     def watch(self, kind: Kind, name: str, seconds: float = math.inf) -> Iterator[Manifest | None]:
-        """Yield the object now and after each change, reconnecting as needed; None once it is deleted.
+        """Yield the object now and after each change, and None once it is deleted.
 
-        Ends after `seconds`."""
+        An interrupted watch is resumed. The iteration ends after `seconds`.
+        """
         path, what = self._path(kind), f"watch {kind.name} {checked(name)}"
         selector = {"fieldSelector": f"metadata.name={name}"}
         version, deadline = "", time.monotonic() + seconds
@@ -192,7 +196,7 @@ class Cluster:
                 elif error.status not in RETRIED:
                     raise
             except (ValueError, KeyError, TypeError):
-                # The stream was cut in the middle of a line: list the object again.
+                # The stream was cut off in the middle of a line, so the object is listed again.
                 version = ""
             time.sleep(self._back_off_seconds[0])
 
@@ -210,7 +214,7 @@ class Cluster:
             query["tailLines"] = str(tail_lines)
         if follow is not None:
             query["follow"] = "true"
-        # Lines carry RFC 3339 times in UTC; several may have one time.
+        # Lines begin with RFC 3339 times in UTC, and several lines may have the same time.
         last, with_last = "", 0
         while True:
             to_skip = with_last
@@ -286,7 +290,7 @@ class Cluster:
             yield rest.decode(errors="replace")
 
     def _retried(self, ask: Callable[[], Any], what: str) -> Any:
-        """Return the result of `ask`, retried after each of the pauses. Raises Refused or Unanswered."""
+        """Return the result of `ask`, with a retry after each pause. Raises Refused or Unanswered."""
         from urllib3.exceptions import HTTPError
 
         for seconds in (*self._back_off_seconds, None):
@@ -300,7 +304,7 @@ class Cluster:
             except (HTTPError, ValueError) as error:
                 if seconds is None:
                     raise Unanswered(
-                        f"{self.host}: cannot {what}: no complete answer in "
+                        f"{self.host}: cannot {what}: no complete response in "
                         f"{len(self._back_off_seconds) + 1} attempts ({type(error).__name__})."
                     ) from None
             time.sleep(seconds)
@@ -331,7 +335,7 @@ class Cluster:
             )
         except exceptions.ApiException as error:
             if not error.status:
-                # A TLS error: no retry helps.
+                # This is a TLS error, which no retry can fix.
                 raise JobError(
                     f"{self.host}: cannot {what}: {' '.join(str(error.reason).split())}. Compare the "
                     "cluster's certificate with certificate-authority in the kubeconfig."

@@ -1,6 +1,4 @@
-"""Find the cluster to use: kubeconfig, context and namespace, or the service account of the surrounding
-pod.
-"""
+"""Find the cluster to use, from kubeconfig, context and namespace, or from the pod's service account."""
 
 import os
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from nbtrain.base.errors import JobError
 from nbtrain.base.extras import install_command
 from nbtrain.base.workspace import typed_path
 
-# Kubernetes mounts it into every pod that has a service account.
+# File that Kubernetes mounts into every pod with a service account.
 POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 KUBECONFIG = "~/.kube/config"
 DEFAULT_NAMESPACE = "default"
@@ -21,12 +19,12 @@ DEFAULT_NAMESPACE = "default"
 
 @dataclass(frozen=True)
 class Connection:
-    """The official client's ApiClient and the cluster that it calls."""
+    """The official client's ApiClient, with the namespace and context that it uses."""
 
     api: Any
     namespace: str
     context: str | None
-    """Context of the kubeconfig; None inside a pod."""
+    """Context in the kubeconfig; None inside a pod."""
 
 
 def library() -> Any:
@@ -36,9 +34,9 @@ def library() -> Any:
         import kubernetes.config
     except ImportError as error:
         raise JobError(
-            "backend.kind = kubernetes needs the official client of Kubernetes, which is not installed here "
-            f"({error}). Install it with `{install_command('k8s')}`, or write the manifest with "
-            "`nbtrain submit RUN.yaml --dry-run FILE` and start it with kubectl."
+            "backend.kind = kubernetes needs the official Kubernetes client for Python, which is not "
+            f"installed here ({error}). Install it with `{install_command('k8s')}`, or write the manifest "
+            "with `nbtrain submit RUN.yaml --dry-run FILE` and start it with kubectl."
         ) from None
     return kubernetes
 
@@ -47,7 +45,7 @@ def connect(context: str | None = None, namespace: str | None = None) -> Connect
     """Return a connection, without contacting the server. Raises JobError if no cluster is configured."""
     config, client = library().config, library().client
     configuration = client.Configuration()
-    # Retries are left to cluster.py, which knows what may be requested twice.
+    # cluster.py does the retries, because it knows which requests may be repeated.
     configuration.retries = False
     files = os.environ.get("KUBECONFIG") or KUBECONFIG
     in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and context is None and not _any_file(files)
@@ -68,14 +66,15 @@ def connect(context: str | None = None, namespace: str | None = None) -> Connect
         said = str(error).rstrip(".")
         raise JobError(
             f"{where}: no cluster is configured there: {said}. Set KUBECONFIG or "
-            "backend.kubernetes.context; `kubectl config get-contexts` lists the contexts."
+            "backend.kubernetes.context; to list the contexts, run `kubectl config get-contexts`."
         ) from None
     except (yaml.YAMLError, UnicodeDecodeError, TypeError, AttributeError) as error:
-        # The client accepts any YAML of the right form.
+        # The client checks only the form of the YAML, and fails with one of these errors.
         marked = isinstance(error, (yaml.YAMLError, UnicodeDecodeError))
-        said = " ".join(str(error).split()) if marked else "it does not have the form of one"
+        said = " ".join(str(error).split()) if marked else "its structure is not that of a kubeconfig"
         raise JobError(
-            f"{files}: cannot be read as a kubeconfig: {said}. Correct it, or set KUBECONFIG to another file."
+            f"{files}: cannot be read as a kubeconfig: {said}. Correct the file, or set KUBECONFIG to "
+            "another file."
         ) from None
     chosen = loader.current_context
     of_context = chosen.get("context", {}).get("namespace")
@@ -85,7 +84,7 @@ def connect(context: str | None = None, namespace: str | None = None) -> Connect
 
 
 def own_namespace() -> str:
-    """Return the namespace of the pod that this process runs in."""
+    """Return the namespace of the pod in which this process runs; "default" outside a pod."""
     return POD_NAMESPACE.read_text().strip() if POD_NAMESPACE.is_file() else DEFAULT_NAMESPACE
 
 

@@ -1,6 +1,6 @@
-"""The cluster's reports on a job: its state in engine.json; conditions, pods and events in kubernetes.json.
+"""The cluster's reports on a job: the state in engine.json; conditions, pods and events in kubernetes.json.
 
-The job page reads these files, so the reports stay readable after the objects are gone.
+The job page reads these files, so the reports stay readable after the objects are deleted.
 """
 
 import contextlib
@@ -29,10 +29,10 @@ from nbtrain.jobs.backends.kubernetes.replicas import (
 from nbtrain.jobs.backends.kubernetes.states import conditions_table, object_word, restarts
 from nbtrain.jobs.backends.kubernetes.tolerant import mapping
 
-# Seconds between two requests for events if nothing changed: a request returns the whole namespace's events.
+# Seconds between two requests for events while nothing changes: a request returns all the namespace's events.
 EVENTS_SECONDS = 60.0
 MOST_EVENTS = 200
-# Last lines of a pod's log that are kept.
+# Number of lines to keep from the end of a pod's log.
 MOST_LINES = 1000
 
 
@@ -41,7 +41,10 @@ class KubernetesDetails(Record):
     """kubernetes.json: the last reports on the object and its pods."""
 
     known: bool = True
-    """False if the object's state has a name that is not in the table; the last known state is then kept."""
+    """Whether the name of the object's state is in the table of states.
+
+    If not, the last known state is kept.
+    """
     restarts: int = 0
     conditions: list[dict[str, str]] = field(default_factory=list)
     replicas: list[dict[str, Any]] = field(default_factory=list)
@@ -53,8 +56,9 @@ class KubernetesDetails(Record):
 def ask(
     cluster: Cluster, handle: KubernetesHandle, job_id: str, last: str, before: KubernetesDetails | None
 ) -> tuple[EngineWord, KubernetesDetails]:
-    """Return the current state of the object and its pods; `before` is the last known one. Raises Unanswered,
-    Refused.
+    """Return the current state of the object and the details about its pods.
+
+    `last` is the last known state, and `before` are the last known details. Raises Unanswered and Refused.
     """
     before = before or KubernetesDetails()
     item, name = cluster.get(KINDS[handle.kind], handle.name), f"{handle.kind} {handle.name}"
@@ -84,15 +88,16 @@ def ask(
 
 
 def own_uid(item: Manifest | None, job_id: str) -> str:
-    """Return the uid of this job's object, for a submit that was killed before it got the answer; "" if the
-    object is not this job's.
+    """Return the uid of this job's object; "" if the object belongs to another job.
+
+    It is needed if `nbtrain submit` was killed before it received the server's response.
     """
     metadata = mapping((item or {}).get("metadata"))
     return str(metadata.get("uid")) if mapping(metadata.get("labels")).get(JOB_ID) == job_id else ""
 
 
 def speaker(kind: Kind, replicas: list[dict[str, Any]], node: int) -> str:
-    """Return the newest pod whose log contains the output of a node's agent; "" if there is none."""
+    """Return the newest pod whose log contains the output of a node's agent; "" if there is no such pod."""
     if kind.launcher == "launcher":
         pods = [replica for replica in replicas if replica["node"] is None]
     else:
@@ -130,7 +135,7 @@ def engine_events(cluster: Cluster, handle: KubernetesHandle) -> list[dict[str, 
 
 
 def _epoch(stamp: str) -> float:
-    """Convert RFC 3339 to seconds since the epoch; 0 if it is not a time."""
+    """Return an RFC 3339 time in seconds since the epoch; 0 if it is not a valid time."""
     try:
         return datetime.fromisoformat(stamp).timestamp()
     except ValueError:

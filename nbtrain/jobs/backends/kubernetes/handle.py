@@ -1,4 +1,4 @@
-"""handle.json of a job: its cluster and object, for any later process that opens the run."""
+"""A job's handle.json, which names its cluster and object for any process that opens the run later."""
 
 from dataclasses import dataclass
 
@@ -7,18 +7,20 @@ from nbtrain.base.run_directory.records import Record
 
 @dataclass
 class KubernetesHandle(Record):
-    """Identity of a job's object. submit writes it both before and after it creates the object.
+    """Identity of a job's object.
 
-    The object can therefore be found even if submit is killed between the two.
+    submit() writes it before and after it creates the object, so that the object can be found even if
+    submit() is killed in between.
     """
 
     kind: str
     namespace: str
     name: str
     uid: str
-    """The object's uid, which tells it from a later object of the same name; "" until the server reports
-    it.
+    """Uid of the object, which distinguishes it from a later object with the same name.
+
+    It is "" until the server has reported the uid.
     """
     context: str | None = None
-    """Context of the kubeconfig; None inside a pod."""
+    """Context in the kubeconfig; None inside a pod."""
     engine: str = "kubernetes"

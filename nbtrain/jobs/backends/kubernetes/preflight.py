@@ -1,10 +1,10 @@
-"""Checks against the cluster before anything starts: it answers, accepts the manifest, and has every object
-that the manifest names.
+"""Checks of the cluster before anything starts.
 
-A create with dryRun=All, which stores nothing, makes the API server check credentials, permissions, kind,
-namespace, fields and admission. Then the checks look for missing objects for which pods would wait in vain.
-Of a Secret, only the metadata are requested. An object that this user may not read is not a problem, because
-the pods may be allowed to read it.
+The cluster must respond, accept the manifest, and have every object that the manifest names. A create request
+with dryRun=All, which stores nothing, makes the API server check credentials, permissions, kind, namespace,
+fields and admission. Then the checks look for missing objects, for which pods would wait forever. Only the
+metadata of a Secret is requested. An object that this user may not read is not a problem, because the pods
+may be allowed to read it.
 """
 
 import time
@@ -21,14 +21,14 @@ from nbtrain.jobs.backends.kubernetes.manifests.kinds import KINDS, write
 from nbtrain.jobs.backends.kubernetes.manifests.work import work_of
 from nbtrain.jobs.backends.kubernetes.refusals import Refused, Unanswered
 
-# A user waits, and a form checks at each change of a field.
+# Short pauses and timeouts: a user waits, and a form checks after each change of a field.
 BACK_OFF_SECONDS, READ_SECONDS = (0.5, 1.0), 10.0
 REMEMBER_SECONDS = 15.0
-WITHOUT = "Without a cluster, `nbtrain submit RUN --dry-run FILE` writes the manifest."
+WITHOUT = "To write the manifest without a cluster, run `nbtrain submit RUN --dry-run FILE`."
 WORKSPACE = "examples/megatron-gpt/cluster/manifests"
-# {verb on the kind: what in nbtrain needs it}; the dry run itself shows whether this user may create.
+# {verb on the kind: nbtrain command that needs it}. The dry run shows whether this user may create objects.
 VERBS = {"get": "status", "list": "wait", "watch": "wait", "patch": "pause", "delete": "cancel"}
-# Reported by an admission webhook that cannot take part in a dry run.
+# Part of the message of an admission webhook that does not support dry runs.
 NO_DRY_RUN = "does not support dry run"
 
 _silent: dict[str, tuple[float, str]] = {}
@@ -41,7 +41,7 @@ def findings(config: RunConfig) -> Iterator[Finding]:
         connection = connect(section.context, section.namespace)
         cluster = Cluster(connection, BACK_OFF_SECONDS, READ_SECONDS)
     except JobError as error:
-        # A context that the run names must exist; having no cluster at all is not an error of the run.
+        # A context that the run names must exist, but a missing cluster is not an error of the run.
         fix = "" if "--dry-run" in str(error) else WITHOUT
         yield (mistake if section.context else shortage)(config, "", str(error), fix)
         return
@@ -52,7 +52,7 @@ def findings(config: RunConfig) -> Iterator[Finding]:
     try:
         yield from _refusals(config, cluster)
     except Unanswered as error:
-        words = f"{error.words} Check the address in the kubeconfig, and any VPN or proxy on the way to it."
+        words = f"{error.words} Check the address in the kubeconfig, and any VPN or proxy in between."
         _silent[cluster.host] = (time.monotonic(), words)
         yield shortage(config, "", words, WITHOUT)
     except JobError as error:
@@ -76,9 +76,9 @@ def _refusals(config: RunConfig, cluster: Cluster) -> Iterator[Finding]:
                 config,
                 "",
                 f"{cluster.host}: this user may not {verb} {f'{plural}.{group}'.rstrip('.')} in namespace "
-                f"{cluster.namespace}, and `nbtrain {need}` must.",
-                f"Ask for the Role in {WORKSPACE}/notebook.yaml; `kubectl auth can-i --list -n "
-                f"{cluster.namespace}` shows what this user may do.",
+                f"{cluster.namespace}, which `nbtrain {need}` needs.",
+                f"Ask for the Role in {WORKSPACE}/notebook.yaml; to see what this user may do, run `kubectl "
+                f"auth can-i --list -n {cluster.namespace}`.",
             )
     for field, plural, word, name, fix in _named(config, cluster.namespace):
         if cluster.has(plural, name) is False:
@@ -86,9 +86,9 @@ def _refusals(config: RunConfig, cluster: Cluster) -> Iterator[Finding]:
             yield mistake(
                 config,
                 key,
-                f"{key} names the {word} {name}, but {cluster.host} has none of this name in "
+                f"{key} names the {word} {name}, but {cluster.host} has no {word} with this name in "
                 f"namespace {cluster.namespace}: the pods would wait for it.",
-                f"{fix}, or name one of `kubectl get {plural} -n {cluster.namespace}`.",
+                f"{fix}, or name one that `kubectl get {plural} -n {cluster.namespace}` lists.",
             )
 
 
@@ -97,7 +97,7 @@ def _named(config: RunConfig, namespace: str) -> Iterator[tuple[str, str, str, s
     section, create = config.backend.kubernetes, f"Create it (`kubectl create -n {namespace}"
     claim = ("persistentvolumeclaims", "PersistentVolumeClaim")
     for name in dict.fromkeys(mount.claim for mount in section.mounts):
-        yield "mounts", *claim, name, f"Create it ({WORKSPACE}/workspace-pvc.yaml is one)"
+        yield "mounts", *claim, name, f"Create it ({WORKSPACE}/workspace-pvc.yaml is an example)"
     secrets = {secret.secret: "secret_files" for secret in section.secret_files}
     secrets |= {secret.secret: "secret_variables" for secret in section.secret_variables}
     for name, field in secrets.items():

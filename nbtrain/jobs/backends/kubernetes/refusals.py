@@ -1,4 +1,4 @@
-"""Errors of an API server as sentences, with two classes: it rejected a request, or it did not answer."""
+"""Errors of an API server as messages, in two classes: the server rejected a request or did not respond."""
 
 import json
 import re
@@ -10,16 +10,17 @@ MOST_CAUSES = 10
 
 
 class Unanswered(JobError):
-    """The API server did not answer, even after retries, so the state is unknown."""
+    """Raised when the API server did not respond, even after retries, so that the state is unknown."""
 
     def __init__(self, words: str):
-        super().__init__(f"{words} The job itself continues; ask again later.")
+        super().__init__(f"{words} The job itself continues; try again later.")
         self.words = words
 
 
 class Refused(JobError):
-    """The API server answered with an error. `status` is the HTTP status, `reason` Kubernetes' name for
-    it.
+    """Raised when the API server responded with an error.
+
+    `status` is the HTTP status, and `reason` is Kubernetes' name for the error.
     """
 
     def __init__(self, message: str, status: int, reason: str):
@@ -28,7 +29,7 @@ class Refused(JobError):
 
 
 def refusal(status: int, body: Any, what: str, host: str) -> Refused:
-    """Return the error for a failed action; `what` names it: "create TrainJob research/gpt"."""
+    """Return the error for a failed action, which `what` names, such as "create TrainJob research/gpt"."""
     said = _status_object(body)
     reason = str(said.get("reason") or "")
     message = str(said.get("message") or "").strip().rstrip(".") or f"HTTP {status}"
@@ -36,8 +37,9 @@ def refusal(status: int, body: Any, what: str, host: str) -> Refused:
 
 
 def _status_object(body: Any) -> dict[str, Any]:
-    """Return the Status object of an answer. Any other text, for example from a proxy, becomes its
-    message.
+    """Return the Status object in a response body.
+
+    Any other text, for example from a proxy, becomes the message of such an object.
     """
     text = body.decode(errors="replace") if isinstance(body, bytes) else str(body or "")
     try:
@@ -52,25 +54,26 @@ def _fix(status: int, said: dict[str, Any], message: str) -> str:
     details = details if isinstance(details, dict) else {}
     if status == 401:
         return (
-            " The credentials of this context are not accepted: renew them; `kubectl auth whoami` says "
-            "whether they are accepted then."
+            " The cluster does not accept the credentials of this context: renew them, then run `kubectl "
+            "auth whoami` to check them."
         )
     # RBAC reports: User "ann" cannot create resource "trainjobs" in API group ...
     if status == 403 and re.search(r'\bUser ".*" cannot ', message):
-        return " Ask for the right: `kubectl auth can-i --list` shows what this user may do."
+        return " Ask for this permission; to see what this user may do, run `kubectl auth can-i --list`."
     if status == 403 and "exceeded quota" in message:
         return (
-            " Request less, wait until other pods have ended, or ask the cluster's administrators for more."
+            " Request less, wait until other pods have ended, or ask the cluster's administrators for a "
+            "larger quota."
         )
     if status == 403:
         return " If this does not say what to change, ask the cluster's administrators."
     if status == 404 and not details.get("name"):
         return (
-            " The cluster does not know this kind: install its operator, or set "
-            "backend.kubernetes.workload to a kind of `kubectl api-resources`."
+            " The cluster does not have this kind: install its operator, or set "
+            "backend.kubernetes.workload to a kind that `kubectl api-resources` lists."
         )
     if status == 404 and details.get("kind") == "namespaces":
-        return " Set backend.kubernetes.namespace to one of `kubectl get namespaces`."
+        return " Set backend.kubernetes.namespace to a namespace that `kubectl get namespaces` lists."
     if status == 422:
         causes = details.get("causes")
         causes = causes if isinstance(causes, list) else []

@@ -1,6 +1,4 @@
-"""The pods of a job as replicas: host, phase, restarts, and a sentence that says why a pod waits or how it
-ended.
-"""
+"""The pods of a job as replicas: host, phase, restarts, and why a pod waits or how it ended."""
 
 import contextlib
 import re
@@ -11,22 +9,22 @@ from typing import Any
 from nbtrain.base.printing.report import Record
 from nbtrain.jobs.backends.kubernetes.tolerant import items, mapping, number
 
-# {Kubernetes' reason for a waiting container: what a user can do about it}
+# {Kubernetes' reason for a waiting container: the same in plain words}
 WAITING = {
     "ErrImagePull": "the image cannot be pulled",
     "ImagePullBackOff": "the image cannot be pulled",
     "InvalidImageName": "the image's name is not valid",
-    "CreateContainerConfigError": "a Secret or ConfigMap that it names does not exist",
+    "CreateContainerConfigError": "a Secret or ConfigMap that the pod names does not exist",
     "CrashLoopBackOff": "its container keeps exiting",
     "ContainerCreating": "its volumes and network are being prepared",
-    "PodInitializing": "its init containers run",
+    "PodInitializing": "its init containers are running",
 }
-# Reasons of a pod's status with which the kubelet ends it for other pods, or for the end of its machine.
+# Reasons in the status of a pod that the kubelet ends for other pods, or because its machine shuts down.
 EVICTED = ("Evicted", "Preempting", "NodeShutdown")
-# Reason of the condition DisruptionTarget of a pod whose machine is gone, which is a failure of that machine.
+# Reason in the condition DisruptionTarget of a pod whose machine is gone; that is a failure, not an eviction.
 MACHINE_GONE = "DeletionByPodGC"
 SIGNALLED = 128
-# Labels with a pod's number, most reliable first; without one, the pod's name tells the number.
+# Labels with a pod's number, most reliable first. Without such a label, the number is in the pod's name.
 INDEX_LABELS = (
     "batch.kubernetes.io/job-completion-index",
     "training.kubeflow.org/replica-index",
@@ -38,27 +36,29 @@ NUMBERED_NAME = re.compile(r"-(worker|master|node-\d+)-(\d+)(-[a-z0-9]+)?$")
 
 @dataclass(frozen=True)
 class Replica(Record):
-    """A pod of a job, as the job page shows it."""
+    """A pod of a job, in the form in which the job page shows it."""
 
     pod: str
     host: str
     phase: str
     restarts: int
     exit_code: int | None
-    """Exit code of the container that ended last; None if none has ended."""
+    """Largest exit code of the pod's containers; None if no container has ended."""
     reason: str
-    """Reason why it waits or why it ended; "" while it runs."""
+    """Why the pod waits or why it ended; "" while it runs."""
     node: int | None = None
-    """Node whose agent runs in the pod; None for an MPIJob's launcher, or if unknown."""
+    """Number of the node whose agent runs in the pod; None for an MPIJob's launcher, or if unknown."""
     created: str = ""
     disruption: str = ""
-    """The cluster's record that it takes the pod away: its condition DisruptionTarget or the reason Evicted;
-    "" without one. A pod whose machine has failed has none.
+    """The cluster's record that it takes the pod away; "" without such a record.
+
+    The record is the condition DisruptionTarget, or a reason such as Evicted. The failure of a machine does
+    not count.
     """
 
 
 def node_of(pod: dict[str, Any], has_master: bool) -> int | None:
-    """Return the node number of a pod. A PyTorchJob's master is node 0, and its workers follow."""
+    """Return the node number of a pod, or None. A PyTorchJob's master is node 0, and its workers follow."""
     metadata = mapping(pod.get("metadata"))
     labels, name = mapping(metadata.get("labels")), str(metadata.get("name") or "")
     named = NUMBERED_NAME.search(name)
@@ -73,14 +73,14 @@ def node_of(pod: dict[str, Any], has_master: bool) -> int | None:
 
 
 def replica(pod: dict[str, Any], has_master: bool = False) -> Replica:
-    """Read a pod; fields of an unexpected type count as absent."""
+    """Return the replica for a pod; fields of an unexpected type count as absent."""
     status, spec = mapping(pod.get("status")), mapping(pod.get("spec"))
     containers = [mapping(container) for container in items(status.get("containerStatuses"))]
     code, ended = _end(containers)
     phase = str(status.get("phase") or "Unknown")
     why = ended or _waits(containers) or _unscheduled(status)
     evicted = " ".join(str(status.get(key) or "") for key in ("reason", "message")).strip()
-    # A pod that exceeded its own memory limit was not taken away, whatever followed.
+    # A pod that exceeded its own memory limit was not taken away, whatever happened afterwards.
     disruption = "" if _killed_for_memory(containers) else _disruption(status)
     return Replica(
         pod=str(mapping(pod.get("metadata")).get("name") or ""),
@@ -96,7 +96,7 @@ def replica(pod: dict[str, Any], has_master: bool = False) -> Replica:
 
 
 def failure_words(pods: list[Replica]) -> str:
-    """Name the first pod that failed, with its exit code; "" if none failed."""
+    """Return the name of the first pod that failed, and why it failed; "" if no pod failed."""
     for failed in sorted(pods, key=lambda pod: pod.pod):
         if failed.exit_code:
             return f"{failed.pod}{f' on {failed.host}' if failed.host else ''}: {failed.reason}"
@@ -104,14 +104,15 @@ def failure_words(pods: list[Replica]) -> str:
 
 
 def waiting_words(pods: list[Replica]) -> str:
-    """Return why a pod does not start, from the first pending pod that gives a reason; "" if none does."""
+    """Return why a pod does not start, for the first pending pod with a reason; "" without such a pod."""
     return next((f"{pod.pod}: {pod.reason}" for pod in pods if pod.phase == "Pending" and pod.reason), "")
 
 
 def preemption_words(pods: list[Replica], nodes: list[int] | None = None) -> str:
-    """Return the cluster's record that it takes away a pod of one of these nodes, by default of any node; ""
-    without one. The newest pod of a node counts, and each that runs: a Job creates the successor of an
-    evicted pod while that pod still saves.
+    """Return the cluster's record that it takes away a pod on one of these nodes; "" without a record.
+
+    By default, all nodes count. Of each node, the newest pod counts and every running pod, because a Job
+    creates the successor of an evicted pod while that pod is still saving.
     """
     newest = {pod.node: pod for pod in sorted(pods, key=lambda pod: pod.created)}
     wanted = [
@@ -124,14 +125,14 @@ def preemption_words(pods: list[Replica], nodes: list[int] | None = None) -> str
 
 
 def exit_words(code: int, reason: str = "") -> str:
-    """Describe an exit code: 137 is 128 + SIGKILL."""
+    """Return text about an exit code, such as "exit code 137 (SIGKILL)", since 137 is 128 + SIGKILL."""
     words = f"exit code {code}"
     if code > SIGNALLED:
         with contextlib.suppress(ValueError):
             words += f" ({signal.Signals(code - SIGNALLED).name})"
     if reason == "OOMKilled":
         words += (
-            ": the kernel killed it, because it was over its memory limit (resources.memory_per_node_bytes)"
+            ": the kernel killed it because it exceeded its memory limit (resources.memory_per_node_bytes)"
         )
     elif reason and reason not in ("Error", "Completed"):
         words += f": {reason}"
@@ -139,8 +140,9 @@ def exit_words(code: int, reason: str = "") -> str:
 
 
 def _end(containers: list[dict[str, Any]]) -> tuple[int | None, str]:
-    """Return the exit code and description of the container that failed worst, in its current or previous
-    run.
+    """Return the largest exit code of the containers and a description of it; (None, "") without one.
+
+    A container that runs again counts with its previous end.
     """
     ends: list[tuple[int, str]] = []
     for container in containers:
@@ -188,5 +190,5 @@ def _unscheduled(status: dict[str, Any]) -> str:
     for condition in map(mapping, items(status.get("conditions"))):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             why = condition.get("message") or condition.get("reason") or "no reason given"
-            return f"no node takes it: {why}"
+            return f"it cannot be scheduled on any node: {why}"
     return ""

@@ -1,7 +1,7 @@
-"""Map the status of the four kinds of objects to nbtrain's job states with one table; missing fields are
-tolerated.
+"""Map the status of all four kinds of objects to nbtrain's job states, with one table.
 
-A state whose name is not in the table changes nothing: the last state is kept, and `known` is False.
+Missing fields are tolerated. If the name of a state is not in the table, the last known state is kept, and
+`known` is False.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import Any
 from nbtrain.base.run_directory.jobstate import FAILED, QUEUED, RESTARTING, RUNNING, SUCCEEDED, SUSPENDED
 from nbtrain.jobs.backends.kubernetes.tolerant import items, mapping, number
 
-# {word of a phase or of a condition's type: our state}, in lower case. A platform's console says "Error".
+# {phase or type of a condition, in lower case: job state}. "error" is what a platform's console shows.
 WORDS = {
     "created": QUEUED,
     "pending": QUEUED,
@@ -28,8 +28,8 @@ WORDS = {
     "failed": FAILED,
     "error": FAILED,
 }
-# If several conditions are true, the first of these counts: a failed DeepSpeedJob is Completed too, and older
-# conditions may stay true.
+# Order in which true conditions count: a failed DeepSpeedJob is also Completed, and older conditions may stay
+# true.
 RANK = (FAILED, SUCCEEDED, SUSPENDED, RESTARTING, RUNNING, QUEUED)
 
 
@@ -39,10 +39,11 @@ class ObjectWord:
 
     state: str
     reason: str
-    """Reason that the cluster reports; "" if it reports none."""
+    """Reason that the cluster reports; "" if it reports no reason."""
     known: bool = True
-    """False if the object's state has a name that is not in the table; `state` is then the last known
-    state.
+    """Whether the name of the object's state is in the table.
+
+    If not, `state` is the last known state.
     """
 
 
@@ -54,14 +55,14 @@ def object_word(item: dict[str, Any], last: str = QUEUED) -> ObjectWord:
     said = [(WORDS.get(condition["type"].lower()), _reason(condition)) for condition in told]
     phase = str(status.get("phase") or "")
     if phase:
-        # A phase summarizes the conditions, and they give its reason.
+        # A phase summarizes the conditions, which contain the reason.
         state = WORDS.get(phase.lower())
         if state is None:
             return ObjectWord(last, f"phase {phase}", known=False)
         reasons = {known: reason for known, reason in said if known}
         if FAILED in reasons:
             state = FAILED
-        # No condition reports a pause; until its pods are gone, the object still runs.
+        # A pause is not reported as a condition. Until its pods are gone, the object still runs.
         if state not in (FAILED, SUCCEEDED) and _paused(item) and not _active(status):
             state = SUSPENDED
         if state == QUEUED and number(status.get("backoffCount")):
@@ -82,7 +83,7 @@ def object_word(item: dict[str, Any], last: str = QUEUED) -> ObjectWord:
 
 
 def conditions_table(item: dict[str, Any]) -> list[dict[str, str]]:
-    """Return type, status, reason, message and last change of each condition."""
+    """Return the type, status, reason, message and time of the last change of each condition."""
     return _conditions(mapping(item.get("status")))
 
 
@@ -94,7 +95,7 @@ def restarts(item: dict[str, Any]) -> int:
 
 
 def task_pods(item: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the pods that a DeepSpeedJob lists: under `replicas`, or under `status` in some versions."""
+    """Return the pods in a DeepSpeedJob's status, which some versions list in `status`, not in `replicas`."""
     tasks = items(mapping(item.get("status")).get("tasks"))
     return [
         mapping(pod)
@@ -132,7 +133,7 @@ def _paused(item: dict[str, Any]) -> bool:
 
 
 def _active(status: dict[str, Any]) -> bool:
-    """Return whether pods run, from a TrainJob's list of jobs or a DeepSpeedJob's counter."""
+    """Return whether pods are running, from a TrainJob's list of jobs or a DeepSpeedJob's counter."""
     if number(mapping(status.get("aggregate")).get("running")):
         return True
     jobs = [mapping(job) for job in items(status.get("jobsStatus"))]

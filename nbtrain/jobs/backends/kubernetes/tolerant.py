@@ -1,4 +1,4 @@
-"""Read fields that another program wrote; a field of an unexpected type counts as absent."""
+"""Read fields written by other programs; a field of an unexpected type counts as absent."""
 
 from typing import Any
 

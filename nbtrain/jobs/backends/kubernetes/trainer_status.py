@@ -1,10 +1,10 @@
-"""status.trainerStatus of a TrainJob: the supervisor in the pod posts progress, time left and metrics.
+"""Post progress, remaining time and metrics to a TrainJob's status.trainerStatus, from the supervisor's pod.
 
-If its feature gate TrainJobStatus is on, the operator sets three variables: the address (HTTPS), the file
-with the pod's token and the file with the certificate authority. Its releases call them
-KUBEFLOW_TRAINER_SERVER_*, earlier builds KUBEFLOW_TRAINER_STATUS_*. A report that does not arrive never
-delays training: it is tried once, within seconds, and the next one replaces it. The supervisor's side:
-supervisor/progress_report.py.
+If its feature gate TrainJobStatus is on, the operator sets three variables: the HTTPS address, the file with
+the pod's token, and the file with the certificate authority. Releases of the operator call them
+KUBEFLOW_TRAINER_SERVER_*, and earlier builds KUBEFLOW_TRAINER_STATUS_*. A report that does not arrive never
+delays training: it is tried once, for a few seconds, and the next report replaces it.
+supervisor/progress_report.py calls this module.
 """
 
 import json
@@ -22,10 +22,10 @@ from nbtrain.base.run_directory.records import TrainingProgress
 from nbtrain.base.text.addresses import without_secrets
 
 PREFIXES = ("KUBEFLOW_TRAINER_SERVER_", "KUBEFLOW_TRAINER_STATUS_")
-# Seconds between reports: each one is a write to the cluster's store.
+# Seconds between two reports, each of which is a write to the cluster's store.
 EVERY_SECONDS = 30.0
 TIMEOUT_SECONDS = 5.0
-# Limits of the CRD: metrics, and characters of a name or a value.
+# Limits in the CRD: number of metrics, and number of characters in a name or a value.
 MOST_METRICS, MOST_CHARS = 256, 64
 FIGURES = (
     *("loss", "validation_loss", "best_validation_loss", "test_loss", "grad_norm", "learning_rate"),
@@ -34,28 +34,29 @@ FIGURES = (
 
 
 class TrainerStatus:
-    """The address to which one job's progress is reported."""
+    """The address to which a job's progress is reported, and when."""
 
     def __init__(self, url: str, token: Path, ca_cert: Path):
         self._url, self._token, self._ca_cert = url, token, ca_cert
         self._next = 0.0
         self.trouble = ""
-        """Reason that the newest report did not arrive; "" if it did."""
+        """Why the newest report did not arrive; "" if it arrived."""
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "TrainerStatus | None":
-        """Build it from the operator's variables; return None without them, or if the address is not
-        HTTPS.
+        """Return a TrainerStatus for the operator's variables in `environment`.
+
+        Returns None if the variables are not set, or if the address is not HTTPS.
         """
         prefix = next((known for known in PREFIXES if f"{known}URL" in environment), PREFIXES[0])
         url, token, ca_cert = (environment.get(prefix + name, "") for name in ("URL", "TOKEN", "CA_CERT"))
-        # Over http anyone on the way could read the token.
+        # Over plain HTTP, anyone on the network path could read the token.
         if not (url.startswith("https://") and token and ca_cert):
             return None
         return cls(url, Path(token), Path(ca_cert))
 
     def due(self) -> bool:
-        """Whether EVERY_SECONDS have passed since the last report."""
+        """Return whether EVERY_SECONDS have passed since the last report."""
         return time.monotonic() >= self._next
 
     def report(self, progress: TrainingProgress, step: int) -> bool:
@@ -70,7 +71,7 @@ class TrainerStatus:
         return True
 
     def _post(self, status: dict[str, Any]) -> None:
-        # The kubelet renews the token while the job runs, so both files are read each time.
+        # The kubelet renews the token while the job runs, so both files are read for every report.
         token = self._token.read_text(encoding="utf-8").strip()
         context = ssl.create_default_context(cafile=str(self._ca_cert))
         opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirect())
@@ -92,7 +93,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def trainer_status(progress: TrainingProgress, step: int, now: float | None = None) -> dict[str, Any]:
-    """Return the body of the report, within the CRD's bounds; unknown values are omitted."""
+    """Return the body of a report, within the limits of the CRD; unknown values are omitted."""
     done = progress.consumed_tokens / progress.goal_tokens if progress.goal_tokens else 0.0
     moment = datetime.fromtimestamp(time.time() if now is None else now, UTC)
     status: dict[str, Any] = {

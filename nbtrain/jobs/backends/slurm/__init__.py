@@ -1,1 +1,1 @@
-"""Slurm backend: a batch script whose supervisor starts one agent on each node by srun."""
+"""Slurm backend: a batch script runs the supervisor, which starts one agent per node with srun."""

@@ -1,10 +1,10 @@
-"""Slurm backend: the supervisor is the batch step, on the first node; srun starts one agent on each node.
+"""Slurm backend: the supervisor is the batch step on the first node, and srun starts an agent on each node.
 
     sbatch -> supervisor (batch step) -> srun -> agent of node 0 .. N-1 -> launcher -> ranks
 
-The supervisor restarts ranks inside the allocation. Slurm itself puts a job back into its queue when a node
-fails (--requeue), and a job that reaches its time limit submits itself again (resubmissions). In each case
-the same nbtrain job continues from its newest checkpoint.
+The supervisor restarts ranks inside the allocation. When a node fails, Slurm itself requeues the job
+(--requeue), and a job that reaches its time limit submits itself again (resubmissions). In both cases, the
+same nbtrain job continues from its newest checkpoint.
 """
 
 import contextlib
@@ -64,14 +64,14 @@ from nbtrain.jobs.machine import processes
 from nbtrain.jobs.supervisor.journal import Journal
 
 SRUN_END_SECONDS = 15.0
-# The reason of a job that `scontrol uhold` keeps waiting.
+# Slurm's reason for a job that `scontrol uhold` keeps waiting.
 HELD = "JobHeldUser"
-# Slurm's state of a preempted job, and reasons in slurmstepd's line.
+# State of a preempted job in Slurm, and two reasons in slurmstepd's log line.
 PREEMPTED, PREEMPTION, TIME_LIMIT = "PREEMPTED", "PREEMPTION", "TIME LIMIT"
-# Seconds of silence after which the agent of a running step is gone and its node is not: Slurm ends the
-# allocation of a lost node after SlurmdTimeout, 300 s by default.
+# Seconds of silence after which the agent of a running step counts as gone although its node is up. For a
+# lost node, Slurm itself ends the allocation after SlurmdTimeout, 300 s by default.
 SILENT_STEP_SECONDS = 600.0
-# Seconds between two queries whether nodes that were told to exit are being preempted.
+# Seconds between two queries about whether nodes that were told to exit are being preempted.
 ASK_AGAIN_SECONDS = 2.0
 
 
@@ -83,11 +83,9 @@ class SlurmHandle(Record):
     cluster: str = ""
     engine: str = "slurm"
     asked: bool = False
-    """Whether sbatch was called and its answer is unknown, so that a Slurm job with this comment may
-    exist.
-    """
+    """Whether sbatch was called without a known result, so that a Slurm job with this comment may exist."""
     resumed: int = 0
-    """Number of allocations that followed a pause; they do not count as resubmissions."""
+    """Number of allocations that followed a pause, which do not count as resubmissions."""
 
 
 def needed_gpus(config: RunConfig) -> int:
@@ -96,9 +94,7 @@ def needed_gpus(config: RunConfig) -> int:
 
 
 def _own(job: JobDir, found: SlurmJob | None) -> SlurmJob | None:
-    """Return the job, or None if Slurm has given its number to another job, as it does after losing its
-    state.
-    """
+    """Return `found`; None if it is another job, whose number Slurm has reused after losing its state."""
     if found is None:
         return None
     comment, _, _labels = found.comment.partition(",")
@@ -107,12 +103,12 @@ def _own(job: JobDir, found: SlurmJob | None) -> SlurmJob | None:
 
 
 class SlurmBackend(RemoteBackend):
-    """Runs jobs on a Slurm cluster."""
+    """Backend that runs jobs on a Slurm cluster."""
 
     capabilities = CAPABILITIES["slurm"]
 
     def submit(self, job: JobDir) -> None:
-        """Submit with sbatch. Raises SubmitError with Slurm's message."""
+        """Submit the job with sbatch. Raises SubmitError with Slurm's message."""
         config = load_resolved(job.run.config_yaml)
         try:
             self._sbatch(job, config)
@@ -120,8 +116,9 @@ class SlurmBackend(RemoteBackend):
             raise self.refused(job, f"Slurm did not accept the job: {error}") from error
 
     def request_text(self, job: JobDir, config: RunConfig, alone: bool = False) -> str:
-        """Return the batch script. With `alone`, its batch step writes the run directory. Raises
-        ConfigError.
+        """Return the batch script. Raises ConfigError.
+
+        With `alone`, the script's batch step writes the run directory.
         """
         if not alone:
             return shown_script(config, job, folder_variables())
@@ -139,10 +136,12 @@ class SlurmBackend(RemoteBackend):
             )
 
     def taken_elsewhere(self, job: JobDir, run_id: str) -> str:
-        """Name the allocation of an earlier sbatch of the same script, if that allocation runs the job; else
-        "".
+        """Return the name of an allocation from an earlier sbatch of the same script that runs the job.
+
+        Returns "" if this allocation runs the job.
         """
-        # The process that writes the job holds the run's lock for a moment, and its supervisor from then on.
+        # The process that writes the job holds the run's lock briefly; after that, the job's supervisor
+        # holds it.
         while not job.handle_json.exists():
             with job.run.locked(blocking=False) as taken:
                 if taken and not job.handle_json.exists():
@@ -151,10 +150,10 @@ class SlurmBackend(RemoteBackend):
         handle = SlurmHandle.read(job.handle_json)
         if handle is None or _own_number() in handle.numbers:
             return ""
-        return f"Slurm job {handle.numbers[-1]} has it"
+        return f"Slurm job {handle.numbers[-1]} runs it"
 
     def ask_engine(self, job: JobDir) -> EngineWord:
-        """Query scontrol, and sacct for a job that scontrol no longer knows."""
+        """Return the report of scontrol on the job, or of sacct if scontrol no longer knows the job."""
         number = self._number(job)
         if number is None:
             return EngineWord(None, "", time.time(), engine="Slurm")
@@ -172,35 +171,35 @@ class SlurmBackend(RemoteBackend):
                 if nodes := unavailable_nodes(found.partition):
                     word = replace(word, reason=f"{word.reason}; {nodes}")
         if word.state == QUEUED and asked_pause(job) and found and found.reason == HELD:
-            held = f"paused while it waited: Slurm holds it; `nbtrain resume {job.run.name}` releases it"
+            held = f"paused while waiting: Slurm holds it; `nbtrain resume {job.run.name}` releases it"
             return replace(word, state=SUSPENDED, reason=held)
         return word
 
     def end_in_engine(self, job: JobDir) -> None:
-        """Run scancel, if the number still belongs to this job."""
+        """Run scancel, if the Slurm job with this number is still this job."""
         if (number := self._number(job)) and _own(job, look_up(number)):
             call("scancel", number)
 
     def pause(self, job: JobDir) -> None:
-        """Make Slurm hold a waiting job. A job that has run gives its allocation back itself."""
+        """Make Slurm hold a waiting job. A job that has run releases its allocation itself."""
         record, number = JobRecord.read(job.job_json), self._number(job)
         if record is None or number is None or at_rest(record):
             return
         if record.supervisor is not None and record.waiting_preemption is not None:
-            # A preempted job whose allocation has not ended yet: its supervisor reads the request.
+            # The job was preempted and its allocation has not ended yet, so its supervisor reads the request.
             return
         try:
-            # `uhold`, unlike `hold` by an administrator, can be released by the user.
+            # A `uhold` can be released by the user, unlike a `hold` by an administrator.
             call("scontrol", "uhold", number)
         except (JobError, EngineUnseen) as error:
             raise JobError(
-                f"{display(job.run.path)}: Slurm job {number} could not be held: {error}. It pauses as soon "
-                f"as its ranks run; if Slurm has suspended it, `scontrol resume {number}` lets them run."
+                f"{display(job.run.path)}: Slurm job {number} could not be held: {error}. The job pauses as "
+                f"soon as its ranks run; if Slurm has suspended it, run `scontrol resume {number}` first."
             ) from error
         self.engine_word(job, at_once=True)
 
     def unpause(self, job: JobDir) -> None:
-        """Release a held job, or submit a paused job again. A job that has not paused yet needs neither."""
+        """Release a held job, or submit a paused job again. A job that has not paused yet is left alone."""
         record = JobRecord.read(job.job_json)
         if record is None or record.state not in (QUEUED, SUSPENDED):
             return
@@ -214,15 +213,15 @@ class SlurmBackend(RemoteBackend):
                     call("scontrol", "release", found.number)
             except (JobError, EngineUnseen) as error:
                 raise JobError(
-                    f"{display(job.run.path)}: Slurm does not accept job {job.job_id} again: {error}. It "
-                    "stays paused."
+                    f"{display(job.run.path)}: Slurm does not accept job {job.job_id} again: {error}. The "
+                    "job stays paused."
                 ) from error
 
     def _submit_again(self, journal: Journal, before: SlurmJob | None) -> None:
         job, cause = journal.job, journal.record.cause
         config = load_resolved(job.run.config_yaml)
         if before and word_of(before, before.number).state in ACTIVE:
-            # Array tasks that have not run yet, or a submission whose answer was lost.
+            # This cancels array tasks that have not run yet, or a submission whose response was lost.
             call("scancel", before.number)
         journal.set_state(QUEUED, "resumed after a pause")
         try:
@@ -236,13 +235,13 @@ class SlurmBackend(RemoteBackend):
         handle.write(job.handle_json)
 
     def findings(self, config: RunConfig) -> Iterator[Finding]:
-        """Check that Slurm answers, has the partition, and could start the job if all its nodes were idle."""
+        """Check that Slurm responds, has the partition, and could start the job if all nodes were idle."""
         try:
-            # -a: a user's jobs may go to hidden partitions too; sbatch itself refuses closed ones.
+            # -a also lists hidden partitions, which users may use; sbatch itself rejects closed partitions.
             there = read_sinfo(call("sinfo", "-a", "-h", "-N", "-o", SINFO_FORMAT))
         except (JobError, EngineUnseen) as error:
             alone = ", or set backend.kind=local" if config.resources.nodes == 1 else ""
-            fix = f"Submit from a machine that reaches the cluster{alone}."
+            fix = f"Submit from a machine that can reach the cluster{alone}."
             yield shortage(config, "", f"Slurm: {str(error).rstrip('.')}.", fix)
             return
         partition = config.backend.slurm.partition or ""
@@ -252,10 +251,10 @@ class SlurmBackend(RemoteBackend):
                 config,
                 "backend.slurm.partition",
                 f"Slurm has no partition {', '.join(unknown)}; it has {', '.join(sorted(known))}.",
-                "Set backend.slurm.partition to one of them.",
+                "Set backend.slurm.partition to one of these.",
             )
             return
-        # By default a cluster accepts jobs that it can never start, and keeps them waiting forever.
+        # By default, a cluster accepts jobs that it can never start and lets them wait forever.
         wanted = partition.split(",") if partition else [place.name for place in there if place.default]
         places = [place for place in there if place.name in wanted]
         if not places and not partition:
@@ -283,15 +282,16 @@ class SlurmBackend(RemoteBackend):
             yield shortage(
                 config,
                 "resources.nodes",
-                f"the run requests "
-                f"{amounts.counted(resources.nodes, 'node')}{each}; "
-                f"partition {names or partition} has {amounts.counted(len(fit), 'such node')} of "
-                f"{len({place.node for place in places})}.",
-                "`sinfo -N -l` lists the nodes.",
+                f"the run requests {amounts.counted(resources.nodes, 'node')}{each}, but only {len(fit)} of "
+                f"the {amounts.counted(len({place.node for place in places}), 'node')} in partition "
+                f"{names or partition} will do.",
+                "Request less, or choose another partition; to list the nodes, run `sinfo -N -l`.",
             )
 
     def go_on(self, job: JobDir, config: RunConfig) -> str:
-        """Return text that names the array's next task, or the job that is submitted to start when this
+        """Return text that names the job's next allocation; "" if there will be no next allocation.
+
+        It is the next task of the array, or a new Slurm job, which is submitted here and starts when this
         allocation has ended.
         """
         task, last = os.environ.get("SLURM_ARRAY_TASK_ID"), os.environ.get("SLURM_ARRAY_TASK_MAX")
@@ -305,12 +305,15 @@ class SlurmBackend(RemoteBackend):
         try:
             number = self._sbatch(job, config, after=os.environ.get("SLURM_JOB_ID", ""))
         except (JobError, EngineUnseen) as error:
-            print(f"the next allocation cannot be submitted: {error}", flush=True)
+            print(f"the next allocation could not be submitted: {error}", flush=True)
             return ""
         return f"continues in Slurm job {number}"
 
     def preempted_since(self, job: JobDir, started_at: float) -> str:
-        """Return Slurm's record: PreemptTime and the state PREEMPTED of scontrol, or slurmstepd's line."""
+        """Return Slurm's record of a preemption since `started_at`; "" without a record.
+
+        The record is PreemptTime or the state PREEMPTED in scontrol, or a log line of slurmstepd.
+        """
         number = os.environ.get("SLURM_JOB_ID", "")
         try:
             found = look_up(number) if number else None
@@ -325,9 +328,11 @@ class SlurmBackend(RemoteBackend):
         return ""
 
     def after_preemption(self, job: JobDir, config: RunConfig) -> str:
-        """Return text that names the requeue by Slurm, or the job that is submitted because Slurm cancels
-        preempted jobs, or because the time limit came while the job waited. A preempted job that is cancelled
-        by scancel is not submitted again.
+        """Return text that says how a preempted job continues; "" if it does not.
+
+        Either Slurm requeues the job, or the job is submitted again, because Slurm cancels preempted jobs or
+        because the time limit came while the job waited. A preempted job that a user cancels with scancel is
+        not submitted again.
         """
         if words := self.starts_again(job):
             return words
@@ -344,26 +349,28 @@ class SlurmBackend(RemoteBackend):
         return cancelled_for(log, os.environ.get("SLURM_JOB_ID", ""), since)
 
     def starts_again(self, job: JobDir) -> str:
-        """Return text if Slurm has counted a restart, which it does right after a lost node or a
-        preemption.
+        """Return text that says that Slurm has requeued the job; "" if it has not.
+
+        Slurm counts a restart right after a lost node or a preemption.
         """
         number, before = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_RESTART_COUNT", "0")
         try:
             found = look_up(number) if number else None
         except EngineUnseen as error:
-            print(f"whether Slurm starts the job again is not known: {error}", flush=True)
+            print(f"cannot tell whether Slurm starts the job again: {error}", flush=True)
             return ""
         if found is None or found.restarts <= int(before):
             return ""
         return f"Slurm job {number} was put back into the queue"
 
     def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
-        """Return a launcher that starts one agent per node by srun."""
+        """Return a launcher that starts one agent per node with srun."""
         return SlurmLauncher(job, command)
 
     def _number(self, job: JobDir) -> str | None:
-        """Return the number of the newest allocation. Raises EngineUnseen if Slurm must be queried but does
-        not answer.
+        """Return the Slurm job number of the newest allocation; None if there is none.
+
+        Raises EngineUnseen if Slurm must be queried but does not respond.
         """
         handle = SlurmHandle.read(job.handle_json)
         if handle is None:
@@ -371,7 +378,7 @@ class SlurmBackend(RemoteBackend):
         if handle.asked and (number := numbered(name_of(job), comment_of(job), handle.numbers)):
             handle.numbers.append(number)
             handle.asked = False
-            # A process that submits, and any supervisor, holds the run's lock and writes the number itself.
+            # A submitting process or a supervisor holds the run's lock, and then writes the number itself.
             with contextlib.suppress(OSError), job.run.locked(blocking=False) as taken:
                 if taken:
                     handle.write(job.handle_json)
@@ -382,7 +389,8 @@ class SlurmBackend(RemoteBackend):
         path = job.path / f"slurm.{len(handle.numbers)}.sbatch"
         files.write_text(path, batch_script(config, job, folder_variables(), after))
         environment = sbatch_environment(os.environ, sbatch_options(config, job, after))
-        # Written first, so that a job is found even if this process dies before it records the job's number.
+        # This is written first, so that the job can be found even if this process dies before it records the
+        # job's number.
         handle.asked = True
         handle.write(job.handle_json)
         try:
@@ -394,7 +402,7 @@ class SlurmBackend(RemoteBackend):
         number, cluster = submitted_number(output)
         if not number and not (number := numbered(name_of(job), comment_of(job), handle.numbers) or ""):
             last = (output.strip().splitlines() or ["nothing"])[-1]
-            raise JobError(f"sbatch: it printed no job number, and Slurm has no such job; it printed: {last}")
+            raise JobError(f"sbatch printed no job number, and Slurm has no such job; sbatch printed: {last}")
         handle.numbers.append(number)
         handle.cluster, handle.asked = cluster, False
         handle.write(job.handle_json)
@@ -402,28 +410,29 @@ class SlurmBackend(RemoteBackend):
 
 
 def _own_number() -> str:
-    """Return the number of this process's allocation as sbatch printed it; for an array, the number of the
-    array.
-    """
+    """Return the number of this process's allocation as printed by sbatch, or its array's number."""
     return os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID", "")
 
 
 class SlurmLauncher(RemoteLauncher):
-    """Starts the agents as one step of the allocation."""
+    """Launcher that starts the agents as one step of the allocation."""
 
-    # Slurm's record of a preemption of this allocation, and when it was last requested.
+    # Slurm's record of a preemption of this allocation, and the time of the last query.
     _preemption = ""
     _asked_at = float("-inf")
     _trouble = ""
-    # The newest step that had been cancelled when the agents' step was started.
+    # The newest cancelled step at the time when the agents' step was started.
     _cancelled_before = ""
 
     def preemption(self, signalled: bool = False) -> str:
-        """Return Slurm's record, which counts until the end of the allocation, or a machine's notice."""
+        """Return Slurm's record of a preemption or a machine's notice; "" without either.
+
+        Slurm's record counts until the end of the allocation.
+        """
         return self._preemption or super().preemption(signalled)
 
     def scheduler_preemption(self, leaving: list[int]) -> str:
-        """Return Slurm's record of this allocation. It concerns all its nodes."""
+        """Return Slurm's record that it preempts this allocation, with all its nodes; "" without a record."""
         if leaving and time.monotonic() - self._asked_at < ASK_AGAIN_SECONDS:
             return ""
         self._asked_at = time.monotonic()
@@ -431,26 +440,29 @@ class SlurmLauncher(RemoteLauncher):
             self._preemption = BACKEND.preempted_since(self._job, self._attempt_started_at())
             self._trouble = ""
         except JobError as error:
-            self._trouble = f"whether the job was preempted is not known: {error}"
+            self._trouble = f"cannot tell whether the job was preempted: {error}"
         return self._preemption
 
     def poll(self) -> int | None:
-        """Return the exit code of the attempt; if scancel ended the agents' step, say so."""
+        """Return the attempt's exit code; None while it runs.
+
+        If scancel has ended the agents' step, end_message says that.
+        """
         if self._ended is not None:
             return self._ended
         code = super().poll()
-        # Before the order, launch() or poll() itself may have ended the step.
+        # Before the launch order, launch() or poll() itself may have ended the step.
         if code is not None and self._order is not None and self.end_message:
             self.end_message = f"{self._cancelled_step()}{self.end_message}"
         return code
 
     def _end_agents(self, why: str) -> None:
-        # Looked up first, because the end of srun cancels the step too.
+        # This is read first, because the end of srun cancels the step too.
         step = self._cancelled_step()
         super()._end_agents(f"{step}{why}")
 
     def _cancelled_step(self) -> str:
-        """Return the start of a sentence that names the agents' step, if scancel has ended it; else ""."""
+        """Return the beginning of a sentence that names the agents' step if scancel ended it; else ""."""
         number, since = os.environ.get("SLURM_JOB_ID", ""), self._attempt_started_at()
         step = self._newest_cancelled_step()
         whole_job = cancelled_for(self._job.supervisor_log, number, since) is not None
@@ -459,7 +471,7 @@ class SlurmLauncher(RemoteLauncher):
         return f"scancel of step {number}.{step}: "
 
     def _newest_cancelled_step(self) -> str:
-        # srun writes the line of slurmstepd where it writes the output of its first task.
+        # srun writes slurmstepd's line to the file with its first task's output.
         number = os.environ.get("SLURM_JOB_ID", "")
         return cancelled_step(self._job.node_log(0), number, self._attempt_started_at())
 
@@ -468,8 +480,9 @@ class SlurmLauncher(RemoteLauncher):
         return record.attempts[-1].started_at if record and record.attempts else 0.0
 
     def give_back(self) -> None:
-        """Have Slurm requeue the job now, if that is what it does at the end of the grace time. In all other
-        cases the job keeps its nodes until Slurm ends it.
+        """Make Slurm requeue the job now, if Slurm would do so at the end of the grace time.
+
+        In all other cases, the job keeps its nodes until Slurm ends the allocation.
         """
         number, partition = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_JOB_PARTITION", "")
         if not (self._preemption and self._config.backend.slurm.requeue and number and partition):
@@ -481,10 +494,10 @@ class SlurmLauncher(RemoteLauncher):
             print(f"the allocation is kept until Slurm ends it: {error}", flush=True)
 
     def missing(self) -> str:
-        """Return the nodes whose agents do not report and may still come back; "" if new agents are started.
+        """Return the nodes whose agents do not report and may still come back; "" if there are none.
 
-        The next attempt starts new agents if their step has ended, or if one of them has been silent for
-        SILENT_STEP_SECONDS although Slurm still lists the step.
+        It is also "" if the next attempt starts new agents: because the agents' step has ended, or because an
+        agent has been silent for SILENT_STEP_SECONDS although Slurm still lists the step.
         """
         if self._agents is None or self._agents.poll() is not None:
             return ""
@@ -492,20 +505,21 @@ class SlurmLauncher(RemoteLauncher):
         return "" if max(silent, default=0.0) > SILENT_STEP_SECONDS else super().missing()
 
     def preemption_trouble(self) -> str:
-        """Return why Slurm or a machine's notice gave no answer."""
+        """Return why Slurm's record or a machine's notice could not be read; "" if it could."""
         return self._trouble or super().preemption_trouble()
 
     def devices(self, config: RunConfig) -> list[int] | None:
-        """Return the devices of each node: as many as it has ranks, 0 for a lost node.
+        """Return the number of devices on each node, which is its number of ranks, or 0 for a lost node.
 
-        This is for allocations that continue without a lost node (--no-kill). Slurm removes the node from the
-        allocation; until then, the silence of its agent shows that it is lost.
+        This is for allocations that continue without a lost node (--no-kill). Slurm removes such a node from
+        the allocation; until then, the silence of its agent shows that it is lost. Returns None if Slurm does
+        not report the job.
         """
         number, nodes = os.environ.get("SLURM_JOB_ID"), config.resources.nodes
         try:
             found = look_up(number) if number else None
         except EngineUnseen as error:
-            print(f"nodes cannot be counted: {error}", flush=True)
+            print(f"cannot count the usable nodes: {error}", flush=True)
             return None
         if found is None:
             return None
@@ -514,12 +528,12 @@ class SlurmLauncher(RemoteLauncher):
         return [config.ranks_per_node] * left + [0] * (nodes - left)
 
     def start_agents(self, config: RunConfig) -> Agents:
-        """Run srun with one task per node, such that the end of a task does not end the others."""
+        """Run srun with one task per node, with options by which tasks survive the end of another task."""
         section, nodes = config.backend.slurm, config.resources.nodes
-        # launch() has ended the step before, perhaps within the attempt that has just begun.
+        # launch() has ended the previous step, perhaps within the attempt that has just begun.
         self._cancelled_before = self._newest_cancelled_step()
         cores = os.environ.get("SLURM_CPUS_PER_TASK")
-        # Slurm reads % in a path; below the workspace all names are nbtrain's own.
+        # Slurm interprets % in a path, but below the workspace all names are nbtrain's own.
         logs = os.path.relpath(self._job.logs, workspace())
         command = [
             *("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"),
@@ -542,11 +556,11 @@ class Step:
         self._process = process
 
     def poll(self) -> int | None:
-        """Return srun's exit code."""
+        """Return srun's exit code; None while it runs."""
         return self._process.poll()
 
     def end(self) -> None:
-        """Send TERM, on which the agents let their ranks save. Later send KILL, which ends the step."""
+        """Send TERM, on which the agents make their ranks save, and later KILL, which ends the step."""
         for number, seconds in ((signal.SIGTERM, SRUN_END_SECONDS), (signal.SIGKILL, 5.0)):
             if self._process.poll() is not None:
                 return

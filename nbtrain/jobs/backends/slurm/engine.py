@@ -1,9 +1,9 @@
 """Call Slurm's commands with a time limit, and parse their output leniently.
 
-`scontrol show job -o` is used because it works without accounting in every version from 22.05 on. The
-controller forgets a job MinJobAge after its end, and when it loses its state. Then `sacct` is queried, if the
-cluster has accounting. JSON output is not used: scontrol 22.05 has none, and its fields change with the
-version (job_state is a string before 23.11 and a list since). states.py explains the names.
+`scontrol show job -o` is used because it works without accounting in every version since 22.05. The
+controller forgets a job MinJobAge after its end, and when it loses its state; then `sacct` is queried, if the
+cluster has accounting. JSON output is not used, because scontrol 22.05 does not have it and its fields depend
+on the version (job_state is a string before 23.11 and a list since). states.py explains the states.
 """
 
 import os
@@ -26,24 +26,24 @@ from nbtrain.jobs.backends.slurm.states import STATES, reason_words
 from nbtrain.jobs.machine.processes import signal_name
 
 COMMAND_SECONDS = 30.0
-# Calls of a command that only reads, if a signal ends it.
+# Number of times that a command that only reads is called if signals end it.
 READ_TRIES = 3
-# sbatch prints the first form with --parsable, which a wrapper may drop.
+# Output of sbatch. It prints the first form with --parsable, but a site's wrapper may drop that option.
 SUBMITTED = re.compile(
     r"(?P<number>\d+)(?:;(?P<cluster>\S+))?|Submitted batch job (?P<named>\d+)(?: on cluster (?P<on>\S+))?"
 )
 NO_ESTIMATE_SECONDS = 360 * 86_400.0
-# A fixed format of times, and messages in English.
+# Variables that fix the format of times, and English as the language of messages.
 COMMAND_VARIABLES = {"SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
 
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """A job as scontrol or sacct reports it."""
+    """A job as reported by scontrol or sacct."""
 
     number: str
     state: str
-    """State in Slurm's spelling."""
+    """Slurm's name of the job's state."""
     reason: str
     exit_code: str
     restarts: int
@@ -51,13 +51,15 @@ class SlurmJob:
     nodes: str
     end: float | None = None
     task: int = 0
-    """Index in an array."""
+    """Index of the task in a job array."""
     name: str = ""
     comment: str = ""
     node_count: int = 0
     preempt_time: str = ""
-    """Time of its preemption as Slurm writes it; "" without one, or if the job was suspended for it and keeps
-    its nodes. A requeue deletes it.
+    """Time of the job's preemption in Slurm's format; "" if the job was not preempted.
+
+    It is also "" if the preemption only suspended the job, which then keeps its nodes. A requeue deletes the
+    time.
     """
     partition: str = ""
     error_path: str = ""
@@ -65,13 +67,13 @@ class SlurmJob:
 
 
 def call(*arguments: str, folder: Path | None = None, environment: Mapping[str, str] | None = None) -> str:
-    """Return the output of a command run in `folder`, with this process's environment by default.
+    """Run a Slurm command in `folder` and return its output.
 
-    A command that only reads is called again if a signal ends it: Slurm signals every process of a job,
-    including the command that asks why the job is signalled.
+    By default, the command has this process's environment. A command that only reads is called again if a
+    signal ends it: Slurm signals every process of a job, including the command that asks why.
 
-    Raises EngineUnseen if Slurm does not answer, EngineAway if it is not installed or not configured here,
-    and JobError if it refuses.
+    Raises EngineUnseen if Slurm does not respond, EngineAway if it is not installed or not configured on this
+    machine, and JobError if it rejects the command.
     """
     program = shutil.which(arguments[0])
     if program is None:
@@ -83,14 +85,14 @@ def call(*arguments: str, folder: Path | None = None, environment: Mapping[str, 
                 [program, *arguments[1:]],
                 cwd=folder,
                 capture_output=True,
-                # Comments of jobs may hold any bytes.
+                # Jobs' comments may contain any bytes.
                 encoding="utf-8",
                 errors="replace",
                 timeout=COMMAND_SECONDS,
                 env=variables,
             )
         except subprocess.TimeoutExpired:
-            raise EngineUnseen(f"{arguments[0]} gave no answer within {COMMAND_SECONDS:g} s") from None
+            raise EngineUnseen(f"{arguments[0]} did not respond within {COMMAND_SECONDS:g} s") from None
         if answer.returncode >= 0:
             break
     if answer.returncode < 0:
@@ -121,7 +123,7 @@ class PartitionNode:
     name: str
     """Name of the partition."""
     default: bool
-    """Whether this is the partition of jobs that name none."""
+    """Whether this is the default partition, for jobs that do not name a partition."""
     node: str
     cpus: int
     memory_bytes: int
@@ -129,7 +131,7 @@ class PartitionNode:
 
 
 def read_sinfo(text: str) -> list[PartitionNode]:
-    """Parse lines of `sinfo -N` in SINFO_FORMAT."""
+    """Return the nodes in the output of `sinfo -N` in SINFO_FORMAT."""
     found = []
     for line in text.splitlines():
         words = line.strip().split("|")
@@ -143,13 +145,13 @@ def read_sinfo(text: str) -> list[PartitionNode]:
 
 
 def _leading(text: str) -> int:
-    """Return the leading number of a word, for example 4 of "4+"."""
+    """Return the number at the start of a word, such as 4 for "4+"; 0 if it does not start with a number."""
     digits = re.match(r"\d+", text)
     return int(digits[0]) if digits else 0
 
 
 def look_up(number: str) -> SlurmJob | None:
-    """Return the job by its number; None if Slurm does not know it. Raises EngineUnseen."""
+    """Return the job with this number; None if Slurm does not know it. Raises EngineUnseen."""
     try:
         if found := read_scontrol(call("scontrol", "show", "job", "-o", number)):
             return found
@@ -160,9 +162,12 @@ def look_up(number: str) -> SlurmJob | None:
 
 
 def numbered(name: str, comment: str, known: list[str]) -> str | None:
-    """Return the newest number of a job with this name and comment, ignoring `known`. Raises EngineUnseen."""
+    """Return the newest number of a job with this name and comment; None if there is no such job.
+
+    The numbers in `known` are ignored. Raises EngineUnseen.
+    """
     try:
-        # %F is the id of the whole array; the comment may hold anything.
+        # %F is the id of the whole array; the comment may contain anything.
         text = call("squeue", "-h", "--states=all", f"--name={name}", "-o", "%F|%k")
     except JobError as error:
         raise EngineUnseen(str(error)) from error
@@ -171,16 +176,18 @@ def numbered(name: str, comment: str, known: list[str]) -> str | None:
     return max((number for number in found if number.isdigit()), key=int, default=None)
 
 
-# Reasons to wait for nodes that are drained or down, which Slurm does not name or names without a reason.
+# Reasons that mean that a job waits for drained or lost nodes, which Slurm does not name or explain.
 NODE_REASONS = ("ReqNodeNotAvail", "NodeNotAvail", "NodeDown", "Nodes_required_for_job_are_DOWN")
 NODES_FORMAT = "%N|%T|%E"
-# Most nodes that a message names; a large cluster may have hundreds.
+# Largest number of nodes that a message names; a large cluster may have hundreds of such nodes.
 MOST_NODES = 4
 
 
 def unavailable_nodes(partition: str) -> str:
-    """Return the drained and lost nodes of a partition with the reasons of the administrator: "n1 is drained
-    (disk)"; "" without any. Raises EngineUnseen, JobError.
+    """Return text about the drained and lost nodes of a partition, such as "n1 is drained (disk)".
+
+    The reason in parentheses is the administrator's. Returns "" if there are no such nodes. Raises
+    EngineUnseen and JobError.
     """
     request = ["-p", partition] if partition else []
     found = {}
@@ -195,8 +202,9 @@ def unavailable_nodes(partition: str) -> str:
 
 
 def requeues_preempted(partition: str) -> bool:
-    """Return whether preempted jobs of a partition are put back into the queue; False if their quality of
-    service decides. Raises EngineUnseen, JobError.
+    """Return whether Slurm requeues the preempted jobs of a partition.
+
+    Returns False if their quality of service decides about that. Raises EngineUnseen and JobError.
     """
     if "preempt/partition_prio" not in call("scontrol", "show", "config"):
         return False
@@ -204,9 +212,9 @@ def requeues_preempted(partition: str) -> bool:
 
 
 def submitted_number(output: str) -> tuple[str, str]:
-    """Return (number, cluster) of the job from the output of sbatch; ("", "") without a number.
+    """Return the job's (number, cluster) from the output of sbatch; ("", "") if there is no number.
 
-    A site may have wrapped sbatch in a script that prints other lines.
+    Other lines are ignored, because a site may have wrapped sbatch in a script that prints them.
     """
     for line in reversed(output.splitlines()):
         if found := SUBMITTED.fullmatch(line.strip()):
@@ -224,7 +232,7 @@ def accounted(number: str) -> SlurmJob | None:
 
 
 def read_sacct(text: str) -> SlurmJob | None:
-    """Parse lines of `sacct -P`: JobID, State, ExitCode, NodeList, JobName."""
+    """Return the job in the output of `sacct -P`, with JobID, State, ExitCode, NodeList, JobName; or None."""
     rows = [line.split("|", 4) for line in text.splitlines() if line.count("|") >= 4]
     return foremost(
         # "CANCELLED by 1000", and "OUT_OF_ME+" where a column was too narrow.
@@ -240,21 +248,22 @@ def _whole_word(state: str) -> str:
 
 
 def read_scontrol(text: str) -> SlurmJob | None:
-    """Parse the output of `scontrol show job -o`, one job per line. For an array, return the task that
-    counts; see foremost().
+    """Return the job in the output of `scontrol show job -o`; None if there is no job.
+
+    The output has one line per job. For an array, the task that counts is returned; see foremost().
     """
     return foremost(_read_line(line) for line in text.splitlines() if line.startswith("JobId="))
 
 
-# An array has the state of the first of these that one of its tasks is in.
+# Order in which the states of an array's tasks determine the state of the array.
 PRECEDENCE = (RUNNING, SUSPENDED, QUEUED)
 
 
 def foremost(jobs: Iterable[SlurmJob]) -> SlurmJob | None:
-    """Return an array's running task, else a waiting task, else the last task to end; None without tasks.
+    """Return an array's running task, or else a waiting task, or else the last task to end.
 
-    Slurm lists tasks in no useful order. The parts of a het job or of a federation are ranked in the same
-    way.
+    Slurm lists tasks in no useful order. The parts of a heterogeneous job or of a federation are ranked in
+    the same way. Returns None without tasks.
     """
 
     def place(job: SlurmJob) -> tuple[int, int, int]:
@@ -268,8 +277,8 @@ def foremost(jobs: Iterable[SlurmJob]) -> SlurmJob | None:
 
 def _read_line(line: str) -> SlurmJob:
     fields: dict[str, str] = {}
-    # Values may hold spaces; a value ends where another NAME= begins. The first one counts: later fields are
-    # paths and comments, which may hold anything.
+    # Values may contain spaces; a value ends where another NAME= begins. If a name occurs twice, the first
+    # value counts, because later fields are paths and comments, which may contain anything.
     for name, value in re.findall(r"(\S+?)=(.*?)(?=\s+[A-Za-z][\w/:]*=|\s*$)", line):
         fields.setdefault(name, value)
     task = fields.get("ArrayTaskId", "").partition("-")[0].partition(",")[0]
@@ -293,8 +302,10 @@ def _read_line(line: str) -> SlurmJob:
 
 
 def _preempt_time(fields: Mapping[str, str]) -> str:
-    """Return the time at which Slurm took the nodes away. PreemptMode=SUSPEND sets it too, suspends the job
-    then, and keeps the time when the job runs again.
+    """Return the time at which Slurm took the job's nodes away; "" if it did not.
+
+    PreemptMode=SUSPEND also sets PreemptTime, but only suspends the job, and keeps the time when the job runs
+    again.
     """
     text = fields.get("PreemptTime", "")
     preempted, suspended = moment(text), moment(fields.get("SuspendTime", ""))
@@ -302,7 +313,7 @@ def _preempt_time(fields: Mapping[str, str]) -> str:
     return "" if kept else text
 
 
-# Line of slurmstepd in the log of a batch step or a step that is signalled (slurmd/slurmstepd/req.c).
+# Line that slurmstepd writes to the log of a signalled batch step or step (slurmd/slurmstepd/req.c).
 STEPD_LINE = re.compile(
     r"\*\*\* (?:JOB|STEP) (?P<number>\d+)(?:\.(?P<step>\d+))? ON \S+ CANCELLED AT (?P<time>\S+)"
     r"(?: DUE TO (?P<why>[A-Z ]+?))? \*\*\*"
@@ -311,18 +322,20 @@ LOG_BYTES = 1 << 20
 
 
 def cancelled_for(log: Path, number: str, since: float) -> str | None:
-    """Return why Slurm ended the batch step, such as PREEMPTION, TIME LIMIT or JOB REQUEUE, from the newest
-    such line of its log; "" for scancel, None without a line since that time of the batch step's own clock.
+    """Return why Slurm ended the batch step, such as PREEMPTION, TIME LIMIT or JOB REQUEUE.
 
-    It is the only record of a preemption once the job has been put back into the queue without a grace time.
+    The reason is in slurmstepd's newest line in the log. It is "" for scancel, and None without a line after
+    `since`, a time by the batch step's own clock. Once a job has been requeued without a grace time, this
+    line is the only record of its preemption.
     """
     lines = [line for line in _stepd_lines(log, number, since) if line["step"] is None]
     return (lines[-1]["why"] or "") if lines else None
 
 
 def cancelled_step(log: Path, number: str, since: float) -> str:
-    """Return the number of the newest step that scancel has ended since that time; "" without one. The end of
-    the whole job ends its steps too, for another reason.
+    """Return the number of the newest step that scancel has ended since a time; "" if there is no such step.
+
+    Steps that ended because their job ended do not count.
     """
     lines = _stepd_lines(log, number, since)
     alone = bool(lines) and lines[-1]["step"] is not None and not lines[-1]["why"]
@@ -336,7 +349,7 @@ def _stepd_lines(log: Path, number: str, since: float) -> list[re.Match[str]]:
             text = stream.read().decode(errors="replace")
     except OSError:
         return []
-    # Slurm writes whole seconds.
+    # Slurm's times are in whole seconds.
     return [
         line
         for line in STEPD_LINE.finditer(text)
@@ -345,7 +358,7 @@ def _stepd_lines(log: Path, number: str, since: float) -> list[re.Match[str]]:
 
 
 def moment(text: str) -> float | None:
-    """Convert Slurm's local time to seconds since the epoch; None for Unknown, None or N/A."""
+    """Return a local time of Slurm in seconds since the epoch; None for "Unknown", "None" or "N/A"."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
@@ -372,16 +385,17 @@ def word_of(found: SlurmJob | None, number: str) -> EngineWord:
 
 
 def waiting_words(found: SlurmJob) -> str:
-    """Return text such as `Slurm job 12 waits (Resources): the nodes that it needs are busy; start estimated
-    at ...`.
+    """Return why a job waits, such as "Slurm job 12 waits (Resources): the nodes that it needs are busy".
+
+    If Slurm has an estimate, the text ends with "; start estimated at <time>".
     """
     _, words = STATES[found.state]
-    # A state such as CONFIGURING says more than the reason that the job had before it.
+    # A state such as CONFIGURING is more informative than the reason, which is from before it.
     name = found.state if words else found.reason or "None"
     text = f"Slurm job {found.number} waits ({name}): {words or reason_words(name)}"
     if found.restarts:
-        text += f"; put back into the queue {found.restarts} time{'s' if found.restarts > 1 else ''}"
-    # Slurm writes "in a year" if it has no estimate.
+        text += f"; requeued {found.restarts} time{'s' if found.restarts > 1 else ''}"
+    # Without an estimate, Slurm reports a start in a year.
     if found.start is not None and 0 < found.start - time.time() < NO_ESTIMATE_SECONDS:
         text += f"; start estimated at {amounts.moment(found.start)}"
     return text

@@ -1,4 +1,4 @@
-"""The batch script of a run, as text that a reader can check and submit by hand."""
+"""The batch script of a run, as text that a user can check and submit by hand."""
 
 import math
 import re
@@ -12,12 +12,13 @@ from nbtrain.config.load.one_line import RUN_YAML
 from nbtrain.config.rules.backends import options_in
 from nbtrain.config.schema import RunConfig
 
-# Variables that select the cluster and identify the user there.
+# Variables to keep, which select the cluster and identify the user there.
 KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_SACK_SOCKET")
-# Variables of the allocation or srun that this process runs in. A batch step that inherited them would make
-# its srun share cores or request memory twice, and would count another job's restarts as its own.
+# Variables of the allocation or srun in which this process runs. If a batch step inherited them, its srun
+# would share cores or request memory twice, and it would count another job's restarts as its own.
 OF_AN_ALLOCATION = re.compile(r"SLURM_|SLURMD_|SRUN_|PMI")
-# Environment variables that sbatch reads (`man sbatch`): each overrides the script. Most are SBATCH_<OPTION>.
+# Environment variables of sbatch (`man sbatch`) that override the script. Most are named SBATCH_<OPTION>;
+# these are the others.
 VARIABLES = {
     "--time": ("SBATCH_TIMELIMIT",),
     "--mem": ("SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU", "SBATCH_MEM_PER_GPU"),
@@ -25,15 +26,13 @@ VARIABLES = {
     "--no-requeue": ("SBATCH_REQUEUE", "SBATCH_NO_REQUEUE"),
     "--output": ("SBATCH_OUTPUT", "SBATCH_ERROR"),
 }
-# Options that would break a job: several tasks at once in one run directory; a cluster that scontrol does not
-# ask; an sbatch that waits for the end of the job.
+# Variables that would break a job: they cause several tasks at once in one run directory, a cluster that
+# scontrol does not query, or an sbatch that waits until the job has ended.
 NEVER = ("SBATCH_ARRAY_INX", "SBATCH_CLUSTERS", "SBATCH_WAIT")
 
 
 def sbatch_environment(environment: Mapping[str, str], options: Iterable[str]) -> dict[str, str]:
-    """Return `environment` without the variables that would override these sbatch options or affect the batch
-    step.
-    """
+    """Return `environment` without variables that would override `options` or affect the batch step."""
     dropped = set(NEVER)
     for name in options_in(word for line in options for word in shlex.split(line)):
         dropped.update(VARIABLES.get(name) or [f"SBATCH_{name.removeprefix('--').replace('-', '_').upper()}"])
@@ -45,8 +44,9 @@ def sbatch_environment(environment: Mapping[str, str], options: Iterable[str]) -
 
 
 def batch_script(config: RunConfig, job: JobDir, environment: Mapping[str, str], after: str = "") -> str:
-    """Return a job's sbatch script. `environment` is exported; `after` is the Slurm job that must end
-    first.
+    """Return a job's sbatch script.
+
+    The script exports `environment`. `after` is the number of a Slurm job that must end first, or "".
     """
     options = "\n".join(f"#SBATCH {option}" for option in sbatch_options(config, job, after))
     return f"#!/bin/bash\n{options}\n\n{_body(config, job, environment)}"
@@ -63,27 +63,29 @@ def _body(config: RunConfig, job: JobDir, environment: Mapping[str, str]) -> str
     )
     return (
         f"{exports}\n{setup}cd {shlex.quote(str(workspace()))}\n\n"
-        "# The supervisor takes the shell's place, so that Slurm's signals reach it.\n"
+        "# The supervisor replaces the shell, so that it receives Slurm's signals.\n"
         f"exec {supervisor}\n"
     )
 
 
 def shown_script(config: RunConfig, job: JobDir, environment: Mapping[str, str]) -> str:
-    """Return the script with a heading for a reader; sbatch skips comments."""
+    """Return the script with a heading for the user; sbatch ignores comments."""
     shell, _, rest = batch_script(config, job, environment).partition("\n")
     return (
         f"{shell}\n"
-        f"# Run {config.name}, job {job.job_id}: what `nbtrain submit` gives to sbatch in the job's folder,\n"
-        "# after it has written the run directory. With `--dry-run FILE` it writes a script that holds the\n"
-        f"# whole run, for sbatch alone.\n{rest}"
+        f"# Run {config.name}, job {job.job_id}: the script that `nbtrain submit` passes to sbatch in the\n"
+        "# job's folder, after it has written the run directory. With `--dry-run FILE`, it writes a script\n"
+        f"# that contains the complete run and that sbatch alone can start.\n{rest}"
     )
 
 
 def script_alone(config: RunConfig, job: JobDir, environment: Mapping[str, str]) -> str:
-    """Return an sbatch script that does not need the run directory yet. `environment` contains the run
-    (prepared.py).
+    """Return an sbatch script that can start the run before its run directory exists.
+
+    `environment` contains the run (prepared.py).
     """
-    # Slurm opens the log before the job's folder exists; the supervisor continues in its own log.
+    # Slurm opens the log before the job's folder exists, so --output is omitted. The supervisor continues in
+    # its own log.
     options = [option for option in sbatch_options(config, job) if not option.startswith("--output=")]
     lines = "".join(f"#SBATCH {option}\n" for option in options)
     return (
@@ -94,7 +96,7 @@ def script_alone(config: RunConfig, job: JobDir, environment: Mapping[str, str])
         f"# The batch step checks the run in {RUN_YAML} as `nbtrain submit` would, and writes it to\n"
         f"# {job.run.path}\n"
         "# Its output before that is in slurm-NUMBER.out, in that folder.\n"
-        f"# Tokenizer and dataset must be in the data directory by then: `nbtrain prepare` makes them.\n"
+        "# Tokenizer and dataset must be in the data directory by then; `nbtrain prepare` makes them.\n"
         f"{lines}\n"
         ': "${SLURM_JOB_ID:?is not set: start this file with sbatch}"\n'
         f"{_body(config, job, environment)}"
@@ -102,25 +104,27 @@ def script_alone(config: RunConfig, job: JobDir, environment: Mapping[str, str])
 
 
 def name_of(job: JobDir) -> str:
-    """Return the name that the job has in Slurm."""
+    """Return the job's name in Slurm."""
     return f"nbtrain-{job.run.name}"
 
 
 def comment_of(job: JobDir) -> str:
-    """Return the comment that distinguishes this job from other jobs of its run or number; labels follow
-    it.
+    """Return the comment that distinguishes this job from other jobs of its run or with its number.
+
+    In the comment that is sent to Slurm, the run's labels follow it.
     """
     return f"nbtrain/{job.run.name}/{job.job_id}"
 
 
 def sbatch_options(config: RunConfig, job: JobDir, after: str = "") -> list[str]:
-    """Return every option, each for one #SBATCH line."""
+    """Return all sbatch options, one for each #SBATCH line."""
     section, resources = config.backend.slurm, config.resources
     gpus = resources.gpus_per_node if resources.device == "gpu" else 0
     gres = section.gres or (f"gpu:{gpus}" if gpus else None)
     memory = resources.memory_per_node_bytes
     limit = section.time_limit_seconds
-    # The first allocation waits as the run's options say; each further one also waits for the one before it.
+    # The first allocation waits for the dependencies in the run's options; each further allocation also waits
+    # for its predecessor.
     conditions, further = _dependencies(section.sbatch_options) if after else ([], section.sbatch_options)
     labels = [f"{key}={value}" for key, value in config.labels.items()]
     return [
@@ -141,19 +145,20 @@ def sbatch_options(config: RunConfig, job: JobDir, after: str = "") -> list[str]
         *([f"--dependency={','.join([f'afterany:{after}', *conditions])}"] if after else []),
         f"--signal=B:USR1@{section.signal_before_seconds}",
         "--requeue" if section.requeue else "--no-requeue",
-        # Relative to the job's folder, which is where sbatch runs: it would interpret quotes and % in a path.
+        # The path is relative to the job's folder, where sbatch runs, because sbatch would interpret quotes
+        # and % in an absolute path.
         "--output=logs/supervisor.log",
-        # Otherwise a requeued job would truncate its log and lose the record of its first run.
+        # Otherwise, a requeued job would truncate its log and lose the output of its first run.
         "--open-mode=append",
         *further,
     ]
 
 
 def _dependencies(lines: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return (dependencies in the additional sbatch options, the other additional options).
+    """Return (dependencies, other options) from the run's additional sbatch options.
 
-    If --dependency is given twice, only the later one counts. Alternatives (?) cannot be combined with a
-    required condition, and the first allocation has already met them.
+    They are separated because only the last --dependency counts. Alternatives (?) are omitted: they cannot be
+    combined with a required condition, and the first allocation has already met them.
     """
     conditions, others = [], []
     for line in lines:
@@ -171,12 +176,12 @@ def _dependencies(lines: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def python_of(config: RunConfig) -> str:
-    """Return the path of Python on the nodes."""
+    """Return the path of the Python interpreter on the nodes."""
     return config.backend.slurm.python or sys.executable
 
 
 def duration(seconds: float) -> str:
-    """Format seconds as D-HH:MM:SS. Slurm itself rounds them up to whole minutes."""
+    """Return seconds in the format D-HH:MM:SS. Slurm itself rounds them up to whole minutes."""
     whole = math.ceil(seconds)
     days, rest = divmod(whole, 86_400)
     clock = f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"

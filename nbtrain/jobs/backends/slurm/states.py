@@ -1,15 +1,15 @@
-"""Slurm's states and reasons, with sentences that explain why a job waits, ended, or is in a special state.
+"""Slurm's states and reasons, each with an explanation of why a job waits, ended, or is in a special state.
 
-The tables hold the names of versions 20.11 to 25.05 (slurm/src/common: slurm_protocol_defs.c,
+The tables contain the names in versions 20.11 to 25.05 (slurm/src/common: slurm_protocol_defs.c,
 job_state_reason.c, and the sentences of slurmctld, whose spaces scontrol prints as _). Slurm's own name is
-shown next to the explanation, and an unknown name gets a general sentence.
+shown next to the explanation. An unknown name gets a general explanation.
 """
 
 import re
 
 from nbtrain.base.run_directory.jobstate import CANCELLED, FAILED, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
 
-RELEASE = "`scontrol release` frees it"
+RELEASE = "run `scontrol release` to free it"
 
 STATES = {
     "PENDING": (QUEUED, ""),
@@ -22,10 +22,10 @@ STATES = {
     "RESV_DEL_HOLD": (QUEUED, f"its reservation was deleted, and it is held; {RELEASE}"),
     "RUNNING": (RUNNING, ""),
     "COMPLETING": (RUNNING, "its last processes are being ended"),
-    "SIGNALING": (RUNNING, "Slurm sends it a signal"),
+    "SIGNALING": (RUNNING, "Slurm is sending it a signal"),
     "STAGE_OUT": (RUNNING, "its files are being copied from the burst buffer"),
-    "RESIZING": (RUNNING, "its number of nodes changes"),
-    "EXPEDITING": (RUNNING, "it starts before others after a restart"),
+    "RESIZING": (RUNNING, "its number of nodes is being changed"),
+    "EXPEDITING": (RUNNING, "after a restart, it starts before other jobs"),
     "UPDATE_DB": (RUNNING, "accounting is being updated"),
     "SUSPENDED": (SUSPENDED, "its processes are stopped, and its nodes may run other jobs"),
     "STOPPED": (SUSPENDED, "its processes are stopped, and it keeps its nodes"),
@@ -45,14 +45,14 @@ STATES = {
 """{Slurm's state: (nbtrain's state, explanation)}."""
 
 WAITING = {
-    "None": "Slurm has not looked at it yet",
+    "None": "Slurm has not considered it yet",
     "Priority": "jobs with a higher priority come first",
     "Resources": "the nodes that it needs are busy",
     "Dependency": "it waits for another job",
     "DependencyNeverSatisfied": "the job that it depends on has failed; it will never start",
-    "BeginTime": "Slurm starts it at a later time; after a requeue that takes about 2 minutes",
+    "BeginTime": "Slurm starts it at a later time, which is about 2 minutes after a requeue",
     "JobHeldUser": f"held by its user; {RELEASE}",
-    "JobHeldAdmin": "held by an administrator, who alone can release it",
+    "JobHeldAdmin": "held by an administrator; only an administrator can release it",
     "job_requeued_in_held_state": f"it was put back into the queue and is held; {RELEASE}",
     "launch_failed_requeued_held": f"it could not be started, and is held; {RELEASE}",
     "job_requeued_in_special_exit_state": f"it is held because of its exit code, for inspection; {RELEASE}",
@@ -68,30 +68,30 @@ WAITING = {
     "Nodes_required_for_job_are_DOWN": "nodes that it needs are down, drained, or kept for more urgent jobs",
     "Reserved_for_maintenance": "its nodes are reserved for maintenance",
     "FrontEndDown": "no front-end node is up",
-    "SchedDefer": "Slurm starts no job at its submission; the scheduler's next round looks at it",
+    "SchedDefer": "the cluster starts jobs only in the scheduler's next round, not at their submission",
     "BadConstraints": "no node has the features that it requests",
     "Constraints": "no node has the features that it requests",
     "Licenses": "a license that it needs is in use",
-    "InvalidAccount": "the account is not known",
-    "InvalidQOS": "the quality of service is not known",
+    "InvalidAccount": "the account is unknown",
+    "InvalidQOS": "the quality of service is unknown",
     "AccountNotAllowed": "the account may not use this partition",
     "QOSNotAllowed": "the quality of service may not use this partition",
     "QOSUsageThreshold": "the account has used more than the quality of service allows for a start",
-    "AccountingPolicy": "a limit of accounting is reached",
+    "AccountingPolicy": "an accounting limit is reached",
     "Reservation": "it waits for its reservation",
     "ReservationDeleted": f"its reservation was deleted, and it is held; {RELEASE}",
-    "ReservationInvalid": "its reservation is not known or cannot be used",
+    "ReservationInvalid": "its reservation is unknown or cannot be used",
     "Cleaning": "its last run is still being cleaned up",
-    "JobArrayTaskLimit": "an earlier task of its array runs",
+    "JobArrayTaskLimit": "an earlier task of its array is still running",
     "DeadLine": "it cannot end before its deadline",
     "MaxMemPerLimit": "it requests more memory than a limit allows",
     "BurstBufferResources": "the burst buffer is in use",
     "BurstBufferStageIn": "its files are being copied to the burst buffer",
-    "BurstBufferOperation": "the burst buffer reported an error, and it is held; an administrator must look",
+    "BurstBufferOperation": "the burst buffer reported an error, and it is held; ask an administrator",
     "PowerNotAvail": "there is not enough power for more nodes",
     "PowerReserved": "the power for its nodes is reserved",
-    "Prolog": "the nodes are being made ready for it",
-    "FedJobLock": "the clusters of the federation agree on where it starts",
+    "Prolog": "its nodes are being prepared",
+    "FedJobLock": "the clusters of the federation are deciding where it starts",
     "SystemFailure": "Slurm itself has failed; ask an administrator",
     "JobLaunchFailure": "it could not be started",
     "InactiveLimit": "it was idle for longer than the cluster allows",
@@ -100,10 +100,10 @@ WAITING = {
     "TimeLimit": "its time limit has passed",
     "OutOfMemory": "it used more memory than it requested",
 }
-"""Reasons for waiting or ending, without the part after a comma, such as the names of nodes."""
+"""{Slurm's reason for waiting or ending: explanation}, without a part after a comma, such as node names."""
 
-# AssocGrpCPURunMinutesLimit, QOSMaxMemoryPerUser, MaxJobsPerAccount, QOSMinGRES: whose limit (account or
-# quality of service), on which resource, counted over which jobs.
+# Names of limits, such as AssocGrpCPURunMinutesLimit, QOSMaxMemoryPerUser, MaxJobsPerAccount or QOSMinGRES.
+# They state whose limit it is (account or quality of service), on which resource, and over which jobs.
 LIMIT = re.compile(
     r"(?P<whose>Association|Assoc|QOS|)(?P<kind>Grp|Max|Min|)(?P<what>Cpu|CPU|Mem(?:ory)?|Node|Jobs?|"
     r"Submit(?:Jobs?)?|WallDuration|Wall|GRES|License|BB|Energy|Billing|Unknown|Resource|Time)"
@@ -135,23 +135,23 @@ WHAT = {
 
 
 def reason_words(reason: str) -> str:
-    """Explain a reason; an unknown one gets a general sentence."""
+    """Return the explanation of a reason; an unknown reason gets a general explanation."""
     first, _, more = reason.partition(",")
     if known := WAITING.get(more.lstrip("_")) or WAITING.get(first):
         return known
     if found := LIMIT.fullmatch(first):
         return _limit_words(found)
-    return "a reason that Slurm gave; `scontrol show job` and the cluster's documentation may say more"
+    return "Slurm's reason; see `scontrol show job` and the cluster's documentation"
 
 
 def _limit_words(found: re.Match[str]) -> str:
     whose, what = WHOSE.get(found["whose"], "the quality of service"), WHAT[found["what"]]
     what += " times minutes" if found["minutes"] else ""
-    never = "it starts only with another request or limit"
+    never = "it starts only after the request or the limit is changed"
     if found["kind"] == "Min":
         return f"it requests less than {whose} requires: {what}; {never}"
     each = (found["each"] or "").lower()
     if each in ("job", "node"):
         return f"it requests more than {whose} allows for one {each}: {what}; {never}"
     what += f" of one {each}" if each else ""
-    return f"a limit of {whose} is reached: {what}; it starts when others have ended, or the limit is raised"
+    return f"a limit of {whose} is reached: {what}; it starts when other jobs end or the limit is raised"

@@ -64,10 +64,10 @@ def test_a_refusal_says_the_servers_words_and_the_fix(stub, cluster, manifest):
     for status, words in (
         (
             404,
-            "The cluster does not know this kind: install its operator, or set backend.kubernetes.workload",
+            "The cluster does not have this kind: install its operator, or set backend.kubernetes.workload",
         ),
         (403, "may not say .*If this does not say what to change, ask the cluster's administrators"),
-        (401, "The credentials of this context are not accepted"),
+        (401, "The cluster does not accept the credentials of this context"),
     ):
         if status != 404:
             stub.fault("POST", "mpijobs", status=status, body={"message": "may not say more"})
@@ -83,7 +83,7 @@ def test_a_refusal_says_the_servers_words_and_the_fix(stub, cluster, manifest):
         (
             'mpijobs.kubeflow.org is forbidden: User "ann" cannot create resource "mpijobs" in API group '
             '"kubeflow.org" in the namespace "research"',
-            "Ask for the right: `kubectl auth can-i --list` shows what this user may do.",
+            "Ask for this permission; to see what this user may do, run `kubectl auth can-i --list`.",
         ),
         (
             'admission webhook "validator.trainer.kubeflow.org" denied the request: spec.runtimeRef: no such '
@@ -93,7 +93,8 @@ def test_a_refusal_says_the_servers_words_and_the_fix(stub, cluster, manifest):
         (
             'pods "gpt" is forbidden: exceeded quota: team, requested: requests.nvidia.com/gpu=8, used: 8, '
             "limited: 8",
-            "Request less, wait until other pods have ended, or ask the cluster's administrators for more.",
+            "Request less, wait until other pods have ended, or ask the cluster's administrators for a "
+            "larger quota.",
         ),
     ],
 )
@@ -124,11 +125,11 @@ def test_what_may_pass_is_asked_again(stub, cluster, manifest):
     with pytest.raises(Unanswered) as caught:
         cluster.get(KIND, NAME)
     assert str(caught.value) == (
-        f"{stub.address}: cannot read MPIJob {NAME}: ordered by the test. The job itself continues; ask "
+        f"{stub.address}: cannot read MPIJob {NAME}: ordered by the test. The job itself continues; try "
         "again later."
     )
     stub.fault("GET", "mpijobs", times=3, drop=True)
-    with pytest.raises(Unanswered, match="no complete answer in 3 attempts"):
+    with pytest.raises(Unanswered, match="no complete response in 3 attempts"):
         cluster.get(KIND, NAME)
 
 
@@ -216,7 +217,8 @@ def test_where_the_cluster_is(stub, tmp_path, monkeypatch):
     with pytest.raises(JobError) as caught:
         connect()
     assert str(caught.value) == (
-        "backend.kind = kubernetes needs the official client of Kubernetes, which is not installed here "
+        "backend.kind = kubernetes needs the official Kubernetes client for Python, which is not installed "
+        "here "
         f"(import of kubernetes halted; None in sys.modules). Install it with `{install_command('k8s')}`, "
         "or write the manifest with `nbtrain submit RUN.yaml --dry-run FILE` and start it with kubectl."
     )
@@ -230,7 +232,7 @@ def test_where_the_cluster_is(stub, tmp_path, monkeypatch):
             "while scanning for the next token found character '\\t' that cannot start any token in "
             '"{file}", line 2, column 1',
         ),
-        (b"<html>502 Bad Gateway</html>\n", "it does not have the form of one"),
+        (b"<html>502 Bad Gateway</html>\n", "its structure is not that of a kubeconfig"),
         (b"clusters: [\xff]\n", "'utf-8' codec can't decode byte 0xff in position 11: invalid start byte"),
     ],
 )
@@ -244,8 +246,8 @@ def test_a_file_that_is_no_kubeconfig(text, words, tmp_path, monkeypatch):
     with pytest.raises(JobError) as caught:
         connect()
     assert str(caught.value) == (
-        f"{file}: cannot be read as a kubeconfig: {words.format(file=file)}. Correct it, or set KUBECONFIG "
-        "to another file."
+        f"{file}: cannot be read as a kubeconfig: {words.format(file=file)}. Correct the file, or set "
+        "KUBECONFIG to another file."
     )
 
 
@@ -254,7 +256,9 @@ def test_a_server_that_is_not_there_is_unseen(tmp_path, monkeypatch, stub):
     text = stub.kubeconfig.read_text().replace(stub.address, "http://127.0.0.1:9")
     (tmp_path / "config").write_text(text)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    with pytest.raises(Unanswered, match=r"127\.0\.0\.1:9: cannot read MPIJob gpt: no complete answer in 2"):
+    with pytest.raises(
+        Unanswered, match=r"127\.0\.0\.1:9: cannot read MPIJob gpt: no complete response in 2"
+    ):
         Cluster(connect(), (0.01,)).get(KIND, "gpt")
 
 

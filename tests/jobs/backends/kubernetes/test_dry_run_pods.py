@@ -187,8 +187,9 @@ def test_the_other_nodes_wait_for_node_0(manifest, prepare, monkeypatch):
     with pytest.raises(JobError) as late:
         prepare(written, 1)
     assert str(late.value) == (
-        f"{job.job_json} is not there after 120 s (backend.node_timeout_seconds); node 0 writes it. The log "
-        "of its pod says why it did not; if it did, put the output folder on a volume that all pods mount."
+        f"{job.job_json}, which node 0 writes, does not exist after 120 s (backend.node_timeout_seconds). "
+        "See the log of node 0's pod for the reason; if node 0 has written the file, put the output folder "
+        "on a volume that all pods mount."
     )
     assert prepare(written, 0) and prepare(written, 1)
 
@@ -225,9 +226,9 @@ def test_a_run_that_no_manifest_may_hold_is_refused(manifest, monkeypatch):
     with pytest.raises(SubmitError) as refused:
         manifest({"backend.kubernetes": {"workload": "DeepSpeedJob", "autotune": "tune"}})
     assert str(refused.value) == (
-        "override backend.kubernetes.autotune=tune: backend.kubernetes.autotune = tune: the tuner starts a "
-        "script that `nbtrain submit` writes into the job's folder, so that kubectl alone cannot start it. "
-        "Submit the run, or set backend.kubernetes.autotune=none."
+        "override backend.kubernetes.autotune=tune: backend.kubernetes.autotune = tune needs a script that "
+        "`nbtrain submit` writes into the job's folder, so kubectl alone cannot start this run. Submit the "
+        "run with `nbtrain submit`, or set backend.kubernetes.autotune=none."
     )
     monkeypatch.setattr(one_line, "MOST_CHARS", 100)
     with pytest.raises(

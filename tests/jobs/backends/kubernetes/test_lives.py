@@ -124,7 +124,7 @@ def test_a_life_that_ends_with_exit_code_137(kind, life, job, stub, capsys):
     stamp = "2026-11-21T03:15:00Z"
     stub.put(EVENTS, {"metadata": {"name": "e"}, **event, "message": "no node", "lastTimestamp": stamp})
     stub.set_status(path, name, status_of(kind, "waits"))
-    nowhere = "no node takes it: insufficient nvidia.com/gpu"
+    nowhere = "it cannot be scheduled on any node: insufficient nvidia.com/gpu"
     assert backend.status(job) == ("QUEUED", f"{pod}: {nowhere}")
     page = describe_job(job.run)
     assert (page.phase, page.replicas[0].phase, page.replicas[0].message) == ("Pending", "Pending", nowhere)
@@ -169,7 +169,7 @@ def test_a_life_that_ends_with_exit_code_137(kind, life, job, stub, capsys):
     os.utime(job.job_json, (time.time() - 3600,) * 2)
     state, cause = backend.status(job)
     killed = (
-        "exit code 137 (SIGKILL): the kernel killed it, because it was over its memory limit "
+        "exit code 137 (SIGKILL): the kernel killed it because it exceeded its memory limit "
         "(resources.memory_per_node_bytes)"
     )
     assert state == "LOST" and cause.split("; ")[1] == f"{pod} on n1: {killed}"
@@ -237,14 +237,15 @@ def test_a_server_that_is_silent_is_no_traceback_and_no_lost_request(life, job, 
     which = rf"output/{job.run.name}: job {JOB_ID} cannot be "
     stub.fault("PATCH", "trainjobs", times=3, drop=True)
     with pytest.raises(
-        JobError, match=rf"{which}changed in its cluster now: .* Try again when it answers\.$"
+        JobError, match=rf"{which}changed in its cluster now: .* Try again when the cluster responds\.$"
     ):
         control.pause(job)
     stub.fault("DELETE", "trainjobs", times=3, drop=True)
     assert cli.main(["cancel", job.run.name]) == JobError.exit_code
     said = capsys.readouterr().err
     assert re.search(
-        rf"^JobError: {which}ended by its scheduler now: .* in 3 attempts .*\)\. The request",
+        rf"^JobError: output/{job.run.name}: the scheduler cannot end job {JOB_ID} now: .* in 3 attempts "
+        rf".*\)\. The stop request",
         said,
     )
     assert "continues" not in said and (path, name) in stub.objects
@@ -511,4 +512,4 @@ def test_the_supervisor_asks_whether_its_pods_are_evicted(life, job, stub, monke
 
     monkeypatch.setattr(module.BACKEND, "disruption", refuse)
     assert launcher.scheduler_preemption([0]) == ""
-    assert launcher.preemption_trouble() == "whether a pod was evicted is not known: may not list pods"
+    assert launcher.preemption_trouble() == "cannot tell whether a pod was evicted: may not list pods"

@@ -30,10 +30,10 @@ def test_what_is_no_name_never_reaches_the_server():
         with pytest.raises(SubmitError) as caught:
             checked(bad)
     assert str(caught.value) == (
-        "'' cannot name a Kubernetes object: a name must be 1 to 45 lower case letters, digits "
+        "'' cannot be the name of a Kubernetes object: a name must have 1 to 45 lowercase letters, digits "
         "and inner dashes, and begin with a letter. Rename the run."
     )
-    with pytest.raises(SubmitError, match="'a/b' is not a namespace"):
+    with pytest.raises(SubmitError, match="'a/b' is not a valid namespace"):
         checked_namespace("a/b")
-    with pytest.raises(SubmitError, match="nbtrain/run = 'a b' cannot be the value of a label"):
+    with pytest.raises(SubmitError, match="nbtrain/run = 'a b' is not a valid label value"):
         own_labels("a b", "id", JOB)

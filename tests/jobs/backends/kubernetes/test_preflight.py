@@ -21,7 +21,7 @@ NAMED = {
     "service_account": "trainer",
 }
 THERE = {("secrets", "hub"), ("secrets", "s3"), ("secrets", "registry"), ("serviceaccounts", "trainer")}
-NO_CLUSTER = "Without a cluster, `nbtrain submit RUN --dry-run FILE` writes the manifest."
+NO_CLUSTER = "To write the manifest without a cluster, run `nbtrain submit RUN --dry-run FILE`."
 
 
 @pytest.fixture
@@ -61,15 +61,15 @@ def test_what_is_not_there_is_named_with_the_command_that_makes_it(refusals, stu
     stub.present.clear()
     found = refusals(**NAMED)
     assert found[0].endswith(
-        ": backend.kubernetes.mounts names the PersistentVolumeClaim workspace, but "
-        f"{stub.address} has none of this name in namespace research: the pods would wait for it. Create it "
-        "(examples/megatron-gpt/cluster/manifests/workspace-pvc.yaml is one), or name one of `kubectl get "
-        "persistentvolumeclaims -n research`."
+        f": backend.kubernetes.mounts names the PersistentVolumeClaim workspace, but {stub.address} has no "
+        "PersistentVolumeClaim with this name in namespace research: the pods would wait for it. Create it "
+        "(examples/megatron-gpt/cluster/manifests/workspace-pvc.yaml is an example), or name one that "
+        "`kubectl get persistentvolumeclaims -n research` lists."
     )
     for words, one in zip(
         ("Secret s3", "Secret hub", "Secret registry", "ServiceAccount trainer"), found[1:]
     ):
-        assert f"names the {words}, but {stub.address} has none" in one
+        assert f"names the {words}, but {stub.address} has no " in one
         assert "Create it (`kubectl create -n research " in one
     assert len(found) == 5
     stub.forbidden |= {("get", "secrets"), ("get", "serviceaccounts"), ("get", "persistentvolumeclaims")}
@@ -83,17 +83,17 @@ def test_the_server_judges_the_manifest(refusals, stub):
     host = f"{stub.address}: cannot create TrainJob gpt-125m-4xdp-"
     (found,) = refusals(namespace="elsewhere")
     assert found.startswith(host) and found.endswith(
-        ': namespaces "elsewhere" not found. Set backend.kubernetes.namespace to one of `kubectl get '
-        "namespaces`."
+        ': namespaces "elsewhere" not found. Set backend.kubernetes.namespace to a namespace that '
+        "`kubectl get namespaces` lists."
     )
     stub.kinds = {"MPIJob"}
-    assert "The cluster does not know this kind: install its operator" in refusals()[0]
+    assert "The cluster does not have this kind: install its operator" in refusals()[0]
     stub.kinds = None
     rbac = 'User "ann" cannot create resource "trainjobs" in API group "trainer.kubeflow.org"'
     used_up = "quota of team language is used up"
     for status, message, words in (
-        (401, used_up, "The credentials of this context are not accepted: renew them"),
-        (403, rbac, "Ask for the right: `kubectl auth can-i --list`"),
+        (401, used_up, "The cluster does not accept the credentials of this context: renew them"),
+        (403, rbac, "Ask for this permission; to see what this user may do, run `kubectl auth can-i --list`"),
         (403, used_up, f"{used_up}. If this does not say what to change, ask the cluster's administr"),
         (400, used_up, used_up),
     ):
@@ -112,12 +112,14 @@ def test_rights_that_a_job_needs_later(refusals, stub):
     stub.forbidden |= {("delete", "trainjobs"), ("list", "pods")}
     found = refusals()
     assert found[0] == (
-        f"{stub.address}: this user may not delete trainjobs.trainer.kubeflow.org in namespace research, and "
-        "`nbtrain cancel` must. Ask for the Role in examples/megatron-gpt/cluster/manifests/notebook.yaml; "
-        "`kubectl auth can-i --list -n research` shows what this user may do."
+        f"{stub.address}: this user may not delete trainjobs.trainer.kubeflow.org in namespace research, "
+        "which `nbtrain cancel` needs. Ask for the Role in "
+        "examples/megatron-gpt/cluster/manifests/notebook.yaml; to see what this user may do, run `kubectl "
+        "auth can-i --list -n research`."
     )
     assert (
-        "may not list pods in namespace research, and `nbtrain status` must" in found[1] and len(found) == 2
+        "may not list pods in namespace research, which `nbtrain status` needs" in found[1]
+        and len(found) == 2
     )
     stub.fault("POST", "selfsubjectaccessreviews", times=6, status=403)
     assert refusals() == []
@@ -130,7 +132,7 @@ def test_a_server_that_does_not_answer(refusals, stub, tmp_path, monkeypatch):
     stub.fault("POST", "dryRun=All", times=2, status=503)
     (found,) = refusals()
     assert found.startswith(f"{stub.address}: cannot create TrainJob") and found.endswith(
-        ": ordered by the test. Check the address in the kubeconfig, and any VPN or proxy on the way to it. "
+        ": ordered by the test. Check the address in the kubeconfig, and any VPN or proxy in between. "
         f"{NO_CLUSTER}"
     )
     asked = len(stub.asked)

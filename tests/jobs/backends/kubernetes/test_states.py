@@ -88,7 +88,7 @@ def test_how_a_pod_ended_in_words():
     """
     out_of_memory = replica(pod(phase="Failed", containerStatuses=[ended(137, "OOMKilled")]))
     assert failure_words([replica(pod("gpt-worker-0")), out_of_memory]) == (
-        "gpt-worker-1 on n7: exit code 137 (SIGKILL): the kernel killed it, because it was over its memory "
+        "gpt-worker-1 on n7: exit code 137 (SIGKILL): the kernel killed it because it exceeded its memory "
         "limit (resources.memory_per_node_bytes)"
     )
     assert (out_of_memory.exit_code, out_of_memory.restarts) == (137, 1)
@@ -145,7 +145,7 @@ def test_why_a_pod_waits_in_words():
     """The reason why a pod is waiting is explained: no suitable node, no image, or no Secret."""
     nowhere = {"type": "PodScheduled", "status": "False", "message": "0/8 nodes: insufficient nvidia.com/gpu"}
     assert waiting_words([replica(pod(phase="Pending", conditions=[nowhere]))]) == (
-        "gpt-worker-1: no node takes it: 0/8 nodes: insufficient nvidia.com/gpu"
+        "gpt-worker-1: it cannot be scheduled on any node: 0/8 nodes: insufficient nvidia.com/gpu"
     )
     waiting = [{"state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}}]
     assert replica(pod(phase="Pending", containerStatuses=waiting)).reason == (

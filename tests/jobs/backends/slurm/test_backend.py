@@ -361,7 +361,7 @@ def test_a_paused_job_is_submitted_again_once(at_rest: Callable[..., JobDir], sl
     assert BACKEND.status(job) == (SUSPENDED, PAUSED)
     assert slurm["said"] == []
     slurm.update(scontrol=ENDED, squeue="", sbatch=EngineUnseen("Unable to contact slurm controller"))
-    with pytest.raises(JobError, match=r"again: Unable to contact slurm controller\. It stays paused\."):
+    with pytest.raises(JobError, match=r"again: Unable to contact slurm controller\. The job stays paused\."):
         BACKEND.unpause(job)
     assert BACKEND.status(job) == (SUSPENDED, PAUSED)
     slurm["sbatch"] = "13\n"
@@ -466,7 +466,7 @@ def test_a_job_that_waits_is_held_and_released(
     assert (("scontrol", "release", "12") in slurm["said"]) == released
     slurm["scontrol"] = JobError("scontrol: Job is no longer pending execution for job 12")
     with pytest.raises(
-        JobError, match=r"for job 12\. It pauses as soon as its ranks run; if Slurm has suspended"
+        JobError, match=r"for job 12\. The job pauses as soon as its ranks run; if Slurm has suspended"
     ):
         BACKEND.pause(job)
 
@@ -533,22 +533,22 @@ def test_another_job_with_the_same_number_is_left_alone(
     [
         ({}, ""),
         ({"resources.nodes": 3}, ""),
-        ({"resources.nodes": 4}, "requests 4 nodes; partition main has 3 such nodes of 3."),
+        ({"resources.nodes": 4}, "requests 4 nodes, but only 3 of the 3 nodes in partition main will do."),
         (
             {"resources.nodes": 2, "resources.cpus_per_node": 32},
-            "requests 2 nodes with 32 cores each; partition main has 1 such node of 3.",
+            "requests 2 nodes with 32 cores each, but only 1 of the 3 nodes in partition main will do.",
         ),
         (
             {"resources.nodes": 2, "backend.slurm.partition": "large"},
-            "requests 2 nodes; partition large has 1 such node of 1.",
+            "requests 2 nodes, but only 1 of the 1 node in partition large will do.",
         ),
         (
             {"resources.nodes": 2, "resources.device": "gpu", "resources.gpus_per_node": 4},
-            "requests 2 nodes with 4 GPUs each; partition main has 1 such node of 3.",
+            "requests 2 nodes with 4 GPUs each, but only 1 of the 3 nodes in partition main will do.",
         ),
         (
             {"resources.memory_per_node_bytes": 600 * 2**30},
-            "requests 1 node with 600.0 GiB each; partition main has 0 such nodes of 3.",
+            "requests 1 node with 600.0 GiB each, but only 0 of the 3 nodes in partition main will do.",
         ),
         ({"backend.slurm.partition": "main,huge"}, "Slurm has no partition huge; it has large, main."),
     ],
@@ -600,7 +600,7 @@ def test_one_allocation_of_a_script_has_the_job(
     """
     slurm["scontrol"] = "#!/bin/bash\n"
     monkeypatch.setenv("SLURM_JOB_ID", "13")
-    assert BACKEND.taken_elsewhere(job, "id") == "Slurm job 12 has it"
+    assert BACKEND.taken_elsewhere(job, "id") == "Slurm job 12 runs it"
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "12")
     assert BACKEND.taken_elsewhere(job, "id") == ""
     job.handle_json.unlink()

@@ -115,7 +115,7 @@ def test_sbatch_alone_starts_the_script_of_a_dry_run(
     said = {number: (tmp_path / f"slurm-{number}.out").read_text() for number in numbers}
     assert said[first] == f"job {job.job_id} of tiny; continues in {job.supervisor_log}\n"
     assert said[second] == (
-        f"nbtrain supervisor: job {job.job_id} of tiny is started already: Slurm job {first} has it\n"
+        f"nbtrain supervisor: job {job.job_id} of tiny is already running: Slurm job {first} runs it\n"
     )
     assert (job.path / "slurm.0.sbatch").read_text() == script.read_text()
     assert read_events(job)[0]["message"] == "submitted; trains from the beginning"
@@ -133,10 +133,10 @@ def test_a_job_that_waits_says_why(on_slurm: Callable[..., Any], cluster: slurm.
     wait_until(held, "the reason", END_SECONDS)
     state, cause = status_of(job)
     assert state == QUEUED
-    assert cause.endswith("(JobHeldUser): held by its user; `scontrol release` frees it")
+    assert cause.endswith("(JobHeldUser): held by its user; run `scontrol release` to free it")
     assert pause(job) == (
         SUSPENDED,
-        "paused while it waited: Slurm holds it; `nbtrain resume tiny` releases it",
+        "paused while waiting: Slurm holds it; `nbtrain resume tiny` releases it",
     )
     assert cancel(job)[0] == CANCELLED
     assert JobRecord.read(job.job_json).supervisor is None

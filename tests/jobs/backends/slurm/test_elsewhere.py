@@ -192,8 +192,8 @@ def test_what_only_slurm_can_do_is_refused(
     become(state, SUSPENDED if state == RUNNING else QUEUED, silent=400)
     assert cli.main(["cancel", "tiny"]) == JobError.exit_code
     assert capsys.readouterr().err == (
-        "JobError: output/tiny: job 20260101-120000-abcd cannot be ended by its scheduler now: scontrol is "
-        "not installed on this machine. The request to stop is kept; try again when the scheduler answers.\n"
+        "JobError: output/tiny: the scheduler cannot end job 20260101-120000-abcd now: scontrol is "
+        "not installed on this machine. The stop request is kept; try again when the scheduler responds.\n"
     )
 
 
@@ -213,7 +213,9 @@ def test_a_lost_job_cannot_be_resumed_here(
     for verb in (["resume", "tiny"], ["clone", "tiny", "other"]):
         assert cli.main(verb) == SubmitError.exit_code
         said = capsys.readouterr().err
-        assert "Slurm: sinfo is not installed on this machine. Submit from a machine that reaches the" in said
+        assert (
+            "Slurm: sinfo is not installed on this machine. Submit from a machine that can reach the" in said
+        )
     assert RunDir.named("tiny").job_ids() == ["20260101-120000-abcd"]
     assert cli.main(["cancel", "tiny"]) == 0
     assert capsys.readouterr().out.startswith("tiny: LOST. ")

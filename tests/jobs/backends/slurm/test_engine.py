@@ -46,7 +46,7 @@ def test_an_array_is_what_its_foremost_task_is() -> None:
     assert spoken("array-ended-22.05.txt")[0] == CANCELLED
     assert spoken("array-waiting-22.05.txt") == (
         QUEUED,
-        "Slurm job 19 waits (JobArrayTaskLimit): an earlier task of its array runs",
+        "Slurm job 19 waits (JobArrayTaskLimit): an earlier task of its array is still running",
     )
     assert spoken("array-suspended-22.05.txt") == (
         SUSPENDED,
@@ -69,8 +69,8 @@ def test_a_job_that_was_put_back_says_when_it_starts(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(engine.time, "time", lambda: 1_795_396_918.0)
     assert spoken("requeued-22.05.txt") == (
         QUEUED,
-        "Slurm job 18 waits (BeginTime): Slurm starts it at a later time; after a requeue that takes about "
-        "2 minutes; put back into the queue 1 time; start estimated at 2026-11-23 01:23:58 UTC",
+        "Slurm job 18 waits (BeginTime): Slurm starts it at a later time, which is about 2 minutes after a "
+        "requeue; requeued 1 time; start estimated at 2026-11-23 01:23:58 UTC",
     )
 
 
@@ -93,7 +93,7 @@ def test_a_newer_version_says_why_a_job_waits_and_ended(monkeypatch: pytest.Monk
     )
 
 
-GENERAL = "a reason that Slurm gave; `scontrol show job` and the cluster's documentation may say more"
+GENERAL = "Slurm's reason; see `scontrol show job` and the cluster's documentation"
 
 
 @pytest.mark.parametrize(
@@ -108,23 +108,23 @@ GENERAL = "a reason that Slurm gave; `scontrol show job` and the cluster's docum
         ),
         (
             "AssocGrpCPURunMinutesLimit",
-            "a limit of the account or its user is reached: cores times minutes; it starts when others have "
-            "ended, or the limit is raised",
+            "a limit of the account or its user is reached: cores times minutes; it starts when other jobs "
+            "end or the limit is raised",
         ),
         (
             "QOSMaxGRESPerUser",
             "a limit of the quality of service is reached: GPUs or other generic resources of one user; it "
-            "starts when others have ended, or the limit is raised",
+            "starts when other jobs end or the limit is raised",
         ),
         (
             "AssocMaxWallDurationPerJobLimit",
-            "it requests more than the account or its user allows for one job: run time; it starts only with "
-            "another request or limit",
+            "it requests more than the account or its user allows for one job: run time; it starts only "
+            "after the request or the limit is changed",
         ),
         (
             "QOSMinCpuNotSatisfied",
-            "it requests less than the quality of service requires: cores; it starts only with another "
-            "request or limit",
+            "it requests less than the quality of service requires: cores; it starts only after the request "
+            "or the limit is changed",
         ),
         ("SomethingNew", GENERAL),
     ],

@@ -1,1 +1,1 @@
-"""One manifest for each kind of object. Each contains only fields that the kind has."""
+"""Manifests for each kind of object. A manifest contains only fields that its kind has."""

@@ -1,8 +1,8 @@
 """DeepSpeedJob (batch.tensorstack.dev/v1beta1): DeepSpeed's launcher in worker 0 starts an agent in each pod.
 
-Each pod gets one slot: the agent starts the pod's ranks itself, and its RANK is the number of its pod. The
-launcher would narrow CUDA_VISIBLE_DEVICES to one device, which `env -u` undoes, and would insert --local_rank
-between `env` and the command, which localRank: false prevents.
+Each pod gets one slot: the agent starts the pod's ranks itself, and its RANK is the number of its pod. By
+default, the launcher would limit CUDA_VISIBLE_DEVICES to one device and would insert --local_rank between
+`env` and the command. `env -u` undoes the former, and localRank: false prevents the latter.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ CLEAN_UP = {"none": "None", "unfinished": "Unfinished", "all": "All"}
 
 
 def deepspeed_job(work: PodWork, namespace: str | None) -> dict[str, Any]:
-    """Return the manifest."""
+    """Return the DeepSpeedJob's manifest."""
     section = work.section
     config: dict[str, Any] = {
         "slotsPerWorker": 1,
@@ -22,7 +22,7 @@ def deepspeed_job(work: PodWork, namespace: str | None) -> dict[str, Any]:
         "run": {"exec": ["env", "-u", "CUDA_VISIBLE_DEVICES", *work.command]},
     }
     if section.autotune != "none":
-        # The tuner starts ranks, one for each slot, and can start neither modules nor other programs.
+        # The tuner starts one rank in each slot. It can start only scripts, not modules or other programs.
         config = {
             "slotsPerWorker": work.ranks_per_node,
             "localRank": False,
@@ -56,7 +56,7 @@ def deepspeed_job(work: PodWork, namespace: str | None) -> dict[str, Any]:
             "expectedReplicas": work.nodes,
         }
     if section.debug_mode:
-        # The operator's own command, which runs sshd.
+        # In debug mode, the pods run the operator's own command, sshd.
         spec["runMode"] = {"debug": {"enabled": True, "replicaSpecs": [{"type": "worker"}]}}
     return {
         "apiVersion": "batch.tensorstack.dev/v1beta1",

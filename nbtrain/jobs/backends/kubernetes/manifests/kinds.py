@@ -1,4 +1,4 @@
-"""The table of kinds: their API path, the function that writes their manifest, and how they are paused."""
+"""The table of object kinds: API path, function that writes the manifest, and patch that pauses the job."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +15,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of Kubernetes object that runs a job, with the functions that build its manifest and the patch
-    that pauses it.
-    """
+    """A kind of Kubernetes object that can run a job."""
 
     name: str
     group: str
@@ -25,12 +23,13 @@ class Kind:
     plural: str
     write: Callable[[PodWork, str | None], Manifest]
     pause: Callable[[bool], Manifest]
-    """Function that returns the merge patch: True pauses, False resumes."""
+    """Function that returns the merge patch that pauses (True) or resumes (False) the job."""
     container: str
     """Name of the training container, whose log is read."""
     launcher: str = ""
-    """Pod that prints the output of all agents, if one process starts them: `launcher`, or worker `0`; "" if
-    each pod prints its own.
+    """Pod that prints the output of all agents: "launcher", or "0" for worker 0.
+
+    It is "" if each pod prints its own output.
     """
 
 
@@ -65,5 +64,5 @@ KINDS = {
 
 
 def write(work: PodWork, namespace: str | None = None) -> Manifest:
-    """Return the job's manifest, of the kind that backend.workload names."""
+    """Return the job's manifest, of the kind in backend.kubernetes.workload."""
     return KINDS[work.section.workload].write(work, namespace)

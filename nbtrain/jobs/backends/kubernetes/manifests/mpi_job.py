@@ -1,7 +1,8 @@
 """MPIJob (kubeflow.org/v2beta1), with Open MPI: the launcher's mpirun starts one agent in each worker.
 
-Each worker gets one slot: the agent starts the pod's ranks itself, and OMPI_COMM_WORLD_RANK is its number. A
-process that sshd starts lacks the container's variables, so mpirun exports each by name.
+Each worker gets one slot: the agent starts the pod's ranks itself, and OMPI_COMM_WORLD_RANK is the number of
+its pod. A process started by sshd does not have the container's variables, so mpirun exports each of them by
+name.
 """
 
 from typing import Any
@@ -14,7 +15,7 @@ SSHD = ["/usr/sbin/sshd", "-De"]
 
 
 def mpi_job(work: PodWork, namespace: str | None) -> dict[str, Any]:
-    """Return the manifest."""
+    """Return the MPIJob's manifest."""
     restart = work.section.pod_restart_policy
     names = [variable["name"] for variable in pods.variables(work)]
     mpirun = [

@@ -1,13 +1,13 @@
-"""Names of Kubernetes objects, made from runs and jobs, within RFC 1123 and the lengths of derived names."""
+"""Names of Kubernetes objects, built from run and job so that they satisfy RFC 1123 and all length limits."""
 
 import hashlib
 import re
 
 from nbtrain.base.errors import SubmitError
 
-# RFC 1035, which unlike RFC 1123 allows only a letter first: TrainJobs and services require it.
+# Names by RFC 1035, which TrainJobs and services require. Unlike RFC 1123, it requires a letter at the start.
 OBJECT_NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
-# A pod's name is a label of at most 63 characters. Operators append up to 18 to the object's name:
+# A pod's name may have at most 63 characters. Operators append up to 18 characters to the object's name:
 # "-node-0-9999-xxxxx" (TrainJob), "-xxxxx-worker-9999" (DeepSpeedJob).
 MOST_OBJECT_CHARS = 45
 DIGEST_CHARS = 6
@@ -19,28 +19,28 @@ RUN, RUN_ID, JOB_ID = "nbtrain/run", "nbtrain/run-id", "nbtrain/job-id"
 
 
 def object_name(run: str, run_id: str, job_id: str) -> str:
-    """Return the object's name: the run's, shortened if needed, and a hash of run and job."""
+    """Return the object's name: the run's name, shortened if necessary, and a hash of run and job."""
     digest = hashlib.sha256(f"{run_id}/{job_id}".encode()).hexdigest()[:DIGEST_CHARS]
     head = run if run[:1].isalpha() else f"run-{run}"
     return checked(f"{head[: MOST_OBJECT_CHARS - DIGEST_CHARS - 1].rstrip('-')}-{digest}")
 
 
 def checked(name: str) -> str:
-    """Return `name`. Raises SubmitError if an object cannot have this name."""
+    """Return `name` unchanged. Raises SubmitError if an object cannot have this name."""
     if not OBJECT_NAME.fullmatch(name) or len(name) > MOST_OBJECT_CHARS:
         raise SubmitError(
-            f"{name!r} cannot name a Kubernetes object: a name must be 1 to {MOST_OBJECT_CHARS} "
-            "lower case letters, digits and inner dashes, and begin with a letter. Rename the run."
+            f"{name!r} cannot be the name of a Kubernetes object: a name must have 1 to {MOST_OBJECT_CHARS} "
+            "lowercase letters, digits and inner dashes, and begin with a letter. Rename the run."
         )
     return name
 
 
 def checked_namespace(name: str) -> str:
-    """Return `name`. Raises SubmitError if it is not a valid namespace."""
+    """Return `name` unchanged. Raises SubmitError if it is not a valid namespace."""
     if not NAMESPACE.fullmatch(name):
         raise SubmitError(
-            f"{name!r} is not a namespace: it must be 1 to 63 lower case letters, digits and inner dashes. "
-            "Set backend.kubernetes.namespace."
+            f"{name!r} is not a valid namespace: it must have 1 to 63 lowercase letters, digits and inner "
+            "dashes. Correct backend.kubernetes.namespace."
         )
     return name
 
@@ -51,7 +51,7 @@ def own_labels(run: str, run_id: str, job_id: str) -> dict[str, str]:
     for key, value in labels.items():
         if not LABEL_VALUE.fullmatch(value):
             raise SubmitError(
-                f"{key} = {value!r} cannot be the value of a label: it must be at most 63 letters, digits, "
+                f"{key} = {value!r} is not a valid label value: it must have at most 63 letters, digits, "
                 "dots, dashes and underscores."
             )
     return labels

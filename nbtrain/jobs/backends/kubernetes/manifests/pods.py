@@ -1,4 +1,4 @@
-"""The parts of a core/v1 pod: variables, resources, volumes, container, template."""
+"""Build the parts of a core/v1 pod: variables, resources, volumes, container and template."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from nbtrain.jobs.backends.kubernetes.manifests.work import PodWork
 SHARED_MEMORY = "shared-memory"
 LOCAL_CHECKPOINTS = "local-checkpoints"
 MIB = 1 << 20
-# Resources for mpirun and one ssh to each worker.
+# Resources for mpirun and for one ssh process per worker.
 LAUNCHERS_CPUS, LAUNCHERS_MEMORY = "1", "2Gi"
 
 
 def variables(work: PodWork) -> list[dict[str, Any]]:
-    """Return environment variables. A Secret appears only by its name and key."""
+    """Return the container's environment variables. A Secret appears only by its name and key."""
     plain: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in work.variables.items()]
     return plain + [
         {"name": variable.name, "valueFrom": {"secretKeyRef": {"name": variable.secret, "key": variable.key}}}
@@ -35,14 +35,14 @@ def resources(work: PodWork) -> dict[str, Any]:
 
 
 def launchers_resources(work: PodWork) -> dict[str, Any]:
-    """Return the resources of a pod that only starts others, because a quota rejects pods without any."""
+    """Return the resources of a pod that only starts other pods; a quota rejects pods without resources."""
     amounts = {"cpu": LAUNCHERS_CPUS} if work.cpus else {}
     amounts |= {"memory": LAUNCHERS_MEMORY} if work.memory_bytes else {}
     return {"requests": dict(amounts), "limits": dict(amounts)} if amounts else {}
 
 
 def quantity(num_bytes: int) -> str:
-    """Format a size: 64 GiB as "65536Mi", and a size that is not a multiple of 1 MiB in bytes."""
+    """Return a size as a Kubernetes quantity: 64 GiB as "65536Mi", and other than whole MiB in bytes."""
     return f"{num_bytes // MIB}Mi" if num_bytes % MIB == 0 else str(num_bytes)
 
 
@@ -63,7 +63,7 @@ def volumes(work: PodWork) -> list[dict[str, Any]]:
 
 
 def _claims(work: PodWork) -> dict[str, str]:
-    """Return {claim: name of its volume}. Several mount paths of a claim share one volume."""
+    """Return {claim: volume name}. All mount paths of a claim share one volume."""
     claims = dict.fromkeys(mount.claim for mount in work.section.mounts)
     return {claim: f"claim-{number}" for number, claim in enumerate(claims)}
 
@@ -87,14 +87,15 @@ def mounts(work: PodWork) -> list[dict[str, Any]]:
 
 
 def security_context(work: PodWork) -> dict[str, Any]:
-    """Return the security context with the requested capabilities; empty if none are requested."""
+    """Return the container's security context with the requested capabilities; {} if there are none."""
     added = list(work.section.capabilities)
     return {"capabilities": {"add": added}} if added else {}
 
 
 def container(work: PodWork, name: str, command: list[str] | None, whole: bool = True) -> dict[str, Any]:
-    """Return the training container. Without `whole`, return a container that only starts others and requests
-    no devices.
+    """Return the training container.
+
+    Without `whole`, return a container that only starts other pods and requests no devices.
     """
     written: dict[str, Any] = {"name": name, "image": work.image}
     if work.section.image_pull_policy:
@@ -142,7 +143,7 @@ def placement(work: PodWork) -> dict[str, Any]:
         written["securityContext"] = context
     if section.host_network:
         written["hostNetwork"] = True
-        # Otherwise the pods would resolve names by their node's DNS alone.
+        # Otherwise, the pods would resolve names only with their node's DNS.
         written["dnsPolicy"] = "ClusterFirstWithHostNet"
     if section.service_account:
         written["serviceAccountName"] = section.service_account
@@ -152,7 +153,7 @@ def placement(work: PodWork) -> dict[str, Any]:
 
 
 def pod_security_context(work: PodWork) -> dict[str, Any]:
-    """Return the pod's security context; empty if no field is set."""
+    """Return the pod's security context; {} if no field is set."""
     context = work.section.security_context
     written = {
         "runAsUser": context.run_as_user,
@@ -165,7 +166,7 @@ def pod_security_context(work: PodWork) -> dict[str, Any]:
 
 
 def affinity(work: PodWork) -> dict[str, Any]:
-    """Return the conditions on nodes and on other pods; empty if there are none."""
+    """Return the affinity rules for nodes and for other pods; {} if there are none."""
     written: dict[str, Any] = {}
     required, preferred = [], []
     for node in work.section.node_affinity:
@@ -176,7 +177,7 @@ def affinity(work: PodWork) -> dict[str, Any]:
             required.append(condition)
         else:
             preferred.append({"weight": node.weight, "preference": {"matchExpressions": [condition]}})
-    # Conditions of one term must all hold; of several terms, one would suffice.
+    # All conditions are in one term, because one of several terms would be sufficient.
     terms: Any = {"nodeSelectorTerms": [{"matchExpressions": required}]} if required else None
     if parts := _affinity_parts(terms, preferred):
         written["nodeAffinity"] = parts
@@ -206,7 +207,7 @@ def _affinity_parts(required: Any, preferred: list[dict[str, Any]]) -> dict[str,
 
 
 def template_metadata(work: PodWork) -> dict[str, Any]:
-    """Return metadata: the labels by which the job's pods are found, and annotations."""
+    """Return the pods' metadata: the labels by which the job's pods are found, and annotations."""
     written: dict[str, Any] = {"labels": work.labels}
     if work.section.annotations:
         written["annotations"] = dict(work.section.annotations)

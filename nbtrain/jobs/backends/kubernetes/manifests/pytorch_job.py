@@ -1,7 +1,7 @@
 """PyTorchJob (kubeflow.org/v1, legacy): a master and workers, each running the agent.
 
-The operator numbers the pods in RANK, the master 0. An elastic job has workers only and gets no RANK: its
-pods read their number from their own label.
+The operator sets RANK to the pod's number, which is 0 for the master. An elastic job has only workers and
+gets no RANK; its pods read their number from their own label.
 """
 
 from typing import Any
@@ -10,13 +10,13 @@ from nbtrain.jobs.backends.kubernetes.manifests import pods
 from nbtrain.jobs.backends.kubernetes.manifests.run_policy import run_policy
 from nbtrain.jobs.backends.kubernetes.manifests.work import PodWork
 
-# The operator treats the container of this name as the one that trains.
+# Name by which the operator recognizes the training container.
 CONTAINER = "pytorch"
 INDEX_LABEL = "metadata.labels['training.kubeflow.org/replica-index']"
 
 
 def pytorch_job(work: PodWork, namespace: str | None) -> dict[str, Any]:
-    """Return the manifest."""
+    """Return the PyTorchJob's manifest."""
     section = work.section
     container = pods.container(work, CONTAINER, work.command)
     elastic = section.min_nodes is not None

@@ -8,7 +8,7 @@ CLEAN_UP = {"none": "None", "unfinished": "Running", "all": "All"}
 
 
 def run_policy(section: KubernetesConfig) -> dict[str, Any]:
-    """Return spec.runPolicy."""
+    """Return the value of spec.runPolicy."""
     policy: dict[str, Any] = {"cleanPodPolicy": CLEAN_UP[section.clean_up_policy or "none"]}
     if section.back_off_limit is not None:
         policy["backoffLimit"] = section.back_off_limit

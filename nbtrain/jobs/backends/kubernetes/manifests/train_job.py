@@ -1,7 +1,7 @@
 """TrainJob (trainer.kubeflow.org/v1alpha1) on a torch runtime: each pod's container runs the agent.
 
-The runtime numbers the pods in PET_NODE_RANK. Settings without a field in the TrainJob (volumes, placement,
-capabilities) are a patch of the runtime's replicated job `node`.
+The runtime sets PET_NODE_RANK to the pod's number. Settings for which the TrainJob has no field (volumes,
+placement, capabilities) are written as a patch to the runtime's replicated job `node`.
 """
 
 from typing import Any
@@ -13,12 +13,12 @@ from nbtrain.jobs.backends.kubernetes.manifests.work import PodWork
 GROUP = "trainer.kubeflow.org"
 # Names of the replicated job and its container in the stock runtimes.
 NODE = "node"
-# Owner of the patch.
+# Manager that the patch names as its owner.
 MANAGER = "nbtrain"
 
 
 def train_job(work: PodWork, namespace: str | None) -> dict[str, Any]:
-    """Return the manifest."""
+    """Return the TrainJob's manifest."""
     section = work.section
     metadata = work.metadata(namespace)
     if section.queue is not None:

@@ -1,4 +1,4 @@
-"""PodWork: the data from which the manifests of all kinds are written."""
+"""PodWork: the data from which the manifest of any kind is built."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ AGENT = "nbtrain.jobs.node"
 
 @dataclass(frozen=True)
 class PodWork:
-    """A job, as its pods run it."""
+    """A job in the form in which its pods run it."""
 
     run: str
     run_id: str
@@ -23,7 +23,7 @@ class PodWork:
     nodes: int
     ranks_per_node: int
     gpus: int
-    """GPUs of each pod; 0 with `device: cpu`."""
+    """Number of GPUs per pod; 0 with `device: cpu`."""
     cpus: int | None
     memory_bytes: int | None
     image: str
@@ -31,13 +31,13 @@ class PodWork:
     extra_labels: dict[str, str]
     """Labels in addition to nbtrain's own."""
     grace_seconds: int
-    """Seconds from TERM to KILL."""
+    """Seconds from TERM to KILL when a pod is ended."""
     local_dir: str | None = None
-    """The pod's local folder for checkpoints (checkpoint.local_dir), if no mount provides it."""
+    """Folder in the pod for checkpoint.local_dir; None if that is not set or a mount provides it."""
     run_text: str = ""
-    """The run, encoded by one_line(), if node 0 creates the run directory from it."""
+    """The run as encoded by one_line(), if node 0 creates the run directory from it; else ""."""
     carried: dict[str, str] = field(default_factory=dict)
-    """The variable with the Python file of `code`, along with run_text."""
+    """The environment variable with the Python file that `code` names, which accompanies run_text."""
 
     @property
     def name(self) -> str:
@@ -58,9 +58,9 @@ class PodWork:
 
     @property
     def tuning(self) -> list[str]:
-        """Command that DeepSpeed's autotuner starts on every rank: script and arguments.
+        """Command that DeepSpeed's autotuner starts on every rank: a script and its arguments.
 
-        If the job is to train afterwards, the agent's command is at the end.
+        With `autotune: run`, which trains afterwards, the command ends with the agent's command.
         """
         job = f"{self.run_path}/jobs/{self.job_id}"
         words = [f"{job}/autotune.py", self.run_path, "--deepspeed_config", f"{job}/autotune.json"]
@@ -84,7 +84,7 @@ class PodWork:
         return {**self.extra_labels, **own_labels(self.run, self.run_id, self.job_id)}
 
     def metadata(self, namespace: str | None) -> dict:
-        """Metadata of the object. Without a namespace, kubectl uses its current one."""
+        """Return the object's metadata. Without `namespace`, kubectl uses its current namespace."""
         written: dict = {"name": self.name, "labels": self.labels}
         if namespace is not None:
             written["namespace"] = checked_namespace(namespace)
@@ -117,14 +117,15 @@ def work_of(config: RunConfig, section: KubernetesConfig, run_id: str, job: JobD
 
 
 def own_folder(config: RunConfig, section: KubernetesConfig) -> str | None:
-    """Return the path at which to mount an emptyDir for checkpoint.local_dir; None if that is unset or
-    already mounted.
+    """Return the path at which to mount an emptyDir for checkpoint.local_dir.
+
+    Returns None if local_dir is not set, or if a mount already provides it.
     """
     if config.checkpoint.local_dir is None:
         return None
     folder, placeholder, _ = config.checkpoint.local_dir.partition("{")
     if placeholder:
-        # /local/nbtrain-{node}: the folder that holds the folders of all nodes.
+        # For /local/nbtrain-{node}, mount the folder that contains the folders of all nodes.
         folder = folder.rpartition("/")[0]
     mounted = any(f"{folder}/".startswith(f"{mount.mount_path}/") for mount in section.mounts)
     return None if mounted or not folder else folder

@@ -63,7 +63,7 @@ def test_a_full_disk_is_reported(fake, start, small_disk, monkeypatch):
         "rank 0 failed at step 7: the disk is full: OSError: [Errno 28] No space left on device"
     )
     gave_up = "; not tried again: the disk still had no room after backend.disk_wait_seconds = 0.5 (8"
-    assert gave_up in cause and " MiB are needed" in cause
+    assert gave_up in cause and " MiB is needed" in cause
     assert cause.endswith("GiB free)")
     assert ExitRecord.read(job.exit_record(0, 0)).outcome == "failed"
     assert list(job.run.path.rglob(".*.tmp")) == []

@@ -1,1 +1,1 @@
-"""Evaluations: requests to a checkpoint and metrics of its answers; never imports torch."""
+"""Evaluations of a checkpoint: requests to the model, and metrics of its answers. Never imports torch."""

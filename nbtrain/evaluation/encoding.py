@@ -1,11 +1,11 @@
-"""Encodes a context and its continuation, split as in lm-evaluation-harness.
+"""Encodes a context and its continuation in the same way as lm-evaluation-harness.
 
-Spaces at the end of the context belong to the continuation. The two are encoded together, and the
-continuation is what follows as many tokens as the context alone has. A text begins with what the tokenizer
-puts before it, such as <s> of Llama 2. An empty context is replaced by the tokenizer's bos_token, or by the
-end-of-document token. If both are longer than the model's context, tokens are dropped from the left
-(`TemplateLM._encode_pair`, `TemplateLM.loglikelihood`, `HFLM.tok_encode` and `HFLM._loglikelihood_tokens` of
-lm-evaluation-harness 0.4.13).
+Spaces at the end of the context belong to the continuation. Context and continuation are encoded together. If
+the context alone has n tokens, the continuation is everything after the first n tokens. A text begins with
+the tokenizer's prefix, such as Llama 2's <s>. An empty context is replaced by the tokenizer's bos_token, or
+by the end-of-document token. If both together are longer than the model's context, tokens are dropped from
+the left (`TemplateLM._encode_pair`, `TemplateLM.loglikelihood`, `HFLM.tok_encode` and
+`HFLM._loglikelihood_tokens` in lm-evaluation-harness 0.4.13).
 """
 
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
@@ -24,15 +24,15 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[
 
 
 def prefix_of(tokenizer: Tokenizer) -> int:
-    """Return the token that HFLM puts before a text without context: bos, or the end-of-document token."""
+    """Return the token that replaces an empty context, as in HFLM: BOS, or else the end-of-document token."""
     return tokenizer.eod_id if tokenizer.bos_id is None else tokenizer.bos_id
 
 
 def tokens_of(tokenizer: Tokenizer, text: str, add_special_tokens: bool | None = None) -> list[int]:
-    """Encode a text as HFLM.tok_encode does, with the tokenizer's prefix, such as <s> of Llama 2.
+    """Encode a text as HFLM.tok_encode does, with the tokenizer's prefix, such as Llama 2's <s>.
 
-    Unless add_special_tokens is true, a text that already begins with the prefix gets no second one. If the
-    tokenizer has no prefix, special tokens in a text are encoded as ordinary text.
+    By default, a text that already begins with the prefix does not get a second one. If the tokenizer has no
+    prefix, special tokens in the text are encoded as ordinary text.
     """
     before = tokenizer.before_text
     if not before:
@@ -44,8 +44,10 @@ def tokens_of(tokenizer: Tokenizer, text: str, add_special_tokens: bool | None =
 
 
 def fitted(context: list[int], continuation: list[int], positions: int) -> tuple[list[int], list[int]]:
-    """Return the last tokens of both that fit the model. The very last token need not fit, because it is not
-    read.
+    """Return (context, continuation), truncated from the left so that both together fit the model.
+
+    Together they may have one token more than the model has positions, because the last token is only
+    predicted.
     """
     most = positions + 1
     continuation = continuation[-positions:]

@@ -1,4 +1,4 @@
-"""Runs tasks on a model and stores the results in the run's directory."""
+"""Run tasks on a model, and store the results in the run's directory."""
 
 import time
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from nbtrain.evaluation.requests import Outcome, Score, Task
 
 
 class Evaluation(Result, dict[str, EvaluationRecord]):
-    """The results of one call, by name; displayed as a table in a notebook."""
+    """The results of one evaluation call, as {name: record}; shown as a table in a notebook."""
 
     HEADS = ("evaluation", "metric", "value", "standard error", "of")
 
@@ -23,8 +23,9 @@ class Evaluation(Result, dict[str, EvaluationRecord]):
         self.run, self.step, self.dtype = run, step, dtype
 
     def keep(self, outcome: Outcome, started: float, **of: Any) -> None:
-        """Write a result measured since `started` to a record and keep it; `of` has further fields of the
-        record.
+        """Create a record of a result, write it to the run's directory, and add it to the results.
+
+        `started` is the time at which the evaluation started. `of` has further fields of the record.
         """
         record = EvaluationRecord(
             step=self.step,
@@ -41,7 +42,7 @@ class Evaluation(Result, dict[str, EvaluationRecord]):
         self[record.name] = record
 
     def keep_task(self, task: Task, started: float) -> None:
-        """Store the result of a task once it has all answers."""
+        """Store the result of a task. All of its requests must have been scored."""
         self.keep(
             task.outcome(),
             started,
@@ -55,7 +56,7 @@ class Evaluation(Result, dict[str, EvaluationRecord]):
 
     @property
     def rows(self) -> list[list[str]]:
-        """Return the rows of the table, one for each metric of each evaluation."""
+        """Rows of the table, one for each metric of each evaluation."""
         found = []
         for name, record in self.items():
             for metric, estimate in record.metrics.items():
@@ -64,12 +65,15 @@ class Evaluation(Result, dict[str, EvaluationRecord]):
         return found
 
     def as_report(self) -> Report:
-        """Return the table."""
+        """Return a report with the table of results."""
         return Report("", [Table(self.HEADS, self.rows, f"{self.run.name}, step {self.step:,}")])
 
 
 def ask(found: Evaluation, tasks: Sequence[Task], score: Score) -> None:
-    """Run `tasks`, and write each result as soon as it is complete. Raises RecordError."""
+    """Run `tasks`, and write each result as soon as it is complete.
+
+    Raises RecordError if a record cannot be written.
+    """
     for task in tasks:
         started = time.time()
         with Progress(task.name, task.total, task.unit) as bar:
@@ -85,5 +89,5 @@ def _of(record: EvaluationRecord) -> str:
         f"{count(counts['tokens'])} tokens" if "tokens" in counts else counted(counts["examples"], "question")
     )
     shots = f", {record.num_fewshot}-shot" if record.num_fewshot is not None else ""
-    cut = f", {counts['truncated']:,} choices cut" if counts.get("truncated") else ""
+    cut = f", {counts['truncated']:,} choices with truncated context" if counts.get("truncated") else ""
     return f"{of}{shots}{cut}, {elapsed(record.seconds)}"

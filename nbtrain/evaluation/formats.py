@@ -1,12 +1,12 @@
-"""Files of questions: a JSON object per line, in the formats in which public benchmarks are distributed.
+"""Question files with a JSON object per line, in the formats in which public benchmarks are distributed.
 
-    lambada          {"text"}: its last word must be predicted
-    hellaswag        {"ctx_a", "ctx_b", "activity_label", "endings", "label"}: label is the right ending
-    mmlu             {"question", "choices", "answer", ["subject"]}: answer is a number from 0, or a letter
-    multiple_choice  {"context", "choices", "answer", ["group"]}: other questions; answer is a number from 0
+    lambada          {"text"}: the last word must be predicted
+    hellaswag        {"ctx_a", "ctx_b", "activity_label", "endings", "label"}: label is the correct ending
+    mmlu             {"question", "choices", "answer", ["subject"]}: answer is an index from 0, or a letter
+    multiple_choice  {"context", "choices", "answer", ["group"]}: other questions; answer is an index from 0
 
-Prompts are the same as in lm-evaluation-harness 0.4 without examples (tasks lambada_openai, hellaswag and
-mmlu), so that scores can be compared with published ones.
+Prompts are the same as in lm-evaluation-harness 0.4 without few-shot examples (tasks lambada_openai,
+hellaswag and mmlu), so that scores can be compared with published scores.
 """
 
 import json
@@ -25,19 +25,19 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 class Question(NamedTuple):
-    """A context, its choices, and the index of the right choice."""
+    """A context, its choices, and the index of the correct choice (gold)."""
 
     context: str
     choices: list[str]
-    """Choices in the form that is scored, with the leading space."""
+    """Choices as they are scored, with a leading space."""
     lengths: list[int]
-    """Number of characters of each choice without the leading space, by which acc_norm divides."""
+    """Number of characters in each choice, without the leading space. acc_norm divides by it."""
     gold: int
     group: str | None = None
 
 
 class RecordLine:
-    """The object on one line; errors about its fields name the line."""
+    """The JSON object on one line of a file. Errors about its fields name the line."""
 
     def __init__(self, value: dict[str, Any], where: str):
         self.value, self.where = value, where
@@ -48,20 +48,21 @@ class RecordLine:
     def text(self, name: str, default: str | None = None) -> str:
         value = self._get(name, default)
         if not isinstance(value, str):
-            raise self.wrong(f"{name} is {kind_of(value)}, not text")
+            raise self.wrong(f"{name} must be a string, but is {kind_of(value)}")
         return value
 
     def texts(self, name: str, least: int = 2) -> list[str]:
         value = self._get(name)
         if not isinstance(value, list) or not all(isinstance(one, str) and one.strip() for one in value):
-            raise self.wrong(f"{name} is not a list of non-empty texts")
+            raise self.wrong(f"{name} must be a list of non-empty strings")
         if not least <= len(value) <= len(LETTERS):
-            raise self.wrong(f"{name} has {len(value)} entries: {least} to {len(LETTERS)} are needed")
+            raise self.wrong(f"{name} has {len(value)} entries, but must have {least} to {len(LETTERS)}")
         return value
 
     def number(self, name: str, count: int, letters: bool = False) -> int:
-        """Return the index of one of `count` choices, given as an integer, as digits or, if allowed, as a
-        letter.
+        """Return the index of one of `count` choices, which the field gives as a number or as digits.
+
+        With `letters`, the field may also be a letter, where A is index 0.
         """
         value = self._get(name)
         found: Any = value
@@ -80,7 +81,9 @@ class RecordLine:
             if default is not None:
                 return default
             known = ", ".join(list(self.value)[:12])
-            raise self.wrong(f"has no {name}; its fields are {known or 'none'}")
+            if not known:
+                raise self.wrong(f"the field {name} is missing; the object has no fields")
+            raise self.wrong(f"the field {name} is missing; the object has the fields {known}")
         return self.value[name]
 
 
@@ -99,7 +102,7 @@ def _hellaswag(line: RecordLine) -> Question:
 
 
 def _plain(text: str) -> str:
-    """Remove WikiHow's markers: the marker of a heading becomes the end of a sentence, others are dropped."""
+    """Remove WikiHow's markers: "[title]" becomes the end of a sentence, and other markers are dropped."""
     text = text.strip().replace(" [title]", ". ")
     return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
 
@@ -137,20 +140,25 @@ FORMATS: dict[str, Callable[[RecordLine], Question]] = {
 
 
 def read_questions(kind: str, path: Path, limit: int | None = None) -> list[Question]:
-    """Read the questions of a file, at most `limit`; all lines are checked.
+    """Return the first `limit` questions in a file, or all questions. All lines are checked.
 
-    Raises DataError with the line's number for an invalid line, and for an empty file.
+    Raises DataError, which names the line, for an invalid line, and DataError for an empty file.
     """
     if (question_of := FORMATS.get(kind)) is None:
-        raise ConfigError(f"{kind}: no such task. Known tasks: {', '.join(FORMATS)}.{nearest(kind, FORMATS)}")
+        raise ConfigError(
+            f"{kind} is not a task. The tasks are {', '.join(FORMATS)}.{nearest(kind, FORMATS)}"
+        )
     questions = [question_of(line) for line in lines_of(path)]
     if not questions:
-        raise DataError(f"{path}: contains no lines.")
+        raise DataError(f"{path} contains no lines.")
     return questions[:limit]
 
 
 def lines_of(path: Path) -> Iterator[RecordLine]:
-    """Yield the object on each line that is not empty. Raises DataError, with the line, for another value."""
+    """Yield the JSON object on each line that is not empty.
+
+    Raises DataError, which names the line, for any other content, and if the file cannot be read.
+    """
     try:
         with path.open("rb") as stream:
             for number, line in enumerate(without_mark(stream), 1):

@@ -1,10 +1,10 @@
-"""Tasks of lm-evaluation-harness, answered by a run's model (extra `eval`; lm_eval is imported on use).
+"""Tasks from lm-evaluation-harness, run on a run's model (extra `eval`; lm_eval is imported on first use).
 
     tasks = load_tasks(["hellaswag=val.jsonl", "my_task"], "my-tasks/")
     ask_harness(found, tasks, answers, num_fewshot=None, limit=None)
 
-NAME=FILE is the harness's own task NAME on the JSON lines of FILE, without the Hub. Other names are searched
-in a folder of task files, then among the harness's own tasks.
+NAME=FILE is the harness's own task NAME with the JSON lines in FILE as its data, without the Hub. Other names
+are searched in the folder of task files, then among the harness's own tasks.
 """
 
 import contextlib
@@ -36,9 +36,9 @@ from nbtrain.evaluation.requests import Outcome, Score, ScoreRequest
 
 logger = logging.getLogger(__name__)
 
-# HFLM's default for the length of a task's answers.
+# Maximum number of tokens in a generated answer, as in HFLM.
 MAX_GEN_TOKENS = 256
-# Name of the split for the lines of a local file.
+# Name of the split that has the lines of a local file.
 LOCAL = "local"
 
 
@@ -50,22 +50,25 @@ class Answers(Protocol):
 
     @property
     def score(self) -> Score:
-        """Return a function that computes log-probabilities of continuations."""
+        """Function that computes log-probabilities of continuations."""
 
     def generate(self, requests: Iterable[dict[str, Any]]) -> Iterator[tuple[int, str]]:
-        """Yield (number, new text) for requests with fields of config/generation.py."""
+        """Yield (number of the request, new text), for requests with the fields in config/generation.py."""
 
 
 class ChatText(Protocol):
-    """Converts conversations to one text with the model's chat template."""
+    """Converts a conversation to text with the model's chat template."""
 
     has_special_tokens: bool
     """Whether the text of a special token is encoded as that token."""
     takes_turns: bool
-    """Whether examples may be earlier turns; otherwise they are part of the question's text."""
+    """Whether few-shot examples may be earlier turns. Otherwise, they are part of the question's text."""
 
     def __call__(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
-        """Return the text; without add_generation_prompt it ends with the last message, to be continued."""
+        """Return the conversation as text.
+
+        Without `add_generation_prompt`, the text ends with the last message, which the model continues.
+        """
 
 
 class HarnessTask(NamedTuple):
@@ -73,25 +76,29 @@ class HarnessTask(NamedTuple):
 
     name: str
     loaded: Any
-    """lm_eval's Task or Group."""
+    """Object from lm_eval: a Task or a Group."""
     source: str
     source_sha256: str | None = None
-    """SHA-256 of the local file; None if the task has its own data."""
+    """SHA-256 of the local file; None if the task uses its own data."""
 
     def leaves(self) -> list[Any]:
-        """Return lm_eval's Tasks: all tasks of a group, or the task itself."""
+        """Return lm_eval's Tasks: all tasks in a group, or the task itself."""
         return self.loaded.get_all_tasks() if hasattr(self.loaded, "get_all_tasks") else [self.loaded]
 
 
 def load_tasks(names: Sequence[str], include_path: Path | None = None) -> list[HarnessTask]:
-    """Load the named tasks. Raises DataError if lm_eval is missing, and for a task that it cannot load."""
+    """Load tasks by their names.
+
+    Raises DataError if lm_eval is not installed or cannot load a task, and ConfigError if two tasks have the
+    same name or a name is not known.
+    """
     try:
         with _their_words():
             import lm_eval
             from lm_eval.tasks import TaskManager
     except ImportError as error:
         raise missing("lm_eval", "harness", extra="eval") from error
-    # It logs much about its progress.
+    # lm_eval logs many messages about its progress, so only errors are shown.
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     all_local = include_path is not None or all("=" in name for name in names)
     if include_path is not None and not include_path.is_dir():
@@ -110,7 +117,8 @@ def load_tasks(names: Sequence[str], include_path: Path | None = None) -> list[H
             except Exception as error:  # whatever the harness, datasets or a task's own code raises
                 said = f"{type(error).__name__}: {error}"
                 raise DataError(f"{asked}: lm-evaluation-harness cannot load this task ({said}).") from None
-            # A group comes with the groups inside it, whose tasks it asks itself.
+            # For a group, lm_eval also returns the groups inside it. Only the outermost group is evaluated,
+            # because it includes their tasks.
             groups = loaded["groups"]
             several = {name: groups[name]} if name in groups else loaded["tasks"]
             source = Path(file).name if file else f"lm-eval {lm_eval.__version__}"
@@ -119,21 +127,24 @@ def load_tasks(names: Sequence[str], include_path: Path | None = None) -> list[H
     names = [task.name for task in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(
-            f"{', '.join(twice)}: two evaluations have the same name, so one record would replace the other. "
-            "Evaluate them one after the other, each at its own checkpoint, or join their files."
+            f"{', '.join(twice)}: two evaluations have the same name, so the record of one would overwrite "
+            "the record of the other. Run them in separate calls at different checkpoints, or combine their "
+            "files."
         )
     return found
 
 
 def _their_words() -> contextlib.AbstractContextManager[Any]:
-    """Redirect the harness's output to stderr, because stdout is only for our results, as JSON if
-    requested.
-    """
+    """Redirect the harness's output to stderr, because stdout is reserved for nbtrain's results."""
     return contextlib.redirect_stdout(sys.stderr)
 
 
 def _task_file(name: str, file: Path, folder: Path, include_path: Path | None) -> Path:
-    """Write a task file into `folder`: the harness's task of this name with a local file as its data."""
+    """Write a task file to `folder`, which is the harness's task `name` with a local file as its data.
+
+    Return the path of the task file. Raises DataError if `file` does not exist, and ConfigError if the
+    harness has no such task, or if it is not a single task that a YAML file defines.
+    """
     import lm_eval.tasks
 
     if not file.is_file():
@@ -150,23 +161,23 @@ def _task_file(name: str, file: Path, folder: Path, include_path: Path | None) -
     if entry is None:
         known = lm_eval.tasks.TaskManager().task_index
         raise ConfigError(
-            f"{name}: lm-evaluation-harness has no task of this name.{nearest(name, known)} Put your own "
-            f"task files into a folder and set include_path to it."
+            f"{name}: lm-evaluation-harness has no task with this name.{nearest(name, known)} To use your "
+            "own task files, put them in a folder and set include_path to it."
         )
     if (kind := entry.kind.name) != "TASK":
         what = {"GROUP": "a group of tasks", "TAG": "a tag of several tasks"}.get(kind)
         if what is None:
             raise ConfigError(
-                f"{name}: is a task written in Python, whose code decides which data it reads; NAME=FILE is "
-                f"only for tasks defined by a YAML file. Evaluate it without the file: {name}."
+                f"{name} is a task written in Python, whose code decides which data it reads, but NAME=FILE "
+                f"works only for tasks that a YAML file defines. Evaluate the task without a file: {name}."
             )
         raise ConfigError(
-            f"{name}: is {what}, and NAME=FILE is for a single task file. Name one of its tasks, or omit the "
-            "file."
+            f"{name} is {what}, but NAME=FILE works only for a single task. Choose one of its tasks, or omit "
+            "the file."
         )
     path = folder / f"{name}.yaml"
-    # Examples for few-shot prompts come from the same lines, unless the task has its own. The harness
-    # excludes the question itself from its examples only in a test split, so the lines are the test split.
+    # Few-shot examples come from the same lines, unless the task has its own examples. The harness excludes
+    # the question itself from its examples only in a test split, so the lines are used as the test split.
     brings_examples = "samples" in (entry.cfg.get("fewshot_config") or {})
     lines = {
         "include": str(entry.yaml_path),
@@ -185,36 +196,40 @@ def _task_file(name: str, file: Path, folder: Path, include_path: Path | None) -
 
 
 def _own_file(name: str, tasks: Path) -> Path | None:
-    """Return the file below `tasks` that defines a task, group or tag; None if there is none."""
+    """Return the file in the folder `tasks` that defines a task, group or tag; None if no file defines it."""
     entry = _own_entry(name, tasks)
     return None if entry is None else entry.yaml_path
 
 
 def _own_entry(name: str, tasks: Path) -> Any:
-    """Return the entry of a name in the harness's index of the folder `tasks`; None if it is missing there.
+    """Return the entry for a name in the harness's index of the folder `tasks`; None if there is no entry.
 
-    The harness would read all of its 14,000 files, so it is given only the folders that contain the name.
+    The harness would read all of its 14,000 files, so only the folders whose files contain the name are
+    indexed.
     """
     from lm_eval.tasks import TaskManager
 
     written = re.compile(rb"(?<![\w-])" + re.escape(name.encode()) + rb"(?![\w-])")
     folders = {path.parent for path in tasks.rglob("*.yaml") if written.search(path.read_bytes())}
     outermost = [folder for folder in folders if folders.isdisjoint(folder.parents)]
-    # The first of two files with one name counts, and the last of two folders.
+    # If two files define the same name, the first one counts; if two folders do, the last one counts.
     outermost.sort(key=lambda folder: f"{folder.as_posix()}/", reverse=True)
     manager = TaskManager(include_defaults=False, include_path=[str(folder) for folder in outermost])
     return manager.task_index.get(name)
 
 
 def check_fewshot(tasks: Sequence[HarnessTask], num_fewshot: int | None) -> None:
-    """Raise ConfigError with every task that has too few examples to put before each question."""
+    """Raise ConfigError that lists every task with too few examples for the few-shot prompts.
+
+    A warning is logged for each task whose file fixes num_fewshot to 0.
+    """
     problems = []
     for task in tasks:
         for leaf in task.leaves():
             own = leaf.get_config("num_fewshot")
             if num_fewshot and own == 0:
                 logger.warning(
-                    "%s: its task file fixes num_fewshot = 0, which the harness does not change.",
+                    "%s: the task file fixes num_fewshot = 0, so the harness ignores the requested number.",
                     leaf.task_name,
                 )
             shots = (num_fewshot if num_fewshot is not None and own != 0 else own) or 0
@@ -224,7 +239,7 @@ def check_fewshot(tasks: Sequence[HarnessTask], num_fewshot: int | None) -> None
             is_same = leaf.get_config("fewshot_split") == leaf.get_config("test_split")
             has, most = len(sampler.fewshot_docs()), len(sampler.fewshot_docs()) - is_same
             if shots > most:
-                without = ", without the question itself" if is_same else ""
+                without = ", one of which is the question itself" if is_same else ""
                 words = f"num_fewshot = {shots} must be at most {most}: {task.source} has "
                 words += f"{counted(has, 'example')}{without}."
                 place = str(leaf.task_name)
@@ -240,12 +255,16 @@ def ask_harness(
     limit: int | None,
     chat: ChatText | None = None,
 ) -> None:
-    """Run the harness, as a chat if `chat` is given, and write each result as soon as it is complete."""
+    """Run the harness, and write each result as soon as it is complete.
+
+    With `chat`, prompts are conversations in the model's chat template. Raises DataError if the harness
+    cannot run a task.
+    """
     with _their_words():
         from lm_eval import simple_evaluate
         from lm_eval.tasks import TaskManager
 
-    # The tasks are already loaded; without a manager the harness would search through all its built-in tasks.
+    # The tasks are already loaded. Without a manager, the harness would index all its built-in tasks.
     manager = TaskManager(include_defaults=False)
     for task in tasks:
         started = time.time()
@@ -287,13 +306,13 @@ def ask_harness(
 
 
 def _shots(of_each: Mapping[str, int], leaves: Sequence[str]) -> int | None:
-    """Return the number of examples before each question; None if the tasks of a group differ in it."""
+    """Return the number of few-shot examples; None if the tasks in a group have different numbers."""
     counts = {int(of_each.get(name) or 0) for name in leaves}
     return counts.pop() if len(counts) == 1 else None
 
 
 def _asked_sha256(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Return a hash of all questions with their prompts and answers, as in lm_eval's task_hashes."""
+    """Return a hash over all questions with their prompts and answers, as in lm_eval's task_hashes."""
     digest = hashlib.sha256()
     for name in sorted(samples):
         digest.update(f"{name}\n".encode())
@@ -304,8 +323,9 @@ def _asked_sha256(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
 
 def _metrics(result: dict[str, Any]) -> dict[str, Estimate]:
-    """Return {metric: value and standard error} from the keys "acc,none" and "acc_stderr,none", with filter
-    names.
+    """Return {metric: estimate} from the harness's keys, such as "acc,none" and "acc_stderr,none".
+
+    The second part of a key is the name of a filter. It is added to the metric's name if it is not "none".
     """
     found = {}
     for key, value in result.items():
@@ -319,7 +339,7 @@ def _metrics(result: dict[str, Any]) -> dict[str, Estimate]:
 
 
 def harness_model(answers: Answers, chat: ChatText | None = None) -> Any:
-    """Return the model as an lm_eval.api.model.TemplateLM for the harness."""
+    """Return the model as an lm_eval.api.model.TemplateLM, through which the harness uses it."""
     from lm_eval.api.model import TemplateLM
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
@@ -342,7 +362,7 @@ def harness_model(answers: Answers, chat: ChatText | None = None) -> Any:
             return chat(chat_history, add_generation_prompt)
 
         def chat_template(self, chat_template: bool | str = False) -> str:
-            # Fields that the harness records about it.
+            # The harness only records this text.
             return "" if chat is None else chat([{"role": "user", "content": "{content}"}])
 
         def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:
@@ -378,18 +398,19 @@ def harness_model(answers: Answers, chat: ChatText | None = None) -> Any:
 def tokens_with(
     chat: ChatText | None, tokenizer: Tokenizer, text: str, add_special_tokens: bool | None = None
 ) -> list[int]:
-    """Encode a text as tokens_of() does. A chat gets no prefix, because its template writes it."""
+    """Encode a text as tokens_of() does. A chat gets no prefix, because its template includes the prefix."""
     if chat is None:
         return tokens_of(tokenizer, text, add_special_tokens)
     return tokenizer.encode_with_special(text) if chat.has_special_tokens else tokenizer.encode(text).tolist()
 
 
 def scored_pairs(pairs: list[tuple[list[int], list[int]]], answers: Answers) -> list[tuple[float, bool]]:
-    """Return (log-probability of the continuation, whether it is greedy) for each (context, continuation) in
-    tokens.
+    """Return (log-probability of the continuation, whether it is greedy) for each pair.
+
+    A pair is (tokens of the context, tokens of the continuation).
     """
     cut = [fitted(context, continuation, answers.positions) for context, continuation in pairs]
-    # Choices of one question follow each other.
+    # Consecutive pairs with the same context, such as the choices of a question, become one request.
     together = [list(group) for _, group in itertools.groupby(range(len(cut)), lambda number: cut[number][0])]
     found: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)
     with Progress("score", len(pairs), "choices") as bar:
@@ -409,15 +430,18 @@ def _generation(
     default_tokens: int,
     chat: ChatText | None = None,
 ) -> dict[str, Any]:
-    """Translate a request for text to the engine's fields. Raises ConfigError for unknown settings."""
+    """Convert the harness's generation request to the fields of nbtrain's inference engine.
+
+    Raises ConfigError for unknown settings, and for a maximum length that the model does not support.
+    """
     how = dict(how)
     until = how.pop("until", None) or []
     names = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
     most = next((value for name in names if (value := how.pop(name, None)) is not None), default_tokens)
     if not 0 < most < positions:
         raise ConfigError(
-            f"max_gen_toks = {most} must be 1 to {positions - 1:,}: the model has {positions:,} positions. "
-            "Set generation_kwargs.max_gen_toks in the task file."
+            f"max_gen_toks = {most} must be 1 to {positions - 1:,}, because the model has {positions:,} "
+            "positions. Set generation_kwargs.max_gen_toks in the task file."
         )
     given, samples = how.pop("temperature", None), how.pop("do_sample", None)
     # As in lm_eval.models.utils.normalize_gen_kwargs, a temperature alone turns sampling on.
@@ -427,7 +451,9 @@ def _generation(
         name: how.pop(name) for name in ("top_p", "top_k", "min_p", "repetition_penalty") if name in how
     }
     if how:
-        raise ConfigError(f"generation_kwargs: {', '.join(how)}: the model does not know such a setting.")
+        raise ConfigError(
+            f"generation_kwargs: nbtrain does not support {', '.join(how)}. Change the task file."
+        )
     tokens = tokens_with(chat, tokenizer, context) or [tokenizer.eod_id]
     stops = tuple([until] if isinstance(until, str) else until)
     generation = Generation.of(

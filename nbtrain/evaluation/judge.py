@@ -1,16 +1,16 @@
-"""Conversations that a judge rates: open questions of one or several turns, in MT-bench's format.
+"""Conversations that a judge rates: open questions with one or several turns, in MT-bench's format.
 
     {"question_id", "category", "turns": ["first question", "then"], ["reference": ["an answer", ...]]}
 
-The model answers a question's turns one after the other, greedily, with the template of its run. A judge,
-which is a model with OpenAI's API that the user chooses, rates each answer from 1 to 10 (MT-bench's
+The model answers a question's turns one after the other, with greedy decoding and its run's chat template.
+The judge, a model with OpenAI's API that the user chooses, rates each answer from 1 to 10 (MT-bench's
 single-answer grading, arXiv:2306.05685, section 3.1, with a different prompt). Answers, ratings and the
 judge's reasons are stored next to the record.
 
-    score           mean over questions of the mean over their turns
-    score_turn_<n>  mean over questions of one turn
+    score           mean of the questions' scores, each of which is the mean over the question's turns
+    score_turn_<n>  mean of all ratings of the n-th turn
 
-The judge's token is read from an environment variable, and never written to a record or a message.
+The judge's API token is read from an environment variable, and is never written to a record or a message.
 """
 
 import os
@@ -41,11 +41,11 @@ from nbtrain.evaluation.requests import Outcome
 TOKEN_VARIABLE = "NBTRAIN_JUDGE_TOKEN"
 MOST_NEW_TOKENS = 1024
 JUDGE_TOKENS = 1024
-# Concurrent requests to the judge; many services answer more with 429.
+# Number of concurrent requests to the judge. Many services reject more requests with status 429.
 AT_ONCE = 4
 ATTEMPTS = 5
 READ_SECONDS = 300.0
-# Number of times that the judge is asked to rate an answer, if its reply has no rating.
+# Maximum number of requests for a rating, if the judge's reply does not contain one.
 RATINGS_ASKED = 2
 RATING = re.compile(r"\[\[\s*(\d{1,2}(?:\.\d+)?)\s*\]\]")
 INSTRUCTIONS = (
@@ -56,7 +56,7 @@ INSTRUCTIONS = (
 )
 
 Conversation = list[dict[str, str]]
-"""Messages: {"role", "content"}."""
+"""Messages of a conversation, each with "role" and "content"."""
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Judged:
     reasons: list[str] = field(default_factory=list)
 
     def conversation(self, turn: int, answered: bool) -> Conversation:
-        """Return the messages up to question number `turn`, including its answer if `answered`."""
+        """Return the messages up to the question of turn `turn`, and with `answered` also its answer."""
         messages = []
         for number in range(turn + 1):
             messages.append({"role": "user", "content": self.turns[number]})
@@ -82,21 +82,21 @@ class Judged:
 
 
 class Chats(Protocol):
-    """The interface of the model that is judged."""
+    """The interface of the model whose answers are judged."""
 
     def chat(self, conversations: list[Conversation], most_new_tokens: int) -> Iterator[tuple[int, str]]:
-        """Yield (number, next answer) for conversations, in any order."""
+        """Yield (index of the conversation, next answer), in any order."""
 
 
 @dataclass(frozen=True)
 class Judge:
-    """A model with OpenAI's API, e.g. Judge("https://api.example.com/v1", "judge-70b")."""
+    """A judge with OpenAI's API, such as Judge("https://api.example.com/v1", "judge-70b")."""
 
     url: str
     """URL of the API, to which /chat/completions is appended."""
     model: str
     token_variable: str = TOKEN_VARIABLE
-    """Name of the environment variable that holds the token."""
+    """Name of the environment variable that contains the API token."""
 
     def __post_init__(self) -> None:
         problems = {}
@@ -104,23 +104,27 @@ class Judge:
             problems["judge_url"] = f"judge_url = {redacted(self.url)!r} must begin with http:// or https://."
         if not self.model:
             problems["judge_model"] = (
-                "judge_model is empty: set it to the judge's model, by the name that its server uses."
+                "judge_model is empty. Set it to the name that the judge's server uses for the model."
             )
         findings = (Finding("error", "judge", key, "", text, cost=FATAL) for key, text in problems.items())
         refuse(findings, ConfigError)
         self._token()
 
     def _token(self) -> str:
-        """Return the token. Raises ConfigError, without showing it, if it is invalid in a header."""
-        # A file of a Kubernetes Secret often ends in a line end.
+        """Return the API token; "" if the variable is not set.
+
+        Raises ConfigError, which does not show the token, if it cannot be sent in an HTTP header.
+        """
+        # The value of a Kubernetes Secret often ends with a newline.
         token = os.environ.get(self.token_variable, "").strip()
         if not (token.isascii() and token.isprintable()):
-            raise ConfigError(f"${self.token_variable}: must be one line of printable ASCII characters.")
+            raise ConfigError(f"${self.token_variable} must be a single line of printable ASCII characters.")
         return token
 
     def rate(self, conversation: Conversation, reference: str) -> tuple[float | None, str]:
-        """Return (rating of the last answer or None, the judge's reply). Raises DataError if there is no
-        reply.
+        """Ask the judge to rate a conversation's last answer, and return (rating, the judge's reply).
+
+        The rating is None if the replies do not contain one. Raises DataError if the judge does not reply.
         """
         shown = "\n\n".join(f"[{one['role']}]\n{one['content']}" for one in conversation)
         if reference:
@@ -151,7 +155,7 @@ class Judge:
         }
         parts = urlsplit(address)
         pool = pool_for(parts.scheme, str(parts.hostname), where)
-        # Of OpenAI's API, 409 is also an answer to ask again after.
+        # In OpenAI's API, status 409 also means that the request can be repeated.
         retry = Patience.for_address(where).new(
             total=ATTEMPTS, allowed_methods=None, status_forcelist=(*BUSY, 409), raise_on_status=False
         )
@@ -169,18 +173,21 @@ class Judge:
             kind = getattr(error, "reason", None) or error
             raise DataError(f"{where}: the judge cannot be reached ({type(kind).__name__}).") from None
         if answer.status != 200:
-            hint = "" if token else f" ${self.token_variable} holds no token."
+            hint = "" if token else f" Set ${self.token_variable} to the judge's API token."
             hint = hint if answer.status in (401, 403) else ""
             words = _message(answer.data)
-            raise DataError(f"{where}: the judge answered {answer.status}{words and f': {words}'}.{hint}")
+            status = f"{answer.status}{words and f': {words}'}"
+            raise DataError(f"{where}: the judge returned HTTP status {status}.{hint}")
         try:
             return str(orjson.loads(answer.data)["choices"][0]["message"]["content"] or "")
         except (ValueError, LookupError, TypeError):
-            raise DataError(f"{where}: the answer is not a chat completion of OpenAI's API.") from None
+            raise DataError(
+                f"{where}: the response is not a chat completion in the format of OpenAI's API."
+            ) from None
 
 
 def _message(body: bytes) -> str:
-    """Return the message of an error in OpenAI's format; "" for any other body."""
+    """Return the message in an error response in OpenAI's format; "" for any other body."""
     try:
         return printable(str(orjson.loads(body)["error"]["message"])[:300]).rstrip(".")
     except (ValueError, LookupError, TypeError):
@@ -188,7 +195,7 @@ def _message(body: bytes) -> str:
 
 
 class JudgedQuestions:
-    """The questions of a file. Raises DataError, with the line, for an invalid question."""
+    """The questions in a file. Raises DataError, which names the line, for an invalid question."""
 
     def __init__(self, path: Path, limit: int | None = None):
         self.source, self.limit = path.name, limit
@@ -200,7 +207,7 @@ class JudgedQuestions:
         self.questions = found[:limit]
 
     def answer(self, chats: Chats, most_new_tokens: int = MOST_NEW_TOKENS) -> None:
-        """Let the model answer all turns; a turn of all questions is answered together."""
+        """Let the model answer all turns, each turn for all questions together."""
         longest = max(len(one.turns) for one in self.questions)
         with Progress(
             f"{self.name}, answers", sum(len(one.turns) for one in self.questions), "answers"
@@ -213,8 +220,9 @@ class JudgedQuestions:
                     bar.update()
 
     def judge(self, judge: Judge) -> Outcome:
-        """Let the judge rate all answers. Raises DataError if it cannot be reached, or gives no rating at
-        all.
+        """Let the judge rate all answers, and return the result.
+
+        Raises DataError if the judge cannot be reached, or if no reply contains a rating.
         """
         for one in self.questions:
             one.ratings, one.reasons = [], []
@@ -235,7 +243,7 @@ class JudgedQuestions:
                     one.reasons.append(reason)
                     bar.update()
             except BaseException:
-                # The rest is not asked: every request may cost.
+                # The remaining requests are cancelled, because every request may cost money.
                 pool.shutdown(cancel_futures=True)
                 raise
         return self._outcome()
@@ -245,7 +253,10 @@ class JudgedQuestions:
         missing = sum(len(one.ratings) for one in self.questions) - len(rated)
         if not rated:
             said = self.questions[0].reasons[0][:200]
-            raise DataError(f"the judge gave no rating in the form [[5]]. It answered: {said!r}.")
+            raise DataError(
+                "none of the judge's replies contains a rating in the form [[5]]. The first reply was: "
+                f"{said!r}."
+            )
         metrics = {"score": mean(_means(self.questions))}
         longest = max(len(one.turns) for one in self.questions)
         for turn in range(longest) if longest > 1 else ():
@@ -264,13 +275,13 @@ class JudgedQuestions:
         return Outcome({"examples": len(self.questions), "unrated": missing}, metrics, groups)
 
     def write_answers(self, path: Path) -> None:
-        """Write a JSON line for each question: answers, ratings, reasons."""
+        """Write a JSON line for each question, with its answers, ratings and reasons."""
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_bytes(path, b"".join(orjson.dumps(one) + b"\n" for one in self.questions))
 
 
 def _means(questions: Sequence[Judged]) -> list[float]:
-    """Return the mean rating of each question that has ratings."""
+    """Return the mean rating of each question, without questions that have no rating."""
     known = [[rating for rating in one.ratings if rating is not None] for one in questions]
     return [sum(ratings) / len(ratings) for ratings in known if ratings]
 
@@ -283,7 +294,7 @@ def _question(line: RecordLine, number: int) -> Judged:
 
 
 def judged_record(of: JudgedQuestions, judge: Judge) -> dict[str, Any]:
-    """Return the record's part about the questions and the judge."""
+    """Return the record's fields about the questions and the judge."""
     return {
         "name": of.name,
         "task": f"judged by {judge.model} at {redacted(judge.url)}",

@@ -1,4 +1,4 @@
-"""The questions that a run's model answers during training, from the files of `evaluation.tasks`."""
+"""The tasks on which a run's model is evaluated during training, from the files in `evaluation.tasks`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ from nbtrain.evaluation.questions import Questions
 
 
 def tasks_of_run(config: RunConfig) -> list[Questions]:
-    """Return the tasks of `evaluation.tasks`. Raises DataError for a missing tokenizer or an invalid file."""
+    """Return the tasks in `evaluation.tasks`. Raises DataError for a missing tokenizer or an invalid file."""
     if not config.evaluation.tasks:
         return []
     tokenizer = Tokenizer.load(tokenizer_dir(config.tokenizer.name))
@@ -25,9 +25,10 @@ def tasks_of_run(config: RunConfig) -> list[Questions]:
 
 
 def task_problems(config: RunConfig, tokenizer: Tokenizer | None) -> Iterator[tuple[str, str, str]]:
-    """Yield (field, problem, fix) for `evaluation.tasks`, encoded with the run's tokenizer.
+    """Yield (field, problem, fix) for each problem in `evaluation.tasks`.
 
-    Without a tokenizer only the lines are checked, because the missing tokenizer is reported elsewhere.
+    With a tokenizer, the questions are also encoded. Without one, only the lines are checked, because a
+    missing tokenizer is reported elsewhere.
     """
     names: dict[str, int] = {}
     for number, task in enumerate(config.evaluation.tasks):
@@ -36,28 +37,28 @@ def task_problems(config: RunConfig, tokenizer: Tokenizer | None) -> Iterator[tu
             count = len(read_questions(task.task, path))
             if tokenizer is not None:
                 asked = Questions(task.task, path, tokenizer, config.model.seq_length, task.limit)
-                # Only encoding finds a choice that becomes no separate token.
+                # Only encoding can find a choice without a token of its own.
                 for _ in asked.requests():
                     pass
                 first = names.setdefault(asked.name, number)
                 if first != number:
                     yield (
                         f"{key}.path",
-                        f"has the results {asked.name}, and so has evaluation.tasks.{first}",
+                        f"has the same result name ({asked.name}) as evaluation.tasks.{first}",
                         "Rename one of the files, or remove one entry.",
                     )
         except DataError as error:
-            yield f"{key}.path", f"is not a file of {task.task} questions: {error}", _fix(task, path)
+            yield f"{key}.path", f"is not a file with {task.task} questions: {error}", _fix(task, path)
             continue
         if task.limit is not None and task.limit > count:
             yield (
                 f"{key}.limit",
-                f"= {task.limit:,} is more than the {count:,} questions of {display(path)}",
-                f"Set {count} or less, or remove limit to use all of them.",
+                f"= {task.limit:,} is more than the {count:,} questions in {display(path)}",
+                f"Set limit to {count} or less, or remove it to use all questions.",
             )
 
 
 def _fix(task: TaskConfig, path: Path) -> str:
     if not path.is_file():
-        return "Relative paths start at the workspace. Correct the path, or remove the entry."
-    return f"docs/evaluation.md says which fields the lines of {task.task} have."
+        return "Correct the path (relative paths start at the workspace), or remove the entry."
+    return f"Correct the file. docs/evaluation.md lists the fields of {task.task} questions."

@@ -1,14 +1,14 @@
 """Loss of a model on a prepared dataset: perplexity, and bits per byte for comparisons across tokenizers.
 
-The tokens of a split are read in the order of the .bin file, in windows of as many tokens as the model has
-positions. Each token except the very first is predicted once, from the tokens before it in its window. If the
-run keeps documents apart (data.packing: best_fit, data.inter_document_masking or data.reset_position_ids),
-windows end at document boundaries, and the first token of each document is not predicted.
+The tokens of a split are read in the order of the .bin file, in windows whose length is the model's sequence
+length. Each token except the very first is predicted once, from the previous tokens in its window. If the run
+separates documents (data.packing: best_fit, data.inter_document_masking or data.reset_position_ids), windows
+end at document boundaries, and the first token of each document is not predicted.
 
     loss           mean of -ln p(token) over the tokens in the training loss (loss mask, eod_mask_loss)
-    perplexity     exp(loss); absent if it is too large for a float
-    bits_per_byte  sum of -log2 p(token) / bytes of the tokens' text; end-of-document tokens, which have no
-                   text, are in neither sum (the formula of The Pile, arXiv:2101.00027)
+    perplexity     exp(loss); omitted if it is too large for a float
+    bits_per_byte  sum of -log2 p(token) / number of bytes in the tokens' text. End-of-document tokens, which
+                   have no text, are not counted in either sum (the formula of The Pile, arXiv:2101.00027)
 
 Standard errors are computed over windows (estimates.py).
 """
@@ -50,8 +50,9 @@ class Perplexity:
         is_own: bool,
         limit: int | None = None,
     ):
-        """Open the dataset. `is_own` says whether the run was trained on it. Raises DataError if it does not
-        fit.
+        """Open the dataset. `is_own` says whether the run was trained on it.
+
+        Raises DataError if the dataset does not fit the run, and ConfigError for an unknown split.
         """
         if split not in SPLITS:
             raise ConfigError(f"split = {split!r} must be one of {', '.join(SPLITS)}.")
@@ -59,8 +60,8 @@ class Perplexity:
         _check_tokenizer(opened, tokenizer, config)
         if any(source.get("kind") == "preference" for source in opened.manifest.sources):
             raise DataError(
-                f"{display(dataset.manifest_json)}: holds pairs of preferred and rejected answers, for which "
-                "perplexity is not defined. Give other data (--data)."
+                f"{display(dataset.manifest_json)}: the dataset has pairs of preferred and rejected answers, "
+                "for which perplexity is not defined. Use another dataset (--data)."
             )
         self.source, names = _source(opened)
         self.source_sha256 = opened.manifest.dataset_sha256
@@ -77,26 +78,29 @@ class Perplexity:
         self.total = sum(stop - start for start, stop in self._windows())
         if not self.total:
             raise DataError(
-                f"{display(dataset.prefix)}: split {split} ({data.split}) of {len(opened.indexed):,} "
-                "sequences has no token to predict. Use another split or more data."
+                f"{display(dataset.prefix)}: the split {split} ({data.split}) of {len(opened.indexed):,} "
+                "sequences has no tokens to predict. Use another split or more data."
             )
         if opened.manifest.tokenizer_sha256 is None:
             self._check_ids()
-        # For each answered window: nats, tokens in the loss, nats of text, bytes of text.
+        # For each scored window: nats, tokens in the loss, nats of the text, bytes of the text.
         self._sums: list[tuple[float, int, float, int]] = []
         self._asked: dict[int, tuple[int, int]] = {}
         self._bytes = np.full(tokenizer.vocab_size, -1, np.int64)
         self._has_unknown = False
 
     def requests(self) -> Iterator[ScoreRequest]:
-        """Yield a question per window: its first token is the context, all others are the continuation."""
+        """Yield a request per window: the first token is the context, and the others are the continuation."""
         for number, (start, stop) in enumerate(self._windows()):
             self._asked[number] = (start, stop)
             tokens = self._opened.indexed.tokens[start : stop + 1].tolist()
             yield ScoreRequest(tokens[:1], [tokens[1:]])
 
     def take(self, number: int, scored: list[Scored]) -> int:
-        """Add the losses of one window; tokens that are not in the training loss are excluded."""
+        """Add the losses of one window, without tokens that are not in the training loss.
+
+        Return the number of predicted tokens in the window.
+        """
         start, stop = self._asked.pop(number)
         nats = -np.asarray(scored[0].logprobs, np.float64)
         labels = self._opened.indexed.tokens[start + 1 : stop + 1].astype(np.int64)
@@ -107,7 +111,7 @@ class Perplexity:
         return stop - start
 
     def outcome(self) -> Outcome:
-        # Answers come in any order, and sums of floats depend on it.
+        # Windows are scored in any order, and sums of floats depend on the order, so they are sorted.
         nats, tokens, text_nats, text_bytes = (np.array(column) for column in zip(*sorted(self._sums)))
         loss = ratio(nats, tokens)
         metrics = {"loss": loss}
@@ -121,19 +125,21 @@ class Perplexity:
         return Outcome(counts, metrics, {})
 
     def _check_ids(self) -> None:
-        """Raise DataError if a token is outside the tokenizer's vocabulary: a dataset without manifest may
-        hold one.
+        """Raise DataError if a token id is outside the tokenizer's vocabulary.
+
+        This is possible for a dataset that does not record its tokenizer.
         """
         tokens, entries = self._opened.indexed.tokens, self._tokenizer.vocab_size
         largest = max(int(tokens[start : stop + 1].max()) for start, stop in self._windows())
         if largest >= entries:
             raise DataError(
-                f"{display(self._opened.files.bin)}: holds token id {largest:,}, but the run's tokenizer has "
-                f"{entries:,} entries: it was encoded by another tokenizer. Use the run's own data."
+                f"{display(self._opened.files.bin)} contains the token id {largest:,}, but the run's "
+                f"tokenizer has {entries:,} entries, so the data was encoded with another tokenizer. Use "
+                "data that was encoded with the run's tokenizer."
             )
 
     def _windows(self) -> Iterator[tuple[int, int]]:
-        """Yield [start, stop) of each window; the tokens from start + 1 to stop are predicted."""
+        """Yield (start, stop) for each window. The tokens from start + 1 to stop are predicted."""
         return itertools.islice(self._all_windows(), self.limit)
 
     def _all_windows(self) -> Iterator[tuple[int, int]]:
@@ -144,7 +150,7 @@ class Perplexity:
                     yield start, stop
 
     def _texts(self) -> Iterator[tuple[int, int]]:
-        """Yield the ranges [first, last) of tokens that windows must not cross."""
+        """Yield the ranges [first, last) of tokens whose boundaries windows must not cross."""
         indexed = self._opened.indexed
         for first, last in self._ranges:
             if not self._is_apart:
@@ -156,7 +162,7 @@ class Perplexity:
                 yield start, start + int(indexed.lengths[sequence])
 
     def _learnt(self, start: int, stop: int) -> np.ndarray:
-        """Return a mask of the tokens from start + 1 to stop that are in the training loss."""
+        """Return a mask that says which of the tokens from start + 1 to stop are in the training loss."""
         learnt = np.ones(stop - start, bool)
         if (mask := self._opened.loss_mask) is not None:
             learnt &= in_loss(mask.tokens[start + 1 : stop + 1])
@@ -165,7 +171,7 @@ class Perplexity:
         return learnt
 
     def _lengths(self, labels: np.ndarray) -> np.ndarray:
-        """Return the UTF-8 bytes of each token."""
+        """Return the number of UTF-8 bytes in each token's text."""
         for token in np.unique(labels[self._bytes[labels] < 0]):
             self._bytes[token] = len(self._tokenizer.bytes_of(int(token)))
             self._has_unknown |= token == self._tokenizer.unknown_id
@@ -175,8 +181,9 @@ class Perplexity:
 def _source(opened: OpenDataset) -> tuple[str, list[str]]:
     """Return (the dataset's name in the record, the parts of the record's own name).
 
-    The parts are unique to a .bin/.idx pair. The dataset's name identifies the pair that is trained on. Other
-    pairs may be next to it, and outside the data directory several folders may have the same name.
+    The parts are unique for each .bin/.idx pair. For the pair in the data directory that a run trains on, the
+    folder's name is enough. Other pairs may be in the same folder, and outside the data directory several
+    folders may have the same name, so their parts are longer.
     """
     files, manifest = opened.files, opened.files.own_manifest()
     folder = files.directory.name
@@ -188,8 +195,8 @@ def _source(opened: OpenDataset) -> tuple[str, list[str]]:
 
 def _check_tokenizer(opened: OpenDataset, tokenizer: Tokenizer, config: RunConfig) -> None:
     if found := tokenizer_problem(opened.manifest, tokenizer.directory, tokenizer.manifest):
-        also = "; bits per byte compare across tokenizers" if found.of == "ids" else ""
+        also = " To compare models with different tokenizers, use bits per byte." if found.of == "ids" else ""
         raise DataError(
-            f"{display(opened.files.manifest_json)}: {found.what}. Prepare its text for {config.name}, with "
-            f"tokenizer.name={config.tokenizer.name}{also}."
+            f"{display(opened.files.manifest_json)}: {found.what}. Prepare the dataset's text for "
+            f"{config.name}, with tokenizer.name={config.tokenizer.name}.{also}"
         )

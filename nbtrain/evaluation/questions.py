@@ -1,11 +1,12 @@
-"""Questions with given answers, scored by the model's probability of each answer.
+"""Multiple-choice questions, scored by the model's probability of each choice.
 
     lambada  acc         fraction of final words that greedy decoding predicts
              perplexity  exp of the mean of -ln p(last word)
-    others   acc         fraction of questions whose right choice has the largest ln p
-             acc_norm    the same, with ln p divided by the characters of the choice
+    others   acc         fraction of questions whose correct choice has the largest ln p
+             acc_norm    the same, with ln p divided by the number of characters in the choice
 
-Among equal choices, the first one counts. Standard errors are computed over questions.
+If several choices have the same score, the first of them counts as the model's answer. Standard errors are
+computed over questions.
 """
 
 from collections import Counter
@@ -24,13 +25,13 @@ from nbtrain.evaluation.requests import Outcome, Scored, ScoreRequest
 
 
 class Questions:
-    """The task of one file of questions, for a model with a given number of positions."""
+    """The evaluation of one file of questions, for a model with a given number of positions."""
 
     unit = "questions"
     split: str | None = None
 
     def __init__(self, kind: str, path: Path, tokenizer: Tokenizer, positions: int, limit: int | None = None):
-        """Read the file. Raises DataError if its lines are not questions of this kind."""
+        """Read the file's questions. Raises DataError if its lines are not questions of this kind."""
         self.kind, self.source, self.limit = kind, path.name, limit
         self._questions = read_questions(kind, path, limit)
         self.source_sha256 = files.sha256_of(path)
@@ -39,13 +40,14 @@ class Questions:
         self.total = len(self._questions)
         self._path, self._tokenizer, self._positions = path, tokenizer, positions
         self._asked: dict[int, tuple[int, list[int]]] = {}
-        """(question, indices of its choices) by the number of the request."""
+        """{number of the request: (index of the question, indices of its choices)}"""
         self._scores: list[dict[int, tuple[float, bool]]] = [{} for _ in self._questions]
         self._truncated = 0
 
     def requests(self) -> Iterator[ScoreRequest]:
-        """Yield choices with their context. If a long choice truncates the context, it gets a separate
-        request.
+        """Yield a request for each question: its context and its choices.
+
+        A choice that is so long that the context must be truncated gets a separate request.
         """
         number = self._truncated = 0
         for place, question in enumerate(self._questions):
@@ -54,8 +56,8 @@ class Questions:
                 context, continuation = encode_pair(self._tokenizer, question.context, text)
                 if not continuation:
                     raise DataError(
-                        f"{self._path}: question {place + 1:,}: choice {choice + 1} does not become a "
-                        f"separate token: the tokenizer joins it to the context. Remove the question."
+                        f"{self._path}: question {place + 1:,}: choice {choice + 1} has no token of its own, "
+                        "because the tokenizer merges it with the end of the context. Remove the question."
                     )
                 cut, continuation = fitted(context, continuation, self._positions)
                 self._truncated += len(cut) < len(context)
@@ -66,10 +68,10 @@ class Questions:
                 yield ScoreRequest(list(tokens), [continuation for _, continuation in choices])
 
     def take(self, number: int, scored: list[Scored]) -> int:
-        """Store the scores of some choices of a question. Return 1 once all its choices have scores,
-        otherwise 0.
+        """Store the scores of some of a question's choices.
 
-        The same question may be answered again by a later checkpoint.
+        Return 1 if all choices of the question have scores now, else 0. A later checkpoint may score the same
+        questions again.
         """
         place, choices = self._asked[number]
         for choice, one in zip(choices, scored, strict=True):

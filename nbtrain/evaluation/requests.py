@@ -1,4 +1,4 @@
-"""The requests of an evaluation to a model, independent of the engine: log-probabilities of given tokens."""
+"""The interface between evaluations and a model: requests for log-probabilities of given tokens."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
@@ -7,7 +7,7 @@ from nbtrain.base.run_directory.evaluation_files import Estimate
 
 
 class ScoreRequest(NamedTuple):
-    """A context and its continuations, with at least one token each."""
+    """A context and its continuations. All of them have at least one token."""
 
     context: list[int]
     continuations: list[list[int]]
@@ -19,15 +19,18 @@ class Scored(NamedTuple):
     logprobs: list[float]
     """Natural logarithm of each token's probability."""
     is_greedy: bool
-    """Whether each token is the likeliest token at its position."""
+    """Whether every token is the most likely token at its position."""
 
 
 Score = Callable[[Iterable[ScoreRequest]], Iterator[tuple[int, list[Scored]]]]
-"""(number of the question, its continuations' scores), in any order; questions are built when needed."""
+"""Function that scores requests: it yields (number of the request, scores of its continuations).
+
+The results come in any order. Requests are taken from the iterable only when they are needed.
+"""
 
 
 class Outcome(NamedTuple):
-    """The result of a task."""
+    """The result of a task: counts, metrics, and metrics by group."""
 
     counts: dict[str, int]
     metrics: dict[str, Estimate]
@@ -35,7 +38,7 @@ class Outcome(NamedTuple):
 
 
 class Task(Protocol):
-    """An evaluation whose data was checked and whose size is known."""
+    """An evaluation whose data has been checked and whose size is known."""
 
     name: str
     kind: str
@@ -47,10 +50,10 @@ class Task(Protocol):
     total: int
 
     def requests(self) -> Iterator[ScoreRequest]:
-        """Yield the questions; each is built only when it is needed."""
+        """Yield the requests, each of which is built only when it is needed."""
 
     def take(self, number: int, scored: list[Scored]) -> int:
-        """Add the answer to a question. Return how much of `total` it completes."""
+        """Store the scores of request `number`, and return how many of `total` units are now complete."""
 
     def outcome(self) -> Outcome:
-        """Return the result. Call it after the last answer."""
+        """Return the result of the task. All requests must have been scored."""

@@ -1,1 +1,1 @@
-"""Models in and out: imported from other programs' files, exported from a run with tokenizer and card."""
+"""Import of models from other programs' files, and export of a run's model with tokenizer and model card."""

@@ -1,6 +1,4 @@
-"""Create a folder or file of models that appears only when complete: it is written under another name, then
-renamed.
-"""
+"""Create a model's folder or file atomically: write it under another name, and rename it when complete."""
 
 import contextlib
 import glob
@@ -19,12 +17,12 @@ from nbtrain.config.arithmetic.checkpoint_bytes import SPARE_BYTES
 
 @contextlib.contextmanager
 def new_place(
-    to: Path, needed_bytes: int, file: str | None = None, other: str = "Name another place."
+    to: Path, needed_bytes: int, file: str | None = None, other: str = "Choose another path."
 ) -> Iterator[Path]:
-    """Yield a temporary folder next to `to`. At the end it, or its one `file`, is renamed to `to`.
+    """Yield a temporary folder next to `to`. At the end, the folder, or only its `file`, is renamed to `to`.
 
-    It is removed if anything goes wrong. Raises CheckpointError if `to` exists (`other` is what to do then),
-    or if its disk has less than `needed_bytes` free.
+    The temporary folder is removed if an error occurs. Raises CheckpointError if `to` exists (`other` is the
+    message's advice), or if the disk has less than `needed_bytes` free.
     """
     try:
         _must_be_free(to, other)
@@ -33,20 +31,20 @@ def new_place(
         if free < needed_bytes + SPARE_BYTES:
             raise CheckpointError(
                 f"{display(to)}: needs {amounts.size(needed_bytes + SPARE_BYTES)}, but only "
-                f"{amounts.size(free)} are free. Free space, or name a place on another disk."
+                f"{amounts.size(free)} is free. Free up space, or choose a path on another disk."
             )
         _remove_leftovers(to)
         made = to.with_name(f".{to.name}.{os.urandom(4).hex()}.tmp")
         made.mkdir()
     except OSError as error:
         raise CheckpointError(
-            f"{display(to)}: cannot be written: {error.strerror}. Name another place."
+            f"{display(to)}: cannot be written: {error.strerror}. Choose another path."
         ) from None
     held = flock_folder(made, blocking=False)
     try:
         yield made
-        # Another export to this path may have ended meanwhile; renaming would replace a file without an
-        # error.
+        # Another export to this path may have finished in the meantime, and renaming would silently replace
+        # its file.
         _must_be_free(to, other)
         (made if file is None else made / file).rename(to)
         files.fsync_directory(to.parent)
@@ -57,15 +55,16 @@ def new_place(
 
 
 def _must_be_free(to: Path, other: str) -> None:
-    """Raise CheckpointError if the name exists."""
-    # lexists reports a name that is too long as free.
+    """Raise CheckpointError if the path exists. `other` is the message's advice."""
+    # If a name is too long, lexists returns False.
     if os.path.lexists(to):
-        raise CheckpointError(f"{display(to)} already exists, and nothing is overwritten. {other}")
+        raise CheckpointError(f"{display(to)} already exists, and it is not overwritten. {other}")
 
 
 def _remove_leftovers(to: Path) -> None:
-    """Remove the leftovers of killed exports to this folder. An export that is still writing holds a lock and
-    is left alone.
+    """Remove temporary folders of killed exports to this path.
+
+    An export that is still writing holds a lock on its folder, which is therefore kept.
     """
     for leftover in to.parent.glob(f".{glob.escape(to.name)}.*.tmp"):
         if leftover.is_dir() and (held := flock_folder(leftover, blocking=False)) is not None:

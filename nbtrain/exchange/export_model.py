@@ -1,16 +1,18 @@
-"""`nbtrain export RUN [DIR]`: a checkpoint for other programs.
+"""`nbtrain export RUN [DIR]`: write a checkpoint in a format that other programs can load.
 
-    hf              a folder that transformers, vLLM, SGLang and others load
-    consolidated    one safetensors file by our own names, of any model
+    hf              a folder that transformers, vLLM, SGLang and other programs load
+    consolidated    one safetensors file with nbtrain's own names, for any model
     gguf            one file for llama.cpp
     peft            a folder of adapters (lora) that peft loads
 
-    everything that the model or the target does not support is refused
-    -> a temporary neighbour: config.json, tokenizer, generation_config.json
-    -> the GPU side writes the weights and compares what was written (checkpoint/pretrained/)
-    -> README.md from the run's own records -> renamed
+Steps of an export:
 
-A file or folder under its final name is complete, and its weights were compared.
+    1. reject models and options that the target does not support
+    2. write config.json, the tokenizer and generation_config.json to a temporary folder
+    3. the process with torch writes the weights, and compares them with the run's (checkpoint/pretrained/)
+    4. write README.md from the run's own records, and rename the folder
+
+A file or folder under its final name is therefore complete, and its weights have been compared.
 """
 
 import contextlib
@@ -46,17 +48,17 @@ from nbtrain.pretrained.peft import shapes_of
 from nbtrain.pretrained.tensors import Sizes, parameter_shapes
 from nbtrain.pretrained.written import DTYPES, GGUF_FILE, config_json, family_of
 
-# File size that the Hub and most programs handle well; transformers writes up to 50 GB into one file.
+# Maximum file size, which the Hub and most programs handle well. transformers writes files of up to 50 GB.
 MAX_SHARD_BYTES = 5_000_000_000
 ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-# {target: the ending of its one file; "": a folder}
+# {target: suffix of its single file, or "" if the target is a folder}
 TARGETS = {"hf": "", "consolidated": ".safetensors", "gguf": ".gguf", "peft": ""}
 FRAMES = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 @dataclass(frozen=True, repr=False)
 class ExportedModel(Result, Record):
-    """Result of an export. It prints, and shows in a cell, as one line."""
+    """The result of an export, shown as one line and the notes."""
 
     path: Path
     family: str
@@ -66,16 +68,15 @@ class ExportedModel(Result, Record):
     bytes: int
     difference: float
     """Largest difference between the logits of the written model and of the run, relative to the largest
-    logit.
-    """
+    logit; 0 if the weights were compared bit by bit instead."""
     seconds: float
     notes: tuple[str, ...] = ()
 
     def as_report(self) -> Report:
-        """Return what was written and compared, and the notes."""
-        compared = "read again, bit for bit"
+        """Return a report of what was written and how it was compared, with the notes."""
+        compared = "the file was read again and compared bit by bit"
         if self.difference:
-            compared = f"its logits differ from the run's by at most {self.difference:.1g}"
+            compared = f"the model's logits differ from the run's by at most {self.difference:.1g}"
         said = (
             f"{display(self.path)}: {self.family}, step {self.step:,}, {amounts.count(self.parameters)} "
             f"parameters in {self.dtype}, {amounts.size(self.bytes)} in {amounts.elapsed(self.seconds)}; "
@@ -85,9 +86,9 @@ class ExportedModel(Result, Record):
 
 
 def default_place(run: RunDir, target: str, step: int) -> Path:
-    """Return the default path of an export: export/step<N>-<target> in the run's folder.
+    """Return the default path of an export: export/step<N>-<target> in the run's directory.
 
-    A target that is one file goes to export/step<N> with its ending.
+    If the target is a single file, the path is export/step<N> with the file's suffix.
     """
     return run.export / (f"step{step}{TARGETS[target]}" if TARGETS[target] else f"step{step}-{target}")
 
@@ -100,19 +101,26 @@ def export_model(
     dtype: str | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> ExportedModel:
-    """Write a checkpoint as the folder or file `to`.
+    """Export a checkpoint to the folder or file `to`.
 
-    Without `to` it is default_place(), and without `step` the one of step_to_export(). Without `dtype` the
-    weights are in the format that the run computed with; fp32 are the optimizer's master weights. Raises
-    ConfigError for a model that the target cannot represent, CheckpointError if `to` exists or does not fit
-    on its disk, and the errors of an incomplete checkpoint.
+    Args:
+        to: Path to write, by default default_place().
+        target: Format, a key of TARGETS.
+        step: Step of the checkpoint, by default the result of step_to_export().
+        dtype: Number format of the weights, by default the format in which the run computed. With fp32, the
+            optimizer's master weights are written.
+        max_shard_bytes: Maximum size of a weights file.
+
+    Raises:
+        ConfigError: An argument is invalid, or the target cannot represent the model.
+        CheckpointError: `to` exists or does not fit on its disk, or the checkpoint is incomplete.
     """
     config, ending = load_resolved(run.config_yaml), TARGETS[target]
     _refuse_own_layer(run, target)
     family = "nbtrain" if target == "consolidated" else family_of(config).title
     if to is not None and ending and to.suffix != ending:
         raise ConfigError(
-            f"{display(to)}: an export --to {target} writes one file, whose name ends in {ending}."
+            f"{display(to)}: export with --to {target} writes a single file, whose name must end in {ending}."
         )
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"dtype = {dtype!r} must be one of {', '.join(DTYPES)}.")
@@ -120,7 +128,10 @@ def export_model(
         raise ConfigError(f"max_shard_bytes = {max_shard_bytes} must be at least 1.")
     dtype = dtype or ("fp32" if config.precision.autocast else config.precision.dtype)
     if target == "peft" and config.lora is None:
-        raise ConfigError(f"{display(run.path)}: has no adapters (lora), but --to peft writes only these.")
+        raise ConfigError(
+            f"{display(run.path)}: the run has no adapters (section lora), but --to peft writes only "
+            "adapters."
+        )
     if step is None:
         step = step_to_export(run, config.init_from is not None, time.time())
     to = to or default_place(run, target, step)
@@ -158,27 +169,30 @@ def export_model(
 
 
 def _refuse_own_layer(run: RunDir, target: str) -> None:
-    """Raise ConfigError for a model whose blocks come from layer(): no other program has them."""
+    """Raise ConfigError for a model whose blocks come from layer(), which no other program can load."""
     if "layer" in submitted_functions(run):
         record = files.read_json(run.own_code_json) or {}
         raise ConfigError(
-            f"{display(run.path)}: its blocks come from layer() in {record.get('file')}, and --to {target} "
-            "writes models that other programs know by name. `nbtrain checkpoint universal "
-            f"{run.name}` writes every parameter whole; nbtrain itself generates, serves and evaluates the "
-            "run as it is."
+            f"{display(run.path)}: the run's blocks come from layer() in {record.get('file')}, but --to "
+            f"{target} can write only architectures that other programs support. To write every parameter "
+            f"unsharded, run `nbtrain checkpoint universal {run.name}`. nbtrain itself can generate with, "
+            "serve and evaluate the run without an export."
         )
 
 
 def _write_tokenizer(
     run: RunDir, config: RunConfig, made: Path, step: int
 ) -> tuple[dict[str, int | None], tuple[str, ...]]:
-    """Write the tokenizer's files and the chat template; return the ids that surround a text, and notes."""
+    """Write the tokenizer's files and the chat template.
+
+    Return ({"bos_token_id": ..., "eos_token_id": ..., "pad_token_id": ...}, notes).
+    """
     directory = tokenizer_dir(config.tokenizer.name)
     manifest = read_manifest(directory)
     if manifest is None:
         note = (
-            f"No tokenizer is in the folder: {display(directory)} is not there (the run was trained on token "
-            "ids)."
+            f"The export has no tokenizer, because {display(directory)} does not exist (the run was trained "
+            "on token ids)."
         )
         return dict.fromkeys(FRAMES), (note,)
     saved = files.read_json(run.checkpoint_manifest(step))
@@ -198,30 +212,31 @@ def _write_tokenizer(
 
 
 def _other_tokens(markers: list[str], pieces: list[str], tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Return a note if other programs encode a conversation to other tokens than training did.
+    """Return a note if other programs encode a conversation differently from training; else ().
 
-    `markers` are special tokens in the template that training read as plain text; `pieces` are the parts of a
-    conversation that training encodes separately.
+    `markers` are special tokens in the template that training encoded as plain text. `pieces` are the parts
+    of a conversation that training encoded separately.
     """
     if markers:
         return (
-            f"{CHAT_TEMPLATE}: other programs read {', '.join(markers)} as special tokens, and training read "
-            "them as characters, so that answers may be worse there. Name them in tokenizer.added_tokens "
-            "and train again, or choose other markers.",
+            f"{CHAT_TEMPLATE}: other programs encode {', '.join(markers)} as special tokens, but training "
+            "encoded them as ordinary characters, so answers may be worse in other programs. Add them to "
+            "tokenizer.added_tokens and train again, or choose other markers.",
         )
     ours = [tokenizer.encode(piece).tolist() for piece in pieces]
     if tokenizer.encode_with_special("".join(pieces)) != list(itertools.chain(*ours)):
         return (
-            f"{CHAT_TEMPLATE}: other programs encode a conversation as one text, and training encoded "
-            "questions and answers apart. With this tokenizer, answers that are not the last one begin with "
-            "other tokens there.",
+            f"{CHAT_TEMPLATE}: other programs encode a conversation as one text, but training encoded "
+            "questions and answers separately. With this tokenizer, all answers except the last one start "
+            "with different tokens in other programs.",
         )
     return ()
 
 
 def _bos_before_text(config: RunConfig, bos: int | None) -> int | None:
-    """Return the token that the run's tokenizer puts before a text, if it is only BOS; `bos` is the id in
-    config.json.
+    """Return the id of BOS if the run's tokenizer puts only BOS before a text; else None.
+
+    `bos` is bos_token_id in config.json.
     """
     directory = tokenizer_dir(config.tokenizer.name)
     if read_manifest(directory) is None:
@@ -233,11 +248,12 @@ def _bos_before_text(config: RunConfig, bos: int | None) -> int | None:
 
 
 def _generation_config(run: RunDir, config: RunConfig, ids: dict[str, Any]) -> dict[str, Any]:
-    """Return the start folder's generation_config if its tokenizer is the run's; otherwise only the ids.
+    """Return the content of generation_config.json.
 
-    The run's own end-of-document token is added to the tokens that end a text: a run that was trained with
-    another one (tokenizer.eod_token) than its folder's would otherwise never end its answers. A padding token
-    that also ends a text is replaced by the tokenizer's.
+    It is the initial model's generation_config if the run uses that model's tokenizer, and otherwise only
+    `ids`. The run's end-of-document token is added to the tokens that end a text, because a run with another
+    tokenizer.eod_token than the initial model would otherwise never end its answers. A padding token that
+    also ends a text is replaced by the tokenizer's.
     """
     directory = tokenizer_dir(config.tokenizer.name)
     found = origin_of(run, directory).get("generation_config")
@@ -251,7 +267,7 @@ def _generation_config(run: RunDir, config: RunConfig, ids: dict[str, Any]) -> d
 
 
 def _ask(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the last answer of the GPU side, showing progress bars while it writes and compares."""
+    """Let the process with torch write and compare the weights, show its progress, and return its result."""
     end: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         bar, stage, done = None, "", 0

@@ -1,7 +1,7 @@
-"""Converts a Megatron checkpoint tree to one safetensors file in the data directory, to start a run from.
+"""Converts a Megatron checkpoint to a safetensors file in the data directory, from which a run can start.
 
-The GPU side reads the tree, whose files are pickles, with weights_only=True. If the files leave the order of
-query, key and value open, the user names it, or gives a text by which it is chosen.
+The process with torch reads the checkpoint, whose files are pickles, with weights_only=True. If the files do
+not determine the order of query, key and value, the user specifies the order, or a text by which it is found.
 """
 
 import contextlib
@@ -21,27 +21,29 @@ from nbtrain.jobs.gpu_side import stream
 from nbtrain.pretrained.folder import SINGLE
 from nbtrain.pretrained.megatron import ORDERS, MegatronTree
 
-# Enough tokens for a meaningful loss; the cost grows with them.
+# Number of tokens of the text: enough for a meaningful loss. More tokens would take longer.
 TEXT_TOKENS = 512
 TEXT_BYTES = 64 << 10
-# Advice on a name that is taken: the file has the run's name, and no option names the file.
-OTHER_NAME = "Give another NAME, or remove the file if no run starts from it."
+# Advice if the file exists. The file is named after the run, and there is no option for its path.
+OTHER_NAME = "Choose another NAME, or remove the file if no run starts from it."
 
 
 @contextlib.contextmanager
 def converted(
     tree: MegatronTree, name: str, order: str | None, text: str | Path | None, section: dict[str, Any]
 ) -> Iterator[tuple[Path, Path, list[str]]]:
-    """Yield (path of the written file, its final path, notes). The file is kept if the block ends without an
-    error.
+    """Convert a Megatron checkpoint, and yield (path of the written file, its final path, notes).
 
-    `section`: overrides of the run's tokenizer, which encodes `text`. Raises CheckpointError or ConfigError.
+    The file is moved to its final path if the `with` block ends without an error. `section` has the overrides
+    of the run's tokenizer, which encodes `text`. Raises CheckpointError if the checkpoint cannot be
+    converted, and ConfigError for invalid arguments.
     """
     if order is not None and order not in ORDERS:
         raise ConfigError(f"qkv_order = {order!r} must be {' or '.join(ORDERS)}.")
     tokens = ids_of_text(text, section) if text is not None else None
     kept = data_home() / "model" / f"{name}.safetensors"
-    # Files of a tree may hold the optimizer too. The GPU side knows the weights' size, and checks the disk.
+    # The files may also contain the optimizer state, so their size is not the weights' size. The other
+    # process knows the weights' size and checks the free disk space.
     with new_place(kept, 0, SINGLE, OTHER_NAME) as made:
         request = {
             "target": "megatron",
@@ -63,7 +65,10 @@ def converted(
 
 
 def ids_of_text(text: str | Path, section: dict[str, Any]) -> list[int]:
-    """Return the first token ids of a text file, encoded with the run's future tokenizer."""
+    """Return the first TEXT_TOKENS token ids of a text file, encoded with the new run's tokenizer.
+
+    Raises ConfigError if the file cannot be read, or if `section` does not specify a tokenizer.
+    """
     path = typed_path(text)
     try:
         path = path if path.is_file() else resolve(text)
@@ -74,8 +79,8 @@ def ids_of_text(text: str | Path, section: dict[str, Any]) -> list[int]:
     given, name = section.get("path"), section.get("name")
     if given is None and name is None:
         raise ConfigError(
-            "--text needs the tokenizer that the model was trained with: add tokenizer.path=FOLDER, or "
-            "tokenizer.name=NAME of one in data/tokenizer/."
+            "--text needs the tokenizer with which the model was trained: add tokenizer.path=FOLDER, or "
+            "tokenizer.name=NAME for a tokenizer in data/tokenizer/."
         )
     with tempfile.TemporaryDirectory() as folder:
         if given is not None:

@@ -1,10 +1,9 @@
-"""`nbtrain import-model DIR NAME`: create a run that starts from a model's folder.
+"""`nbtrain import-model DIR NAME`: create a run that starts from a model folder.
 
-    config.json, index and heads -> every number read once (NaN, tied output) -> tokenizer -> the run checked
-    -> data/tokenizer/<NAME>/ -> NAME.yaml
-
-Nothing is written before everything was checked. The weights stay where they are: the run YAML names the
-folder (`init_from`), and the ranks read it at the first start.
+The import checks config.json, the index and the file headers, reads every number once (NaN, tied output),
+finds the tokenizer, and checks the new run. Only then it writes data/tokenizer/<NAME>/ and NAME.yaml. The
+weights stay where they are: the run YAML refers to the folder (`init_from`), and the ranks read it at the
+first start.
 """
 
 import re
@@ -50,15 +49,16 @@ from nbtrain.pretrained.model import PretrainedModel, model_section, open_model
 from nbtrain.pretrained.start import fit
 from nbtrain.pretrained.values import check_values
 
-# The Hub's address of a model: hf://ORGANISATION/MODEL[@REVISION] (HfFileSystem).
+# Address of a model on the Hub: hf://ORGANISATION/MODEL[@REVISION], as in HfFileSystem.
 HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 ADDRESS = re.compile(r"hf:|[a-z][a-z0-9+.-]*://")
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-# Files of a model that are fetched from the Hub: no pickles, and no second copy of the weights for another
-# program, such as Mistral's consolidated.safetensors and Llama's original/.
+# Files that are downloaded from the Hub. Pickles are not downloaded, and neither is a second copy of the
+# weights for another program, such as Mistral's consolidated.safetensors and Llama's original/.
 FETCHED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
 NOT_FETCHED = ["*/*", "consolidated*"]
-# Schedule of an imported run, small enough for one GPU or a laptop; --onto uses another run's schedule.
+# Schedule of an imported run, small enough for one GPU or a laptop. With --onto, another run's schedule is
+# used instead.
 SCHEDULE: dict[str, Any] = {
     "batch": {"micro_batch_size": 1, "global_batch_size": 8, "train_tokens": 10_000_000},
     "lr_schedule": {"lr": 2.0e-5, "min_lr": 2.0e-6, "lr_warmup_fraction": 0.03},
@@ -68,18 +68,18 @@ SEQUENCE_TOKENS = 2048
 
 @dataclass(frozen=True, repr=False)
 class ImportedModel(Result):
-    """A run made from a model's folder. It prints, and shows in a cell, as a description of the model."""
+    """A run that was created from a model, shown as a description of the model."""
 
     config: RunConfig
     path: Path
-    """The run YAML."""
+    """Path of the run YAML."""
     text: str
     family: str
     parameters: int
     notes: tuple[str, ...] = ()
 
     def as_report(self) -> Report:
-        """Return what was imported, the notes, and what the run still needs."""
+        """Return a report of what was imported, with the notes and what the run still needs."""
         kept = tokenizer_dir(self.config.tokenizer.name)
         tokenizer = f"; tokenizer {display(kept)}" if kept.is_dir() else ""
         imported = (
@@ -88,8 +88,8 @@ class ImportedModel(Result):
         )
         blocks: list[Block] = [Sentence(imported), Items(self.notes)]
         if not self.config.data.sources and not self.config.data.blend:
-            words = f"Give it data (data.sources in {display(self.path)}), then `{{}}`."
-            prepare = (f"nbtrain prepare {self.path.stem}", f'nb.prepare("{self.path.stem}")')
+            words = f"Set data.sources in {display(self.path)}, then {{}}."
+            prepare = (f"run `nbtrain prepare {self.path.stem}`", f'call `nb.prepare("{self.path.stem}")`')
             blocks.append(Sentence(*map(words.format, prepare)))
         return Report("", blocks)
 
@@ -106,22 +106,30 @@ def import_model(
 ) -> ImportedModel:
     """Write a run YAML that starts from the model at `source`, and import the model's tokenizer.
 
-    `source` is a folder, a consolidated file, hf://ORGANISATION/MODEL, or a Megatron checkpoint tree. A tree
-    is converted to data/model/NAME.safetensors. If its files do not say how the rows of query, key and value
-    are ordered, `qkv_order` names the order, or it is chosen by the loss on the file `text`.
+    Args:
+        source: A folder, a consolidated file, hf://ORGANISATION/MODEL, or a Megatron checkpoint, which is
+            converted to data/model/NAME.safetensors.
+        name: Name of the new run.
+        overrides: Settings of the new run.
+        onto: Run whose data, batch, schedule and layout the new run uses.
+        path: YAML to write, by default NAME.yaml in the current folder.
+        overwrite: Whether to replace an existing YAML.
+        qkv_order: Order of the rows of query, key and value ("groups" or "thirds"), if the files of a
+            Megatron checkpoint do not determine it.
+        text: Text file by which the order is found instead: the order with the lower loss is used.
 
-    The new run uses the data, batch, schedule and layout of the run `onto`. `path` is the YAML to write, by
-    default NAME.yaml in the current folder.
-
-    Raises CheckpointError, DataError or ConfigError if something does not fit; nothing is written then.
+    Raises CheckpointError, DataError or ConfigError if something does not fit. Nothing is written in that
+    case.
     """
     check_name(name, "name")
     target = target_of(f"{name}.yaml" if path is None else path, overwrite, "--overwrite")
     if not target.parent.is_dir():
-        raise ConfigError(f"{target}: {target.parent} is not a folder. Name a file in a folder that exists.")
+        raise ConfigError(
+            f"{target}: {target.parent} is not a folder. Choose a path in a folder that exists."
+        )
     layer = override_layer(overrides)
     refuse(_overrides_of_arguments(layer), ConfigError)
-    # Needed before the run's configuration is complete.
+    # The tokenizer's overrides are needed before the run's configuration is complete.
     validate_section(layer, "tokenizer")
     folder = _folder_of(source)
     section = layer.value.get("tokenizer") or {}
@@ -129,7 +137,8 @@ def import_model(
     if tree is None:
         if qkv_order is not None or text is not None:
             raise ConfigError(
-                f"--qkv-order and --text are for a checkpoint of Megatron; {display(folder)} is not one."
+                f"--qkv-order and --text are only for Megatron checkpoints, and {display(folder)} is not a "
+                "Megatron checkpoint. Remove these options."
             )
         return _import(folder, folder, name, layer, onto, target, section, [])
     with converted(tree, name, qkv_order, text, section) as (made, kept, notes):
@@ -146,10 +155,10 @@ def _import(
     section: dict[str, Any],
     notes: list[str],
 ) -> ImportedModel:
-    """Return a run for the model at `place`, whose files will be kept at `kept`."""
+    """Create the run for the model at `place`, whose files will be moved to `kept`."""
     model = open_model(place)
     tokenizer = find_tokenizer(model, section)
-    # A reader of init_from takes a bare word for the name of a run.
+    # In init_from, a single word would mean the name of a run.
     init_from = f"./{display(kept)}" if valid_name(display(kept)) else display(kept)
     values = Located(_values(name, model, tokenizer, init_from), {})
     values = (Located(SCHEDULE, {}) if onto is None else _onto(onto, name)).merged_with(values)
@@ -162,9 +171,9 @@ def _import(
     if tokenizer.folder is None and (difference := other_ids(model, config)):
         key, chosen = "tokenizer.name", config.tokenizer.name
         raise ConfigError(
-            f"{config.where(key)}: {key} = {chosen}: {difference}. The run's token ids would mean other "
-            "text than in the training of the weights. Name a tokenizer with the same ids, or remove "
-            f"{key} to use the folder's."
+            f"{config.where(key)}: {key} = {chosen}: {difference}. The run's token ids would stand for other "
+            f"text than when the weights were trained. Use a tokenizer with the same ids, or remove {key} to "
+            "use the model folder's tokenizer."
         )
     _read_all(model)
     notes = [*notes, *model.described.notes, *found.notes]
@@ -174,10 +183,10 @@ def _import(
         take_over(config, tokenizer.folder)
     elif not section:
         notes.append(
-            f"{display(kept)} holds no tokenizer: name one (tokenizer.name or tokenizer.path), or use "
-            "data that consists of token ids."
+            f"{display(kept)} contains no tokenizer. Set tokenizer.name or tokenizer.path, or use data that "
+            "consists of token ids."
         )
-    note = f"Made by nbtrain import-model from {config.init_from} ({model.title})."
+    note = f"Created by `nbtrain import-model` from {config.init_from} ({model.title})."
     text = run_text(config, target, note) if onto is not None else f"# {note}\n{to_text(located.value)}"
     try:
         files.write_output(target, text)
@@ -189,16 +198,16 @@ def _import(
 
 
 def _overrides_of_arguments(layer: Located) -> Iterator[Finding]:
-    """Yield the overrides of fields that the command's own arguments set."""
+    """Yield an error-level finding for each override of a field that the command's own arguments set."""
     for key, given_by in (("name", "NAME"), ("init_from", "DIR")):
         if key in layer.value:
-            words = f"{key} is set by {given_by}."
-            fix = f"Remove the override, or give another {given_by}."
+            words = f"{key} is set by the argument {given_by}, so it cannot be overridden."
+            fix = f"Remove the override, or change {given_by}."
             yield Finding("error", "import", key, f"override {key}={layer.value[key]}", words, fix, FATAL)
 
 
 def _values(name: str, model: PretrainedModel, tokenizer: "FoundTokenizer", init_from: str) -> dict[str, Any]:
-    """Return the settings of the run that follow from the model's folder."""
+    """Return the settings of the run that follow from the model folder."""
     described = model.described
     section = model_section(described, model.path).model_dump(exclude_unset=True)
     sequence = min(described.positions, SEQUENCE_TOKENS)
@@ -217,18 +226,16 @@ def _values(name: str, model: PretrainedModel, tokenizer: "FoundTokenizer", init
 
 
 def _onto(onto: str, name: str) -> Located:
-    """Return the base run, whose data, batch, schedule and layout are used, without its model and
-    tokenizer.
-    """
+    """Return the settings of the run `onto` without its model and tokenizer."""
     base = load(onto, check=False)
     value = base.model_dump()
     value["model"] = {key: value["model"][key] for key in marked(ModelConfig, OfRun)}
     value["tokenizer"] = {}
-    # The text is the same, but its ids belong to another tokenizer.
+    # The text is the same, but the new run needs its own dataset, encoded with another tokenizer.
     value["data"]["name"] = name
     others = ["model", "tokenizer"]
     if (lora := value["lora"]) is not None:
-        # Initial adapters and ids of trained tokens belong to another model; [] names none.
+        # Initial adapters and ids of trained tokens belong to the other run's model, so they are removed.
         for key in ("init_from", "trainable_token_indices"):
             if lora[key]:
                 lora[key] = None
@@ -238,15 +245,16 @@ def _onto(onto: str, name: str) -> Located:
 
 
 def _folder_of(source: str | Path) -> Path:
-    """Return the model's folder: a local path, a path below the workspace, or a download from the Hub."""
+    """Return the model's folder: a local path, a path in the workspace, or a download from the Hub."""
     if not isinstance(source, str | Path) or not str(source).strip():
-        raise ConfigError(f"{source!r}: must be the path of a model's folder, or hf://ORGANISATION/MODEL.")
+        raise ConfigError(f"{source!r} must be the path of a model folder, or hf://ORGANISATION/MODEL.")
     if (found := HUB.fullmatch(str(source))) is not None:
         return _fetch(found[1], found[2])
     if ADDRESS.match(str(source)):
         raise ConfigError(
-            f"{source}: is not an address that can be fetched. A model of the Hub is hf://ORGANISATION/MODEL "
-            "or hf://ORGANISATION/MODEL@REVISION; for any other model, name its folder."
+            f"{source} is not an address from which a model can be downloaded. For a model on the Hub, use "
+            "hf://ORGANISATION/MODEL or hf://ORGANISATION/MODEL@REVISION. For any other model, pass its "
+            "folder."
         )
     typed = typed_path(source)
     try:
@@ -256,26 +264,26 @@ def _folder_of(source: str | Path) -> Path:
         raise CheckpointError(f"{shortened(str(source))}: cannot be read: {error.strerror}.") from None
     if not is_there and HUB_ID.fullmatch(str(source)):
         raise CheckpointError(
-            f"{source}: no such folder. If it is a model of the Hub, hf://{source} fetches it with "
-            "huggingface_hub; nothing else is downloaded."
+            f"{source}: no such folder. If this is a model on the Hub, pass hf://{source} to download it "
+            "with huggingface_hub."
         )
     return folder
 
 
 def _fetch(model: str, revision: str | None) -> Path:
-    """Download a model from the Hub into the data directory, with the Hub's library."""
+    """Download a model from the Hub to the data directory with huggingface_hub, and return its folder."""
     try:
         import huggingface_hub
     except ImportError:
         raise CheckpointError(
-            f"hf://{model}: the package huggingface_hub fetches it and is not installed. `pip install "
-            "huggingface_hub`, or download the folder yourself and name it."
+            f"hf://{model}: huggingface_hub, which downloads models, is not installed. Run `pip install "
+            "huggingface_hub`, or download the model yourself and pass its folder."
         ) from None
-    # Each revision has a separate folder: shards left by another revision would be read as part of this one.
+    # Each revision has a separate folder. Otherwise, shards of another revision would be mixed with this one.
     name = model if revision is None else f"{model}@{revision}"
     folder = data_home() / "model" / name.replace("/", "--")
-    # Without the Hub, its library takes the folder's content for the complete model unless it knows the
-    # commit.
+    # If the Hub cannot be reached, huggingface_hub assumes that the folder is complete unless it is given the
+    # commit. The marker file `unfinished` therefore records that a download was interrupted.
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     try:
         if unfinished.exists():
@@ -293,15 +301,16 @@ def _fetch(model: str, revision: str | None) -> Path:
     except Exception as error:
         if not folder.exists():
             unfinished.unlink(missing_ok=True)
-        # Errors of the library, its HTTP client and the system; the first line names the cause.
+        # The error may come from the library, its HTTP client or the system. Its first line says the cause.
         words = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CheckpointError(f"hf://{model}: huggingface_hub could not fetch it: {words}") from error
+        raise CheckpointError(f"hf://{model}: huggingface_hub could not download it: {words}") from error
     if not any(folder.glob(f"*{SUFFIX}")):
         raise CheckpointError(
-            f"hf://{model}: has no safetensors file in its top folder (consolidated* is not read). "
-            "Pickles (.bin, .pt) can run code when they are loaded, and are not fetched. Name a repository "
-            "with safetensors files, or convert this one where you trust it: AutoModelForCausalLM"
-            ".from_pretrained(...).save_pretrained(FOLDER) of transformers, and import FOLDER."
+            f"hf://{model}: the repository has no safetensors file in its top folder (consolidated* is not "
+            "used). Pickles (.bin, .pt) are not downloaded, because they can run code when they are loaded. "
+            "Choose a repository with safetensors files, or, if you trust this one, convert it with "
+            "transformers: AutoModelForCausalLM.from_pretrained(...).save_pretrained(FOLDER), and import "
+            "FOLDER."
         )
     return folder
 
@@ -311,15 +320,16 @@ class FoundTokenizer:
     """The tokenizer that belongs to a model."""
 
     folder: Path | None
-    """Folder of the tokenizer; None if there is none, or the run names another tokenizer."""
+    """Folder of the tokenizer; None if the model has no tokenizer, or if the run uses another tokenizer."""
     eod_token: str | None = None
-    """Token that ends a document."""
+    """Token that ends a document; None if it is not known."""
 
 
 def find_tokenizer(model: PretrainedModel, given: dict[str, Any]) -> FoundTokenizer:
-    """Return the tokenizer in a model's folder, unless `given` (overrides of its section) names another.
+    """Return the tokenizer in a model's folder, unless `given` specifies another tokenizer.
 
-    Raises DataError if it has more entries than the model has rows, ConfigError if `given` has too few.
+    `given` has the overrides of the section `tokenizer`. Raises DataError if the tokenizer has ids beyond the
+    model's rows, and ConfigError if `given` has a vocab_size that is too small for its ids.
     """
     folder = model.path
     name = given.get("name")
@@ -331,21 +341,24 @@ def find_tokenizer(model: PretrainedModel, given: dict[str, Any]) -> FoundTokeni
     highest = max(entries.values(), default=-1)
     if rows <= highest < model.described.vocab_size:
         raise ConfigError(
-            f"tokenizer.vocab_size = {rows:,}: the tokenizer in {display(folder)} has ids up to {highest:,}, "
-            f"which need separate rows. Set at least {highest + 1}, or name another tokenizer "
-            "(tokenizer.path=...)."
+            f"tokenizer.vocab_size = {rows:,} is too small: the tokenizer in {display(folder)} has ids up to "
+            f"{highest:,}, and each id needs its own row. Set tokenizer.vocab_size to {highest + 1} or more, "
+            "or use another tokenizer (tokenizer.path=...)."
         )
     if highest >= rows:
         raise DataError(
-            f"{display(folder)}: its tokenizer has ids up to {highest:,}, but the model has "
-            f"{rows:,} rows: it is the tokenizer of another model. Put the right one there, or name another "
-            "(tokenizer.path=...)."
+            f"{display(folder)}: the tokenizer has ids up to {highest:,}, but the model has only {rows:,} "
+            "rows, so this is another model's tokenizer. Replace it with the right tokenizer, or use another "
+            "one (tokenizer.path=...)."
         )
     return FoundTokenizer(folder, given.get("eod_token") or _eod_token(model, entries))
 
 
 def _eod_token(model: PretrainedModel, entries: dict[str, int]) -> str | None:
-    """Return the token that ends a text, from tokenizer_config.json, generation_config or config.json."""
+    """Return the token that ends a text, or None if it is not known.
+
+    The token is read from tokenizer_config.json, generation_config.json or config.json, in this order.
+    """
     named = own_token(model.path, "eos_token")
     if named in entries:
         return named

@@ -1,10 +1,10 @@
-"""README.md of an exported model, written from its run's own records only.
+"""The README.md (model card) of an exported model, written only from the run's own records.
 
 Settings, layout and device come from the checkpoint's manifest, because a later job may have changed them.
-Step 0 has no manifest, and its card has the settings of the last submission.
+Step 0 has no manifest, so its card has the settings of the last submission.
 
-The front matter is the Hub's (library, tags). The user chooses the licence: it depends on the licences of the
-data, which are listed.
+The front matter has the form that the Hub expects (library, tags). The user must choose the licence, which
+depends on the licences of the data. These are listed in the card.
 """
 
 import math
@@ -64,12 +64,15 @@ print(tokenizer.decode(answer, skip_special_tokens=True))
 def model_card(
     run: RunDir, config: RunConfig, step: int, family: str, count: int, dtype: str, difference: float
 ) -> str:
-    """Return the text of README.md for a checkpoint; `difference` is the error of the logits."""
+    """Return the text of README.md for a checkpoint.
+
+    `difference` is the largest difference of the exported model's logits, relative to the largest logit.
+    """
     saved = files.read_json(run.checkpoint_manifest(step)) or {}
     parts = [
         FRONT,
         f"# {config.name}\n",
-        f"A language model of {amounts.count(count)} parameters ({family}), trained with nbtrain "
+        f"A language model with {amounts.count(count)} parameters ({family}), trained with nbtrain "
         f"{__version__}.\n",
         _table("Model", _model_rows(config, count, dtype)),
         _table("Training", _training_rows(run, config, step, saved)),
@@ -77,9 +80,9 @@ def model_card(
         "## Use\n",
         (USE if talks_of(config.data.sources) is None else CHAT).replace("PATH", '"."'),
         "## How it was written\n",
-        f"From the checkpoint of step {step:,} of the run {config.name}, on "
-        f"{time.strftime('%Y-%m-%d', time.gmtime())}. The logits of these files were compared with the "
-        f"run's logits in fp32; they differ by at most {difference:.1g} of the largest logit.\n",
+        f"This model was exported from the checkpoint at step {step:,} of the run {config.name}, on "
+        f"{time.strftime('%Y-%m-%d', time.gmtime())}. The exported model's logits were compared with the "
+        f"run's logits in fp32: they differ by at most {difference:.1g} of the largest logit.\n",
     ]
     return "\n".join(parts)
 
@@ -101,8 +104,8 @@ def _training_rows(run: RunDir, config: RunConfig, step: int, saved: dict[str, A
     config = _settings_of(saved, config) if saved else config
     schedule, rows = config.lr_schedule, []
     if config.init_from is not None and (start := files.read_json(run.init_from_json)) is not None:
-        of = "files" if "step" in start else "heads"
-        rows.append(("started from", f"{start['family']}, sha256 {start['sha256'][:12]} of its {of}"))
+        what = "its files" if "step" in start else "its config.json and file headers"
+        rows.append(("started from", f"{start['family']} (sha256 of {what}: {start['sha256'][:12]})"))
     if saved:
         rows += [
             ("tokens", f"{saved['consumed_tokens']:,}"),
@@ -114,7 +117,7 @@ def _training_rows(run: RunDir, config: RunConfig, step: int, saved: dict[str, A
         ("batch", f"{config.batch.global_batch_size:,} sequences"),
         ("optimizer", _optimizer(config)),
         ("learning rate", f"{schedule.lr:g}, {schedule.lr_decay_style}"),
-        ("number format", config.precision.dtype + (" by autocast" if config.precision.autocast else "")),
+        ("number format", config.precision.dtype + (" with autocast" if config.precision.autocast else "")),
         ("layout", _layout(config)),
         ("devices", _devices(run, config, saved.get("device"))),
         ("software", ", ".join(f"{name} {version}" for name, version in saved.get("versions", {}).items())),
@@ -123,7 +126,7 @@ def _training_rows(run: RunDir, config: RunConfig, step: int, saved: dict[str, A
 
 
 def _settings_of(saved: dict[str, Any], config: RunConfig) -> RunConfig:
-    """Return the configuration with the settings in a manifest, in the sections that a resume may change."""
+    """Return the configuration with the manifest's settings in the sections that a resume may change."""
     sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
     for key, value in saved["settings"].items():
         *path, last = key.split(".")
@@ -158,7 +161,7 @@ def _layout(config: RunConfig) -> str:
 
 
 def _devices(run: RunDir, config: RunConfig, saved: dict[str, Any] | None) -> str:
-    """Return number and name of the devices; `saved` is a manifest's."""
+    """Return the number and name of the devices; `saved` is the manifest's entry `device`, or None."""
     if saved is not None:
         return f"{config.world_size} x {saved['name']}" if saved["kind"] == "gpu" else f"CPU, {saved['name']}"
     job = run.newest_job()
@@ -171,13 +174,13 @@ def _devices(run: RunDir, config: RunConfig, saved: dict[str, Any] | None) -> st
 
 
 def _data(config: RunConfig) -> str:
-    """Return lines about the dataset's sources with their licences, from its manifest."""
+    """Return the section about the dataset's sources and their licences, from the dataset's manifest."""
     try:
         manifest = dataset_of(config).manifest()
     except DataError:
         manifest = None
     if manifest is None or not manifest.sources:
-        return "## Data\n\nThe dataset's manifest names no sources: nbtrain did not make it from text.\n"
+        return "## Data\n\nThe sources are not known, because nbtrain did not create the dataset from text.\n"
     heads = ("source", "documents", "tokens", "licence")
     lines = Table(heads, [_source(source) for source in manifest.sources]).markdown()
     said = [f"\n{source['attribution']}" for source in manifest.sources if source.get("attribution")]
@@ -185,15 +188,16 @@ def _data(config: RunConfig) -> str:
 
 
 def _source(source: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the cells of a source in the table."""
+    """Return a source's row in the table: name, documents, tokens, licence."""
     name = source.get("name") or source.get("kind") or ""
-    # A licence that spans several lines would break its row.
+    # A licence with several lines would break the table row.
     licence = " ".join(str(source.get("licence") or "not stated").split())
     return name, source.get("documents"), source.get("tokens"), licence
 
 
 def _whole(manifest: DatasetManifest) -> str:
-    return f"Together {manifest.counts['tokens']:,} tokens; sha256 {manifest.dataset_sha256[:12]}.\n"
+    tokens, sha256 = manifest.counts["tokens"], manifest.dataset_sha256[:12]
+    return f"In total, the dataset has {tokens:,} tokens (sha256 {sha256}).\n"
 
 
 def _table(title: str, rows: list[tuple[str, str]]) -> str:

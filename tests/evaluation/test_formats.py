@@ -37,20 +37,22 @@ def test_prompts(tmp_path):
     "kind, line, said",
     [
         ("lambada", '{"text" 3}', "not JSON (Expecting ':' delimiter, column 9)."),
-        pytest.param("lambada", '{"text": %s}' % ("9" * 4301), "text is a number, not text.", id="long"),
+        pytest.param(
+            "lambada", '{"text": %s}' % ("9" * 4301), "text must be a string, but is a number.", id="long"
+        ),
         ("lambada", "[1]", "not an object but a list; each line must hold one object, not an array."),
-        ("lambada", '{"text": true}', "text is true or false, not text."),
-        ("lambada", '{"txt": "a b"}', "has no text; its fields are txt."),
-        ("lambada", '{"text": 3}', "text is a number, not text."),
+        ("lambada", '{"text": true}', "text must be a string, but is true or false."),
+        ("lambada", '{"txt": "a b"}', "the field text is missing; the object has the fields txt."),
+        ("lambada", '{"text": 3}', "text must be a string, but is a number."),
         ("lambada", '{"text": "word"}', 'text = "word" must be words with one space before the last word.'),
         (
             "lambada",
             '{"text": "ends in "}',
             'text = "ends in " must be words with one space before the last word.',
         ),
-        ("hellaswag", {"endings": "a"}, "endings is not a list of non-empty texts."),
-        ("hellaswag", {"endings": ["a", ""]}, "endings is not a list of non-empty texts."),
-        ("hellaswag", {"endings": ["a"]}, "endings has 1 entries: 2 to 26 are needed."),
+        ("hellaswag", {"endings": "a"}, "endings must be a list of non-empty strings."),
+        ("hellaswag", {"endings": ["a", ""]}, "endings must be a list of non-empty strings."),
+        ("hellaswag", {"endings": ["a"]}, "endings has 1 entries, but must have 2 to 26."),
         ("hellaswag", {"label": ""}, 'label = "" must be 0 to 3.'),
         ("hellaswag", {"label": 4}, "label = 4 must be 0 to 3."),
         ("hellaswag", {"label": True}, "label = true must be 0 to 3."),
@@ -93,7 +95,7 @@ def test_other_files(tmp_path):
     path.write_bytes(b'{"text": "a b"}\n{"text": "\xff"}\n')
     for content, said in (
         (b'{"text": "a b"}\n{"text": "\xff"}\n', f"{path}:2: not UTF-8 (byte 0xff)."),
-        (b"\n", f"{path}: contains no lines."),
+        (b"\n", f"{path} contains no lines."),
         (None, f"{path}: cannot be read (No such file or directory)."),
     ):
         path.unlink(missing_ok=True) if content is None else path.write_bytes(content)
@@ -103,7 +105,7 @@ def test_other_files(tmp_path):
     with pytest.raises(ConfigError) as refused:
         read_questions("helaswag", path)
     assert str(refused.value) == (
-        f"helaswag: no such task. Known tasks: {', '.join(FORMATS)}. Nearest: hellaswag."
+        f"helaswag is not a task. The tasks are {', '.join(FORMATS)}. Nearest: hellaswag."
     )
 
 

@@ -112,11 +112,11 @@ def test_the_task_file_of_a_name(fake_harness, name, found):
     assert asked["include"] == str(folder / found)
     # The harness excludes the question itself only for a test split; a task's own examples stay.
     assert (asked["test_split"], asked["fewshot_split"]) == ("local", None if name == "prost" else "local")
-    with pytest.raises(ConfigError, match=r"^helaswag: .* no task of this name\. Nearest: hellaswag\."):
+    with pytest.raises(ConfigError, match=r"^helaswag: .* no task with this name\. Nearest: hellaswag\."):
         harness.load_tasks([f"helaswag={lines}"])
-    with pytest.raises(ConfigError, match="mmlu_stem: is a group of tasks"):
+    with pytest.raises(ConfigError, match="mmlu_stem is a group of tasks"):
         harness.load_tasks([f"mmlu_stem={lines}"])
-    with pytest.raises(ConfigError, match=r"squadv2: is a task written in Python.* the file: squadv2\."):
+    with pytest.raises(ConfigError, match=r"squadv2 is a task written in Python.* a file: squadv2\."):
         harness.load_tasks([f"squadv2={lines}"])
     with pytest.raises(ConfigError, match="one: two evaluations have the same name"):
         harness.load_tasks([f"{name}={lines}"] * 2)
@@ -200,8 +200,8 @@ def test_a_request_for_text(tokenizer):
     assert (sampled["max_new_tokens"], sampled["temperature"], sampled["top_p"]) == (48, 1.0, 0.5)
     assert sampled["prompt"] == [tokenizer.eod_id] and sampled["stop"] == ("x",)
     for wrong, said in (
-        ({"max_gen_toks": 96}, "max_gen_toks = 96 must be 1 to 95: the model has 96 positions."),
-        ({"num_beams": 3}, "generation_kwargs: num_beams: the model does not know such a setting."),
+        ({"max_gen_toks": 96}, "max_gen_toks = 96 must be 1 to 95, because the model has 96 positions."),
+        ({"num_beams": 3}, "generation_kwargs: nbtrain does not support num_beams."),
     ):
         with pytest.raises(ConfigError) as refused:
             harness._generation("a", wrong, tokenizer, 96, 48)

@@ -153,10 +153,13 @@ def test_a_judge_is_reached_through_the_proxy(asked, endpoint, monkeypatch):
 def test_what_goes_wrong_is_said_without_the_token(asked, endpoint, monkeypatch):
     monkeypatch.setenv("NBTRAIN_JUDGE_TOKEN", SECRET)
     for says, words in (
-        (lambda *_: (401, "wrong key."), "/v1/chat/completions: the judge answered 401: wrong key."),
-        (lambda *_: (404, "no such model"), "the judge answered 404: no such model."),
-        (lambda *_: (500, "down"), "the judge answered 500: down."),
-        (lambda *_: (200, "Good."), "the judge gave no rating in the form [[5]]. It answered: 'Good.'."),
+        (
+            lambda *_: (401, "wrong key."),
+            "/v1/chat/completions: the judge returned HTTP status 401: wrong key.",
+        ),
+        (lambda *_: (404, "no such model"), "the judge returned HTTP status 404: no such model."),
+        (lambda *_: (500, "down"), "the judge returned HTTP status 500: down."),
+        (lambda *_: (200, "Good."), "rating in the form [[5]]. The first reply was: 'Good.'."),
     ):
         there = endpoint(says)
         with pytest.raises(DataError) as error:
@@ -164,7 +167,7 @@ def test_what_goes_wrong_is_said_without_the_token(asked, endpoint, monkeypatch)
         assert str(error.value).endswith(words) and SECRET not in str(error.value)
         assert set(there.tokens) == {f"Bearer {SECRET}"}
     monkeypatch.delenv("NBTRAIN_JUDGE_TOKEN")
-    with pytest.raises(DataError, match=r"401: no\. \$NBTRAIN_JUDGE_TOKEN holds no token\.$"):
+    with pytest.raises(DataError, match=r"401: no\. Set \$NBTRAIN_JUDGE_TOKEN to the judge's API token\.$"):
         asked.judge(Judge(endpoint(lambda *_: (401, "no")).url, "judge"))
     gone = endpoint(lambda *_: (200, ""))
     gone.server.server_close()
@@ -195,16 +198,16 @@ def test_a_token_that_no_header_takes_is_not_shown(asked, endpoint, monkeypatch)
         monkeypatch.setenv("NBTRAIN_JUDGE_TOKEN", held)
         with pytest.raises(ConfigError) as refused:
             Judge(there.url, "judge")
-        said = "$NBTRAIN_JUDGE_TOKEN: must be one line of printable ASCII characters."
+        said = "$NBTRAIN_JUDGE_TOKEN must be a single line of printable ASCII characters."
         assert str(refused.value) == said
 
 
 def test_files_of_questions(tmp_path):
     """Each invalid line in a file of questions is reported."""
     for line, said in (
-        ({"turns": []}, "turns has 0 entries: 1 to 26 are needed."),
-        ({"turns": "one"}, "turns is not a list of non-empty texts."),
-        ({"question_id": 1}, "has no turns; its fields are question_id."),
+        ({"turns": []}, "turns has 0 entries, but must have 1 to 26."),
+        ({"turns": "one"}, "turns must be a list of non-empty strings."),
+        ({"question_id": 1}, "the field turns is missing; the object has the fields question_id."),
     ):
         path = made.write_lines(tmp_path / "bad.jsonl", [QUESTIONS[0], line])
         with pytest.raises(DataError) as error:

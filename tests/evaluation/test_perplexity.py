@@ -122,8 +122,8 @@ def test_what_does_not_fit_the_run(workspace):
     assert str(error.value) == (
         "data/dataset/small/manifest.json: the data was encoded with another tokenizer than "
         f"data/tokenizer/small (sha256 ffffffffffff instead of {own}), so its ids would mean "
-        "different text. Prepare its text for talks, with tokenizer.name=small; bits per "
-        "byte compare across tokenizers."
+        "different text. Prepare the dataset's text for talks, with tokenizer.name=small. To compare "
+        "models with different tokenizers, use bits per byte."
     )
 
 
@@ -192,6 +192,7 @@ def test_an_empty_split(workspace):
     with pytest.raises(DataError) as error:
         task_of(run)
     assert str(error.value) == (
-        "data/dataset/small/text_document: split valid (100,0,0) of 20 sequences has no token to predict. "
+        "data/dataset/small/text_document: the split valid (100,0,0) of 20 sequences has no tokens to "
+        "predict. "
         "Use another split or more data."
     )

@@ -15,14 +15,14 @@ def test_what_appears_meanwhile_is_kept(tmp_path, monkeypatch, file):
         (late / "model.gguf").write_text("late")
         with new_place(to, 0, file) as early:
             (early / "model.gguf").write_text("early")
-    assert str(refused.value) == "out already exists, and nothing is overwritten. Name another place."
+    assert str(refused.value) == "out already exists, and it is not overwritten. Choose another path."
     assert (to / "model.gguf" if file is None else to).read_text() == "early"
     assert list(tmp_path.iterdir()) == [to]
 
 
 def test_a_name_that_no_disk_takes(tmp_path):
     to = tmp_path / ("o" * 300)
-    said = r"cannot be written: File name too long\. Name another place"
+    said = r"cannot be written: File name too long\. Choose another path"
     with pytest.raises(CheckpointError, match=said), new_place(to, 0):
         pass
     assert list(tmp_path.iterdir()) == []

@@ -71,9 +71,9 @@ def test_markers_that_are_special_tokens_are_reported(export, workspace):
     run = saved.save_run("marked", {"model.architecture": "llama", "data.sources": [source]})
     exported = exporting.export_model(run, workspace / "marked")
     assert exported.notes == (
-        "chat_template.jinja: other programs read <s> as special tokens, and training read them as "
-        "characters, so that answers may be worse there. Name them in tokenizer.added_tokens and train "
-        "again, or choose other markers.",
+        "chat_template.jinja: other programs encode <s> as special tokens, but training encoded them as "
+        "ordinary characters, so answers may be worse in other programs. Add them to "
+        "tokenizer.added_tokens and train again, or choose other markers.",
     )
     plain = saved.save_run("plain", {"model.architecture": "llama", "data.sources": [CHAT]})
     assert exporting.export_model(plain, workspace / "plain").notes == ()

@@ -82,7 +82,9 @@ def test_a_run_is_made_of_a_folder(folder, workspace):
     assert (model.normalization, model.norm_epsilon, model.activation) == ("RMSNorm", 1e-6, "swiglu")
     assert model.untie_embeddings_and_output_weights and model.position_embedding_type == "rope"
     assert (
-        (workspace / "mine.yaml").read_text().startswith("# Made by nbtrain import-model from models/small")
+        (workspace / "mine.yaml")
+        .read_text()
+        .startswith("# Created by `nbtrain import-model` from models/small")
     )
     assert list(problems_of_weights(config, read_initial_weights(config))) == []
     assert "mine.yaml: Llama, 1.45k parameters, from models/small; tokenizer data/tokenizer/mine." in str(
@@ -194,8 +196,9 @@ def test_another_size_of_the_vocabulary_is_reported(folder):
     with pytest.raises(ConfigError) as refused:
         import_model("models/small", "few", ["tokenizer.vocab_size=11"])
     assert str(refused.value) == (
-        "tokenizer.vocab_size = 11: the tokenizer in models/small has ids up to 11, which need separate "
-        "rows. Set at least 12, or name another tokenizer (tokenizer.path=...)."
+        "tokenizer.vocab_size = 11 is too small: the tokenizer in models/small has ids up to 11, and each "
+        "id needs its own row. Set tokenizer.vocab_size to 12 or more, or use another tokenizer "
+        "(tokenizer.path=...)."
     )
     # Rows that the tokenizer does not name stay.
     assert import_model("models/small", "same").config.tokenizer.vocab_size == 20
@@ -228,8 +231,8 @@ BAD = {
     "a tokenizer of another vocabulary": (
         lambda folder: write_tokenizer_files(folder, 40),
         DataError,
-        "models/small: its tokenizer has ids up to 39, but the model has 20 rows: it is the tokenizer of "
-        "another model. Put the right one there, or name another (tokenizer.path=...).",
+        "models/small: the tokenizer has ids up to 39, but the model has only 20 rows, so this is another "
+        "model's tokenizer. Replace it with the right tokenizer, or use another one (tokenizer.path=...).",
     ),
     "a tokenizer_config.json of nothing": (
         lambda folder: (folder / "tokenizer_config.json").write_text("[" * 100_000),
@@ -365,7 +368,7 @@ def test_paths_and_names(folder, workspace):
     with pytest.raises(ConfigError, match=r"mine.yaml already exists. Name another file"):
         import_model("models/small", "mine")
     import_model("models/small", "mine", overwrite=True)
-    with pytest.raises(ConfigError, match=r"is not a folder\. Name a file in a folder that exists"):
+    with pytest.raises(ConfigError, match=r"is not a folder\. Choose a path in a folder that exists"):
         import_model("models/small", "mine", path="nowhere/mine.yaml")
     with pytest.raises(ConfigError, match=r"a run YAML must end in \.yaml or \.yml"):
         import_model("models/small", "mine", path="mine.txt")
@@ -382,8 +385,8 @@ def test_the_words_of_the_call_are_not_overridden(folder, workspace, override, w
     with pytest.raises(ConfigError) as refused:
         import_model("models/small", "mine", [override])
     assert str(refused.value) == (
-        f"override {override}: {override.partition('=')[0]} is set by {word}. Remove the override, or give "
-        f"another {word}."
+        f"override {override}: {override.partition('=')[0]} is set by the argument {word}, so it cannot be "
+        f"overridden. Remove the override, or change {word}."
     )
     assert tree(workspace) == before
 
@@ -395,7 +398,7 @@ def test_a_folder_without_a_tokenizer(folder, workspace):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
     imported = import_model("models/small", "mine")
-    assert "models/small holds no tokenizer: name one" in imported.notes[-1]
+    assert "models/small contains no tokenizer. Set tokenizer.name or" in imported.notes[-1]
     assert not (workspace / "data").exists()
 
 
@@ -406,8 +409,8 @@ def test_only_what_is_named_is_fetched(folder, workspace, monkeypatch):
     with pytest.raises(CheckpointError) as refused:
         import_model("someone/small", "mine")
     assert str(refused.value) == (
-        "someone/small: no such folder. If it is a model of the Hub, hf://someone/small fetches it with "
-        "huggingface_hub; nothing else is downloaded."
+        "someone/small: no such folder. If this is a model on the Hub, pass hf://someone/small to download "
+        "it with huggingface_hub."
     )
     with pytest.raises(CheckpointError, match=r"^x{77}\.\.\.: cannot be read: File name too long\.$"):
         import_model("x" * 5000, "mine")
@@ -415,9 +418,9 @@ def test_only_what_is_named_is_fetched(folder, workspace, monkeypatch):
         with pytest.raises(ConfigError) as wrong:
             import_model(address, "mine")
         assert str(wrong.value) == (
-            f"{address}: is not an address that can be fetched. A model of the Hub is "
-            "hf://ORGANISATION/MODEL or hf://ORGANISATION/MODEL@REVISION; for any other model, name its "
-            "folder."
+            f"{address} is not an address from which a model can be downloaded. For a model on the Hub, "
+            "use hf://ORGANISATION/MODEL or hf://ORGANISATION/MODEL@REVISION. For any other model, pass "
+            "its folder."
         )
     asked = {}
 
@@ -440,11 +443,11 @@ def test_only_what_is_named_is_fetched(folder, workspace, monkeypatch):
 
     library.snapshot_download = fails
     with pytest.raises(
-        CheckpointError, match="hf://someone/other: huggingface_hub could not fetch it: 503 Server Er"
+        CheckpointError, match="hf://someone/other: huggingface_hub could not download it: 503 Server Er"
     ):
         import_model("hf://someone/other", "other")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(CheckpointError, match="the package huggingface_hub fetches it and is not installed"):
+    with pytest.raises(CheckpointError, match="huggingface_hub, which downloads models, is not installed"):
         import_model("hf://someone/other", "other")
 
 
@@ -460,10 +463,11 @@ def test_a_repository_of_pickles_alone(workspace, monkeypatch):
     with pytest.raises(CheckpointError) as refused:
         import_model("hf://someone/old@v1", "mine")
     assert str(refused.value) == (
-        "hf://someone/old: has no safetensors file in its top folder (consolidated* is not read). "
-        "Pickles (.bin, .pt) can run code when they are loaded, and are not fetched. Name a repository with "
-        "safetensors files, or convert this one where you trust it: AutoModelForCausalLM"
-        ".from_pretrained(...).save_pretrained(FOLDER) of transformers, and import FOLDER."
+        "hf://someone/old: the repository has no safetensors file in its top folder (consolidated* is not "
+        "used). Pickles (.bin, .pt) are not downloaded, because they can run code when they are loaded. "
+        "Choose a repository with safetensors files, or, if you trust this one, convert it with "
+        "transformers: AutoModelForCausalLM"
+        ".from_pretrained(...).save_pretrained(FOLDER), and import FOLDER."
     )
 
 
@@ -493,7 +497,7 @@ def test_half_a_fetch_is_not_taken_for_the_whole(folder, workspace, monkeypatch)
         import_model("hf://someone/small", "mine")
     library.snapshot_download = fetched
     with pytest.raises(
-        CheckpointError, match="hf://someone/small: huggingface_hub could not fetch it: no net"
+        CheckpointError, match="hf://someone/small: huggingface_hub could not download it: no net"
     ):
         import_model("hf://someone/small", "mine")
     assert asked == []
@@ -533,11 +537,11 @@ def test_a_tokenizer_with_other_ids_is_refused(folder, workspace):
     path.write_text(json.dumps(content))
     import_model("models/second", "second")
     with pytest.raises(
-        ConfigError, match=r"tokenizer\.name = second: .*token ids would mean other text"
+        ConfigError, match=r"tokenizer\.name = second: .*token ids would stand for other text"
     ) as refused:
         import_model("models/small", "third", {"tokenizer.name": "second"})
     assert str(refused.value).endswith(
-        "Name a tokenizer with the same ids, or remove tokenizer.name to use the folder's."
+        "Use a tokenizer with the same ids, or remove tokenizer.name to use the model folder's tokenizer."
     )
     assert not (workspace / "third.yaml").exists()
 

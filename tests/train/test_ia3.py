@@ -95,7 +95,7 @@ def test_files_of_peft_both_ways(family, forked, tmp_path):
     run = launch.make_run(tmp_path, overrides, "adapted")
     forked.train(run)
     said = str(export_model(run, tmp_path / "vectors", "peft"))
-    assert said.endswith("read again, bit for bit.")
+    assert said.endswith("read again and compared bit by bit.")
 
     def theirs():
         return transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base").eval()

@@ -195,7 +195,9 @@ def test_peft_on_transformers_4_bits_has_its_logits(double, forked, tmp_path):
         "adapted",
     )
     forked.train(run)
-    assert str(export_model(run, tmp_path / "adapters", "peft")).endswith("read again, bit for bit.")
+    assert str(export_model(run, tmp_path / "adapters", "peft")).endswith(
+        "read again and compared bit by bit."
+    )
     assert "logits" in str(export_model(run, tmp_path / "merged"))
     how = transformers.BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=double,

@@ -110,7 +110,7 @@ def test_peft_opens_what_is_written(trained, tmp_path):
 
     base, run = trained
     said = str(export_model(run, tmp_path / "adapters", "peft"))
-    assert "step 2" in said and said.endswith("read again, bit for bit.")
+    assert "step 2" in said and said.endswith("read again and compared bit by bit.")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(base).eval()
     with torch.no_grad():
         plain = theirs(TOKENS).logits
@@ -285,7 +285,9 @@ def test_the_exports_have_the_rows(with_rows, tmp_path):
     import transformers
 
     _, run = with_rows
-    assert str(export_model(run, tmp_path / "adapters", "peft")).endswith("read again, bit for bit.")
+    assert str(export_model(run, tmp_path / "adapters", "peft")).endswith(
+        "read again and compared bit by bit."
+    )
     assert "logits" in str(export_model(run, tmp_path / "merged"))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     with torch.no_grad():

@@ -240,7 +240,7 @@ def test_nothing_is_written_over(place, tmp_path):
     folder = tmp_path / "exported"
     folder.mkdir()
     (folder / "mine").write_text("x")
-    with pytest.raises(CheckpointError, match="already exists, and nothing is overwritten"):
+    with pytest.raises(CheckpointError, match="already exists, and it is not overwritten"):
         export_model(run, folder)
     assert [path.name for path in folder.iterdir()] == ["mine"]
     (tmp_path / "file").write_text("x")
@@ -380,7 +380,7 @@ def test_one_file_by_our_names_of_a_model_that_no_family_has(place, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     again = import_model("own.safetensors", "again", {"tokenizer.name": "test"})
     assert again.config.model.activation == "squared_relu"
-    with pytest.raises(ConfigError, match=r"writes one file, whose name ends in \.safetensors"):
+    with pytest.raises(ConfigError, match=r"writes a single file, whose name must end in \.safetensors"):
         export_model(run, tmp_path / "folder", "consolidated")
 
 

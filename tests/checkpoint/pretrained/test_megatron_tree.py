@@ -507,10 +507,10 @@ def test_a_run_is_made_of_a_tree(in_this_process, model):
     with pytest.raises(CheckpointError) as refused:
         import_model("tree", "mine", path="again.yaml", qkv_order="thirds")
     assert str(refused.value) == (
-        "data/model/mine.safetensors already exists, and nothing is overwritten. Give another NAME, or "
+        "data/model/mine.safetensors already exists, and it is not overwritten. Choose another NAME, or "
         "remove the file if no run starts from it."
     )
-    with pytest.raises(ConfigError, match="are for a checkpoint of Megatron"):
+    with pytest.raises(ConfigError, match="are only for Megatron checkpoints"):
         import_model("data/model/mine.safetensors", "other", qkv_order="thirds")
     plain = import_model("data/model/mine.safetensors", "other")
     assert plain.config.model == imported.config.model

@@ -597,7 +597,7 @@ def test_tasks_are_read_before_a_launch(tiny, tmp_path):
         ("evaluation.tasks.1.path ", f"{none}: cannot be read (No such file", "Correct the path"),
         ("evaluation.tasks.2.path ", f'{wrong}:2: answer = "E" must be 0 to 3', "docs/evaluation.md"),
         ("evaluation.tasks.3.path ", *twice),
-        ("evaluation.tasks.3.limit = 4 ", f"the 3 questions of {right}", "Set 3 or less"),
+        ("evaluation.tasks.3.limit = 4 ", f"the 3 questions in {right}", "Set limit to 3 or less"),
         ("evaluation.tasks.4.path ", *twice),
     ]
     assert [lacks(text, *parts) for text, parts in zip(said, expected, strict=True)] == [[]] * 5

@@ -640,8 +640,8 @@ def test_a_mistake_that_only_the_machine_shows_is_at_its_field(workspace: Path) 
     assert found["init_from"]["rule"].startswith("There is no run nowhere in ")
     tasks = found["evaluation.tasks"]
     assert tasks["message"] == tasks["rule"]
-    assert tasks["fix"].startswith("Relative paths start at the workspace.")
-    assert tasks["rule"].startswith("evaluation.tasks.0.path is not a file of lambada questions: ")
+    assert tasks["fix"].startswith("Correct the path (relative paths start at the workspace)")
+    assert tasks["rule"].startswith("evaluation.tasks.0.path is not a file with lambada questions: ")
     (workspace / "mine.yaml").write_text("extends: gpt-tiny\ninit_from: nowhere\n")
     [one] = [one for one in assessed("mine.yaml")["shortages"] if one["key"]]
     assert one["message"].startswith("mine.yaml:2: init_from: there is no run")

@@ -263,15 +263,15 @@ def test_a_file_that_is_not_there_is_marked_at_its_field(
         field = page.locator(".nbf-field[data-key='evaluation.tasks']")
         field.locator("textarea").fill("[{task: lambada, path: nope.jsonl}]")
         wrong = field.locator(
-            ".nbf-error", has_text="evaluation.tasks.0.path is not a file of lambada questions"
+            ".nbf-error", has_text="evaluation.tasks.0.path is not a file with lambada questions"
         )
         wrong.wait_for()
-        assert "Relative paths start at the workspace." in wrong.inner_text()
+        assert "relative paths start at the workspace" in wrong.inner_text()
         expect(page.get_by_role("tab", name="Evaluation").locator(".nbf-wrong")).to_have_text("1 problem")
         said = page.locator(".nbf-found p").all_inner_texts()
         does = said.index("The cell that you can insert or copy below prepares the data first.")
         assert said[does - 1].endswith("to make what is missing.")
-        assert said[-1] == "Relative paths start at the workspace. Correct the path, or remove the entry."
+        assert said[-1] == "Correct the path (relative paths start at the workspace), or remove the entry."
         page.get_by_label("search all fields").fill("")
         page.get_by_title("go to evaluation.tasks").click()
         assert field.locator("textarea").evaluate("node => node === document.activeElement")

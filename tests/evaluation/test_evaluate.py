@@ -126,7 +126,7 @@ def test_the_command_line(run, tmp_path, capsys):
         (
             ["--task", f"mmlu={files['mmlu']}"],
             3,
-            f"{files['mmlu']}:1: has no choices; its fields are question.",
+            f"{files['mmlu']}:1: the field choices is missing; the object has the fields question.",
         ),
         (["--data", "nowhere"], 3, "nowhere: no dataset of this name in data/dataset and no nowhere.idx."),
         (["--limit", "0"], 2, "limit = 0 must be at least 1, or None for no limit."),

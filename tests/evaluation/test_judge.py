@@ -178,7 +178,7 @@ def test_what_goes_wrong_is_said_without_the_token(asked, endpoint, monkeypatch)
         (
             "http://x/v1",
             "",
-            "judge_model is empty: set it to the judge's model, by the name that its server uses.",
+            "judge_model is empty. Set it to the name that the judge's server uses for the model.",
         ),
     ):
         with pytest.raises(ConfigError) as refused:

@@ -146,8 +146,9 @@ def test_a_pair_without_a_manifest(workspace):
         task_of(run, "all")
     entries = Tokenizer.load(tokenizer_dir("small")).vocab_size
     assert str(error.value) == (
-        f"data/dataset/small/text_document.bin: holds token id 400, but the run's tokenizer has {entries} "
-        "entries: it was encoded by another tokenizer. Use the run's own data."
+        "data/dataset/small/text_document.bin contains the token id 400, but the run's tokenizer has "
+        f"{entries} entries, so the data was encoded with another tokenizer. Use data that was encoded with "
+        "the run's tokenizer."
     )
 
 

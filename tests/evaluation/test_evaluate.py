@@ -128,7 +128,7 @@ def test_the_command_line(run, tmp_path, capsys):
             3,
             f"{files['mmlu']}:1: the field choices is missing; the object has the fields question.",
         ),
-        (["--data", "nowhere"], 3, "nowhere: no dataset of this name in data/dataset and no nowhere.idx."),
+        (["--data", "nowhere"], 3, "there is no dataset with this name in data/dataset, and no nowhere.idx."),
         (["--limit", "0"], 2, "limit = 0 must be at least 1, or None for no limit."),
     ):
         assert main(["evaluate", str(run.path), *words]) == code
@@ -138,8 +138,12 @@ def test_the_command_line(run, tmp_path, capsys):
 
 def test_what_is_refused_in_python(run):
     for asked, kind, said in (
-        ({"tasks": ["a.jsonl"]}, ConfigError, "tasks = ['a.jsonl'] (list) must be files by their format"),
-        ({"tasks": {"mmlu": 3}}, ConfigError, "a file of tasks = 3 (int) must be the path of a file"),
+        (
+            {"tasks": ["a.jsonl"]},
+            ConfigError,
+            "tasks = ['a.jsonl'] (list) must be a mapping from formats to files",
+        ),
+        ({"tasks": {"mmlu": 3}}, ConfigError, "a file of tasks = 3 (int) must be the path of a JSON Lines file"),
         (
             {"data": ["small", "small"]},
             ConfigError,

@@ -298,7 +298,7 @@ def test_a_chat_begins_with_what_its_template_writes(tmp_path):
         chat_of({"kind": "mock"})
     settings.unlink()
     with pytest.raises(
-        ConfigError, match=r"this run has no chat template: its data\.sources hold no conversations"
+        ConfigError, match=r"this run has no chat template: its data\.sources contain no conversations"
     ):
         chat_of({"kind": "mock"})
 

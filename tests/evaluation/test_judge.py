@@ -245,7 +245,7 @@ def test_a_run_is_judged(workspace, endpoint, monkeypatch, capsys):
             nb.evaluate("talks", judge_questions=path, judge_url=broken.url, judge_model="other")
         assert (run.evaluation / "global_step7" / "judged-mt-bench.jsonl").is_file()
         saved.save_run("silent")
-        with pytest.raises(ConfigError, match="hold no conversations"):
+        with pytest.raises(ConfigError, match="contain no conversations"):
             nb.evaluate("silent", judge_questions=path, judge_url=there.url, judge_model="judge-7b")
     finally:
         RESIDENT.close()

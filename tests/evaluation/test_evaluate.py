@@ -143,7 +143,7 @@ def test_what_is_refused_in_python(run):
             ConfigError,
             "tasks = ['a.jsonl'] (list) must be a mapping from formats to files",
         ),
-        ({"tasks": {"mmlu": 3}}, ConfigError, "a file of tasks = 3 (int) must be the path of a JSON Lines file"),
+        ({"tasks": {"mmlu": 3}}, ConfigError, "tasks = 3 (int) must be the path of a JSON Lines file"),
         (
             {"data": ["small", "small"]},
             ConfigError,

@@ -87,7 +87,7 @@ def test_a_prompt_is_text_ids_or_pieces_that_are_encoded_one_by_one(run):
     assert tokens["empty"] == made.without_cache(model, [tokenizer.eod_id], 12)
     refused = {event["id"]: event["message"] for event in found if "error" in event}
     assert refused["wrong"] == "token id 1000 in the prompt must be from 0 to 319."
-    assert refused["long"].startswith("the prompt has 90 tokens, and 12 more are requested")
+    assert refused["long"].startswith("the prompt has 90 tokens and the request is for 12 new tokens")
 
 
 @pytest.mark.slow

@@ -122,7 +122,8 @@ def test_a_changed_seed_is_named_with_the_first_step_and_the_tensors(copied, for
     assert list(map(str, made.differences)) == ["model.seed: 1234 -> 7"]
     assert made.tensors_step == 8 and made.different_tensors[0]["different"] > 0
     text = str(made)
-    assert "model.seed: 1234 -> 7" in text and "step 1 in the run" in text and "elements, by" in text
+    for part in ("model.seed: 1234 -> 7", "differ from step 1 on", "elements differ, by"):
+        assert part in text
 
 
 def test_a_changed_library_and_file_are_named_although_the_bits_are_equal(copied, fork_server):
@@ -225,7 +226,7 @@ def test_a_checkpoint_that_was_changed_is_refused(copied):
     manifest = files.read_json(path)
     next(iter(manifest["files"].values()))["sha256"] = "0" * 64
     files.write_json(path, manifest)
-    with pytest.raises(CheckpointError, match=r"global_step8: its manifest.json was changed"):
+    with pytest.raises(CheckpointError, match=r"global_step8: manifest\.json was changed"):
         reproduce(copied, (8, 12))
     assert not RunDir.named("original-reproduced").path.exists()
 

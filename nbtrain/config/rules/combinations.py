@@ -36,8 +36,6 @@ class Feature:
     """Threshold of a numeric field: every larger value turns the kind on."""
     also: Mapping[str, Any] = field(default_factory=dict)
     """Further overrides that the kind needs to be valid."""
-    only_with: tuple[str, ...] = ()
-    """Fields that may be set only with this kind, and are null otherwise."""
     axis: str = ""
     """Group of mutually exclusive kinds, such as the ZeRO stages; "" if the kind is in no such group."""
     instead: str = ""
@@ -46,6 +44,8 @@ class Feature:
     """Names of the kinds of which at least one must also be on."""
     needs_words: str = ""
     """Setting that turns a needed kind on, e.g. "parallel.zero_stage: 3"."""
+    only_with: tuple[str, ...] = ()
+    """Fields that may be set only with this kind, and are null otherwise."""
     gpu_only: bool = False
 
     @property

@@ -57,10 +57,8 @@ def test_all_are_listed(make_config, workspace, monkeypatch, parallel, caplog, n
     ]
     assert all(entry["what"].startswith("not ") for entry in listed)
     messages = [record.getMessage() for record in caplog.records]
-    assert (
-        messages[-1]
-        == "and 37 more records that were skipped, listed in data/dataset/small/broken-records.jsonl."
-    )
+    assert messages[-1].startswith("37 more records were skipped")
+    assert messages[-1].endswith(" data/dataset/small/broken-records.jsonl.")
     assert sum("the record is skipped" in line for line in messages) == 4
     many = path.read_bytes()
     part_bytes(monkeypatch, 1 << 20)

@@ -286,8 +286,8 @@ def test_other_settings_under_the_same_name(make_config, workspace):
     (workspace / "more.jsonl").write_text('{"text": "another text"}\n')
     other = make_config(data={"sources": [{"kind": "jsonl", "path": "more.jsonl"}]})
     assert refusal(other) == (
-        "data/dataset/small: made with other settings: data.sources[0].path = 'texts.jsonl' "
-        "there, 'more.jsonl' in this run. Other runs may refer to it: change data.name, or "
+        "data/dataset/small: the dataset was made with other settings: data.sources[0].path = 'texts.jsonl' "
+        "in the dataset, 'more.jsonl' in this run. Other runs may refer to it: change data.name, or "
         "make it again with `nbtrain prepare RUN.yaml --force`."
     )
     assert refusal(make_config(tokenizer={"vocab_size": 290})) == (
@@ -391,7 +391,7 @@ def test_upgraded_package_keeps_the_dataset(make_config, monkeypatch):
     assert (name, action) == ("encode", "kept")
     assert reason == (
         "same settings; kept although versions differ: sources[0].versions.torch = "
-        f"{real('torch')!r} there, '99.0' here"
+        f"{real('torch')!r} in the dataset, '99.0' now"
     )
 
 

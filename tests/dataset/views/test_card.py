@@ -315,9 +315,7 @@ def test_card_of_a_blend(make_config, texts):
     ]
     few = card.entries[1]
     assert few["epochs"] == 300 * 16 / few["train_tokens"]
-    assert [
-        warning for warning in card.warnings if "tokens of few: beyond 4 epochs" in warning
-    ] == card.warnings
+    assert len(card.warnings) == 1 and "tokens of few" in card.warnings[0]
     assert [each.documents for each in card.cards] == [120, 20]
     assert re.search(r"\n  few +3 +75\.0% ", str(card))
     assert json.loads(json.dumps(card.to_dict()))["entries"] == card.entries
@@ -348,4 +346,4 @@ def test_card_of_packed_examples(make_config, workspace, caplog):
     # A split that the card omits is named once.
     caplog.clear()
     data_card(load(config, {"data.split": "9999,1,0"}, check=False))
-    assert caplog.text.count("leaves none for valid") == 1
+    assert caplog.text.count("leaves no document for valid") == 1

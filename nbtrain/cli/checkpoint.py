@@ -198,7 +198,7 @@ def inspect(options: argparse.Namespace) -> None:
     run = run_of(options).directory
     step = newest_checkpoint_step(run) if options.step is None else options.step
     if step is None:
-        raise CheckpointError(f"{display(run.model)} has no complete checkpoint yet: train the run first.")
+        raise CheckpointError(f"{display(run.model)} contains no complete checkpoint. Train the run first.")
     folder = run.checkpoint(step)
     if problem := checkpoint_problem(folder):
         raise CheckpointError(f"{display(folder)}: {problem}.")

@@ -277,7 +277,7 @@ def _exists(word: str) -> bool:
 
 
 def check(options: argparse.Namespace) -> int:
-    """Check a run, other programs' files, or a table of prices. Return 2 if the run cannot work."""
+    """Check a run, other programs' files, or a price table. Return 2 if the run cannot work."""
     from nbtrain.api import verbs as api
     from nbtrain.base.errors import ConfigError
     from nbtrain.config.load import to_yaml
@@ -298,7 +298,7 @@ def check(options: argparse.Namespace) -> int:
     if not foreign and is_prices(Path(options.run)):
         if options.json:
             raise ConfigError(
-                f"{options.run} is a table of prices, and --json is for runs and files of other programs: "
+                f"{options.run} is a price table, and --json is for runs and files of other programs: "
                 "omit --json."
             )
         show(checked_prices(Path(options.run)))

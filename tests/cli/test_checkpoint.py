@@ -120,7 +120,7 @@ def test_no_checkpoint(run, capsys):
         "from it.\n"
     )
     assert cli.main(["checkpoint", "inspect", "tiny"]) == 4
-    assert "has no complete checkpoint" in capsys.readouterr().err
+    assert "contains no complete checkpoint" in capsys.readouterr().err
 
 
 def test_every_step_that_stays_on_the_nodes_is_listed_with_its_hosts(run, capsys):

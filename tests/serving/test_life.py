@@ -91,7 +91,7 @@ def test_errors_of_the_loading_process_are_named(workspace):
     run = saved.save_run("talks")
     run.checkpoint_manifest(saved.STEP).unlink()
     for call in (lambda: nb.serve("talks"), lambda: nb.generate("talks", "a")):
-        with pytest.raises(CheckpointError, match="no complete checkpoint; train the run first"):
+        with pytest.raises(CheckpointError, match=r"contains no complete checkpoint\. Train the run first"):
             call()
 
 

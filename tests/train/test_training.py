@@ -169,7 +169,8 @@ def test_the_newest_checkpoints_weights_load_without_a_process_group(finished, d
         loss = model.eval()(sequences[:, :-1], sequences[:, 1:]).item()
     assert loss == pytest.approx(events(finished, "validation")[-1]["loss"], abs=1e-5)
     with pytest.raises(
-        CheckpointError, match=r"global_step7: there is no such checkpoint\. Checkpoints there: 10, 20, 24"
+        CheckpointError,
+        match=r"global_step7: there is no such checkpoint\. Checkpoints of this run: 10, 20, 24",
     ):
         load_model_weights(finished.path, 7)
 

@@ -334,10 +334,10 @@ def step_to_export(run: RunDir, has_start: bool, now: float) -> int:
     if has_start and not torn:
         return 0
     if not passed_over:
-        raise CheckpointError(f"{display(run.model)} has no checkpoint yet: train the run first.")
+        raise CheckpointError(f"{display(run.model)} contains no checkpoint. Train the run first.")
     reasons = "".join(f"\n  global_step{step}: {doing[step] or reason}" for step, reason in passed_over)
     raise CheckpointError(
-        f"{display(run.model)}: holds no complete checkpoint. Train the run first.{reasons}"
+        f"{display(run.model)}: contains no complete checkpoint. Train the run first.{reasons}"
     )
 
 

@@ -107,11 +107,13 @@ def whole_step(run: RunDir, step: int | None = None) -> tuple[int, list[tuple[in
         step, torn = newest_whole(run, problem)
         if step is None:
             reasons = "".join(f"\n  global_step{number}: {reason}" for number, reason in torn)
-            raise CheckpointError(f"{run.model}: holds no complete checkpoint; train the run first.{reasons}")
+            raise CheckpointError(
+                f"{run.model}: contains no complete checkpoint. Train the run first.{reasons}"
+            )
         return step, torn
     if reason := problem(run.checkpoint(step)):
         known = ", ".join(str(known) for known in run.checkpoint_steps()) or "none"
-        raise CheckpointError(f"{display(run.checkpoint(step))}: {reason}. Checkpoints there: {known}.")
+        raise CheckpointError(f"{display(run.checkpoint(step))}: {reason}. Checkpoints of this run: {known}.")
     return step, []
 
 

@@ -62,9 +62,9 @@ def lengths_problem(config: RunConfig) -> str | None:
     if device and FLASH_GENERATION not in device.flash_attention:
         return f"a GPU from Ampere on, but resources.gpu_type is {device.name}"
     if model.attention_dropout:
-        return f"attention_dropout: 0, but it is {model.attention_dropout:g}"
+        return f"attention_dropout: 0, but attention_dropout is {model.attention_dropout:g}"
     if head > FLASH_HEAD_SIZE:
-        return f"heads of at most {FLASH_HEAD_SIZE}, but this model's heads have {head}"
+        return f"a head size of at most {FLASH_HEAD_SIZE}, but the head size of this model is {head}"
     if head % FLASH_HEAD_MULTIPLE:
-        return f"heads of a multiple of {FLASH_HEAD_MULTIPLE}, but this model's heads have {head}"
+        return f"a head size divisible by {FLASH_HEAD_MULTIPLE}, but the head size of this model is {head}"
     return None

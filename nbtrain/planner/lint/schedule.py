@@ -384,13 +384,15 @@ def tokenizer_is_of_this_text(estimates: RunEstimates) -> Iterator[Finding]:
     try:
         clause = other_text_of_tokenizer(estimates.config)
     except DataError as error:
-        clause = str(error).rstrip(".")
+        clause, costs = str(error).rstrip("."), ""
+    else:
+        costs = " It needs more tokens for this text than a tokenizer that is trained on it."
     if clause:
         yield finding_of(
             estimates.config,
             "tokenizer_is_of_this_text",
             "tokenizer.name",
-            f"{clause}. It needs more tokens for this text than a tokenizer that is trained on it.",
+            f"{clause}.{costs}",
             "To train a tokenizer on this text, remove tokenizer.name, and set data.name to a new name.",
             level="note",
         )

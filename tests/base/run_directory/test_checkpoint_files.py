@@ -89,10 +89,10 @@ def test_an_export_takes_the_newest_checkpoint_that_is_not_being_saved(run, work
     assert step_to_export(run, True, now) == 0
     assert said().endswith("Train the run first.\n  global_step12: is being saved by the running job")
     os.utime(run.checkpoint(12), (now - 99, now - 99))
-    assert "holds no complete checkpoint" in said() and said(True) == said()
+    assert "contains no complete checkpoint" in said() and said(True) == said()
     shutil.rmtree(run.checkpoint(12))
     assert step_to_export(run, True, now) == 0
-    assert said().endswith("model has no checkpoint yet: train the run first.")
+    assert said().endswith("model contains no checkpoint. Train the run first.")
 
 
 def test_a_save_that_is_copied_meanwhile_is_found(run, monkeypatch):

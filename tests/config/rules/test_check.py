@@ -376,7 +376,7 @@ BROKEN = {
         ["model.attention_backend=flash", "model.window_size=512"],
         "@: model.attention_backend = flash\n"
         "  does not support this run: flash attention does not support masks, and without a mask "
-        "window_size(512) needs attention_dropout: 0, but it is 0.1.\n"
+        "window_size(512) needs attention_dropout: 0, but attention_dropout is 0.1.\n"
         "  Set attention_backend: auto.",
     ),
     "flash attention of a window in compiled layers": (
@@ -392,7 +392,7 @@ BROKEN = {
         ["model={attention_backend: flash, attention_dropout: 0, kv_channels: 100, window_size: 512}"],
         "@: model.attention_backend = flash\n"
         "  does not support this run: flash attention does not support masks, and without a mask "
-        "window_size(512) needs heads of a multiple of 8, but this model's heads have 100.\n"
+        "window_size(512) needs a head size divisible by 8, but the head size of this model is 100.\n"
         "  Set attention_backend: auto.",
     ),
     "FP8 on a GPU without it": (

@@ -102,7 +102,7 @@ def test_a_gpt_may_have_another_name(tmp_path):
 
 
 def test_a_run_with_a_key_of_prices_is_a_run(tmp_path):
-    """A run YAML with a wrong key at the top is refused by that key, not called a table of prices."""
+    """A run YAML with a wrong key at the top is refused by that key, not called a price table."""
     path = tmp_path / "run.yaml"
     path.write_text("extends: gpt-tiny\nsource: a.txt\n")
     with pytest.raises(ConfigError) as error:

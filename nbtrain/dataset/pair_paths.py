@@ -16,6 +16,10 @@ def idx_path(prefix: str | os.PathLike) -> Path:
     return Path(f"{os.fspath(prefix)}.idx")
 
 
+MAKE_IT = " Make it with `nbtrain prepare RUN.yaml`."
+"""End of a message about missing data. Code that knows the run replaces it with the command for that run."""
+
+
 def missing(path: Path) -> DataError:
     """Return the error for a missing dataset file."""
-    return DataError(f"{display(path)}: no such file. Make it with `nbtrain prepare RUN.yaml`.")
+    return DataError(f"{display(path)}: no such file.{MAKE_IT}")

@@ -166,7 +166,7 @@ def test_a_run_is_opened_read_and_left_by_the_keyboard_alone(lab: Lab, page: Any
     press_until(page, "Tab", ended)
 
     # The list asks before deleting; Escape closes the question, and the focus returns.
-    press_until(page, "Tab", f"Actions of {ended}")
+    press_until(page, "Tab", f"Actions for {ended}")
     page.keyboard.press("Enter")
     page.get_by_role("menuitem", name="Delete...").wait_for()
     press_until(page, "ArrowUp", "Delete...")
@@ -176,7 +176,7 @@ def test_a_run_is_opened_read_and_left_by_the_keyboard_alone(lab: Lab, page: Any
     assert focused(page) == "Cancel"
     page.keyboard.press("Escape")
     question.wait_for(state="detached")
-    assert focused(page) == f"Actions of {ended}"
+    assert focused(page) == f"Actions for {ended}"
     press_until(page, "Shift+Tab", ended)
     page.keyboard.press("Enter")
 
@@ -247,8 +247,8 @@ def open_list(page: Any) -> None:
     """Open the list of runs in the sidebar from JupyterLab's palette of commands."""
     page.keyboard.press("Control+Shift+C")
     page.locator(".lm-CommandPalette-input").wait_for()
-    page.keyboard.type("Runs of nbtrain")
-    page.locator(".lm-CommandPalette-item.lm-mod-active", has_text="Runs of nbtrain").wait_for()
+    page.keyboard.type("Show nbtrain Runs")
+    page.locator(".lm-CommandPalette-item.lm-mod-active", has_text="Show nbtrain Runs").wait_for()
     page.keyboard.press("Enter")
     page.locator(".nbtrain-Sidebar .nbt-run").first.wait_for()
 
@@ -306,9 +306,9 @@ def test_the_whole_life_of_a_run_by_the_keyboard_alone(lab: Lab, page: Any, ende
 
     # Compared with another run, which is hidden and shown again.
     open_list(page)
-    press_until(page, "Tab", "Choose by-keys", most=400)
+    press_until(page, "Tab", "Select by-keys", most=400)
     page.keyboard.press("Space")
-    press_until(page, "Tab", f"Choose {ended}")
+    press_until(page, "Tab", f"Select {ended}")
     page.keyboard.press("Space")
     press_until(page, "Shift+Tab", "Compare")
     page.keyboard.press("Enter")

@@ -94,7 +94,7 @@ def test_chat_is_offered_to_models_that_can_and_tokens_have_their_probability(br
 
     models[1]["checkpoints"] = [20, 30, 40]
     page = opened(browser, {**described(models), "v1/completions": answer}, f"{BASE}?model=gpt-b")
-    chat = page.get_by_label("Answer it as a chat")
+    chat = page.get_by_label("Reply as in a chat")
     page.wait_for_function("() => document.getElementById('model').value === 'gpt-b'")
     chat.check()
     page.get_by_label("Compare with").select_option("gpt-a")

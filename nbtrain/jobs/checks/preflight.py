@@ -29,6 +29,7 @@ from nbtrain.config.sections.notify_section import SCHEMES
 from nbtrain.config.yaml_source import show
 from nbtrain.dataset.blend import BlendFiles
 from nbtrain.dataset.of_run import RunData
+from nbtrain.dataset.pair_paths import MAKE_IT
 from nbtrain.dataset.tokenizer_problem import tokenizer_problem
 from nbtrain.dataset.views.contents import check_contents
 from nbtrain.jobs.attempt.backend import backend_of
@@ -356,9 +357,6 @@ def disk_holds_checkpoints(launch: Launch) -> Iterator[Finding]:
         )
 
 
-# End of a message from the dataset and tokenizer packages, which do not know the run's name. It is replaced
-# by the command for this run.
-MAKE_IT = " Make it with `nbtrain prepare RUN.yaml`."
 NO_SOURCES = "Copy the dataset there, or set data.sources and run `nbtrain prepare` to make it."
 
 

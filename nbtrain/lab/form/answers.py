@@ -53,6 +53,13 @@ from nbtrain.monitor.status.notes import own_labels_of
 
 Request = Mapping[str, Any]
 
+
+class OutsideWorkspace(ConfigError):
+    """Raised for a run YAML that the server does not read because it is outside the workspace."""
+
+    kind = "outside_workspace"
+
+
 MODES = ("full", "twin")
 """The modes of a notebook: train the run, or train its twin."""
 TWIN_WORDS = (
@@ -281,8 +288,8 @@ def run_of(request: Request, anywhere: bool) -> str:
     path = find(run).resolve()
     roots = (workspace(), bundled("examples/megatron-gpt"), output_root())
     if not anywhere and not any(path.is_relative_to(root.resolve()) for root in roots):
-        raise ConfigError(
-            f"{display(path)} is outside of the workspace ({workspace()}), and the server does not read run "
+        raise OutsideWorkspace(
+            f"{display(path)} is outside the workspace ({workspace()}), and the server does not read run "
             "YAMLs there. Copy the file into the workspace, or open the form in a notebook that has a kernel."
         )
     return run

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.base.findings import Finding
 from nbtrain.config.load import override_layer
 from nbtrain.config.schema import RunConfig
+from nbtrain.dataset.pair_paths import MAKE_IT
 from nbtrain.jobs.checks.limits import findings_over_limits, length_within_limits
 from nbtrain.lab.form.draft import Draft
 from nbtrain.lab.form.fields import every_field, field_at
@@ -153,7 +154,7 @@ def shortages_by_key(shortages: Iterable[Finding]) -> list[dict[str, Any]]:
         field, message = field_at(finding.key), finding.message
         if finding.fix:
             # The message's command has a placeholder for the run; the fix names the run.
-            message = message.replace(" Make it with `nbtrain prepare RUN.yaml`.", "")
+            message = message.replace(MAKE_IT, "")
         rule = _rule(message, finding.key, field is not None and field.key == finding.key)
         # The field already shows the value of an override.
         shown = (

@@ -65,9 +65,10 @@ LIBRARY = ThreadPoolExecutor(2, "nbtrain-library")
 class RequestError(web.HTTPError):
     """An HTTP error with a message. It exists because tornado would double a % in the message."""
 
-    def __init__(self, status: int, words: str):
+    def __init__(self, status: int, words: str, kind: str = ""):
         super().__init__(status, "%s", words)
         self.words = words
+        self.kind = kind
 
 
 def status_of_error(error: BaseException) -> int:
@@ -230,13 +231,15 @@ class NbtrainHandler(APIHandler):
             super().log_exception(*error)
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """Send an error as {"message"}; the panel shows the message."""
+        """Send an error as {"message"}, which the panel shows, with "kind" if pages distinguish the error."""
         error = kwargs.get("exc_info", (None, None))[1]
         message = error.words if isinstance(error, RequestError) else None
         if message is None and isinstance(error, web.HTTPError):
             message = error._log_message or error.reason
         self.set_status(status_code)
-        self.finish({"message": message or WORDLESS.get(status_code, f"HTTP {status_code}")})
+        kind = error.kind if isinstance(error, RequestError) else ""
+        words = message or WORDLESS.get(status_code, f"HTTP {status_code}")
+        self.finish({"message": words, **({"kind": kind} if kind else {})})
 
 
 WORDS: dict[type, str] = {
@@ -304,7 +307,12 @@ async def in_pool(pool: ThreadPoolExecutor, function: Callable[..., Value], *arg
     try:
         return await asyncio.get_running_loop().run_in_executor(pool, call)
     except (NbtrainError, OSError) as error:
-        raise RequestError(status_of_error(error), words_of(error)) from error
+        raise request_error(error) from error
+
+
+def request_error(error: NbtrainError | OSError) -> RequestError:
+    """Return the HTTP error for an error of nbtrain or of the file system."""
+    return RequestError(status_of_error(error), words_of(error), getattr(error, "kind", ""))
 
 
 def words_of(error: NbtrainError | OSError) -> str:
@@ -446,7 +454,7 @@ async def act(job: JobDir, what: str, function: Callable[[], Any], log: Any) -> 
     try:
         future.result()
     except (NbtrainError, OSError) as error:
-        raise RequestError(status_of_error(error), words_of(error)) from error
+        raise request_error(error) from error
     return True
 
 

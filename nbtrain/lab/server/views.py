@@ -32,7 +32,13 @@ FOLLOWED = ("logs", "heartbeat", "exit", "events", "nodes", "control", "resource
 
 
 class NoRun(JobError):
-    """Raised for a run that does not exist."""
+    """Raised for a run or job that does not exist."""
+
+
+class NoSuchRun(NoRun):
+    """Raised if the output directory has no folder with the run's name."""
+
+    kind = "no_run"
 
 
 class OutsideError(JobError):
@@ -58,7 +64,7 @@ def run_of(name: str) -> RunDir:
     except ConfigError as error:
         raise NoRun(str(error)) from error
     if not run.exists():
-        raise NoRun(f"there is no run {name!r} under {display(output_root())}.")
+        raise NoSuchRun(f"there is no run {name!r} under {display(output_root())}.")
     refuse_links(run)
     return run
 

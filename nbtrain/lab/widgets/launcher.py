@@ -156,7 +156,7 @@ def assessment_html(draft: Draft, assessment: Assessment) -> str:
     if assessment.problems:
         parts += _messages(map(str, assessment.problems))
     elif assessment.shortages:
-        parts.append("<p><strong>This machine cannot start it yet</strong></p>")
+        parts.append("<p><strong>This machine cannot start the run yet</strong></p>")
         parts += _messages(str(shortage) for shortage in assessment.shortages)
     else:
         parts.append("<p><strong>Ready to submit</strong></p>")

@@ -13,6 +13,7 @@ from nbtrain.base.errors import DataError
 from nbtrain.corpus.tokenizer import exactness, tokenizer, training
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, save
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.dataset.pair_paths import MAKE_IT
 
 HARD_TEXTS = [
     "Hello world",
@@ -164,6 +165,8 @@ def test_changed_and_missing_files(folder):
         "tokenizer/manifest.json: no such file: the tokenizer is not ready. Make it with `nbtrain prepare "
         "RUN.yaml`."
     )
+    # Preflight and the form replace this end with the command for their run.
+    assert str(caught.value).endswith(MAKE_IT)
 
 
 def test_a_tokenizer_can_be_sent_to_a_worker(folder):

@@ -458,7 +458,7 @@ def test_a_server_reads_run_yamls_of_the_workspace_only(workspace: Path, tmp_pat
     outside.write_text("extends: gpt-tiny\nname: outside\n")
     (workspace / "link.yaml").symlink_to(outside)
     for run in (str(outside), "link.yaml"):
-        with pytest.raises(ConfigError, match="is outside of the workspace"):
+        with pytest.raises(ConfigError, match="is outside the workspace"):
             answer("form", {"yaml": run})
         assert answer("form", {"yaml": run}, anywhere=True)["assessment"]["name"] == "outside"
 

@@ -65,7 +65,7 @@ def test_check_says_all_that_stands_against_a_run(server: Server) -> None:
         for body in ({}, {"yaml": ""}, {"yaml": None}):
             assert server.ask(verb, "POST", body).status == 400
     answer = server.ask("check", "POST", {"yaml": "/etc/passwd"})
-    assert answer.status == 422 and "outside of the workspace" in answer.message
+    assert answer.status == 422 and answer.json["kind"] == "outside_workspace"
 
 
 def test_form_over_rest(server: Server) -> None:
@@ -107,6 +107,6 @@ def test_submit_of_a_paused_run_with_other_settings_is_refused(server: Server) -
     answer = server.ask("submit", "POST", request)
     assert answer.status == 409
     assert "gpt-paused: its job is paused, and the submission would change its settings:" in answer.message
-    assert "`nbtrain resume gpt-paused logging.log_interval_steps=7` ends it;" in answer.message
+    assert "`nbtrain resume gpt-paused logging.log_interval_steps=7` ends the job;" in answer.message
     assert asked_pause(job.job) and job.run.job_ids() == [job.job.job_id]
     job.tensorboard.close()

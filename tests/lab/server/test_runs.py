@@ -141,7 +141,8 @@ def test_name_that_is_no_run_is_not_found(server: Server, run: RunDir, name: str
         assert server.ask(f"run/{name}{part}").status == 404
     for action in ("save", "stop", "cancel", "pause", "resume", "clone"):
         assert server.ask(f"run/{name}/{action}", "POST").status == 404
-    assert server.ask("run/none").message == "there is no run 'none' under output."
+    answer = server.ask("run/none")
+    assert answer.json == {"message": "there is no run 'none' under output.", "kind": "no_run"}
 
 
 def test_body_is_checked(server: Server, run: RunDir) -> None:

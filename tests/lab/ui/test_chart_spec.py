@@ -21,7 +21,12 @@ def test_a_line_over_an_equal_one_is_dashed_and_says_so(browser: Any) -> None:
     lines = [line("a", 3, 2, 1), line("b", 3, 2, 1), line("c", 3, 2, 1, 0), line("d", 3, 2.5, 1)]
     with view_page(browser, {}, f"ui.toldApart({json.dumps(lines)})", module="charts/chart_spec") as page:
         found = page.evaluate("window.end")
-    assert [one.get("note") for one in found] == [None, "equal to a", "equal to a as far as both go", None]
+    assert [one.get("note") for one in found] == [
+        None,
+        "equal to a",
+        "equal to a where both have points",
+        None,
+    ]
     assert [one.get("dash") for one in found] == [None, "6 6", "6 12", None]
 
 

@@ -149,10 +149,10 @@ def test_a_comparison_survives_a_deleted_run_and_is_changed_by_its_user(tmp_path
         files.set_input_files({"name": "o.yaml", "mimeType": "", "buffer": b"345M:\n  loss: low"})
         page.get_by_text("The figures of o.yaml are not shown: o.yaml:2: loss = low must be").wait_for()
         expect(heads).to_have_text(["result", "gpt-a", "gpt-b"])
-        results_tools.get_by_label("only what differs").check()
+        results_tools.get_by_label("Only differences").check()
         assert results.locator("tr").count() < before
         settings = page.locator(".nbt-tools", has=page.get_by_role("heading", name="Settings"))
-        settings.get_by_label("only what differs").uncheck()
+        settings.get_by_label("Only differences").uncheck()
         assert (
             page.get_by_label("settings of the runs").get_by_role("cell", name="model.num_layers").count()
             == 1

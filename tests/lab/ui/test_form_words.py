@@ -26,7 +26,7 @@ def test_only_what_was_submitted_is_called_so(browser: Any) -> None:
         started, joined, same = page.evaluate("window.end")
     assert started == {
         "text": "Submitted: job j1 of gpt.",
-        "toast": "gpt is submitted",
+        "toast": "gpt was submitted",
         "kind": "success",
     }
     said = "Nothing was submitted: gpt is already RUNNING"
@@ -56,7 +56,7 @@ def test_a_new_run_gets_a_free_name_and_buttons_that_do_what_they_say(workspace:
     )
     mount = f"(window.again = () => {{ window.end(); window.end = {mount}; }}, {mount})"
     with view_page(browser, routes, mount, module="form/form", exports=("serverHere",)) as page:
-        name, notice = page.get_by_label("name", exact=True), page.locator(".nbf-notice")
+        name, notice = page.get_by_label("Name", exact=True), page.locator(".nbf-notice")
         notice.get_by_text("The name gpt-tiny is taken, so this run is called gpt-tiny-2.").wait_for()
         expect(name).to_have_value("gpt-tiny-2")
         notice.get_by_role("button", name="Open gpt-tiny").click()
@@ -72,10 +72,10 @@ def test_a_new_run_gets_a_free_name_and_buttons_that_do_what_they_say(workspace:
 
         verdict = page.locator(".nbf-verdict")
         page.locator("[data-key='lr_schedule.lr'] input").first.fill("1000")
-        found.get_by_text("often diverges").wait_for()
+        found.get_by_text("makes the loss diverge").wait_for()
         assert "Ready" not in verdict.inner_text()
         found.get_by_role("button", name="Set lr_schedule.lr to 0.0001").click()
-        found.get_by_text("often diverges").wait_for(state="detached")
+        found.get_by_text("makes the loss diverge").wait_for(state="detached")
 
         # A run that exceeds a limit cannot be submitted.
         submit = page.get_by_role("button", name="Submit", exact=True)
@@ -192,7 +192,7 @@ def test_a_new_form_begins_with_the_settings_that_were_submitted_last(
         page.get_by_role("button", name="Submit").click()
         page.get_by_text("Submitted: job j1 of own.").wait_for()
         page.evaluate("window.again()")
-        notice.get_by_text("These are the settings of own, which was submitted last from this").wait_for()
+        notice.get_by_text("The form opens with the settings of own, the last run submitted").wait_for()
         expect(length).to_have_value("17")
         notice.get_by_role("button", name="Open gpt-tiny").click()
         notice.get_by_text("Opened gpt-tiny.").wait_for()
@@ -210,13 +210,13 @@ def test_a_new_form_begins_with_the_settings_that_were_submitted_last(
         (tmp_path / "own.yaml").unlink()
         page.evaluate("window.again()")
         page.locator(".nbf-line", has_text='nb.submit("gpt-tiny"').wait_for()
-        assert "submitted last" not in notice.inner_text()
+        assert "last run submitted" not in notice.inner_text()
         page.evaluate("window.again({yaml: 'gpt-tiny', overrides: {'batch.max_steps': 9}})")
         page.locator(".nbf-line", has_text='{"batch.max_steps": 9}').wait_for()
         page.get_by_role("button", name="Submit").click()
         page.get_by_text("Submitted: job j1 of gpt-tiny.").wait_for()
         page.evaluate("window.again()")
-        notice.get_by_text("These are the settings of gpt-tiny, which was submitted last").wait_for()
+        notice.get_by_text("The form opens with the settings of gpt-tiny, the last run submitted").wait_for()
         expect(length).to_have_value("9")
 
 
@@ -242,9 +242,9 @@ def test_what_comes_of_the_fields_and_submit_stay_in_sight(
         assert (box["x"] > fields["x"] + fields["width"]) == (width == 1100)
         # The space for a problem with the name is reserved, so nothing moves.
         boxes = [page.get_by_label("run YAML"), page.locator("[aria-label='Essential fields']")]
-        page.get_by_label("name", exact=True).scroll_into_view_if_needed()
+        page.get_by_label("Name", exact=True).scroll_into_view_if_needed()
         before = [one.bounding_box() for one in boxes]
-        page.get_by_label("name", exact=True).fill("My Run")
+        page.get_by_label("Name", exact=True).fill("My Run")
         page.locator(".nbf-name-help", has_text="Must be 1 to 53 lower case letters").wait_for()
         if width == 1100:
             assert [one.bounding_box() for one in boxes] == before
@@ -325,7 +325,7 @@ def test_keys_of_a_section_are_fields_while_its_switch_is_on(
         expect(field("lora.alpha").locator("input")).to_have_value("-1")
         page.evaluate("window.again()")
         page.get_by_text("All fields").click()
-        page.get_by_label("search all fields").fill("two matrices of an adapter")
+        page.get_by_label("search all fields").fill("rank of an adapter")
         expect(field("lora.rank").locator("input")).to_be_disabled()
         page.get_by_label("search all fields").fill("lora")
         field("lora").locator("input").check()
@@ -349,12 +349,12 @@ def test_two_views_of_a_form_hold_the_same(
         page.evaluate("window.beside(document.body.appendChild(document.createElement('div')))")
         page.locator(".nbf-line", has_text="gpt-tiny").nth(1).wait_for()
         first, second = (page.locator(".nbtrain-form").nth(at) for at in (0, 1))
-        first.get_by_label("name", exact=True).fill("other")
+        first.get_by_label("Name", exact=True).fill("other")
         second.locator(".nbf-line", has_text="other").wait_for()
         second.locator("select", has_text="twin: ").select_option("twin")
         for view in (first, second):
             view.locator(".nbf-line", has_text="twin").wait_for()
-            expect(view.get_by_label("name", exact=True)).to_have_value("other")
+            expect(view.get_by_label("Name", exact=True)).to_have_value("other")
 
 
 # A model whose kernel answers by the routes, and queues requests while `busy`.
@@ -393,7 +393,7 @@ def test_a_form_whose_kernel_is_busy_submits_later_and_says_so(
         browser, routes, KERNEL.replace("START", json.dumps(start)), module="form/form", still=True
     ) as page:
         buttons = [page.get_by_role("button", name=name) for name in ("Submit", "Copy as cell")]
-        name = page.get_by_label("name", exact=True)
+        name = page.get_by_label("Name", exact=True)
 
         def can(*wanted: bool) -> None:
             for button, enabled in zip(buttons, wanted, strict=True):
@@ -420,4 +420,4 @@ def test_a_form_whose_kernel_is_busy_submits_later_and_says_so(
         page.evaluate("window.lost(document.body.appendChild(document.createElement('div')))")
         gone = page.locator(".nbf-kernel", has_text="The kernel that created this form has ended").last
         gone.wait_for()
-        assert gone.inner_text().endswith("it offers to restore them.")
+        assert gone.inner_text().endswith("form's cell again to restore them.")

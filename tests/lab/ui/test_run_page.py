@@ -55,7 +55,7 @@ def test_every_tab_shows_its_page_by_the_keyboard_alone(job: FakeJob, browser: A
             "Resources": "Memory",
             "Metrics": "does not offer the curves",
             "Plan": "does not offer the plan",
-            "Config": "does not offer the difference",
+            "Config": "does not offer the differences",
         }
         page.get_by_role("tabpanel").get_by_text("Rank0Trains").wait_for()
         for name, words in expected.items():
@@ -132,7 +132,7 @@ def test_charts_are_read_zoomed_and_saved(job: FakeJob, browser: Any) -> None:
         texts = [node.text for node in drawn.iter("{http://www.w3.org/2000/svg}text")]
         assert {"training loss", "validation loss"} <= {*texts} and drawn.get("width")
         # The enlarged copy has its own smoothing and ends, and follows the run.
-        charts.nth(0).get_by_role("button", name="enlarge this chart").focus()
+        charts.nth(0).get_by_role("button", name="Enlarge this chart").focus()
         page.keyboard.press("Enter")
         large = page.get_by_role("dialog")
         large.locator("polyline").first.wait_for()
@@ -157,7 +157,7 @@ def test_charts_are_read_zoomed_and_saved(job: FakeJob, browser: Any) -> None:
         )
         page.keyboard.press("Escape")
         large.wait_for(state="detached")
-        assert page.evaluate("document.activeElement.ariaLabel") == "enlarge this chart"
+        assert page.evaluate("document.activeElement.ariaLabel") == "Enlarge this chart"
 
 
 PLANNED = {
@@ -200,11 +200,11 @@ def test_settings_are_searched_filtered_and_cloned_with_another_value(job: FakeJ
         assert status.inner_text() == f"{len(value['rows'])} settings"
         filters = tree.get_by_label("settings to show")
         assert filters.locator("option").all_inner_texts() == [
-            "all settings",
-            "only what overrides changed",
-            "only what was set",
-            "only what differs from the defaults",
-            "only what differs from gpt-parent",
+            "All settings",
+            "Changed by overrides",
+            "Set explicitly",
+            "Different from the defaults",
+            "Different from gpt-parent",
         ]
         found = {}
         for key in ("yaml", "set", "default", "parent"):
@@ -296,7 +296,7 @@ def test_stop_shows_as_such_until_the_job_has_ended(job: FakeJob, browser: Any) 
         answered(page)
         message = "the job was asked to stop 180 s ago"
         failed["failed_action"] = {"action": "stop", "message": message, "at": 1.0}
-        run_until(page, page.locator(".nbt-error", has_text=f"stop: {message}"))
+        run_until(page, page.locator(".nbt-error", has_text=f"Stop failed: {message}"))
         expect(page.locator(".nbt-pill", has_text="Stopping...")).to_have_count(0)
         expect(page.get_by_role("button", name="Stop")).to_be_enabled()
         page.get_by_role("button", name="Stop").click()
@@ -449,7 +449,7 @@ def test_a_job_that_waits_for_disk_space_says_how_long_still(job: FakeJob, brows
     job.record.write(job.job.job_json)
     job.supervisor_events.write("warning", "waits for room", needed_bytes=1 << 60, wait_seconds=600)
     with view_page(browser, routes_of(job.run), MOUNT) as page:
-        note = page.locator(".nbt-note", has_text="Waiting for disk space: 1048576.0 TiB are needed")
+        note = page.locator(".nbt-note", has_text="Waiting for disk space: 1048576.0 TiB is needed")
         note.wait_for()
         words = note.inner_text()
         assert "The job continues automatically once there is enough space." in words
@@ -463,7 +463,7 @@ def test_curves_that_are_still_being_read_say_so_on_overview(job: FakeJob, brows
     shown = routes["run/gpt-fake"]
     routes["run/gpt-fake"] = lambda query, body: {**shown(query, body), "reading": parts[0]}
     with view_page(browser, routes, MOUNT) as page:
-        words = page.get_by_text("The curves are incomplete: 40 % of the metrics are read.")
+        words = page.get_by_text("The curves are incomplete: 40 % of the metrics have been read.")
         words.wait_for()
         parts.pop(0)
         words.wait_for(state="hidden")
@@ -795,7 +795,7 @@ def test_a_copy_button_keeps_the_focus_when_the_basic_info_changes(job: FakeJob,
     with view_page(browser, routes_of(job.run), "ui.mount(root, {name: 'gpt-fake'})") as page:
         basics = page.get_by_role("table", name="basic info")
         basics.locator("tr", has_text="RUNNING").wait_for()
-        copy = page.get_by_role("button", name="Copy nb.open_run line")
+        copy = page.get_by_role("button", name="Copy notebook code")
         copy.focus()
         job.finish("CANCELLED", "only a test")
         basics.locator("tr", has_text="CANCELLED").wait_for()
@@ -820,7 +820,7 @@ def test_a_pods_output_is_shown_until_the_rank_has_a_log(job: FakeJob, browser: 
         shown = page.locator("pre[aria-label=log] .nbt-line")
         expect(shown).to_have_text(["pulling", "starting"])
         expect(page.locator(".nbt-logs .nbt-empty")).to_have_text(
-            "Rank 0 has written no log yet. This is the output of its pod."
+            "Rank 0 has not written a log yet. This is the output of its pod."
         )
         output.append("no module named nbtrain")
         expect(shown).to_have_text(["pulling", "starting", "no module named nbtrain"])
@@ -836,7 +836,7 @@ def test_a_rank_without_a_log_says_so(job: FakeJob, browser: Any) -> None:
     ) as page:
         page.locator("pre", has_text="step    20 |").wait_for()
         page.get_by_label("log to show").select_option(label="rank 1")
-        page.get_by_text("Rank 1 has logged nothing (Running, training).").wait_for()
+        page.get_by_text("Rank 1 has not logged anything yet (Running, training).").wait_for()
 
 
 def test_a_replicas_menu_opens_its_log(job: FakeJob, browser: Any) -> None:
@@ -1040,7 +1040,7 @@ def test_without_a_server_the_kernels_figures_are_shown(job: FakeJob, browser: A
         page.locator(".nbt-charts polyline").first.wait_for()
         page.get_by_role("tab", name="Logs").click()
         page.locator("pre", has_text="step    20 |").wait_for()
-        page.get_by_text("To see the whole log: nbtrain logs gpt-fake").wait_for()
+        page.get_by_text("To see the whole log, run: nbtrain logs gpt-fake").wait_for()
         page.get_by_role("tab", name="Plan").click()
         page.get_by_text("Showing the plan needs nbtrain's server extension").wait_for()
         page.get_by_role("tab", name="Metrics").click()
@@ -1075,11 +1075,11 @@ def test_a_server_that_has_gone_takes_its_buttons_along(
         # Before the server's first answer a kernel's panel has the buttons that need no server.
         expect(buttons).to_have_text(["Save", "Pause", "TensorBoard", "Delete", "Stop"])
         gone.append(True)
-        page.get_by_text("The Jupyter server does not answer (Failed to fetch)").wait_for()
+        page.get_by_text("The Jupyter server does not respond (Failed to fetch)").wait_for()
         expect(buttons).to_have_text(["TensorBoard", *left])
         if of_kernel:
             stop_at_once(page)
-            page.get_by_text("Asked the kernel to stop the job").wait_for()
+            page.get_by_text("Stop requested: the kernel stops the job").wait_for()
 
 
 def test_what_a_server_that_has_gone_was_asked_is_not_called_done(job: FakeJob, browser: Any) -> None:
@@ -1093,9 +1093,11 @@ def test_what_a_server_that_has_gone_was_asked_is_not_called_done(job: FakeJob, 
         page.get_by_role("button", name="Delete").click()
         gone.append(True)
         page.clock.run_for(6000)
-        page.get_by_text("The Jupyter server does not answer").wait_for()
+        page.get_by_text("The Jupyter server does not respond").wait_for()
         page.get_by_role("alertdialog").get_by_role("button", name="Delete").click()
-        page.get_by_text("delete: the Jupyter server does not answer; nothing was changed.").wait_for()
+        page.get_by_text(
+            "Delete failed: the Jupyter server does not respond; nothing was changed."
+        ).wait_for()
         assert page.asked == [] and "delete" not in [one["kind"] for one in page.evaluate("window.sent")]
 
 
@@ -1121,7 +1123,7 @@ def test_a_run_that_cannot_be_read_says_why(browser: Any) -> None:
 
     with view_page(browser, {"run/torn": torn}, "ui.mount(root, {name: 'torn'})") as page:
         page.get_by_text("output/torn/run.json:1: not JSON: Unterminated string (column 2)").wait_for()
-        assert page.get_by_text("does not answer").count() == 0
+        assert page.get_by_text("does not respond").count() == 0
 
 
 def test_a_run_that_was_deleted_elsewhere_is_called_so(job: FakeJob, browser: Any) -> None:
@@ -1129,7 +1131,7 @@ def test_a_run_that_was_deleted_elsewhere_is_called_so(job: FakeJob, browser: An
     server never had is not shown as deleted.
     """
     job.finish("SUCCEEDED", "done")
-    words, known = {"message": "there is no run 'gpt-fake' under output."}, [True]
+    words, known = {"message": "there is no run 'gpt-fake' under output.", "kind": "no_run"}, [True]
 
     def answer(route: Any) -> None:
         if known[0]:
@@ -1156,7 +1158,7 @@ def test_a_run_that_was_deleted_elsewhere_is_called_so(job: FakeJob, browser: An
     with view_page(browser, {}, mount) as page:
         page.route("**/nbtrain/run/gpt-fake?*", answer)
         page.get_by_text(
-            "This Jupyter server has no run of this name, so the values come from the kernel."
+            "This Jupyter server has no run with this name, so the values come from the kernel."
         ).wait_for()
 
 
@@ -1185,7 +1187,7 @@ def test_events_are_filtered_by_their_object(job: FakeJob, browser: Any) -> None
         every = events.locator("tbody tr").count()
         choice = page.get_by_label("show events by object")
         names = choice.locator("option").all_inner_texts()
-        assert names[0] == "all objects" and len(names) > 2
+        assert names[0] == "All objects" and len(names) > 2
         column = events.locator("th").all_inner_texts().index("object")
         choice.select_option(label=names[1])
         found = [row.locator("td").nth(column).inner_text() for row in events.locator("tbody tr").all()]

@@ -121,7 +121,7 @@ def test_a_person_works_with_the_list(server: ListServer, browser: Any) -> None:
         assert head.get_attribute("aria-sort") == "ascending"
         page.get_by_label("show runs by state").select_option("")
 
-        page.get_by_role("button", name="Actions of gpt-0001").click()
+        page.get_by_role("button", name="Actions for gpt-0001").click()
         page.get_by_role("menuitem", name="Tags and notes").click()
         editor = page.get_by_role("form", name="Tags and notes of gpt-0001")
         tags = editor.get_by_label("Tags")
@@ -141,7 +141,7 @@ def test_a_person_works_with_the_list(server: ListServer, browser: Any) -> None:
             {"labels": {"team": None, "stage": "final"}, "notes": "<i>keep</i>"},
         )
 
-        page.get_by_role("button", name="Actions of gpt-0002").evaluate(OPEN_MENU)
+        page.get_by_role("button", name="Actions for gpt-0002").evaluate(OPEN_MENU)
         delete = page.get_by_role("menuitem", name="Delete")
         delete.wait_for()
         # A pressed item stays the same element when the server's actions arrive.
@@ -150,7 +150,7 @@ def test_a_person_works_with_the_list(server: ListServer, browser: Any) -> None:
         page.get_by_role("alertdialog").get_by_text("Delete gpt-0002 with all its files?").wait_for()
         page.keyboard.press("Escape")
         assert "gpt-0002" in names(page)
-        page.get_by_role("button", name="Actions of gpt-0002").click()
+        page.get_by_role("button", name="Actions for gpt-0002").click()
         page.get_by_role("menuitem", name="Delete").click()
         page.get_by_role("alertdialog").get_by_role("button", name="Delete").click()
         page.get_by_text("gpt-0002: deleted.").wait_for()
@@ -162,11 +162,11 @@ def test_a_person_works_with_the_list(server: ListServer, browser: Any) -> None:
         assert page.evaluate("window.form") == {"clone": "gpt-0001"}
         assert not page.get_by_role("button", name="Clone gpt-0000").is_visible()
         for name in ("gpt-0003", "gpt-0004"):
-            page.get_by_label(f"Choose {name}").check()
+            page.get_by_label(f"Select {name}").check()
         page.get_by_role("button", name="Compare").click()
         assert page.evaluate("window.compared") == ["gpt-0003", "gpt-0004"]
         page.get_by_role("button", name="Archive").click()
-        page.get_by_text("Archived: 2 runs.").wait_for()
+        page.get_by_text("Archived 2 runs.").wait_for()
         assert not {"gpt-0003", "gpt-0004"} & {*names(page)}
         page.get_by_label("show runs by state").select_option("archived")
         page.locator("tr[data-run=gpt-0003]").wait_for()
@@ -210,7 +210,7 @@ def test_columns_order_and_csv_are_the_users(browser: Any) -> None:
         page.evaluate("() => { window.end(); window.end = window.mounted(root, false); }")
         cell.get_by_text("2.0e-03").wait_for()
         page.get_by_text("Columns", exact=True).click()
-        page.get_by_role("button", name="Usual columns").click()
+        page.get_by_role("button", name="Reset columns").click()
         page.locator("th[data-column=backend]").wait_for()
         assert page.locator("th[data-column='lr_schedule.lr']").count() == 0
 
@@ -224,7 +224,7 @@ def test_a_sweep_has_a_row_that_folds_filters_and_compares(browser: Any) -> None
         row["labels"] = {"sweep": "lr-study"}
     with listing(browser, server) as page:
         sweep = page.locator("tr[data-sweep=lr-study]")
-        words = "8 runs: 5 SUCCEEDED, 1 FAILED, 1 CANCELLED, 1 LOST; best validation loss 3.5920: gpt-0008"
+        words = "8 runs: 5 SUCCEEDED, 1 FAILED, 1 CANCELLED, 1 LOST; best validation loss 3.5920 (gpt-0008)"
         sweep.get_by_text(words).wait_for()
         assert names(page) == ["gpt-0000"]
         fold = sweep.get_by_role("button", name="sweep lr-study")
@@ -242,8 +242,8 @@ def test_a_sweep_has_a_row_that_folds_filters_and_compares(browser: Any) -> None
         assert len(names(page)) == 1
         sweep.get_by_role("button", name="Compare best 4").click()
         assert page.evaluate("window.compared") == ["gpt-0008", "gpt-0006", "gpt-0004", "gpt-0002"]
-        sweep.get_by_label("Choose all runs of the sweep lr-study").check()
-        page.get_by_text("8 chosen").wait_for()
+        sweep.get_by_label("Select all runs of the sweep lr-study").check()
+        page.get_by_text("8 selected").wait_for()
         fold.press("Enter")
         assert page.locator("tr.nbt-run input:checked").count() == 8
 
@@ -252,7 +252,7 @@ def test_a_sweep_has_a_row_that_folds_filters_and_compares(browser: Any) -> None
             row["labels"] = {"sweep": "grown"} if row in server.rows[1:7] else {}
         page.evaluate("window.end.look()")
         page.get_by_text("6 runs:").wait_for()
-        page.get_by_role("button", name="Actions of gpt-0001").click()
+        page.get_by_role("button", name="Actions for gpt-0001").click()
         page.get_by_role("menuitem", name="Tags and notes").click()
         notes = page.get_by_role("form", name="Tags and notes of gpt-0001").get_by_label("Notes")
         notes.fill("keep")
@@ -271,17 +271,17 @@ def test_several_runs_are_tagged_stopped_and_deleted_with_one_question(browser: 
     with listing(browser, server) as page:
         page.get_by_text("150 runs, 1 active").wait_for()
         bar = page.locator(".nbt-chosen")
-        page.get_by_label("Choose all runs of this page").check()
-        bar.get_by_text("100 chosen").wait_for()
+        page.get_by_label("Select all runs on this page").check()
+        bar.get_by_text("100 selected").wait_for()
         # A comparison of so many is not offered.
         assert bar.get_by_role("button", name="Compare").is_disabled()
-        bar.get_by_text("A comparison shows at most 12 runs: choose fewer.").wait_for()
-        bar.get_by_role("button", name="Choose all 150").click()
-        bar.get_by_text("150 chosen").wait_for()
+        bar.get_by_text("A comparison shows at most 12 runs. Select fewer runs.").wait_for()
+        bar.get_by_role("button", name="Select all 150").click()
+        bar.get_by_text("150 selected").wait_for()
         bar.get_by_role("button", name="Clear").click()
 
         for name in ("gpt-0000", "gpt-0001", "gpt-0002"):
-            page.get_by_label(f"Choose {name}", exact=True).check()
+            page.get_by_label(f"Select {name}", exact=True).check()
         bar.get_by_role("button", name="Tag...").click()
         editor = page.get_by_role("form", name="Tags of 3 runs")
         editor.get_by_label("Add tags").fill("paper=2026")
@@ -308,7 +308,7 @@ def test_several_runs_are_tagged_stopped_and_deleted_with_one_question(browser: 
         assert "gpt-0001" in names(page)
         bar.get_by_role("button", name="Delete 2 runs...").press("Enter")
         question.get_by_role("button", name="Delete").press("Enter")
-        page.get_by_text("Deleted: gpt-0001. Not deleted: gpt-0002: HTTP 404").wait_for()
+        page.get_by_text("Deleted: gpt-0001. Failed for gpt-0002: HTTP 404").wait_for()
         assert "gpt-0001" not in names(page)
 
 
@@ -341,11 +341,11 @@ def test_archived_runs_are_in_a_table_that_was_asked_for_them(server: ListServer
         assert row.get_by_text("archived", exact=True).count() == 0
         server.row("gpt-0002").update(archived=True, labels={})
         row.get_by_text("archived", exact=True).wait_for()
-        page.get_by_label("Choose gpt-0003").check()
+        page.get_by_label("Select gpt-0003").check()
         page.get_by_role("button", name="Restore from the archive").click()
-        page.get_by_text("Restored from the archive: gpt-0003.").wait_for()
+        page.get_by_text("Restored gpt-0003 from the archive.").wait_for()
         assert page.asked[-1] == ("PATCH", "run/gpt-0003", {"archived": False})
-        page.get_by_label("Choose gpt-0001").check()
+        page.get_by_label("Select gpt-0001").check()
         page.get_by_role("button", name="Archive").wait_for()
 
 
@@ -375,8 +375,10 @@ def test_stop_shows_as_such_and_the_end_is_read_out(server: ListServer, browser:
         assert ("POST", "run/gpt-0000/stop", {}) in page.asked
         message = "the job was asked to stop 180 s ago"
         server.failed_actions = {"gpt-0000": {"action": "stop", "message": message, "at": 1.0}}
-        page.locator(".nbt-error", has_text=f"gpt-0000: stop: {message}").wait_for()
-        expect(page.locator("tr[data-run=gpt-0000] .nbt-about.nbt-error")).to_have_text(f"stop: {message}")
+        page.locator(".nbt-error", has_text=f"gpt-0000: Stop failed: {message}").wait_for()
+        expect(page.locator("tr[data-run=gpt-0000] .nbt-about.nbt-error")).to_have_text(
+            f"Stop failed: {message}"
+        )
         expect(page.locator("tr[data-run=gpt-0000] .nbt-pill")).to_have_text("RUNNING")
         expect(stop).to_be_enabled()
         stop.click()
@@ -404,12 +406,12 @@ def test_a_list_without_runs_says_how_the_first_one_is_made(browser: Any) -> Non
     """An empty list says how to create the first run; if a filter matches nothing, it has another text."""
     server = ListServer(0)
     with listing(browser, server) as page:
-        page.get_by_text("No run yet.").get_by_role("button", name="New run").click()
+        page.get_by_text("No runs yet.").get_by_role("button", name="New run").click()
         assert page.evaluate("window.form") == "new"
         server.rows += ListServer(1).rows
         page.locator("tr[data-run=gpt-0000]").wait_for()
         page.get_by_label("show only runs that contain this text").fill("no such name")
-        page.get_by_text("No run matches the filter.").wait_for()
+        page.get_by_text("No runs match the filter.").wait_for()
         assert page.get_by_role("button", name="New run").count() == 0
 
 
@@ -463,7 +465,7 @@ def test_without_a_server_stop_says_that_the_kernel_hears_it_later(server: ListS
         page.get_by_label("Stop gpt-0000").click()
         said = page.locator(".nbtrain-runs [role=status]")
         assert said.inner_text() == (
-            "gpt-0000: Asked the kernel to stop the job; it does so when its running cell finishes."
+            "gpt-0000: Stop requested: the kernel stops the job when its running cell finishes."
         )
         assert page.evaluate("window.sent") == {"kind": "stop", "name": "gpt-0000"}
         # The kernel sends rows until the last view of the table has ended.
@@ -485,8 +487,8 @@ def test_runs_of_another_output_folder_are_not_opened_by_their_names(
         assert page.locator("button.nbt-open").count() == 0
         assert page.locator("b.nbt-open").all_inner_texts() == ["gpt-0000", "gpt-0001"]
         for name in ("gpt-0000", "gpt-0001"):
-            page.get_by_label(f"Choose {name}").check()
-        page.get_by_text("2 chosen").wait_for()
+            page.get_by_label(f"Select {name}").check()
+        page.get_by_text("2 selected").wait_for()
         assert page.get_by_role("button", name="Compare").count() == 0
 
 

@@ -75,7 +75,7 @@ def test_the_runs_of_a_sweep_are_together_below_its_row(tmp_path: Path) -> None:
     """
     unfolded, folded, words, best = in_node("runs/runs_sweeps", code, tmp_path)
     assert unfolded == ["a", "sweep s", "s1", "s2", "s3", "b"] and folded == ["a", "sweep s", "b"]
-    assert words == "3 runs: 2 SUCCEEDED, 1 FAILED; best loss 2: s2" and best == ["s2", "s1"]
+    assert words == "3 runs: 2 SUCCEEDED, 1 FAILED; best loss 2 (s2)" and best == ["s2", "s1"]
 
 
 def test_names_at_the_ends_of_lines_do_not_cover_each_other(tmp_path: Path) -> None:

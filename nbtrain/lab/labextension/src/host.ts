@@ -13,7 +13,7 @@ export interface FormArguments {
   clone?: string;
 }
 
-/** The host of ARCHITECTURE.md, "The user interface"; null if the action is not available here. */
+/** The host that ARCHITECTURE.md describes in "The user interface". An action is null if it is not available here. */
 export interface Host {
   openRun(name: string): void;
   openRuns(): void;
@@ -21,7 +21,7 @@ export interface Host {
   openForm(start?: FormArguments): void;
   openTensorBoard(name?: string): void;
   openModel(name: string): void;
-  /** The address at which JupyterLab opens a run, at a place such as a line of a log, or a comparison of several. */
+  /** Return the address at which JupyterLab opens a run, at a place such as a line of a log, or compares several runs. */
   linkTo(names: string[], place?: Place): string;
   insertCell: ((text: string) => Promise<void>) | null;
   notify(text: string, kind?: string): void;
@@ -42,7 +42,7 @@ export function makeHost(app: JupyterFrontEnd, notebooks: INotebookTracker | nul
   };
 }
 
-/** A place on a run's page: its tab, and in the tab Logs a log and the number of a line. */
+/** A place on a run's page: a tab and, in the tab Logs, a log and a line number. */
 export interface Place {
   tab?: string;
   job?: string;
@@ -61,10 +61,10 @@ function linkTo(names: string[], place: Place = {}): string {
   return new URL(`${PageConfig.getBaseUrl()}lab?${query}`, window.location.href).href;
 }
 
-/** The runs that the page's address names, by linkTo(). */
+/** Return the runs in the page's address, which linkTo() has made. */
 export const linkedRuns = () => new URLSearchParams(window.location.search).getAll(RUN_PARAMETER);
 
-/** The place that the page's address names. */
+/** Return the place in the page's address. */
 export function linkedPlace(): Place {
   const query = new URLSearchParams(window.location.search), place: Record<string, string | number> = {};
   for (const key of PLACE_KEYS) {
@@ -84,8 +84,8 @@ export function notify(text: string, kind: string, openRun?: () => void): void {
 }
 
 /**
- * Put `text` into a new cell below the active one of the notebook that was used last, or into that one if it is
- * empty, and show it. Without an open notebook, a new one is made.
+ * Put `text` into a new cell below the active cell of the notebook that was used last, and show the cell. If the active
+ * cell is an empty code cell, put the text there. If no notebook is open, create one.
  */
 async function insertCell(app: JupyterFrontEnd, notebooks: INotebookTracker, text: string): Promise<void> {
   const panel = notebooks.currentWidget ?? (await newNotebook(app));
@@ -100,7 +100,7 @@ async function insertCell(app: JupyterFrontEnd, notebooks: INotebookTracker, tex
 async function newNotebook(app: JupyterFrontEnd): Promise<NotebookPanel> {
   const kernelName = app.serviceManager.kernelspecs.specs?.default;
   const panel = await app.commands.execute("notebook:create-new", { kernelName, activate: true });
-  if (!panel) throw new Error("no notebook is open, and none could be made.");
+  if (!panel) throw new Error("no notebook is open, and a new notebook could not be created.");
   await panel.context.ready;
   return panel;
 }

@@ -1,4 +1,4 @@
-// nbtrain in JupyterLab and Notebook 7: places of the views, commands and menus. The views are in nbtrain/lab/ui.
+// nbtrain in JupyterLab and Notebook 7: commands, menus, and where the views open. The views are in nbtrain/lab/ui.
 
 import { ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from "@jupyterlab/application";
 import { ICommandPalette, InputDialog } from "@jupyterlab/apputils";
@@ -25,7 +25,7 @@ import { RunsWatch, toneOf, type RunEntry } from "./watch";
 
 const plugin: JupyterFrontEndPlugin<void> = {
   id: PLUGIN,
-  description: "The runs of nbtrain: sidebar, tabs, tiles, status.",
+  description: "nbtrain's training runs: sidebar, tabs, launcher tiles and status bar.",
   autoStart: true,
   optional: [
     ICommandPalette,
@@ -71,7 +71,7 @@ function activate(
     watch.refresh();
   };
 
-  // A link to runs, such as a colleague's. Its place is shown once, also if the tab was restored.
+  // The page may have been opened by a link to runs. The place in the link is shown once, even if the tab is restored.
   const linked = linkedRuns(), places = new Map<string, Place>();
   if (linked.length === 1) places.set(linked[0], linkedPlace());
   const placeOf = (name: string) => {
@@ -131,35 +131,35 @@ function activate(
   });
 
   commands.addCommand(ids.showRuns, {
-    label: "Runs of nbtrain",
+    label: "Show nbtrain Runs",
     caption: "Show the runs in the sidebar",
     icon: runsIcon,
     execute: () => shell.activateById(SIDEBAR_ID),
   });
   commands.addCommand(ids.openRuns, {
     label: (args) => (args.isLauncher ? "Runs" : "Show All Runs in a Tab"),
-    caption: "The runs of this server in a tab",
+    caption: "Show the runs of this server in a tab",
     icon: runsIcon,
     execute: (args) => lists.open(args as any),
   });
   commands.addCommand(ids.openRun, {
     label: "Open Run...",
-    caption: "A run in a tab: figures, log, events, resources",
+    caption: "Open a run in a tab, with its curves, logs, events and resources",
     icon: runsIcon,
     execute: async (args) => {
-      const name = text(args, "name") || (await choose(watch.runs, "Open which run?"));
+      const name = text(args, "name") || (await choose(watch.runs, "Open"));
       return name ? runs.open({ name }) : undefined;
     },
   });
   commands.addCommand(ids.newRun, {
     label: (args) => (args.isLauncher ? "New Run" : "New Run..."),
-    caption: "Choose, check and submit a run in a form",
+    caption: "Configure, check and submit a run in a form",
     icon: newRunIcon,
     execute: (args) => forms.open(args as any),
   });
   commands.addCommand(ids.trainOnText, {
     label: "Train on This Text",
-    caption: "Open the form with a run that trains on this text",
+    caption: "Open the form for a run that trains on this text",
     icon: newRunIcon,
     isVisible: () => chosenTexts(app, browsers).length > 0,
     execute: () => {
@@ -169,25 +169,25 @@ function activate(
   });
   commands.addCommand(ids.compare, {
     label: "Compare Runs",
-    caption: "Curves, settings that differ and figures of several runs",
+    caption: "Compare the curves, settings and results of several runs",
     icon: runsIcon,
     isVisible: (args) => names(args).length > 0,
     execute: (args) => (names(args).length ? comparisons.open(args as any) : lists.open({})),
   });
-  for (const [command, action, label, open] of [
-    [ids.stopRun, "stop", "Stop Run...", (run: RunEntry) => run.active],
-    [ids.resumeRun, "resume", "Resume Run...", (run: RunEntry) => !run.active && toneOf(run) !== "good"],
+  for (const [command, action, verb, open] of [
+    [ids.stopRun, "stop", "Stop", (run: RunEntry) => run.active],
+    [ids.resumeRun, "resume", "Resume", (run: RunEntry) => !run.active && toneOf(run) !== "good"],
   ] as const)
     commands.addCommand(command, {
-      label,
+      label: `${verb} Run...`,
       execute: async (args) => {
-        const name = text(args, "name") || (await choose(watch.runs.filter(open), `${label.slice(0, -7)} which run?`));
+        const name = text(args, "name") || (await choose(watch.runs.filter(open), verb));
         if (name) await act(name, action);
       },
     });
   commands.addCommand(ids.tensorBoard, {
     label: "TensorBoard",
-    caption: "TensorBoard of the runs of this server",
+    caption: "Open TensorBoard with the runs of this server",
     icon: tensorBoardIcon,
     execute: (args) => boards.open(args as any),
   });
@@ -250,19 +250,19 @@ function activate(
   );
 }
 
-/** The title of a comparison's tab, which has space for two names. */
+/** Return the title of a comparison's tab, which has space for two names. */
 function comparedWords(names: string[]): string {
   return names.length > 2 ? `Compare ${names[0]} and ${names.length - 1} more` : `Compare ${names.join(", ")}`;
 }
 
-/** Let the user choose a run; "" if none was chosen. */
-async function choose(runs: readonly RunEntry[], title: string): Promise<string> {
+/** Let the user choose a run, with `verb` in the title. Resolves to "" if the user chose none, or if `runs` is empty. */
+async function choose(runs: readonly RunEntry[], verb: string): Promise<string> {
   const items = runs.map((run) => run.name);
   if (!items.length) {
-    notify("There is no such run.", "info");
+    notify(`There is no run to ${verb.toLowerCase()}.`, "info");
     return "";
   }
-  return (await InputDialog.getItem({ title, items })).value ?? "";
+  return (await InputDialog.getItem({ title: `${verb} which run?`, items })).value ?? "";
 }
 
 export default plugin;

@@ -1,4 +1,4 @@
-// nbtrain's section comes first in every launcher, for the eye and for the Tab key.
+// Puts nbtrain's section first in every launcher, both on the screen and in the order of the Tab key.
 
 import type { ILabShell, JupyterFrontEnd } from "@jupyterlab/application";
 
@@ -6,14 +6,14 @@ import { CATEGORY } from "./names";
 
 const SECTION = ".jp-Launcher-section";
 
-/** Move our section before the others of a launcher, which JupyterLab sorts by itself. */
+/** Move nbtrain's section before the other sections of a launcher. JupyterLab sorts them differently. */
 function putFirst(launcher: Element): void {
   const card = launcher.querySelector(`.jp-LauncherCard[data-category="${CATEGORY}"]`);
   const own = card?.closest(SECTION), first = launcher.querySelector(SECTION);
   if (own && first && first !== own) first.before(own);
 }
 
-/** Keep our section first in the launchers of the main area, also after they are drawn again. */
+/** Keep nbtrain's section first in the launchers of the main area, even after they are drawn again. */
 export function firstInLaunchers(shell: JupyterFrontEnd.IShell): void {
   const watched = new WeakSet<Element>();
   const watch = () => {

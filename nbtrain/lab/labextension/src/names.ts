@@ -1,4 +1,4 @@
-// Names that must not change: menus and saved layouts refer to commands, and the page refers to ids.
+// Names that must not change, because menus and saved layouts refer to them.
 
 export const CATEGORY = "nbtrain";
 export const PLUGIN = "nbtrain:plugin";

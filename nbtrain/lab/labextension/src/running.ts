@@ -13,7 +13,7 @@ export function addToRunning(
   stop: (name: string) => void,
 ): void {
   managers.add({
-    name: "Runs of nbtrain",
+    name: "nbtrain Runs",
     running: () =>
       watch.active.map(
         (run): IRunningSessions.IRunningItem => ({
@@ -28,9 +28,9 @@ export function addToRunning(
     shutdownAll: () => watch.active.forEach((run) => stop(run.name)),
     refreshRunning: () => watch.refresh(),
     runningChanged: watch.changed,
-    shutdownLabel: "Stop: save a checkpoint and end the job",
+    shutdownLabel: "Stop the job; in mode full, it saves a checkpoint first",
     shutdownAllLabel: "Stop All",
     shutdownAllConfirmationText:
-      "Stop all active runs of nbtrain? Each saves a checkpoint at its next step and ends; it can be resumed.",
+      "Stop all active nbtrain runs? Each run exits at its next step; in mode full, it saves a checkpoint first and can be resumed.",
   });
 }

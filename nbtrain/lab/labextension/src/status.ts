@@ -1,4 +1,4 @@
-// The status bar's item: how many runs are active; a click shows them.
+// The item in the status bar with the number of active runs. A click shows the runs.
 
 import type { IStatusBar } from "@jupyterlab/statusbar";
 import { Signal } from "@lumino/signaling";
@@ -20,7 +20,7 @@ export class Status {
       const words = active.length === 1 ? "1 run" : `${active.length} runs`;
       button.textContent = `nbtrain: ${words}`;
       button.title = active.map((run) => `${run.name}: ${run.pill[0]}`).join("\n");
-      button.setAttribute("aria-label", `nbtrain: ${words} active; show the runs`);
+      button.setAttribute("aria-label", `nbtrain: ${words} active. Show the runs.`);
       this._changed.emit();
     });
   }
@@ -36,7 +36,7 @@ export class Status {
       item: this._item,
       align: "left",
       rank: 90,
-      // Without this, the item stays hidden after the window was narrow once.
+      // With a lower priority, the item would stay hidden after the window was narrow once.
       priority: 1,
       isActive: () => this._wanted && this.watch.active.length > 0,
       activeStateChanged: this._changed,

@@ -1,5 +1,5 @@
-// The tabs of the main area: a run, the runs, TensorBoard. Each has a stable id, so that it is opened once and
-// comes back after a reload.
+// The tabs of the main area, such as a run, the list of runs, and TensorBoard. Each tab has a stable id, so that it opens
+// only once and is restored after a reload.
 
 import type { ILayoutRestorer, JupyterFrontEnd } from "@jupyterlab/application";
 import { IFrame, MainAreaWidget, WidgetTracker } from "@jupyterlab/apputils";
@@ -18,7 +18,7 @@ export interface TabKind {
   caption?(args: ReadonlyJSONObject): string;
   /** The arguments that distinguish a tab from others of its kind, and restore it after a reload. */
   own(args: ReadonlyJSONObject): ReadonlyJSONObject;
-  /** `id`: the tab's. `changed`: for a view that changes the arguments of its tab. */
+  /** Create the tab's view. `id` is the id of the tab; a view calls `changed` to change the arguments of its tab. */
   content(args: ReadonlyJSONObject, id: string, changed: (args: ReadonlyJSONObject) => void): Widget;
 }
 
@@ -33,7 +33,7 @@ export class Tabs {
   restore(restorer: ILayoutRestorer): void {
     void restorer.restore(this._tracker, {
       command: this.kind.command,
-      // A tab whose arguments have changed keeps its place in the layout by its id.
+      // With its id, a tab keeps its place in the layout even if its arguments have changed.
       args: (widget) => ({ ...this._args.get(widget), id: widget.id }),
       name: (widget) => widget.id,
     });
@@ -55,7 +55,7 @@ export class Tabs {
       this._describe(widget, own);
       void this._tracker.add(widget);
     }
-    // Notebook 7 has one document in its main area, so everything else goes below.
+    // The main area of Notebook 7 has room for one document only, so all other tabs go below it.
     const below = this.app.name === "Jupyter Notebook";
     if (!widget.isAttached) this.app.shell.add(widget, below ? "down" : "main", { mode: "tab-after" });
     this.app.shell.activateById(widget.id);
@@ -63,7 +63,7 @@ export class Tabs {
     return widget;
   }
 
-  /** An id made of the arguments. A tab with this id may show something else by now. */
+  /** Return a free id made of the arguments. The plain id may belong to a tab whose arguments have changed. */
   private _freeId(own: ReadonlyJSONObject): string {
     const wanted = [this.kind.namespace, ...Object.values(own).map(wordOf)].join("-");
     let id = wanted;
@@ -90,13 +90,13 @@ export class Tabs {
 
 const wordOf = (value: unknown) => (typeof value === "string" ? value : JSON.stringify(value));
 
-/** The entries of `args` that have a value. */
+/** Return those of the entries `keys` of `args` that have a value. */
 export function only(args: ReadonlyPartialJSONObject, ...keys: string[]): ReadonlyJSONObject {
   const given = keys.filter((key) => args[key] !== undefined && args[key] !== null && args[key] !== "");
   return Object.fromEntries(given.map((key) => [key, args[key]])) as ReadonlyJSONObject;
 }
 
-/** Give Notebook 7's area below the document a height; it opens with none. */
+/** Give Notebook 7's area below the document a height. It opens without one. */
 function giveHeight(widget: Widget): void {
   let around: Widget | null = widget;
   while (around && !(around instanceof SplitPanel)) around = around.parent;
@@ -104,19 +104,19 @@ function giveHeight(widget: Widget): void {
   if (below < above / 4) around?.setRelativeSizes([2, 3]);
 }
 
-/** The page with a live TensorBoard of one run or of all runs; it follows JupyterLab's theme. */
+/** Return a frame with a live TensorBoard of one run or of all runs. It follows JupyterLab's theme. */
 export function tensorBoardFrame(name: string): Widget {
   const page = name ? `nbtrain/tensorboard/?${new URLSearchParams({ run: name })}` : "nbtrain/tensorboard/";
   return pageFrame(page, name ? `TensorBoard of ${name}` : "TensorBoard of all runs");
 }
 
-/** The page to try the models of the runs: serving/page.html, behind jupyter-server-proxy. */
+/** Return a frame with the page that tries models: serving/page.html, behind jupyter-server-proxy. */
 export function modelsFrame(name: string): Widget {
   const query = name ? `?${new URLSearchParams({ model: name })}` : "";
   return pageFrame(`nbtrain-models/${query}`, name ? `Try the model of ${name}` : "Try a model");
 }
 
-/** A page of this server. */
+/** Return a frame with a page of this server. */
 function pageFrame(page: string, title: string): Widget {
   const frame = new IFrame({
     sandbox: ["allow-scripts", "allow-same-origin", "allow-downloads", "allow-popups", "allow-forms"],

@@ -1,4 +1,4 @@
-// Types for the parts of nbtrain/lab/ui that are used here; those modules are plain JavaScript.
+// Types for the parts of nbtrain/lab/ui that the extension uses. Those modules are plain JavaScript.
 
 declare module "*/ui/host/server.js" {
   export class Server {

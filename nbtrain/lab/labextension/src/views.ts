@@ -1,4 +1,4 @@
-// The views of lab/ui as widgets: created when they are attached to the page, ended with their widget.
+// The views of lab/ui as widgets. A view is created when its widget is attached to the page, and ends with its widget.
 
 import { Widget } from "@lumino/widgets";
 import type { Message } from "@lumino/messaging";
@@ -47,7 +47,7 @@ export class View extends Widget {
   private _end: Mounted | null = null;
 }
 
-/** `changed`: called with the names when the user adds or removes a run. */
+/** Return the comparison; `changed` is called with the names when the user adds or removes a run. */
 export const compareView = (server: Server, host: Host, names: string[], changed: (names: string[]) => void) =>
   new View("Compare", (root) => mountCompare(root, { server, host, names, changed }));
 
@@ -57,14 +57,14 @@ export const formView = (server: Server, host: Host, start: object, id: string) 
     return mountForm(root, { server, host, start, id });
   });
 
-/** `compact`: for the sidebar. */
+/** Return the list of runs; `compact` is its form for the sidebar. */
 export const runsView = (server: Server, host: Host, compact: boolean) =>
   new View("Runs", (root) => {
     if (!compact) root.classList.add("nbt-fills");
     return mountRuns(root, { server, host, compact });
   });
 
-/** `place`: what is open at first. */
+/** Return the page of a run; `place` is what it shows first. */
 export const runView = (server: Server, host: Host, name: string, place: Place = {}) =>
   new View("Run", (root) => {
     root.classList.add("nbt-fills");

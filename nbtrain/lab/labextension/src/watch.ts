@@ -1,5 +1,5 @@
-// The runs of this server for the Running panel, the status bar and the notifications. They share the poll of the
-// page's lists. A hidden page does not poll.
+// The runs of this server for the Running panel, the status bar and notifications, which share one poll with the lists of
+// the page. A hidden page does not poll.
 
 import { Signal, type ISignal } from "@lumino/signaling";
 
@@ -23,7 +23,7 @@ type Feed = ReturnType<ReturnType<typeof runsFeed>["join"]>;
 export const toneOf = (run: RunEntry) => run.pill[1];
 
 const LONGEST_MS = 300_000;
-// The runs that were active when this page last heard of them, so that an end during a reload is reported after it.
+// Key of the runs that were active at the last poll. A run that ends during a reload is thus reported after the reload.
 const ACTIVE_KEY = "nbtrain:active-runs";
 
 function savedActive(root: string): Set<string> {
@@ -31,7 +31,7 @@ function savedActive(root: string): Set<string> {
     const { root: saved, names } = JSON.parse(sessionStorage.getItem(ACTIVE_KEY) ?? "{}");
     return new Set(saved === root ? (names as string[]) : []);
   } catch {
-    // No storage, or an entry that is not ours.
+    // There is no storage, or the entry was not written by this code.
     return new Set();
   }
 }
@@ -42,7 +42,7 @@ export class RunsWatch {
     server.changed = () => this.refresh();
   }
 
-  /** The newest list; empty until the server has answered, and while it does not. */
+  /** The newest list of runs; empty until the server has responded, and while it does not respond. */
   get runs(): readonly RunEntry[] {
     return this._runs;
   }
@@ -74,7 +74,7 @@ export class RunsWatch {
   // --- the watcher's side of the feed ---
 
   wait(): number {
-    // The interval grows while the server extension is missing; the list of runs reports that.
+    // The interval grows while the server extension is missing. The list of runs reports that it is missing.
     return Math.min(LONGEST_MS, this._interval * 2 ** this._failures);
   }
 
@@ -84,7 +84,7 @@ export class RunsWatch {
     this._wasActive ??= savedActive(value.run_root_id);
     const wasActive = this._wasActive;
     const ended = this._runs.filter((run) => wasActive.has(run.name) && !run.active);
-    // Keep the list while the server does not answer, so that runs that end meanwhile are noticed afterwards.
+    // This list is kept while the server does not respond, so that runs that end meanwhile are noticed afterwards.
     this._wasActive = new Set(this.active.map((run) => run.name));
     try {
       sessionStorage.setItem(ACTIVE_KEY, JSON.stringify({ root: value.run_root_id, names: [...this._wasActive] }));

@@ -4,12 +4,11 @@
 //           bounds: [{word, value}], marks: [{x, kind, words}], xName, xForm, yName, yForm, fromZero, top?,
 //           smoothing?, begin?, namedAbove?, endNames?, where?}
 //
-// A thinned line has the mean of each interval as y, and its lowest and highest value as low and high, which are
-// drawn as a band. `bad` are the ranges of x whose values are NaN or Inf: the line has a gap there, which is
-// marked. With `endNames`, each line has its name at its end (chart_ends.js). where(line, at) returns the step,
-// tokens and time of a point in words.
+// In a thinned line, y is the mean of each interval, and low and high are its lowest and highest values, which are drawn
+// as a band. `bad` lists the ranges of x with NaN or Inf values; the line has a marked gap there. With `endNames`, each
+// line has its name at its end (chart_ends.js). where(line, at) returns the step, tokens and time of a point in words.
 //
-// xForm and yForm are forms of numbers.js. Charts of one ChartGroup share what is hovered and zoomed.
+// xForm and yForm are number formats of numbers.js. The charts of a ChartGroup share the pointer's position and the zoom.
 
 import { endMargin, endNames } from "./chart_ends.js";
 import { chartCsv, chartPng, chartSvg } from "./chart_files.js";
@@ -20,11 +19,11 @@ import { button, download, element, known, menu, stamp } from "../elements/dom.j
 const RIGHT = 10, TOP = 24, BOTTOM = 20;
 // Space between a curve and the frame, as a share of the curve's range.
 const MARGIN = 0.06;
-// Least distance between two labels of an axis, in pixels.
+// Minimum distance between two labels of an axis, in pixels.
 const APART_X = 70, APART_Y = 34;
-// Most values that are shown at the pointer.
+// Maximum number of values that are shown at the pointer.
 const MOST_READ = 4;
-// A line is read at the pointer up to this far beyond its ends, or up to the distance between its points.
+// A line has a value at the pointer up to this distance beyond its ends, or up to the distance between its points.
 const NEAR_PIXELS = 4;
 // A drag shorter than this is a click.
 const DRAG_PIXELS = 6;
@@ -38,20 +37,20 @@ export function svg(tag, attributes, text) {
 
 const stroke = (line) => `var(--nbt-${line.color})`;
 const finite = Number.isFinite;
-// Least width of the mark of a gap, in pixels.
+// Minimum width of the mark of a gap, in pixels.
 const GAP_PIXELS = 3;
-// Number of gaps that are labelled.
+// Maximum number of gaps that are labelled.
 const MOST_GAP_LABELS = 3;
-// Number of names in the legend of a chart until the user shows all of them.
+// Maximum number of names in a chart's legend until the user shows all of them.
 const MOST_NAMES_SHOWN = 8;
-// Number of lines in the readout of a chart.
+// Maximum number of lines in the readout of a chart.
 const MOST_TIP_ROWS = 12;
 // Distance of the readout from the pointer, in pixels.
 const TIP_PIXELS = 14;
 // "request = limit" is drawn as the limit.
 const boundClass = ({ word }) => (word === "request" ? "nbt-request" : "nbt-limit");
 
-/** Whether `x` is outside the range of sorted numbers by more than their mean distance and more than `least`. */
+/** Return whether `x` is outside the range of sorted numbers by more than their mean distance and more than `least`. */
 function beyond(sorted, x, least) {
   const first = sorted[0], last = sorted[sorted.length - 1];
   const reach = Math.max(least, (last - first) / Math.max(1, sorted.length - 1));
@@ -94,7 +93,7 @@ export class Chart {
     this.group = group;
     this.fileName = name;
     this.log = false;
-    /** [lowest, highest] of the vertical axis as the user chose them; null leaves an end to the values. */
+    /** [lowest, highest] of the vertical axis as the user chose them; null fits an end to the values. */
     this.ends = [null, null];
     this.isLarge = isLarge;
     this.large = null;
@@ -125,7 +124,7 @@ export class Chart {
     });
     return menu(
       "\u22ef",
-      "log axis, zoom, PNG, SVG and CSV of this chart",
+      "Chart options: log axis, zoom, save as PNG, SVG or CSV",
       this.logEntry,
       button("Reset zoom", "", () => this.group.zoom(null)),
       button("Save as PNG", "", async () => download(`${this.fileName}.png`, await chartPng(this))),
@@ -143,11 +142,11 @@ export class Chart {
 
   enlargeButton() {
     const node = button("\u2922", "Enlarge this chart", () => this.enlarge(), "nbt-enlarge");
-    node.setAttribute("aria-label", "enlarge this chart");
+    node.setAttribute("aria-label", "Enlarge this chart");
     return node;
   }
 
-  /** Show the chart in the whole window, with its own ranges, smoothing and axis; Escape closes it. */
+  /** Show a copy of the chart in the whole window, with its own ranges, smoothing and axis. Escape closes it. */
   enlarge() {
     if (!this.spec) return;
     const dialog = element("dialog", "nbt-large"), tools = element("div", "nbt-tools");
@@ -162,9 +161,9 @@ export class Chart {
       chart.show({ ...this.spec, smoothing: Number(smoothing.value) });
     };
     smoothing.addEventListener("input", copy);
-    const slider = element("label", "nbt-field", "smoothing ");
+    const slider = element("label", "nbt-field", "Smoothing ");
     slider.append(smoothing, said);
-    const ends = ["lowest", "highest"].map((words, at) => {
+    const ends = ["Lowest", "Highest"].map((words, at) => {
       const input = element("input");
       Object.assign(input, { type: "text", inputMode: "decimal", placeholder: "auto", size: 7 });
       input.addEventListener("input", () => {
@@ -201,7 +200,7 @@ export class Chart {
     // A single line with the name of the chart needs no legend.
     const only = spec.lines.length === 1 && !(spec.bounds || []).length ? spec.lines[0].label : "";
     const same = Boolean(only) && only.toLowerCase() === (spec.title || "").toLowerCase();
-    // Names that are shown once above all charts are not repeated; the notes of a line are.
+    // Names that are shown once above all charts are not repeated in each chart, except for lines with a note.
     const named = spec.namedAbove ? spec.lines.filter((line) => line.note) : spec.lines;
     const marks = same && !spec.lines[0].note ? [] : named.map((line) => {
       const mark = element("i", line.dash ? "nbt-dashed" : "", line.label);
@@ -233,7 +232,7 @@ export class Chart {
 
   // --- axes ---
 
-  /** The frame: ranges, scales and ticks of the visible part; null without any point. */
+  /** Return the frame: ranges, scales and ticks of the visible part; null if the chart has no points. */
   frame(width) {
     const { spec, height } = this, range = this.group.range;
     const xs = spec.lines.flatMap((line) => (line.x.length ? [line.x[0], line.x[line.x.length - 1]] : []));
@@ -299,7 +298,7 @@ export class Chart {
     };
   }
 
-  /** The ends of the vertical axis: the user's, if they make a range that the axis can show. */
+  /** Return the ends of the vertical axis: the user's ends if the axis can show their range, else `low` and `high`. */
   chosenEnds(low, high) {
     const [own0, own1] = [this.ends[0] ?? low, this.ends[1] ?? high];
     return own1 > own0 && (!this.log || own0 > 0) ? [own0, own1] : [low, high];
@@ -313,7 +312,7 @@ export class Chart {
     const frame = (this.now = this.frame(width));
     if (!frame) {
       const place = { x: width / 2, y: height / 2, "text-anchor": "middle" };
-      this.picture.replaceChildren(svg("text", place, "no points yet"));
+      this.picture.replaceChildren(svg("text", place, "No points yet"));
       this.picture.setAttribute("aria-label", `${spec.title || spec.yName}: no points yet`);
       return;
     }
@@ -359,7 +358,7 @@ export class Chart {
     this.said = words;
   }
 
-  /** Labels of the x axis; the last one includes the axis's name. */
+  /** Return the labels of the x axis; the last label includes the name of the axis. */
   xAxis({ xLabels, X }, right) {
     const parts = [], y = this.height - 6, name = this.spec.xName;
     let room = right + 4;
@@ -374,7 +373,7 @@ export class Chart {
     return parts;
   }
 
-  /** The names at the ends of the lines, if the chart has room for them. */
+  /** Return the names at the ends of the lines; [] if the chart has no room for them. */
   endNames(frame) {
     const { spec } = this;
     if (!spec.endNames || frame.right === frame.width - RIGHT) return [];
@@ -391,7 +390,7 @@ export class Chart {
     });
   }
 
-  /** The ranges in which a line is NaN or Inf, as marked areas. */
+  /** Return marked areas for the ranges in which a line is NaN or Inf. */
   gaps({ x0, x1, X }) {
     const ranges = this.spec.lines.flatMap((line) => (line.bad || []).map(([from, to]) => ({ line, from, to })));
     const seen = ranges.filter(({ from, to }) => to >= x0 && from <= x1);
@@ -407,8 +406,8 @@ export class Chart {
   }
 
   /**
-   * The visible parts of a line, each a list of points without a gap, with one more point on each side;
-   * `values` are its values, smoothed ones, or the ends of its band.
+   * Return the visible parts of a line, each a list of points without a gap, with one more point on each side of the
+   * visible range. `values` are the line's values, its smoothed values, or one end of its band.
    */
   parts(line, values, { x0, x1, X, Y }) {
     const breaks = new Set((line.bad || []).map(([from]) => line.x.findIndex((x) => x >= from)));
@@ -431,7 +430,7 @@ export class Chart {
     const lines = (parts, attributes) => parts.filter((part) => part.length > 1).forEach((part) =>
       drawn.push(svg("polyline", { points: text(part), ...attributes })));
     if (line.high && line.high.some((high, at) => high > line.low[at])) {
-      // On a log axis, or at a gap, an end of the band may be missing: then this part has none.
+      // On a log axis or at a gap, an end of the band may be missing. This part of the line then has no band.
       const above = this.parts(line, line.high, frame), below = this.parts(line, line.low, frame);
       above.forEach((part, at) => below[at] && below[at].length === part.length && drawn.push(
         svg("polygon", { class: "nbt-band", points: `${text(part)} ${text([...below[at]].reverse())}`, style: fill })));
@@ -478,7 +477,8 @@ export class Chart {
     this.group.zoom(ends);
   }
 
-  /** Left and Right read one point after another, + and - zoom around it, 0 or Escape shows the whole range. */
+  /** Handle keys: Left and Right go to the previous and next point, + and - zoom around the point, and 0 or Escape shows
+   *  the whole range. */
   key(event) {
     const line = this.spec && this.spec.lines.find((one) => one.x.length);
     if (!line || !this.now || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -502,7 +502,7 @@ export class Chart {
     acts[event.key]();
   }
 
-  /** Mark the points nearest to `wanted` and read their values out; returns the words. */
+  /** Mark the points nearest to `wanted` and show their values. Returns the values in words, "" without points. */
   hover(wanted, frame, parts) {
     const { spec } = this, { X, Y } = frame, rows = [];
     const points = spec.lines.flatMap((line) => {
@@ -513,7 +513,7 @@ export class Chart {
     const closer = (one, two) => (Math.abs(two.x - wanted) < Math.abs(one.x - wanted) ? two : one);
     const nearestPoint = points.reduce(closer), { x } = nearestPoint;
     for (const { line, at, x: near, value } of points) {
-      // A line that is not there: of a shorter run, or of a validation that comes later.
+      // The line has no value here, for example because its run is shorter or its validation comes later.
       if (beyond(line.x, x, NEAR_PIXELS * (frame.valueAt(1) - frame.valueAt(0)))) {
         rows.push([line, "\u2013", ""]);
         continue;
@@ -535,7 +535,7 @@ export class Chart {
     return words;
   }
 
-  /** A point's value, and its range and smoothed value if the line has them. */
+  /** Return a point's value, and its range and smoothed value if the line has them. */
   readings(line, at, value) {
     const read = (number) => readLabel(this.spec.yForm, number), more = [];
     if (line.low && line.high[at] > line.low[at]) more.push(`${read(line.low[at])} to ${read(line.high[at])}`);
@@ -544,7 +544,7 @@ export class Chart {
     return [line.words ? line.words[at] : read(value), more.join(", ")];
   }
 
-  /** The readout next to the pointer: the place, and a row for each line. */
+  /** Show the readout next to the pointer: the place, and a row for each line. */
   showTip(place, rows, x, width) {
     const table = element("table");
     table.append(...rows.slice(0, MOST_TIP_ROWS).map(([line, value, more]) => {

@@ -1,25 +1,26 @@
-// The names of lines at their ends, in a margin at the right of a chart, moved apart so that none covers another.
+// The names of lines at their ends, in a margin at the right of a chart. They are moved apart, so that no name covers
+// another.
 
 const END_NAME_PIXELS = 11, END_LETTER_PIXELS = 6, END_MARK_PIXELS = 12, END_GAP = 4;
 // Largest margin, also as a share of the chart; a chart that is narrower than LEAST_NAMED_WIDTH has no names.
 const MOST_END_MARGIN = 148, MOST_END_SHARE = 0.3, LEAST_NAMED_WIDTH = 300;
 const END_TEXT_AT = END_MARK_PIXELS + 2 * END_GAP;
 
-/** Shorten a name in its middle: names of runs of one series differ at their ends. */
+/** Shorten a name in its middle, because the names of related runs differ at their ends. */
 export function shortName(text, most) {
   if (text.length <= most) return text;
   const end = Math.floor((most - 1) / 2);
   return `${text.slice(0, most - 1 - end)}\u2026${text.slice(text.length - end)}`;
 }
 
-/** The margin in pixels that the names of `lines` take at the right; 0 without room for them. */
+/** Return the margin in pixels that the names of `lines` need at the right; 0 if the chart has no room for them. */
 export function endMargin(lines, width) {
   if (width < LEAST_NAMED_WIDTH || !lines.length) return 0;
   const longest = Math.max(...lines.map(({ label }) => label.length));
   return Math.min(END_TEXT_AT + END_LETTER_PIXELS * longest, MOST_END_MARGIN, MOST_END_SHARE * width);
 }
 
-/** Move positions apart by at least `least`, within [low, high]; they keep their order. */
+/** Move positions apart by at least `least`, within [low, high]. Their order is kept. */
 export function spreadApart(positions, least, low, high) {
   const order = positions.map((_, at) => at).sort((one, two) => positions[one] - positions[two]);
   const placed = [...positions];
@@ -37,7 +38,7 @@ export function spreadApart(positions, least, low, high) {
 }
 
 /**
- * Elements of the names: [tag, attributes, text].
+ * Return the elements of the names: [[tag, attributes, text, title], ...].
  *
  * ends   [{line, x, y}]: the last visible point of each line, in pixels
  * place  {right, width, top, floor}: the frame's right edge, the chart's width, and the frame's vertical range

@@ -1,11 +1,11 @@
-// A chart as a file: PNG and SVG of the visible part, CSV of all its points.
+// Charts as files: PNG and SVG of the visible part, CSV of all points.
 
 const PIXELS = 2;
 // The legend above a picture, in pixels: height of a row, margin, length of a line sample, space between names.
 const LEGEND_ROW = 17, LEGEND_MARGIN = 8, LINE_SAMPLE = 14, NAMES_APART = 14;
 const DRAWN = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-size", "font-family"];
 
-/** Return CSV with the points of all lines: a row for each x; a column for each line, three if it was thinned. */
+/** Return CSV with the points of all lines: a row for each x, and a column for each line, or three for a thinned line. */
 export function chartCsv(spec) {
   const columns = spec.lines.flatMap((line) => [
     [line.label, line, line.y],

@@ -1,4 +1,4 @@
-// The specs for chart.js: charts of a snapshot, of a job's resources and of metrics.
+// The specs that chart.js draws, for the charts of a snapshot, of a job's resources and of metrics.
 
 import { count, nearest, whole } from "./numbers.js";
 import { known, stamp } from "../elements/dom.js";
@@ -21,7 +21,7 @@ function gapNote(bad, last) {
 
 const numbers = (values) => values && values.map((value) => value ?? NaN);
 
-/** The charts of a snapshot (monitor/metrics/chart_data.py) by step. */
+/** Return the specs of a snapshot's charts (monitor/metrics/chart_data.py), by step. */
 export const snapSpecs = (snap) =>
   snap.shown.charts.map((chart) => ({
     title: "",
@@ -45,14 +45,14 @@ export const snapSpecs = (snap) =>
     smoothing: chart.smoothing,
   }));
 
-/** A chart of a job's resources (monitor/job/usage_charts.py) by the time since it was submitted. */
+/** Return the spec of a chart of a job's resources (monitor/job/usage_charts.py), by the time since the submission. */
 export const usageSpec = (chart) => ({
   title: chart.title,
   begin: chart.begin,
   bounds: chart.bounds,
   lines: toldApart(equalTogether(chart.lines.map((line) => {
     const curve = chart.curves[line.name];
-    // Its band reaches from each mean, or from a group's lowest value, up to the largest sample of its interval.
+    // The band reaches from each mean, or from the lowest value of a group, up to the largest sample of the interval.
     const band = curve.maxima ? { low: curve.minima || curve.values, high: curve.maxima } : {};
     return { ...line, x: curve.steps, y: curve.values, ...band, words: curve.words };
   }))),
@@ -61,7 +61,7 @@ export const usageSpec = (chart) => ({
   yName: "",
   yForm: chart.form,
   fromZero: true,
-  // A utilization is drawn on a scale up to 100 %.
+  // Utilization is drawn on a scale up to 100 %.
   top: chart.form === "share" ? 1 : null,
 });
 
@@ -69,7 +69,7 @@ export const usageSpec = (chart) => ({
 const LINE_COLORS = 4;
 const LINE_DASHES = ["", "7 3", "2 3"];
 
-/** Colour and dashes of a chart's line. */
+/** Return the colour and dashes of a chart's line by its index. */
 export const lineLook = (at) => ({
   color: `c${at % LINE_COLORS}`,
   dash: LINE_DASHES[Math.floor(at / LINE_COLORS) % LINE_DASHES.length],
@@ -78,9 +78,9 @@ export const lineLook = (at) => ({
 const X_FORMS = { step: "whole", tokens: "count", time: "seconds", flops: "count", cost: "number" };
 
 /**
- * The spec of a chart from an answer of the route metrics (monitor/metrics/metric_charts.py).
+ * Return the spec of a chart from a response of the route metrics (monitor/metrics/metric_charts.py).
  *
- * chart    {title, names}; a comparison's names are runs, and `of` is the scalar that they show
+ * chart    {title, names}; in a comparison {title, names, of}: the names are runs, and `of` is the scalar to show
  */
 export function metricSpec(chart, { tags, series, marks }, { axis, begin, smoothing }) {
   const rows = new Map(tags.map((row) => [row.tag, row]));
@@ -124,11 +124,11 @@ function nearestStep(steps, step) {
   return at < 0 ? steps.length - 1 : at;
 }
 
-// The note of a curve that is identical to another one and therefore covers it.
+// Length of the dashes of a curve that covers an identical curve.
 const DASH_PIXELS = 6;
 const MOST_EQUAL = 3;
 
-/** Return how many points two lines share if one is the beginning of the other, else 0. */
+/** Return how many points two lines share if one is the beginning of the other; otherwise 0. */
 function commonPoints(one, two) {
   const length = Math.min(one.x.length, two.x.length);
   const same = (at) => one.x[at] === two.x[at] && Object.is(one.y[at], two.y[at]);
@@ -150,13 +150,13 @@ export function equalTogether(lines) {
   });
 }
 
-/** Dash lines that cover an earlier one exactly, so that both are visible, and explain it in `note`. */
+/** Dash the lines that exactly cover an earlier line, so that both are visible, and explain this in their `note`. */
 export function toldApart(lines) {
   return lines.map((line, at) => {
     const below = lines.slice(0, at).filter((one) => commonPoints(one, line));
     if (!below.length) return line;
     const whole = below.find((one) => one.x.length === line.x.length);
-    const note = whole ? `equal to ${whole.label}` : `equal to ${below[0].label} as far as both go`;
+    const note = whole ? `equal to ${whole.label}` : `equal to ${below[0].label} where both have points`;
     return { ...line, dash: `${DASH_PIXELS} ${DASH_PIXELS * below.length}`, note };
   });
 }

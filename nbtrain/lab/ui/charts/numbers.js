@@ -1,5 +1,5 @@
-// Numbers, ticks on axes and smoothing of zoomable charts, as in base/text/amounts.py and monitor/metrics/chart_data.py.
-// tests/lab/ui/numbers.json has the expected results for both.
+// Number formats, axis ticks and smoothing for zoomable charts. They give the same results as base/text/amounts.py and
+// monitor/metrics/chart_data.py; tests/lab/ui/numbers.json has the expected results for both languages.
 
 /** Round as Python does: a tie, which only exact binary fractions can be, goes to the even digit. */
 function fixed(value, digits) {
@@ -9,7 +9,7 @@ function fixed(value, digits) {
   return `${value < 0 ? "-" : ""}${(low / 10 ** digits).toFixed(digits)}`;
 }
 
-/** The number with at most six significant digits, as Python's "g" writes it. */
+/** Format a number with at most six significant digits, as Python's format "g" does. */
 function general(value) {
   if (value === 0) return "0";
   const exponent = Math.floor(Math.log10(Math.abs(value)));
@@ -22,7 +22,7 @@ function general(value) {
 }
 
 const trimmed = (text) => (text.includes(".") ? text.replace(/0+$/, "").replace(/\.$/, "") : text);
-/** A number's text with commas: "1234.5" as "1,234.5". */
+/** Add commas to the text of a number: "1234.5" becomes "1,234.5". */
 export const grouped = (text) => text.replace(/^-?\d+/, (digits) => digits.replace(/\B(?=(\d{3})+$)/g, ","));
 
 /** Format 126638592 as "126.6M". */
@@ -33,18 +33,18 @@ export function count(value) {
   return general(value);
 }
 
-/** 42949672960 as "40.0 GiB". */
+/** Format 42949672960 as "40.0 GiB". */
 export function size(bytes) {
   for (const [unit, mark] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]])
     if (Math.abs(bytes) >= unit) return `${fixed(bytes / unit, 1)} ${mark}`;
   return `${fixed(bytes, 0)} B`;
 }
 
-/** Steps and other whole numbers: "1,200", "12k" if all ticks are thousands. */
+/** Format steps and other whole numbers: "1,200", or "12k" if all ticks are thousands. */
 export const whole = (value, step) =>
   value >= 10000 && step % 1000 === 0 ? count(value) : grouped(Math.round(value).toString());
 
-/** 0.00015 as "1.5e-4", with as many digits as it needs to differ from its neighbour, `step` away. */
+/** Format 0.00015 as "1.5e-4", with as many digits as needed to differ from the next tick, which is `step` away. */
 export function scientific(value, step = 0) {
   if (!value) return "0";
   const order = (one) => Math.floor(Math.log10(Math.abs(one)) + 1e-9);
@@ -53,7 +53,7 @@ export function scientific(value, step = 0) {
   return `${trimmed(mantissa)}e${Number(exponent)}`;
 }
 
-// With just enough decimals to differ from a neighbour `step` away.
+// Formats a number with just enough decimals to differ from the next tick, which is `step` away.
 const decimals = (value, step) =>
   fixed(value, Math.min(20, Math.max(0, -Math.floor(Math.log10(step) + 1e-9))));
 
@@ -81,7 +81,7 @@ const FORMS = {
   },
 };
 
-/** The label of a tick. A form that is not in the table is a unit, which follows the number. */
+/** Return the label of a tick. A form that FORMS does not have is a unit, which is written after the number. */
 export const tickLabel = (form, value, step) =>
   FORMS[form] ? FORMS[form](value, step) : `${count(value)} ${form}`;
 
@@ -90,7 +90,7 @@ const spread = (first, last, step) =>
     Number(((first + at) * step).toPrecision(12)),
   );
 
-/** The value at the pointer, with four digits, or five for a loss. */
+/** Format the value at the pointer, with four digits, or five for a loss. */
 export function readLabel(form, value) {
   const size = Math.abs(value), digits = form === "decimals" ? 5 : 4;
   if (form === "count" || form === "whole") return grouped(trimmed(value.toFixed(size < 100 ? 2 : 0)));
@@ -101,7 +101,8 @@ export function readLabel(form, value) {
   return grouped(text.includes("e") ? value.toFixed(0) : text);
 }
 
-/** Round numbers from `low` to `high`: 1, 2 or 5 times a power of ten apart, at least `least` of them. */
+/** Return round numbers from `low` to `high`. Their distance is 1, 2 or 5 times a power of ten. If that gives fewer than
+ *  `least` ticks, a smaller distance is used. */
 export function ticks(low, high, most, least = 3, integer = false) {
   for (let wanted = most; ; wanted += 1) {
     const rough = (high - low) / wanted, power = 10 ** Math.floor(Math.log10(rough));
@@ -118,7 +119,7 @@ const TIMES = [
   864000, 1728000, 4320000, 8640000,
 ];
 
-/** Round times between two times in seconds. */
+/** Return at most `most` round times between two times, in seconds. */
 export function timeTicks(low, high, most) {
   const ends = (step) => [Math.ceil(low / step - 1e-9), Math.floor(high / step + 1e-9)];
   const fits = (step) => ends(step)[1] - ends(step)[0] < most;
@@ -126,14 +127,15 @@ export function timeTicks(low, high, most) {
   return spread(...ends(step), step);
 }
 
-/** Round amounts of a binary unit from `low` to `high`. */
+/** Return round numbers of bytes from `low` to `high`, a power of two apart. */
 export function byteTicks(low, high) {
   const step = 2 ** Math.max(0, Math.ceil(Math.log2(Math.max(high - low, 1) / 5)));
   const first = Math.ceil(low / step), last = Math.floor(high / step);
   return spread(first, last, step);
 }
 
-/** Powers of ten between two positive numbers. If these are few, multiples by 2 and 5 too, or round numbers. */
+/** Return the powers of ten between two positive numbers. If there are fewer than 3, multiples of them are added; if that
+ *  is still too few, return round numbers. */
 export function logTicks(low, high) {
   const between = (factors) => {
     const found = [];
@@ -151,7 +153,7 @@ export function logTicks(low, high) {
   return ticks(low, high, 4);
 }
 
-/** Exponential moving average with bias correction: the first value is unchanged. */
+/** Return the exponential moving average with bias correction; the first value is unchanged. */
 export function smoothed(values, weight) {
   if (!(weight > 0)) return values;
   let sum = 0, share = 1;
@@ -163,7 +165,7 @@ export function smoothed(values, weight) {
   });
 }
 
-/** The index of the number nearest to `wanted` in sorted numbers. */
+/** Return the index of the number nearest to `wanted` in sorted numbers. */
 export function nearest(sorted, wanted) {
   let low = 0, high = sorted.length - 1;
   while (low < high) {

@@ -1,7 +1,7 @@
 // Runs side by side: one chart per scalar with the curves of all runs, and tables of settings and results.
 //
-// The user hides and removes runs, adds others, and chooses a baseline, to which the results are then compared.
-// A run that cannot be read keeps its chip, with the reason; the others are compared without it.
+// The user can hide, remove and add runs, and choose a baseline with which the results are compared. A run that cannot
+// be read keeps its chip, with the reason below; the other runs are compared without it.
 
 import { Chart, ChartGroup } from "../charts/chart.js";
 import { lineLook, metricSpec, toldApart } from "../charts/chart_spec.js";
@@ -16,7 +16,7 @@ import { button, checkbox, choices, copyText, element, known, menu } from "../el
 const COMPARED_HEIGHT = 190;
 const COMPARED_POINTS = 400;
 const COMPARED_MS = 5000;
-// For long runs, an answer has only the part of the metrics that was read so far.
+// The metrics of long runs are read in parts, and a response has only what was read so far.
 const UNREAD_MS = 800;
 const COMPARED_SMOOTHING = 0.6;
 const COPIED_MS = 1500;
@@ -30,21 +30,21 @@ const FIRST_COMPARED = [
   "grad_norm",
 ];
 const COMPARED_AXES = {
-  step: "by step",
-  tokens: "by tokens",
-  flops: "by model FLOPs",
-  time: "by time since the start",
-  cost: "by cost",
+  step: "By step",
+  tokens: "By tokens",
+  flops: "By model FLOPs",
+  time: "By time since the start",
+  cost: "By cost",
 };
 const AXIS_NAMES = { flops: "FLOPs", cost: "cost" };
 
 /**
- * Show the runs `names` side by side in `root`; returns a function that ends it.
+ * Show the runs `names` side by side in `root`. Returns a function that ends the view.
  *
- * server   Server of server.js, or null: then only `value` is drawn
+ * server   Server of server.js; null draws only `value`
  * host     the actions that this page offers (host.js)
- * published  {file, text} of published figures that the cell was given; without, those that this browser keeps
- * value    {tables, curves: {name: answer of the route metrics}} at the time when the cell ran
+ * published  {file, text} of published figures that were passed to the cell; if missing, those that this browser keeps
+ * value    {tables, curves: {name: response of the route metrics}} from the time when the cell ran
  * changed  called with the names when the user adds or removes a run
  */
 export function mountCompare(root, { server, names, host = {}, value = null, published, changed = () => {} }) {
@@ -82,12 +82,12 @@ class Compare {
     this.resized.observe(root);
   }
 
-  /** Runs whose curves and columns are shown, in the order of their chips. */
+  /** The runs whose curves and columns are shown, in the order of their chips. */
   get shown() {
     return this.names.filter((name) => !this.hidden.has(name) && !this.failures.has(name));
   }
 
-  /** Runs that differ only in their seeds. */
+  /** Groups of shown runs that differ only in their seeds. */
   get allGroups() {
     return this.tables ? seedGroups(this.tables, this.shown) : [];
   }
@@ -97,7 +97,7 @@ class Compare {
     return this.seeds.input.checked ? this.allGroups : [];
   }
 
-  /** Colour and dashes of the lines of a run or, if it is in one, of its group. */
+  /** Return the colour and dashes of a run's lines. A run that is drawn in a group has those of the group. */
   lookOf(name) {
     const group = this.groups.find((names) => names.includes(name));
     return lineLook(this.names.indexOf(group ? group[0] : name));
@@ -111,20 +111,20 @@ class Compare {
     this.axis.setAttribute("aria-label", "axis of the charts");
     choices(this.axis, Object.entries(COMPARED_AXES));
     this.axis.addEventListener("change", () => this.group.zoom(null) || this.paint());
-    const log = checkbox("log axis", () => {
+    const log = checkbox("Log axis", () => {
       this.logAxis = log.input.checked;
       this.charts.forEach((chart) => (chart.log = this.logAxis));
       this.paint();
     });
-    this.all = checkbox("all curves", () => this.paint());
-    this.seeds = checkbox("seeds as a band", () => this.paint());
-    this.seeds.title = "Runs that differ only in their seed: their mean, with a band from the lowest to the highest";
+    this.all = checkbox("All curves", () => this.paint());
+    this.seeds = checkbox("Seeds as a band", () => this.paint());
+    this.seeds.title = "Draw runs that differ only in their seed as their mean, with a band from the lowest to the highest value";
     node.append(this.axis, this.smoothingSlider(), log, this.all, this.seeds);
     return node;
   }
 
   smoothingSlider() {
-    const label = element("label", "nbt-field", "smoothing "), input = element("input");
+    const label = element("label", "nbt-field", "Smoothing "), input = element("input");
     const words = element("output", "", COMPARED_SMOOTHING.toFixed(2));
     Object.assign(input, { type: "range", min: 0, max: 0.99, step: 0.01, value: COMPARED_SMOOTHING });
     input.addEventListener("input", () => {
@@ -138,15 +138,15 @@ class Compare {
 
   resultsHead() {
     const node = element("div", "nbt-tools"), title = element("h4", "", "Results");
-    const label = element("label", "nbt-field", "baseline ");
+    const label = element("label", "nbt-field", "Baseline ");
     this.baseline = element("select");
     this.baseline.addEventListener("change", () => this.paintTables());
     label.append(this.baseline);
-    this.onlyDifferent = checkbox("only what differs", () => this.paintTables());
+    this.onlyDifferent = checkbox("Only differences", () => this.paintTables());
     this.copy = menu("Copy", "Copy the results and the settings as a table", ...TABLE_FORMATS.map((format) =>
       button(`As ${format}`, "", () => this.copied(format))));
     if (this.host.linkTo)
-      this.copy.list.append(button("Link", "An address that opens this comparison in JupyterLab", async () => {
+      this.copy.list.append(button("Link", "Copy a link that opens this comparison in JupyterLab", async () => {
         await copyText(this.host.linkTo(this.names));
         this.copyDone("Copied the link");
       }));
@@ -156,7 +156,7 @@ class Compare {
 
   settingsHead() {
     const node = element("div", "nbt-tools");
-    this.onlyDiffering = checkbox("only what differs", () => this.paintTables());
+    this.onlyDiffering = checkbox("Only differences", () => this.paintTables());
     this.onlyDiffering.input.checked = true;
     node.append(element("h4", "", "Settings"), this.onlyDiffering);
     return node;
@@ -209,10 +209,10 @@ class Compare {
     this.paint();
     if (this.server) this.read();
     else this.note.textContent =
-      "These values are from when the cell ran: this page cannot reach a Jupyter server that has these runs.";
+      "These values are from the time when the cell ran. This page cannot reach a Jupyter server that has these runs.";
   }
 
-  /** Keep tables; the seeds of a sweep are a band unless the user chose otherwise. */
+  /** Store new tables. The first tables of a sweep turn on the band for seeds; the user can turn it off. */
   took(tables) {
     if (!this.tables && tables.sweep) this.seeds.input.checked = true;
     this.tables = tables;
@@ -240,7 +240,7 @@ class Compare {
     if (!this.ended && again && this.names.length) this.timer = setTimeout(() => this.read(), wait);
   }
 
-  /** Read the tables and the curves of each run; returns whether a run is active. */
+  /** Read the tables and the curves of each run. Resolves to whether a run is active. */
   async readRuns(turn) {
     const tables = await this.published.tables(this.names);
     if (turn !== this.turn) return false;
@@ -254,7 +254,7 @@ class Compare {
         if (turn !== this.turn) return false;
         this.curves.set(name, answer);
       } catch (error) {
-        // If the server does not answer, all runs fail alike: the page reports it, and no single run is blamed.
+        // If the server does not respond, the error concerns all runs, and is reported for the whole page.
         if (!error.status) throw error;
         unreadable.push([name, error.message]);
       }
@@ -325,7 +325,7 @@ class Compare {
   }
 }
 
-/** The curves of a run by the chosen axis: FLOPs from its tokens, cost from the time of its devices. */
+/** Return a curve with values for the chosen axis: FLOPs computed from tokens, or cost from the time of the devices. */
 function scaled(part, axis, scale) {
   if (axis === "flops") return { ...part, flops: part.tokens.map((tokens) => tokens * scale.flops_per_token) };
   if (axis === "cost") return { ...part, cost: part.time.map((time) => time * scale.money_per_second) };
@@ -338,7 +338,7 @@ function hasAxis(axis, scale) {
 }
 
 /**
- * [[name of a scalar, spec for chart.js], ...]: one line for each run that has it.
+ * Return [[name of a scalar, spec for chart.js], ...]. Each chart has one line for each run that has the scalar.
  *
  * looks(name)   {color, dash} of a run's lines
  * scales        {name: {flops_per_token, money_per_second, currency}}
@@ -365,7 +365,7 @@ export function comparedSpecs(names, curves, options) {
       const part = curves.get(name).series[tag], begin = began.get(name);
       series[name] = scaled({ ...part, time: part.time.map((time) => time - begin) }, axis, scale(name));
     }
-    // The title of a task is its name, which is shown unchanged.
+    // The title of a task is its name, whose first letter stays as it is.
     const row = tags.get(tag), at = tag.startsWith("task/") ? 0 : 1;
     const title = row.title.slice(0, at).toUpperCase() + row.title.slice(at);
     const answer = { tags: [row], series, marks: [] };
@@ -380,9 +380,9 @@ export function comparedSpecs(names, curves, options) {
 }
 
 /**
- * Lines of runs that differ only in their seed as one line: the mean over the runs, with a band from the lowest to
- * the highest. It has the places of the run with the most points, as far as at least two of the runs go; the
- * others are read between their points, because runs are rarely logged at the same time or cost.
+ * Draw the lines of runs that differ only in their seed as one line: the mean over the runs, with a band from the lowest
+ * to the highest value. The line has a point where the run with the most points has one and at least two runs have a
+ * value. The other runs are interpolated there, because runs are rarely logged at the same time or cost.
  * `groups` is [[name, ...], ...].
  */
 export function seedBands(lines, groups) {
@@ -411,14 +411,14 @@ export function seedBands(lines, groups) {
   return drawn;
 }
 
-/** The common beginning of names, up to a separator: "gpt-125m" for gpt-125m-seed-1 and gpt-125m-seed-2. */
+/** Return the common beginning of names without the seed: "gpt-125m" for gpt-125m-seed-1 and gpt-125m-seed-2. */
 function commonBegin(names) {
   const differs = [...names[0]].findIndex((letter, at) => names.some((name) => name[at] !== letter));
   const begin = names[0].slice(0, differs < 0 ? undefined : differs).replace(/[-_.]*(seed)?[-_.]*\d*$/, "");
   return begin || names[0];
 }
 
-/** The value of a line at `wanted`, between its neighbouring points; NaN outside of its range. */
+/** Return the value of a line at `wanted`, interpolated between its points; NaN outside the range of the line. */
 function valueBetween({ x, y }, wanted) {
   const after = x.findIndex((at) => at >= wanted);
   if (after < 0 || (after === 0 && x[0] > wanted)) return NaN;
@@ -427,10 +427,10 @@ function valueBetween({ x, y }, wanted) {
   return y[after - 1] + share * (y[after] - y[after - 1]);
 }
 
-// model.seed and the seeds of other sections.
+// Whether a key is the seed of a section, such as model.seed.
 const isSeed = (key) => key.split(".").pop() === "seed";
 
-/** Groups of the runs `shown` whose settings differ only in their seeds: [[name, ...], ...]. */
+/** Return groups of the runs `shown` whose settings differ only in their seeds: [[name, ...], ...]. */
 export function seedGroups({ settings }, shown) {
   const groups = new Map(), rows = settings.rows.filter(([key]) => !isSeed(key));
   const seeds = settings.rows.filter(([key]) => isSeed(key));
@@ -440,7 +440,7 @@ export function seedGroups({ settings }, shown) {
     const others = JSON.stringify(rows.map((row) => row[column]));
     groups.set(others, [...(groups.get(others) || []), name]);
   }
-  // Two runs of one seed are a repetition, not a sample.
+  // Runs with the same seed are repetitions, which say nothing about the spread over seeds.
   const isSampled = (names) => {
     const columns = names.map((name) => settings.heads.indexOf(name));
     return new Set(columns.map((column) => JSON.stringify(seeds.map((row) => row[column])))).size > 1;

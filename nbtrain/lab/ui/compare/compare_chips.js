@@ -1,8 +1,8 @@
-// The runs of a comparison: one chip each, with the look of its lines, and a menu that adds a run.
+// The runs of a comparison: a chip for each run, with the colour and dashes of its lines, and a menu that adds a run.
 
 import { button, element, menu } from "../elements/dom.js";
 
-/** The most runs of one comparison; MOST_RUNS of monitor/runs/compare.py. */
+/** Maximum number of runs in a comparison; the same as MOST_RUNS in monitor/runs/compare.py. */
 export const MOST_COMPARED = 12;
 export class CompareChips {
   /** `compare` is the page of compare.js. */
@@ -43,7 +43,7 @@ export class CompareChips {
     if (place) this.focus(...place);
   }
 
-  /** Give the focus back to a part of a chip, or to the menu if its run was removed. */
+  /** Return the focus to a part of a chip, or to the menu if the chip's run was removed. */
   focus(name, part) {
     const chip = [...this.list.children].find((node) => node.dataset.run === name);
     const target = chip && chip.querySelector(`[data-part=${part}]`);
@@ -74,7 +74,7 @@ export class CompareChips {
     return node;
   }
 
-  /** Read the runs of the server for the menu. */
+  /** Request the server's runs for the menu. */
   async fill() {
     this.adding.list.replaceChildren(element("p", "nbt-empty", "Reading\u2026"));
     try {
@@ -95,7 +95,7 @@ export class CompareChips {
     const offered = this.runs.filter((name) => !names.includes(name) && name.toLowerCase().includes(wanted));
     const full = names.length >= MOST_COMPARED;
     const none = full ? `A comparison shows at most ${MOST_COMPARED} runs. Remove one first.`
-      : "No other run matches.";
+      : "No other runs match.";
     this.offers.replaceChildren(...(full || !offered.length
       ? [element("p", "nbt-empty", none)]
       : offered.map((name) => button(name, "", () => this.compare.add(name)))));

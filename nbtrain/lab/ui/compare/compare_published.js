@@ -1,14 +1,14 @@
-// Others' published figures in a comparison: a YAML file that the user chooses, which this browser keeps.
+// Published figures of others in a comparison: a YAML file that the user chooses, and that this browser keeps.
 //
-// The server reads it (nbtrain/monitor/runs/published.py) and adds its columns to the tables. A file that it refuses is
-// reported with the place of the problem, and the tables are shown without it.
+// The server reads the file (nbtrain/monitor/runs/published.py) and adds its columns to the tables. If the server refuses
+// the file, the page reports the place of the problem and shows the tables without the file.
 
 import { button, element } from "../elements/dom.js";
 
 const PUBLISHED_KEY = "nbtrain-published-figures";
-// Answers to a file that is too large or wrong.
+// Statuses of the response for a file that is too large or invalid.
 const REFUSED = [400, 413, 422];
-const PUBLISHED_TITLE = "A YAML of names and figures, such as 345M on 8 NPUs: {samples/s: 59.7}";
+const PUBLISHED_TITLE = "Choose a YAML file of names and figures, such as 345M on 8 NPUs: {samples/s: 59.7}";
 
 export class PublishedFigures {
   /** `compare` is the page of compare.js; `given` is {file, text} of a notebook's cell. */
@@ -32,14 +32,14 @@ export class PublishedFigures {
     const { server } = this.compare;
     this.add.hidden = !server || Boolean(this.kept);
     this.remove.hidden = !server || !this.kept;
-    if (this.kept) this.remove.title = `Compare without the figures of ${this.kept.file}`;
+    if (this.kept) this.remove.title = `Remove the figures of ${this.kept.file} from the comparison`;
   }
 
   async chosen() {
     const [file] = this.input.files;
     if (!file) return;
     const text = await file.text();
-    // The same file can be chosen again after a correction.
+    // Without this, the same file could not be chosen again after the user has corrected it.
     this.input.value = "";
     this.keep({ file: file.name, text });
   }
@@ -54,14 +54,14 @@ export class PublishedFigures {
     this.compare.read();
   }
 
-  /** The tables of the runs `names`, with the published figures unless the server refuses them. */
+  /** Request the tables of the runs `names`, with the published figures unless the server refuses them. */
   async tables(names) {
     const { server } = this.compare, query = new URLSearchParams({ runs: names.join(",") }), published = this.kept;
     if (published) {
       try {
         return await server.call("compare", "POST", { runs: names, published });
       } catch (error) {
-        // Any other error, for example of a run that is being deleted, says nothing about the file.
+        // Other errors, for example because a run is being deleted, are not caused by the file.
         if (!REFUSED.includes(error.status)) throw error;
         // The user may have removed or replaced the file meanwhile.
         if (this.kept === published) {
@@ -81,7 +81,7 @@ function keptPublished() {
     const { file, text } = JSON.parse(localStorage.getItem(PUBLISHED_KEY)) || {};
     return file && text ? { file: String(file), text: String(text) } : null;
   } catch {
-    // No storage, or an entry that is not ours.
+    // There is no storage, or the entry was not written by this code.
     return null;
   }
 }

@@ -1,14 +1,15 @@
-// The tables of a comparison: results with the best values and the distance to a baseline, settings, and both
-// as text for a paper or a report.
+// The tables of a comparison: results with the best values marked and the difference from a baseline, and settings. Both
+// can be copied as text for a paper or a report.
 
 import { known } from "../elements/dom.js";
 
 const UNKNOWN_VALUE = "\u2013";
 
-/** The columns of the runs `shown` in a table of the route compare. */
+/** Return the column indices of the runs `shown` in a table of the route compare. */
 const columnsOf = ({ heads }, shown) => shown.map((name) => heads.indexOf(name)).filter((at) => at > 0);
 
-/** The relative distance of a value to the baseline's: "+1.2 %"; "" without one. */
+/** Return the relative difference of a value from the baseline's value: "+1.2 %"; "" if either is missing or they are
+ *  equal. */
 export function distance(value, base) {
   if (!known(value) || !known(base) || !base || value === base) return "";
   const percent = (100 * (value - base)) / Math.abs(base);
@@ -17,7 +18,7 @@ export function distance(value, base) {
   return `${percent < 0 ? "\u2212" : "+"}${size.toFixed(digits)} %`;
 }
 
-/** The best of the numbers, for a metric of which a low or a high number is better; null if none stands out. */
+/** Return the best of the numbers; `better` is "low" or "high". null if all numbers are equal or only one is known. */
 function bestOf(values, better) {
   const numbers = values.filter(known);
   if (!better || numbers.length < 2) return null;
@@ -26,7 +27,7 @@ function bestOf(values, better) {
 }
 
 /**
- * Results of the runs `shown` and published figures, for DataTable: {heads, rows}.
+ * Return the results of the runs `shown` and the published figures, for DataTable: {heads, rows}.
  *
  * baseline    name of the run that the others are compared with; "" for none
  * different   whether rows in which all runs agree are omitted
@@ -58,7 +59,7 @@ export function comparedResults({ figures, published = [] }, shown, { baseline, 
   return { heads: ["result", ...columns.map((column) => figures.heads[column])], rows };
 }
 
-/** Settings of the runs `shown`, for DataTable; `different` omits settings in which they agree. */
+/** Return the settings of the runs `shown`, for DataTable; `different` omits the settings in which they agree. */
 export function comparedSettings({ settings }, shown, { different }) {
   const columns = columnsOf(settings, shown), rows = [];
   const same = different ? [] : (settings.same || []).map(([key, value]) => [key, ...columns.map(() => value)]);
@@ -97,7 +98,7 @@ const WRITERS = {
 /** The formats in which a comparison is copied. */
 export const TABLE_FORMATS = Object.keys(WRITERS);
 
-/** Tables {heads, rows} as text, with an empty line between them. */
+/** Return tables {heads, rows} as text, with an empty line between the tables. */
 export const tablesText = (format, tables) =>
   tables
     .map(({ heads, rows }) => WRITERS[format](heads, rows.map(({ cells }) => cells.map(textOf))).join("\n"))

@@ -33,7 +33,7 @@ export class Clamped {
   toggle(open = !this.open) {
     this.open = open;
     this.text.classList.toggle("nbt-clamp-open", open);
-    // The whole text scrolls; without this it could be scrolled by the mouse only.
+    // The whole text scrolls. Without a tab index, only the mouse could scroll it.
     if (open) this.text.tabIndex = 0;
     else this.text.removeAttribute("tabindex");
     this.text.scrollTop = 0;

@@ -1,4 +1,4 @@
-// Small helpers for text and elements. Python and numbers.js format numbers; only times are formatted here, in
+// Small helpers for text and elements. Numbers are formatted by Python and numbers.js. Times are formatted here, in
 // the user's time zone.
 
 export const known = (value) => value !== null && value !== undefined;
@@ -37,7 +37,10 @@ const ASKED = {
   resume: "Resume requested.",
 };
 
-/** The message for a request that the server accepted; a queued job has no ranks yet. */
+/** The message for an action that failed: "Stop failed: the run no longer exists." */
+export const failedWords = (action, message) => `${action[0].toUpperCase()}${action.slice(1)} failed: ${message}`;
+
+/** The message for a request that the server accepted, "" if the action has none. A queued job has no ranks yet. */
 export const askedWords = (key, queued) =>
   key === "stop" && queued ? "Removal from the queue requested." : ASKED[key] || "";
 
@@ -54,8 +57,8 @@ export function element(tag, className, text) {
 }
 
 /**
- * Draw a row of `values` as children of `node` with `make(value)`; only children whose value has changed are
- * made again. A page that is drawn every second is thus laid out where something has changed.
+ * Draw `values` as children of `node` with `make(value)`. Only children whose value has changed are made again, so that
+ * a page that is drawn every second is laid out again only where something has changed.
  */
 export function drawEach(node, values, make) {
   const before = node.drawn || [];
@@ -82,7 +85,7 @@ export function button(text, title, act, className = "") {
   return node;
 }
 
-/** A menu with the elements `filled`. A click elsewhere, Escape or one of its buttons closes it. */
+/** A menu with the elements `filled`. It closes on a click outside, on Escape, and on a click on one of its buttons. */
 export function menu(words, title, ...filled) {
   const node = element("details", "nbt-menu"), list = element("div", "nbt-menu-list");
   const summary = element("summary", "", words);

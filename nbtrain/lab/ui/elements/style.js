@@ -1,5 +1,5 @@
-// The style sheet of all views, in the colours of JupyterLab's theme. A view's root has the class nbt-root;
-// what one view needs alone stands under the class of that view.
+// The style sheet of all views, in the colours of JupyterLab's theme. A view's root has the class nbt-root. Rules for a
+// single view use the class of that view.
 
 const CSS = `
 .nbt-root{--nbt-fg:var(--jp-ui-font-color1,#1f2328);--nbt-dim:var(--jp-ui-font-color2,#6b7280);

@@ -1,5 +1,5 @@
-// A table of rows {kind, time, cells}: sorted by a click on a column head, with filter, column menu and pages.
-// A cell is text, an element, or {text, title, className, note, tone}: `note` follows the text in small type.
+// A table of rows {kind, time, cells}. A click on a column head sorts it; it can have a filter, a column menu and pages.
+// A cell is text, an element, or {text, title, className, note, tone}; `note` follows the text in small type.
 
 import { button, checkbox, element, known, menu, moment, stamp, zone } from "./dom.js";
 
@@ -18,7 +18,7 @@ function figure(words) {
   return number ? Number(number) * SIZES[unit || "B"] : text;
 }
 
-/** Replace the content of `node`; if a button had the focus, the new one at its place gets it. */
+/** Replace the content of `node`. If a button had the focus, the new button at its position gets the focus. */
 function keepFocus(node, parts) {
   const controls = () => [...node.querySelectorAll("button, summary")];
   const at = controls().indexOf(document.activeElement);
@@ -122,8 +122,8 @@ export class DataTable {
       this.page = page;
       this.draw();
     };
-    const back = button("\u2039", "previous page", to(this.page - 1));
-    const on = button("\u203a", "next page", to(this.page + 1));
+    const back = button("\u2039", "Previous page", to(this.page - 1));
+    const on = button("\u203a", "Next page", to(this.page + 1));
     back.disabled = this.page === 0;
     on.disabled = begin + size >= rows.length;
     const words = `${begin + 1}\u2013${Math.min(begin + size, rows.length)} of ${rows.length}`;
@@ -150,7 +150,7 @@ export class DataTable {
       cell.scope = "col";
       const mine = this.order && this.order.column === column;
       if (this.sortable) {
-        const sort = button(title, `sort by ${title}`, () => {
+        const sort = button(title, `Sort by ${title}`, () => {
           const direction = this.order && this.order.column === column ? -this.order.direction : 1;
           this.order = { column, direction };
           this.draw();

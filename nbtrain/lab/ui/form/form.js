@@ -1,6 +1,6 @@
-// The launch form: its values, the requests that check them, and the actions of its buttons. All texts come
-// from lab/form/answers.py, through the server's routes form, form/assess, form/layouts and submit, or through
-// the kernel that opened the form.
+// The launch form: its values, the requests that check them, and the actions of its buttons. Field texts, problems and
+// plans come from lab/form/answers.py, through the server's routes form, form/assess, form/layouts and submit, or
+// through the kernel that opened the form.
 
 import { FormAsks } from "./form_requests.js";
 import {
@@ -12,7 +12,8 @@ import { mountRun } from "../run/run.js";
 import { choices, element } from "../elements/dom.js";
 
 const AGAIN_MS = 4000;
-// An idle kernel receives a change much sooner.
+// If the kernel has not acknowledged a change after this time, the form checks whether the kernel still runs. An idle
+// kernel acknowledges a change much sooner.
 const HEARD_MS = 2500;
 
 // The setting that a clone changes most often.
@@ -31,7 +32,7 @@ const changesCounted = (number) => `${number} ${number === 1 ? "change" : "chang
  * start    {yaml, overrides, mode, clone, place}: the values that the form opens with
  * model    the anywidget model of lab/widgets/launcher.py, or null
  * id       key under which the browser saves typed values; "" saves nothing
- * isGone   for a form whose widget was lost: returns whether the kernel has ended or is only unreachable
+ * isGone   for a form whose widget was lost: returns true if the kernel has ended, false if it is only unreachable
  * below    whether a submitted run is shown below the form
  */
 export function mountForm(root, options) {
@@ -50,7 +51,7 @@ class Form extends FormHeld {
     this.lost = Boolean(isGone);
     this.submitting = false;
     this.isGone = isGone || (() => true);
-    /** The number of the last change that the kernel is known to have. */
+    /** The number of the last change that the kernel is known to have received. */
     this.heard = 0;
     this.ended = false;
     this.asked = 0;
@@ -81,7 +82,7 @@ class Form extends FormHeld {
     this.timer = setTimeout(() => this.assess(), wait);
   }
 
-  /** The newest answer does not match the form's values any more: a cell would contain the old ones. */
+  /** The newest response no longer matches the form's values, and a cell made from it would contain old values. */
   unchecked() {
     this.submitButton.disabled = this.insert.disabled = true;
   }
@@ -92,7 +93,8 @@ class Form extends FormHeld {
       for (const other of otherViews(this.id, this)) other.adopt(this.copy()) && other.lookLater();
     }
     if (this.model && !this.lost) {
-      // A trait is sent only after the answer to its last change, and a cell run meanwhile would get an old value.
+      // The values are sent as a message, because JupyterLab sends a change of a trait only after the kernel has
+      // acknowledged the previous one: a cell that is run meanwhile would get an old value.
       const status = ({ content }) => content.execution_state === "idle" && this.look();
       this.model.send({ kind: "hold", held: this.copy() }, { iopub: { status } });
       this.lookLater();
@@ -105,7 +107,7 @@ class Form extends FormHeld {
     this.looking = setTimeout(() => this.unheardNow() && this.look(), HEARD_MS);
   }
 
-  // --- questions ---
+  // --- requests ---
 
   ask(path, more = {}) {
     return this.asks.ask(path, { ...this.question, ...more });
@@ -121,13 +123,13 @@ class Form extends FormHeld {
     }
   }
 
-  /** No server or kernel answers, or the request is refused. */
+  /** Report that neither the server nor the kernel responds, or that the request was refused. */
   failed(error, again) {
     this.submitButton.disabled = true;
     if (error.status) return this.say(error.message, "bad");
     const kept = this.id ? " This browser saves what you type." : "";
     const kernel = this.lost && this.isGone() ? " The kernel that created the form has ended too." : "";
-    const words = `The form cannot be checked or submitted now: ${error.message}${kernel}${kept}`;
+    const words = `The form cannot be checked or submitted now. ${error.message}${kernel}${kept}`;
     this.say(words, "bad", [["Try again", again]]);
     this.unheard = true;
     this.sayKernel();
@@ -167,7 +169,7 @@ class Form extends FormHeld {
     this.root.dataset.line = found.line;
   }
 
-  /** Request the description of a YAML with the form's values, and show it. */
+  /** Request the description of a YAML with the form's values, and show it. Resolves to whether that succeeded. */
   async describe() {
     const mine = (this.asked += 1);
     this.reads += 1;
@@ -197,7 +199,7 @@ class Form extends FormHeld {
     this.refill();
     const { assessment } = described;
     this.proposeName(assessment.taken);
-    // With another name, the problem of this one is over.
+    // If the form proposes another name, the problem with this name no longer applies.
     const problems = assessment.problems.filter(({ key }) => key !== "name" || !this.proposal);
     this.take({ ...assessment, problems });
     if (this.proposal) this.touched();
@@ -230,24 +232,24 @@ class Form extends FormHeld {
     const before = this.copy(), left = this.changes;
     Object.assign(this.state, { yaml, typed: {} });
     if (!(await this.redescribe(before))) return;
-    const parts = [`Opened ${yaml}${this.givenWords(" with the notebook's ")}.`], actions = [];
+    const parts = [`Opened ${yaml}${this.givenWords(" with the notebook's overrides ")}.`], actions = [];
     if (this.described.left_out)
-      parts.push(`The notebook's overrides do not fit it and were not applied: ${this.described.left_out}`);
+      parts.push(`The notebook's overrides do not fit this YAML and were not applied: ${this.described.left_out}`);
     if (left) {
       parts.push(`${changesCounted(left)} to ${before.yaml} ${left === 1 ? "was" : "were"} not carried over.`);
       actions.push(["Apply them here", () => this.use(before.typed, `the changes to ${before.yaml}`)]);
       actions.push(["Undo", () => this.put(before)]);
     }
-    if (this.described.given.length) actions.push(["Drop the overrides", () => this.dropGiven()]);
+    if (this.described.given.length) actions.push(["Remove the overrides", () => this.dropGiven()]);
     const [sentence, others] = this.proposed();
     this.say([...parts, sentence].filter(Boolean).join(" "), "", [...actions, ...others]);
   }
 
-  /** Request the description of the new state; if the YAML cannot be read, restore the state `before`. Returns
-   *  whether the form shows the new state: not if the user chose another one meanwhile. */
+  /** Request the description of the new state. If the YAML cannot be read, restore the state `before`. Returns whether
+   *  the form shows the new state; false if the user chose another state meanwhile. */
   async redescribe(before) {
     const mine = (this.reads += 1), isOver = () => mine !== this.reads || this.ended;
-    // An answer that is under way is about the state before.
+    // A response that is still on its way is about the previous state.
     this.asked += 1;
     this.unchecked();
     this.say("Reading\u2026");
@@ -267,6 +269,7 @@ class Form extends FormHeld {
     }
   }
 
+  /** Return the text `before` followed by the notebook's overrides; "" if there are none. */
   givenWords(before) {
     const given = this.described.given.map(([key, , now]) => `${key} = ${now}`);
     return given.length ? `${before}${given.join(", ")}` : "";
@@ -284,15 +287,15 @@ class Form extends FormHeld {
     this.state.typed = {};
     this.refill();
     this.touched();
-    const stays = this.givenWords(" Overrides of the notebook still apply: ");
+    const stays = this.givenWords(" The notebook's overrides still apply: ");
     const actions = count ? [["Undo", () => this.put(before)]] : [];
-    if (this.described.given.length) actions.push(["Drop the overrides too", () => this.dropGiven()]);
-    const words = count ? `${changesCounted(count)} undone.` : "No value was changed in the form.";
-    this.say(words + stays, "", actions);
+    if (this.described.given.length) actions.push(["Remove the overrides too", () => this.dropGiven()]);
+    const words = count ? `${changesCounted(count)} undone.` : "No values were changed in the form.";
+    this.say(words + (stays && `${stays}.`), "", actions);
     this.answer.say("");
   }
 
-  /** Use the YAML alone, without the notebook's overrides. */
+  /** Use the YAML without the notebook's overrides. */
   async dropGiven() {
     const before = this.copy();
     this.state.given = false;
@@ -319,7 +322,7 @@ class Form extends FormHeld {
       await this.host.insertCell(this.found.cell);
       this.answer.say("A cell with these values was inserted into the notebook.");
     } catch (error) {
-      this.answer.say(`No cell was inserted: ${error.message}`);
+      this.answer.say(`Cannot insert a cell: ${error.message}`);
     }
   }
 
@@ -372,12 +375,12 @@ class Form extends FormHeld {
 
   sayKernel() {
     if (!this.ofKernel) return;
-    let words = "The notebook's next cell gets these values: form.config.";
+    let words = "The notebook's next cell gets these values as form.config.";
     if (this.lost && !this.isGone())
       words = "The kernel is busy with a cell; your changes are applied when the cell finishes.";
     else if (this.lost)
       words = "The kernel that created this form has ended, so later cells do not get these values. Run the "
-        + `form's cell again; it offers to restore them${this.unheard ? "" : ". Or insert them as a cell"}.`;
+        + `form's cell again to restore them${this.unheard ? "" : ", or insert them as a cell"}.`;
     else if (this.unheardNow())
       words = "The kernel is busy with a cell; it receives the last change when the cell finishes.";
     this.kernel.textContent = words;
@@ -398,7 +401,7 @@ class Form extends FormHeld {
     return Boolean(this.model) && !this.lost && this.heard < this.state.seq;
   }
 
-  /** Check whether the model's kernel still runs: by its comm, and by the kernel's list of comms. */
+  /** Check by the model's comm and by the kernel's list of comms whether the model's kernel still runs. */
   async look() {
     const manager = this.model && this.model.widget_manager, key = this.model && this.model.get("key");
     if (!manager || !key) return;
@@ -463,7 +466,7 @@ class Form extends FormHeld {
     });
   }
 
-  /** Open the example if the YAML of the last run cannot be read any more. */
+  /** Open the example if the YAML of the last run can no longer be read. */
   async withoutLast() {
     if (!this.last || !this.isRefused) return;
     keepLastSettings(null);
@@ -472,7 +475,8 @@ class Form extends FormHeld {
     if (await this.describe()) this.greet();
   }
 
-  /** The first message: who answers, or changes that an earlier form had. */
+  /** Show the first message: that the kernel responds instead of the server, or which settings the form opens with, or
+   *  that an earlier form has changes that can be restored. */
   greet() {
     this.sayKernel();
     const found = this.id && !Object.keys(this.state.typed).length ? orphanOf(this.startKey, this.id) : null;
@@ -494,14 +498,14 @@ class Form extends FormHeld {
     const [sentence, actions] = this.proposed(), { last } = this, words = [this.asks.words];
     if (last) {
       const example = this.described.yamls[0];
-      words.push(`These are the settings of ${last.name}, which was submitted last from this browser.`);
+      words.push(`The form opens with the settings of ${last.name}, the last run submitted from this browser.`);
       if (example && (example !== last.yaml || this.changes)) actions.push([`Open ${example}`, () => this.open(example)]);
     }
     this.say([...words, sentence].filter(Boolean).join(" "), "", actions);
   }
 
-  /** Take values that the kernel (form.set in a cell) or another view of this form has changed. Returns whether
-   *  they are newer. */
+  /** Adopt values that were changed by the kernel (form.set in a cell) or in another view of this form. Returns false,
+   *  without adopting them, if they are not newer. */
   adopt(held) {
     if (!held || !(held.seq > this.state.seq)) return false;
     const same = held.yaml === this.state.yaml && held.given === this.state.given;

@@ -1,4 +1,4 @@
-// The form's answer to Submit: that the run is submitted, and then its state.
+// The form's message after Submit: that the run was submitted, followed by its current state.
 
 import { submitted } from "./form_requests.js";
 import { runsFeed } from "../runs/runs_feed.js";
@@ -8,7 +8,7 @@ const ANSWER_MS = 2000;
 // For a form in a hidden tab, and for a run that has ended, which may still be deleted.
 const ANSWER_IDLE_MS = 10000;
 
-/** The state of a run in words, from its row in the list of runs: what it waits for, running, ended. */
+/** Return a run's state in words, from its row in the list of runs: what it waits for, that it runs, or its end. */
 export function runIs({ state, cause, pill: [words] = [state] }) {
   const why = cause ? `: ${cause.replace(/\.$/, "")}.` : words.endsWith(".") ? "" : ".";
   return `Now ${words}${why}`;
@@ -29,10 +29,10 @@ export class FormAnswer {
     this.node.textContent = text;
   }
 
-  /** Show the answer of the route submit; with a server, follow the run. `below`: the form shows it below. */
+  /** Show the response of the route submit; with a server, follow the run. `below`: the run is shown below the form. */
   took(found, server, below = false) {
     const { name } = found, { text, toast, kind } = submitted(found);
-    const where = below ? "It is shown below the form." : `In a cell: nb.open_run("${name}")`;
+    const where = below ? "The run is shown below the form." : `To show it in a cell, run nb.open_run("${name}").`;
     this.say(`${text} ${where}`, kind === "warning" ? kind : "good");
     // The kernel may have submitted the run to another output folder than the server's.
     if (server && this.host.openRun) this.node.append(" ", button("Open", "", () => this.host.openRun(name)));
@@ -48,13 +48,13 @@ export class FormAnswer {
       wait: () => (run && !run.active) || !this.node.getClientRects().length ? ANSWER_IDLE_MS : ANSWER_MS,
       took: ({ runs }) => {
         const found = runs.find((one) => one.name === name);
-        // The answer may have been written before the run was submitted.
+        // The response may be older than the submission.
         if (!found && run) return this.say(`The run ${name} was deleted.`);
         run = found || run;
         const words = run ? runIs(run) : "";
         if (now.textContent !== words) now.textContent = words;
       },
-      // The form's own requests report that the server does not answer.
+      // The form's own requests report that the server does not respond.
       failed: () => {},
     });
     if (this.feed) this.feed.look();

@@ -1,4 +1,4 @@
-// Values typed into forms, saved in this browser, so that a reload restores a form with or without its kernel.
+// Values typed into forms. They are saved in this browser, so that a reload restores a form with or without its kernel.
 
 const DRAFTS_KEY = "nbtrain-form-drafts";
 const LAST_KEY = "nbtrain-form-last";
@@ -8,7 +8,7 @@ function readDrafts() {
   try {
     return JSON.parse(window.localStorage.getItem(DRAFTS_KEY)) || {};
   } catch {
-    return {}; // no storage, or not written by this code
+    return {}; // there is no storage, or the entry was not written by this code
   }
 }
 

@@ -4,7 +4,7 @@ import { button, element } from "../elements/dom.js";
 
 const LONG_CHARS = 34;
 
-// The texts of a section's switch.
+// The YAML texts of a section's switch.
 export const ON = "{}";
 export const OFF = "null";
 
@@ -38,7 +38,7 @@ export class FormField {
     label.append(spec.title, " ", element("i", "", whole ? spec.key : spec.label));
     label.htmlFor = this.id;
     this.badge = element("span", "nbf-badge");
-    const back = `reset ${spec.key} to the ${base}'s value`;
+    const back = `Reset ${spec.key} to the ${base}'s value`;
     this.back = button("\u21ba", back, () => reset(spec.key), "nbf-back");
     this.back.setAttribute("aria-label", back);
     const head = element("div", "nbf-head");
@@ -103,7 +103,7 @@ export class FormField {
     }
   }
 
-  /** Whether the field's section is off; then the control is disabled. */
+  /** Set whether the field's section is off; if so, the control is disabled. */
   set off(off) {
     this.control.disabled = off;
     this.node.classList.toggle("nbf-off", off);

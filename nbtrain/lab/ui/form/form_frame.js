@@ -10,7 +10,7 @@ import { button, choices, copyButton, element } from "../elements/dom.js";
 
 let framesMade = 0;
 
-const MODE_WORDS = { full: "full: submit the run", twin: "twin: try its layout at small scale" };
+const MODE_WORDS = { full: "full: train the run", twin: "twin: try its layout at small scale" };
 
 /** The parts of the form's page, which form.js fills and listens to. */
 export class FormFrame {
@@ -56,15 +56,15 @@ export class FormFrame {
     this.titleNode.setAttribute("aria-level", "3");
     if (!this.start.clone) {
       const yamls = "The run YAMLs of the workspace, and the examples included in nbtrain.";
-      this.yaml = titled("run YAML", element("select"), yamls);
+      this.yaml = titled("Run YAML", element("select"), yamls);
       this.yaml.addEventListener("change", () => this.open(this.yaml.value));
       const about = "Path of your own YAML file, absolute or relative to the workspace.";
-      this.path = titled("or a path", element("input"), about);
+      this.path = titled("Or a path", element("input"), about);
       this.path.type = "text";
       this.path.placeholder = "my-run.yaml";
       this.path.addEventListener("change", () => this.path.value.trim() && this.open(this.path.value.trim()));
     }
-    this.name = titled("name", element("input"), "Name of the run and of its folder in the output directory.");
+    this.name = titled("Name", element("input"), "Name of the run, and of its folder in the output directory.");
     this.name.type = "text";
     this.name.dataset.key = "name";
     this.name.addEventListener("input", () => this.changed("name", this.name.value));
@@ -75,7 +75,7 @@ export class FormFrame {
     const about = ofNotebook
       ? "Whether Submit and the next cell train the run or try its layout at small scale."
       : "Whether Submit trains the run or tries its layout at small scale.";
-    this.mode = titled(ofNotebook ? "mode of the notebook" : "mode", element("select"), about);
+    this.mode = titled(ofNotebook ? "Mode of the notebook" : "Mode", element("select"), about);
     choices(this.mode, Object.entries(MODE_WORDS));
     this.mode.value = this.state.mode;
     this.mode.addEventListener("change", () => {
@@ -94,7 +94,7 @@ export class FormFrame {
     const all = "Undo every change that you made in this form.";
     this.resetButton = button("Reset", all, () => this.resetAll());
     const insert = this.host.insertCell;
-    const about = "A cell that starts a run with the values of this form.";
+    const about = "Get a cell that starts a run with the values of this form.";
     this.insert = insert
       ? button("Insert as cell", about, () => this.insertCell())
       : copyButton("Copy as cell", about, () => this.found.cell);

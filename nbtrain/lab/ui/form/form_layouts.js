@@ -1,4 +1,5 @@
-// The layout search's suggestions, requested when the section is opened; each can be applied to the fields.
+// Layouts that the layout search suggests. They are requested when the section is opened, and each can be applied to
+// the fields.
 
 import { DataTable } from "../elements/table.js";
 import { button, element } from "../elements/dom.js";
@@ -10,12 +11,12 @@ export class FormLayouts {
   constructor(form) {
     this.form = form;
     this.node = element("details", "nbt-details nbf-layouts");
-    this.node.append(element("summary", "", "Layouts: the search's suggestions"));
-    this.gpus = this.input("number", "GPUs", "number of GPUs; empty uses the run's number");
+    this.node.append(element("summary", "", "Suggested layouts"));
+    this.gpus = this.input("number", "GPUs", "Number of GPUs. If empty, the run's number is used.");
     this.gpus.min = 1;
-    this.type = this.input("text", "GPU type", "e.g. A100-80GB; empty uses the run's type");
+    this.type = this.input("text", "GPU type", "GPU type, such as A100-80GB. If empty, the run's type is used.");
     const tools = element("div", "nbt-tools");
-    tools.append(this.gpus, this.type, button("Search", "search layouts on these GPUs", () => this.search()));
+    tools.append(this.gpus, this.type, button("Search", "Search for layouts on these GPUs", () => this.search()));
     this.note = element("p", "nbt-empty");
     this.note.setAttribute("role", "status");
     this.table = new DataTable("suggested layouts", { sortable: false, act: (row) => this.actions(row) });
@@ -36,7 +37,7 @@ export class FormLayouts {
   /** The values have changed, so the suggestions that are shown are outdated. */
   age() {
     this.asked = false;
-    if (this.table.rows.length) this.note.textContent = "These results are for the values at the last search.";
+    if (this.table.rows.length) this.note.textContent = "The values have changed since this search. Search again to update the results.";
   }
 
   async search() {
@@ -54,7 +55,7 @@ export class FormLayouts {
       this.refused.hidden = !refused.length;
       const list = element("ul");
       refused.forEach((line) => list.append(element("li", "", line)));
-      this.refused.replaceChildren(element("summary", "", "Rejected layouts, and why"), list);
+      this.refused.replaceChildren(element("summary", "", "Rejected layouts and reasons"), list);
     } catch (error) {
       this.table.show([], []);
       this.refused.hidden = true;
@@ -63,7 +64,7 @@ export class FormLayouts {
   }
 
   actions({ found }) {
-    if (!found.changes.length) return [element("span", "nbf-unit", "current layout")];
+    if (!found.changes.length) return [element("span", "nbf-unit", "Current layout")];
     const title = found.changes.map(([key, before, now]) => `${key}: ${before} \u2192 ${now}`).join("\n");
     return [button("Use this", title, () => this.form.use(found.typed, found.layout))];
   }

@@ -31,7 +31,8 @@ export class FormPages {
     this.count();
   }
 
-  /** Whether a field is read. Fields of a backend that is not chosen are not read, and are shown only if changed. */
+  /** Return whether a field is shown. Fields of a backend that is not chosen have no effect, and are shown only if they
+   *  are changed or have a problem. */
   applies(key) {
     const [section, kind, rest] = key.split("."), own = this.specs.get("backend.kind");
     if (section !== "backend" || !rest || !own.choices.includes(kind)) return true;
@@ -50,7 +51,7 @@ export class FormPages {
     const backend = this.form.text("backend.kind");
     if (backend === this.backend) return;
     this.backend = backend;
-    // The fields are placed again: the one that was changed keeps the focus and its place on the page.
+    // The fields are drawn again. The changed field keeps the focus and its place on the page.
     const { page } = this.tabs, { activeElement } = document, { scrollTop } = page;
     const focused = page.contains(activeElement);
     this.open();
@@ -97,7 +98,7 @@ export class FormPages {
     if (!parts.length) parts.push(element("p", "nbt-empty", `No field matches "${this.search.value.trim()}".`));
     // A search covers all groups, so no tab is shown as chosen.
     this.tabs.bar.classList.toggle("nbf-searching", Boolean(wanted));
-    this.hits.textContent = wanted ? `${hits} ${hits === 1 ? "field" : "fields"} in all groups` : "";
+    this.hits.textContent = wanted ? `${hits} matching ${hits === 1 ? "field" : "fields"}` : "";
     this.tabs.page.replaceChildren(...parts);
     this.tabs.page.scrollTop = 0;
   }
@@ -107,7 +108,7 @@ export class FormPages {
     return `${key} ${title} ${description}`.toLowerCase().replace(/\s+/g, " ").includes(wanted);
   }
 
-  /** The field of a key in one place. An essential field is shown in two places, which stay in step. */
+  /** Return the field of a key in one place. An essential field is shown in two places, which stay in sync. */
   field(key, place) {
     const own = `${place} ${key}`;
     if (!this.fields.has(own)) {

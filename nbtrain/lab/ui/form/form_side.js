@@ -1,4 +1,4 @@
-// The results of checking the form's values: fit, time and disk; all problems; changes; the rest of the plan.
+// The results of checking the form's values: fit, time and disk, all problems, changed fields, and the plan.
 
 import { grouped } from "../charts/numbers.js";
 import { pairs } from "../elements/table.js";
@@ -31,9 +31,9 @@ export class FormSide {
     this.found = element("div", "nbf-found");
     this.found.tabIndex = 0;
     this.found.setAttribute("role", "region");
-    this.found.setAttribute("aria-label", "problems and shortages");
+    this.found.setAttribute("aria-label", "Problems and shortages");
     this.changes = this.details("Changed fields", "nbf-changes");
-    this.findings = this.details("Findings of the plan", "nbf-findings");
+    this.findings = this.details("Plan findings", "nbf-findings");
     this.plan = this.details("Plan", "nbf-plan");
     this.node.append(tiles, this.when, this.verdict, this.found, this.changes.node);
     // The remaining parts use the full width.
@@ -57,7 +57,7 @@ export class FormSide {
   show(found) {
     const { problems, shortages, headline, changes, findings } = found;
     for (const node of [this.node, this.rest]) node.classList.toggle("nbf-stale", !headline);
-    this.when.textContent = headline || !problems.length ? "" : "This plan is for the last valid values";
+    this.when.textContent = headline || !problems.length ? "" : "This plan is for the last valid values.";
     if (headline) {
       for (const [key] of TILES) this.tiles[key].textContent = headline[key];
       this.tiles.fits.className = headline.kind ? `nbf-${headline.kind}` : "";
@@ -117,7 +117,7 @@ export class FormSide {
       this.found.replaceChildren(element("p", "", "No problems found on this machine."));
       return;
     }
-    this.verdict.textContent = "This machine cannot start it yet";
+    this.verdict.textContent = "This machine cannot start the run yet";
     const fixes = new Map();
     for (const one of shortages) fixes.set(one.fix, [...(fixes.get(one.fix) || []), one]);
     this.found.replaceChildren(...[...fixes].flatMap(([fix, found]) => [
@@ -133,14 +133,14 @@ export class FormSide {
     ]), ...warnings.map((finding) => this.warning(finding)));
   }
 
-  /** Buttons for a name that another run has. */
+  /** Return the buttons for a name that is taken: use a free name, or open the other run. */
   otherNames({ name, is_run: isRun, free }) {
     const other = button(`Use the name ${free}`, "", () => this.use({ name: free }, `the name ${free}`), "nbf-act");
     const open = isRun && this.openRun ? [button(`Open ${name}`, "", () => this.openRun(name), "nbf-act")] : [];
     return [" ", other, ...open.flatMap((node) => [" ", node])];
   }
 
-  /** A warning of the plan with its fix, which a button carries out if it sets one field. */
+  /** Return a warning of the plan with its fix; a fix that sets one field is a button. */
   warning({ key, message, fix, typed }) {
     const row = element("p");
     row.append(key ? this.link(key, element("b", "", key), ` ${message}`) : message, " ");
@@ -148,16 +148,16 @@ export class FormSide {
     return row;
   }
 
-  /** A button that sets one field; `typed` is {key: text}. */
+  /** Return a button that sets one field; `typed` is {key: text}. */
   setter(typed) {
     const [[field, text]] = Object.entries(typed);
     return button(`Set ${field} to ${grouped(text)}`, "", () => this.use(typed, `${field} = ${grouped(text)}`),
       "nbf-act");
   }
 
-  /** A link that scrolls to a field. */
+  /** Return a link that scrolls to a field. */
   link(key, ...words) {
-    const node = button("", `go to ${key}`, () => this.go(key));
+    const node = button("", `Go to ${key}`, () => this.go(key));
     node.append(...words);
     return node;
   }

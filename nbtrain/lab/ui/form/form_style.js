@@ -43,7 +43,7 @@ export const FORM_CSS = `
 .nbtrain-form .nbf-help:not(.nbf-error){display:-webkit-box;-webkit-box-orient:vertical;
  -webkit-line-clamp:3;overflow:hidden}
 .nbtrain-form .nbf-help.nbf-error{overflow:auto}
-/* A problem may also use the line of the default, so that its whole text fits and nothing moves. */
+/* The text of a problem also takes the line of the default, so that it fits and nothing moves. */
 .nbtrain-form .nbf-bad .nbf-meta{display:none}
 .nbtrain-form .nbf-field.nbf-bad .nbf-help{height:5.4em}
 .nbtrain-form .nbf-error{color:var(--nbt-failed)}
@@ -110,8 +110,8 @@ export const FORM_CSS = `
  .nbtrain-form .nbf-middle{grid-template-columns:minmax(0,1fr)}
  .nbtrain-form .nbf-beside{display:contents}
  .nbtrain-form .nbf-side{order:-1}
- /* Below the fields, and visible while they are. */
+ /* The buttons are below the fields, and stay visible. */
  .nbtrain-form .nbf-foot{position:sticky;bottom:0;padding-bottom:8px;z-index:2}
- /* It is above the fields here, with a fixed height, so that they do not move. */
+ /* In a narrow form, this box is above the fields. Its height is fixed, so that the fields do not move. */
  .nbtrain-form .nbf-found{height:112px}}
 `;

@@ -18,7 +18,7 @@ export class FormHeld extends FormFrame {
   text(key) {
     const { typed } = this.state, { kind, value } = this.pages.specs.get(key);
     if (key in typed) return typed[key];
-    // As lora.rank=8 does on the command line.
+    // A typed field switches its section on, as lora.rank=8 does on the command line.
     return kind === "section" && this.typedInside(key).length ? ON : value;
   }
 
@@ -27,7 +27,7 @@ export class FormHeld extends FormFrame {
     return this.pages.inside(section).filter((key) => key in this.state.typed);
   }
 
-  /** Store a typed text; a text that equals the unchanged value is removed instead. */
+  /** Store a typed text. A text that equals the original value is removed instead. */
   hold(key, text) {
     const spec = this.pages.specs.get(key);
     // The switch of a section is stored as long as its fields have typed texts.
@@ -43,7 +43,7 @@ export class FormHeld extends FormFrame {
     this.touched(TYPED_MS);
   }
 
-  /** How many fields are changed in the form, without those in sections that are off. */
+  /** The number of fields that are changed in the form, without fields in sections that are off. */
   get changes() {
     const { specs } = this.pages;
     return Object.entries(this.state.typed).filter(([key, text]) =>

@@ -1,4 +1,4 @@
-// The launch form in a notebook: form.js as an anywidget, and its rescue.
+// The launch form in a notebook: form.js as an anywidget, and its replacement if JupyterLab cannot restore it.
 //
 //   default export   anywidget's render: the form of a LaunchForm widget
 //   rescueForm       shows the form instead of a widget that JupyterLab could not restore

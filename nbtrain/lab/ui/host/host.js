@@ -4,7 +4,7 @@
 //   openRun(name), openRuns(), openCompare(names), openForm({yaml, overrides, clone}),
 //   openTensorBoard(name), openModel(name), linkTo(names, place), insertCell(text), notify(text, kind)
 
-/** A host with the actions `able`; the others are null. */
+/** Return a host with the actions `able`; all other actions are null. */
 export const makeHost = (able = {}) => ({
   openRun: null,
   openRuns: null,
@@ -18,7 +18,7 @@ export const makeHost = (able = {}) => ({
   ...able,
 });
 
-/** The actions for runs that the host's server does not have; it may have other runs with the same names. */
+/** Return the actions for runs that the host's server does not have. It may have other runs with the same names. */
 export const hostElsewhere = ({ insertCell, notify }) => makeHost({ insertCell, notify });
 
 /**
@@ -31,7 +31,7 @@ export function ownKeys(root) {
   return root;
 }
 
-/** The host in a notebook: TensorBoard opens in a browser tab; nbtrain's extension adds the other actions. */
+/** Return the host in a notebook. TensorBoard opens in a browser tab; nbtrain's extension adds the other actions. */
 export function notebookHost(server) {
   const lab = window.nbtrainHost || {};
   const openTensorBoard = server

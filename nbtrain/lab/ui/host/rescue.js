@@ -6,8 +6,8 @@ import { element } from "../elements/dom.js";
 const FAILED = /^(Loading widget|Error displaying widget|Error creating widget)/;
 
 /**
- * Watch the output next to `place`; while it has no live view, let `mountOwn(node)` fill a node of ours.
- * `mountOwn` also gets a function that returns whether the widget is lost, or only unreachable for now.
+ * Watch the output next to `place`. While it has no live view, let `mountOwn(node, isGone)` fill a node of ours.
+ * `isGone()` returns true if the widget is lost, and false if it is only unreachable for now.
  *
  * views    selector of live views; `isMine(node)` returns whether a view is the expected one
  */

@@ -38,7 +38,8 @@ export class Server {
     return this.base + path;
   }
 
-  /** Send a request with `body` as JSON and return the JSON of the answer; throws an Error with `status`. */
+  /** Send a request with `body` as JSON and return the JSON of the response. Throws an Error with the `status` of the
+   *  response and the `kind` of the error, "" if the response has none. */
   async call(path, method = "GET", body = null) {
     const headers = body === null ? {} : { "Content-Type": "application/json" };
     if (this.token) headers.Authorization = `token ${this.token}`;
@@ -50,7 +51,7 @@ export class Server {
       method,
       headers,
       body: sent,
-      // A stop that is sent when its page is closed still arrives.
+      // With keepalive, a stop that is sent while its page closes still arrives.
       keepalive: method !== "GET" && (sent || "").length < OUTLIVING_BYTES,
       credentials: "same-origin",
       cache: "no-store",
@@ -65,9 +66,10 @@ export class Server {
     if (!response.ok || value === null) {
       const failure = new Error((value && (value.message || value.reason)) || `HTTP ${response.status}`);
       failure.status = response.status;
+      failure.kind = (value && value.kind) || "";
       throw failure;
     }
-    // The routes of the form and of a comparison use POST but change nothing.
+    // The routes of the form and of comparisons use POST, but change nothing.
     if (method !== "GET" && !/^(form|compare)/.test(path)) this.changed();
     return value;
   }
@@ -76,7 +78,7 @@ export class Server {
    * Return all curves of a run, with as many requests to the route metrics as needed.
    *
    * words    query of each request: {points, x, from, to}
-   * known    `tags` of an earlier answer; without them, the first request is for the curves of every run
+   * known    `tags` of an earlier response; without them, the first request is for the curves that every run has
    */
   async metrics(run, words, known = null) {
     const ask = (names) =>
@@ -91,21 +93,21 @@ export class Server {
     return answer;
   }
 
-  /** The download address for the points of at most MOST_NAMES curves; null: of every curve of the run. */
+  /** Return the download address for the points of at most MOST_NAMES curves, or of all curves if `names` is null. */
   csvUrl(run, names) {
     const query = names ? `?${new URLSearchParams({ tags: names.slice(0, MOST_NAMES).join(",") })}` : "";
     return this.url(`run/${encodeURIComponent(run)}/metrics.csv${query}`);
   }
 }
 
-/** The server that this page comes from; null if it does not come from a Jupyter server. */
+/** Return the server that this page comes from; null if it does not come from a Jupyter server. */
 export function serverHere() {
   const config = pageConfig();
   return config && new Server(config);
 }
 
-/** The message for a part of the page that cannot be shown. */
+/** Return the message for a part of the page that cannot be shown. */
 export const refused = (error, what) =>
   error.status === 404 && /^HTTP 404|not found/i.test(error.message)
-    ? `This Jupyter server's nbtrain does not offer ${what}; if you updated nbtrain, restart the server.`
+    ? `The nbtrain version of this Jupyter server does not offer ${what}. If you updated nbtrain, restart the server.`
     : `Cannot show ${what}: ${error.message}`;

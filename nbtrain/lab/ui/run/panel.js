@@ -1,4 +1,5 @@
-// The run panel in a notebook: the detail view of run.js as an anywidget, and its rescue.
+// The run panel in a notebook: the detail view of run.js as an anywidget, and its replacement if JupyterLab cannot
+// restore it.
 //
 //   default export   anywidget's render: the panel of a RunPanel widget
 //   mount            the panel in any element, with data from nbtrain's server extension

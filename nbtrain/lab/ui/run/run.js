@@ -1,25 +1,28 @@
 // The controller of a run's detail view: its requests, and the actions of its buttons.
 //
-// Snapshots come by REST from <base_url>nbtrain/, never through comms, which do not arrive while a cell runs.
-// Without the server extension, the trait `snap` of the widget's model is drawn instead.
+// Snapshots come from the REST routes at <base_url>nbtrain/, never through comms, which do not arrive while a cell runs.
+// Without the server extension, the view shows the `snap` trait of the widget's model instead.
 
 import { hostElsewhere, makeHost } from "../host/host.js";
 import { View } from "./view.js";
-import { askedWords, known } from "../elements/dom.js";
+import { askedWords, failedWords, known } from "../elements/dom.js";
 
 const POLL_MS = 1000;
 const POLL_FINAL_MS = 5000;
-// The pages of a job are read every 3 s, because its resources are measured every 2 s; rarely while hidden.
+// The pages of a job are requested every 3 s, because its resources are measured every 2 s. While no page that needs
+// them is open, they are requested less often.
 const KEPT_MS = 3000;
 const KEPT_HIDDEN_MS = 30000;
-// A supervisor forwards a request to its ranks sooner.
+// Time for which a stop is shown as pending. A supervisor forwards a request to its ranks sooner.
 const STOP_MS = 10000;
-// A stop can be undone so long before it is sent.
+// Time before a stop is sent, in which it can be undone.
 const UNDO_MS = 5000;
-// After an action the state is read each second for so long, also of a run that had ended.
+// Time after an action in which the state is requested every second, even if the run had ended.
 const SOON_MS = 15000;
-// Shown until the server answers: a resumed run is checked first, and deleting a large folder takes time.
+// Shown until the server responds. A run is checked before it is resumed, and deleting a large folder takes time.
 const BEGUN = { resume: "Resuming...", pause: "Pausing...", kill: "Killing...", delete: "Deleting..." };
+// The kind of the server's error for a run that it does not have.
+const NO_RUN = "no_run";
 // The route that each button posts to.
 const POSTED = { save: "save", stop: "stop", kill: "stop", pause: "pause", resume: "resume" };
 
@@ -29,13 +32,13 @@ const SNAPS_KEPT = 20;
 const newestSnaps = new Map();
 
 /**
- * Show the run `name` in `root`; returns a function that ends it.
+ * Show the run `name` in `root`. Returns a function that ends the view.
  *
  * server   Server of server.js, or null
  * host     the actions that this page offers (host.js)
  * model    the anywidget model, or null; `snap` is its first snapshot
- * runId    id of the run: a server that has another run of that name is not asked
- * place    what is open at first, such as {tab: "logs", rank: "3", attempt: 0, line: 120, job}; all may be omitted
+ * runId    id of the run; a server that has a different run with this name is not used
+ * place    what the view shows first, such as {tab: "logs", rank: "3", attempt: 0, line: 120, job}; every key is optional
  */
 export function mountRun(root, options) {
   const { server, name, host = makeHost(), runId = "", snap = null, model = null, place = {} } = options;
@@ -48,7 +51,7 @@ class Run {
   constructor(root, { server, name, host, runId, model, place }) {
     Object.assign(this, { root, name, runId, model });
     this.surroundings = host;
-    /** Whether the server has another run of this name, or none. */
+    /** Whether the server has no run with this name, or a different one. */
     this.elsewhere = false;
     this.asked = server;
     this.served = false;
@@ -68,7 +71,7 @@ class Run {
     if (known(place.rank)) this.view.page("logs").open(place.rank, place.attempt ?? null, place.line ?? null);
   }
 
-  /** The server while it answers, else null. */
+  /** The server while it responds, else null. */
   get server() {
     return this.served ? this.asked : null;
   }
@@ -82,7 +85,8 @@ class Run {
     this.view.head.say(text, kind);
   }
 
-  /** Say that an action failed after the server had accepted it, once; the server forgets it when it is out of date. */
+  /** Report once that an action failed after the server had accepted it. `failed` is null if the server knows of no
+   *  failure or the failure is out of date. */
   sayFailed(failed) {
     const at = failed ? failed.at : null;
     if (at === this.failedAt) return;
@@ -90,7 +94,7 @@ class Run {
     if (failed) {
       this.answered = this.savedBefore = null;
       this.view.head.busy = "";
-      this.say(`${failed.action}: ${failed.message}`, "error");
+      this.say(failedWords(failed.action, failed.message), "error");
       this.saysFailure = true;
     } else if (this.saysFailure) this.say("");
   }
@@ -103,7 +107,7 @@ class Run {
     if (this.view.snap) this.view.drawPage();
   }
 
-  /** Show the pages of another job of the run; "" is the newest. */
+  /** Show the pages of another job of the run; "" stands for the newest job. */
   chooseJob(job) {
     this.job = job;
     this.view.jobChosen(job);
@@ -135,10 +139,10 @@ class Run {
     this.busy(key);
     this.say(BEGUN[key] || "");
     try {
-      // A server that has not answered yet is asked first, because the kernel may be busy.
+      // If no response has arrived yet, wait for the server before the kernel is used, which may be busy.
       if (!this.polled) await this.poll(true);
       if (!this.can(key)) {
-        const why = this.absent ? "the run no longer exists" : "the Jupyter server does not answer";
+        const why = this.absent ? "the run no longer exists" : "the Jupyter server does not respond";
         throw new Error(`${why}; nothing was changed.`);
       }
       if (key === "delete") await this.asked.call(`run/${this.name}?confirm=${this.name}`, "DELETE");
@@ -146,8 +150,8 @@ class Run {
         const body = key === "kill" ? { now: true } : overrides ? { overrides } : {};
         await this.asked.call(`run/${this.name}/${POSTED[key]}`, "POST", body);
       } else this.model.send({ kind: key });
-      const asked = "Asked the kernel to stop the job; it does so when its running cell finishes.";
-      // If the job ended before the answer, there is nothing to wait for.
+      const asked = "Stop requested: the kernel stops the job when its running cell finishes.";
+      // If the job ended before the response arrived, there is nothing to wait for.
       const ended = this.view.snap && this.view.snap.state !== before;
       this.say(ended ? "" : this.served ? askedWords(key, queued) : asked);
       this.answered = askedWords(key, queued) && !ended ? before : null;
@@ -155,17 +159,17 @@ class Run {
       // A stop is shown as pending until the snapshot shows it.
       if (key === "stop") setTimeout(() => this.busy(""), STOP_MS);
       this.soonUntil = Date.now() + SOON_MS;
-      // The buttons of the old state stay off until the new state is known.
+      // The buttons of the old state stay disabled until the new state is known.
       if (this.served && key !== "delete") await this.poll(true);
       if (key !== "stop") this.busy("");
       if (key === "delete") this.gone();
     } catch (error) {
       this.busy("");
-      this.say(`${key}: ${error.message}`, "error");
+      this.say(failedWords(key, error.message), "error");
     }
   }
 
-  /** Wait for a moment in which the stop can be undone; resolves to whether the job is to be stopped. */
+  /** Give the user time to undo the stop. Resolves to whether the job is to be stopped. */
   async undoable() {
     const queued = this.view.snap && this.view.snap.queued;
     this.busy("wait");
@@ -174,9 +178,10 @@ class Run {
     return wanted;
   }
 
-  /** Open TensorBoard, the page that tries a model, or the form with the settings of this run. The server finds both by the run's name. */
+  /** Open TensorBoard, the page that tries a model, or the form with the settings of this run. The server finds the run
+   *  by its name. */
   async openBeside(key) {
-    // The server's first answer shows whether its run of this name is this one.
+    // The first response shows whether the server's run with this name is this run.
     if (!this.polled && this.runId) await this.poll(true);
     const { openForm, openModel, openTensorBoard } = this.host;
     if (key === "clone" && openForm) openForm({ clone: this.name });
@@ -198,7 +203,7 @@ class Run {
 
   replaced() {
     this.say(
-      `The run ${this.name} was deleted, and a new run has its name. Its last known state is shown below.`,
+      `The run ${this.name} was deleted, and a new run has its name. The last known state of the deleted run is shown below.`,
       "error",
     );
     this.redrawHead();
@@ -236,7 +241,7 @@ class Run {
     this.keep();
   }
 
-  /** Request the pages of the job when due: by REST, or from the kernel, which answers when it is idle. */
+  /** Request the pages of the job if they are due: from the server, or from the kernel, which responds when it is idle. */
   async keep(now = false) {
     const snapped = this.view && this.view.snap;
     if (!snapped || !snapped.job || !this.polled) return;
@@ -252,7 +257,7 @@ class Run {
       // The user may have chosen another job meanwhile.
       if (job === this.job) this.view.take(value);
     } catch (error) {
-      this.say(`The pages of the job could not be read: ${error.message}`, "error");
+      this.say(`Cannot load the details of the job: ${error.message}`, "error");
     }
   }
 
@@ -263,7 +268,7 @@ class Run {
     if (value) this.view.reopened();
     else this.redrawHead();
     if (this.model) {
-      // The kernel stops sending snapshots while the server answers.
+      // The kernel sends no snapshots while the server responds.
       this.model.set("served", value);
       this.model.save_changes();
     }
@@ -298,7 +303,7 @@ class Run {
         this.isElsewhere(false);
         this.setServed(true);
         this.show(value);
-        // With many open pages, the server requests longer intervals.
+        // If many pages are open, the server asks for longer intervals.
         const soon = value.active || value.half_read || Date.now() < this.soonUntil;
         wait = soon ? 1000 * (value.look_again_seconds || 0) || POLL_MS : POLL_FINAL_MS;
       }
@@ -306,18 +311,18 @@ class Run {
       this.polled = true;
       this.setServed(false);
       wait = POLL_FINAL_MS;
-      // A 404 from nbtrain names the run; a server without nbtrain does not have the route.
-      const unknown = error.status === 404 && error.message.startsWith("there is no run");
+      // A server without nbtrain also sends a 404, but without this kind.
+      const unknown = error.status === 404 && error.kind === NO_RUN;
       // If the server never had the run, the kernel may use another output directory.
       this.absent = unknown && (this.hadIt || !this.model);
       if (unknown) this.isElsewhere(true);
       if (this.absent) this.missing();
       else if (unknown)
-        this.say("This Jupyter server has no run of this name, so the values come from the kernel.");
+        this.say("This Jupyter server has no run with this name, so the values come from the kernel.");
       else if (error.status === 404 && this.model)
         this.say("This Jupyter server lacks nbtrain's server extension, so the values come from the kernel.");
       else if (error.status) this.say(error.message, "error");
-      else this.say(`The Jupyter server does not answer (${error.message}); trying again.`, "error");
+      else this.say(`The Jupyter server does not respond (${error.message}). Trying again.`, "error");
     }
     if (!this.ended && this.asked && this.timer === null) this.timer = setTimeout(() => this.poll(), wait);
   }

@@ -3,8 +3,8 @@
 import { Clamped } from "../elements/clamp.js";
 import { button, copyButton, drawEach, element, known } from "../elements/dom.js";
 
-// The places of the buttons, from left to right, with the actions that share a place (lab/run_actions.py). A
-// button never moves when the state changes, so that a second click does not hit another action.
+// The places of the buttons from left to right, with the actions that share a place (lab/run_actions.py). A button
+// never moves when the state changes, so that a second click does not trigger another action.
 const SLOTS = {
   save: ["save"],
   pause: ["pause", "resume"],
@@ -21,7 +21,7 @@ const BOARD = { key: "tensorboard", words: "TensorBoard", title: "Open the curve
 // Buttons that open another page and change nothing.
 const BESIDE = ["tensorboard", "model"];
 
-/** A state as a coloured pill. */
+/** Return a state as a coloured pill. */
 export function pill(words, tone, title = "") {
   const node = element("span", `nbt-pill nbt-tone-${tone || "calm"}`, words);
   if (title) node.title = title;
@@ -78,15 +78,15 @@ export class RunHead {
     this.message.node.className = `nbt-clamped nbt-note ${kind && `nbt-${kind}`}`;
   }
 
-  /** Ask a question in the page. Resolves to whether the user agreed. */
+  /** Ask a question on the page. Resolves to whether the user agreed. */
   confirm(question, verb) {
     const answers = [["Cancel", false], [verb, true, "nbt-danger"]];
     return this.choose("alertdialog", question, answers, false);
   }
 
   /**
-   * Offer to undo an action before it is carried out. Resolves to whether it is to be carried out, which it is
-   * after `milliseconds` without an answer.
+   * Offer to undo an action before it is carried out. Resolves to false if the user chose Undo; to true if the user
+   * chose not to wait, or after `milliseconds` without a choice.
    */
   undoable(words, milliseconds) {
     const end = Date.now() + milliseconds;
@@ -103,7 +103,8 @@ export class RunHead {
     return chosen;
   }
 
-  /** Show buttons below the head. `left` is the answer if the page ends without one. */
+  /** Show a question with buttons below the head. Resolves to the value of the chosen button, or to `left` if the page
+   *  is closed first. */
   choose(role, words, answers, left) {
     this.answer(false);
     return new Promise((done) => {
@@ -118,7 +119,7 @@ export class RunHead {
         // The buttons may have been recreated meanwhile.
         const again = this.actions.querySelector(`[data-slot="${slot}"]`) || before;
         if (within) again.focus();
-        // A button that is still off gets the focus when it is on again.
+        // A button that is still disabled gets the focus when it is enabled again.
         if (within && document.activeElement !== again) this.refocus = slot;
         done(value);
       };
@@ -131,7 +132,7 @@ export class RunHead {
     });
   }
 
-  /** The page ends: a question is answered with no, and an action that can still be undone is carried out. */
+  /** End the view: an open question counts as cancelled, and an action that can still be undone is carried out. */
   dispose() {
     this.answer(this.left);
   }
@@ -165,7 +166,7 @@ export class RunHead {
     this.stateWords = words;
   }
 
-  /** The buttons of all places, in order; a place without a button is not offered by this page at all. */
+  /** Return the buttons of all places, in order. A place that this page cannot offer has no button. */
   buttons(snap) {
     const { host, absent } = this.run, saved = snap.progress && known(snap.progress.checkpoint_step);
     const possible = [
@@ -192,7 +193,7 @@ export class RunHead {
       node.disabled = Boolean(off || (this.busy && !BESIDE.includes(key)));
       return node;
     }));
-    // A button that is off for a moment has lost the focus, unless the user has moved it.
+    // A button that was disabled for a moment has lost the focus. It gets the focus back, unless the user moved it.
     if (focused) this.refocus = focused;
     else if (document.activeElement !== document.body) this.refocus = "";
     const again = this.refocus && this.actions.querySelector(`[data-slot="${this.refocus}"]`);

@@ -1,5 +1,5 @@
-// The detail view of a run: its head, the tabs, and the open page. Elements are created once and updated from
-// each snapshot; a page is updated only while it is open.
+// The detail view of a run: its head, the tabs, and the open page. Elements are created once and updated from each
+// snapshot. A page is updated only while it is open.
 
 import { Config } from "../run_tabs/config.js";
 import { Logs } from "../run_tabs/logs.js";
@@ -13,7 +13,7 @@ import { addStyle } from "../elements/style.js";
 import { Tabs } from "../elements/tabs.js";
 import { button, choices, element } from "../elements/dom.js";
 
-// key: [title, class, whether it shows what the job has kept]
+// key: [title, class, whether the page shows files that the job keeps]
 const PAGES = {
   overview: ["Overview", Overview, true],
   replicas: ["Replicas", Replicas, true],
@@ -68,7 +68,7 @@ export class View {
     if (PAGES[key][2]) this.run.keep(true);
   }
 
-  /** The server answers now; the open page may have been drawn without it. */
+  /** The server responds again; the open page may have been drawn without it. */
   reopened() {
     const page = this.page(this.tabs.key);
     if (page.opened) page.opened();
@@ -115,7 +115,7 @@ export class View {
     if (chosen === this.olderJob) return;
     this.olderJob = chosen;
     const words = `Job ${chosen} is an older job of this run. Logs, Replicas, Resources, Config and the `
-      + "events show that job; everything else shows the run as it is now. ";
+      + "events show this older job; everything else shows the run as it is now. ";
     const back = () => this.run.chooseJob("");
     this.older.replaceChildren(...(chosen ? [words, button("Show the newest job", "", back)] : []));
   }

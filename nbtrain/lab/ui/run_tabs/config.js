@@ -1,4 +1,4 @@
-// The tab Config: the run's settings as a tree, the difference to its parent run, and the resolved YAML.
+// The tab Config: the run's settings as a tree, the differences from its parent run, and the resolved YAML.
 
 import { ConfigTree } from "./config_tree.js";
 import { refused } from "../host/server.js";
@@ -20,7 +20,7 @@ export class Config {
     const cloneWith = (key, text) => run.host.openForm({ clone: run.name, overrides: [`${key}=${text}`] });
     this.tree = new ConfigTree(run.host && run.host.openForm ? cloneWith : null);
     const whole = element("details", "nbt-details");
-    whole.append(element("summary", "", "The resolved YAML"), tools, this.yaml);
+    whole.append(element("summary", "", "Resolved YAML"), tools, this.yaml);
     this.whole = whole;
     this.node.append(this.note, this.differences.node, this.tree.node, whole);
     this.differences.node.hidden = this.tree.node.hidden = true;
@@ -31,7 +31,8 @@ export class Config {
     this.asked = this.read;
   }
 
-  /** The newest job's file is the run's config.yaml, which a resume rewrites; an older job has its own copy. */
+  /** Draw the configuration of the shown job. The newest job uses the run's config.yaml, which a resume rewrites. An
+   *  older job has its own copy. */
   draw(snap, kept) {
     const { run } = this, newest = newestJob(snap), older = Boolean(run.job) && run.job !== newest;
     const job = older ? run.job : newest;
@@ -43,7 +44,7 @@ export class Config {
     if (run.server && !older && !this.asked) this.ask(job);
     if (this.read || !kept || kept.job_id !== job) return;
     if (!run.server || older) this.note.textContent = "";
-    // Without the tree, the YAML is all there is.
+    // Without the tree, only the YAML can be shown.
     this.whole.open = true;
     if (this.yaml.textContent !== kept.yaml) this.yaml.textContent = kept.yaml;
   }
@@ -55,7 +56,7 @@ export class Config {
       const value = await run.server.call(`run/${run.name}/config`);
       if (this.job === job) this.show(value);
     } catch (error) {
-      if (this.job === job) this.note.textContent = refused(error, "the difference to the parent run");
+      if (this.job === job) this.note.textContent = refused(error, "the differences from the parent run");
     }
   }
 

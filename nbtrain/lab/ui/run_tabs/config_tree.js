@@ -1,19 +1,19 @@
-// The settings of a run as a tree with search: sections that open and close, what differs from the YAML, the
-// defaults or the parent, and a clone with one changed value.
+// The settings of a run as a tree with collapsible sections, a search, and filters for settings that differ from the
+// YAML, the defaults or the parent run. Each setting has a button that clones the run with another value.
 
 import { button, choices, element } from "../elements/dom.js";
 
 /** The filters of the tree: [key, words, whether a row belongs to it]. */
 const FILTERS = [
-  ["all", "all settings", () => true],
-  ["yaml", "only what overrides changed", (row) => row.override],
-  ["set", "only what was set", (row) => Boolean(row.origin)],
-  ["default", "only what differs from the defaults", (row) => "default" in row],
-  ["parent", "only what differs from the parent", (row) => "parent" in row],
+  ["all", "All settings", () => true],
+  ["yaml", "Changed by overrides", (row) => row.override],
+  ["set", "Set explicitly", (row) => Boolean(row.origin)],
+  ["default", "Different from the defaults", (row) => "default" in row],
+  ["parent", "Different from the parent", (row) => "parent" in row],
 ];
 
 export class ConfigTree {
-  /** `cloneWith(key, text)` opens the form with this value; null where there is no form. */
+  /** `cloneWith(key, text)` opens the form with this value; null if the page has no form. */
   constructor(cloneWith) {
     this.cloneWith = cloneWith;
     this.node = element("section", "nbt-config-tree");
@@ -27,7 +27,7 @@ export class ConfigTree {
     this.count.setAttribute("role", "status");
     const fold = (open) => () => this.tree.querySelectorAll("details").forEach((node) => (node.open = open));
     this.tools = element("div", "nbt-tools");
-    this.tools.append(this.find, this.filter, button("Open all", "", fold(true)), button("Close all", "", fold(false)), this.count);
+    this.tools.append(this.find, this.filter, button("Expand all", "", fold(true)), button("Collapse all", "", fold(false)), this.count);
     this.tree = element("div", "nbt-config-sections");
     this.node.append(this.tools, this.tree);
     this.rows = [];
@@ -36,7 +36,7 @@ export class ConfigTree {
   show(rows, parent) {
     this.rows = rows;
     const offered = FILTERS.filter(([key]) => (key !== "parent" || parent) && (!["yaml", "set"].includes(key) || rows.some(({ origin }) => origin)));
-    choices(this.filter, offered.map(([key, words]) => [key, key === "parent" ? `only what differs from ${parent}` : words]));
+    choices(this.filter, offered.map(([key, words]) => [key, key === "parent" ? `Different from ${parent}` : words]));
     this.parent = parent;
     this.paint();
   }
@@ -67,7 +67,7 @@ export class ConfigTree {
     }));
   }
 
-  /** The rows of a section; `prefix` is its name with a dot. */
+  /** Return the rows of a section as a table; `prefix` is the section's name with a dot. */
   table(rows, prefix) {
     const table = element("table", "nbt-pairs");
     table.setAttribute("aria-label", `settings of ${prefix.slice(0, -1) || "the run"}`);
@@ -93,12 +93,13 @@ export class ConfigTree {
     return node;
   }
 
-  /** A button that becomes a field for the new value; Enter opens the form with it, Escape closes the field. */
+  /** Return a button that turns into a field for the new value. Enter opens the form with this value, and Escape closes
+   *  the field. */
   cloneButton(row) {
     const title = `Clone this run with another value of ${row.key}`;
     const node = button("Change", title, () => {
       const field = element("input");
-      Object.assign(field, { type: "text", value: row.text, title: "Enter opens the form with this value; Escape keeps the old one" });
+      Object.assign(field, { type: "text", value: row.text, title: "Press Enter to open the form with this value, or Escape to cancel" });
       field.setAttribute("aria-label", `new value of ${row.key}`);
       const close = () => {
         field.replaceWith(node);

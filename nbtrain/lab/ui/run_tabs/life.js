@@ -1,4 +1,5 @@
-// The life of a job as a bar over time: waiting, building, loading, training, validating, saving, restarting, paused.
+// The life of a job as a bar over time, with its phases: waiting, building, loading, training, validating, saving,
+// restarting, paused.
 
 import { element, stamp } from "../elements/dom.js";
 

@@ -1,6 +1,6 @@
-// The level of a log's line, which gives it its colour: an error, a warning, a detail, or "".
+// The level of a log line, which decides its colour: "error", "warning", "debug" or "".
 
-// As Python's logging, torch (glog's E1128) and warnings write them.
+// Levels as written by Python's logging and warnings, and by torch (in glog's format, such as E1128).
 const LEVELS = [
   ["error", /\b(ERROR|CRITICAL|FATAL)\b|^(\w+\.)*\w*(Error|Exception|Interrupt): |(^|\[)[EF]\d{4} /],
   ["warning", /\b(WARNING|WARN)\b|\b\w*Warning: |(^|\[)W\d{4} /],
@@ -8,7 +8,8 @@ const LEVELS = [
 ];
 const OF_RANK = /^\[rank\d+\]:\s?/;
 
-/** The level of a line, and whether the next line may continue a traceback; `inTraceback` says so of the line before. */
+/** Return {level, inTraceback}: the level of a line, and whether the next line may continue a traceback. The argument
+ *  `inTraceback` is that of the previous line. */
 export function levelOf(text, inTraceback) {
   const words = text.replace(OF_RANK, "");
   if (/^Traceback \(most recent call last\)/.test(words)) return { level: "error", inTraceback: true };

@@ -1,18 +1,18 @@
-// The tab Logs: the log of a rank, of the supervisor or of a machine, followed while it grows; a search in all
-// logs with previous and next; links to a line; above them the last traceback if the job has failed.
+// The tab Logs: the log of a rank, of the supervisor or of a machine, which is followed while it grows; a search in all
+// logs; links to lines; and, if the job has failed, the last traceback above the log.
 
 import { levelOf } from "./log_levels.js";
 import { refused } from "../host/server.js";
 import { button, checkbox, choices, copyButton, element, plain } from "../elements/dom.js";
 
-// Most lines that the page keeps; the whole file can be downloaded.
+// Maximum number of lines that the page keeps. The whole file can be downloaded.
 const MOST_LINES = 5000;
 const SEARCH_LIMIT = 200;
-// The server's answer to a text that is not a regular expression.
+// The server's status for a text that is not a regular expression.
 const NOT_A_PATTERN = 422;
 const MARK = "\u0001", UNMARK = "\u0002";
 
-/** A line as a terminal shows it: of a progress bar that was redrawn, only the last state. */
+/** Return a line as a terminal shows it: a progress bar that was redrawn has only its last state. */
 const lastDrawn = (line) => plain(line.replace(/\r+$/, "").split("\r").pop());
 
 const logValue = (rank, attempt) => JSON.stringify([rank, attempt]);
@@ -20,7 +20,7 @@ const whoseLog = (rank) => (/^\d+$/.test(rank) ? `rank ${rank}` : rank);
 const whoseWords = (rank) => (/^\d+$/.test(rank) ? `Rank ${rank}` : `The ${rank}`);
 const logWords = ([rank, attempt]) => `${whoseLog(rank)}${attempt === null ? "" : `, attempt ${attempt}`}`;
 
-/** The parts of a line, [[text, whether it is marked], ...]; `hit` is the line's hit of a search, or undefined. */
+/** Return the parts of a line, [[text, whether it is marked], ...]; `hit` is the line's search hit, or undefined. */
 export function markedParts(line, hit) {
   const at = hit && hit.spans ? line.indexOf(plain(hit.text)) : -1;
   if (at < 0) return [[line, false]];
@@ -54,35 +54,35 @@ export class Logs {
     this.find = element("input");
     Object.assign(this.find, { type: "search", placeholder: "Search all logs" });
     this.find.setAttribute("aria-label", "search all logs");
-    this.find.title = "Enter searches, and then goes to the next line; Shift+Enter goes to the previous one";
+    this.find.title = "Press Enter to search, then Enter for the next matching line or Shift+Enter for the previous one";
     this.find.addEventListener("keydown", (event) => event.key === "Enter" && this.entered(event.shiftKey));
     this.find.addEventListener("input", () => this.find.value === this.searched || this.closeHits());
-    this.regex = checkbox("regex", () => this.closeHits());
-    this.regex.title = "The text is a regular expression of Python, such as loss (nan|inf)";
+    this.regex = checkbox("Regex", () => this.closeHits());
+    this.regex.title = "Search for a Python regular expression, such as loss (nan|inf)";
     this.wrong = element("p", "nbt-wrong");
     this.wrong.id = `nbt-wrong-${Math.random().toString(36).slice(2)}`;
     this.wrong.setAttribute("role", "alert");
     this.wrong.hidden = true;
-    this.follow = checkbox("follow", () => {
+    this.follow = checkbox("Follow", () => {
       if (!this.follow.input.checked) return;
       if (this.around !== null) this.forget();
       this.toEnd();
       run.redraw();
     });
     this.follow.input.checked = true;
-    this.wrap = checkbox("wrap", () => {
+    this.wrap = checkbox("Wrap lines", () => {
       this.pre.classList.toggle("nbt-wraps", this.wrap.input.checked);
       this.keepEnd();
     });
     this.goLine = element("input", "nbt-go-line");
     Object.assign(this.goLine, { type: "text", inputMode: "numeric", placeholder: "Line" });
     this.goLine.setAttribute("aria-label", "go to line");
-    this.goLine.title = "Line number; Enter shows the line";
+    this.goLine.title = "Enter a line number and press Enter to show the line";
     this.goLine.addEventListener("keydown", (event) => {
       const line = Number(this.goLine.value.replace(/[,\s]/g, ""));
       if (event.key === "Enter" && Number.isSafeInteger(line) && line > 0 && this.choice.value) this.goTo({ ...this.asked, job: this.job, line });
     });
-    this.link = copyButton("Copy link", "Copy a link to the chosen line", () => this.linkToLine());
+    this.link = copyButton("Copy link", "Copy a link to the selected line", () => this.linkToLine());
     const tools = element("div", "nbt-tools");
     tools.append(
       this.choice,
@@ -94,7 +94,7 @@ export class Logs {
       this.goLine,
       this.link,
       copyButton("Copy", "Copy the lines that are shown", () => this.text),
-      (this.save = button("Download", "Save the whole file", () => this.download())),
+      (this.save = button("Download", "Download the whole log file", () => this.download())),
     );
     this.note = element("p", "nbt-empty");
     this.note.hidden = true;
@@ -112,10 +112,10 @@ export class Logs {
     this.pre.setAttribute("aria-label", "log");
     this.pre.addEventListener("click", (event) => this.clicked(event));
     this.atEnd = true;
-    // Scroll events of a frame come before its resize events. After a change of size, the distance to the end
-    // does not show whether the user scrolled; the observer below is called next.
+    // In each frame, scroll events come before resize events. After a change of size, the distance to the end does not
+    // show whether the user scrolled; the observer below handles that case.
     this.pre.addEventListener("scroll", () => this.size === this.sizeNow && this.noteEnd());
-    // A log that became lower or narrower, for example below a traceback, still shows the newest line.
+    // If the log becomes lower or narrower, for example because of a traceback above it, it still shows the newest line.
     new ResizeObserver(() => {
       this.size = this.sizeNow;
       this.keepEnd();
@@ -136,7 +136,7 @@ export class Logs {
     this.fresh = true;
   }
 
-  /** The tab opens on the log of the rank that failed first, unless the user has chosen a log. */
+  /** Show the log of the rank that failed first when the tab opens, unless the user has chosen a log. */
   openFailed(snap) {
     const row = snap.ranks.find(({ rank }) => rank === snap.failed_rank);
     if (this.fresh && !this.chosen && !this.wish && !this.run.job && row)
@@ -144,20 +144,20 @@ export class Logs {
     this.fresh = false;
   }
 
-  /** Drop what was read. With `line`, the part around that line is read next, instead of the end. */
+  /** Discard everything that was read. With `line`, the part around that line is read next instead of the end. */
   forget(line = null) {
     this.shown = "";
     this.offset = null;
     this.around = this.current = line;
     this.rest = "";
     this.lines = [];
-    /** Whether the lines are the output of a pod, which each answer replaces. */
+    /** Whether the lines are the output of a pod, which each response replaces. */
     this.isOutput = false;
     /** The number of the first of `lines`; null if it is not known. */
     this.first = null;
-    /** Lines that were dropped at the beginning since the first read. */
+    /** Number of lines that were dropped at the beginning since the first read. */
     this.dropped = 0;
-    /** The drawn lines, {raw, text, node, inTraceback}; the first one is line number `rowsFrom` of the read. */
+    /** The drawn lines, {raw, text, node, inTraceback}. The first of them has index `rowsFrom` among all lines read. */
     this.rows = [];
     this.rowsFrom = 0;
     this.atEnd = true;
@@ -168,8 +168,8 @@ export class Logs {
 
   draw(snap, kept) {
     const { run } = this;
-    // A resume creates a new job with a new log. Until the job page is read, the menu has the newest log of each
-    // rank, by the same attempt: the log is not read a second time then.
+    // A resume creates a new job with a new log. Until the job page is read, the menu lists the newest log of each rank
+    // by its attempt, as the job page does later, so that the log is not read twice.
     this.job = run.job || (kept ? kept.job_id : (snap.job && snap.job.job_id) || "");
     this.openFailed(snap);
     this.drawChoice(kept
@@ -182,7 +182,7 @@ export class Logs {
     this.read();
   }
 
-  /** Fill the menu of logs: `logs` are [[value, words], ...], for each rank the newest attempt first. */
+  /** Fill the menu of logs; `logs` is [[value, words], ...], with the newest attempt of each rank first. */
   drawChoice(logs) {
     if (!logs.length) logs.push([logValue("0", null), "rank 0"]);
     // A job with many ranks and attempts has more logs than the menu lists.
@@ -209,7 +209,7 @@ export class Logs {
     const command = `nbtrain logs ${snap.name}${this.run.job ? ` --job ${this.run.job}` : ""}`;
     // The snapshot's lines do not continue the part of the file that was read before.
     if (this.offset !== null) this.forget();
-    this.say(`The newest lines of ${snap.log.source || "the job"}. To see the whole log: ${command}`);
+    this.say(`These are the newest lines of ${snap.log.source || "the job"}. To see the whole log, run: ${command}`);
     if (this.lines.join("\n") !== snap.log.lines.join("\n")) this.forget();
     this.lines = snap.log.lines;
     this.paint();
@@ -239,7 +239,7 @@ export class Logs {
       // After forget(), another read has started, maybe of the same log.
       if (this.reading !== reading) return;
       this.say("");
-      // The rank has written its log meanwhile.
+      // The rank has started to write its log.
       if (this.isOutput && !part.whole) {
         this.forget();
         this.shown = mine;
@@ -249,25 +249,26 @@ export class Logs {
     } catch (error) {
       if (this.reading !== reading) return;
       this.say(refused(error, `the log of ${whoseLog(rank)}`));
-      // The part around a line is read once; if the server did not answer, the next snapshot reads it again.
+      // The part around a line is read only once. If the server did not respond, it is read again after the next snapshot.
       if (this.around !== null && !(error.status < 500)) this.shown = "";
     } finally {
       if (this.reading === reading) this.reading = null;
     }
   }
 
-  /** Show the output of a pod whose rank has written no log. It is in no file, so each answer has all of it. */
+  /** Show the output of a pod whose rank has not written a log. The output is not in a file, so each response has all of
+   *  it. */
   showOutput(part, rank) {
     this.isOutput = true;
     this.offset = null;
     this.lines = part.text.split("\n");
     this.rest = this.lines.pop();
-    this.say(`${whoseWords(rank)} has written no log yet. This is the output of its pod.`);
+    this.say(`${whoseWords(rank)} has not written a log yet. This is the output of its pod.`);
     this.paint();
   }
 
   add(part, rank) {
-    // The part continues the last line, which has no end yet.
+    // The part continues the last line, if that line is incomplete.
     if (part.first_line) this.number(part.first_line - this.lines.length);
     if (this.offset !== null && part.text === "" && this.lines.length) return;
     this.offset = part.end_bytes;
@@ -289,13 +290,13 @@ export class Logs {
     this.paint();
   }
 
-  /** The message for an empty log. */
+  /** Return the message for an empty log. */
   whyEmpty(rank) {
     const row = this.run.view.snap.ranks.find((each) => String(each.rank) === rank);
     const first = this.choice.options[0].textContent;
     const who = whoseWords(rank), phase = row ? ` (${row.phase}${row.activity ? `, ${row.activity}` : ""})` : "";
-    const others = row && row.rank ? ` It logs only warnings and errors; see ${first} for the steps.` : "";
-    return `${who} has logged nothing${phase}.${others}`;
+    const others = row && row.rank ? ` This rank logs only warnings and errors; the training steps are in the log of ${first}.` : "";
+    return `${who} has not logged anything yet${phase}.${others}`;
   }
 
   // --- the lines ---
@@ -319,7 +320,7 @@ export class Logs {
     row.node.classList.toggle("nbt-current", line !== null && line === this.current);
   }
 
-  /** Draw lines that are new or have changed; drawing 5,000 lines with each step would take a tenth of a core. */
+  /** Draw the lines that are new or have changed. Drawing all 5,000 lines at each step would take a tenth of a core. */
   paint() {
     const { pre, rows } = this, ended = this.atEnd;
     const lines = this.rest ? [...this.lines, this.rest] : this.lines;
@@ -353,13 +354,13 @@ export class Logs {
     else if (this.follow.input.checked && ended) this.toEnd();
   }
 
-  /** A line's text, with the matches of the search marked. */
+  /** Fill a row with the text of its line, with the matches of the search marked. */
   fillRow({ node, text, line }, hits) {
     const parts = markedParts(text, hits.get(line));
     node.replaceChildren(...parts.map(([part, marked]) => (marked ? element("mark", "", part) : part)), "\n");
   }
 
-  /** The hits of the search in the log that is shown: {number of a line: hit}. */
+  /** Return the search hits in the log that is shown: {line number: hit}. */
   hitsHere() {
     if (!this.found.length) return new Map();
     const { rank, attempt } = this.asked;
@@ -375,20 +376,20 @@ export class Logs {
 
   clicked(event) {
     const row = this.rows.find(({ node }) => node.contains(event.target));
-    // A click that ends a selection of text chooses nothing.
+    // A click that ends a text selection does not select the line.
     if (!row || row.line === null || !window.getSelection().isCollapsed) return;
     this.current = row.line;
     this.rows.forEach((each, at) => this.numberRow(each, at));
     this.drawLink();
   }
 
-  /** The field with the number of the chosen line, and the button that copies a link to it. */
+  /** Update the field with the number of the selected line, and the button that copies a link to it. */
   drawLink() {
     const line = this.current, { linkTo } = this.run.host || {};
     this.goLine.value = line === null ? "" : String(line);
     this.link.hidden = !linkTo;
     this.link.disabled = line === null;
-    this.link.title = line === null ? "Choose a line first: click on it, or enter its number" : `Copy a link to line ${line}`;
+    this.link.title = line === null ? "To copy a link, first click a line or enter its number" : `Copy a link to line ${line}`;
   }
 
   linkToLine() {
@@ -471,7 +472,7 @@ export class Logs {
     this.markAgain();
   }
 
-  /** Say at the field that its text is not a regular expression. */
+  /** Show next to the search field that its text is not a regular expression. */
   sayWrong(text) {
     this.wrong.textContent = text;
     this.wrong.hidden = !text;
@@ -481,13 +482,13 @@ export class Logs {
     } else ["aria-invalid", "aria-describedby"].forEach((name) => this.find.removeAttribute(name));
   }
 
-  /** Enter searches a text for the first time, and then goes from one line to the next. */
+  /** Handle Enter in the search field: search for a new text, or go to the next or previous hit. */
   entered(back) {
     if (this.find.value === this.searched && this.found.length) this.step(back ? -1 : 1);
     else this.search();
   }
 
-  /** Search for the text in the field. One search runs at a time; when it ends, the newest wish is searched for. */
+  /** Search for the text in the field. One search runs at a time. When it ends, the newest requested search runs. */
   async search() {
     const { run } = this, text = this.find.value, regex = this.regex.input.checked, { job } = run;
     if (!text || !run.server) return;
@@ -521,7 +522,7 @@ export class Logs {
       const isPattern = regex && error.status === NOT_A_PATTERN;
       this.hits.hidden = isPattern;
       if (isPattern) this.sayWrong(error.message);
-      else this.hits.replaceChildren(element("p", "nbt-empty", refused(error, "the search")));
+      else this.hits.replaceChildren(element("p", "nbt-empty", refused(error, "the search results")));
     }
   }
 
@@ -530,7 +531,7 @@ export class Logs {
     this.at = -1;
     const lines = hits.length === 1 && !more ? "line" : "lines";
     const count = `${more ? `The first ${hits.length}` : hits.length} ${lines} with "${text}"`;
-    const ended = complete ? "" : ". The search was ended because it took too long.";
+    const ended = complete ? "" : ". The search took too long and was stopped.";
     const head = element("div", "nbt-tools"), list = element("ol");
     const close = button("Close", "", () => {
       this.find.value = "";
@@ -555,7 +556,7 @@ export class Logs {
     this.markAgain();
   }
 
-  /** Show the hit that is so many lines further; after the last one comes the first one. */
+  /** Show the hit `by` positions further. The first hit follows the last one. */
   step(by) {
     const count = this.found.length;
     if (!count) return;
@@ -580,7 +581,7 @@ export class Logs {
     }
     if (job !== this.job) run.chooseJob(job);
     this.open(rank, attempt, line);
-    // The new part is drawn when it is read.
+    // The new part is drawn after it was read.
     run.redraw();
   }
 }

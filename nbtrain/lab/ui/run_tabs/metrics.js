@@ -9,7 +9,7 @@ const METRIC_HEIGHT = 158;
 const METRICS_MS = 3000;
 const METRIC_POINTS = 400;
 const ZOOM_MS = 250;
-const AXES = { step: "by step", tokens: "by tokens", time: "by time" };
+const AXES = { step: "By step", tokens: "By tokens", time: "By time" };
 const START_SMOOTHING = 0.6;
 
 export class Metrics {
@@ -32,14 +32,14 @@ export class Metrics {
     Object.assign(this.find, { type: "search", placeholder: "Filter curves" });
     this.find.setAttribute("aria-label", "filter curves");
     this.find.addEventListener("input", () => this.paint());
-    this.log = checkbox("log axis", () => {
+    this.log = checkbox("Log axis", () => {
       this.charts.forEach((chart) => (chart.log = this.log.input.checked));
       this.paint();
     });
     this.note = element("span", "nbt-empty");
     const tools = element("div", "nbt-tools");
     this.csv = button("CSV", "", () => this.saveCsv());
-    const reset = button("Reset zoom", "Show the whole run; double-clicking a chart does the same", () =>
+    const reset = button("Reset zoom", "Show the whole run. You can also double-click a chart.", () =>
       this.group.zoom(null),
     );
     tools.append(this.axis, this.slider(), this.log, this.find, reset, this.csv, this.note);
@@ -48,7 +48,7 @@ export class Metrics {
   }
 
   slider() {
-    const node = element("label", "nbt-field", "smoothing ");
+    const node = element("label", "nbt-field", "Smoothing ");
     this.smoothing = element("input");
     const attributes = { type: "range", min: "0", max: "0.99", step: "0.01", value: START_SMOOTHING };
     for (const [name, value] of Object.entries(attributes)) this.smoothing.setAttribute(name, value);
@@ -70,14 +70,14 @@ export class Metrics {
     this.axis.disabled = this.csv.disabled = !server;
     if (!server) {
       this.axis.value = "step";
-      this.note.textContent = "The main curves only; the others need nbtrain's server extension.";
+      this.note.textContent = "Only the main curves are shown. The others need nbtrain's server extension.";
       return this.showSpecs(snapSpecs(snap).map((spec, at) => [String(at), spec]));
     }
     const due = snap.active || this.unread ? Date.now() - this.readAt > METRICS_MS : this.endRead !== ended;
     if (due || !this.readAt) this.read(snap.active ? "" : ended);
   }
 
-  /** Fetch the curves of the whole run, or the zoomed range with more points. */
+  /** Fetch the curves of the whole run, or of the zoomed range, which then has more points. */
   async read(ended = "") {
     const { server, name } = this.run;
     if (!server || this.reading) return;
@@ -115,7 +115,7 @@ export class Metrics {
     this.zoomTimer = setTimeout(() => this.readZoomed(), ZOOM_MS);
   }
 
-  /** Read now, or after the read in progress; for an ended run, no later poll would read again. */
+  /** Read now, or after the read in progress. For a run that has ended, no later poll would read the zoomed range. */
   readZoomed() {
     this.again = Boolean(this.reading);
     if (!this.again) this.read(this.endRead);
@@ -129,13 +129,13 @@ export class Metrics {
     );
     this.shownNames = all.flatMap(({ names }) => names);
     const cut = wanted && this.shownNames.length > MOST_NAMES ? `the first ${MOST_NAMES} of ` : "";
-    this.csv.title = `Save every point of ${cut}the curves that are shown`;
+    this.csv.title = `Save all points of ${cut}the curves that are shown`;
     const starts = Object.values(this.value.series).flatMap(({ time }) => (time.length ? [time[0]] : []));
-    // While zoomed in, the first point is not the first one of the run.
+    // While the user has zoomed in, the first point is not the first point of the run.
     if (!this.group.range || !this.begin) this.begin = starts.length ? Math.min(...starts) : 0;
     const options = { axis, begin: this.begin, smoothing: Number(this.smoothing.value) };
     this.showSpecs(all.map((chart) => [chart.title, metricSpec(chart, this.value, options)]));
-    const none = this.value.tags.length ? "No curve matches the filter." : "No curves yet.";
+    const none = this.value.tags.length ? "No curves match the filter." : "No curves yet.";
     if (!all.length) this.note.textContent = none;
     else if (/^No curve/.test(this.note.textContent)) this.note.textContent = "";
   }

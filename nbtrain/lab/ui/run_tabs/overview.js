@@ -1,4 +1,4 @@
-// The tab Overview: current values and curves, basic info, conditions, faults and their cost, events.
+// The tab Overview: current values and curves, basic info, conditions, faults with their cost, and events.
 
 import { Chart, ChartGroup } from "../charts/chart.js";
 import { snapSpecs } from "../charts/chart_spec.js";
@@ -14,10 +14,10 @@ const EVENTS_ON_A_PAGE = 15;
 const LONG_TEXT = 160;
 // Minimum width of a tile, in pixels; a narrow panel has two tiles per row.
 const TILE_WIDTH = 130, NARROW_WIDTH = 220;
-// Rows of a snapshot that the job's page already has.
+// Rows of a snapshot that the job page has too.
 const OF_JOB = ["backend", "command", "job"];
 
-/** How many tiles a row has: all rows equally long, or the last one as little shorter as possible. */
+/** Return how many tiles a row has, so that the rows are as equal in length as possible. */
 export function tileColumns(count, width) {
   const most = Math.max(width < NARROW_WIDTH ? 1 : 2, Math.floor(width / TILE_WIDTH));
   return Math.max(1, Math.ceil(count / Math.ceil(count / most)));
@@ -37,10 +37,10 @@ export class Overview {
     this.basics.setAttribute("aria-label", "basic info");
     const line = `nb.open_run("${run.name}")`;
     this.copied = {};
-    this.copyJob = copyButton("Copy job id", "Copy the id of the job", () => this.copied.job);
+    this.copyJob = copyButton("Copy job ID", "Copy the ID of the job", () => this.copied.job);
     this.copyCommand = copyButton("Copy command", "Copy the command of the job", () => this.copied.command);
     const copies = element("div", "nbt-tools");
-    copies.append(this.copyJob, this.copyCommand, copyButton("Copy nb.open_run line", line, () => line));
+    copies.append(this.copyJob, this.copyCommand, copyButton("Copy notebook code", line, () => line));
     this.conditions = new DataTable("conditions");
     const ago = (time) => `${age(Date.now() / 1000 - time)} ago`;
     this.events = new DataTable("events", { pageSize: EVENTS_ON_A_PAGE, time: ago });
@@ -63,7 +63,7 @@ export class Overview {
     this.lifeTitle = element("h4", "", "Life of the job");
     this.lifeTitle.hidden = this.life.node.hidden = true;
     this.faults = new DataTable("faults");
-    this.faultsTitle = element("h4", "", "Faults of the run, and their cost");
+    this.faultsTitle = element("h4", "", "Faults and their cost");
     this.faultsTitle.hidden = this.faults.node.hidden = true;
     const happened = element("div", "nbt-padded"), facts = element("div", "nbt-padded nbt-facts");
     const titled = (title, node) => [element("h4", "", title), node];
@@ -98,7 +98,7 @@ export class Overview {
     this.layTiles();
     const part = snap.reading ?? 1;
     this.reading.hidden = part >= 1;
-    this.reading.textContent = `The curves are incomplete: ${Math.floor(100 * part)} % of the metrics are read.`;
+    this.reading.textContent = `The curves are incomplete: ${Math.floor(100 * part)} % of the metrics have been read.`;
     snapSpecs(snap).forEach((spec, at) => this.charts[at].show(spec));
     this.drawBasics(snap, kept);
     this.lifeTitle.hidden = this.life.node.hidden = !(kept && kept.life);
@@ -109,7 +109,7 @@ export class Overview {
       this.faults.show(kept.faults.heads, kept.faults.rows);
       const rows = kept.events.rows, warnings = rows.filter(({ kind }) => kind === "warning").length;
       const reasons = [...new Set(rows.map(({ cells }) => cells[1]))].sort();
-      const options = [["", `all events (${rows.length})`], ["warning", `warnings (${warnings})`]];
+      const options = [["", `All events (${rows.length})`], ["warning", `Warnings (${warnings})`]];
       choices(this.kind, [...options, ...reasons.map((reason) => [`r:${reason}`, reason])]);
       this.chooseObjects(rows, kept.events.heads.indexOf("object") - 1);
       this.events.show(["age", ...kept.events.heads.slice(1)], rows);
@@ -119,19 +119,20 @@ export class Overview {
         time: one.time,
         cells: [one.kind, one.writer, one.message],
       }));
-      choices(this.kind, [["", `newest events (${rows.length})`]]);
+      choices(this.kind, [["", `Newest events (${rows.length})`]]);
       this.chooseObjects(rows, 1);
       this.events.show(["age", "kind", "from", "message"], rows);
     }
     this.events.tick();
   }
 
-  /** Fill the menu of the objects of events: the job, a rank, a machine. `at` is the index of their cell. */
+  /** Fill the menu of objects of the events, such as the job, a rank or a machine. `at` is the index of the cell with
+   *  the object. */
   chooseObjects(rows, at) {
     this.objectAt = at;
     const names = [...new Set(rows.map(({ cells }) => cells[at]))].sort((one, two) =>
       one.localeCompare(two, "en", { numeric: true }));
-    choices(this.object, [["", "all objects"], ...names.map((name) => [name, name])]);
+    choices(this.object, [["", "All objects"], ...names.map((name) => [name, name])]);
     this.object.hidden = names.length < 2 && !this.object.value;
   }
 
@@ -142,10 +143,10 @@ export class Overview {
 
   drawBasics(snap, kept) {
     const trained = snap.shown.job;
-    // Python writes times in UTC; they are shown in the user's time zone.
+    // Texts from Python have times in UTC; here, times are shown in the user's time zone.
     const own = ([label, text]) => [label, label in kept.times ? stamp(kept.times[label]) : text];
     const more = trained.filter(([label]) => !OF_JOB.includes(label));
-    // For an active job, the head shows the elapsed time every second.
+    // For an active job, the head of the page shows the elapsed time, updated every second.
     const basics = kept ? kept.basics.filter(([label]) => label !== "elapsed" || !snap.active) : [];
     const rows = kept ? [...basics.map(own), ...more] : trained;
     drawEach(this.basics, rows, ([label, text]) =>

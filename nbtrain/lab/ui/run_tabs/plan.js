@@ -1,4 +1,4 @@
-// The tab Plan: whether it fits, its time and disk first; then the tables of the plan and its findings.
+// The tab Plan: first whether the run fits, its time and its disk space, then the plan's findings and tables.
 
 import { refused } from "../host/server.js";
 import { pairs } from "../elements/table.js";
@@ -17,13 +17,13 @@ export class Plan {
     this.asked = this.read;
   }
 
-  /** Read the plan once for each newest job, because a resume may change it. */
+  /** Read the plan once for each new job, because a resume may change the plan. */
   draw(snap) {
     const job = newestJob(snap);
     if (this.job !== job) Object.assign(this, { job, asked: false, read: false });
     if (this.asked) return;
     if (this.run.server) this.ask(job);
-    else this.say("Showing the plan needs nbtrain's server extension; in the notebook: nb.plan(...).");
+    else this.say("Showing the plan needs nbtrain's server extension. In the notebook, run nb.plan(...).");
   }
 
   async ask(job) {

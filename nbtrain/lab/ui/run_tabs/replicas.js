@@ -1,4 +1,4 @@
-// The tab Replicas: the ranks as a strip of cells, machines or pods, their ranks, and a menu of their logs.
+// The tab Replicas: the ranks as a strip of cells, a table of machines or pods, a table of ranks, and buttons for logs.
 
 import { Strip } from "./strip.js";
 import { DataTable } from "../elements/table.js";
@@ -23,15 +23,15 @@ export class Replicas {
     this.node.append(this.empty, this.strip.node, this.replicas.node, this.ranks.node);
   }
 
-  /** A button, or a menu if there are several logs. */
+  /** Return a button that opens the log of a row, or a menu if the row has several logs. */
   logs({ logs = [] }) {
     const open = ([rank, attempt], words) =>
-      button(words, "open this log", () => this.run.openLog(rank, attempt));
+      button(words, "Open this log", () => this.run.openLog(rank, attempt));
     if (logs.length < 2) return logs.map((log) => open(log, "Log"));
     return [menu("Logs", "", ...logs.map((log) => open(log, log[2])))];
   }
 
-  /** The row of a rank in the table of ranks. */
+  /** Return the row of a rank in the table of ranks, {} if the table has no such row. */
   rowOf(rank) {
     return this.ranks.rows.find(({ cells }) => cells[0] === String(rank)) || {};
   }

@@ -1,4 +1,4 @@
-// The tab Resources: usage over time with request and limit, and the latest, mean and maximum values.
+// The tab Resources: charts of usage over time with requests and limits, and a table of latest, mean and maximum values.
 
 import { Chart, ChartGroup } from "../charts/chart.js";
 import { usageSpec } from "../charts/chart_spec.js";

@@ -1,5 +1,5 @@
 // The ranks of a job as a strip of cells, coloured by state, computing time or memory (monitor/job/rank_strip.py). A
-// cell opens the rank: its logs, its curves and its last message.
+// click on a cell shows the rank's logs, curves and last message.
 
 import { Chart, ChartGroup } from "../charts/chart.js";
 import { usageSpec } from "../charts/chart_spec.js";
@@ -7,10 +7,10 @@ import { Clamped } from "../elements/clamp.js";
 import { refused } from "../host/server.js";
 import { button, choices, element } from "../elements/dom.js";
 
-// So many ranks or fewer have cells with the value in them.
+// With at most this many ranks, each cell also shows its value.
 const MOST_LARGE = 16;
 const RANK_CHART_HEIGHT = 120;
-// A state can be recognized without its colour.
+// Signs for the states, so that they can be recognized without colours.
 const SIGNS = { bad: "!", good: "\u2713", wait: "\u2026", calm: "\u2013" };
 
 export class Strip {
@@ -41,15 +41,15 @@ export class Strip {
 
   show(strip) {
     this.strip = strip;
-    choices(this.measure, strip.measures.map(([key, title]) => [key, `by ${title}`]));
+    choices(this.measure, strip.measures.map(([key, title]) => [key, `By ${title}`]));
     this.note.hidden = !strip.left_out;
     this.note.textContent = `${strip.left_out} more ranks are in the table below.`;
     this.paint();
-    // The curves have new points, or another job is shown now.
+    // The curves may have new points, or another job is shown now.
     if (this.chosen !== null) this.readCharts();
   }
 
-  /** Draw the cells; a button is kept, so that the focus stays where it is. */
+  /** Draw the cells. Their buttons are kept, so that the focus stays where it is. */
   paint() {
     if (!this.strip) return;
     const { cells, measures } = this.strip, key = this.measure.value;
@@ -92,7 +92,7 @@ export class Strip {
     node.replaceChildren(element("b", "", large ? `rank ${rank}` : sign || String(rank)));
     if (large) node.append(element("small", "", [sign, text].filter(Boolean).join(" ")));
     node.className = `nbt-cell ${key === "state" ? `nbt-tone-${tone}` : level === undefined ? "nbt-cell-unknown" : "nbt-cell-level"}`;
-    // The median has the middle of the scale. With more colour, the number would have too little contrast.
+    // The median is in the middle of the scale. With more colour, the number would have too little contrast.
     if (level !== null && level !== undefined) node.style.setProperty("--level", `${Math.round(28 + 22 * level)}%`);
     node.title = [words, group, message].filter(Boolean).join("\n");
     node.setAttribute("aria-label", [words, message].filter(Boolean).join(". "));
@@ -117,7 +117,7 @@ export class Strip {
     node.focus();
   }
 
-  /** The index of the cell above or below: the nearest one in the next row. */
+  /** Return the index of the nearest cell in the row above (`by` = -1) or below (1). */
   beside(all, at, by) {
     const { left, top } = all[at].getBoundingClientRect();
     const places = all.map((node) => node.getBoundingClientRect());
@@ -188,7 +188,7 @@ export class Strip {
       if (this.curves.childElementCount !== this.charts.length)
         this.curves.replaceChildren(...this.charts.map((chart) => chart.node));
       charts.forEach((chart, at) => this.charts[at].show(usageSpec(chart)));
-      if (!charts.length) this.curves.textContent = "Nothing was measured for this rank alone.";
+      if (!charts.length) this.curves.textContent = "There are no measurements for this rank alone.";
     } catch (error) {
       if (this.reading === reading) this.curves.textContent = refused(error, `the curves of rank ${rank}`);
     } finally {

@@ -1,8 +1,8 @@
-// The list of runs: filter, order, tags, notes, archive, actions, and a selection to compare.
+// The list of runs, with filters, sorting, tags, notes, an archive, actions, and a selection of runs to compare.
 //
-// Rows come by REST from <base_url>nbtrain/runs, through the one poll of the page (runs_feed.js). Only one page
-// of a long list is in the document; its rows are kept between polls, so that focus and an open editor stay. A
-// hidden list sends no requests. Without the server extension, the trait `rows` of a widget's model is drawn.
+// Rows come from the REST route <base_url>nbtrain/runs. All views of a page share one poll (runs_feed.js). Only one
+// page of a long list is in the document. Its rows are kept between polls, so that the focus and an open editor stay.
+// A hidden list sends no requests. Without the server extension, the list shows the `rows` trait of the widget's model.
 
 import { hostElsewhere, makeHost } from "../host/host.js";
 import { forEachRun, runsCounted } from "./runs_bulk.js";
@@ -14,23 +14,25 @@ import { STATE_GROUPS, filteredRuns, sortedRuns, tagChoices } from "./runs_order
 import { RunRow } from "./runs_row.js";
 import { RunSparklines } from "./runs_sparklines.js";
 import { SweepRow, isFoldedAtFirst, sweepEntries } from "./runs_sweeps.js";
-import { askedWords, button, choices, download, element } from "../elements/dom.js";
+import { askedWords, button, choices, download, element, failedWords } from "../elements/dom.js";
 
 const RUNS_POLL_MS = 2000;
 const RUNS_IDLE_MS = 6000;
-// A supervisor forwards a request to its ranks sooner.
+// Time for which a requested action is shown as pending. A supervisor forwards a request to its ranks sooner.
 const RUNS_STOP_MS = 15000;
 const RUNS_OF_KERNEL =
-  "Asked the kernel to stop the job; it does so when its running cell finishes.";
+  "Stop requested: the kernel stops the job when its running cell finishes.";
+const NO_RUNS = "No runs yet.";
 const LARGEST_FIRST = ["created", "step"];
-// Added columns are read less often than the states of the runs.
+// The values of added columns are requested less often than the states of the runs.
 const COLUMNS_MS = 15000;
 
-// {id of a table: its views in this page that need rows from the kernel}; either all of them get rows or none.
+// {id of a table: its views in this page that need rows from the kernel}. While one view needs them, the kernel sends
+// the rows to all views of the table.
 const needing = new Map();
 
 /**
- * Show the runs in `root`; returns a function that ends it, with a method `look()`, which polls at once.
+ * Show the runs in `root`. Returns a function that ends the view; its method `look()` polls the server at once.
  *
  * server   Server of server.js, or null
  * host     the actions that this page offers (host.js)
@@ -69,7 +71,7 @@ class RunsList extends RunsFrame {
 
   // --- what is shown ---
 
-  /** Sort by a column; if `further`, runs that are equal in the columns before. */
+  /** Sort by a column. With `further`, the column orders only runs that are equal in the columns chosen before. */
   sort(key, further = false) {
     const direction = LARGEST_FIRST.includes(key) ? -1 : 1;
     const known = this.orders.find((order) => order.key === key), alone = this.orders.length === 1;
@@ -88,7 +90,7 @@ class RunsList extends RunsFrame {
     this.readColumns();
   }
 
-  /** Read the values of added columns, and the names of those that can be added. */
+  /** Request the values of the added columns, and the names of all columns that can be added. */
   async readColumns() {
     if (!this.server || this.compact || this.readingColumns) return;
     this.readingColumns = true;
@@ -99,7 +101,7 @@ class RunsList extends RunsFrame {
       this.columns.offer(found.known);
       if (this.given) this.show(this.given);
     } catch (error) {
-      if (keys.length) this.say(`The added columns cannot be read: ${error.message}`, "error");
+      if (keys.length) this.say(`Cannot load the added columns: ${error.message}`, "error");
     } finally {
       this.readingColumns = false;
       this.columnsAt = Date.now();
@@ -112,8 +114,9 @@ class RunsList extends RunsFrame {
     this.filtered();
   }
 
-  /** Whether the runs of a sweep are folded: as the user chose, else if they are many and not the only ones. A sweep
-   *  that grows is not folded while a run of it has an open editor or question. */
+  /** Return whether the runs of a sweep are folded. Unless the user folded or unfolded it, a sweep is folded if it has
+   *  many runs and the list also has other runs. A growing sweep stays unfolded while one of its runs has an open
+   *  editor or question. */
   isFolded(name, runs) {
     const alone = runs.length === this.found.length, key = `${name} ${alone}`;
     const isOpen = this.extra && runs.some((run) => run.name === this.extra.name);
@@ -168,7 +171,7 @@ class RunsList extends RunsFrame {
     this.draw();
   }
 
-  /** Say which actions have failed since the server accepted them; `before` has the runs as they were shown. */
+  /** Report actions that failed after the server accepted them; `before` has the runs as they were last shown. */
   sayFailed(before) {
     const isNew = ({ name, failed_action }) => {
       const old = before.get(name);
@@ -178,7 +181,7 @@ class RunsList extends RunsFrame {
     if (!found.length) return;
     for (const { name } of found) this.busy.delete(name);
     this.answered = "";
-    const texts = found.map(({ name, failed_action }) => `${name}: ${failed_action.action}: ${failed_action.message}`);
+    const texts = found.map(({ name, failed_action: { action, message } }) => `${name}: ${failedWords(action, message)}`);
     this.say(texts.slice(0, 3).join(" "), "error");
   }
 
@@ -186,7 +189,7 @@ class RunsList extends RunsFrame {
     if (!this.runs) return;
     const filter = { text: this.text.value, state: this.state.value, tag: this.tag.value };
     const found = (this.found = sortedRuns(filteredRuns(this.runs, filter), this.orders));
-    // A table with given names keeps their order.
+    // A table of given names shows the runs in the order of the names.
     const grouped = this.only ? found.map((run) => ({ run })) : sweepEntries(found, (...sweep) => this.isFolded(...sweep));
     const pages = Math.max(1, Math.ceil(grouped.length / RUNS_ON_A_PAGE));
     this.page = Math.min(this.page, pages - 1);
@@ -207,15 +210,15 @@ class RunsList extends RunsFrame {
   }
 
   drawEmpty() {
-    const none = this.archived ? "No run is archived." : "No run yet.";
-    const words = this.runs.length ? "No run matches the filter." : none;
+    const none = this.archived ? "No archived runs." : NO_RUNS;
+    const words = this.runs.length ? "No runs match the filter." : none;
     if (this.empty.dataset.words === words) return;
     this.empty.dataset.words = words;
     this.empty.textContent = words;
-    if (words !== "No run yet." || this.only) return;
+    if (words !== NO_RUNS || this.only) return;
     if (this.host.openForm)
       this.empty.append(" ", button("New run", "Open the launch form", () => this.host.openForm()));
-    else this.empty.append(' Submit one in a cell: nb.submit("gpt-tiny")');
+    else this.empty.append(' To submit one, run nb.submit("gpt-tiny") in a cell.');
   }
 
   drawRows(entries) {
@@ -242,7 +245,7 @@ class RunsList extends RunsFrame {
     nodes.forEach((node, at) => {
       if (this.body.children[at] !== node) this.body.insertBefore(node, this.body.children[at] || null);
     });
-    // A row that moved has lost the focus.
+    // Moving a row takes the focus from it.
     if (focused && focused !== document.activeElement && focused.isConnected) focused.focus();
   }
 
@@ -275,7 +278,7 @@ class RunsList extends RunsFrame {
     return Boolean(this.server) || (key === "stop" && Boolean(this.model));
   }
 
-  /** The actions that the server offers for a run, with their labels. */
+  /** Return the actions that the server offers for a run, with their labels. */
   async actionsOf(run) {
     if (!this.server) return [];
     return (await this.server.call(`run/${encodeURIComponent(run.name)}`)).actions || [];
@@ -324,7 +327,7 @@ class RunsList extends RunsFrame {
     try {
       await this.patch(names, { archived });
       const which = names.length === 1 ? names[0] : runsCounted(names.length);
-      this.say(archived ? `Archived: ${which}.` : `Restored from the archive: ${which}.`);
+      this.say(archived ? `Archived ${which}.` : `Restored ${which} from the archive.`);
       this.choose(names, false);
     } catch (error) {
       this.say(error.message, "error");
@@ -356,7 +359,7 @@ class RunsList extends RunsFrame {
   async bulk(names, done, act) {
     const { words, failures } = await forEachRun(names, done, act, (text) => this.say(text));
     this.answered = "";
-    // The words are true of the rows that are shown with them.
+    // Refresh the rows first, so that they agree with the message.
     await this.look();
     this.say(words, failures.length ? "error" : "");
   }
@@ -372,7 +375,7 @@ class RunsList extends RunsFrame {
   async request(name, key, body = {}) {
     const path = `run/${encodeURIComponent(name)}`;
     if (key === "tag") return this.server.call(path, "PATCH", body);
-    // A save changes no state.
+    // A save does not change the run's state.
     if (key !== "save") this.pending(name, key);
     try {
       if (key === "delete") return await this.server.call(`${path}?confirm=${encodeURIComponent(name)}`, "DELETE");
@@ -407,14 +410,14 @@ class RunsList extends RunsFrame {
         this.pending(name, key);
         this.model.send({ kind: "stop", name });
       }
-      // The kernel receives it when it is idle.
+      // The kernel receives the request when it is idle.
       const said = this.server ? askedWords(key, run.queued) : RUNS_OF_KERNEL;
       if (key === "delete") await this.look();
       this.say(`${name}: ${key === "delete" ? "deleted." : said}`);
       // The message stays until the list shows the result.
       this.answered = key === "delete" ? "" : name;
     } catch (error) {
-      this.say(`${name}: ${key}: ${error.message}`, "error");
+      this.say(`${name}: ${failedWords(key, error.message)}`, "error");
     }
     this.look();
   }
@@ -434,7 +437,7 @@ class RunsList extends RunsFrame {
     this.polled = true;
     this.server = value ? this.asked : null;
     this.rows.forEach((row) => (row.drawn = null));
-    // The kernel sends rows only while no server answers.
+    // The kernel sends rows only while the server does not respond.
     if (this.model) this.need(!value);
     this.draw();
   }
@@ -469,7 +472,7 @@ class RunsList extends RunsFrame {
     if (!this.runs && !this.model) this.empty.hidden = true;
   }
 
-  /** How long until the next poll, in ms; null while the list is hidden. */
+  /** Return the time until the next poll, in ms; null while the list is hidden. */
   wait() {
     if (this.ended || !this.asked || !this.visible || !this.root.isConnected) return null;
     return this.server && (this.given || []).some((run) => run.active) ? RUNS_POLL_MS : RUNS_IDLE_MS;
@@ -483,11 +486,11 @@ class RunsList extends RunsFrame {
         "This Jupyter server lacks nbtrain's server extension. Install nbtrain in the environment " +
         "that runs the server, then restart the server."
       );
-    if (error.status === 403) return "This Jupyter server requires a login: reload the page.";
-    return `The Jupyter server does not answer (${error.message}); trying again.`;
+    if (error.status === 403) return "You are not logged in to this Jupyter server. Reload the page to log in.";
+    return `The Jupyter server does not respond (${error.message}). Trying again.`;
   }
 
-  /** Poll now, because something was changed or the list became visible; resolves when the answer is shown. */
+  /** Poll now, because something was changed or the list became visible; resolves when the response is shown. */
   async look() {
     if (this.feed && this.wait() !== null) await this.feed.look();
   }

@@ -1,5 +1,5 @@
-// What is done to several chosen runs at once: tag, stop, archive, delete. One question for all of them, and one
-// sentence about the result, which names each run that was left as it was.
+// Actions on several selected runs at once: tag, stop, archive, delete. One question confirms the action for all runs,
+// and one message reports the result and names each run for which the action failed.
 
 import { labelChanges } from "./runs_order.js";
 import { STOPPING, button, element } from "../elements/dom.js";
@@ -15,10 +15,11 @@ export function namesInWords(names) {
 }
 
 /**
- * Call `act(name)` for each name, one after another; returns a sentence.
+ * Call `act(name)` for each name, one after another. Returns {words, failures}: a message about the result, and the
+ * errors.
  *
- * done        the verb in the past: "Stopped"
- * progress    called with a sentence before each run
+ * done        what has happened, for the message: "Deleted"
+ * progress    called before each run with a text such as "2 of 5: gpt-b"
  */
 export async function forEachRun(names, done, act, progress = () => {}) {
   const failures = [];
@@ -32,31 +33,31 @@ export async function forEachRun(names, done, act, progress = () => {}) {
   }
   const count = names.length - failures.length;
   const words = `${done}: ${count === 1 ? names.find((name) => !failures.some((text) => text.startsWith(`${name}: `))) : runsCounted(count)}.`;
-  return { words: failures.length ? `${words} Not ${done.toLowerCase()}: ${failures.join("; ")}` : words, failures };
+  return { words: failures.length ? `${words} Failed for ${failures.join("; ")}` : words, failures };
 }
 
-/** The buttons for the chosen runs; `list` is the controller of runs.js. */
+/** Return the buttons for the selected runs; `list` is the controller of runs.js. */
 export function bulkButtons(list, runs) {
   const names = runs.map(({ name }) => name), parts = [];
   const active = runs.filter((run) => run.active).map(({ name }) => name);
   const ended = runs.filter((run) => !run.active).map(({ name }) => name);
   const archived = runs.every((run) => run.archived);
   const add = (words, title, act, className) => parts.push(button(words, title, act, className));
-  add("Tag...", "Add tags to the chosen runs, or remove them", () => list.openBulk(tagEditor(list, runs)));
+  add("Tag...", "Add or remove tags of the selected runs", () => list.openBulk(tagEditor(list, runs)));
   add(archived ? "Restore from the archive" : "Archive", "An archived run is hidden from the list; its files are kept.",
     () => list.archive(names, !archived));
   if (active.length)
     add(`Stop ${runsCounted(active.length)}...`, `Stop the jobs: ${STOPPING}.`, () =>
-      list.ask(`Stop ${namesInWords(active)}? In each, ${STOPPING}. A run that waits in the queue leaves it.`,
+      list.ask(`Stop ${namesInWords(active)}? In each run, ${STOPPING}. A queued run leaves the queue.`,
         "Stop", () => list.bulk(active, "Stop requested", (name) => list.request(name, "stop"))), "nbt-stop");
   if (ended.length)
-    add(`Delete ${runsCounted(ended.length)}...`, "Delete the runs with all their files", () =>
+    add(`Delete ${runsCounted(ended.length)}...`, "Delete the runs and all their files", () =>
       list.ask(`Delete ${namesInWords(ended)} with all their files? This cannot be undone.`, "Delete", () =>
         list.bulk(ended, "Deleted", (name) => list.request(name, "delete"))), "nbt-delete");
   return parts;
 }
 
-/** An editor that adds tags to runs, and removes those that all or some of them have. */
+/** Return an editor that adds tags to runs and removes tags that at least one of the runs has. */
 function tagEditor(list, runs) {
   const node = element("form", "nbt-extra nbt-editor"), said = element("p", "nbt-note nbt-error");
   node.setAttribute("aria-label", `Tags of ${runsCounted(runs.length)}`);

@@ -1,11 +1,11 @@
-// The columns of the list of runs: those that the list always has, and the ones that the user adds.
+// The columns of the list of runs: the built-in columns, and those that the user adds.
 //
 // A column is [key, head, class, text(run)]. Columns without `text` are drawn by runs_row.js. Settings such as
-// lr_schedule.lr and results such as MFU come by the route columns, as run.more: {key: {text, value}}.
+// lr_schedule.lr and results such as MFU come from the route `columns`, as run.more: {key: {text, value}}.
 
 import { button, checkbox, element, known, menu } from "../elements/dom.js";
 
-/** Columns of the full form; the last of each group that fits is shown at a width (runs_style.js). */
+/** The built-in columns of the full list. A narrow list hides some of them (runs_style.js). */
 export const RUN_COLUMNS = [
   ["name", "Run", "nbt-name-cell"],
   ["state", "State", ""],
@@ -19,7 +19,7 @@ export const RUN_COLUMNS = [
   ["about", "Notes and cause", "nbt-wide"],
 ];
 
-/** A curve has no order. */
+/** Whether the runs can be sorted by a column; curves have no order. */
 export const isSortable = (key) => key !== "curve";
 
 const wholeWords = (value) => (known(value) ? value.toLocaleString("en") : "");
@@ -33,7 +33,7 @@ const MORE_COLUMNS = [
 
 const isOfServer = (key) => !MORE_COLUMNS.some(([own]) => own === key);
 
-/** The value of a column by which its runs are sorted, and which a CSV has; null without one. */
+/** Return the value of a run in a column, for sorting and for the CSV; null if the run has none. */
 export function columnValue(run, key) {
   if (key === "about") return run.notes || run.cause || null;
   const more = (run.more || {})[key];
@@ -45,7 +45,7 @@ const COLUMNS_KEY = "nbtrain-runs-columns";
 export class RunColumns {
   /**
    * changed()   called when the user has chosen other columns
-   * opened()    called when the menu opens, to offer() what the server knows
+   * opened()    called when the menu opens for the first time; it passes the keys that the server knows to offer()
    */
   constructor({ changed, opened }) {
     this.changed = changed;
@@ -82,7 +82,7 @@ export class RunColumns {
     return this.added.filter(isOfServer);
   }
 
-  /** Whether the user chose columns: then none is hidden because of the width. */
+  /** Whether the user chose columns. If so, a narrow list hides none of them. */
   get isOwn() {
     return this.hidden.size > 0 || this.added.length > 0;
   }
@@ -106,11 +106,11 @@ export class RunColumns {
     const shown = new Set(this.shown.map(([key]) => key)), parts = [];
     for (const [key, head] of [...RUN_COLUMNS.slice(1), ...MORE_COLUMNS]) parts.push(this.box(key, head, shown.has(key)));
     for (const key of this.asked) parts.push(this.box(key, key, true));
-    // An answer that arrives while the user types changes the results of the search, not the text.
+    // A response that arrives while the user types updates the search results, but not the typed text.
     const isTyping = this.search.getRootNode().activeElement === this.search;
     this.find();
     if (this.offered.length) parts.push(this.search, this.hits);
-    if (this.isOwn) parts.push(button("Usual columns", "", () => this.reset()));
+    if (this.isOwn) parts.push(button("Reset columns", "", () => this.reset()));
     this.node.list.replaceChildren(...parts);
     if (isTyping) this.search.focus();
   }
@@ -125,7 +125,7 @@ export class RunColumns {
     const wanted = this.search.value.trim().toLowerCase();
     const found = wanted ? this.offered.filter((key) => key.toLowerCase().includes(wanted) && !this.added.includes(key)) : [];
     this.hits.replaceChildren(...found.slice(0, 12).map((key) => button(key, "", () => this.set(key, true))));
-    if (wanted && !found.length) this.hits.append(element("p", "nbt-empty", "Nothing matches."));
+    if (wanted && !found.length) this.hits.append(element("p", "nbt-empty", "No matching settings or results."));
   }
 
   reset() {
@@ -140,7 +140,7 @@ function keptColumns() {
     const { hidden = [], added = [] } = JSON.parse(localStorage.getItem(COLUMNS_KEY)) || {};
     return { hidden: hidden.map(String).filter((key) => key !== "name"), added: added.map(String) };
   } catch {
-    // No storage, or an entry that is not ours.
+    // There is no storage, or the entry was not written by this code.
     return { hidden: [], added: [] };
   }
 }

@@ -2,8 +2,8 @@
 //
 //   runsFeed(server).join({took(value), failed(error), wait()})  ->  {look(), plan(), leave()}
 //
-// `wait()` returns the milliseconds until the watcher needs a new answer, null while it needs none. The smallest
-// value is used. A hidden page does not poll.
+// `wait()` returns the milliseconds until the watcher needs a new response, or null while it needs none. The shortest
+// wait of all watchers decides when the server is polled next. A hidden page does not poll.
 
 const feeds = new Map();
 
@@ -48,8 +48,8 @@ class RunsFeed {
     return this.value !== null && wait !== null && Date.now() - this.at < wait;
   }
 
-  /** Poll at once; resolves when the watchers have the answer. If a request is under way, poll again after it,
-   *  because something may have changed since. */
+  /** Poll at once; resolves when the watchers have the response. If a request is in progress, poll again after it,
+   *  because something may have changed since that request was sent. */
   look() {
     clearTimeout(this.timer);
     if (!this.reading) return (this.reading = this.read());
@@ -60,7 +60,7 @@ class RunsFeed {
     return this.again;
   }
 
-  /** Schedule the next poll for the watcher that needs it first. */
+  /** Schedule the next poll for the watcher that needs a response first. */
   plan() {
     clearTimeout(this.timer);
     const waits = [...this.watchers].map((one) => one.wait()).filter((wait) => wait !== null);

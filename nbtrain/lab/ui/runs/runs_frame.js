@@ -1,4 +1,4 @@
-// The frame of the list of runs: filters, the bar for chosen runs, column heads and pages.
+// The frame of the list of runs: filters, the bar for selected runs, column heads and pages.
 
 import { MOST_COMPARED } from "../compare/compare_chips.js";
 import { bulkButtons } from "./runs_bulk.js";
@@ -51,7 +51,7 @@ export class RunsFrame {
     this.tools.append(this.text, this.state, this.tag);
     if (this.compact) this.tools.append(this.sortChoice());
     this.tools.append(element("span", "nbt-room"), this.count);
-    this.compareAll = button("", "Curves, results and settings side by side",
+    this.compareAll = button("", "Compare curves, results and settings side by side",
       () => this.host.openCompare(this.comparable().slice(0, MOST_COMPARED)));
     this.compareAll.hidden = true;
     if (!this.compact) {
@@ -73,7 +73,7 @@ export class RunsFrame {
     table.append(this.body);
     if (!this.compact) this.rebuildHead();
     scroll.append(table);
-    this.empty = element("p", "nbt-empty", "Looking...");
+    this.empty = element("p", "nbt-empty", "Loading the runs...");
     this.pager = element("div", "nbt-pager");
     this.pager.hidden = true;
     this.menu = new RunMenu(this);
@@ -106,7 +106,7 @@ export class RunsFrame {
     const head = element("thead"), row = element("tr"), pick = element("th", "nbt-pick");
     this.all = element("input");
     this.all.type = "checkbox";
-    this.all.setAttribute("aria-label", "Choose all runs of this page");
+    this.all.setAttribute("aria-label", "Select all runs on this page");
     this.all.addEventListener("change", () => this.choose(this.shown, this.all.checked));
     const target = element("label");
     target.append(this.all);
@@ -119,7 +119,7 @@ export class RunsFrame {
       const title = key === "created" ? `${name}, ${zone(Date.now() / 1000)}` : name;
       cell.scope = "col";
       cell.dataset.column = key;
-      const about = `sort by ${title}; with Shift, only within equal values of the columns chosen before`;
+      const about = `Sort by ${title}. Shift+click sorts within equal values of the columns chosen before.`;
       cell.append(isSortable(key) ? button(title, about, (event) => this.sort(key, event.shiftKey)) : title);
       this.heads[key] = cell;
       row.append(cell);
@@ -141,12 +141,13 @@ export class RunsFrame {
     this.all.indeterminate = chosen > 0 && chosen < this.shown.length;
   }
 
-  /** The names of the runs that match the filter and have results, in the order of the list. */
+  /** Return the names of the runs that match the filter and have results, in the order of the list. */
   comparable() {
     return this.found.filter((run) => known(run.step)).map(({ name }) => name);
   }
 
-  /** The button that compares the runs of the list, unless some are chosen: then their bar has Compare. */
+  /** Show the button that compares the runs of the list. It is hidden while runs are selected, because the bar for
+   *  selected runs has a Compare button. */
   drawCompareAll() {
     const count = this.comparable().length;
     this.compareAll.hidden = !this.host.openCompare || this.chosen.size > 0 || count < 2;
@@ -161,25 +162,25 @@ export class RunsFrame {
     if (!names.length) this.bulkPlace.replaceChildren();
     if (!names.length || state === this.barState) return;
     this.barState = state;
-    const parts = [element("span", "", `${names.length} chosen`)];
+    const parts = [element("span", "", `${names.length} selected`)];
     if (this.host.openCompare) {
       const open = () => this.host.openCompare(names);
-      const compare = button("Compare", "Curves and settings side by side", open, "nbt-primary");
+      const compare = button("Compare", "Compare curves, results and settings side by side", open, "nbt-primary");
       compare.disabled = names.length < 2 || names.length > MOST_COMPARED;
-      if (names.length < 2) compare.title = "Choose a second run to compare with.";
+      if (names.length < 2) compare.title = "Select a second run to compare.";
       else if (compare.disabled) {
-        const reason = `A comparison shows at most ${MOST_COMPARED} runs: choose fewer.`;
+        const reason = `A comparison shows at most ${MOST_COMPARED} runs. Select fewer runs.`;
         compare.title = reason;
         parts.push(compare, element("span", "nbt-word", reason));
       }
       if (!parts.includes(compare)) parts.push(compare);
     }
     if (this.server) parts.push(...bulkButtons(this, runs));
-    // The box in the head chooses the runs of this page.
+    // The checkbox in the head selects only the runs on this page.
     if (all > this.shown.length && this.shown.every((name) => this.chosen.has(name)))
-      parts.push(button(`Choose all ${all.toLocaleString("en")}`, "Choose every run that matches the filter", () =>
+      parts.push(button(`Select all ${all.toLocaleString("en")}`, "Select every run that matches the filter", () =>
         this.choose(this.found.map(({ name }) => name), true)));
-    parts.push(button("Clear", "Choose none", () => this.choose(names, false)));
+    parts.push(button("Clear", "Clear the selection", () => this.choose(names, false)));
     this.bar.replaceChildren(...parts);
   }
 
@@ -194,8 +195,8 @@ export class RunsFrame {
       this.table.parentNode.scrollTop = 0;
       this.root.scrollIntoView({ block: "nearest" });
     };
-    const back = button("\u2039", "previous page", to(this.page - 1));
-    const on = button("\u203a", "next page", to(this.page + 1));
+    const back = button("\u2039", "Previous page", to(this.page - 1));
+    const on = button("\u203a", "Next page", to(this.page + 1));
     back.disabled = begin === 0;
     on.disabled = begin + RUNS_ON_A_PAGE >= count;
     const words = `${begin + 1}\u2013${Math.min(begin + RUNS_ON_A_PAGE, count)} of ${count.toLocaleString("en")}`;

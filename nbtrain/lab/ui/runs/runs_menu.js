@@ -1,5 +1,5 @@
-// The menu of a run in the list: the actions that are possible now, requested from the server when it opens;
-// and the row below a run, which asks to confirm an action or edits tags and notes.
+// The menu of a run in the list, and the row below a run that asks to confirm an action or edits tags and notes. When
+// the menu opens, it requests the actions that are possible now from the server.
 
 import { labelChanges, tagsOf } from "./runs_order.js";
 import { button, copyText, element } from "../elements/dom.js";
@@ -18,7 +18,7 @@ export class RunMenu {
 
   async open(run, anchor) {
     const own = this.own(run);
-    this.node.setAttribute("aria-label", `Actions of ${run.name}`);
+    this.node.setAttribute("aria-label", `Actions for ${run.name}`);
     this.node.replaceChildren(...own);
     this.node.showPopover();
     this.place(anchor);
@@ -45,21 +45,21 @@ export class RunMenu {
     return node;
   }
 
-  /** The items that need no answer from the server. */
+  /** Return the items that can be shown without a response from the server. */
   own(run) {
     const { list } = this, { host } = list, items = [];
     const add = (words, title, act) => items.push(this.item(words, title, act));
     if (host.openRun) add("Open", "", () => host.openRun(run.name));
     if (host.openTensorBoard)
-      add("TensorBoard", "Its curves in TensorBoard", () => host.openTensorBoard(run.name));
+      add("TensorBoard", "Open the curves of this run in TensorBoard", () => host.openTensorBoard(run.name));
     if (host.openModel && run.step)
-      add("Try the model", "Generate text with its newest checkpoint", () => host.openModel(run.name));
+      add("Try the model", "Generate text with the newest checkpoint", () => host.openModel(run.name));
     if (host.linkTo)
-      add("Copy link", "An address that opens this run in JupyterLab", async () => {
+      add("Copy link", "Copy a link that opens this run in JupyterLab", async () => {
         await copyText(host.linkTo([run.name]));
         list.say(`Copied: ${host.linkTo([run.name])}`);
       });
-    add("Copy nb.open_run line", "", async () => {
+    add("Copy notebook code", "Copy the code that shows this run in a notebook", async () => {
       await copyText(`nb.open_run(${JSON.stringify(run.name)})`);
       list.say(`Copied: nb.open_run(${JSON.stringify(run.name)})`);
     });
@@ -72,7 +72,7 @@ export class RunMenu {
     return items;
   }
 
-  /** The items for actions that the server allows now. */
+  /** Return the items for the actions that the server allows now. */
   allowed(run, actions) {
     const { list } = this;
     return actions.filter(({ key }) => list.can(key)).map((action) => {
@@ -99,7 +99,7 @@ export class RunMenu {
   }
 }
 
-/** A question with a confirm button and Cancel; `done(answer)` is called once. */
+/** Return a question with a confirm button and Cancel; `done(answer)` is called once. */
 export function runQuestion(question, verb, done) {
   const node = element("div", "nbt-extra");
   node.setAttribute("role", "alertdialog");
@@ -111,7 +111,7 @@ export function runQuestion(question, verb, done) {
   return node;
 }
 
-/** The editor for a run's tags and notes; `save(changes)` returns a promise, `done()` closes the editor. */
+/** Return the editor for a run's tags and notes; `save(changes)` returns a promise, `done()` closes the editor. */
 export function runEditor(run, save, done) {
   const node = element("form", "nbt-extra nbt-editor");
   node.setAttribute("aria-label", `Tags and notes of ${run.name}`);

@@ -1,9 +1,9 @@
-// The filter of a list of runs (text, state, tag) and its order (by a column, or as given).
+// Filtering a list of runs by text, state and tag, and sorting it by columns.
 
 import { columnValue } from "./runs_columns.js";
 import { known } from "../elements/dom.js";
 
-/** Choices of the filter by state: [value, label]; the states that occur follow them. */
+/** The first options of the state filter, [value, label]. The states of the listed runs follow them. */
 export const STATE_GROUPS = [
   ["", "All states"],
   ["active", "Active"],
@@ -14,7 +14,7 @@ export const STATE_GROUPS = [
 export const tagWords = ([key, value]) => (value ? `${key}=${value}` : key);
 export const tagsOf = (run) => Object.entries(run.labels || {}).map(tagWords);
 
-/** The text of a run that the filter searches, in lower case. */
+/** Return the text of a run that the filter searches, in lower case. */
 const searched = (run) =>
   [run.name, run.state, ...tagsOf(run), run.notes, run.cause, run.backend]
     .filter(Boolean)
@@ -28,7 +28,8 @@ function holdsState(run, state) {
   return !state || state === "archived" || run.state === state;
 }
 
-/** A word of the filter as a pattern of names, as `nbtrain runs` reads it: gpt-*; null for a plain word. */
+/** Return the regular expression for a filter word with wildcards, such as gpt-*, with the syntax of `nbtrain runs`;
+ *  null for a word without wildcards. */
 function namePattern(word) {
   if (!/[*?[]/.test(word)) return null;
   const source = word.replace(/[.+^${}()|\\]/g, "\\$&").replace(/\*/g, ".*").replace(/\?/g, ".").replace(/\[!/g, "[^");
@@ -39,7 +40,8 @@ function namePattern(word) {
   }
 }
 
-/** The runs that have every word of `text`, the state, and the tag. A pattern such as gpt-* is one of names. */
+/** Return the runs that match every word of `text`, the state and the tag. A word with wildcards, such as gpt-*, is
+ *  compared with the names of the runs only. */
 export function filteredRuns(runs, { text, state, tag }) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean), patterns = words.map(namePattern);
   return runs.filter((run) => {
@@ -50,7 +52,7 @@ export function filteredRuns(runs, { text, state, tag }) {
   });
 }
 
-/** Sort by the first of `orders`, [{key, direction}, ...], runs that are equal there by the next one.
+/** Sort by the first of `orders`, [{key, direction}, ...], and runs that are equal there by the next one.
  *  Runs without a value come last in either direction. */
 export function sortedRuns(runs, orders) {
   const compared = (one, two, { key, direction }) => {
@@ -63,12 +65,12 @@ export function sortedRuns(runs, orders) {
   return [...runs].sort(first);
 }
 
-/** [[tag, words with its count], ...] of all runs, the most frequent first. */
+/** Return the options of the tag filter, [[tag, label with the number of runs], ...], most frequent first. */
 export function tagChoices(runs) {
   const counts = new Map();
   for (const run of runs) for (const tag of tagsOf(run)) counts.set(tag, (counts.get(tag) || 0) + 1);
   const found = [...counts].sort((one, two) => two[1] - one[1] || one[0].localeCompare(two[0]));
-  return [["", "Any tag"], ...found.map(([tag, count]) => [tag, `${tag} (${count})`])];
+  return [["", "All tags"], ...found.map(([tag, count]) => [tag, `${tag} (${count})`])];
 }
 
 /** Return the changes {key: value or null} that turn `before` into the labels of the text: "team=nlp, stage".
@@ -78,8 +80,8 @@ export function labelChanges(text, before) {
   for (const part of text.split(",").map((word) => word.trim()).filter(Boolean)) {
     const at = part.indexOf("=");
     const [key, value] = at < 0 ? [part, ""] : [part.slice(0, at).trim(), part.slice(at + 1).trim()];
-    if (!key) throw new Error(`Tags: ${part} has no name before =; write name=value, such as team=nlp.`);
-    if (known(changes[key])) throw new Error(`Tags: ${key} is given twice; give each name once.`);
+    if (!key) throw new Error(`The tag "${part}" has no name before "=". Write name=value, such as team=nlp.`);
+    if (known(changes[key])) throw new Error(`The tag "${key}" is given twice. Give each name once.`);
     changes[key] = value;
   }
   for (const key of Object.keys(changes)) if (changes[key] === before[key]) delete changes[key];

@@ -2,7 +2,7 @@
 
 import { pill } from "../run/run_head.js";
 import { tagsOf } from "./runs_order.js";
-import { STOPPING, age, button, element, known, moment, stamp } from "../elements/dom.js";
+import { STOPPING, age, button, element, failedWords, known, moment, stamp } from "../elements/dom.js";
 
 /** A run's state from the user's click until the list shows its result. */
 const BUSY_WORDS = { stop: "Stopping...", pause: "Pausing...", resume: "Resuming...", kill: "Killing...", delete: "Deleting..." };
@@ -16,7 +16,7 @@ export class RunRow {
     this.node.dataset.run = name;
     const pick = element("td", "nbt-pick"), box = element("input");
     box.type = "checkbox";
-    box.setAttribute("aria-label", `Choose ${name}`);
+    box.setAttribute("aria-label", `Select ${name}`);
     box.addEventListener("change", () => list.choose([name], box.checked));
     this.box = box;
     const target = element("label");
@@ -37,8 +37,8 @@ export class RunRow {
     this.clone = button("Clone", "Open the form with this run's settings under a new name",
       () => list.act(this.run, { key: "clone" }), "nbt-clone");
     this.clone.setAttribute("aria-label", `Clone ${name}`);
-    this.more = button("\u22ef", `Actions of ${name}`, () => list.menu.open(this.run, this.more), "nbt-row-menu");
-    this.more.setAttribute("aria-label", `Actions of ${name}`);
+    this.more = button("\u22ef", `Actions for ${name}`, () => list.menu.open(this.run, this.more), "nbt-row-menu");
+    this.more.setAttribute("aria-label", `Actions for ${name}`);
     this.more.setAttribute("aria-haspopup", "true");
     this.acts.append(this.stop, ...(list.compact ? [] : [this.clone]), " ", this.more);
     this.node.append(pick, ...(list.compact ? this.compactCells() : [...this.fullCells(), this.acts]));
@@ -82,7 +82,7 @@ export class RunRow {
     return [cell];
   }
 
-  /** Fill the row; `busy` is a requested action that is not finished. */
+  /** Fill the row; `busy` is the key of a requested action that is not finished, or "". */
   draw(run, chosen, busy, now) {
     this.run = run;
     this.box.checked = chosen;
@@ -97,8 +97,8 @@ export class RunRow {
     this.node.classList.toggle("nbt-archived", Boolean(run.archived));
     this.drawTags(run);
     const failed = run.failed_action, bad = tone === "bad" || Boolean(failed);
-    const cause = failed ? `${failed.action}: ${failed.message}` : run.cause || "";
-    // For a waiting job, the reason comes first.
+    const cause = failed ? failedWords(failed.action, failed.message) : run.cause || "";
+    // The line has space for one text: for a waiting job, the reason is shown instead of the notes.
     const told = Boolean(cause) && (bad || tone === "wait");
     const note = run.notes ? run.notes.trim() : "";
     this.under.textContent = told ? cause : note || (this.list.compact ? "" : cause);
@@ -132,8 +132,8 @@ export class RunRow {
     const ago = `${age(now - run.created)} ago`;
     this.created.forEach((node, at) => (node.textContent = [moment(run.created), ago][at]));
     cells.created.title = known(run.ended)
-      ? `submitted ${stamp(run.created)}, ended ${stamp(run.ended)}`
-      : `submitted ${stamp(run.created)}`;
+      ? `Submitted ${stamp(run.created)}, ended ${stamp(run.ended)}`
+      : `Submitted ${stamp(run.created)}`;
   }
 
   drawLine(run, now) {
@@ -147,7 +147,7 @@ export class RunRow {
       if (value) node.append(element("b", "", value));
       return node;
     }));
-    this.line.title = `submitted ${stamp(run.created)}`;
+    this.line.title = `Submitted ${stamp(run.created)}`;
   }
 
   drawTags(run) {

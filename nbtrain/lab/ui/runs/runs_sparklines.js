@@ -1,4 +1,4 @@
-// The loss curves in the list of runs: requested for the rows in sight only, and kept until a run changes.
+// The loss curves in the list of runs. They are requested only for visible rows, and kept until a run changes.
 
 const CURVE_WIDTH = 84, CURVE_HEIGHT = 20, CURVE_AIR = 2;
 // An active run's curve is read again after this time.
@@ -56,7 +56,8 @@ export class RunSparklines {
     try {
       lines = (await server.call(`sparklines?${new URLSearchParams(wanted.map(({ name }) => ["name", name]))}`)).runs;
     } catch {
-      // The list reports a server that does not answer. The curves stay, and the list's next answer asks again.
+      // The list reports that the server does not respond. The old curves stay, and are requested again after the
+      // list's next response.
       return;
     } finally {
       this.reading = false;

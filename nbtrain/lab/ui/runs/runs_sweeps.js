@@ -1,4 +1,4 @@
-// The runs of a sweep in the list: together below one row, which folds them, filters by them and compares them.
+// The runs of a sweep in the list. They follow a row with buttons that fold the runs, show only them, or compare them.
 
 import { MOST_COMPARED } from "../compare/compare_chips.js";
 import { runsCounted } from "./runs_bulk.js";
@@ -6,16 +6,16 @@ import { button, element, known } from "../elements/dom.js";
 
 /** The label of a sweep's runs; LABEL of config/sections/sweep_section.py. */
 export const SWEEP_LABEL = "sweep";
-/** A sweep of more runs is folded until the user unfolds it. */
+/** A sweep with more runs than this is folded until the user unfolds it. */
 const MOST_UNFOLDED = 6;
 
 export const sweepOf = (run) => (run.labels || {})[SWEEP_LABEL] || "";
 
 /**
- * The entries of the list, in order: {run}, and {sweep, runs, folded} before the runs of a sweep, which are all at
- * the place of its first one. A sweep with a single listed run has no row.
+ * Return the entries of the list, in order: {run} for a run, and {sweep, runs, folded} for the row of a sweep. The runs
+ * of a sweep follow its row, at the position of the first of them. A sweep with a single listed run has no row.
  *
- * isFolded(name, runs)   whether the runs of a sweep are folded away
+ * isFolded(name, runs)   returns whether the runs of a sweep are hidden
  */
 export function sweepEntries(runs, isFolded) {
   const sweeps = new Map(), entries = [];
@@ -36,23 +36,24 @@ export function sweepEntries(runs, isFolded) {
 
 export const isFoldedAtFirst = (runs) => runs.length > MOST_UNFOLDED;
 
-/** The metric by which the runs of a sweep are compared: their validation loss, or their loss if none has one. */
+/** Return the metric by which the runs of a sweep are compared: the validation loss, or the loss if no run has a
+ *  validation loss. */
 const metricOf = (runs) => (runs.some((run) => known(run.validation_loss)) ? "validation_loss" : "loss");
 
-/** The runs of a sweep that have a metric, the best one first. */
+/** Return the runs of a sweep that have a value of the metric, best first. */
 export function bestFirst(runs) {
   const metric = metricOf(runs);
   return runs.filter((run) => known(run[metric])).sort((one, two) => one[metric] - two[metric]);
 }
 
-/** "50 runs: 40 SUCCEEDED, 10 RUNNING; best validation loss 3.1412: lr-study-lr-0-001" */
+/** Return the summary of a sweep: "50 runs: 40 SUCCEEDED, 10 RUNNING; best validation loss 3.1412 (lr-study-lr-0-001)". */
 export function sweepWords(runs) {
   const counts = new Map();
   for (const { state } of runs) counts.set(state, (counts.get(state) || 0) + 1);
   const states = [...counts].sort((one, two) => two[1] - one[1]).map(([state, count]) => `${count} ${state}`);
   const [best] = bestFirst(runs), metric = metricOf(runs);
   const words = `${runsCounted(runs.length)}: ${states.join(", ")}`;
-  return best ? `${words}; best ${metric.replace("_", " ")} ${best.words[metric]}: ${best.name}` : words;
+  return best ? `${words}; best ${metric.replace("_", " ")} ${best.words[metric]} (${best.name})` : words;
 }
 
 /** The row of a sweep. `list` is the controller of runs.js. */
@@ -64,7 +65,7 @@ export class SweepRow {
     const pick = element("td", "nbt-pick"), target = element("label");
     this.box = element("input");
     this.box.type = "checkbox";
-    this.box.setAttribute("aria-label", `Choose all runs of the sweep ${name}`);
+    this.box.setAttribute("aria-label", `Select all runs of the sweep ${name}`);
     this.box.addEventListener("change", () => list.choose(this.runs.map((run) => run.name), this.box.checked));
     target.append(this.box);
     pick.append(target);
@@ -93,14 +94,14 @@ export class SweepRow {
     if (state === this.drawn) return;
     this.drawn = state;
     this.cell.colSpan = columns;
-    this.fold.textContent = `${folded ? "\u25b8" : "\u25be"} sweep ${name}`;
-    this.fold.title = folded ? "Show the runs of this sweep" : "Fold the runs of this sweep";
+    this.fold.textContent = `${folded ? "\u25b8" : "\u25be"} Sweep ${name}`;
+    this.fold.title = folded ? "Show the runs of this sweep" : "Hide the runs of this sweep";
     this.fold.setAttribute("aria-expanded", String(!folded));
     this.words.textContent = words;
     this.only.textContent = isOnly ? "Show all runs" : "Only this sweep";
     this.only.title = isOnly ? "Show the runs of every sweep" : `Show only runs with ${SWEEP_LABEL}=${name}`;
     this.compare.textContent = this.best.length < runs.length ? `Compare best ${this.best.length}` : "Compare";
-    this.compare.title = "Curves, results and settings side by side; seeds of one setting as a band";
+    this.compare.title = "Compare curves, results and settings side by side, with seeds of one setting as a band";
     this.compare.hidden = !hasCompare;
   }
 }

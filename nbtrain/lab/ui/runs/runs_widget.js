@@ -1,4 +1,4 @@
-// nb.runs() in a notebook: the list of runs.js as an anywidget, and its rescue.
+// nb.runs() in a notebook: the list of runs.js as an anywidget, and its replacement if JupyterLab cannot restore it.
 //
 //   default export   anywidget's render: the list of a RunTable widget
 //   rescueRuns       shows the list instead of a widget that JupyterLab could not restore
@@ -15,7 +15,7 @@ function mountTable(root, id, model) {
   return mountRuns(ownKeys(root), { server, host: notebookHost(server), model });
 }
 
-/** A model without a kernel, with the traits that the notebook has saved. */
+/** Return a model without a kernel, with the traits that were saved in the notebook. */
 const keptModel = (traits) => ({ get: (name) => traits[name], on() {}, off() {}, send() {} });
 
 export function rescueRuns(place) {

@@ -1,6 +1,6 @@
 # make demo    environment + the notebooks of gpt-tiny, headless, and a summary
 # make lab     JupyterLab on the notebooks
-# make test    everything, in 14 to 24 minutes; make check: format, lint, types and the fast tests; make soak: at length
+# make test    everything, in 10 to 20 minutes; make check: format, lint, types and the fast tests; make soak: at length
 # make gpu     what only a GPU can show, in under 40 minutes
 PYTHON ?= python3
 VENV   := .venv

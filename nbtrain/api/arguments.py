@@ -51,7 +51,10 @@ def text(name: str, value: object) -> str:
 
 
 def wait_wanted(wait: str) -> bool:
-    """Return whether to wait: for "yes" always, for "auto" only under papermill. Else raises ConfigError."""
+    """Return whether to wait: always for "yes", only under papermill for "auto", and never for "no".
+
+    Raises ConfigError for any other value.
+    """
     if wait not in ("yes", "no", "auto"):
         raise ConfigError(f'wait = {wait!r} must be "yes", "no" or "auto".')
     return wait == "yes" or (wait == "auto" and not is_watched())

@@ -26,15 +26,13 @@ class Checked(Result):
     """Name of the run, or of the files."""
     findings: "list[Finding]"
     refused: ConfigError | None = None
-    """Error because of which no run could be built from the input, with the same problems as `findings`."""
+    """Error that kept the run from being built, with the problems in `findings`; None if it was built."""
     of_files: bool = False
     """Whether the input is files of other programs, which may hold several jobs."""
 
     @property
     def works(self) -> bool:
-        """Whether the run may be submitted, judging by its files alone. If not, `nbtrain check` exits with
-        2.
-        """
+        """Whether the run can be submitted, judged by its files. If not, `nbtrain check` exits with 2."""
         from nbtrain.base.findings import stops
 
         return self.refused is None and not stops(self.findings)
@@ -79,7 +77,7 @@ def check(*runs: RunLike, overrides: Overrides = None, program: str = "") -> Che
         raise ConfigError(f"nb.check takes one run, or files of other programs; {len(runs)} runs were given.")
     if program:
         raise ConfigError(
-            f"program (--from) is only for scripts and manifests, and {runs[0]} is a run: omit it."
+            f"omit program (--from): it is only for scripts and manifests, and {runs[0]} is a run."
         )
 
     run = runs[0].config if isinstance(runs[0], Run) else runs[0]

@@ -151,7 +151,7 @@ def _prepared(
         if not names:
             raise ConfigError(
                 "apply_chat_template only affects lm-evaluation-harness tasks: name a task with harness, or "
-                "omit it."
+                "omit apply_chat_template."
             )
         chat = ChatText(config, tokenizer.directory, tokenizer.eod_token)
     if shots is not None and shots < 0:

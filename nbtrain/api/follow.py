@@ -22,9 +22,10 @@ def each_checkpoint(
 ) -> Iterator[Found]:
     """Yield the result of `act` for the newest checkpoint, and for each newer one once it is complete.
 
-    If several checkpoints were saved meanwhile, only the newest is used. The iterator ends with the newest
-    job of the run, after its last checkpoint. Raises CheckpointError if the run saved no checkpoint. `looks`
-    returns whether the run is active, and the step of its newest checkpoint or None.
+    If several checkpoints were saved during a call of `act`, only the newest of them is used next. The
+    iterator ends when the run's newest job has ended and its last checkpoint was used. Raises CheckpointError
+    if the run saved no checkpoint. `looks` returns whether the run is active, and the step of its newest
+    checkpoint or None.
     """
     look, done = looks or _look, -1
     while True:

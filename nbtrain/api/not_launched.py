@@ -14,15 +14,16 @@ if TYPE_CHECKING:
 
 
 class NotLaunched(Result):
-    """A run that was not submitted, because it needs more than this machine has or because of a dry run.
+    """A run that was not submitted, because something is missing or because this is a dry run.
 
-    A notebook cell shows the reason. `shortages` lists the missing resources with numbers, or the
-    placeholders and what to replace them with. `command` starts the run once these are available. `request`
-    is the text that would be sent to Slurm or Kubernetes, or started on hosts; "" on this machine.
+    A notebook cell shows why. `shortages` is a list of sentences: resources that this machine or the cluster
+    lacks, settings that are still placeholders, or nothing for a dry run. `command` is the shell command that
+    submits the run once nothing is missing. `request` is what a submission would send to Slurm or Kubernetes
+    or start on the hosts; it is "" for backend.kind = local.
     """
 
     is_launched = False
-    """Whether a job was started: False. For a Run it is True, and a notebook can then generate text."""
+    """Always False, but True for a Run, so that a notebook can tell whether there is a run to work with."""
 
     def __init__(self, config: RunConfig, shortages: list[str], command: str, request: str = ""):
         self.config, self.shortages, self.command, self.request = config, shortages, command, request
@@ -34,7 +35,10 @@ class NotLaunched(Result):
         elif shortages and kind == "local":
             self._why, self._where = "this machine is too small", "On a larger machine, run"
         elif shortages:
-            self._why, self._where = f"backend {kind} cannot start it from here", "Where it can, run"
+            self._why, self._where = (
+                f"backend {kind} cannot start it from here",
+                "On a machine that can start it, run",
+            )
         if kind == "local" and config.resources.nodes > 1:
             self._where = "After changing that, run"
         self._heading = f"What would be {'started' if kind == 'hosts' else 'submitted'}"

@@ -165,8 +165,9 @@ class Run:
     def _say_resume(
         self, said: ResumeCertificate | None, say: Callable[[str], None]
     ) -> ResumeCertificate | None:
-        """Print what the newest attempt restored from its checkpoint, unless that equals `said`. Return the
-        record of it, or None if nothing was restored.
+        """Print what the newest attempt restored from its checkpoint, unless it was printed as `said` before.
+
+        Returns the attempt's resume report; None if the attempt restored nothing.
         """
         from nbtrain.base.printing.report import Report
         from nbtrain.monitor.run.status_text import resume_report
@@ -179,7 +180,8 @@ class Run:
     def wait_if(self, wait: str) -> None:
         """Wait for the newest job with "yes"; with "auto", only under papermill; with "no", return at once.
 
-        If the run is stopped meanwhile, the following cells still run, and `nbtrain notebook` exits with 7.
+        If the run is stopped before its end, the following cells still run, and `nbtrain notebook` exits with
+        7.
         """
         if wait_wanted(wait):
             self.wait()
@@ -187,7 +189,7 @@ class Run:
                 note_unfinished(self._stopped)
 
     def must_finish(self) -> None:
-        """Raise JobFailed in a notebook's last cell under papermill, if the run was stopped meanwhile."""
+        """Raise JobFailed in a notebook's last cell under papermill if the run was stopped before its end."""
         if self._stopped and not is_watched():
             raise JobFailed(self._stopped)
 
@@ -370,7 +372,10 @@ class Run:
         change_notes(self.directory, notes=text_of("text", text))
 
     def archive(self, archived: bool = True) -> None:
-        """Hide the run from `nbtrain runs` and nb.runs(), or list it again with False. Its files are kept."""
+        """Hide the run from `nbtrain runs` and nb.runs(), or list it again with archived=False.
+
+        The run's files are kept.
+        """
         from nbtrain.monitor.status.notes import change_notes
 
         change_notes(self.directory, archived=archived)

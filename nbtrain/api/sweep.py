@@ -26,9 +26,9 @@ def sweep(
 
     `file` is a sweep's YAML (docs/sweeps.md), or its contents as a mapping. Calling nb.sweep again continues
     the sweep: runs that have ended are kept, and lost runs are resumed. `dry_run` returns the plan of all
-    runs instead and starts nothing. `at_once` is the maximum number of active runs and replaces the file's.
-    `again` resumes each failed or cancelled run once, and each run that was evaluated before its last step.
-    Raises ConfigError for mistakes in the file and for limits that the plan exceeds.
+    runs instead and starts nothing. `at_once` is the maximum number of active runs and overrides the value in
+    the file. `again` resumes every failed or cancelled run once, and every run that was only evaluated and
+    has steps left. Raises ConfigError for mistakes in the file and for limits that the plan exceeds.
     """
     from nbtrain.jobs.sweep.drive import drive
     from nbtrain.jobs.sweep.results import sweep_results, write_page

@@ -40,7 +40,7 @@ def add_verbs(under: Any) -> None:
     add_json(parser, "Print the manifest as JSON.")
     text = "Read every checkpoint file and compare its SHA-256 with the manifest."
     parser = run_verb(group, "verify", verify, text)
-    add_step(parser, "Verify only the checkpoint of step N. Default: all checkpoints.")
+    add_step(parser, "Verify only the checkpoint from step N. Default: all checkpoints.")
     text = "Write a checkpoint in DeepSpeed's universal format, for other tools."
     parser = run_verb(group, "universal", universal, text)
     add_step(parser)
@@ -81,7 +81,7 @@ def _row(checkpoint: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _kept_on_nodes(run: "RunDir") -> list[dict[str, Any]]:
-    """Return the checkpoints that, by the run's records, are complete but exist only on the nodes' disks."""
+    """Return the checkpoints that are complete but, by the run's records, exist only on the nodes' disks."""
     from nbtrain.base.run_directory.checkpoint_files import kept_on_nodes
     from nbtrain.base.run_directory.jobstate import SUCCEEDED
     from nbtrain.base.run_directory.observed_state import read_state
@@ -173,8 +173,9 @@ def summary(run: "RunDir", step: int) -> dict[str, Any]:
 
 
 def _payload_bytes(folder: Path) -> int:
-    """Return the total size in bytes of a checkpoint's files without the manifest. Files that a job removes
-    meanwhile are not counted.
+    """Return the total size in bytes of a checkpoint's files without the manifest.
+
+    Files that a job removes during the call are not counted.
     """
     total = 0
     for path in folder.rglob("*"):
@@ -242,7 +243,11 @@ def optimizer_text(parameters: dict[str, Any]) -> str:
             group: [math.prod(entry["shape"]) for entry in parameters.values() if entry["group"] == group]
             for group in groups
         }
-        found = [f"{group} {sum(counts):,} in {len(counts)}" for group, counts in of_group.items() if counts]
+        found = [
+            f"{group} {amounts.counted(sum(counts), 'parameter')} in {amounts.counted(len(counts), 'tensor')}"
+            for group, counts in of_group.items()
+            if counts
+        ]
         if found:
             words.append(f"{name} ({kept}): {', '.join(found)}")
     return "; ".join(words)
@@ -258,7 +263,7 @@ def verify(options: argparse.Namespace) -> None:
     if options.step is not None:
         steps = [step for step in steps if step == options.step]
     if not steps:
-        which = "no checkpoint" if options.step is None else f"no checkpoint of step {options.step:,}"
+        which = "no checkpoint" if options.step is None else f"no checkpoint from step {options.step:,}"
         raise CheckpointError(
             f"{display(run.model)} has {which}. Run `nbtrain checkpoint list {run.name}` to list its "
             "checkpoints."
@@ -314,13 +319,14 @@ def universal(options: argparse.Namespace) -> None:
             elif answer["kind"] == "end":
                 end = answer
     show(
-        f"{display(Path(end['folder']))}: step {end['step']:,}, {end['parameters']} tensors, "
-        f"{amounts.size(end['bytes'])} in {amounts.elapsed(end['seconds'])}."
+        f"{display(Path(end['folder']))}: written from step {end['step']:,} in "
+        f"{amounts.elapsed(end['seconds'])}; {amounts.counted(end['parameters'], 'tensor')}, "
+        f"{amounts.size(end['bytes'])}."
     )
 
 
 def _manifest(run: "RunDir", step: int) -> dict[str, Any]:
-    """Return the manifest of a checkpoint whose files were found to be complete."""
+    """Return the manifest of a checkpoint that checkpoint_problem() has accepted."""
     manifest = files.read_json(run.checkpoint_manifest(step))
     assert isinstance(manifest, dict)
     return manifest

@@ -19,8 +19,8 @@ def add_verbs(under: Any) -> None:
         "nbtrain compare gpt-a gpt-b --picture curves.png\nnbtrain compare -l sweep=lr-study",
     )
     text = (
-        "Names, folders or YAMLs of at least two runs; with --published, one is enough. A picture shows at "
-        "most 12."
+        "Names, folders or YAMLs of at least two runs; with --published, one run is enough. A picture shows "
+        "at most 12."
     )
     runs = parser.add_argument("runs", metavar="RUN", nargs="*", help=text)
     complete(runs, completers.runs)
@@ -59,7 +59,7 @@ def compare(options: argparse.Namespace) -> None:
     # Draw the picture first, so that an error is not printed below the tables.
     figure = comparison_figure(runs) if options.picture else None
     if options.picture and figure is None:
-        raise DataError(f"{options.picture} is not written: none of these runs has a curve yet.")
+        raise DataError(f"{options.picture} was not written: none of these runs has a curve yet.")
     tables = compared(runs, read_published(options.published) if options.published else ())
     if options.json:
         show_json(tables)

@@ -154,7 +154,7 @@ def memory_finding() -> Finding:
 def why_not_writable(path: Path) -> str:
     """Return why the folder cannot be created or written to; "" if it can be."""
     existing = nearest_existing(path)
-    of = "" if existing == path else f"{existing} "
+    of = "it " if existing == path else f"{existing} "
     if not existing.is_dir():
         return f"{of}is not a folder"
     if is_read_only(existing):

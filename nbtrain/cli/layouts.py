@@ -64,7 +64,7 @@ def search(options: argparse.Namespace) -> None:
 
     if (options.use is None) != (options.output is None):
         raise ConfigError(
-            "give --use N and -o RUN.yaml together: N is a layout's number, RUN.yaml is the run YAML to "
+            "pass --use N and -o RUN.yaml together: N is a layout's number, RUN.yaml is the run YAML to "
             "write."
         )
     check_picture(options.picture)

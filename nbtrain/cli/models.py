@@ -51,7 +51,7 @@ def add_verbs(under: Any) -> None:
     to = parser.add_argument("--to", default="hf", metavar="TARGET", help=text)
     complete(to, lambda **_: TARGETS)
     text = (
-        "Export the checkpoint of step N; step 0 is the model that init_from names, before training. "
+        "Export the checkpoint from step N; step 0 is the model that init_from names, before training. "
         "Default: the newest checkpoint, which must be complete."
     )
     add_step(parser, text)

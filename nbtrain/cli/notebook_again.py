@@ -111,10 +111,10 @@ def _record(source: Path, notebook: Any) -> dict[str, Any]:
     if not (found := records_in(notebook)):
         executed = any(cell.get("execution_count") for cell in notebook.cells)
         why = (
-            "was executed, but its outputs have no record of a run: no cell called nb.submit or nb.launch, "
-            "or the outputs were cleared"
+            "its outputs have no record of a run, because no cell called nb.submit or nb.launch, or because "
+            "the outputs were cleared"
             if executed
-            else "was never executed, so there is nothing to run again"
+            else "it was never executed, so there is nothing to run again"
         )
         raise ConfigError(f"{source}: {why}. Run `nbtrain notebook {source}` to execute the notebook.")
     record = found[-1]
@@ -170,7 +170,10 @@ def _refuse_edited(source: Path, notebook: Any, record: Mapping[str, Any]) -> No
 
 
 def _renamed(source: Path, parameters: Mapping[str, Any], name: str, new_name: str) -> Any:
-    """Return the parameter `overrides` with the run's new name. Raises ConfigError if it does not exist."""
+    """Return the parameter `overrides` with the run's new name added.
+
+    Raises ConfigError if the notebook has no such parameter.
+    """
     overrides = parameters.get(OVERRIDES)
     if isinstance(overrides, str):
         return f"{overrides} name={new_name}".strip()

@@ -156,7 +156,11 @@ def _settle(output: Path, folder: Path) -> None:
 
 
 def folder_of(run: Any) -> Path:
-    """Return the folder for executed notebooks: the run's own if `run` is its name, else a shared folder."""
+    """Return the folder for executed notebooks.
+
+    If `run` is a run's name, it is notebooks/ in the directory of that run; if `run` is a path or None, it is
+    notebooks/ in the output directory. Raises ConfigError if `run` names neither a run nor a run YAML.
+    """
     others = output_root() / "notebooks"
     if run is None:
         return others

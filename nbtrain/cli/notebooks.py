@@ -35,7 +35,7 @@ def add_verbs(under: Any) -> None:
     )
     text = (
         "Run an executed notebook again with its recorded parameters and report the differences. If its run "
-        "still exists, the new run gets another name."
+        "still exists, the new run gets a different name."
     )
     parser.add_argument("--again", action="store_true", help=text)
     text = "File for the executed notebook. Default: a file in the folder of the notebook's run."

@@ -157,7 +157,7 @@ def advise(options: argparse.Namespace) -> None:
 
     if (options.use is None) != (options.output is None):
         raise ConfigError(
-            "give --use N and -o FILE together: N is a change's number, FILE is the run YAML to write."
+            "pass --use N and -o FILE together: N is a change's number, FILE is the run YAML to write."
         )
     advice = api.advise(options.run)
     if options.use is not None:

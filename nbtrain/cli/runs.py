@@ -400,9 +400,9 @@ def logs(options: argparse.Namespace) -> None:
         if getattr(options, name):
             raise ConfigError(f"--{name.replace('_', '-')} needs --grep TEXT.")
     if options.follow and options.job:
-        raise ConfigError("--follow prints the newest job: omit --job.")
+        raise ConfigError("--follow prints the log of the newest job: omit --job.")
     if options.follow and options.attempt is not None:
-        raise ConfigError("--follow prints the newest attempt: omit --attempt.")
+        raise ConfigError("--follow prints the log of the newest attempt: omit --attempt.")
     lines = 50 if options.lines is None else options.lines
     job = run.directory.existing_job(options.job) if options.job else run.directory.newest_job()
     state = status_of(job)[0] if job else None
@@ -438,7 +438,9 @@ def _search_logs(options: argparse.Namespace, run: Any, rank: int | str | None) 
     if options.attempt is not None:
         raise ConfigError("--grep searches the logs of all attempts: omit --attempt.")
     if isinstance(rank, str):
-        raise ConfigError("--grep searches the logs of all ranks, or with --rank N of one rank.")
+        raise ConfigError(
+            "--grep searches only the logs of ranks: omit --rank, or name one rank with --rank N."
+        )
     hits = 0
     for hit in islice(run.search(options.grep, rank, options.ignore_case, options.job), options.lines):
         hits += 1

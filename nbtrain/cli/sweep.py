@@ -24,9 +24,11 @@ def add_verbs(under: Any) -> None:
     parser.add_argument("--dry-run", action="store_true", help=text)
     text = "Show the results so far without starting anything."
     parser.add_argument("--status", action="store_true", help=text)
-    text = "Keep at most N runs active; replaces the file's at_once."
+    text = "Keep at most N runs active; overrides at_once in the file."
     parser.add_argument("--at-once", type=int, metavar="N", help=text)
-    text = "Resume each failed or cancelled run once, and each run that was evaluated before its last step."
+    text = (
+        "Resume every failed or cancelled run once, and every run that was only evaluated and has steps left."
+    )
     parser.add_argument("--again", action="store_true", help=text)
     add_json(parser, "Print the results as JSON.")
     text = f"Draw the loss of each setting to FILE ({PICTURE_HELP})."
@@ -66,7 +68,7 @@ def sweep(options: argparse.Namespace) -> int:
     if options.output:
         figure = sweep_figure(found)
         if figure is None:
-            raise DataError(f"{options.output} is not written: no run of the sweep has a curve yet.")
+            raise DataError(f"{options.output} was not written: no run of the sweep has a curve yet.")
         save_picture(figure, options.output)
     if options.status:
         return 0

@@ -156,7 +156,9 @@ def add_json(parser: Parser, help_text: str = "Print JSON.") -> None:
     parser.add_argument("--json", action="store_true", help=help_text)
 
 
-def add_step(parser: Parser, help_text: str = "Use the checkpoint of step N instead of the newest.") -> None:
+def add_step(
+    parser: Parser, help_text: str = "Use the checkpoint from step N instead of the newest."
+) -> None:
     """Add --step N, which selects a run's checkpoint."""
     complete(parser.add_argument("--step", type=int, metavar="N", help=help_text), completers.steps)
 

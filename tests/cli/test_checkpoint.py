@@ -167,7 +167,7 @@ def test_inspect_tells_where_the_training_stood(run, capsys):
         "step 20, 80 samples, 2,560 tokens",
         "data 2 x tensor 4, ZeRO 1, bf16",
         "17 in 2 tensors",
-        "AdamW (exp_avg, exp_avg_sq): decay 12 in 1, no_decay 5 in 1\n",
+        "AdamW (exp_avg, exp_avg_sq): decay 12 parameters in 1 tensor, no_decay 5 parameters in 1 tensor\n",
         "3.2500, at step 15",
         "e" * 64,
     ):
@@ -175,8 +175,12 @@ def test_inspect_tells_where_the_training_stood(run, capsys):
     by_muon = {"c": {"shape": [6, 2], "group": "matrices"}, "d": {"shape": [2, 2], "group": "matrices"}}
     write(run, 25, {**MANIFEST, "parameters": {**MANIFEST["parameters"], **by_muon}})
     assert cli.main(["checkpoint", "inspect", "tiny", "--step", "25"]) == 0
-    by_adamw = "AdamW (exp_avg, exp_avg_sq): decay 12 in 1, no_decay 5 in 1"
-    assert f"Muon (momentum_buffer): matrices 16 in 2; {by_adamw}" in capsys.readouterr().out
+    by_adamw = (
+        "AdamW (exp_avg, exp_avg_sq): decay 12 parameters in 1 tensor, no_decay 5 parameters in 1 tensor"
+    )
+    assert (
+        f"Muon (momentum_buffer): matrices 16 parameters in 2 tensors; {by_adamw}" in capsys.readouterr().out
+    )
     assert cli.main(["checkpoint", "inspect", "tiny", "--step", "30"]) == 4
     assert "its save was interrupted" in capsys.readouterr().err
 
@@ -253,7 +257,7 @@ def test_verify_reads_everything(run, capsys):
     assert cli.main(["checkpoint", "verify", "tiny", "--step", "10"]) == 0
     assert cli.main(["checkpoint", "verify", "tiny", "--step", "11"]) == 4
     said = capsys.readouterr().err
-    assert "has no checkpoint of step 11" in said and "`nbtrain checkpoint list " in said
+    assert "has no checkpoint from step 11" in said and "`nbtrain checkpoint list " in said
 
 
 def test_universal_asks_the_gpu_side(run, capsys, monkeypatch):
@@ -278,5 +282,7 @@ def test_universal_asks_the_gpu_side(run, capsys, monkeypatch):
     assert package == "nbtrain.checkpoint.universal"
     assert request == {"run_dir": str(run.path), "step": 20, "to": str(run.path / "there")}
     said = capsys.readouterr()
-    assert said.out == "output/tiny/universal/global_step20: step 20, 2 tensors, 2.0 KiB in 3 s.\n"
+    assert (
+        said.out == "output/tiny/universal/global_step20: written from step 20 in 3 s; 2 tensors, 2.0 KiB.\n"
+    )
     assert "checkpoint global_step30 is not used: torn" in said.err

@@ -61,7 +61,7 @@ def test_check_takes_the_version_of_the_flags(workspace, tmp_path, capsys):
     assert "nemo" in capsys.readouterr().err
     assert cli.main(["check", "gpt-tiny", "--from", "megatron-lm"]) == 2
     assert (
-        "program (--from) is only for scripts and manifests, and gpt-tiny is a run: omit it."
+        "omit program (--from): it is only for scripts and manifests, and gpt-tiny is a run."
         in capsys.readouterr().err
     )
 

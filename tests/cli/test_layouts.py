@@ -45,7 +45,7 @@ def test_search_writes_the_yaml_of_a_layout(tmp_path, capsys):
     shown = capsys.readouterr()
     assert json.loads(shown.out)["layouts"] and shown.err == f"{path}\n"
     assert main(["search", "1.3B", *ARGUMENTS, "--use", "1"]) == 2
-    assert "give --use N and -o RUN.yaml together" in capsys.readouterr().err
+    assert "--use N and -o RUN.yaml together" in capsys.readouterr().err
 
 
 def test_more_gpus_than_the_batch_has_copies_for(capsys):

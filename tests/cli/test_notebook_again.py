@@ -107,13 +107,13 @@ def test_what_cannot_run_again(workspace, papermill, capsys):
         run_again(str(missing))
     fresh = a_notebook(workspace / "fresh.ipynb", PARAMETERS, "nb.submit(run)")
     with pytest.raises(
-        ConfigError, match=r"fresh\.ipynb: was never executed.*`nbtrain notebook .*fresh\.ipynb`"
+        ConfigError, match=r"fresh\.ipynb: it was never executed.*`nbtrain notebook .*fresh\.ipynb`"
     ):
         run_again(str(fresh))
     notebook = nbformat.read(fresh, as_version=4)
     notebook.cells[0].execution_count = 1
     nbformat.write(notebook, fresh)
-    with pytest.raises(ConfigError, match=r"fresh\.ipynb: was executed, but its outputs have no record"):
+    with pytest.raises(ConfigError, match=r"fresh\.ipynb: its outputs have no record"):
         run_again(str(fresh))
     assert main(["notebook", "--again", str(fresh), "-p", "run", "x"]) == ConfigError.exit_code
     assert "omit -p" in capsys.readouterr().err
@@ -149,7 +149,7 @@ def test_a_notebook_that_was_edited_after_it_ran(workspace, papermill):
 def test_damaged_records_in_outputs(workspace, papermill):
     """Text under the type of a record is ignored, and a record without its hash is refused."""
     source = a_notebook(workspace / "mine.ipynb", PARAMETERS, "nb.submit(run)", outputs=[{RECORD: "text"}])
-    with pytest.raises(ConfigError, match=r"mine\.ipynb: was never executed"):
+    with pytest.raises(ConfigError, match=r"mine\.ipynb: it was never executed"):
         run_again(str(source))
     notebook = nbformat.read(executed(workspace), as_version=4)
     del notebook.cells[-1].outputs[0].data[RECORD]["settings_sha256"]

@@ -318,7 +318,9 @@ def test_the_same_run_on_a_cluster_that_is_not_there(trial, monkeypatch, backend
     said = str(launch(config))
     assert f"{config.name} was not launched: backend {backend} cannot start it from here.\n" in said
     assert shown in said.partition("What would be submitted:")[2]
-    assert str(launch(config, dry_run=True)).startswith(f"{config.name} was not launched: a dry run.\n")
+    assert str(launch(config, dry_run=True)).startswith(
+        f"{config.name} was not launched: this is a dry run.\n"
+    )
     assert not RunDir.named(config.name).exists()
 
 

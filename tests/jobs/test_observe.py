@@ -102,6 +102,6 @@ def test_the_verb_advises_and_writes_the_changed_run(ended, workspace, capsys):
     assert main(["advise", "gpt-fake", "--use", "1", "-o", str(path)]) == 2
     assert "already exists" in capsys.readouterr().err
     assert main(["advise", "gpt-fake", "--use", "1"]) == 2
-    assert "give --use N and -o FILE together" in capsys.readouterr().err
+    assert "--use N and -o FILE together" in capsys.readouterr().err
     assert main(["advise", "gpt-fake", "--json"]) == 0
     assert '"reason": "the device ran out of memory"' in capsys.readouterr().out

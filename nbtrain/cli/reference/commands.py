@@ -101,7 +101,7 @@ def _named(action: argparse.Action) -> str:
 
 
 def _value(action: argparse.Action) -> str:
-    """Return the placeholder of an argument's value; "" if it takes none."""
+    """Return the placeholder of an argument's value; "" if the argument takes no value."""
     if action.nargs == 0:
         return ""
     if action.metavar is None:

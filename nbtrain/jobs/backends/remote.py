@@ -25,6 +25,7 @@ from nbtrain.base.run_directory.node_records import (
 )
 from nbtrain.base.run_directory.records import ExitRecord, Heartbeat, ProcessIdentity
 from nbtrain.base.run_directory.rundir import JobDir
+from nbtrain.base.text import amounts
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.backend import network_interface
 from nbtrain.jobs.attempt.phases import stop_patience_seconds
@@ -72,7 +73,10 @@ class NodeWatch:
     It follows from the fact that a record is written before the supervisor reads it.
     """
     ahead_at_most: float = math.inf
-    """Upper bound of the same difference, from the fact that an order is given before an agent reads it."""
+    """Upper bound of the agent's wall clock minus the supervisor's.
+
+    It follows from the fact that an order is given before an agent reads it.
+    """
 
     @property
     def clock_ahead_seconds(self) -> float:
@@ -174,7 +178,7 @@ class RemoteLauncher:
         while self.processes_left() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         if left := self.processes_left():
-            self._end_agents("its agents did not report the end of their ranks")
+            self._end_agents("the agents did not report that their ranks have ended")
         ends = (self._exit_of(node) for node in range(self._config.resources.nodes))
         return left or any(end.killed_processes for end in ends if end)
 
@@ -254,7 +258,7 @@ class RemoteLauncher:
         return self.scheduler_preemption(leaving) if leaving or signalled else ""
 
     def scheduler_preemption(self, leaving: list[int]) -> str:
-        """Return the scheduler's record that it takes away these machines or the job; "" without a record."""
+        """Return text about a preemption of these machines or the job; "" if the scheduler reports none."""
         return ""
 
     def preemption_trouble(self) -> str:
@@ -284,31 +288,39 @@ class RemoteLauncher:
             return self._give_order()
         assert self._agents is not None, "launch() comes first"
         if (code := self._agents.poll()) is not None:
-            ended = f"the process that starts the agents ended with code {code}"
-            self.end_message = self._missing(fresh, self._agents.end_message or ended)
+            ended = f"the process that starts the agents exited with code {code}"
+            self.end_message = self._missing(fresh, f": {self._agents.end_message or ended}")
             return code or 1
         limit = self._config.backend.start_timeout_seconds
         if time.monotonic() - self._launched_at > limit:
-            self.end_message = self._missing(fresh, f"within backend.start_timeout_seconds = {limit:g}")
+            self.end_message = self._missing(
+                fresh, f" within {limit:g} s (backend.start_timeout_seconds = {limit:g})"
+            )
             self._agents.end()
             return 1
         return None
 
     def _missing(self, fresh: list[int], why: str) -> str:
         nodes = self._config.resources.nodes
-        missing = ", ".join(str(node) for node in range(nodes) if node not in fresh)
+        missing = [str(node) for node in range(nodes) if node not in fresh]
+        named = f"node{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
         logs = "see logs/node<k>.log and logs/supervisor.log"
-        return f"the agents of nodes {missing} (of {nodes}) did not report: {why}; {logs}"
+        return f"{len(missing)} of {amounts.counted(nodes, 'agent')} ({named}) did not report{why}; {logs}"
 
     def _give_order(self) -> int | None:
         records = [self._watches[node].record for node in range(self._config.resources.nodes)]
         machines = {(record.host, record.agent.boot_id) for record in records}
-        loopback = [record.host for record in records if record.address.startswith("127.")]
+        loopback = sorted({record.host for record in records if record.address.startswith("127.")})
         if len(machines) > 1 and loopback:
-            self.end_message = (
-                f"{', '.join(sorted(set(loopback)))}: has only a loopback address, which no other machine "
-                "can reach. Set network_interface in the backend's section"
+            kind = self._config.backend.kind
+            section = getattr(self._config.backend, kind, None)
+            fix = (
+                f"Set backend.{kind}.network_interface"
+                if hasattr(section, "network_interface")
+                else "Check the network of these machines"
             )
+            has = "have only loopback addresses" if len(loopback) > 1 else "has only a loopback address"
+            self.end_message = f"{', '.join(loopback)} {has}, which no other machine can reach. {fix}"
             return 1
         self._order = LaunchOrder(
             attempt=self._attempt,
@@ -363,14 +375,14 @@ class RemoteLauncher:
             since = self._failed_at.setdefault(node, now) if one.exit_code else now
             if now - since > RANKS_WORD_SECONDS:
                 return (
-                    f"the launcher of node {self._hosts_of([node])} ended with code {one.exit_code}, and the "
-                    f"other nodes wait for it; see logs/node{node}.log"
+                    f"the launcher on node {self._hosts_of([node])} exited with code {one.exit_code}, and "
+                    f"the other nodes are waiting for its ranks; see logs/node{node}.log"
                 )
         assert self._agents is not None
         if (code := self._agents.poll()) is not None and not self._reporting(ends):
             return (
-                f"the process that had started the agents ended with code {code}, and the agents have not "
-                "reported since"
+                f"the process that started the agents exited with code {code}, and the agents have stopped "
+                "reporting"
             )
         return ""
 
@@ -378,13 +390,9 @@ class RemoteLauncher:
         """Return a list with one sentence about the lost nodes; [] if no node is lost."""
         if not lost:
             return []
-        hosts = self._hosts_of(lost)
         silent = min(time.monotonic() - self._watches[node].heard_at for node in lost)
         limit = self._config.backend.node_timeout_seconds
-        return [
-            f"node {hosts} is gone: nothing was heard of its agent for {silent:.0f} s "
-            f"(backend.node_timeout_seconds = {limit:g})"
-        ]
+        return [f"{self._silent_words(lost, silent)} (limit: backend.node_timeout_seconds = {limit:g})"]
 
     def _unanswered(self) -> str:
         """Return text about the nodes that did not respond to the order to end.
@@ -394,10 +402,18 @@ class RemoteLauncher:
         waiting = [node for node, watch in sorted(self._watches.items()) if self._exit_of(node) is None]
         heard = {node: time.monotonic() - self._watches[node].heard_at for node in waiting}
         if not (silent := [node for node in waiting if heard[node] > KILL_SECONDS]):
-            return f"node {self._hosts_of(waiting)} did not answer the order to end"
+            named, its = ("nodes", "their") if len(waiting) > 1 else ("node", "its")
+            return f"{named} {self._hosts_of(waiting)} did not respond to the order to end {its} ranks"
+        words = self._silent_words(silent, min(heard[node] for node in silent))
+        return f"{words}, not even after the order to end the ranks"
+
+    def _silent_words(self, nodes: list[int], seconds: float) -> str:
+        """Return text that says that these nodes are gone: none of their agents reported for `seconds`."""
+        if len(nodes) == 1:
+            return f"node {self._hosts_of(nodes)} is gone: its agent has not reported for {seconds:.0f} s"
         return (
-            f"node {self._hosts_of(silent)} is gone: nothing was heard of its agent for "
-            f"{min(heard[node] for node in silent):.0f} s, and it did not answer the order to end"
+            f"nodes {self._hosts_of(nodes)} are gone: their agents have not reported for at least "
+            f"{seconds:.0f} s"
         )
 
     def _hosts_of(self, nodes: Iterable[int]) -> str:

@@ -68,7 +68,7 @@ class RemoteBackend(Backend):
                 # Schedulers forget ended jobs after some minutes, so the earlier report is kept.
                 word = replace(before, asked_at=word.asked_at, seen=True, trouble="")
         except EngineAway as error:
-            # This machine learns nothing, so an earlier report from a machine of the cluster is kept.
+            # This machine cannot query the scheduler, so an earlier report from a machine that can is kept.
             return before and replace(before, seen=False, trouble=str(error))
         except EngineUnseen as error:
             last = before or EngineWord(None, "", 0.0)

@@ -29,7 +29,8 @@ from nbtrain.monitor.logs.logs import SUPERVISOR
 
 # Seconds from the submission until the supervisor has recorded its identity.
 SUPERVISOR_START_SECONDS = 60.0
-# Seconds after that until it starts ranks or reports what it waits for; earlier ranks may still be saving.
+# Seconds from that record until the supervisor starts ranks or reports what it waits for; the ranks of an
+# earlier job may still be saving.
 FIRST_WORD_SECONDS = 5.0
 # Seconds from the job's final state until the supervisor has exited and so released the run's lock.
 SUPERVISOR_END_SECONDS = 10.0

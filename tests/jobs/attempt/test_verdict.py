@@ -57,7 +57,7 @@ def test_a_killed_wrapper_is_the_cause_and_not_its_peers_words():
     # Wrappers that ended later, with the launcher, are not named.
     assert "rank 1's" in judged(record(0, "failed", message=GLOO), world_size=4, gone=(1,)).cause
     # Ranks of which none left a record, and their agents neither: the end of the agents is the cause.
-    left = "scancel of step 12.0: node n0, n1 did not answer the order to end"
+    left = "scancel ended step 12.0: nodes n0, n1 did not respond to the order to end their ranks"
     all_gone = judged(world_size=2, gone=(0, 1), node_left=left, killed_at=5.0)
     assert (all_gone.cause, all_gone.retry) == (f"{left}; no record from ranks 0, 1", True)
     assert all_gone.rank == 0

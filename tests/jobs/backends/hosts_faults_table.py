@@ -202,8 +202,8 @@ def host_killed(scene: Scene) -> Row:
     scene.pair.wait_for("hostb")
     assert scene.end()[0] == SUCCEEDED, scene.seen
     causes = scene.causes()
-    assert causes[0].startswith("node hostb is gone: nothing was heard of its agent for 2"), causes
-    assert "agents of nodes 0, 1 (of 2) did not report: hostb is reachable, but nothing listens" in causes[1]
+    assert causes[0].startswith("node hostb is gone: its agent has not reported for 2"), causes
+    assert "2 of 2 agents (nodes 0, 1) did not report: hostb is reachable" in causes[1]
     assert not scene.bad_states and scene.record.attempts[-1].resumed_from_step
     waits = causes[1].partition("did not report: ")[2].partition(";")[0]
     after = f"the job is restarted until the host is back; an attempt before that ends with: {waits}"
@@ -227,7 +227,7 @@ def host_lost(scene: Scene) -> Row:
     assert scene.end()[0] == SUCCEEDED, scene.seen
     assert not scene.bad_states
     # The ranks here lose their peers before the agent is missed; then the order to end gets no answer.
-    assert scene.causes()[0].startswith("node hostb is gone: nothing was heard of its agent for ")
+    assert scene.causes()[0].startswith("node hostb is gone: its agent has not reported for ")
     first, last = scene.record.attempts[0], scene.record.attempts[-1]
     assert (first.world_size, first.nodes, last.world_size, last.nodes) == (4, 2, 2, 1)
     differs(trace(job.run), trace(straight.run))
@@ -436,7 +436,7 @@ def host_is_off(scene: Scene) -> Row:
     """Switch off a host and its network before the run is submitted."""
     scene.pair.kill_host("hostb")
     scene.pair.link("hostb", up=False)
-    return refused(scene.fails(), "hostb does not answer")
+    return refused(scene.fails(), "hostb did not respond")
 
 
 def other_version(scene: Scene) -> Row:
@@ -509,7 +509,9 @@ FAULTS = {
         "a key of the user that the hosts do not accept", wrong_key("does not", key="stranger")
     ),
     "unknown-key": Fault("a host key that is not known", wrong_key("has a host key", known="unknown")),
-    "changed-key": Fault("a host key that has changed", wrong_key("has another", known="changed")),
+    "changed-key": Fault(
+        "a host key that has changed", wrong_key("has a different host key", known="changed")
+    ),
     "host-off": Fault("a host that is switched off", host_is_off),
     "version": Fault("a host with another torch", other_version),
 }

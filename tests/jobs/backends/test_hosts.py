@@ -137,7 +137,7 @@ def test_machines_that_cannot_be_used_have_no_devices(
     )
     assert checks.usable_devices(found) == {"a": 0, "b": 1}
     said = capsys.readouterr().out
-    assert said.startswith("a is not used: ") and "a does not answer within 15 s" in said
+    assert said.startswith("a is not used: ") and "a did not respond within 15 s" in said
 
 
 def test_a_host_that_no_name_server_knows_is_a_mistake(
@@ -205,7 +205,7 @@ def test_ranks_of_a_lost_job_leave_before_others_start(
     make_job(config(), lost.job_id, hosts=("b", "off"))
     said = started(HostsLauncher(job, ()), config())[-1]
     assert said.startswith(
-        "off does not answer within 15 s; the processes that job 20260101-120000-aaaa left there end by "
+        "off did not respond within 15 s; the processes that job 20260101-120000-aaaa left there end by "
         "themselves within"
     )
     # Long enough after its last sign of life its agents have exited by themselves.
@@ -244,7 +244,7 @@ def test_a_preempted_run_waits_until_enough_machines_answer(
     launcher._config, clock = config(), [1000.0]
     monkeypatch.setattr(launcher_module.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(launcher_module, "usable_devices", lambda config: counts.pop(0))
-    few = "1 of 2 machines answer"
+    few = "only 1 of 2 machines is usable"
     assert (launcher.missing(), launcher.missing(), len(counts)) == (few, few, 2)
     clock[0] += launcher_module.COUNT_SECONDS
     assert (launcher.missing(), len(counts)) == ("", 1)

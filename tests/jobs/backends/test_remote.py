@@ -161,11 +161,11 @@ def test_agents_that_do_not_come_are_named(cluster: Cluster) -> None:
     cluster.launcher.starts[0].code = 3
     assert cluster.launcher.poll() == 3
     logs = ("logs/node<k>.log", "logs/supervisor.log")
-    assert lacks(cluster.launcher.end_message, "nodes 1 (of 2) ", "ended with code 3;", *logs) == []
+    assert lacks(cluster.launcher.end_message, "1 of 2 agents (node 1) ", "code 3;", *logs) == []
     cluster.launcher.launch(cluster.config, 1)
     cluster.pass_seconds(700)
     assert cluster.launcher.poll() == 1
-    assert "within backend.start_timeout_seconds = 600" in cluster.launcher.end_message
+    assert " within 600 s (backend.start_timeout_seconds = 600); " in cluster.launcher.end_message
     assert cluster.launcher.starts[1].ended
 
 
@@ -178,7 +178,7 @@ def test_a_machine_with_loopback_alone_is_named(cluster: Cluster) -> None:
     assert record is not None
     replace(record, address="127.0.0.1").write(path)
     assert cluster.launcher.poll() == 1
-    assert cluster.launcher.end_message.startswith("node1: has only a loopback address")
+    assert cluster.launcher.end_message.startswith("node1 has only a loopback address")
 
 
 def test_a_lost_node_is_named_with_its_silence(cluster: Cluster) -> None:
@@ -188,7 +188,7 @@ def test_a_lost_node_is_named_with_its_silence(cluster: Cluster) -> None:
     cluster.pass_seconds(30, 0)
     assert cluster.launcher.trouble() == ""
     cluster.pass_seconds(1, 0)
-    parts = ("node node1 is gone: ", " for 31 s (backend.node_timeout_seconds = 30)")
+    parts = ("node node1 is gone: ", " for 31 s (limit: backend.node_timeout_seconds = 30)")
     assert lacks(cluster.launcher.trouble(), *parts) == []
     assert cluster.launcher.poll() is None
     cluster.ended(0, 1)
@@ -388,8 +388,8 @@ def test_a_rank_that_is_gone_with_its_wrapper_is_named(cluster: Cluster) -> None
 @pytest.mark.parametrize(
     ("alive", "words"),
     [
-        ([0], "node node1 is gone: nothing was heard of its agent for 18 s, and it did not answer"),
-        ([0, 1], "node node1 did not answer the order to end"),
+        ([0], "node node1 is gone: its agent has not reported for 18 s, not even after the order"),
+        ([0, 1], "node node1 did not respond to the order to end its ranks"),
     ],
 )
 def test_the_node_that_does_not_answer_the_order_to_end_is_named(
@@ -423,7 +423,7 @@ def test_a_node_whose_launcher_fails_before_any_rank_ends_the_wait_of_the_others
     cluster.pass_seconds(int(remote.RANKS_WORD_SECONDS), 1)
     assert cluster.launcher.trouble() == ""
     cluster.pass_seconds(1, 1)
-    parts = ("node node0 ended with code 1", "the other nodes wait", "logs/node0.log")
+    parts = ("node node0 exited with code 1", "the other nodes are waiting", "logs/node0.log")
     assert lacks(cluster.launcher.trouble(), *parts) == []
     # The next attempt starts from scratch.
     cluster.life = 1

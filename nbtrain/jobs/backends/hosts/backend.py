@@ -39,7 +39,7 @@ class HostsBackend(SupervisedHere):
         return dry_text(config, job, hosts_of(config))
 
     def end_ranks(self, job: JobDir, grace_seconds: float) -> None:
-        """End the ranks on every host, which are found by the job's marker.
+        """End the ranks on every host, found by the job's marker.
 
         Raises JobError if a host cannot be reached.
         """

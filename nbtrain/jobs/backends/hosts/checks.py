@@ -73,6 +73,7 @@ def problems_here(config: RunConfig) -> Iterator[Finding]:
     """Check the programs and files that this machine needs to reach the hosts."""
     section = config.backend.hosts
     program, package = PROGRAMS[section.launcher]
+    other = next(launcher for launcher in PROGRAMS if launcher != section.launcher)
     for name, debian in ((program, package), ("ssh", "openssh-client")):
         if shutil.which(name) is None:
             yield mistake(
@@ -80,7 +81,7 @@ def problems_here(config: RunConfig) -> Iterator[Finding]:
                 "backend.hosts.launcher",
                 f"{name}, which starts the run on its hosts, is not installed on this machine.",
                 f"Install {name} (Debian: {debian})"
-                + (", or choose the other backend.hosts.launcher." if name == program else "."),
+                + (f", or set backend.hosts.launcher to {other}." if name == program else "."),
             )
     if section.ssh_config is not None and not resolve(section.ssh_config).is_file():
         yield mistake(
@@ -232,8 +233,8 @@ def _read(config: RunConfig, answer: RemoteOutput) -> tuple[dict[str, Any], Find
             config,
             key,
             f"{key}: {answer.host} could not be checked: {said} (exit code {answer.code}).",
-            f"Run `ssh{answer.by_hand} {answer.host} {python} --version` by hand; logging in must not print "
-            "anything else.",
+            f"Run `ssh{answer.by_hand} {answer.host} {python} --version` by hand; the version must be "
+            "the only output.",
         )
 
 

@@ -69,8 +69,7 @@ def main(job_id, grace_seconds, agents_seconds):
         if LAUNCHER not in command and not any(variable.startswith(RANK) for variable in variables)
     ]
     if grace_seconds > 0:
-        # An agent without a supervisor makes its ranks save. Without an agent, the ranks are signalled
-        # directly.
+        # On TERM, an agent makes its ranks save. If there is no agent, the ranks get TERM directly.
         send(agents or there, signal.SIGTERM)
     left = wait(job_id, agents_seconds if agents else grace_seconds)
     killed = len(left)

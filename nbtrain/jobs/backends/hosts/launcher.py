@@ -26,6 +26,7 @@ from nbtrain.base.run_directory.jobstate import ACTIVE
 from nbtrain.base.run_directory.node_records import NodeRecord
 from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity, Record
 from nbtrain.base.run_directory.rundir import JobDir
+from nbtrain.base.text.amounts import counted
 from nbtrain.base.workspace import FOLDER_VARIABLES, workspace
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.backend_section import HostsConfig
@@ -64,7 +65,7 @@ class HostsLauncher(RemoteLauncher):
     _replaced: Sequence[ProcessIdentity] = ()
 
     def devices(self, config: RunConfig) -> list[int] | None:
-        """Return the number of usable devices on each machine, largest first; None if there is no count.
+        """Return the number of usable devices on each machine, largest first; None if they cannot be counted.
 
         The number is 0 for a machine on which no rank could start now.
         """
@@ -100,18 +101,20 @@ class HostsLauncher(RemoteLauncher):
         return start_runner(config, self._job, hosts)
 
     def missing(self) -> str:
-        """Return how many machines respond if they are too few; "" if there are enough.
+        """Return text with the number of usable machines if they are too few; "" if there are enough.
 
         Agents need not run yet, because the next attempt starts them.
         """
         config = self._config
         if time.monotonic() < self._counts_at:
             return self._missing_words
-        counted = self.devices(config)
+        usable = self.devices(config)
         self._counts_at = time.monotonic() + COUNT_SECONDS
-        enough = [most for most in counted or () if most >= config.ranks_per_node]
-        few = counted is not None and len(enough) < config.resources.nodes
-        self._missing_words = f"{len(enough)} of {config.resources.nodes} machines answer" if few else ""
+        enough = [most for most in usable or () if most >= config.ranks_per_node]
+        few = usable is not None and len(enough) < config.resources.nodes
+        num, nodes = len(enough), counted(config.resources.nodes, "machine")
+        words = f"only {num} of {nodes} {'is' if num == 1 else 'are'} usable"
+        self._missing_words = words if few else ""
         return self._missing_words
 
     def _known_agents(self) -> list[NodeRecord]:

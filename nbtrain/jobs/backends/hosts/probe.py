@@ -23,7 +23,7 @@ PACKAGES = ("torch", "deepspeed")
 def versions():
     """Return {package: version}, with None for a package that is not installed.
 
-    Only nbtrain is imported to get its version; {} is returned if this Python is too old.
+    Of these packages, only nbtrain is imported. Returns {} if this Python is too old to look up versions.
     """
     try:
         from importlib import metadata
@@ -43,7 +43,7 @@ def versions():
 def place(interface):
     """Return the {address, port} at which other machines reach this host, or {trouble}.
 
-    They are found by the same rules as in the agent.
+    The agent finds its address and port by the same rules.
     """
     from nbtrain.base.process.ports import port_to_listen_on
     from nbtrain.jobs.machine.node_address import own_address

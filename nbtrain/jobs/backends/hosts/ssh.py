@@ -48,7 +48,7 @@ TROUBLES = (
     ),
     (
         r"timed out|No route to host|Network is unreachable|Host is down",
-        f"does not answer within {CONNECT_SECONDS} s",
+        f"did not respond within {CONNECT_SECONDS} s",
         "Check that the host is switched on and that no firewall blocks ssh.",
     ),
 )

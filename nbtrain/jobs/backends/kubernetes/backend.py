@@ -153,7 +153,7 @@ class KubernetesBackend(RemoteBackend):
             self._patch(job, handle, KINDS[handle.kind].pause(False))
 
     def disruption(self, job: JobDir, nodes: list[int]) -> str:
-        """Return the cluster's record that it takes away a pod on one of these nodes; "" without a record.
+        """Return text about the eviction of a pod on one of these nodes; "" if the cluster reports none.
 
         Raises JobError if the cluster does not respond, or refuses the request, for example because this user
         may not list pods.
@@ -242,20 +242,20 @@ class KubernetesBackend(RemoteBackend):
 class PodLauncher(RemoteLauncher):
     """Launcher for agents that are already running, because each pod starts its own agent."""
 
-    # The nodes that were told to exit with the newest record of their disruption, and the time of the query.
+    # (nodes that were told to exit, text about the eviction of their pods), and the time of the last query.
     _disruption: tuple[list[int], str] = ([], "")
     _asked_at = float("-inf")
     _trouble = ""
 
     def launch(self, config: RunConfig, attempt: int) -> None:
-        """Start the ranks, and forget the record of an earlier attempt's disruption."""
+        """Start the ranks, and forget an eviction from an earlier attempt."""
         self._disruption = ([], "")
         super().launch(config, attempt)
 
     def scheduler_preemption(self, leaving: list[int]) -> str:
-        """Return the cluster's record that it takes away a pod that was told to exit; "" without a record.
+        """Return text about the eviction of a pod that was told to exit; "" if the cluster reports none.
 
-        If `leaving` is empty, it is the record about node 0's pod, where this supervisor runs.
+        If `leaving` is empty, the pod of node 0, where this supervisor runs, is checked.
         """
         known, words = self._disruption
         if words and known == leaving:
@@ -312,7 +312,7 @@ class PodAgents:
 def _handle(job: JobDir) -> KubernetesHandle:
     handle = KubernetesHandle.read(job.handle_json)
     if handle is None:
-        raise JobError(f"{job.job_id}: handle.json does not exist: the job never reached its cluster.")
+        raise JobError(f"job {job.job_id} never reached its cluster: its handle.json does not exist.")
     return handle
 
 

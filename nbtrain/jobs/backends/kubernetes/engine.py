@@ -41,10 +41,7 @@ class KubernetesDetails(Record):
     """kubernetes.json: the last reports on the object and its pods."""
 
     known: bool = True
-    """Whether the name of the object's state is in the table of states.
-
-    If not, the last known state is kept.
-    """
+    """Whether states.py knows the object's state. If not, the last known state is kept."""
     restarts: int = 0
     conditions: list[dict[str, str]] = field(default_factory=list)
     replicas: list[dict[str, Any]] = field(default_factory=list)
@@ -90,7 +87,7 @@ def ask(
 def own_uid(item: Manifest | None, job_id: str) -> str:
     """Return the uid of this job's object; "" if the object belongs to another job.
 
-    It is needed if `nbtrain submit` was killed before it received the server's response.
+    The uid is looked up here if `nbtrain submit` was killed before it received the server's response.
     """
     metadata = mapping((item or {}).get("metadata"))
     return str(metadata.get("uid")) if mapping(metadata.get("labels")).get(JOB_ID) == job_id else ""

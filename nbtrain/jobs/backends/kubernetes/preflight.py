@@ -87,7 +87,7 @@ def _refusals(config: RunConfig, cluster: Cluster) -> Iterator[Finding]:
                 config,
                 key,
                 f"{key} names the {word} {name}, but {cluster.host} has no {word} with this name in "
-                f"namespace {cluster.namespace}: the pods would wait for it.",
+                f"namespace {cluster.namespace}: the pods would wait for it forever.",
                 f"{fix}, or name one that `kubectl get {plural} -n {cluster.namespace}` lists.",
             )
 

@@ -66,7 +66,7 @@ def _fix(status: int, said: dict[str, Any], message: str) -> str:
             "larger quota."
         )
     if status == 403:
-        return " If this does not say what to change, ask the cluster's administrators."
+        return " If this message does not say what to change, ask the cluster's administrators."
     if status == 404 and not details.get("name"):
         return (
             " The cluster does not have this kind: install its operator, or set "

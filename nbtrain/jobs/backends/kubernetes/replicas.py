@@ -50,15 +50,18 @@ class Replica(Record):
     """Number of the node whose agent runs in the pod; None for an MPIJob's launcher, or if unknown."""
     created: str = ""
     disruption: str = ""
-    """The cluster's record that it takes the pod away; "" without such a record.
+    """Why the cluster is evicting the pod; "" if the cluster reports no eviction.
 
-    The record is the condition DisruptionTarget, or a reason such as Evicted. The failure of a machine does
-    not count.
+    The reason comes from the condition DisruptionTarget, or from a status such as Evicted. The failure of a
+    machine does not count.
     """
 
 
 def node_of(pod: dict[str, Any], has_master: bool) -> int | None:
-    """Return the node number of a pod, or None. A PyTorchJob's master is node 0, and its workers follow."""
+    """Return the node number of a pod; None for a launcher pod, or if the number is unknown.
+
+    A PyTorchJob's master is node 0, and its workers follow.
+    """
     metadata = mapping(pod.get("metadata"))
     labels, name = mapping(metadata.get("labels")), str(metadata.get("name") or "")
     named = NUMBERED_NAME.search(name)
@@ -109,10 +112,10 @@ def waiting_words(pods: list[Replica]) -> str:
 
 
 def preemption_words(pods: list[Replica], nodes: list[int] | None = None) -> str:
-    """Return the cluster's record that it takes away a pod on one of these nodes; "" without a record.
+    """Return text about the eviction of a pod on one of these nodes; "" if the cluster reports none.
 
-    By default, all nodes count. Of each node, the newest pod counts and every running pod, because a Job
-    creates the successor of an evicted pod while that pod is still saving.
+    By default, all nodes are checked. On each node, the newest pod and every running pod are checked, because
+    a Job creates the successor of an evicted pod while the evicted pod is still saving.
     """
     newest = {pod.node: pod for pod in sorted(pods, key=lambda pod: pod.created)}
     wanted = [
@@ -121,7 +124,7 @@ def preemption_words(pods: list[Replica], nodes: list[int] | None = None) -> str
         if (nodes is None or pod.node in nodes) and (pod.phase == "Running" or pod is newest[pod.node])
     ]
     taken = next((pod for pod in wanted if pod.disruption), None)
-    return f"Kubernetes takes pod {taken.pod} away ({taken.disruption})" if taken else ""
+    return f"Kubernetes is evicting pod {taken.pod} ({taken.disruption})" if taken else ""
 
 
 def exit_words(code: int, reason: str = "") -> str:
@@ -140,9 +143,9 @@ def exit_words(code: int, reason: str = "") -> str:
 
 
 def _end(containers: list[dict[str, Any]]) -> tuple[int | None, str]:
-    """Return the largest exit code of the containers and a description of it; (None, "") without one.
+    """Return the largest exit code of the containers and its description; (None, "") if none has ended.
 
-    A container that runs again counts with its previous end.
+    For a container that was restarted, the end of its previous run is used.
     """
     ends: list[tuple[int, str]] = []
     for container in containers:

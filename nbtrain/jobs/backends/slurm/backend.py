@@ -83,7 +83,10 @@ class SlurmHandle(Record):
     cluster: str = ""
     engine: str = "slurm"
     asked: bool = False
-    """Whether sbatch was called without a known result, so that a Slurm job with this comment may exist."""
+    """Whether sbatch was called without a known result.
+
+    If so, a Slurm job may exist that is not in `numbers`.
+    """
     resumed: int = 0
     """Number of allocations that followed a pause, which do not count as resubmissions."""
 
@@ -94,7 +97,7 @@ def needed_gpus(config: RunConfig) -> int:
 
 
 def _own(job: JobDir, found: SlurmJob | None) -> SlurmJob | None:
-    """Return `found`; None if it is another job, whose number Slurm has reused after losing its state."""
+    """Return `found`; None if it is a different job, which got this number after Slurm had lost its state."""
     if found is None:
         return None
     comment, _, _labels = found.comment.partition(",")
@@ -136,9 +139,9 @@ class SlurmBackend(RemoteBackend):
             )
 
     def taken_elsewhere(self, job: JobDir, run_id: str) -> str:
-        """Return the name of an allocation from an earlier sbatch of the same script that runs the job.
+        """Return text that names the allocation that runs the job, if an earlier sbatch started it.
 
-        Returns "" if this allocation runs the job.
+        Both allocations then come from the same script. Returns "" if this allocation runs the job.
         """
         # The process that writes the job holds the run's lock briefly; after that, the job's supervisor
         # holds it.
@@ -275,17 +278,26 @@ class SlurmBackend(RemoteBackend):
         }
         if len(fit) < resources.nodes:
             asked = [amounts.counted(cores, "core")] if (cores := resources.cpus_per_node) else []
-            asked += [amounts.size(memory)] if (memory := resources.memory_per_node_bytes) else []
+            asked += (
+                [f"{amounts.size(memory)} of memory"] if (memory := resources.memory_per_node_bytes) else []
+            )
             asked += [amounts.counted(gpus, "GPU")] if gpus else []
             each = f" with {', '.join(asked)} each" if asked else ""
-            names = ", ".join(sorted({place.name for place in places}))
+            names = sorted({place.name for place in places}) or [partition]
+            where = f"partition{'s' if len(names) > 1 else ''} {', '.join(names)}"
+            total = amounts.counted(len({place.node for place in places}), "node")
+            if not each:
+                there_are = f"{where} {'have' if len(names) > 1 else 'has'} only {total}"
+            elif fit:
+                has = "has" if len(fit) == 1 else "have"
+                there_are = f"only {len(fit)} of the {total} in {where} {has} these resources"
+            else:
+                there_are = f"no node in {where} has these resources"
             yield shortage(
                 config,
                 "resources.nodes",
-                f"the run requests {amounts.counted(resources.nodes, 'node')}{each}, but only {len(fit)} of "
-                f"the {amounts.counted(len({place.node for place in places}), 'node')} in partition "
-                f"{names or partition} will do.",
-                "Request less, or choose another partition; to list the nodes, run `sinfo -N -l`.",
+                f"the run requests {amounts.counted(resources.nodes, 'node')}{each}, but {there_are}.",
+                "Request fewer resources, or choose another partition; to list the nodes, run `sinfo -N -l`.",
             )
 
     def go_on(self, job: JobDir, config: RunConfig) -> str:
@@ -331,8 +343,8 @@ class SlurmBackend(RemoteBackend):
         """Return text that says how a preempted job continues; "" if it does not.
 
         Either Slurm requeues the job, or the job is submitted again, because Slurm cancels preempted jobs or
-        because the time limit came while the job waited. A preempted job that a user cancels with scancel is
-        not submitted again.
+        because the time limit was reached while the job waited. A preempted job that a user cancels with
+        scancel is not submitted again.
         """
         if words := self.starts_again(job):
             return words
@@ -410,7 +422,7 @@ class SlurmBackend(RemoteBackend):
 
 
 def _own_number() -> str:
-    """Return the number of this process's allocation as printed by sbatch, or its array's number."""
+    """Return the number that sbatch printed for this process's allocation: for an array, the array's."""
     return os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID", "")
 
 
@@ -462,13 +474,16 @@ class SlurmLauncher(RemoteLauncher):
         super()._end_agents(f"{step}{why}")
 
     def _cancelled_step(self) -> str:
-        """Return the beginning of a sentence that names the agents' step if scancel ended it; else ""."""
+        """Return "scancel ended step JOB.STEP: ", to begin a message with, if scancel ended the agents' step.
+
+        Returns "" if it did not.
+        """
         number, since = os.environ.get("SLURM_JOB_ID", ""), self._attempt_started_at()
         step = self._newest_cancelled_step()
         whole_job = cancelled_for(self._job.supervisor_log, number, since) is not None
         if self._preemption or whole_job or step in ("", self._cancelled_before):
             return ""
-        return f"scancel of step {number}.{step}: "
+        return f"scancel ended step {number}.{step}: "
 
     def _newest_cancelled_step(self) -> str:
         # srun writes slurmstepd's line to the file with its first task's output.
@@ -528,7 +543,7 @@ class SlurmLauncher(RemoteLauncher):
         return [config.ranks_per_node] * left + [0] * (nodes - left)
 
     def start_agents(self, config: RunConfig) -> Agents:
-        """Run srun with one task per node, with options by which tasks survive the end of another task."""
+        """Run srun with one task per node; its options keep the other tasks alive when one task ends."""
         section, nodes = config.backend.slurm, config.resources.nodes
         # launch() has ended the previous step, perhaps within the attempt that has just begun.
         self._cancelled_before = self._newest_cancelled_step()

@@ -26,7 +26,7 @@ from nbtrain.jobs.backends.slurm.states import STATES, reason_words
 from nbtrain.jobs.machine.processes import signal_name
 
 COMMAND_SECONDS = 30.0
-# Number of times that a command that only reads is called if signals end it.
+# Maximum number of calls of a read-only command, which is called again if a signal ends it.
 READ_TRIES = 3
 # Output of sbatch. It prints the first form with --parsable, but a site's wrapper may drop that option.
 SUBMITTED = re.compile(
@@ -70,7 +70,7 @@ def call(*arguments: str, folder: Path | None = None, environment: Mapping[str, 
     """Run a Slurm command in `folder` and return its output.
 
     By default, the command has this process's environment. A command that only reads is called again if a
-    signal ends it: Slurm signals every process of a job, including the command that asks why.
+    signal ends it: Slurm signals every process of a job, including the command that queries the reason.
 
     Raises EngineUnseen if Slurm does not respond, EngineAway if it is not installed or not configured on this
     machine, and JobError if it rejects the command.
@@ -198,7 +198,9 @@ def unavailable_nodes(partition: str) -> str:
             why = "" if reason in ("", "none", "(null)") else f" ({reason})"
             found[node] = f"{node} is {state.rstrip('*')}{why}"
     named = ", ".join([*found.values()][:MOST_NODES])
-    return f"{named} and {len(found) - MOST_NODES} more" if len(found) > MOST_NODES else named
+    if not (more := max(0, len(found) - MOST_NODES)):
+        return named
+    return f"{named}, and {amounts.counted(more, 'more node')} {'are' if more > 1 else 'is'} unavailable"
 
 
 def requeues_preempted(partition: str) -> bool:
@@ -232,7 +234,10 @@ def accounted(number: str) -> SlurmJob | None:
 
 
 def read_sacct(text: str) -> SlurmJob | None:
-    """Return the job in the output of `sacct -P`, with JobID, State, ExitCode, NodeList, JobName; or None."""
+    """Return the job in the output of `sacct -P`, with JobID, State, ExitCode, NodeList, JobName.
+
+    Returns None if the output contains no job.
+    """
     rows = [line.split("|", 4) for line in text.splitlines() if line.count("|") >= 4]
     return foremost(
         # "CANCELLED by 1000", and "OUT_OF_ME+" where a column was too narrow.

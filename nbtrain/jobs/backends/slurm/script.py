@@ -109,7 +109,8 @@ def name_of(job: JobDir) -> str:
 
 
 def comment_of(job: JobDir) -> str:
-    """Return the comment that distinguishes this job from other jobs of its run or with its number.
+    """Return the comment that identifies this job: other jobs of the run and later Slurm jobs with its number
+    have different comments.
 
     In the comment that is sent to Slurm, the run's labels follow it.
     """

@@ -50,17 +50,17 @@ WAITING = {
     "Resources": "the nodes that it needs are busy",
     "Dependency": "it waits for another job",
     "DependencyNeverSatisfied": "the job that it depends on has failed; it will never start",
-    "BeginTime": "Slurm starts it at a later time, which is about 2 minutes after a requeue",
+    "BeginTime": "its earliest start time has not come yet; after a requeue, it is about 2 minutes later",
     "JobHeldUser": f"held by its user; {RELEASE}",
     "JobHeldAdmin": "held by an administrator; only an administrator can release it",
     "job_requeued_in_held_state": f"it was put back into the queue and is held; {RELEASE}",
     "launch_failed_requeued_held": f"it could not be started, and is held; {RELEASE}",
     "job_requeued_in_special_exit_state": f"it is held because of its exit code, for inspection; {RELEASE}",
-    "JobHoldMaxRequeue": f"it was put back too often, and is held; {RELEASE}",
+    "JobHoldMaxRequeue": f"it was requeued too often, and is held; {RELEASE}",
     "PartitionDown": "the partition is down",
     "PartitionInactive": "the partition does not accept jobs now",
     "PartitionNodeLimit": "it requests more or fewer nodes than the partition allows",
-    "PartitionTimeLimit": "its time limit is above the partition's",
+    "PartitionTimeLimit": "its time limit is longer than the partition allows",
     "PartitionConfig": "its request does not fit the partition",
     "ReqNodeNotAvail": "a node that it needs is down, drained or reserved",
     "NodeNotAvail": "a node that it needs is not available",
@@ -76,7 +76,7 @@ WAITING = {
     "InvalidQOS": "the quality of service is unknown",
     "AccountNotAllowed": "the account may not use this partition",
     "QOSNotAllowed": "the quality of service may not use this partition",
-    "QOSUsageThreshold": "the account has used more than the quality of service allows for a start",
+    "QOSUsageThreshold": "the account's fair share is below the threshold of the quality of service",
     "AccountingPolicy": "an accounting limit is reached",
     "Reservation": "it waits for its reservation",
     "ReservationDeleted": f"its reservation was deleted, and it is held; {RELEASE}",
@@ -118,9 +118,9 @@ WHAT = {
     "Node": "nodes",
     "Job": "running jobs",
     "Jobs": "running jobs",
-    "Submit": "jobs that run or wait",
-    "SubmitJob": "jobs that run or wait",
-    "SubmitJobs": "jobs that run or wait",
+    "Submit": "running and waiting jobs",
+    "SubmitJob": "running and waiting jobs",
+    "SubmitJobs": "running and waiting jobs",
     "Wall": "run time",
     "WallDuration": "run time",
     "Time": "run time",
@@ -141,7 +141,7 @@ def reason_words(reason: str) -> str:
         return known
     if found := LIMIT.fullmatch(first):
         return _limit_words(found)
-    return "Slurm's reason; see `scontrol show job` and the cluster's documentation"
+    return "nbtrain does not know this reason; see `scontrol show job` and the cluster's documentation"
 
 
 def _limit_words(found: re.Match[str]) -> str:
@@ -149,9 +149,12 @@ def _limit_words(found: re.Match[str]) -> str:
     what += " times minutes" if found["minutes"] else ""
     never = "it starts only after the request or the limit is changed"
     if found["kind"] == "Min":
-        return f"it requests less than {whose} requires: {what}; {never}"
+        return f"its request for {what} is below the minimum of {whose}; {never}"
     each = (found["each"] or "").lower()
     if each in ("job", "node"):
-        return f"it requests more than {whose} allows for one {each}: {what}; {never}"
-    what += f" of one {each}" if each else ""
-    return f"a limit of {whose} is reached: {what}; it starts when other jobs end or the limit is raised"
+        return f"its request for {what} is above the maximum per {each} of {whose}; {never}"
+    per = f" per {each}" if each else ""
+    return (
+        f"{whose} has reached the limit on {what}{per}; it starts when other jobs have ended or the limit is "
+        "raised"
+    )

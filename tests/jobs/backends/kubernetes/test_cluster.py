@@ -66,7 +66,7 @@ def test_a_refusal_says_the_servers_words_and_the_fix(stub, cluster, manifest):
             404,
             "The cluster does not have this kind: install its operator, or set backend.kubernetes.workload",
         ),
-        (403, "may not say .*If this does not say what to change, ask the cluster's administrators"),
+        (403, "may not say .*If this message does not say what to change, ask the cluster's administrators"),
         (401, "The cluster does not accept the credentials of this context"),
     ):
         if status != 404:
@@ -88,7 +88,7 @@ def test_a_refusal_says_the_servers_words_and_the_fix(stub, cluster, manifest):
         (
             'admission webhook "validator.trainer.kubeflow.org" denied the request: spec.runtimeRef: no such '
             "runtime",
-            "If this does not say what to change, ask the cluster's administrators.",
+            "If this message does not say what to change, ask the cluster's administrators.",
         ),
         (
             'pods "gpt" is forbidden: exceeded quota: team, requested: requests.nvidia.com/gpu=8, used: 8, '

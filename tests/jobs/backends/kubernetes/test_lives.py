@@ -500,7 +500,7 @@ def test_the_supervisor_asks_whether_its_pods_are_evicted(life, job, stub, monke
     set_pod(stub, "gpt-node-0-1-abc", "Running", labels, conditions=[evicted])
     assert launcher.scheduler_preemption([1]) == "", "asked a moment ago"
     monkeypatch.setattr(module, "ASK_AGAIN_SECONDS", 0.0)
-    said = "Kubernetes takes pod gpt-node-0-1-abc away (PreemptionByScheduler)"
+    said = "Kubernetes is evicting pod gpt-node-0-1-abc (PreemptionByScheduler)"
     assert launcher.scheduler_preemption([1]) == said and launcher.preemption_trouble() == ""
     stub.objects.clear()
     assert launcher.scheduler_preemption([1]) == said, "known, although the pod is gone"

@@ -62,9 +62,9 @@ def test_what_is_not_there_is_named_with_the_command_that_makes_it(refusals, stu
     found = refusals(**NAMED)
     assert found[0].endswith(
         f": backend.kubernetes.mounts names the PersistentVolumeClaim workspace, but {stub.address} has no "
-        "PersistentVolumeClaim with this name in namespace research: the pods would wait for it. Create it "
-        "(examples/megatron-gpt/cluster/manifests/workspace-pvc.yaml is an example), or name one that "
-        "`kubectl get persistentvolumeclaims -n research` lists."
+        "PersistentVolumeClaim with this name in namespace research: the pods would wait for it forever. "
+        "Create it (examples/megatron-gpt/cluster/manifests/workspace-pvc.yaml is an example), or name one "
+        "that `kubectl get persistentvolumeclaims -n research` lists."
     )
     for words, one in zip(
         ("Secret s3", "Secret hub", "Secret registry", "ServiceAccount trainer"), found[1:]
@@ -94,7 +94,11 @@ def test_the_server_judges_the_manifest(refusals, stub):
     for status, message, words in (
         (401, used_up, "The cluster does not accept the credentials of this context: renew them"),
         (403, rbac, "Ask for this permission; to see what this user may do, run `kubectl auth can-i --list`"),
-        (403, used_up, f"{used_up}. If this does not say what to change, ask the cluster's administr"),
+        (
+            403,
+            used_up,
+            f"{used_up}. If this message does not say what to change, ask the cluster's administr",
+        ),
         (400, used_up, used_up),
     ):
         stub.fault("POST", "dryRun=All", status=status, body={"message": message})

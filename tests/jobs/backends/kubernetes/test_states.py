@@ -122,7 +122,7 @@ def test_only_the_clusters_own_record_is_an_eviction(status, words):
     """DisruptionTarget and Evicted count as a preemption; a signal, a lost machine and OOMKilled do not."""
     one = replica(pod(**status))
     assert one.disruption == words
-    said = f"Kubernetes takes pod gpt-worker-1 away ({words})" if words else ""
+    said = f"Kubernetes is evicting pod gpt-worker-1 ({words})" if words else ""
     assert preemption_words([one]) == preemption_words([one], [1]) == said
     assert preemption_words([one], [0]) == ""
 

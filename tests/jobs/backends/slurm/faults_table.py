@@ -483,9 +483,9 @@ def step_cancelled(scene: Scene) -> Row:
     scene.until(lambda: scene.record.restarts, "a restart")
     assert scene.end()[0] == SUCCEEDED, scene.seen
     cause = scene.record.attempts[0].cause or ""
-    assert cause.startswith("scancel of step "), cause
+    assert cause.startswith("scancel ended step "), cause
     host = os.uname().nodename
-    named = cause.replace(f"node {host}, {host} ", "node n0, n1 ")
+    named = cause.replace(f"nodes {host}, {host} ", "nodes n0, n1 ")
     return Row(named, scene.seconds(), "the supervisor starts the agents again in the allocation")
 
 

@@ -243,17 +243,17 @@ def test_a_step_that_scancel_has_ended_is_named(
         launcher.start_agents(config())
         with job.node_log(0).open("a") as log:
             log.write(added)
-        launcher._end_agents("node n0 did not answer the order to end")
+        launcher._end_agents("node n0 did not respond")
         return launcher.end_message
 
     job.node_log(0).write_text(line.format(0))
     added = ""
-    assert ends() == "node n0 did not answer the order to end"
+    assert ends() == "node n0 did not respond"
     added = line.format(1)
-    assert ends() == "scancel of step 12.1: node n0 did not answer the order to end"
+    assert ends() == "scancel ended step 12.1: node n0 did not respond"
     job.supervisor_log.write_text(ENDED_BY.format(why=""))
     added = line.format(2)
-    assert ends() == "node n0 did not answer the order to end", "scancel of the whole job"
+    assert ends() == "node n0 did not respond", "scancel of the whole job"
 
 
 def test_agents_that_an_attempt_starts_again_are_not_waited_for(
@@ -533,22 +533,22 @@ def test_another_job_with_the_same_number_is_left_alone(
     [
         ({}, ""),
         ({"resources.nodes": 3}, ""),
-        ({"resources.nodes": 4}, "requests 4 nodes, but only 3 of the 3 nodes in partition main will do."),
+        ({"resources.nodes": 4}, "requests 4 nodes, but partition main has only 3 nodes."),
         (
             {"resources.nodes": 2, "resources.cpus_per_node": 32},
-            "requests 2 nodes with 32 cores each, but only 1 of the 3 nodes in partition main will do.",
+            "requests 2 nodes with 32 cores each, but only 1 of the 3 nodes in partition main has these ",
         ),
         (
             {"resources.nodes": 2, "backend.slurm.partition": "large"},
-            "requests 2 nodes, but only 1 of the 1 node in partition large will do.",
+            "requests 2 nodes, but partition large has only 1 node.",
         ),
         (
             {"resources.nodes": 2, "resources.device": "gpu", "resources.gpus_per_node": 4},
-            "requests 2 nodes with 4 GPUs each, but only 1 of the 3 nodes in partition main will do.",
+            "requests 2 nodes with 4 GPUs each, but only 1 of the 3 nodes in partition main has these ",
         ),
         (
             {"resources.memory_per_node_bytes": 600 * 2**30},
-            "requests 1 node with 600.0 GiB each, but only 0 of the 3 nodes in partition main will do.",
+            "requests 1 node with 600.0 GiB of memory each, but no node in partition main has these ",
         ),
         ({"backend.slurm.partition": "main,huge"}, "Slurm has no partition huge; it has large, main."),
     ],

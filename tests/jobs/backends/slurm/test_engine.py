@@ -69,8 +69,8 @@ def test_a_job_that_was_put_back_says_when_it_starts(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(engine.time, "time", lambda: 1_795_396_918.0)
     assert spoken("requeued-22.05.txt") == (
         QUEUED,
-        "Slurm job 18 waits (BeginTime): Slurm starts it at a later time, which is about 2 minutes after a "
-        "requeue; requeued 1 time; start estimated at 2026-11-23 01:23:58 UTC",
+        "Slurm job 18 waits (BeginTime): its earliest start time has not come yet; after a requeue, it is "
+        "about 2 minutes later; requeued 1 time; start estimated at 2026-11-23 01:23:58 UTC",
     )
 
 
@@ -93,7 +93,7 @@ def test_a_newer_version_says_why_a_job_waits_and_ended(monkeypatch: pytest.Monk
     )
 
 
-GENERAL = "Slurm's reason; see `scontrol show job` and the cluster's documentation"
+GENERAL = "nbtrain does not know this reason; see `scontrol show job` and the cluster's documentation"
 
 
 @pytest.mark.parametrize(
@@ -108,23 +108,23 @@ GENERAL = "Slurm's reason; see `scontrol show job` and the cluster's documentati
         ),
         (
             "AssocGrpCPURunMinutesLimit",
-            "a limit of the account or its user is reached: cores times minutes; it starts when other jobs "
-            "end or the limit is raised",
+            "the account or its user has reached the limit on cores times minutes; it starts when other jobs "
+            "have ended or the limit is raised",
         ),
         (
             "QOSMaxGRESPerUser",
-            "a limit of the quality of service is reached: GPUs or other generic resources of one user; it "
-            "starts when other jobs end or the limit is raised",
+            "the quality of service has reached the limit on GPUs or other generic resources per user; it "
+            "starts when other jobs have ended or the limit is raised",
         ),
         (
             "AssocMaxWallDurationPerJobLimit",
-            "it requests more than the account or its user allows for one job: run time; it starts only "
-            "after the request or the limit is changed",
+            "its request for run time is above the maximum per job of the account or its user; it starts "
+            "only after the request or the limit is changed",
         ),
         (
             "QOSMinCpuNotSatisfied",
-            "it requests less than the quality of service requires: cores; it starts only after the request "
-            "or the limit is changed",
+            "its request for cores is below the minimum of the quality of service; it starts only after the "
+            "request or the limit is changed",
         ),
         ("SomethingNew", GENERAL),
     ],

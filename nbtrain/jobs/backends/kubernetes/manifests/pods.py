@@ -35,14 +35,17 @@ def resources(work: PodWork) -> dict[str, Any]:
 
 
 def launchers_resources(work: PodWork) -> dict[str, Any]:
-    """Return the resources of a pod that only starts other pods; a quota rejects pods without resources."""
+    """Return the resources of a launcher pod, which runs no ranks; a quota rejects pods without resources."""
     amounts = {"cpu": LAUNCHERS_CPUS} if work.cpus else {}
     amounts |= {"memory": LAUNCHERS_MEMORY} if work.memory_bytes else {}
     return {"requests": dict(amounts), "limits": dict(amounts)} if amounts else {}
 
 
 def quantity(num_bytes: int) -> str:
-    """Return a size as a Kubernetes quantity: 64 GiB as "65536Mi", and other than whole MiB in bytes."""
+    """Return a size as a Kubernetes quantity, such as "65536Mi" for 64 GiB.
+
+    A size that is not a whole number of MiB is given in bytes.
+    """
     return f"{num_bytes // MIB}Mi" if num_bytes % MIB == 0 else str(num_bytes)
 
 
@@ -95,7 +98,7 @@ def security_context(work: PodWork) -> dict[str, Any]:
 def container(work: PodWork, name: str, command: list[str] | None, whole: bool = True) -> dict[str, Any]:
     """Return the training container.
 
-    Without `whole`, return a container that only starts other pods and requests no devices.
+    Without `whole`, return the container of a launcher pod, which runs no ranks and requests no devices.
     """
     written: dict[str, Any] = {"name": name, "image": work.image}
     if work.section.image_pull_policy:
@@ -177,7 +180,7 @@ def affinity(work: PodWork) -> dict[str, Any]:
             required.append(condition)
         else:
             preferred.append({"weight": node.weight, "preference": {"matchExpressions": [condition]}})
-    # All conditions are in one term, because one of several terms would be sufficient.
+    # All conditions are in one term: with several terms, a node would only have to match one of them.
     terms: Any = {"nodeSelectorTerms": [{"matchExpressions": required}]} if required else None
     if parts := _affinity_parts(terms, preferred):
         written["nodeAffinity"] = parts

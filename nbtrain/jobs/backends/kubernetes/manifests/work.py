@@ -33,11 +33,14 @@ class PodWork:
     grace_seconds: int
     """Seconds from TERM to KILL when a pod is ended."""
     local_dir: str | None = None
-    """Folder in the pod for checkpoint.local_dir; None if that is not set or a mount provides it."""
+    """Path at which to mount an emptyDir for checkpoint.local_dir.
+
+    None if local_dir is not set or a mount already provides it.
+    """
     run_text: str = ""
     """The run as encoded by one_line(), if node 0 creates the run directory from it; else ""."""
     carried: dict[str, str] = field(default_factory=dict)
-    """The environment variable with the Python file that `code` names, which accompanies run_text."""
+    """{environment variable: the encoded Python file that `code` names}; {} without run_text or `code`."""
 
     @property
     def name(self) -> str:

@@ -147,7 +147,7 @@ def test_what_slurm_refuses_is_said_before_anything_waits(on_slurm: Callable[...
     """A request that Slurm would keep in its queue forever, because it can never be met, is rejected before
     it is sent.
     """
-    words = "the run requests 4 nodes, but only 2 of the 2 nodes in partition main"
+    words = "the run requests 4 nodes, but partition main has only 2 nodes"
     with pytest.raises(SubmitError, match=words) as caught:
         on_slurm(nodes=4, ranks=4)
     assert "Nothing was started and nothing written." in str(caught.value)

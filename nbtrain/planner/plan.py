@@ -165,7 +165,7 @@ class Plan(Result):
 
     @property
     def job_limits(self) -> str:
-        """When a job of this run stops by itself, e.g. "stops after 60 minutes"; "" if it does not."""
+        """Limits at which a job stops by itself, e.g. "stops after 60 minutes"; "" if there are no limits."""
         batch, limits = self.config.batch, []
         if batch.exit_interval_steps is not None:
             limits.append(

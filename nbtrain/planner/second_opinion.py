@@ -124,7 +124,8 @@ def _reasons(setup: Setup, offloaded: bool, planned: MemoryEstimate) -> list[str
         )
     if setup.zero_stage == 1:
         found.append(
-            "DeepSpeed has no formula for stage 1, which keeps all gradients: 4 bytes per parameter here."
+            "DeepSpeed has no formula for stage 1, so its formula for stage 2 is used. Stage 1 does not "
+            "shard the gradients, which take 4 bytes per parameter in this plan."
         )
     if setup.zero_stage < 3 and not offloaded:
         found.append(
@@ -137,7 +138,8 @@ def _reasons(setup: Setup, offloaded: bool, planned: MemoryEstimate) -> list[str
         )
     if setup.zero_stage == 3:
         found.append(
-            "DeepSpeed counts the largest layer unsharded with its gradient; this plan counts a buffer."
+            "DeepSpeed counts the largest layer unsharded, with its gradient, as model states; this plan "
+            "counts gathered parameters as communication instead."
         )
     if setup.model_size > 1:
         found.append(

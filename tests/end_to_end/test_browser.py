@@ -274,7 +274,7 @@ def test_the_what_if_page_snaps_and_writes(lab: Lab, page: Any) -> None:
     # A run on two machines has the network as a choice, and the same step on four others.
     networks = shown.locator(".w-bar.w-wide")
     assert [row.split("\n")[0] for row in networks.all_inner_texts()] == FOUR_NETWORKS
-    waits = shown.locator("tr", has_text="waiting for it")
+    waits = shown.locator("tr", has_text="waiting for network")
     before = waits.inner_text()
     shown.locator("select[data-control=network]").select_option("ethernet-25")
     shown.locator("tr", has_text="ethernet-25: 25 Gb/s, one way, of which 80% is reached").wait_for()

@@ -191,9 +191,9 @@ def test_epochs_are_those_of_the_idx_itself():
     (problem,) = [one for one in plan(config).findings if one.rule == "dataset_counts_agree"]
     assert problem.text == (
         "data/dataset/python-docs-1k/text_document.idx has 1,500 tokens in 10 documents, but manifest.json "
-        "lists 1,400 tokens in 10 documents. The files are not the files that were prepared. The plan uses "
-        "the counts from the .idx file. Restore the files that the manifest lists, or run `nbtrain prepare "
-        "RUN.yaml --force` to build the dataset again."
+        "lists 1,400 tokens in 10 documents, so the files have changed since the dataset was prepared. The "
+        "plan uses the counts from the .idx file. Restore the files that the manifest lists, or run `nbtrain "
+        "prepare RUN.yaml --force` to build the dataset again."
     )
     assert plan(config).epochs == 1536
     a_dataset(1_500)

@@ -64,7 +64,7 @@ class SweepPlan(Result):
         for key in SUMMED:
             total, limit = self.totals.get(key), limits.get(key)
             if total is not None and limit is not None and total > limit[0]:
-                words = f"{amount_of(key, total)} of {amount_of(key, limit[0])} ({limit[1]})"
+                words = f"{amount_of(key, total)}, limit {amount_of(key, limit[0])} ({limit[1]})"
                 found.append(f"all runs together: {words}")
         return found
 

@@ -53,7 +53,7 @@ class Change:
 
     @property
     def settings(self) -> str:
-        """The fields to set as overrides, e.g. "batch.micro_batch_size=8"."""
+        """Overrides that make the change, as text, e.g. "batch.micro_batch_size=8"."""
         return ", ".join(f"{key}={_value(value)}" for key, value in self.overrides.items())
 
     @property
@@ -68,7 +68,8 @@ class Change:
         if self.gain is not None and abs(self.gain) >= 0.005:
             words.append(f"{self.gain:.0%} faster" if self.gain > 0 else f"{-self.gain:.0%} slower")
         if self.fits is False:
-            words.append("still does not fit")
+            is_larger = self.memory_fraction is not None and self.memory_fraction > 1
+            words.append("does not fit" if is_larger else "leaves too little memory free")
         return ", ".join(words) or "not predicted by the plan"
 
 
@@ -79,7 +80,7 @@ class Diff(str):
         return str(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Print the lines at IPython's prompt."""
+        """Print the diff at IPython's prompt."""
         printer.text(str(self))
 
 
@@ -163,17 +164,18 @@ def advise(config: RunConfig, observations: Observations) -> Advice:
     factor = min(max(needed / memory.total_bytes, 1.0), _MOST_FACTOR) if needed else 1.0
     capacity = observations.device_bytes or memory.device_bytes
     planned = estimate_duration(config, use_measured=False).step
-    changes, notes, dropped = [], list(observations.notes), 0
+    changes, notes, dropped, listed = [], list(observations.notes), 0, 0
     for proposal in proposals(config, observations):
         change = _predicted(config, proposal, factor, capacity, planned.seconds if planned else None)
         if change is None:
             continue
         if observations.failed or change.gain is None or change.gain >= LEAST_GAIN:
             changes.append(change)
+            listed += proposal.uses_memory
         else:
             dropped += proposal.uses_memory
     if dropped:
-        notes.append(_optimal(observations, dropped))
+        notes.append(_left_out(dropped) if listed else _optimal(observations, dropped))
     if not (observations.steps or observations.failed):
         name = config.name
         notes.append(
@@ -188,9 +190,12 @@ def advise(config: RunConfig, observations: Observations) -> Advice:
 
 def _unanswered(config: RunConfig, seen: Observations) -> Iterator[str]:
     """Yield notes about a failure for which no change of the settings is suggested."""
+    cause = "No cause was recorded, so there is no advice on the settings."
+    if seen.cause:
+        cause = f"{seen.cause.rstrip('.')}. There is no advice on the settings for this cause."
     yield (
-        f"{seen.cause or 'No cause was recorded'}. That alone does not suggest a change of the settings. Run "
-        f"`nbtrain logs {config.name}`: the output starts with the last traceback, if there is one."
+        f"{cause} Run `nbtrain logs {config.name}`: the output starts with the last traceback, if there is "
+        "one."
     )
     if config.backend.env and not seen.steps:
         names = ", ".join(sorted(config.backend.env))
@@ -248,6 +253,15 @@ def _optimal(observations: Observations, dropped: int) -> str:
         f"{observations.memory_fraction:.0%} of the device's memory is used, which may already be optimal: "
         f"{others} less than {LEAST_GAIN:.0%} of a step. Free memory costs nothing."
     )
+
+
+def _left_out(dropped: int) -> str:
+    """Return a note that `dropped` changes that use more memory save too little time to be listed."""
+    if dropped == 1:
+        which = "Another change that would use more memory is not listed, because it"
+    else:
+        which = f"{dropped} other changes that would use more memory are not listed, because each"
+    return f"{which} would save less than {LEAST_GAIN:.0%} of a step."
 
 
 def _value(value: Any) -> str:

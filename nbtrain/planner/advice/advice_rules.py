@@ -47,9 +47,9 @@ class Proposal:
 
 
 def proposals(config: RunConfig, seen: Observations) -> Iterator[Proposal]:
-    """Yield all changes that are worth a prediction.
+    """Yield all changes that the observations suggest.
 
-    Some of them may break configuration rules.
+    Some of the changes may break configuration rules.
     """
     if seen.out_of_memory is not None:
         yield from _less_device_memory(config, seen)

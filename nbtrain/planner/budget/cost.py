@@ -85,8 +85,11 @@ class CostEstimate:
         if self.energy_kwh is not None:
             found["energy"] = f"about {amount(self.energy_kwh)} kWh, plus or minus a third"
             if self.energy_price is not None:
+                known = self.price or self.on_demand or self.spot
+                unit = f" {known.currency}" if known else ""
                 found["energy"] += (
-                    f"; {amount(self.energy_kwh * self.energy_price)} at {self.energy_price:g} per kWh"
+                    f"; {amount(self.energy_kwh * self.energy_price)}{unit} for electricity at "
+                    f"{self.energy_price:g}{unit} per kWh"
                 )
         return found
 

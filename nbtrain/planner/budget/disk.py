@@ -36,7 +36,7 @@ class DatasetSize:
     basis: str
     """Source of the counts: "the .idx" or "the manifest"."""
     problem: str = ""
-    """Description of a problem with the .idx file or the manifest; "" if they agree."""
+    """Description of a problem with the .idx file or the manifest; "" if both are readable and agree."""
 
 
 # Space to reserve for the event files, metrics, logs and records of a run.
@@ -106,7 +106,7 @@ def estimate_disk(config: RunConfig, dataset: OpenDataset | OpenBlend | None = N
 def local_bytes(config: RunConfig) -> int:
     """Return the largest number of bytes that checkpoints need on a node's local disk.
 
-    They are the kept checkpoints, the one being written, and the one being copied.
+    The kept checkpoints, the one being written and the one being copied are counted.
     """
     checkpoint = config.checkpoint
     if config.mode != "full" or checkpoint.local_dir is None:
@@ -118,7 +118,7 @@ def local_bytes(config: RunConfig) -> int:
 def num_checkpoints(config: RunConfig) -> int:
     """Return the largest number of checkpoints on disk at one time.
 
-    They are the newest ones, the best one, the permanently kept ones, and the one being written.
+    The newest checkpoints, the best one, the permanently kept ones and the one being written are counted.
     """
     if config.mode != "full":
         return 0
@@ -179,10 +179,12 @@ def dataset_size(config: RunConfig, dataset: DatasetOnDisk) -> DatasetSize | Non
     if manifest is not None and (tokens, documents) != _counts(manifest):
         by_manifest, of_manifest = _counts(manifest)
         names = ", ".join(display(idx_path(pair.prefix)) for pair in indexed)
+        have, idx = ("has", "the .idx file") if len(indexed) == 1 else ("together have", "the .idx files")
         problem = (
-            f"{names} has {tokens:,} tokens in {amounts.counted(documents, 'document')}, but manifest.json "
-            f"lists {by_manifest:,} tokens in {amounts.counted(of_manifest, 'document')}. The files are not "
-            "the files that were prepared. The plan uses the counts from the .idx file."
+            f"{names} {have} {tokens:,} tokens in {amounts.counted(documents, 'document')}, but "
+            f"manifest.json lists {by_manifest:,} tokens in {amounts.counted(of_manifest, 'document')}, "
+            "so the files have changed since the dataset was prepared. The plan uses the counts from "
+            f"{idx}."
         )
     trained = sum(_train_tokens(config, pair) for pair in indexed)
     return DatasetSize(tokens, documents, trained, "the .idx", problem)

@@ -21,8 +21,8 @@ therefore multiply T by 1 + W / M.
 
 Each interruption is assumed to repeat the steps since the newest checkpoint in the run directory. A run that
 also saves on its nodes' local disks (checkpoint.local_dir) repeats fewer steps, unless a node loses its disk.
-It is not known how often that happens, so a second time is estimated for interruptions in which no disk is
-lost.
+How often a node loses its disk is not known, so a second time is estimated for interruptions in which no disk
+is lost.
 """
 
 import math
@@ -59,9 +59,9 @@ FEWEST_WORTH_SAYING = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Distribution of the time for one segment: `seconds` of training and a save.
+    """Distribution of the seconds until one segment, i.e. the training between two saves and a save, is done.
 
-    After each interruption, the segment starts again from its beginning, after a restart.
+    After each interruption, the run restarts and repeats the segment from its beginning.
     """
 
     mean: float
@@ -120,7 +120,7 @@ def _until_uninterrupted(
 
 
 def best_training_seconds(save_seconds: float, mean_between_seconds: float) -> float:
-    """Return the seconds of training between two saves with the shortest expected time; 0 for free saves.
+    """Return the seconds of training between two saves with the shortest expected time; 0 if saves are free.
 
     Solves (1 - x) x exp(x) = exp(-delta / M) for x = tau / M between 0 and 1 by bisection; the left side
     decreases.
@@ -224,7 +224,7 @@ class Interruptions:
     def _local_words(self) -> str:
         assert self.local_interval_steps is not None and self.local_seconds is not None
         known = math.isfinite(self.local_seconds)
-        time = amounts.duration(self.local_seconds) if known else "never ends"
+        time = amounts.duration(self.local_seconds) if known else "never ends, even"
         interval = self._interval(self.local_interval_steps)
         return f"{time} if no interruption destroys a local disk, where checkpoints are {interval} apart"
 
@@ -446,7 +446,7 @@ def measured_restart_seconds(run: RunDir) -> float:
 
 
 def _band(time: Segment, least: float) -> tuple[float, float]:
-    """Return the shortest and the longest time, in seconds, of the middle BAND of all runs.
+    """Return the shortest and the longest time, in seconds, of the middle fraction BAND of all runs.
 
     The times are assumed to be normally distributed, because a run has many segments. No run is shorter than
     a run without interruptions.

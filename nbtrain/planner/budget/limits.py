@@ -54,9 +54,9 @@ class Limit:
     planned: float | None
     """The planned amount; None if the plan has no estimate of it."""
     why_unknown: str = ""
-    """Reason why the plan has no estimate, as a clause; "" if it has one."""
+    """Reason why the plan has no estimate, as a clause; "" if the plan has an estimate."""
     fix: str = ""
-    """Change that makes the estimate possible; "" if there is none, so that the limit is only a warning."""
+    """Change that makes the estimate possible. "" if there is no such change: the limit is only a warning."""
 
     @property
     def exceeded(self) -> bool:
@@ -69,9 +69,9 @@ class Limit:
 
     @property
     def words(self) -> str:
-        """The limit as text, e.g. "49,357 GPU hours of 20,000 GPU hours (limits.yaml:2)"."""
+        """The limit as text, e.g. "49,357 GPU hours, limit 20,000 GPU hours (limits.yaml:2)"."""
         planned = "not known" if self.planned is None else amount_of(self.key, self.planned)
-        return f"{planned} of {amount_of(self.key, self.most)} ({self.place})"
+        return f"{planned}, limit {amount_of(self.key, self.most)} ({self.place})"
 
 
 def amount_of(key: str, value: float) -> str:

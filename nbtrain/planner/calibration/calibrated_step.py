@@ -157,7 +157,7 @@ class _Rank:
         return self.tokens * self.setup.shape.hidden_size * (4 if self.setup.dtype == "fp32" else 2)
 
     def tensor_sums(self) -> tuple[float, float]:
-        """Return the seconds of tensor-parallel sums per micro batch: (in a block, in the ends)."""
+        """Return the seconds of tensor-parallel sums per micro batch: (in a block, outside the blocks)."""
         if self.setup.tensor_parallel_size == 1:
             return 0.0, 0.0
         once = self.collective("all_reduce", self.activation_bytes())
@@ -173,7 +173,7 @@ class _Rank:
     def _more_ranks(self, ranks: int, optimizer: float) -> float:
         """Return the seconds by which sums over more than two ranks lengthen the optimizer step.
 
-        `optimizer` is its time as measured with two ranks.
+        `optimizer` is the time of the optimizer step as measured with two ranks.
         """
         two, more = (self.calibration.of("collective", collective="all_reduce", ranks=n) for n in (2, ranks))
         if not two or not more:

@@ -152,7 +152,10 @@ def read_calibration(today: datetime.date | None = None) -> tuple[Calibration | 
     entry = machines.get(machine_key())
     if entry is None:
         others = "; ".join(f"{key} ({machine['date']})" for key, machine in machines.items())
-        return None, f"{name} is not used, because it has only other machines: {others}. {measure}."
+        return (
+            None,
+            f"{name} is not used, because it has entries only for other machines: {others}. {measure}.",
+        )
     try:
         found = Calibration(machine=machine_key(), **{key: entry[key] for key in KEYS})
         age = found.age_days(today)
@@ -213,7 +216,7 @@ def _rate_of_core(machine: str) -> float | None:
 
 
 def _core_measured_apart() -> float | None:
-    """Run measure_core() in a separate process with one thread; None if that fails."""
+    """Return measure_core() of a separate process with one thread; None if that process fails."""
     command = [sys.executable, "-m", "nbtrain.planner.calibration.calibration"]
     try:
         options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": PROCESS_SECONDS}

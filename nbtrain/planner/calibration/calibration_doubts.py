@@ -29,9 +29,11 @@ def doubts(figures: list[Figure], lacking: float, cores: int) -> list[str]:
         )
     unsteady = [figure for figure in figures if figure["spread"] is None or figure["spread"] > SPREAD_SHARE]
     if len(unsteady) > UNSTEADY_SHARE * len(figures):
+        are = "is" if len(unsteady) == 1 else "are"
         found.append(
-            f"{len(unsteady)} of {counted(len(figures), 'measurement')} vary by more than {SPREAD_SHARE:.0%} "
-            f"between calls, or have only one call; at most {UNSTEADY_SHARE:.0%} are acceptable"
+            f"{len(unsteady)} of {counted(len(figures), 'measurement')} {are} unsteady (calls vary by more "
+            f"than {SPREAD_SHARE:.0%}, or there was only one call); at most {UNSTEADY_SHARE:.0%} may be "
+            "unsteady"
         )
     return found + slower_alone(figures)
 

@@ -15,8 +15,9 @@ def saves_every(config: RunConfig, steps: int, at_least: bool = False) -> int | 
 
     With `at_least`, an interval of at least `steps` is preferred to a shorter one.
 
-    keep_every_steps must stay a multiple of the interval. With keep_best, an interval that is a multiple of
-    the validation interval stays one, because only a checkpoint with a validation can be the best.
+    keep_every_steps must stay a multiple of the interval. With keep_best, if the run's interval is a multiple
+    of the validation interval, the returned interval is too, because only a checkpoint with a validation can
+    be the best.
     """
     checkpoint, validate = config.checkpoint, config.evaluation.eval_interval_steps
     unit = validate if checkpoint.keep_best and checkpoint.save_interval_steps % validate == 0 else 1
@@ -34,10 +35,10 @@ def _is_legal(config: RunConfig, steps: int) -> bool:
 
 
 def validations_every(config: RunConfig, steps: int) -> int:
-    """Return the first allowed validation interval from `steps` on.
+    """Return the shortest allowed validation interval of at least `steps`.
 
-    If keep_best needs saves to be at validations, the interval divides the save interval, and is at most as
-    long.
+    If keep_best requires a validation at every save, the interval is a divisor of the save interval. The save
+    interval itself is then returned if `steps` is longer.
     """
     checkpoint = config.checkpoint
     saves = checkpoint.save_interval_steps

@@ -234,8 +234,8 @@ def network_keeps_up(estimates: RunEstimates) -> Iterator[Finding]:
         config,
         "network_keeps_up",
         key,
-        f"Ranks wait for the network between machines ({network.network}) for {network.waiting:.0%} of each "
-        f"step, in which a machine sends {gigabytes(network.total_bytes)}.",
+        f"Ranks wait for the network between machines for {network.waiting:.0%} of each step, in which a "
+        f"machine sends {gigabytes(network.total_bytes)}. Network: {network.network}.",
         " ".join(fix),
         estimates.share(max(1 - faster.seconds / network.step_seconds, 0.0), "idle time"),
     )
@@ -251,7 +251,8 @@ def hpz_stays_inside_a_machine(estimates: RunEstimates) -> Iterator[Finding]:
     if not parallel.zero_hpz:
         return
     if size != ranks:
-        effect = f"each copy of the parameters is shared by only {size} of its ranks."
+        effect = f"only {size} of the machine's ranks {'shares' if size == 1 else 'share'} each copy of the "
+        effect += "parameters."
         if size > ranks:
             effect = "parameters are still gathered across machines."
         on_machine = "1 rank" if ranks == 1 else f"{ranks} ranks"
@@ -299,7 +300,7 @@ def fpdt_chunks_are_large_enough(estimates: RunEstimates) -> Iterator[Finding]:
     if step is None or rates is None or step.chunks / step.seconds < LARGE_CHUNKS_FRACTION:
         return
     chunk, key = config.parallel.fpdt_chunk_tokens, "parallel.fpdt_chunk_tokens"
-    saved, fix = step.chunks / step.seconds, f"If the run fits its memory without FPDT, set {key}: 0."
+    saved, fix = step.chunks / step.seconds, f"If the run fits device memory without FPDT, set {key}: 0."
     for size in (divisor for divisor in divisors(config.model.seq_length) if divisor > chunk):
         changed = with_values(config, {key: size})
         setup = setup_of(changed)

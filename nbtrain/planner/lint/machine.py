@@ -66,12 +66,13 @@ def loaders_have_cores(estimates: RunEstimates) -> Iterator[Finding]:
     if workers * ranks <= cores:
         return
     fitting = max((cores - ranks) // ranks, 0)
+    starters = "the only rank" if ranks == 1 else f"the {ranks:,} ranks"
     yield finding_of(
         config,
         "loaders_have_cores",
         "data.num_workers",
-        f"num_workers({workers}) starts {amounts.counted(workers * ranks, 'data worker')} for the "
-        f"{amounts.counted(ranks, 'rank')} of a machine, but cpus_per_node is {cores}.",
+        f"num_workers({workers}) starts {amounts.counted(workers * ranks, 'data worker')} for {starters} of "
+        f"a machine, but cpus_per_node is {cores}.",
         f"Set data.num_workers: {fitting}; reading samples needs only a fraction of a core.",
         Cost(words="time in which ranks wait for samples"),
     )
@@ -80,15 +81,16 @@ def loaders_have_cores(estimates: RunEstimates) -> Iterator[Finding]:
 def _loaders_of_unknown_cores(config: RunConfig, workers: int, ranks: int) -> Iterator[Finding]:
     """Report more data workers than a usual machine has cores, if the number of cores is unknown."""
     if workers > THREADS_OF_A_RANK:
+        starters = "the only rank" if ranks == 1 else f"the {ranks:,} ranks"
         yield finding_of(
             config,
             "loaders_have_cores",
             "data.num_workers",
-            f"num_workers({workers}) starts {workers * ranks} data workers for the "
-            f"{amounts.counted(ranks, 'rank')} of a machine. resources.cpus_per_node is not set; machines "
-            f"usually have up to {THREADS_OF_A_RANK} hardware threads per GPU.",
+            f"num_workers({workers}) starts {workers * ranks} data workers for {starters} of a machine. "
+            "resources.cpus_per_node is not set; machines usually have up to "
+            f"{THREADS_OF_A_RANK} hardware threads per GPU.",
             "Set data.num_workers: 2, which is enough for most runs, or set resources.cpus_per_node so that "
-            "the plan can compare the numbers.",
+            "the plan can check the number of workers.",
             level="note",
         )
 
@@ -130,7 +132,7 @@ def checkpoints_fit_the_disk(estimates: RunEstimates) -> Iterator[Finding]:
         "checkpoints_fit_the_disk",
         key,
         f"{kept}up to {amounts.counted(disk.num_checkpoints, 'checkpoint')} of "
-        f"{amounts.size(disk.checkpoint_bytes)}, including the one that is being written. They need "
+        f"{amounts.size(disk.checkpoint_bytes)}, including the one that is being written. In total, this is "
         f"{amounts.size(total)}{there}.",
         fix,
         Cost(num_bytes=total),
@@ -172,7 +174,7 @@ def local_checkpoints_are_apart(estimates: RunEstimates) -> Iterator[Finding]:
             "local_checkpoints_are_apart",
             "checkpoint.local_dir",
             f"checkpoint.local_dir = {local_dir} is on the same file system as {display(output_root())}, so "
-            "every checkpoint is written to it twice.",
+            "every checkpoint is written to this file system twice.",
             f"Set local_dir to a folder on each node's own disk, or set {words_of(differing(config, none))}.",
             Cost(words="a second write of every checkpoint"),
         )
@@ -319,7 +321,7 @@ def sizes_in_name(name: str) -> Iterator[tuple[float, str]]:
 
 
 def timeout_is_in_seconds(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that the time-out of a collective is a usual one; others suggest a mistaken unit."""
+    """Check that the time-out of collectives is in the usual range; other values suggest a mistaken unit."""
     config = estimates.config
     seconds = config.parallel.process_group_timeout_seconds
     least, most = USUAL_TIMEOUT_SECONDS

@@ -60,14 +60,16 @@ def memory_fits(estimates: RunEstimates) -> Iterator[Finding]:
         if config.resources.device == "cpu":
             fix = "No layout fits this machine. Use a machine with more memory, or a smaller model."
     over = memory.total_bytes - memory.device_bytes
+    has = f"and {memory.device} has {amounts.size(memory.device_bytes)}"
+    if config.resources.device == "cpu":
+        has = f"and may use {amounts.size(memory.device_bytes)} ({memory.device})"
     cost = Cost(words="the run, if memory runs out") if memory.fits else Cost(True, num_bytes=over)
     yield finding_of(
         config,
         "memory_fits",
         key,
-        f"{verdict}: one rank needs {amounts.size(memory.total_bytes)}, and {memory.device} has "
-        f"{amounts.size(memory.device_bytes)}. The largest part is {largest.replace('_', ' ')} with "
-        f"{amounts.size(memory.parts[largest])}.",
+        f"{verdict}: one rank needs {amounts.size(memory.total_bytes)}, {has}. The largest part is "
+        f"{largest.replace('_', ' ')} with {amounts.size(memory.parts[largest])}.",
         fix,
         cost,
         "warning" if memory.fits else "error",
@@ -163,7 +165,7 @@ def host_memory_fits(estimates: RunEstimates) -> Iterator[Finding]:
     )
     if ranks == 1:
         message = (
-            f"Host memory is too small: the rank of a machine needs {amounts.size(needed)}, but "
+            f"Host memory is too small: the only rank of a machine needs {amounts.size(needed)}, but "
             f"resources.memory_per_node_bytes is {amounts.size(present)}."
         )
     message += f" The largest part is {largest.replace('_', ' ')}."
@@ -202,7 +204,7 @@ def model_is_made_in_host_memory(estimates: RunEstimates) -> Iterator[Finding]:
     ranks, part = memory.ranks_per_node, amounts.size(memory.initial_host_bytes)
     each = f"the {ranks} ranks of a machine need {part} each, {amounts.size(needed)} together"
     if ranks == 1:
-        each = f"the rank of a machine needs {part}"
+        each = f"the only rank of a machine needs {part}"
     yield finding_of(
         config,
         "model_is_made_in_host_memory",
@@ -271,8 +273,8 @@ def sequence_ranks_hold_all_weights(estimates: RunEstimates) -> Iterator[Finding
         fix = ""  # FPDT supports neither tensor nor pipeline parallelism
     else:
         fix = (
-            "Use more of these ranks for tensor_parallel_size or pipeline_parallel_size, which shard the "
-            "weights."
+            f"Use a smaller {name} and a larger tensor_parallel_size or pipeline_parallel_size, which shard "
+            "the weights."
         )
     yield finding_of(
         config,

@@ -56,11 +56,12 @@ def words_of(changes: Changes) -> str:
 def cheapest_remedy(
     config: RunConfig, spare: float, device_bytes: int | None = None, devices: int = MOST_DEVICES
 ) -> Remedy | None:
-    """Return the first change that leaves the fraction `spare` of memory free, else the first that fits.
+    """Return the first change that leaves the fraction `spare` of memory free.
 
-    `device_bytes` is the memory of an existing device and replaces the memory of the run's own device. The
-    change needs at most `devices` devices; a number below MOST_DEVICES means that they are in one machine.
-    Returns None if no change fits or if the device's memory is unknown.
+    If no change leaves that much, the first change with which the run fits is returned. The result is None if
+    the run fits with no change, or if the device's memory is unknown. `device_bytes` is the memory of an
+    existing device and replaces the memory of the run's own device. The change needs at most `devices`
+    devices; a number below MOST_DEVICES means that all devices are in one machine.
     """
     tight = None
     for changes in _candidates(config, devices):
@@ -127,8 +128,8 @@ def stages_allowed(config: RunConfig) -> list[int]:
 def nvme_words(config: RunConfig) -> str:
     """Return, as text, the changes that move the run's offloaded state from host memory to NVMe.
 
-    They include ZeRO 3. Returns "" if the rules do not allow them, or if the remaining state does not fit
-    host memory either.
+    ZeRO 3 is one of the changes. Returns "" if the rules do not allow the changes, or if the run does not fit
+    host memory with them either.
     """
     places: dict[str, Any] = {ZERO: 3}
     for section in ("offload_optimizer", "offload_param"):
@@ -138,11 +139,11 @@ def nvme_words(config: RunConfig) -> str:
     if len(places) == 1 or find_problems(changed) or least_memory(changed).fits_host is False:
         return ""
     words = words_of(differing(config, places))
-    return f"{words}, with a folder on a local NVMe disk instead of /nvme"
+    return f"{words}, replacing /nvme with a folder on a local NVMe disk"
 
 
 def on_device(*sections: str) -> dict[str, Any]:
-    """Return the changes that turn offload_param or offload_optimizer off, with all of its settings."""
+    """Return the changes that turn the given sections (offload_param, offload_optimizer) off entirely."""
     plain = {"device": "none", "nvme_path": None, "pin_memory": False}
     return {f"parallel.{section}.{key}": value for section in sections for key, value in plain.items()}
 
@@ -153,7 +154,7 @@ def differing(config: RunConfig, changes: Changes) -> dict[str, Any]:
 
 
 def _candidates(config: RunConfig, devices: int) -> Iterator[Changes]:
-    """Yield single changes in the usual order, then combined changes, then the same on more GPUs."""
+    """Yield single changes in the usual order, then combined changes, then changes that use more GPUs."""
     formats, recomputations = list(_formats(config)), list(_recomputations(config))
     micro_batches, stages, cuts = list(_micro_batches(config)), list(_stages(config)), list(_cuts(config))
     yield from formats

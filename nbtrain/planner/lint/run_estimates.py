@@ -36,7 +36,7 @@ class RunEstimates:
         return (self.duration.seconds or 0.0) / 3600
 
     def share(self, fraction: float, words: str = "") -> Cost:
-        """Return the cost of a fraction of the run's time, or `words` if the plan has no time."""
+        """Return the cost of a fraction of the run's time; `words` if the plan does not estimate the time."""
         hours = fraction * self.hours
         if not hours:
             return Cost(words=words)
@@ -51,7 +51,7 @@ class RunEstimates:
 
     @property
     def least_epochs(self) -> float | None:
-        """Number of passes over the training split, or the lowest estimate if it is not prepared."""
+        """Passes over the training split; the lowest estimate if the dataset is not prepared, else exact."""
         if self.epochs is None and self.text is not None:
             return self.text.epochs(self.config.train_tokens)[0]
         return self.epochs

@@ -78,9 +78,9 @@ def learning_rate_suits_size(estimates: RunEstimates) -> Iterator[Finding]:
         config,
         "learning_rate_suits_size",
         "lr_schedule.lr",
-        f"lr({rate:g}) is {words} the usual rate for {amounts.count(parameters)} parameters and "
-        f"{amounts.count(tokens)} tokens per step, {usual:g} (GPT-3's table, arXiv:2005.14165, table 2.1, "
-        f"scaled by the square root of the batch). {effect}.",
+        f"lr({rate:g}) is {words} {usual:g}, the usual rate for {amounts.count(parameters)} parameters and "
+        f"{amounts.count(tokens)} tokens per step (GPT-3's table, arXiv:2005.14165, table 2.1, scaled by the "
+        f"square root of the batch). {effect}.",
         f"Set lr_schedule.lr: {usual:g}{_rates_below(config, usual)}.",
         Cost(words="the run, if the loss diverges" if high else "a worse model"),
     )
@@ -278,7 +278,7 @@ def decay_reaches_its_end(estimates: RunEstimates) -> Iterator[Finding]:
 def training_is_longer_than_a_step(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that the run lasts for more than one step.
 
-    A number of tokens that was meant in billions does not.
+    A run of one step suggests that the training length was meant in millions or billions.
     """
     config = estimates.config
     unit, amount = config.batch.train_amount
@@ -386,7 +386,7 @@ def tokenizer_is_of_this_text(estimates: RunEstimates) -> Iterator[Finding]:
     except DataError as error:
         clause, costs = str(error).rstrip("."), ""
     else:
-        costs = " It needs more tokens for this text than a tokenizer that is trained on it."
+        costs = " Such a tokenizer needs more tokens for this text than one that is trained on it."
     if clause:
         yield finding_of(
             estimates.config,
@@ -417,7 +417,7 @@ def validations_are_few(estimates: RunEstimates) -> Iterator[Finding]:
         f"{'batch' if evaluation.eval_iters == 1 else 'batches'} after every "
         f"{'step' if interval == 1 else f'{interval:,} steps'}.",
         f"Set evaluation.eval_interval_steps: {enough}, so that validations take "
-        f"{_fewer(fraction, enough / interval)}, or lower eval_iters.",
+        f"{_fewer(fraction, enough / interval)} of the time, or lower eval_iters.",
         estimates.share(fraction, "time without training"),
     )
 
@@ -437,7 +437,8 @@ def checkpoints_are_few(estimates: RunEstimates) -> Iterator[Finding]:
     sparser = saves_every(config, min(_sparser(interval, fraction), most), at_least=True)
     if sparser is not None and sparser > interval:
         fixes.append(
-            f"{SAVE_INTERVAL}: {sparser}, so that checkpoints take {_fewer(fraction, sparser / interval)}"
+            f"{SAVE_INTERVAL}: {sparser}, so that checkpoints take {_fewer(fraction, sparser / interval)} of "
+            "the time"
         )
     if _may_save_in_background(estimates):
         fixes.append("checkpoint.async_save: true to save in the background")
@@ -479,11 +480,14 @@ def local_checkpoints_are_few(estimates: RunEstimates) -> Iterator[Finding]:
     key, sparser = "checkpoint.local_save_interval_steps", _sparser(interval, fraction)
     saves = config.checkpoint.save_interval_steps
     if sparser < saves:
-        fix = f"Set {key}: {sparser}, so that they take {USUAL_PAUSE_FRACTION:.0%}, or set it to null."
+        fix = (
+            f"Set {key}: {sparser}, so that these checkpoints take {USUAL_PAUSE_FRACTION:.0%} of the time, "
+            f"or set {key}: null."
+        )
     else:
         fix = (
-            f"Set {key}: null. A checkpoint is written there every {saves:,} steps anyway "
-            "(save_interval_steps)."
+            f"Set {key}: null. Even without it, a checkpoint is written to the local disks every {saves:,} "
+            "steps (save_interval_steps)."
         )
     yield finding_of(
         config,
@@ -514,11 +518,13 @@ def saves_fit_interruptions(estimates: RunEstimates) -> Iterator[Finding]:
             loss = " in which a node loses its disk" if local_saves(config) else ""
             why = f"each interruption{loss} repeats {repeated} of training on average"
         sudden = amounts.amount(expected.expected_sudden)
-        count = "1 interruption is" if sudden == "1" else f"{sudden} interruptions are"
+        count = "1 interruption is expected that leaves"
+        if sudden != "1":
+            count = f"{sudden} interruptions are expected that leave"
         message += (
-            f"About {count} expected before which the run cannot save ({expected.basis}), and {why}. With "
-            f"save_interval_steps({best:,}), the run is expected to end {amounts.elapsed(lost)} earlier "
-            "(Daly 2006)."
+            f"About {count} no time to save ({expected.basis}), and {why}. With "
+            f"save_interval_steps({best:,}), the run is expected to end {amounts.elapsed(lost)} earlier than "
+            f"with save_interval_steps({interval:,}) (Daly 2006)."
         )
         costs = estimates.share(lost / expected.undisturbed_seconds)
     else:

@@ -70,7 +70,7 @@ class Kinds(NamedTuple):
         return Kinds._make([factor * value for value in self])
 
     def plus(self, other: "Kinds") -> "Kinds":
-        """Return the sum of both, kind by kind."""
+        """Return the sums of the bytes of `self` and `other` for each kind."""
         return Kinds._make(map(operator.add, self, other))
 
 
@@ -272,7 +272,7 @@ def _kept_layers(setup: Setup, stage: Stage) -> int:
 def live(setup: Setup, stage: Stage, layers: Layers | None = None) -> float:
     """Return the bytes that are allocated again while the backward pass recomputes a group of layers.
 
-    FPDT's working set is included. `layers` are the setup's, as in `kept`.
+    FPDT's working set is included. `layers` is passed as to kept().
     """
     whole: float = 0
     if setup.recompute != "none":

@@ -56,8 +56,8 @@ RESERVE_FRACTION = 0.05
 AVERAGE_FRAGMENTATION = 0.15
 # Number of queries in a block of nbtrain's own attention kernel (model/attention.py).
 CPU_BLOCK_ROWS, GPU_BLOCK_ROWS = 128, 256
-# A plan that leaves less than this fraction of the device is tight. Together with the reserve, this keeps
-# torch's allocations at 90 % of the memory that CUDA leaves; the usual rule is 90 to 92 % (stas00,
+# A plan that leaves less than this fraction of the device free is tight. Together with the reserve, this
+# keeps torch's allocations at 90 % of the memory that CUDA leaves; the usual rule is 90 to 92 % (stas00,
 # ml-engineering).
 SPARE_FRACTION = 0.05
 # Bytes per logit that a user's loss() gets: the fp32 logit, its exponential or log-softmax, and two

@@ -66,9 +66,9 @@ class MemoryEstimate:
     device: str
     """Name of the device that device_bytes belongs to, such as "A100-40GB"."""
     host_parts: dict[str, int] = field(default_factory=dict)
-    """The same rank's bytes in host memory, for each of HOST_PARTS; on device cpu they are in `parts`."""
+    """Bytes of the fullest rank in host memory, for each of HOST_PARTS; all 0 on device cpu (see `parts`)."""
     nvme_bytes: int = 0
-    """The same rank's bytes in files on NVMe."""
+    """Bytes of the fullest rank in files on NVMe."""
     host_bytes: int | None = None
     """Host memory that one rank may use; None if it is not known."""
     initial_host_bytes: int = 0
@@ -77,7 +77,7 @@ class MemoryEstimate:
     copy_bytes: int = 0
     """Bytes of the copy of a rank's weights and optimizer state that asynchronous saving would keep."""
     saves_in_background: bool = False
-    """Whether the run makes this copy; its bytes are then counted in the parts."""
+    """Whether asynchronous saving keeps a copy of weights and optimizer state. The parts then include it."""
 
     @property
     def total_bytes(self) -> int:

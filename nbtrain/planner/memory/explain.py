@@ -3,6 +3,7 @@
 The Terms of a part add up to the part, and all Terms add up to the estimate (a test asserts both).
 """
 
+from nbtrain.base.text.amounts import counted
 from nbtrain.config.arithmetic.four_bits import four_bit_bytes
 from nbtrain.planner.memory import activations, buffers
 from nbtrain.planner.memory.estimate import PARTS, decided, fullest_stage, nvme_buffers, snapshot, stage_parts
@@ -100,7 +101,7 @@ def _states_with_adapters(setup: Setup, stage: Stage, parts: dict[str, int]) -> 
 
 
 def _rest(setup: Setup, part: str) -> str:
-    """Say what the bytes are by which a part differs from parameters times bytes."""
+    """Explain the bytes that a part has in addition to (or less than) its parameters times bytes."""
     if part == "weights" and setup.autocast:
         return "autocast's 16-bit copies of the matrices, and padding"
     if part == "weights" and setup.hpz_size > 1:
@@ -151,7 +152,7 @@ def _buffers(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
         if waits := buffers.loss_gradients(setup, stage):
             logits += f", or {waits:,} bytes for the tied output layer's gradient, which autograd holds"
     if beside := buffers.logits_bytes(setup, stage) - parts["logits"]:
-        logits += f"; minus {beside:,} bytes that recomputation reuses and that are counted there"
+        logits += f"; minus {beside:,} bytes that recomputation reuses, counted in activations / recomputed"
     bucket = setup.reduce_bucket_elements
     stream = activations.stream_bytes(setup)
     allocated = sum(parts.values()) - parts["runtime"] - parts["reserve"]
@@ -171,17 +172,19 @@ def _buffers(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
             "arXiv:2104.04473, section 2.2",
         ),
         "workspace": (
-            f"the MLP's inner gradients and the gradient of its input{made}, or the step's flat gradient; "
-            f"NVMe buffers: {on_host:,} bytes"
-            + (f"; copy that is saved in the background: {copied:,} bytes" if copied else ""),
+            f"the MLP's inner gradients and the gradient of its input{made}, or the step's flat gradient"
+            + (f"; {on_host:,} bytes of NVMe buffers" if on_host else "")
+            + (f"; {copied:,} bytes for the copy that is saved in the background" if copied else ""),
             f"{DEEPSPEED}, stage_1_and_2.py",
         ),
         "runtime": (
-            f"CUDA context and NCCL for {setup.world_size} ranks" if setup.on_gpu else "a CPU process",
+            f"CUDA context and NCCL for {counted(setup.world_size, 'rank')}"
+            if setup.on_gpu
+            else "a CPU process",
             "measured: planner/memory/buffers.py",
         ),
         "reserve": (
-            product((allocated, "allocated bytes"), (buffers.RESERVE_FRACTION, "lost to fragmentation")),
+            product((allocated, "allocated bytes"), (buffers.RESERVE_FRACTION, "(lost to fragmentation)")),
             "fitted: planner/memory/buffers.py",
         ),
     }

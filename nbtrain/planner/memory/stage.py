@@ -110,7 +110,7 @@ def shares(
 
 @lru_cache(maxsize=4096)
 def touched(shape: Shape, tensor: int, ranks: int, parts: tuple[int, int]) -> tuple[int, ...]:
-    """Return, for each rank, the elements of all parameters that lie at least partly in its shard.
+    """Return, for each rank, the elements of all parameters of which its shard holds at least a part.
 
     Each such parameter is counted whole. `parts` is the number of elements that a rank holds in the flat
     buffers of `decay` and of `no_decay`. The setup must not have a pipeline.

@@ -1,14 +1,15 @@
 """Choose the vocabulary, size and length of a run on a text, by a scaling law for repeated text.
 
-text is refused                    if it has fewer than LEAST_TOKENS tokens in the smallest vocabulary
-size      if it is requested       the preset, or the nearest size in SMALL
-          on CPUs, or in a time    the size with the lowest predicted loss in that time (predicted_loss)
+text      refused if it has fewer than LEAST_TOKENS tokens in the smallest vocabulary
+size      if a size is requested   the preset, or the nearest size in SMALL
+          on CPUs, or with a       the size with the lowest predicted loss in the time available
+          time limit               (predicted_loss)
           on GPUs                  the largest size that gets USUAL_TOKENS tokens per parameter from at most
                                    MOST_EPOCHS passes over the text
 vocabulary                         the largest in which no entry is too rare in the text, up to the number of
                                    entries that suits the size
-tokens                             the least of MOST_EPOCHS passes, USUAL_TOKENS per parameter, and the tokens
-                                   that fit the time
+tokens                             the minimum of MOST_EPOCHS passes, USUAL_TOKENS per parameter, and the
+                                   tokens that fit the time
 
 docs/choosing.md explains the formulas.
 """
@@ -58,7 +59,7 @@ LEAST_TOKENS = 20_000
 LEAST_DOCUMENTS = 10
 GPT2_TOKEN_BYTES = 4.4
 STEPS = 400
-"""Number of steps that a schedule needs. The batch size is limited so that the run has that number."""
+"""Number of steps that a schedule needs. The batch size is limited so that the run has at least as many."""
 LEAST_STEPS = 20
 WARMUP_FRACTION = 0.05
 """Fraction of a small model's run during which its learning rate rises."""
@@ -196,7 +197,7 @@ class _Candidate:
     unique_tokens: float
     tokens: float
     is_timed: bool
-    """Whether something other than MOST_EPOCHS passes ends the training, such as the time limit."""
+    """Whether the time limit or USUAL_TOKENS ends the training before MOST_EPOCHS passes."""
     config: RunConfig
 
     @classmethod
@@ -240,7 +241,7 @@ class _Candidate:
         tokens = _whole(self.tokens, sequences * sequence)
         epochs = tokens / self.unique_tokens
         passes = f"{epochs:.1f} passes over the text"
-        limit = f"{passes}, which is what fits into {time}" if self.is_timed and time else passes
+        limit = f"{passes}, as many as fit into {time}" if self.is_timed and time else passes
         ranks = max(self.hardware.gpus, 1)
         micro = max(sequences // ranks, 1)
         found.put(
@@ -416,7 +417,11 @@ def _put_schedule(
     """Choose the warm-up, validations and checkpoints of a run that trains on this number of tokens."""
     steps = max(tokens // step, 1)
     warmup = warmup_tokens(tokens, step, WARMUP_FRACTION)
-    found.put("lr_schedule", f"{warmup / tokens:.0%} of train_tokens", lr_warmup_tokens=_whole(warmup, step))
+    found.put(
+        "lr_schedule",
+        f"warm-up of {warmup / tokens:.0%} of train_tokens",
+        lr_warmup_tokens=_whole(warmup, step),
+    )
     _put_intervals(found, steps)
     validation = 0.07 * all_tokens / sequence / batch
     found.put("evaluation", "", eval_iters=min(max(int(validation), 1), 8))
@@ -428,8 +433,9 @@ def _put_intervals(found: Choices, steps: int) -> None:
     A run of up to 4,000 steps validates and saves four times, a longer run every 1,000 steps.
     """
     interval = min(max(math.ceil(steps / 4), 1), 1000)
-    found.put("evaluation", f"{math.ceil(steps / interval)} times", eval_interval_steps=interval)
-    found.put("checkpoint", "with each validation", save_interval_steps=interval)
+    count = amounts.counted(math.ceil(steps / interval), "validation")
+    found.put("evaluation", f"{count} in the run", eval_interval_steps=interval)
+    found.put("checkpoint", "a checkpoint at each validation", save_interval_steps=interval)
 
 
 def _batch_tokens(parameters: float, tokens: float) -> int:

@@ -112,13 +112,13 @@ class Largest(Result):
             name, shape, one = self.model
             found.append(
                 f"The largest model of the family that fits on {world} with sequences of "
-                f"{base.shape.seq_length:,} tokens is {name} ({amounts.count(parameters(shape))} "
-                f"parameters), with the layout {one.layout.words}."
+                f"{base.shape.seq_length:,} tokens has {amounts.count(parameters(shape))} parameters "
+                f"({name}). The layout is {one.layout.words}."
             )
         if self.next_model is not None:
             name, shape = self.next_model
             size = amounts.count(parameters(shape))
-            found.append(f"The next larger model, {name} ({size} parameters), does not fit.")
+            found.append(f"The next larger model, with {size} parameters ({name}), does not fit.")
         if self.longest_sequence is None:
             found.append(
                 f"{self.name} ({own} parameters) does not fit with sequences of {SEQUENCE_STEP:,} tokens or "
@@ -133,7 +133,7 @@ class Largest(Result):
         if base.host_memory_bytes is None:
             found.append(
                 "Offloading was not considered, because the host memory is not known. Set "
-                "resources.memory_per_node_bytes to include it."
+                "resources.memory_per_node_bytes to include offloading."
             )
         return found
 

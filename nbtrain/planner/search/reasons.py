@@ -38,7 +38,7 @@ def _precision(one: ScoredLayout) -> str:
     peak = setup.device.peak(setup.dtype) if setup.device else None
     device = setup.device.name if setup.device else "the device"
     rate = f" at {peak / 1e12:g} TFLOP/s" if setup.device and peak else ""
-    scale = ", and it needs no loss scaling" if setup.dtype == "bf16" else ""
+    scale = ", and bf16 needs no loss scaling" if setup.dtype == "bf16" else ""
     return f"{setup.dtype}: {device} computes matrix products in {setup.dtype}{rate}{scale}"
 
 

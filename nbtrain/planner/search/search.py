@@ -420,7 +420,7 @@ def why_not(result: SearchResult, layout: Layout) -> str:
         return "This is the best layout."
     slower = one.seconds / best.seconds - 1
     listed = any(other.layout == layout for other in result.ranked)
-    are_ahead = "1 layout is ranked higher" if ahead == 1 else f"{ahead} layouts are ranked higher"
+    are_ahead = "1 ranked layout is better" if ahead == 1 else f"{ahead} ranked layouts are better"
     text = (
         f"This layout fits, with {one.headroom:.0%} headroom, and takes {amounts.step(one.seconds)} per "
         f"step: {slower:+.0%} compared with the best layout, {best.layout.words}. {are_ahead}."

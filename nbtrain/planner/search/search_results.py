@@ -104,16 +104,17 @@ class FoundLayouts(Result):
         device = base.device.name if base.device else "GPU"
         world = f"{base.nodes * base.devices_per_node:,} x {device}"
         if base.nodes > 1:
-            world += f" on {base.nodes:,} machines ({self.network})"
+            world += f" on {base.nodes:,} machines (network: {self.network})"
         return (
-            f"Layouts of {self.result.name} on {world}: {len(self)} of {self.result.estimated} estimated fit"
+            f"Layouts of {self.result.name} on {world}: {len(self)} of {self.result.estimated} estimated "
+            "layouts fit"
         )
 
     @property
     def network(self) -> str:
         """Description of the network between machines."""
         rates = rates_of(self.result.space)
-        return rates.network if rates else "the network is not known"
+        return rates.network if rates else "not known"
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return the rows of the table, with cells in the order of HEADS."""
@@ -259,7 +260,7 @@ def _setting_problems(wanted: Mapping[str, object], names: Iterable[str]) -> Ite
     for name, value in wanted.items():
         words, known = "", SETTINGS.get(name)
         if name not in names:
-            words = f"{name!r} is not a setting of why_not. Its settings are {', '.join(names)}."
+            words = f"{name!r} is not a setting of why_not. The settings are {', '.join(names)}."
         elif known is not None:
             if not any(value == choice and type(value) is type(choice) for choice in known):
                 words = f"{name} = {value!r} must be one of {', '.join(map(str, known))}."

@@ -162,7 +162,7 @@ class MemoryHabits:
     unfused_gate: bool = True
     """Whether the gated MLP keeps the activated gate in addition to gate, up projection and product."""
     selective: Selective = "core"
-    """Activations that selective recomputation drops; "every other product" names what it keeps."""
+    """Activations that selective recomputation drops; "every other product" instead names what is kept."""
     compiled_logits: int | None = None
     """Bytes per logit with torch.compile, which fuses softmax and its gradient; None means `logits`."""
     copied_widths: int = 0

@@ -58,7 +58,7 @@ class Measured:
     tokens_per_second: float
     setup: Setup
     differences: tuple[str, ...]
-    """Names of the fields of the setup or its shape that differ; () for an exact match."""
+    """Names of the fields of the setup or its shape that differ from the planned setup; () if none differ."""
     memory_bytes: float | None
     """Peak device memory of rank 0; None if it is not known."""
     pipeline_fraction: float | None

@@ -43,7 +43,7 @@ class Setup:
     """Network bandwidth of a node in bytes per second, one way, for all its devices together. None means the
     usual network of the device."""
     fabric_reached: float | None = None
-    """Fraction of that bandwidth that collectives reach; None means the value in planner/time/rates.py."""
+    """Fraction of the network's bandwidth that collectives reach; None means the value in time/rates.py."""
     host_memory_bytes: int | None = None
     """Host memory of a node; None if it is not known."""
     on_this_machine: bool = True

@@ -45,7 +45,7 @@ from nbtrain.planner.time.traffic import DTYPE_BYTES
 # Bytes moved per logit in forward and backward: 16-bit product, fp32 copy, softmax and gradient.
 LOGIT_BYTES = 22
 # Rate of unfused attention's batched products, as a fraction of the rate of other matrix products. They are
-# slower because one side, the head size, is small.
+# slower because one matrix dimension, the head size, is small.
 SCORE_PRODUCTS_SHARE = 0.6
 # Slowdown of attention if the head size is not a multiple of 8: at width 13,824, head sizes of 216 and 108
 # gave 134 and 100 TFLOP/s (BigScience's prequel to the 176B model).
@@ -216,7 +216,7 @@ def product_rate(setup: Setup, rates: Rates) -> float:
 
 
 def kept_bytes(setup: Setup) -> float:
-    """Return the bytes of a block's activations on a rank, as counted in the paper (34 s b h), sharded."""
+    """Return the bytes of a block's activations on one rank, counted as in arXiv:2205.05198 (34 s b h)."""
     shape, tensor, tokens = setup.shape, setup.tensor_parallel_size, setup.tokens_per_micro_batch
     hidden = shape.hidden_size
     whole: float = tokens * hidden * (8 + (2 if shape.hidden_dropout else 0))

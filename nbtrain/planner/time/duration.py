@@ -54,8 +54,8 @@ class DurationEstimate:
     parts: dict[str, float] = field(default_factory=dict)
     """Seconds of each part of the run: steps, validation, test, checkpoints, local checkpoints."""
     save_seconds: float | None = None
-    """Seconds until one checkpoint is in the run directory: the longest save that this run has measured, or
-    else planned."""
+    """Seconds until one checkpoint is in the run directory: the time of the longest save that this run has
+    measured, or the planned time if the run has not saved yet."""
     save_basis: str = ""
     """Where save_seconds comes from, in a few words."""
     saves_in_background: bool = False

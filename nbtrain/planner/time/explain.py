@@ -42,7 +42,7 @@ def explain(setup: Setup, rates: Rates | None = None) -> list[Term]:
     engine, stages = ENGINES[setup.engine], setup.pipeline_parallel_size
     micro, layers = setup.accumulation_steps, setup.shape.num_layers / stages
     terms = [*_compute(setup, rates)]
-    times = f"{micro:,} micro batches x {layers:g} blocks"
+    times = _blocks(micro, layers)
     full = setup.recompute == "full"
     parts = {
         "recompute": (
@@ -64,13 +64,15 @@ def explain(setup: Setup, rates: Rates | None = None) -> list[Term]:
             "arXiv:2309.14509, section 3; arXiv:2310.01889",
         ),
         "bubble": (
-            f"m = {micro:,} micro batches, p = {stages} stages of {_layers(setup)} blocks, v = "
-            f"{setup.virtual_stages}: m x (slowest - mean) + (all - slowest) / v",
+            "m x (slowest - mean) + (all - slowest) / v, from the times of the stages, with m = "
+            f"{_micro_batches(micro)}, {stages} stages of {_layers(setup)} blocks and v = "
+            f"{_model_chunks(setup)} per rank",
             _PTD,
         ),
         "pipeline": (
             f"{micro + stages - 1:,} slots x 4 x {setup.virtual_stages} messages of "
-            f"{_megabytes(boundary_bytes(setup))}, of which {1 - engine.hidden_pipeline:.0%} do not overlap",
+            f"{_megabytes(boundary_bytes(setup))}, of which {1 - engine.hidden_pipeline:.0%} do not overlap "
+            "with computation",
             _PTD,
         ),
         "data": (_data(setup, rates), _ZERO),
@@ -108,7 +110,7 @@ def traffic(setup: Setup) -> list[Term]:
 
     def blocks_term(kind: str, collective: Collective, what: str, words: str, source: str) -> None:
         """Add the term of collectives that run in each block for each micro batch."""
-        formula = f"{micro:,} x {layers:g} x {collective.times:g} {what} x {_share(collective)} x {words}"
+        formula = f"{_blocks(micro, layers)} x {collective.times:g} {what} x {_share(collective)} x {words}"
         term(kind, micro * layers * collective.sent_bytes, formula, source)
 
     block = block_traffic(setup)
@@ -116,8 +118,7 @@ def traffic(setup: Setup) -> list[Term]:
     term(
         "tensor",
         micro * layers * sums.sent_bytes,
-        f"{micro:,} micro batches x {layers:g} blocks x {sums.times:g} sums x {_share(sums)} x "
-        f"{sums.num_bytes:,} bytes",
+        f"{_blocks(micro, layers)} x {sums.times:g} sums x {_share(sums)} x {sums.num_bytes:,} bytes",
         _TENSOR,
     )
     packed = f"{block.shared_groups.num_bytes:,.0f} bytes of query, key and value"
@@ -135,7 +136,7 @@ def traffic(setup: Setup) -> list[Term]:
     term(
         "host memory (FPDT)",
         micro * layers * (forwards * fpdt.forward_bytes + fpdt.backward_bytes),
-        f"{micro:,} x {layers:g} x ({forwards} x {fpdt.forward_bytes:,.0f} forward + "
+        f"{_blocks(micro, layers)} x ({forwards} x {fpdt.forward_bytes:,.0f} forward + "
         f"{fpdt.backward_bytes:,.0f} backward) bytes of {fpdt.number} chunks, both ways",
         _FPDT,
     )
@@ -152,7 +153,7 @@ def traffic(setup: Setup) -> list[Term]:
         term(
             "pipeline",
             2 * micro * setup.virtual_stages * boundary,
-            f"2 directions x {micro:,} x {setup.virtual_stages} model chunks x {boundary:,.0f} bytes",
+            f"2 directions x {_micro_batches(micro)} x {_model_chunks(setup)} x {boundary:,.0f} bytes",
             _PTD,
         )
     if (data := data_traffic(setup)) is not None:
@@ -180,10 +181,12 @@ def _data_formula(data: DataTraffic, gathers: Sequence[Collective | None], with_
     if copies is not None:
         more = f" + {times:,} x {_share(copies)} x {copies.num_bytes:,.0f} bytes between replicas"
     if not with_zero_3:
-        sent = f"{times:,} scatters x {gradients.num_bytes:,.0f} + 1 gather x {weights.num_bytes:,.0f} bytes"
+        scatters = "1 scatter" if times == 1 else f"{times:,} scatters"
+        sent = f"{scatters} x {gradients.num_bytes:,.0f} + 1 gather x {weights.num_bytes:,.0f} bytes"
         return f"{_share(gradients)} x ({sent}){more}"
     number = sum(gather.times for gather in gathers if gather) / times
-    sent = f"{number:g} gathers x {weights.num_bytes:,.0f} + 1 scatter x {gradients.num_bytes:,.0f} bytes"
+    gathered = "1 gather" if number == 1 else f"{number:g} gathers"
+    sent = f"{gathered} x {weights.num_bytes:,.0f} + 1 scatter x {gradients.num_bytes:,.0f} bytes"
     return f"{_share(gradients)} x {times:,} x ({sent}){more}"
 
 
@@ -221,7 +224,7 @@ def _compute(setup: Setup, rates: Rates) -> list[Term]:
     passes = 2 if setup.lora_rank else 3
     flops = 2 * passes * tokens * (shape.attention_weights + shape.mlp_weights) / tensor
     kept = compute.kept_bytes(setup)
-    times = f"{micro:,} micro batches x {layers:g} blocks"
+    times = _blocks(micro, layers)
     memory = rates.memory_bytes_per_second
     # On a CPU, the rate of matrix products was measured in training, so it includes memory traffic.
     moved = f", and the matrices at {memory / 1e12:.3g} TB/s" if memory < math.inf else ""
@@ -251,7 +254,7 @@ def _compute(setup: Setup, rates: Rates) -> list[Term]:
             "compute / output layer",
             micro * compute.logits_seconds(setup, rates) / stages,
             "seconds",
-            f"{micro:,} micro batches x ({2 * compute.logit_products(setup)} x {tokens:,} tokens "
+            f"{_micro_batches(micro)} x ({2 * compute.logit_products(setup)} x {tokens:,} tokens "
             f"x {shape.hidden_size:,} x {shape.padded_vocab_size:,} / {tensor} FLOP, "
             f"{compute.LOGIT_BYTES} bytes per logit) / {stages}",
             "arXiv:2104.04473, section 5.1",
@@ -316,6 +319,19 @@ def _optimizer(setup: Setup, rates: Rates) -> str:
     if products := compute.newton_schulz_seconds(setup, rates):
         words += f" + {products:.3g} s for Muon's {setup.muon_steps} Newton-Schulz iterations"
     return words
+
+
+def _micro_batches(micro: int) -> str:
+    return "1 micro batch" if micro == 1 else f"{micro:,} micro batches"
+
+
+def _model_chunks(setup: Setup) -> str:
+    chunks = setup.virtual_stages
+    return "1 model chunk" if chunks == 1 else f"{chunks} model chunks"
+
+
+def _blocks(micro: int, layers: float) -> str:
+    return f"{_micro_batches(micro)} x {layers:g} {'block' if layers == 1 else 'blocks'}"
 
 
 def _layers(setup: Setup) -> str:

@@ -101,17 +101,22 @@ class NetworkUse:
 
     def rows(self) -> dict[str, str]:
         """Return the rows of a plan's section Network: {name: text}."""
-        kinds = ", ".join(f"{kind} {gigabytes(sent)}" for kind, sent in self.sent_bytes.items())
+        kinds = ", ".join(f"{_kind_words(kind)} {gigabytes(sent)}" for kind, sent in self.sent_bytes.items())
         full_speed = self.total_bytes / self.reached_bytes_per_second
         sends = f"{gigabytes(self.total_bytes)} per step"
         if kinds:
-            sends += f": {kinds}; this takes {amounts.step(full_speed)} at the reached bandwidth"
+            sends += (
+                f": {kinds}; this takes {amounts.step(full_speed)} at the bandwidth that collectives reach"
+            )
         if self.program_share < 1 and DATA_KINDS.intersection(self.sent_bytes):
-            sends += f", but DeepSpeed's ZeRO reaches {self.program_share:.0%} of it ({self._share_source})"
+            sends += (
+                f", but DeepSpeed's ZeRO reaches only {self.program_share:.0%} of that bandwidth "
+                f"({self._share_source})"
+            )
         rows = {
             "network": self.network,
             "sent by a machine": sends,
-            "waiting for it": f"{self.waiting:.0%} of a step, {amounts.step(self.waiting_seconds)} of "
+            "waiting for network": f"{self.waiting:.0%} of a step, {amounts.step(self.waiting_seconds)} of "
             f"{amounts.step(self.step_seconds)}",
         }
         if self.rule_of_thumb_bytes is not None:
@@ -129,7 +134,7 @@ class NetworkUse:
     def _share_source(self) -> str:
         """Clause that says on which networks program_share was fitted."""
         slow, fast = FITTED_NETWORKS
-        words = f"fitted to published runs on {gigabits(slow)} to {gigabits(fast)}"
+        words = f"fitted to published runs on networks of {gigabits(slow)} to {gigabits(fast)}"
         if self.nominal_bytes_per_second < slow:
             return f"{words}; on this slower network, ZeRO may reach a larger fraction"
         return words
@@ -365,6 +370,12 @@ def _networks() -> Iterator[float]:
     while network > _SLOWEST:
         network /= 2
         yield network
+
+
+def _kind_words(kind: str) -> str:
+    """Return a kind of traffic for readers, e.g. "weights for the forward pass" for "weights, forward"."""
+    what, _, passed = kind.partition(", ")
+    return f"{what} for the {passed} pass" if passed else what
 
 
 def gigabytes(num_bytes: float) -> str:

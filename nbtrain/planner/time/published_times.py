@@ -74,7 +74,8 @@ _125M = RunIdentity(12, 768, 12, 2048, 2_500_000_000, 256, 1)
 _1_3B = RunIdentity(24, 2048, 16, 2048, 26_000_000_000, 512, 4)
 _13B = RunIdentity(40, 5120, 40, 2048, 260_000_000_000, 1024, 4, pipeline_parallel_size=4)
 _PIPELINE_NOTE = (
-    "its file requests ZeRO 2 with a pipeline, which DeepSpeed rejects; 2 d are half of the time on 8 GPUs"
+    "its file requests ZeRO 2 with a pipeline, which DeepSpeed rejects; the published 2 d are half of the "
+    "4 d that are published for 8 GPUs"
 )
 
 
@@ -162,27 +163,27 @@ def _reason(speed: Speed, here: DurationEstimate, there: DurationEstimate) -> st
     program, ours = ENGINES[PROGRAM], ENGINES[speed.setup.engine]
     assert speed.setup.device is not None and there.seconds is not None
     differences = [
-        f"{part} {amounts.duration(seconds)} instead of {amounts.duration(here.parts[part])}"
+        f"{part} {amounts.duration(seconds)} (nbtrain: {amounts.duration(here.parts[part])})"
         for part, seconds in there.parts.items()
         if part in here.parts and seconds - here.parts[part] >= 0.01 * there.seconds
     ]
     words = (
-        f"the plan for Megatron-DeepSpeed, the program that was measured, is "
+        "Megatron-DeepSpeed, with which the example trains, is planned to take "
         f"{amounts.duration(there.seconds)} on {speed.setup.device.name}"
     )
     if not differences:
         return words
     waits = here.saves_in_background and not there.saves_in_background
-    saving = ", and training waits while it writes checkpoints" if waits else ""
+    saving = ", and its training waits while checkpoints are written" if waits else ""
     return (
-        f"{words}: its kernels are not fused, so they move each byte of activations {program.traffic:g} "
-        f"times per step (nbtrain's kernels: {ours.traffic:g} times){saving}; by part: "
+        f"{words}: its kernels are not fused and move each byte of activations {program.traffic:g} times per "
+        f"step (nbtrain's kernels: {ours.traffic:g} times){saving}; parts that take longer than in nbtrain: "
         f"{', '.join(differences)}"
     )
 
 
 def _on_published_device(config: RunConfig, setup: Setup, published: PublishedTime) -> str:
-    """Return a clause with nbtrain's planned time on the published type of GPU.
+    """Return a clause with nbtrain's planned time on the type of GPU for which the time was published.
 
     The result is "" if that type is not known, or if the run is already planned on it.
     """
@@ -192,4 +193,4 @@ def _on_published_device(config: RunConfig, setup: Setup, published: PublishedTi
     speed = read_speed(config, use_measured=False, setup=replace(setup, device=device))
     seconds = duration_at(config, speed).seconds
     assert seconds is not None
-    return f"; the plan for nbtrain on {device.name} is {amounts.duration(seconds)}"
+    return f"; on {device.name}, nbtrain is planned to take {amounts.duration(seconds)}"

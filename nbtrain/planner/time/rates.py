@@ -158,7 +158,7 @@ def rates_of_setup(setup: Setup) -> Rates | None:
         fabric = larger * setup.device.network_bytes_per_second
         rates = rates_of_device(setup.device, fabric, setup.fabric_reached)
         machine = f"a machine with {setup.devices_per_node} {setup.device.name}"
-        return replace(rates, network=f"assumed for {machine}: {rates.network}")
+        return replace(rates, network=f"{rates.network}; assumed for {machine}")
     return rates_of_device(setup.device, setup.fabric_bytes_per_second, setup.fabric_reached)
 
 
@@ -208,7 +208,7 @@ def _rates(device: Device, fabric: float | None, reached: float | None) -> Rates
     network_reached = reached or shares.across
     network = fabric or device.network_bytes_per_second
     across = network * network_reached
-    basis = "" if fabric else f"assumed for a typical machine with {device.name}: "
+    basis = "" if fabric else f"; assumed for a typical machine with {device.name}"
     return Rates(
         matmul_flops=matmul,
         attention_flops={
@@ -219,7 +219,7 @@ def _rates(device: Device, fabric: float | None, reached: float | None) -> Rates
         inside=Link(link, _RAMP_BYTES, _LATENCY_INSIDE),
         across=Link(across, _RAMP_BYTES, _LATENCY_ACROSS),
         network_reached=network_reached,
-        network=f"{basis}{gigabits(network)}, one way, of which {network_reached:.0%} is reached",
+        network=f"{gigabits(network)}, one way, of which {network_reached:.0%} is reached{basis}",
         inside_devices=device.link_devices,
         source=f"{device.name}'s datasheet, and the fractions of it that published runs reached",
     )
@@ -374,7 +374,8 @@ class Speed:
     """Rates of the run's devices and links, with this machine's measurements where they apply. None if the
     device is not known."""
     table_rates: Rates | None
-    """The same rates without any measurements, so that they are equal on every machine."""
+    """Rates of the run's devices and links without measurements, equal on every machine; None if the device
+    is not known."""
     last_job: Measured | None = None
     """Measurements of the run's last job; None if there are no measurements for the run's devices."""
     save_seconds: float = 0.0

@@ -222,10 +222,10 @@ def shared_groups_bytes(setup: Setup) -> float:
 
 
 def traded_bytes(setup: Setup) -> float:
-    """Return the bytes that a Ulysses rank exchanges in one all-to-all, as a mean.
+    """Return the mean bytes that a Ulysses rank exchanges in one all-to-all.
 
-    There are four all-to-alls: for query, key, value and output. Each tensor-parallel rank exchanges its own
-    heads. Query groups that the ranks do not divide evenly are repeated (parallel/query_groups.py).
+    The mean is over four all-to-alls: of query, key, value and output. Each tensor-parallel rank exchanges
+    its own heads. Query groups that the ranks do not divide evenly are repeated (parallel/query_groups.py).
     """
     shape, query = setup.shape, setup.shape.query_width / setup.tensor_parallel_size
     keys = setup.attended_groups * shape.kv_channels

@@ -258,7 +258,7 @@ def test_layouts_are_suggested_with_what_they_change(workspace: Path) -> None:
     request = {"yaml": "gpt-1-3b-4xdp", "typed": {"name": "mine"}}
     found = answer("form/layouts", request)
     best = found["rows"][0]
-    assert found["title"].endswith(" estimated fit") and best["against"] == "-"
+    assert found["title"].endswith(" estimated layouts fit") and best["against"] == "-"
     assert best["changes"] and "name" not in best["typed"]
     after = assessed("gpt-1-3b-4xdp", **{key.replace(".", "__"): text for key, text in best["typed"].items()})
     assert after["problems"] == [] and after["headline"]["fits"].startswith("yes, ")

@@ -73,7 +73,9 @@ def test_the_users_table_replaces_devices_and_lines():
     assert found.price == Price(0.5, 0.5, 0.5, "USD", "2026-11", "data/prices.yaml")
     assert found.money == pytest.approx(40 * 0.5 + 40 * 0.4 * 1.2 * 1.15 * 0.3)
     assert found.rows()["money"] == "about 20 USD: 0.50 per GPU hour, 2026-11, data/prices.yaml"
-    assert found.rows()["energy"] == "about 22 kWh, plus or minus a third; 6.6 at 0.3 per kWh"
+    assert found.rows()["energy"] == (
+        "about 22 kWh, plus or minus a third; 6.6 USD for electricity at 0.3 USD per kWh"
+    )
     assert read_prices().value["per_device_hour"]["H100"]["usual"] == 2.95
     shown = plan(load("gpt-125m-4xdp"), use_measured=False)
     assert shown.sections()["Time"]["money"].endswith("data/prices.yaml")

@@ -103,7 +103,7 @@ def test_the_smaller_limit_holds():
         "limits.days (5,000 days) has no effect, because the workspace has a stricter limit: 500 days"
         in reported[0].message
     )
-    assert plan(loose).sections()["Limits"]["days"] == "129 days of 500 days (limits.yaml:3)"
+    assert plan(loose).sections()["Limits"]["days"] == "129 days, limit 500 days (limits.yaml:3)"
 
 
 def test_a_workspace_inside_the_teams_has_its_limits(monkeypatch):

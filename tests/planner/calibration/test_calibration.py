@@ -76,8 +76,8 @@ def test_the_calibration_of_another_machine_is_named_and_not_used(machine):
     write_calibration(made("Y with 8 cores"))
     assert read_calibration(TODAY) == (
         None,
-        "data/calibration.json is not used, because it has only other machines: Y with 8 cores "
-        "(2026-11-20). Run `nbtrain calibrate` to measure this machine.",
+        "data/calibration.json is not used, because it has entries only for other machines: Y with "
+        "8 cores (2026-11-20). Run `nbtrain calibrate` to measure this machine.",
     )
     write_calibration(made())
     assert read_calibration(TODAY)[0] == made()
@@ -181,4 +181,4 @@ def test_what_is_in_doubt():
     one_of_ten = [product(1e9, 1)] * 9 + [product(1e9, 1, spread=0.51)]
     assert doubts(one_of_ten, 0.0, 2) == []
     [spread] = doubts([*one_of_ten, product(1e9, 1, spread=None)], 0.0, 2)
-    assert spread.startswith("2 of 11 measurements vary by more than 50% between calls")
+    assert spread.startswith("2 of 11 measurements are unsteady (calls vary by more than 50%, ")

@@ -90,8 +90,8 @@ FOUND = {
         [*HPZ, "parallel.zero_hpz_partition_size=2"],
         "hpz_stays_inside_a_machine",
         "parallel.zero_hpz_partition_size",
-        "parallel.zero_hpz_partition_size is 2, but a machine has 4 ranks, so each copy of the parameters "
-        "is shared by only 2 of its ranks.",
+        "parallel.zero_hpz_partition_size is 2, but a machine has 4 ranks, so only 2 of the "
+        "machine's ranks share each copy of the parameters.",
         "Set parallel.zero_hpz_partition_size: 4, or null.",
         "costs memory or traffic that hpZ should save",
     ),
@@ -154,7 +154,7 @@ FOUND = {
         ["lr_schedule.lr=1.2e-2"],
         "learning_rate_suits_size",
         "lr_schedule.lr",
-        "lr(0.012) is 20 times the usual rate for 126.6M parameters and 524.3k tokens per step, 0.0006 "
+        "lr(0.012) is 20 times 0.0006, the usual rate for 126.6M parameters and 524.3k tokens per step "
         "(GPT-3's table, arXiv:2005.14165, table 2.1, scaled by the square root of the batch). A rate this "
         "high often makes the loss diverge.",
         "Set lr_schedule.lr: 0.0006.",
@@ -197,7 +197,7 @@ FOUND = {
         ["lr_schedule.lr=3e-5"],
         "learning_rate_suits_size",
         "lr_schedule.lr",
-        "lr(3e-05) is only 1/20 of the usual rate for 126.6M parameters and 524.3k tokens per step, 0.0006 "
+        "lr(3e-05) is only 1/20 of 0.0006, the usual rate for 126.6M parameters and 524.3k tokens per step "
         "(GPT-3's table, arXiv:2005.14165, table 2.1, scaled by the square root of the batch). A model "
         "learns little at this rate.",
         "Set lr_schedule.lr: 0.0006.",
@@ -208,9 +208,9 @@ FOUND = {
         ["lr_schedule.lr=2e-3"],
         "learning_rate_suits_size",
         "lr_schedule.lr",
-        "lr(0.002) is 20 times the usual rate for 12.9B parameters and 2.1M tokens per step, 0.0001 "
-        "(GPT-3's table, arXiv:2005.14165, table 2.1, scaled by the square root of the batch). A rate this "
-        "high often makes the loss diverge.",
+        "lr(0.002) is 20 times 0.0001, the usual rate for 12.9B parameters and 2.1M tokens per step (GPT-3's "
+        "table, arXiv:2005.14165, table 2.1, scaled by the square root of the batch). A rate this high often "
+        "makes the loss diverge.",
         "Set lr_schedule.lr: 0.0001.",
         "costs the run, if the loss diverges",
     ),
@@ -320,7 +320,7 @@ FOUND = {
         "num_workers(32) starts 256 data workers for the 8 ranks of a machine. resources.cpus_per_node is "
         "not set; machines usually have up to 28 hardware threads per GPU.",
         "Set data.num_workers: 2, which is enough for most runs, or set resources.cpus_per_node so that the "
-        "plan can compare the numbers.",
+        "plan can check the number of workers.",
         "",
     ),
     "a permanent checkpoint every 1,000 steps": (
@@ -329,7 +329,7 @@ FOUND = {
         "checkpoints_fit_the_disk",
         "checkpoint.keep_every_steps",
         "keep_every_steps(1,000) in a run of 123,978 steps keeps up to 124 checkpoints of 170.7 GiB, "
-        "including the one that is being written. They need 20.7 TiB.",
+        "including the one that is being written. In total, this is 20.7 TiB.",
         "Set checkpoint.keep_every_steps: 13000 to keep 9 checkpoints, or use a disk with 20.7 TiB of free "
         "space.",
         "costs 20.7 TiB",
@@ -340,7 +340,7 @@ FOUND = {
         "checkpoints_fit_the_disk",
         "checkpoint.keep_last",
         "keep_last(20) keeps up to 21 checkpoints of 170.7 GiB, including the one that is being written. "
-        "They need 3.5 TiB.",
+        "In total, this is 3.5 TiB.",
         "Set checkpoint.keep_last: 10, or use a disk with 3.5 TiB of free space.",
         "costs 3.5 TiB",
     ),
@@ -605,7 +605,7 @@ def test_local_checkpoints_on_the_disk_of_the_others(workspace):
     assert (found.level, found.message, found.fix) == (
         "warning",
         f"checkpoint.local_dir = {folder} is on the same file system as output, so every checkpoint is "
-        "written to it twice.",
+        "written to this file system twice.",
         "Set local_dir to a folder on each node's own disk, or set checkpoint.local_dir: null.",
     )
     # The interval goes with the folder: a rule refuses it alone.
@@ -759,7 +759,7 @@ def test_local_checkpoints_that_hold_the_training_up():
     local = ["checkpoint.local_dir=/local", "checkpoint.async_save=false", f"{key}=1"]
     local += ["batch.global_batch_size=64"]
     found = finding("gpt-125m", [*local, "checkpoint.save_interval_steps=1000"], rule)
-    enough = int(re.match(rf"Set {key}: (\d+), so that they take 10%", found.fix)[1])
+    enough = int(re.match(rf"Set {key}: (\d+), so that these checkpoints take 10% of the time", found.fix)[1])
     assert enough > 1 and found.cost.hours > 0
     mended = [*local, "checkpoint.save_interval_steps=1000", f"{key}={enough}"]
     assert rule not in {one.rule for one in findings("gpt-125m", mended)}
@@ -848,8 +848,8 @@ def test_local_saves_are_not_made_rarer_than_the_others():
     estimates = SimpleNamespace(config=config, duration=duration, share=lambda fraction: None)
     (found,) = local_checkpoints_are_few(estimates)
     assert found.fix == (
-        "Set checkpoint.local_save_interval_steps: null. A checkpoint is written there every 20 steps "
-        "anyway (save_interval_steps)."
+        "Set checkpoint.local_save_interval_steps: null. Even without it, a checkpoint is written to the "
+        "local disks every 20 steps (save_interval_steps)."
     )
 
 
@@ -932,7 +932,7 @@ def test_a_full_disk_is_named(monkeypatch):
     found = finding("gpt-125m", [], "checkpoints_fit_the_disk")
     assert re.fullmatch(
         r"keep_last\(2\) keeps up to 3 checkpoints of 1.7 GiB, including the one that is being written. "
-        r"They need 5.0 GiB, but .* has only 1.0 GiB free.",
+        r"In total, this is 5.0 GiB, but .* has only 1.0 GiB free.",
         found.message,
     )
     assert found.level == "warning"

@@ -158,8 +158,8 @@ def test_host_memory_that_no_change_saves():
     }
     words = " and ".join(f"{key}: {value}" for key, value in nvme.items())
     assert fix_of(config) == (
-        f"Use machines with {needed} of memory, or use more machines. Or set {words}, with a folder on a "
-        "local NVMe disk instead of /nvme."
+        f"Use machines with {needed} of memory, or use more machines. Or set {words}, replacing /nvme "
+        "with a folder on a local NVMe disk."
     )
     assert not [one for one in plan(load(config, nvme)).findings if one.rule == "host_memory_fits"]
     small = load(config, {"resources.memory_per_node_bytes": 30e9})
@@ -206,7 +206,8 @@ def test_sequence_ranks_are_no_shards_of_the_weights():
         if finding.rule == "sequence_ranks_hold_all_weights"
     )
     assert found.fix == (
-        "Use more of these ranks for tensor_parallel_size or pipeline_parallel_size, which shard the weights."
+        "Use a smaller ds_sequence_parallel_size and a larger tensor_parallel_size or "
+        "pipeline_parallel_size, which shard the weights."
     )
 
 
@@ -273,7 +274,7 @@ def test_the_stage_may_not_suffice_where_the_model_is_made():
     assert after.fix.endswith(f"or use machines with {words} of memory.")
     alone = load("gpt-13b-4xdp-4xpp", [*ONE_GPU, "resources.memory_per_node_bytes=16e9"])
     (found,) = (one for one in plan(alone, use_measured=False).findings if one.rule == rule)
-    assert "the rank of a machine needs " in found.message
+    assert "the only rank of a machine needs " in found.message
 
 
 def test_a_device_that_is_there_counts_in_place_of_the_runs_own():

@@ -162,7 +162,7 @@ def test_what_is_refused():
 def test_one_minute_is_no_minutes():
     choices, _ = chosen(books(2.93e6), minutes=1)
     assert choices.reasons["model"].endswith("the lowest predicted loss in 1 minute")
-    assert choices.reasons["batch"].endswith("fits into 1 minute")
+    assert choices.reasons["batch"].endswith("as many as fit into 1 minute")
 
 
 def test_small_models_are_in_order():

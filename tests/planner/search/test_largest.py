@@ -36,7 +36,8 @@ def test_the_largest_model_fits_and_the_next_does_not(found):
         "model.num_attention_heads": found.next_model[1].num_attention_heads,
     }
     assert len(search(config, overrides=sizes).ranked) == 0
-    assert f" on 4 x A100-40GB with sequences of 2,048 tokens is {name} (" in str(found)
+    assert " on 4 x A100-40GB with sequences of 2,048 tokens has " in str(found)
+    assert f"parameters ({name}). The layout is " in str(found)
 
 
 def test_the_longest_sequence_is_at_the_edge(found):

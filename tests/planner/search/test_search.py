@@ -165,7 +165,7 @@ def test_why_not_answers_for_any_layout(small):
     )
     big = Layout(Cut(1, 1, 1, 16), 32, PLAIN)
     assert why_not(result, big).startswith("This layout does not fit: it needs ")
-    assert " layouts are ranked higher." in why_not(result, result.ranked[5].layout)
+    assert " ranked layouts are better." in why_not(result, result.ranked[5].layout)
     needless = result.ranked[0].layout
     needless = needless._replace(options=needless.options._replace(recompute="full", offload_optimizer="cpu"))
     assert why_not(result, needless).endswith("because it uses a technique that it does not need.")

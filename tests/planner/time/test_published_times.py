@@ -53,11 +53,11 @@ def test_the_published_time_stands_beside_the_plan_with_the_reason():
     assert found.published.planned_seconds == pytest.approx(8 * HOUR, rel=0.02)
     words = found.sections()["Time"]["upstream"]
     assert words.startswith("about 8 h on 1 A100 PCIe 40GB (t9k/examples, deepspeed/megatron-gpt, README.md)")
-    assert "is 8.0 h on A100-40GB" in words
+    assert "is planned to take 8.0 h on A100-40GB" in words
     assert "move each byte of activations 22 times per step (nbtrain's kernels: 7 times)" in words
-    assert "steps 7.6 h instead of 5.1 h" in words
-    assert "and training waits while it writes checkpoints" in words and "instead of 13 s" in words
-    assert words.endswith("nbtrain on A100-PCIe-40GB is 6.1 h")
+    assert "steps 7.6 h (nbtrain: 5.1 h)" in words
+    assert "training waits while checkpoints are written" in words and "(nbtrain: 13 s)" in words
+    assert words.endswith("on A100-PCIe-40GB, nbtrain is planned to take 6.1 h")
     assert words in str(found)
     assert "about 8 h on 1 A100 PCIe 40GB" in found._repr_html_()
     entry = json.loads(json.dumps(found.to_dict()["published"]))

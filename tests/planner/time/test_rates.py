@@ -59,8 +59,8 @@ def test_a_calibration_that_is_not_used_is_named_in_the_plan(machine):
     file_of(CPU, machine="Y")
     basis = plan(load("gpt3-tiny")).duration.basis
     assert basis.endswith(
-        f"in the benchmarks; data/calibration.json is not used, because it has only other machines: Y "
-        f"({TODAY}). Run `nbtrain calibrate` to measure this machine"
+        f"in the benchmarks; data/calibration.json is not used, because it has entries only for other "
+        f"machines: Y ({TODAY}). Run `nbtrain calibrate` to measure this machine"
     )
 
 

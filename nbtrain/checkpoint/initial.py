@@ -2,8 +2,9 @@
 layout.
 
 The weights are loaded into the optimizer's masters once the engine exists, like a checkpoint of another
-layout. They keep the file's own precision, whatever format the model computes in; loaded before the engine
-exists, they would be rounded to that format first. Each rank reads its own parts, PIECE_ELEMENTS at a time.
+layout. The masters thus keep the precision of the file. If the weights were loaded before the engine exists,
+they would first be rounded to the format in which the model computes. Each rank reads its own parts,
+PIECE_ELEMENTS at a time.
 """
 
 import logging
@@ -43,10 +44,10 @@ logger = logging.getLogger(__name__)
 def load_initial(live: LiveRun, is_fresh: bool = True) -> None:
     """Load the weights of `init_from`, and report them. All ranks call it together.
 
-    With adapters, they are loaded into the frozen weights at every start, because checkpoints do not hold
-    frozen weights. If the run `is_fresh`, its trained token rows are then loaded from there too, and the
-    adapters from lora.init_from. Raises CheckpointError if the weights cannot be used, do not fit the run, or
-    have changed since the run was submitted.
+    With adapters, the weights are loaded into the frozen weights at every start, because checkpoints do not
+    hold frozen weights. If the run `is_fresh`, its trained token rows are then loaded from `init_from` too,
+    and its adapters from lora.init_from. Raises CheckpointError if the weights cannot be used, do not fit the
+    run, or have changed since the run was submitted.
     """
     start, weights = _opened(live)
     config = live.config
@@ -66,15 +67,15 @@ def load_initial(live: LiveRun, is_fresh: bool = True) -> None:
     if (folder := config.lora.init_from) is not None:
         adapters = read_adapters(resolve(folder), config)
         reshape.load_masters(live.engine, adapters, *how, names=adapters.parameters)
-        live.tell("checkpoint", f"adapters of {folder}", step=0)
+        live.tell("checkpoint", f"loaded the adapters in {folder}", step=0)
         for note in notes_of(resolve(folder), config) if live.events is not None else ():
             logger.warning("lora.init_from: %s", note)
             live.tell("warning", f"lora.init_from: {note}")
 
 
 class RowsOfTokens(MadeWhole):
-    """The initial values of the token rows that a run trains along with adapters; `tokens` are ascending
-    ids.
+    """The initial values of the token rows that a run trains along with adapters. `tokens` are the ids of
+    these rows, ascending.
     """
 
     def __init__(self, weights: Weights, tokens: tuple[int, ...]):

@@ -73,9 +73,9 @@ def load(
 ) -> TrainState:
     """Load the checkpoint with this manifest, and write the resume report. All ranks call it together.
 
-    `data` is the data state of a new run on the current dataset. `folder` has this rank's files if they are
-    not in model/; `source` says why the checkpoint was chosen. Raises CheckpointError if the checkpoint does
-    not fit the run.
+    `data` is the data state of a new run on the current dataset. `folder` contains this rank's files; None
+    means the checkpoint's folder in model/. `source` says why the checkpoint was chosen. Raises
+    CheckpointError if the checkpoint does not fit the run.
     """
     step, config = manifest["step"], live.config
     folder = folder or live.run.checkpoint(step)
@@ -86,7 +86,7 @@ def load(
     message = f"resumed from the checkpoint of step {step}"
     if changes:
         live.reseed(step)
-        message += f", which another layout saved ({', '.join(changes)})"
+        message += f", which was saved with another layout ({', '.join(changes)})"
         if live.events is not None:
             logger.info("%s", message)
     else:
@@ -98,7 +98,9 @@ def load(
 
 
 def check_fits(live: LiveRun, folder: Path, manifest: dict[str, Any], data: DataState) -> None:
-    """Raise CheckpointError with every bound field (config/rules/resume.py) whose value differs."""
+    """Raise CheckpointError with every setting that must not change in a resume (config/rules/resume.py) but
+    has changed.
+    """
     config = live.config
     found = misfits(
         manifest,
@@ -113,15 +115,16 @@ def check_fits(live: LiveRun, folder: Path, manifest: dict[str, Any], data: Data
     )
     if found:
         raise CheckpointError(
-            # One line: the first line of a rank's error is the cause of its job's end.
+            # All in one line, because the first line of a rank's error is shown as the reason why its job
+            # ended.
             f"{folder}: does not fit this run: {'; '.join(found)}. "
-            "Restore the setting, or train the new one as another run."
+            "Restore the checkpoint's settings, or train a new run with the changed settings."
         )
 
 
 def layout_changes(live: LiveRun, manifest: dict[str, Any]) -> list[str]:
-    """Return the differences between the layouts of checkpoint and run; [] if DeepSpeed can load the
-    checkpoint.
+    """Return the differences between the layouts of the checkpoint and the run; [] if there are none, so that
+    DeepSpeed itself can load the checkpoint.
     """
     words = resume_report.layout_words(manifest["layout"], layout(live.config))
     before, now = manifest["padded_vocab_size"], live.config.padded_vocab_size
@@ -133,7 +136,7 @@ def _train_state(saved: dict[str, Any], manifest: dict[str, Any]) -> TrainState:
     values = {key: value for key, value in saved.items() if key in known}
     state = TrainState(**{**values, "data": DataState.from_dict(values["data"])})
     if manifest["evaluated_step"] == manifest["step"] != state.evaluated_step:
-        # The validation came after the save.
+        # The validation was run after the checkpoint had been saved.
         state.validated(manifest["validation_loss"])
     return state
 
@@ -171,7 +174,7 @@ def _load_reshaped(live: LiveRun, folder: Path) -> dict[str, Any]:
 
 
 def _certify(live: LiveRun, manifest: dict[str, Any], state: TrainState, reseeded: bool, source: str) -> None:
-    # Samples that a rollback skips change the next batch.
+    # If a rollback skips samples, the next batch changes.
     data = pass_bad_samples(live.run, state.data)
     made = resume_report.certify(
         manifest, live.config, layout(live.config), live.world.device, live.next_batch_sha256(data), reseeded

@@ -45,11 +45,11 @@ class Start:
     manifest: dict[str, Any] | None
     """Manifest of the checkpoint; None if the run starts from the beginning."""
     folder: Path | None = None
-    """Folder that this rank reads; None for model/."""
+    """Folder from which this rank reads the checkpoint; None means the checkpoint's folder in model/."""
     source: str = ""
     """The chosen disk and the reason; "" without checkpoint.local_dir."""
     rest: "PendingCopies | None" = None
-    """Files that are still to be copied to model/."""
+    """Files of the checkpoint that this rank must still copy to model/; None if all files are there."""
 
 
 @dataclass
@@ -74,8 +74,8 @@ class Candidate:
     parts: dict[int, Part]
     """Parts of the checkpoint, by the rank that wrote them."""
     holders: dict[int, list[int]]
-    """For each writing rank: the first ranks of the nodes that have its part now, the writer's own node
-    first.
+    """Holders of each part, by the rank that wrote it. A holder is a node that has the part now, given by its
+    first rank; the writer's own node comes first.
     """
 
     def missing(self) -> str:
@@ -87,7 +87,7 @@ class Candidate:
         if not lost:
             return ""
         named = ", ".join(map(str, lost[:8])) + (" and more" if len(lost) > 8 else "")
-        return f"what {'rank' if len(lost) == 1 else 'ranks'} {named} wrote is not on any node"
+        return f"the files of {'rank' if len(lost) == 1 else 'ranks'} {named} are not on any node"
 
     def chosen(self) -> dict[int, Part]:
         """Return the parts that make up the checkpoint, by rank: a single part that is complete, or all
@@ -113,7 +113,7 @@ def choose_start(
     If `trains` is false (mode: eval), a checkpoint on the nodes is copied to model/ completely before it is
     read. Raises CheckpointError if there are checkpoints in model/ but none anywhere is complete.
     """
-    # Before the choice: checkpoints that the choice would refuse are no longer listed as complete.
+    # This must precede the choice, which may reject checkpoints that are still listed as complete now.
     wanted = only_on_nodes(run) if world.rank == 0 else None
     start = Start(choose(run, world, events)) if disk is None else _choose_start(run, world, events, disk)
     if world.rank == 0:
@@ -121,16 +121,19 @@ def choose_start(
         if wanted is not None and step < wanted.step and events is not None:
             lost = amounts.counted(wanted.step - step, "step")
             goes_on = (
-                f"the run continues from step {step}, {lost} lost" if trains else f"step {step} is evaluated"
+                f"the run continues from step {step} ({lost} lost)"
+                if trains
+                else f"step {step} is evaluated instead"
             )
             words = (
-                f"step {wanted.step} was saved on the disks of {', '.join(wanted.hosts)} alone and cannot be "
-                f"used: {goes_on}"
+                f"step {wanted.step} was saved only on the disks of {', '.join(wanted.hosts)} and cannot be "
+                f"used; {goes_on}"
             )
             logger.warning("%s", words)
             events.write("warning", words, step=step)
         if trains:
-            # Later checkpoints of other attempts no longer count; an evaluation leaves this to a resume.
+            # From now on, later checkpoints of other attempts do not count. An evaluation does not record
+            # this, so that a resume may still use them.
             note_resumed(run, step, job_id, attempt)
     return start
 
@@ -162,13 +165,13 @@ def _choose_start(run: RunDir, world: World, events: EventWriter | None, disk: L
 def _newest_local(
     disk: LocalDisk, events: EventWriter | None, newer_than: int, passed_over: list[str]
 ) -> Start | None:
-    """Return the newest complete checkpoint on the nodes' disks, if it is newer; otherwise write events with
-    the reason.
+    """Return the newest complete checkpoint on the nodes' disks if its step is after `newer_than`, otherwise
+    None. Each checkpoint that cannot be used is reported in an event and added to `passed_over`.
     """
     found = _candidates(disk)
     if disk.rank == 0 and not found and (save := only_on_nodes(disk.run)) and save.step > newer_than:
         hosts, now = ", ".join(save.hosts), ", ".join(disk.hosts)
-        words = f"it was saved on {hosts}, and no part of it is on {now}"
+        words = f"it was saved on the disks of {hosts}, and the disks of {now} have no part of it"
         _pass_over(save.step, words, events, passed_over)
     for candidate in found:
         if candidate.step <= newer_than:
@@ -233,7 +236,7 @@ def _why_void(run: RunDir, candidate: Candidate) -> str:
     part = next(iter(candidate.parts.values()))
     made = part.job_id, part.attempt
     if any(made <= (one.job_id, one.attempt) for one in Rollback.read_all(run.rollbacks_json)):
-        return "a rollback came after it"
+        return "the run was rolled back after this save"
     if listed is None and made < (known.job_id, known.attempt):
         return "the run has since continued from another checkpoint"
     if listed is not None and listed.copied and not run.checkpoint(candidate.step).exists():
@@ -242,7 +245,11 @@ def _why_void(run: RunDir, candidate: Candidate) -> str:
 
 
 def _check_contents(disk: LocalDisk, candidate: Candidate) -> str:
-    """Verify the files on all nodes, with all ranks sharing the work. Damaged copies no longer count."""
+    """Verify the files on all nodes, with all ranks sharing the work, and remove the holders of damaged files
+    from `candidate`.
+
+    Returns the reason, the same on all ranks, if the checkpoint is no longer complete; otherwise "".
+    """
     damaged: list[tuple[int, int, str]] = []
     lead, folder = disk.lead_of[disk.rank], disk.checkpoint(candidate.step)
     here = [
@@ -270,7 +277,9 @@ def _check_contents(disk: LocalDisk, candidate: Candidate) -> str:
 
 
 def _fetch(disk: LocalDisk, candidate: Candidate, shared: int) -> Start:
-    """Give every rank access to the files that it needs. Raises CheckpointError on all ranks if one fails."""
+    """Give every rank access to the files that it needs. Raises CheckpointError on all ranks if this fails on
+    any rank.
+    """
     config, run, step = disk.config, disk.run, candidate.step
     chosen = candidate.chosen()
     body = next(part.manifest for part in chosen.values() if part.manifest)
@@ -291,15 +300,17 @@ def _fetch(disk: LocalDisk, candidate: Candidate, shared: int) -> Start:
     first, later = _shares(disk, candidate, chosen, same)
     _agree(lambda: _copy(disk, step, first, folder))
     nodes = amounts.counted(disk.nodes, "node")
-    newer = f"newer than step {shared} in the run directory" if shared else "the run directory has none"
+    newer = (
+        f"newer than step {shared} in the run directory" if shared else "the run directory has no checkpoint"
+    )
     source = f"step {step} on the disks of {nodes} ({', '.join(disk.hosts)}), {newer}"
     if not same:
         if disk.rank == 0:
             publish_manifest(run, step, manifest)
             note_local(disk, step, candidate.save_id, copied=True)
         broadcast_object(None)
-        why = "because the layout has changed" if trains else "to be evaluated"
-        return Start(manifest, source=f"{source}; copied to it, {why}")
+        why = "because the layout has changed" if trains else "for the evaluation"
+        return Start(manifest, source=f"{source}; copied to the run directory {why}")
     lead = disk.lead_of[disk.rank]
     sound = {name for name in manifest["files"] if _has(candidate, lead, name)}
     _agree(lambda: disk.view(step, manifest["files"], sound) if disk.is_lead else None)
@@ -327,7 +338,8 @@ def _shares(
         if copiers[rank % len(copiers)] != disk.rank:
             continue
         for name, entry in part.files.items():
-            # The optimizer's state is read by the rank that wrote it, all other files by other ranks too.
+            # A file with optimizer state is read only by the rank that wrote it, all other files also by
+            # other ranks.
             own = OPTIMIZER_FILE.search(name) is not None
             readers = [disk.lead_of[rank]] if own and same else leads
             at_hand = [one for one in leads if _has(candidate, one, name)]
@@ -350,7 +362,9 @@ def _copy(disk: LocalDisk, step: int, wanted: Described, folder: Path) -> None:
 
 
 def _agree(work: Callable[[], object]) -> None:
-    """Do this rank's share of `work`. If it fails on any rank, raise CheckpointError on all."""
+    """Call `work` on every rank. If it raises CheckpointError or OSError on any rank, raise CheckpointError
+    on all ranks.
+    """
     said = ""
     try:
         work()

@@ -35,7 +35,7 @@ class LocalPart:
         self.refused = refused
         """Reason why the part is not on the node's disk; "" if it is, or may still be written there."""
         self.target = folder if refused and folder is not None else self._disk.checkpoint(step)
-        """Folder for DeepSpeed's files of this rank."""
+        """Folder into which DeepSpeed writes this rank's files."""
         disk = self._disk
         replicated = disk.config.parallel.is_replicated
         self.is_copy = replicated and disk.is_lead and disk.rank != 0 and not refused
@@ -55,9 +55,11 @@ class LocalPart:
             engine.save_non_zero_checkpoint = before
 
     def describe(self, writer: CheckpointWriter, manifest: dict[str, Any]) -> None:
-        """Take the writer's lists and the manifest ({} on most ranks) once DeepSpeed has begun to save."""
+        """Store the writer's lists of files and the manifest ({} on most ranks). Call it once DeepSpeed has
+        started the save.
+        """
         self._writer, self._manifest = writer, manifest
-        # The next save creates separate lists; these may still be filled in the background.
+        # The background thread may still add to these lists. The next save uses new ones.
         self._files, self._direct = writer.described, writer.direct
 
     def keep(self) -> None:
@@ -121,10 +123,11 @@ class NodeSaves:
         self._copying = step
 
     def begin(self, step: int, writer: CheckpointWriter, folder: Path | None) -> LocalPart | None:
-        """Return the part of the checkpoint of `step` that this rank is to write; if `folder` is None, it
-        stays on the nodes.
+        """Return the part of the checkpoint of `step` that this rank is to write. If `folder` is None, the
+        checkpoint stays on the nodes.
 
-        Returns None if it should stay on the nodes but one of them has no room. All ranks call it together.
+        Returns None if the checkpoint should stay on the nodes but a node has no room for it. All ranks call
+        it together.
         """
         save_id = str(broadcast_object(secrets.token_hex(8)))
         refusals = gather_objects(self.disk.make_room(step) if self.disk.is_lead else "")
@@ -166,7 +169,8 @@ class NodeSaves:
             self._is_refused = False
             self._confirmed.append(step)
             if disk.rank == 0:
-                # On a full disk it is missing from the list; the next resume looks at the disks themselves.
+                # On a full disk, the list remains incomplete; the next resume looks at the nodes' disks
+                # themselves.
                 with contextlib.suppress(OSError):
                     self.note(step, part.save_id, copied=False)
                 where = f"saved on the disks of {amounts.counted(disk.nodes, 'node')}"
@@ -189,12 +193,16 @@ class NodeSaves:
         return kept
 
     def _tell_refused(self, step: int, refused: str, folder: Path | None) -> None:
-        """Write an event for each redirected copy; repeated failures of local saves are reported only
-        once.
+        """Write an event if a node's disk refuses the checkpoint of `step`. Repeated refusals of checkpoints
+        that stay on the nodes are reported only once.
         """
         if folder is None and self._is_refused:
             return
         self._is_refused = True
-        instead = "it is not saved" if folder is None else "it is written to the run directory instead"
+        instead = (
+            "the checkpoint is not saved"
+            if folder is None
+            else "the files of this node's ranks are written to the run directory instead"
+        )
         message = f"checkpoint of step {step}: {refused}; {instead}"
         self.live.tell("warning", message, step=step)

@@ -4,8 +4,8 @@ reported as errors of the user's file.
     own_layer(code)                         for training: the file is imported already
     recorded_layer(run, config, manifest)   for readers of a checkpoint: the file recorded with the run
 
-A block that is accepted has the parameters that LayerParts has made, and no others, so that a checkpoint
-knows each one's name and shards. It has no state that a checkpoint would lose.
+A block is accepted if its parameters are exactly those that LayerParts created, so that a checkpoint knows
+the name and the shards of each parameter, and if it has no other state, which a checkpoint would lose.
 """
 
 import inspect
@@ -27,12 +27,14 @@ from nbtrain.model.names import is_adapter
 
 CONTEXT = ("cache", "documents", "rotation")
 MAKE = (
-    "Make it with parts.parameter(name, *shape, shard_dim=...), parts.column_linear() or parts.row_linear()"
+    "Create it with parts.parameter(name, *shape, shard_dim=...), parts.column_linear() or parts.row_linear()"
 )
 
 
 class OwnLayer:
-    """A LayerFunction (model/custom_layer.py) that calls the user's."""
+    """A LayerFunction (model/custom_layer.py) that calls the user's layer() and checks the block that it
+    returns.
+    """
 
     def __init__(self, code: UserCode):
         self._code = code
@@ -40,7 +42,7 @@ class OwnLayer:
     def __call__(self, config: GPTConfig, index: int, parts: LayerParts) -> nn.Module:
         block: Any = self._code.call("layer", config, index, parts)
         if not isinstance(block, nn.Module):
-            raise self._error(f"layer returned {shown(block)}", "Return a torch.nn.Module, the block")
+            raise self._error(f"layer returned {shown(block)}", "Return the block as a torch.nn.Module")
         self._check_state(block, index, parts)
         self._check_signature(block)
         forward = block.forward
@@ -50,8 +52,8 @@ class OwnLayer:
                 y = forward(x, **context)
             if not isinstance(y, torch.Tensor) or (y.shape, y.dtype) != (x.shape, x.dtype):
                 raise self._error(
-                    f"block {index} returned {shown(y)}, and was given {shown(x)}",
-                    "A block returns the residual stream in the shape and format of x",
+                    f"block {index} received {shown(x)} and returned {shown(y)}",
+                    "A block must return the residual stream in the shape and number format of x",
                 )
             return y
 
@@ -63,33 +65,35 @@ class OwnLayer:
         for name, parameter in block.named_parameters():
             if id(parameter) not in made:
                 raise self._error(
-                    f"the parameter {name} of block {index} was not made by `parts`, so its initial values "
-                    "and its shards on tensor-parallel ranks are unknown",
+                    f"the parameter {name} of block {index} was not created by `parts`, so its initial "
+                    "values and its shards on tensor-parallel ranks are unknown",
                     MAKE,
                 )
             if not parameter.requires_grad:
                 raise self._error(
                     f"the parameter {name} of block {index} is frozen",
-                    "Make it trainable, or make it a buffer",
+                    "Make it trainable, or use a buffer instead",
                 )
             if is_adapter(name):
                 raise self._error(
-                    f"the parameter {name} of block {index} has the name of an adapter (lora)", "Rename it"
+                    f"the parameter {name} of block {index} has a name that is reserved for adapters",
+                    "Rename it",
                 )
         held = set(map(id, block.parameters()))
         if lost := [list(made.shape) for made in parts.parameters() if id(made) not in held]:
             raise self._error(
-                f"`parts` has made a parameter of shape {lost[0]} that is not in block {index}: it would be "
+                f"`parts` created a parameter of shape {lost[0]} that is not in block {index}: it would be "
                 "neither trained nor saved",
-                "Assign it to an attribute of the module, and several to a torch.nn.ParameterList or "
-                "ModuleList, because torch does not look into Python's lists",
+                "Assign it to an attribute of the module. Put several into a torch.nn.ParameterList or "
+                "ModuleList, because torch does not search Python lists",
             )
         for place, module in block.named_modules():
             for name in module._buffers.keys() - module._non_persistent_buffers_set:
                 raise self._error(
-                    f"the buffer {f'{place}.{name}'.lstrip('.')} of block {index} would be in no checkpoint",
-                    "Register what is computed from config with persistent=False; anything else is lost on "
-                    "a resume",
+                    f"the buffer {f'{place}.{name}'.lstrip('.')} of block {index} would not be saved in "
+                    "checkpoints",
+                    "If it is computed from config, register it with persistent=False. Other values would be "
+                    "lost on a resume",
                 )
 
     def _check_signature(self, block: nn.Module) -> None:
@@ -97,8 +101,8 @@ class OwnLayer:
             inspect.signature(block.forward).bind(None, **dict.fromkeys(CONTEXT))
         except TypeError as error:
             raise self._error(
-                f"forward() of {type(block).__name__} cannot be called with x and what attention needs: "
-                f"{error}",
+                f"forward() of {type(block).__name__} cannot be called with x and the arguments of "
+                f"attention ({', '.join(CONTEXT)}): {error}",
                 "Write `def forward(self, x, **context):` and call self.attention(..., **context)",
             ) from error
 
@@ -107,15 +111,17 @@ class OwnLayer:
 
 
 def own_layer(code: UserCode | None) -> OwnLayer | None:
-    """Return the layer() of a run's file; None if there is none."""
+    """Return the layer() function that a run's `code` file defines; None if there is no such function."""
     return OwnLayer(code) if code is not None and code.defines("layer") else None
 
 
 def recorded_layer(run: RunDir, config: RunConfig, manifest: Mapping[str, Any]) -> OwnLayer | None:
-    """Return the layer() that a checkpoint of a run was trained with; None if its blocks are nbtrain's.
+    """Return the layer() function that a checkpoint of a run was trained with; None if its blocks are
+    nbtrain's own.
 
-    `manifest` is the checkpoint's. The file is imported only if it defines layer(). Raises CodeError if it is
-    not the file that was submitted, and CheckpointError if the checkpoint was trained with another one.
+    `manifest` is the checkpoint's manifest. The user's file is imported only if it defines layer(). Raises
+    CodeError if the file differs from the one that was submitted, and CheckpointError if the checkpoint was
+    trained with a different file.
     """
     if config.code is None or "layer" not in submitted_functions(run):
         return None

@@ -25,7 +25,8 @@ from nbtrain.model.gpt_pipe import canonical_parameters, trained_parameters
 from nbtrain.model.names import OF_VOCABULARY
 from nbtrain.parallel.tensor import partition_dim
 
-# Attributes that DeepSpeed's dynamic loss scaler changes from step to step; all others are configured.
+# Attributes of DeepSpeed's dynamic loss scaler that change from step to step; all other attributes are
+# settings.
 MOVING = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
@@ -48,11 +49,12 @@ def load_masters(
     piece_elements: int,
     names: Collection[str] | None = None,
 ) -> None:
-    """Load the masters of `weights`, and the weights that they round to, into a new `engine` at step 0.
+    """Load the masters of `weights` into a new `engine` at step 0, and set the model's weights to the rounded
+    masters.
 
-    `tensor` is the same as for load_into. `names` selects the parameters to load, if this stage has them;
-    None means all trained ones. At most `piece_elements` of a parameter are read at one time. All ranks call
-    it together. Raises the errors of load_into.
+    `tensor` is (this rank among the tensor-parallel ranks, their number). `names` selects the parameters to
+    load, as far as this pipeline stage has them; None means all trained parameters. At most `piece_elements`
+    of a parameter are read at one time. All ranks call it together. Raises the same errors as load_into().
     """
     parameters = dict(trained_parameters(engine.module))
     loaded = parameters if names is None else {name: parameters[name] for name in names if name in parameters}
@@ -74,10 +76,8 @@ def load_masters(
 def load_frozen(
     engine: Any, weights: Weights, tensor: tuple[int, int], padded_vocab_size: int, piece_elements: int
 ) -> None:
-    """Load the rounded `weights` into the frozen parameters of `engine`. load_masters() describes the
-    arguments.
-
-    Raises the errors of load_into.
+    """Load the rounded `weights` into the frozen parameters of `engine`. Arguments and errors are those of
+    load_masters().
     """
     frozen = {
         name: parameter
@@ -142,11 +142,11 @@ def load_into(engine: Any, store: CheckpointStore, tensor: tuple[int, int], padd
 
 
 def keep_loss_scaler(optimizer: Any, own: Any, saved: Any) -> None:
-    """Give an optimizer the run's `own` loss scaler, starting from the scale of the `saved` one.
+    """Give an optimizer the run's `own` loss scaler, which starts from the scale of the `saved` one.
 
     precision.fp16 may differ between the saved and the resumed run. The saved scale is used only if both runs
-    scale dynamically. A fixed scale is the one of the resumed run, and a scale that becomes dynamic starts
-    from its initial value.
+    scale dynamically. If the resumed run's scale is fixed, its own value is used; if only the resumed run
+    scales dynamically, its scale starts from the initial value.
     """
     optimizer.loss_scaler, optimizer.dynamic_loss_scale = own, own.dynamic
     if own.dynamic and saved.dynamic:
@@ -183,9 +183,9 @@ def targets(engine: Any, parameters: dict[str, nn.Parameter], store: CheckpointS
     optimizer = engine.optimizer
     if getattr(optimizer, "swap_optimizer", False) or getattr(optimizer, "params_in_nvme_and_cpu", False):
         raise CheckpointError(
-            "a checkpoint of another layout is not loaded into state that is offloaded to NVMe. Resume with "
-            "parallel.offload_optimizer.device and offload_param.device = cpu, or with the layout that it "
-            "was saved in."
+            "a checkpoint that was saved with another layout cannot be loaded into state that is offloaded "
+            "to NVMe. Resume with parallel.offload_optimizer.device and offload_param.device = cpu, or "
+            "with the layout in which the checkpoint was saved."
         )
     base = base_optimizer(engine)
     for held in live_tensors(engine, parameters):
@@ -198,7 +198,9 @@ def targets(engine: Any, parameters: dict[str, nn.Parameter], store: CheckpointS
 
 
 def _common_step(store: CheckpointStore, names: list[str]) -> float:
-    """Return the common step of one flat tensor's parameters; a rank's part may consist of padding only."""
+    """Return the step that all parameters in one flat tensor have in common. Raises CheckpointError if their
+    steps differ.
+    """
     steps = {store.step(name) for name in names}
     if len(steps) > 1:
         raise CheckpointError(f"{store.folder}: its parameters are at different steps: {sorted(steps)}.")
@@ -208,10 +210,10 @@ def _common_step(store: CheckpointStore, names: list[str]) -> float:
 def _moments(
     optimizer: Any, group: dict[str, Any], parameter: torch.Tensor, step: float
 ) -> dict[str, torch.Tensor]:
-    """Return Adam's moments or Muon's momentum of one tensor, created if missing, and set its step.
+    """Return Adam's moments or Muon's momentum of one tensor, created if missing, and set the tensor's step.
 
-    Each parameter gets its own step tensor: torch increments it in place, so a shared one would advance too
-    often.
+    Each parameter gets its own step tensor: torch increments the tensor in place, so a shared one would be
+    incremented several times in a step.
     """
     state, keys = optimizer.state[parameter], moments_of(group["name"])
     for key in keys:

@@ -38,7 +38,7 @@ def skipped_samples(run: RunDir, manifest: dict[str, Any] | None) -> int:
 
 
 def _outside(first: int, last: int, ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
-    """Return the parts of [first, last) that are outside the ascending ranges."""
+    """Return the parts of [first, last) that lie outside `ranges`, which are ascending."""
     pieces = []
     for begin, end in ranges:
         if first < min(begin, last):

@@ -35,7 +35,7 @@ from nbtrain.parallel.startup import quiet
 
 # Folder into which DeepSpeed copies the swap files of state offloaded to NVMe.
 SWAPPED = "offloaded_tensors"
-# Far below the shortest useful parallel.process_group_timeout_seconds.
+# Seconds of each wait in finish(), far below the shortest useful parallel.process_group_timeout_seconds.
 SLICE_SECONDS = 5.0
 
 
@@ -52,9 +52,9 @@ class Saved:
     removed_steps: list[int]
     """Older checkpoints that were removed."""
     files_sha256: str
-    """SHA-256 over the checkpoint's files, which stays known when the checkpoint is removed."""
+    """SHA-256 over the checkpoint's files; still known after the checkpoint is removed."""
     next_batch_sha256: str | None
-    """SHA-256 of the batch that follows; None if there is none."""
+    """SHA-256 of the batch that follows the checkpoint; None if there is no further batch."""
 
 
 class Saver:
@@ -63,7 +63,7 @@ class Saver:
     def __init__(self, live: LiveRun, disk: LocalDisk | None = None):
         self.live = live
         self.disk = disk
-        """Checkpoints on this node's own disk, for checkpoint.local_dir."""
+        """Checkpoints on this node's own disk; None without checkpoint.local_dir."""
         self.writer = CheckpointWriter(background=bool(live.config.checkpoint.async_save))
         """Writer to which DeepSpeed hands its files (train/engine/patches.py)."""
         self._in_flight: BackgroundSave | None = None
@@ -87,9 +87,11 @@ class Saver:
         return announced
 
     def save(self, state: TrainState) -> float:
-        """Write the checkpoint of `state.step`, or start to, and return the seconds that training paused.
+        """Write the checkpoint of `state.step`, or start writing it in the background, and return the seconds
+        that training paused.
 
-        Raises CheckpointError, on all ranks, if the disk is too small or the previous save has failed.
+        Raises CheckpointError, on all ranks, if the disk has too little space or the previous save has
+        failed.
         """
         started = time.monotonic()
         self.finish()
@@ -199,17 +201,19 @@ class Saver:
             self._local.confirm()
 
     def finish(self) -> None:
-        """Wait until the unfinished checkpoint is complete; do nothing if there is none.
+        """Wait until the checkpoint that is being written is complete; do nothing if no checkpoint is being
+        written.
 
-        Raises CheckpointError, on all ranks, if it could not be written; its folder is removed.
+        If the checkpoint could not be written, its folder is removed and CheckpointError is raised on all
+        ranks.
         """
         self._confirm()
         saving, self._in_flight = self._in_flight, None
         if saving is None:
             return
         is_first = self.live.world.rank == 0
-        # In slices, so that a rank whose node copies an hour less than another does not wait long in any
-        # collective.
+        # The wait is split into slices: a node may finish copying an hour before another one, but no
+        # collective may take that long.
         while not all(gather_objects(saving.is_written(SLICE_SECONDS))):
             pass
         errors = [error for error in gather_objects(saving.error) if error]
@@ -237,7 +241,9 @@ class Saver:
         return describe.manifest_of(self.live, state, self._described()) if writes else {}
 
     def _described(self) -> dict[str, Any]:
-        """Return the parameters, which are described once; the first time, all ranks call it together."""
+        """Return the description of all parameters, which is created at the first call. All ranks must make
+        that call together.
+        """
         if self._parameters is None:
             self._parameters = describe.described_parameters(self.live)
         return self._parameters
@@ -251,7 +257,9 @@ class Saver:
 
 
 def make_room(run: RunDir, config: RunConfig, folder: Path) -> str | None:
-    """Remove an incomplete folder of the step. Return a message if the disk is too small. Rank 0 only."""
+    """Remove an incomplete `folder` of an earlier save. Return the reason why the disk has no room for a
+    checkpoint; None if it has room. Only rank 0 calls it.
+    """
     run.model.mkdir(parents=True, exist_ok=True)
     if manifests.size_problem(folder) is None:
         return None
@@ -270,10 +278,10 @@ def make_room(run: RunDir, config: RunConfig, folder: Path) -> str | None:
 
 
 def write_state(live: LiveRun, state: TrainState, folder: Path, parameters: dict[str, Any]) -> None:
-    """Write DeepSpeed's files to `folder`, or copy their contents to memory; `parameters` from
-    describe.described_parameters(). All ranks call it together.
+    """Write DeepSpeed's files to `folder`, or copy their contents to memory for a background save.
 
-    Raises CheckpointError.
+    `parameters` is the result of describe.described_parameters(). All ranks call it together. Raises
+    CheckpointError.
     """
     client_state = {
         "nbtrain": {
@@ -290,7 +298,8 @@ def write_state(live: LiveRun, state: TrainState, folder: Path, parameters: dict
                 tag=folder.name,
                 client_state=client_state,
                 save_latest=False,
-                # Frozen weights are the same as in init_from; otherwise every checkpoint would repeat them.
+                # Frozen weights are omitted, because they are the same as in init_from and every checkpoint
+                # would repeat them.
                 exclude_frozen_parameters=live.config.lora is not None,
             )
     except (OSError, RuntimeError) as error:
@@ -334,7 +343,9 @@ def publish_manifest(run: RunDir, step: int, manifest: dict[str, Any]) -> None:
 
 
 def pruned(live: LiveRun, manifest: dict[str, Any], started: float, stall_seconds: float | None) -> Saved:
-    """Remove checkpoints older than the new one with this manifest that need not be kept. Rank 0 only."""
+    """Remove the checkpoints that need not be kept besides the new one with this manifest, and return the new
+    one's record. Only rank 0 calls it.
+    """
     options, step, described = live.config.checkpoint, manifest["step"], manifest["files"]
     removed = manifests.prune(live.run, step, options.keep_last, options.keep_every_steps, options.keep_best)
     seconds = time.monotonic() - started

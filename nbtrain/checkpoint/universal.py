@@ -54,7 +54,7 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"kind": "note", "message": f"checkpoint global_step{number} is not used: {reason}"}
     to = Path(request["to"]) if request.get("to") else run.universal / f"global_step{step}"
     started = time.monotonic()
-    # DeepSpeed's own loss scaler is read, and written again.
+    # Loads DeepSpeed's own class of the loss scaler, so that the object can be written again.
     prepare_deepspeed("gpu" if torch.cuda.is_available() else "cpu")
     store = CheckpointStore(run.checkpoint(step))
     if any(map(is_adapter, store.parameters)):
@@ -75,9 +75,10 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def write_universal(store: CheckpointStore, to: Path) -> Iterator[tuple[int, int]]:
-    """Write `store` to the folder `to`, visible once complete, and yield (elements done, total elements).
+    """Write `store` to the folder `to`, which appears once it is complete, and yield (elements done, total
+    elements).
 
-    One tensor is in memory at a time. Raises CheckpointError if `to` exists or does not fit on its disk.
+    One tensor is in memory at a time. Raises CheckpointError if `to` exists or if its disk has no room.
     """
     if to.exists():
         raise CheckpointError(
@@ -143,7 +144,7 @@ def _optimizer_state(store: CheckpointStore) -> dict[str, Any]:
         "zero_stage": store.zero_stage,
         "ds_version": store.manifest["versions"]["deepspeed"],
         "param_groups": groups,
-        # The loader for ZeRO 3 reads it from here.
+        # DeepSpeed's loader for ZeRO 3 reads the step from here.
         "optimizer_state_dict": {"state": {0: {"step": step}}, "param_groups": groups},
     }
 

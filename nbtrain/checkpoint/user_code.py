@@ -3,7 +3,8 @@
 load_user_code(run, config) -> UserCode     hash compared, file imported
 code.call("scalars", 7)                     an error names the file's line and becomes CodeError
 
-An error of the file is not retried: the next attempt would fail in the same way.
+After an error in the user's file, the job is not restarted, because the next attempt would fail in the same
+way.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from nbtrain.base.workspace import display
 from nbtrain.config.code_file import OMITTED, PASSED, CodeFile, copy_of, read_code
 from nbtrain.config.schema import RunConfig
 
-# Modules whose errors are about other ranks or the device, whatever function called them.
+# Modules whose errors concern other ranks or the device, even if the user's file called them.
 COLLECTIVES = ("torch/distributed/", "nbtrain/parallel/mappings.py")
 
 
@@ -37,10 +38,11 @@ class UserCode:
         """Import the file. Raises CodeError, with the line, if that fails."""
         self.path, self.name, self._lines = code.path, code.name, dict(code.lines)
         self.parameters, self.sha256 = dict(code.parameters), code.sha256
-        # A name that no installed package has: the file may have the name of one that is imported later.
+        # The module gets a name that no installed package has, because the user's file may be named like a
+        # package that is imported later.
         module = types.ModuleType(f"own_code_{code.path.stem}")
         module.__file__ = str(code.path)
-        # A dataclass of the file looks for its module.
+        # Dataclasses in the user's file look up their module in sys.modules.
         sys.modules[module.__name__] = module
         with self.blamed("import"):
             exec(compile(code.content, str(code.path), "exec"), module.__dict__)
@@ -52,25 +54,28 @@ class UserCode:
             self._functions[name] = function
 
     def defines(self, name: str) -> bool:
-        """Return whether the file defines this one of HOOKS."""
+        """Return whether the file defines the function `name`, one of HOOKS."""
         return name in self._functions
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call a function of the file. Raises CodeError for any error of it."""
+        """Call a function of the file, and return its result. Raises CodeError if the function raises an
+        error.
+        """
         with self.blamed(name):
             return self._functions[name](*arguments)
 
     def error(self, name: str, problem: str, fix: str = "") -> CodeError:
-        """Return an error at the `def` of one of the functions."""
+        """Return a CodeError whose message begins with the line of the function's `def`."""
         place = f"{self.name}:{self._lines[name]}" if name in self._lines else self.name
         return CodeError(f"{place}: {problem}.{f' {fix}' if fix else ''}")
 
     @contextlib.contextmanager
     def blamed(self, name: str) -> Iterator[None]:
-        """Replace an error whose traceback goes through the file by a CodeError that begins with its place.
+        """Replace errors raised in the body by a CodeError that begins with the line of the user's file, if
+        their traceback goes through the file.
 
-        An error of a collective stays as it is: it says that another rank is gone. So does a device that is
-        out of memory.
+        Errors of collectives are not replaced, because they mean that another rank has failed. Out-of-memory
+        errors of a device are not replaced either.
         """
         try:
             yield
@@ -78,7 +83,7 @@ class UserCode:
             raise
         except (Exception, SystemExit) as error:
             if type(error).__module__ == torch.utils.checkpoint.__name__:
-                # Recomputation ends a second forward pass by its own exception.
+                # Activation recomputation stops its second forward pass with an exception of its own.
                 raise
             frames = traceback.extract_tb(error.__traceback__)
             own = [frame for frame in frames if frame.filename == str(self.path)]
@@ -91,7 +96,7 @@ class UserCode:
             place = f"{self.name}:{own[-1].lineno}" if own else self.name
             what = f"{type(error).__name__}: {error}".rstrip(": ").partition("\n")[0].rstrip(".")
             shown = "".join(traceback.format_list(own)).rstrip()
-            # The first line is the cause of the job's end; the lines below are for the log.
+            # The first line is shown as the reason why the job ended; the other lines appear in the log.
             raise CodeError(f"{place}, {name}: {what}.{_fix(error)}\n{shown}".rstrip()) from error
 
 
@@ -107,16 +112,15 @@ def shown(value: Any) -> str:
 def _fix(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError):
         return (
-            " Only this one file is copied to the ranks: move what it imports into it, or install it as a "
-            "package where the ranks run."
+            " Only the user's file itself is copied to the ranks. Move the imported module's code into the "
+            "file, or install the module as a package where the ranks run."
         )
     return ""
 
 
 def load_user_code(run: RunDir, config: RunConfig) -> UserCode | None:
-    """Import the run's file from the run directory; None if the run has no `code`.
-
-    Raises CodeError if the copy is not the file that was submitted.
+    """Import the user's file from the run directory; return None if the run has no `code`. Raises CodeError
+    if the copy is not the file that was submitted.
     """
     if config.code is None:
         return None
@@ -135,7 +139,7 @@ def load_user_code(run: RunDir, config: RunConfig) -> UserCode | None:
 
 
 def checked(path: Path) -> CodeFile:
-    """Read a file. Raises CodeError with all of its problems."""
+    """Read a user's file without importing it. Raises CodeError with all problems that are found."""
     code = read_code(path)
     if code.problems:
         raise CodeError("\n".join(str(problem) for problem in code.problems))
@@ -143,8 +147,8 @@ def checked(path: Path) -> CodeFile:
 
 
 def needs_trial(run: RunDir) -> bool:
-    """Return whether the ranks must try the file: the submission did not try it, and the user did not skip
-    the trial.
+    """Return whether the ranks must try the user's file, because the submission did not try it and the user
+    did not skip the trial.
     """
     record = files.read_json(run.own_code_json)
     return record is None or record["tried"] not in (PASSED, OMITTED)

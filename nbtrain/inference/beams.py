@@ -42,7 +42,7 @@ class Beams:
     """Number of positions that the model has left for new tokens."""
     prompt: tuple[int, ...] = ()
     tokens: list[list[int]] = field(default_factory=lambda: [[]])
-    """New tokens of each beam. The search starts with a single beam that has none."""
+    """New tokens of each beam. The search starts with a single beam without new tokens."""
     ended: list[Ended] = field(default_factory=list)
 
     def __post_init__(self) -> None:

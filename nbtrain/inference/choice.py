@@ -37,10 +37,8 @@ class Request:
     kept: int = 0
     """Number of tokens before the prompt's text that stay at the start of a sliding window."""
     streams: bool = True
-    """Whether each piece of text gets an event.
-
-    If not, a text has two events: one for its first piece, so that the time to it can be measured, and one
-    for the rest.
+    """Whether each piece of text gets an event. If not, a text has two events: one for its first piece, so
+    that the time until the first piece can be measured, and one for the rest.
     """
     choices: "list[Choice]" = field(default_factory=list)
     new_tokens: int = 0
@@ -144,7 +142,7 @@ class Choice:
 
     @property
     def counts(self) -> Counter[int]:
-        """How often each token id occurs in the new text."""
+        """Number of occurrences of each token id in the new text."""
         return self._counts
 
     def add(self, token: int, logprob: Event | None = None) -> Event | None:

@@ -112,7 +112,7 @@ class Engine:
     def score(self, request: ScoreRequest) -> None:
         """Add a request to score texts.
 
-        Raises ConfigError if a text is empty or longer than the positions.
+        Raises ConfigError if a text is empty or needs more positions than the model has.
         """
         longest = len(request.context) + max(map(len, request.continuations), default=0) - 1
         if not request.context or not all(request.continuations) or not request.continuations:
@@ -367,7 +367,9 @@ class Engine:
     def _entries(
         self, choices: list[Choice], logits: torch.Tensor, tokens: list[int]
     ) -> Sequence[Event | None]:
-        """Return the log-probability entry of each text's token; None for texts that did not request them."""
+        """Return the log-probability entry of each text's token; None for texts whose request did not ask for
+        log-probabilities.
+        """
         found: list[Event | None] = [None] * len(choices)
         for row, (choice, token) in enumerate(zip(choices, tokens)):
             if (alternatives := choice.request.generation.logprobs) is not None:

@@ -61,10 +61,16 @@ def fit(
         room, slot = USED_SHARE * min(free[:ranks]) * ranks - needs.weights, needs.slot_over(ranks)
         if room >= slot * (slots or 1):
             return ranks, slots or int(min(room // slot, most_slots))
+    texts = "a single text" if (slots or 1) == 1 else f"each of {counted(slots or 1, 'text')}"
+    room_is = (
+        f"only {size(free[0])} is free"
+        if len(free) == 1
+        else f"the free memory of the devices is only {' and '.join(map(size, free))}"
+    )
     raise ConfigError(
-        f"the model needs {size(needs.weights)} of memory, plus {size(needs.slot)} per text for "
-        f"{counted(slots or 1, 'text')} at once, but only {' and '.join(map(size, free))} is free. Request "
-        "fewer texts at once, stop other programs that use the memory, or use a machine with more memory."
+        f"the model needs {size(needs.weights)} of memory, plus {size(needs.slot)} for {texts}, but "
+        f"{room_is}. Request fewer texts at once, stop other programs that use the memory, or use a "
+        "machine with more memory."
     )
 
 

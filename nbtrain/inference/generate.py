@@ -19,9 +19,9 @@ Each line of stdout is a JSON object too:
      "vocab_size", "eod"}                                   the model is loaded
     {"kind": "events", "events": [...], "running", "waiting"}
                                                             {"id", "accepted"} for an accepted request;
-                                                            {"id", "error", "message"} for a refused one, with
-                                                            the numbers of a ContextLengthError; and
-                                                            engine.py's events
+                                                            {"id", "error", "message"} for a refused request,
+                                                            and if the error is a ContextLengthError, its
+                                                            numbers; and engine.py's events
     {"kind": "error", "error", "message"}                   the process ends with this NbtrainError
 
 The client is serving/engine_process.py.

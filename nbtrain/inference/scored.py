@@ -76,7 +76,9 @@ class Scored:
         self._is_greedy = self._is_greedy and all(scores.are_likeliest)
 
     def end_of_one(self) -> Event:
-        """Return the event with the scores of the current continuation, once it is complete."""
+        """Return the event with the scores of the current continuation. Call it once the continuation is
+        complete.
+        """
         return {
             "id": self.request.id,
             "index": self.index,

@@ -52,7 +52,10 @@ def adapt(
         layer.lora = RowLowRank(f"{name}.lora", inputs, hidden, *options)
     elif target == "query_key_value":
         if config.query_groups % parallel.tensor.size:
-            raise ValueError(f"{name}: {parallel.tensor.size} ranks share {config.query_groups} groups")
+            raise ValueError(
+                f"{name}: {parallel.tensor.size} tensor-parallel ranks cannot hold complete query groups: "
+                f"their number ({config.query_groups}) must be a multiple of {parallel.tensor.size}"
+            )
         parts = qkv_parts(config)
         outputs = config.query_groups * sum(parts)
         layer.lora = ColumnLowRank(f"{name}.lora", hidden, outputs, *options, parts=parts)
@@ -69,10 +72,15 @@ def _rescale(
     init: Initializer,
     parallel: ModelParallel,
 ) -> None:
-    """Add IA3's vectors for keys and values, or for the MLP's inner activations, to a layer."""
+    """Add the IA3 vector for a layer's keys and values, or for the activations inside the MLP, if `target` is
+    one of these layers.
+    """
     if target == "query_key_value":
         if config.query_groups % parallel.tensor.size:
-            raise ValueError(f"{parallel.tensor.size} ranks share {config.query_groups} groups")
+            raise ValueError(
+                f"{parallel.tensor.size} tensor-parallel ranks cannot hold complete query groups: their "
+                f"number ({config.query_groups}) must be a multiple of {parallel.tensor.size}"
+            )
         queries, *others = qkv_parts(config)
         layer.ia3 = ia3.output_scale(init, config.query_groups, sum(others), parallel.tensor)
         layer.rescaled = functools.partial(ia3.scaled_outputs, unit=queries + sum(others), part=sum(others))

@@ -186,7 +186,7 @@ class LayerParts:
     def reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of the ranks' partial results, for the residual stream.
 
-        It ends what copy() begins.
+        reduce() ends the region that copy() begins.
         """
         if self._parallel.cuts_tokens:
             return mappings.reduce_scatter_to_sequence_parallel_region(x, self._parallel.tensor)

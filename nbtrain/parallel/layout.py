@@ -29,7 +29,9 @@ class ModelParallel:
     and `context` has several ranks.
     """
     stream: TensorParallelStream | None = None
-    """Random stream for dropout on activations that differ between the ranks of `tensor`; or None."""
+    """Random stream for dropout on activations that differ between the ranks of `tensor`; None without tensor
+    parallelism.
+    """
 
     @property
     def cuts_tokens(self) -> bool:

@@ -98,7 +98,9 @@ class _CutModule(nn.Module):
         self.lora: nn.Module | None = None
         """Adapter whose output is added (lora.py); None without one."""
         self.ia3: nn.Parameter | None = None
-        """Vector that multiplies outputs of a column layer, or inputs of a row layer (ia3.py); or None."""
+        """Vector that multiplies the outputs of a column layer or the inputs of a row layer (ia3.py); None
+        without one.
+        """
         self.rescaled: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
         """Function (outputs, ia3) -> outputs of a column layer with `ia3`."""
 

@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node 2 -m nbtrain.train output/<run>
 
-The job and the attempt come from NBTRAIN_JOB and NBTRAIN_ATTEMPT; without these, they are the run's newest
-job and attempt 0. Exit code 0 means that the run finished, that it was stopped on request or by a limit, or
-that the supervisor is to roll it back.
+The job and the attempt come from NBTRAIN_JOB and NBTRAIN_ATTEMPT; without these variables, the rank belongs
+to the run's newest job and to attempt 0. Exit code 0 means that the run finished, that it was stopped on
+request or by a limit, or that the supervisor is to roll it back.
 """
 
 import contextlib
@@ -48,8 +48,8 @@ def main(run_path: str) -> int:
         known = isinstance(error, NbtrainError)
         message = str(error) if known else f"{type(error).__name__}: {error}"
         detail = traceback.format_exc()
-        # Report to the supervisor first: on a full disk writing to the log fails, and that error would hide
-        # this one.
+        # Report to the supervisor first: on a full disk, writing to the log fails, and that failure would
+        # hide the original error.
         named = type(error).__name__ if known else ""
         report_outcome(FAILED, step, message.partition("\n")[0], message if known else detail, named)
         with contextlib.suppress(OSError):
@@ -63,7 +63,9 @@ def main(run_path: str) -> int:
 
 
 def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> tuple[str, str]:
-    """Run a rank from start to end; return (FINISHED or STOPPED, the limit that stopped the run or "")."""
+    """Run a rank from start to end; return its outcome (FINISHED or STOPPED) and the limit that stopped the
+    run, "" if none did.
+    """
     config = attempt_config(load_resolved(run.config_yaml), this_attempt(run))
     level = logging.INFO if heartbeat.rank == 0 else logging.WARNING
     # Ranks may be in different time zones.
@@ -76,11 +78,11 @@ def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> tuple[str, st
         heartbeat.progress.target_tokens = config.target_tokens
 
     with heartbeat.phase("start"):
-        # torch takes seconds to import, so the first heartbeat is written before.
+        # Importing torch takes seconds, so the first heartbeat is written before the import.
         with kept_from_the_collector():
             from nbtrain.train.requests import Requests
 
-            # From here on, TERM is a request, and no longer ends the rank at once.
+            # From here on, SIGTERM is a request to stop and no longer ends the rank at once.
             requests = Requests(job, heartbeat.rank)
             from nbtrain.checkpoint.files.torch_files import written_bytes
             from nbtrain.parallel import startup
@@ -102,7 +104,7 @@ def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> tuple[str, st
     try:
         result = train_run(run, config, world, requests, heartbeat)
     except RollbackError:
-        # Every rank has seen the bad step: they leave in order, as at the end.
+        # Every rank has seen the bad step, so all ranks shut down in an orderly way, as at the end of a run.
         startup.finish()
         raise
     with heartbeat.phase("end"):

@@ -69,22 +69,23 @@ class Built:
     guard: StepGuard
     state: TrainState
     start: Start
-    """Checkpoint from which the run resumes; None if there is none."""
+    """Starting point of the run: a checkpoint or, if the run has none, the beginning."""
     code: UserCode | None = None
-    """The user's file, if the run has `code`."""
+    """The user's Python file that `code` names; None without `code`."""
     own_loss: OwnLoss | None = None
-    """The loss of that file, if it has one."""
+    """The loss() function that the user's file defines; None if it defines none."""
 
     def load(self, beat: Callable[[], None] = lambda: None) -> None:
         """Load the checkpoint or, without one, the weights of `init_from`. All ranks call it together.
 
-        With adapters, the weights of `init_from` are loaded in both cases. With `dpo`, the reference is read,
-        or is computed with these weights.
+        With adapters, the weights of `init_from` are loaded in both cases. With `dpo`, the reference
+        log-probabilities are read from disk or, if they are missing, computed with the weights that the run
+        starts from.
         """
         start, live = self.start, self.saver.live
         is_fresh = start.manifest is None
         if live.config.init_from is not None and (is_fresh or live.config.lora is not None):
-            # Needs safetensors, which no other run does.
+            # Imported here because it needs safetensors, which runs without `init_from` do not.
             from nbtrain.checkpoint.initial import load_initial
 
             load_initial(live, is_fresh)
@@ -104,7 +105,8 @@ class Built:
         live = self.saver.live
 
         def load_start() -> None:
-            # A checkpoint that is loaded afterwards replaces these weights.
+            # A fresh run has loaded these weights already. In a resumed run, load() then replaces them with
+            # the checkpoint's.
             if not is_fresh:
                 load_initial(live)
 
@@ -113,8 +115,8 @@ class Built:
 
 
 def refuse_unsupported(config: RunConfig) -> None:
-    """Raise ConfigError, naming the field, for settings that the software or the machine of this rank cannot
-    run.
+    """Raise ConfigError, which names the field, for settings that this rank's software or machine does not
+    support.
     """
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     missing = compiler is None or shutil.which(compiler) is None
@@ -135,7 +137,7 @@ def _refuse_format(config: RunConfig) -> None:
     if dtype not in usable:
         raise ConfigError(
             f"{config.where('precision.dtype')}: precision.dtype = {dtype} is not supported by DeepSpeed on "
-            f"this {accelerator.device_name()}; here it can be {', '.join(usable)}."
+            f"this {accelerator.device_name()}. Set one of: {', '.join(usable)}."
         )
 
 
@@ -156,7 +158,7 @@ def refuse_backend(config: RunConfig, world: World) -> None:
     if problem is not None:
         raise ConfigError(
             f"{config.where('model.attention_backend')}: model.attention_backend = {model.attention_backend} "
-            f"cannot serve {world.device.type} in {config.precision.dtype} here: {problem} Set "
+            f"cannot be used on {world.device.type} with {config.precision.dtype} here: {problem} Set "
             "attention_backend: auto."
         )
 
@@ -237,7 +239,8 @@ def build_engine(
     own_loss: OwnLoss | None = None,
     layer_function: LayerFunction | None = None,
 ) -> TrainEngine:
-    """Build the model, its optimizer and DeepSpeed's engine. `own_loss` and `layer_function` are the user's.
+    """Build the model, its optimizer and DeepSpeed's engine. `own_loss` and `layer_function` come from the
+    user's file.
 
     All ranks call it together.
     """
@@ -246,13 +249,15 @@ def build_engine(
     if not config.model.compile:
         leave_out_compiler()
     parallel, derived = config.parallel, deepspeed_config(config)
-    # The group of one kind of sharing; the other kind has one rank.
+    # Sequences are shared by either Ulysses or context parallelism; the group of the unused kind has one
+    # rank.
     shared, alone = groups.sequence_parallel, groups.alone
     ulysses, context = (alone, shared) if parallel.context_parallel_size > 1 else (shared, alone)
     tensor = groups.tensor_model_parallel
     layout = ModelParallel(tensor, parallel.sequence_parallel, ulysses, context, stream)
     is_piped = parallel.pipeline_parallel_size > 1
-    # Weights that are loaded next need no random initialization, and no copy in host memory.
+    # Weights that are about to be replaced by loaded ones need no random initialization and no copy in host
+    # memory.
     init = None if config.init_from is None else _zeros(config)
     model: Any
     # A pipeline creates its process groups from its topology.
@@ -262,7 +267,8 @@ def build_engine(
         of_user = (own_loss, layer_function)
         model = build_pipeline(GPTConfig.of(config), layout, config.topology, stages, init, *of_user)
     else:
-        # Around the model: ZeRO 3 shards a parameter as soon as its module is created.
+        # The context surrounds the model's construction: ZeRO 3 shards a parameter as soon as its module is
+        # created.
         axis = groups.sequence_data_parallel.process_group
         cut_at_once = (
             deepspeed.zero.Init(data_parallel_group=axis, config_dict_or_path=derived, mpu=units)
@@ -274,7 +280,7 @@ def build_engine(
         model.loss_function = own_loss
         if layer_function is not None:
             for layer in model.layers:
-                # A block of the user may use a weight outside of the module that has it.
+                # A user's block may use a weight outside the module that owns the weight.
                 deepspeed.utils.set_z3_leaf_module(layer, True)
     if config.lora is not None:
         freeze(canonical_parameters(model))
@@ -330,6 +336,7 @@ def _build_data(
     if world.rank == 0:
         wait_for_all()
     if index_samples is None:
-        # A run that was started manually; a resumed run has already trained on some of the samples.
+        # A new run may have been started manually, without the checks of `nbtrain submit`. A resumed run
+        # needs no check: it has already trained on some of the samples.
         refuse_without_loss(config, datasets)
     return datasets

@@ -1,7 +1,7 @@
-"""The reference of preference pairs: taken from the data's index cache, or computed before the first step.
+"""The reference log-probabilities of preference pairs, read from the index cache or computed at the start.
 
-The reference is the model that the run starts from. Every layout computes it like a validation: each rank
-computes its share of the samples, without dropout.
+The reference model is the model that the run starts from. Every layout computes its log-probabilities like a
+validation: each rank processes its share of the samples, without dropout.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from nbtrain.train.engine.preference_pairs import PairFigures
 
 logger = logging.getLogger(__name__)
 
-# Batches of the reference per update of the progress bar.
+# Number of micro batches per rank between two updates of the progress bar.
 BATCHES_AT_ONCE = 8
 
 
@@ -37,10 +37,11 @@ def load_reference(
     load_start: Callable[[], None],
     beat: Callable[[], None],
 ) -> None:
-    """Load the reference of a run's splits. All ranks call it together, before a checkpoint is loaded.
+    """Load the reference log-probabilities of a run's splits. All ranks call it together, before a checkpoint
+    is loaded.
 
-    If the numbers are not on disk, load_start() loads the run's initial weights into the engine, and the
-    numbers are computed and written.
+    If the log-probabilities are not on disk, load_start() loads the run's initial weights into the engine,
+    and the log-probabilities are computed and written.
     """
     from nbtrain.checkpoint.initial import start_sha256
 
@@ -72,13 +73,15 @@ def _computed(
     beat: Callable[[], None],
     is_first: bool,
 ) -> np.ndarray:
-    """Compute the reference, float32 [sequences, 2]; NaN for a pair that is in no sample."""
+    """Compute the reference log-probabilities, float32 [sequences, 2]; NaN for a pair that no sample
+    contains.
+    """
     assert config.dpo is not None
     place, micro = engine.groups.data_parallel, config.batch.micro_batch_size
     row = micro * place.size
     samples = dataset.once()
     steps = -(-samples // row)
-    # The last row is padded with samples from the beginning.
+    # The last row of micro batches is filled up with samples from the beginning.
     positions = np.arange(steps * row) % samples
     mine = positions.reshape(steps, place.size, micro)[:, place.rank].tolist()
     device = engine.deepspeed.device
@@ -91,7 +94,7 @@ def _computed(
                 engine.evaluate(batches, len(rows), beat, figures.noted)
             for batch, found in figures.log_probabilities():
                 assert batch.pairs is not None
-                # A pair that occurs twice counts twice.
+                # A pair may occur several times; the mean of its values is returned.
                 sums[batch.pairs, :2] += found
                 sums[batch.pairs, 2] += 1
             if bar is not None:

@@ -22,7 +22,7 @@ from nbtrain.train.build import Built
 def write_provenance(
     run: RunDir, job: JobDir, attempt: int, config: RunConfig, built: Built, world: World
 ) -> None:
-    """Write the provenance of an attempt that has loaded its checkpoint. Rank 0 only."""
+    """Write the provenance of an attempt, after its checkpoint has been loaded. Only rank 0 calls it."""
     state, live = built.state, built.saver.live
     made = resume_report.conditions(world.device)
     if not (code := run.code(made["nbtrain_sha256"])).is_file():
@@ -33,7 +33,7 @@ def write_provenance(
         "next_batch_sha256": live.next_batch_sha256(state.data),
     }
     if live.code_sha256 is not None:
-        # The user's file, with `code`.
+        # SHA-256 of the user's file that `code` names.
         data["own_code_sha256"] = live.code_sha256
     if config.init_from is not None and (state.step == 0 or run.init_from_json.is_file()):
         # Imported only if needed, because it loads the readers of other programs' weights.

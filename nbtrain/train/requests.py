@@ -24,7 +24,7 @@ class Requests:
 
     def __init__(self, job: JobDir, rank: int):
         self.limit = ""
-        """Limit because of which the job ends itself (ExitLimits); "" if it does not."""
+        """Message that names the limit at which the job stopped by itself (ExitLimits); "" if it did not."""
         self.job = job
         self._reads_file = rank == 0
         self._terminated = False
@@ -58,8 +58,8 @@ class Requests:
 class ExitLimits:
     """The limits of one job, which is `age_seconds` old at the start.
 
-    At a limit the job validates if that is due, saves and stops; another job can then continue the run. This
-    helps on machines with a time limit per job, and for runs that are looked at from time to time.
+    At a limit, the job validates if a validation is due, saves and stops; another job can then continue the
+    run. This helps on machines with a time limit per job, and for runs that are looked at from time to time.
     """
 
     def __init__(self, batch: BatchConfig, age_seconds: float):
@@ -68,12 +68,14 @@ class ExitLimits:
         self._began = time.monotonic() - age_seconds
 
     def wish(self) -> int:
-        """Return LEAVE once the time is over. The ranks' clocks differ, so the ranks must agree on it."""
+        """Return LEAVE once the job has reached its maximum duration, before that NOTHING. The ranks' clocks
+        differ, so the ranks must agree on the result.
+        """
         over = self._minutes is not None and time.monotonic() - self._began >= 60 * self._minutes
         return LEAVE if over else NOTHING
 
     def ends_at(self, step: int) -> bool:
-        """Return whether to stop after `step`; the same on all ranks."""
+        """Return whether the job stops after `step` because of exit_interval_steps; the same on all ranks."""
         return self._interval_steps is not None and step % self._interval_steps == 0
 
     def cause(self, step: int) -> str:
@@ -84,7 +86,7 @@ class ExitLimits:
 
 
 def job_age_seconds(job: JobDir) -> float:
-    """Return the seconds since the job began, over all attempts, without those in which it was paused or
+    """Return the job's age in seconds, over all its attempts, without the time in which it was paused or
     waited for its devices; 0 for a manually started rank.
     """
     record = JobRecord.read(job.job_json) if "NBTRAIN_JOB" in os.environ else None

@@ -28,9 +28,10 @@ from nbtrain.parallel.agreement import gather_objects
 from nbtrain.train.engine.batches import Batch, Batches
 from nbtrain.train.engine.engine import TrainEngine
 
-# Rows of a rank in one pass of the engine, whose losses stay on the device until the end of the pass.
+# Micro batches of a rank in one pass of the engine. Their losses stay on the device until the end of the
+# pass.
 MICRO_BATCHES_AT_ONCE = 32
-# Rows are padded to multiples of this many tokens, so that few shapes occur.
+# Rows are padded to a multiple of this number of tokens, so that few different shapes occur.
 LENGTH_STEP = 64
 
 logger = logging.getLogger(__name__)
@@ -40,9 +41,10 @@ class Tasks:
     """The tasks of one run. All ranks create and run them together."""
 
     def __init__(self, config: RunConfig, run: RunDir, engine: TrainEngine, valid: Samples):
-        """Read the tasks. `valid` is the validation split, with whose kind of samples the rows are built.
+        """Read the tasks. `valid` is the validation split; rows are built with the same fields as its
+        samples.
 
-        Raises DataError for an invalid file, and if the ranks read different files.
+        Raises DataError if a file is invalid, or if the ranks read different files.
         """
         self.config, self.run, self.engine = config, run, engine
         self._tasks = tasks_of_run(config)
@@ -54,8 +56,8 @@ class Tasks:
         return bool(self._tasks)
 
     def ask(self, step: int, beat: Callable[[], None]) -> Evaluation:
-        """Run the tasks after `step`, on all ranks together. The result is filled in and written only on rank
-        0.
+        """Run the tasks after `step`. All ranks call it together; the returned evaluation is filled in and
+        written only on rank 0.
         """
         precision = self.config.precision
         found = Evaluation(self.run, step, "bf16" if precision.autocast else precision.dtype)
@@ -81,13 +83,14 @@ class Tasks:
         try:
             found.keep_task(task, started)
         except RecordError as error:
-            # The scalars have it too; a full disk ends the run at its next checkpoint.
+            # The result is also in the scalars. If the disk is full, the run ends at its next checkpoint.
             logger.warning("step %6s | %s", f"{found.step:,}", error)
 
     def _scores(self, rows: list[tuple[list[int], list[int]]], beat: Callable[[], None]) -> torch.Tensor:
-        """Return float64 [rows, 2] on all ranks: the sum of -ln p of each row's continuation, and its hits.
+        """Return float64 [rows, 2] on all ranks: for each row, the sum of -ln p over its continuation, and
+        its number of hits.
 
-        Hits are tokens of the continuation that the model finds likeliest.
+        A hit is a token of the continuation that the model finds likeliest.
         """
         engine, micro = self.engine, self.config.batch.micro_batch_size
         data, device = engine.groups.data_parallel, engine.deepspeed.device
@@ -107,8 +110,8 @@ class Tasks:
         return engine.over_data_axis(sums)[: len(rows)].cpu()
 
     def _length(self, rows: list[tuple[list[int], list[int]]]) -> int:
-        """Return the length of the rows: that of the longest row if the layout accepts any length, otherwise
-        the model's sequence length.
+        """Return the common length of the rows in tokens: that of the longest row, rounded up, if the layout
+        accepts any length, otherwise the model's sequence length.
         """
         config, parallel = self.config, self.config.parallel
         whole = config.model.seq_length
@@ -154,7 +157,9 @@ class NotedTokens:
         return {"token_losses": values[0], "likeliest": values[1]}
 
     def sums(self) -> list[torch.Tensor]:
-        """Return float64 [b, 2] for each micro batch: the sums over the masked tokens of its rows."""
+        """Return float64 [b, 2] for each micro batch: for each row, the sum of losses and the number of hits
+        over its masked tokens.
+        """
         found = []
         for batch, values in self._noted:
             assert batch.loss_mask is not None
@@ -163,7 +168,7 @@ class NotedTokens:
 
 
 class _Rows:
-    """Contexts with their continuations as samples, repeated from the first one after the last."""
+    """Contexts with their continuations as samples; positions after the last row continue with the first."""
 
     def __init__(self, rows: list[tuple[list[int], list[int]]], length: int, like: Sample | None):
         self._rows, self._length, self._like = rows, length, like
@@ -175,7 +180,8 @@ class _Rows:
         tokens[: len(whole) - 1], labels[: len(whole) - 1] = whole[:-1], whole[1:]
         mask = np.zeros(length, np.float32)
         mask[len(context) - 1 : len(whole) - 1] = 1
-        # All samples of a run have documents and positions, or none has: the stages agree on what they send.
+        # Either all samples of a run have documents and positions or no sample has them, because pipeline
+        # stages must agree on what they send.
         like = self._like
         positions = None if like is None or like.position_ids is None else np.arange(length)
         bounds = None

@@ -125,10 +125,10 @@ class Trainer:
     def run(self) -> str:
         """Train, and return FINISHED or STOPPED.
 
-        At the end, and when the run stops, the last step is saved, except in mode: perf. If a STOP arrives at
-        a step that is due for validation, the next job validates the step; until then the run is not
-        finished, even at its last step. If a bad step ends the job or rolls it back, which every rank sees,
-        the checkpoint that is being written in the background is completed first.
+        At the end, and when the run stops, the last step is saved, except in mode: perf. If a stop request
+        arrives at a step that is due for validation, the next job validates the step; until then the run is
+        not finished, even at its last step. If a bad step, which every rank sees, ends the job or rolls it
+        back, the checkpoint that is being written in the background is completed first.
         """
         try:
             return self._run()
@@ -141,7 +141,7 @@ class Trainer:
             return self._evaluate_checkpoint()
         if self._evaluation_due():
             self._evaluate()
-            # Its manifest must exist.
+            # The validation is added to the checkpoint's manifest, which must exist.
             self._finish_saving()
             add_validation(self.saver.live, self.state)
         with self.heartbeat.phase("train"), self._training_batches() as batches:
@@ -211,7 +211,7 @@ class Trainer:
     def _tell_leaving(self) -> None:
         if self.requests.wish() != STOP:
             self.requests.limit = self.limits.cause(self.state.step)
-        left = "the next job validates this step" if self._evaluation_due() else ""
+        left = "this step is due for validation, which the next job runs" if self._evaluation_due() else ""
         if (reason := self.requests.limit or left) and self.world.rank == 0:
             logger.info("step %6s | stops: %s", f"{self.state.step:,}", reason)
 
@@ -270,10 +270,10 @@ class Trainer:
         return self.saver.disk is not None and interval is not None and self.state.step % interval == 0
 
     def _save(self, locally: bool = False) -> None:
-        """Save a checkpoint of this step; `locally` saves only on the nodes' own disks.
+        """Save a checkpoint of this step; with `locally`, only on the nodes' own disks.
 
-        Raises if the step or a weight is NaN or Inf. After a skipped step the weights are unchanged and may
-        be saved.
+        Raises if the step is bad or a weight is NaN or Inf. A skipped step leaves the weights unchanged, so
+        it may be saved.
         """
         if self.perf is not None:
             return
@@ -313,8 +313,8 @@ class Trainer:
         return Batches(data.train, rows, self.world.device, config.data.num_workers, masked, named)
 
     def _loss_on(self, dataset: Any) -> Validation:
-        """Return the loss on a split, the losses of a blend's datasets and, with dpo, the rewards of
-        pairs.
+        """Return the loss on a split, each dataset's loss for a blend or mixture, and the rewards of pairs
+        with dpo.
         """
         config, engine, beat = self.config, self.engine, self.heartbeat.beat
         if config.dpo is not None:

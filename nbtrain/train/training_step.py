@@ -109,11 +109,11 @@ class TrainingStep:
         )
 
     def _micro_batches(self, batches: Batches, steps: int, timer: StepTimer) -> Iterator[MicroBatch]:
-        """Yield the `steps` micro batches of a step; if batches have a mask, each with the denominator of its
-        loss.
+        """Yield the `steps` micro batches of a step. If batches have a mask, each comes with the denominator
+        of its loss.
 
-        The engine averages over micro batches and ranks. With a mask, the mean must be over all tokens in the
-        loss of the step, so the step's batches are read ahead to count these tokens.
+        The engine averages over micro batches and ranks. With a mask, the mean must be over the tokens in the
+        loss of the whole step, so all batches of the step are read first to count these tokens.
         """
         if not self.datasets.is_masked:
             for _ in range(steps):
@@ -128,7 +128,7 @@ class TrainingStep:
             if groups.data_parallel.size > 1:
                 dist.all_reduce(learnt, group=groups.data_parallel.process_group)
             self._tokens_in_loss = learnt
-            # Without a token in the loss, the sum of 0 is divided as if there were one token.
+            # If no token is in the loss, the sum of losses, 0, is divided by 1.
             denominator = (learnt.clamp(min=1) / (steps * groups.sequence_data_parallel.size)).float()
         for batch in held:
             yield MicroBatch(batch, denominator)
@@ -146,6 +146,6 @@ def smallest_scale_explained(config: RunConfig, step: int) -> Iterator[None]:
         raise LossScaleError(
             f"step {step:,}: the gradient overflowed in fp16 at the smallest loss scale; "
             f"{config.where('precision.fp16.min_loss_scale')}: precision.fp16.min_loss_scale = {smallest:,}. "
-            "No loss scale fits gradients this large. Lower lr_schedule.lr and run `nbtrain resume`, which "
+            "The gradients are too large for fp16. Lower lr_schedule.lr and run `nbtrain resume`, which "
             "continues from the newest checkpoint, or train another run with precision.dtype = bf16."
         ) from error

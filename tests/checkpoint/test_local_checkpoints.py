@@ -176,7 +176,7 @@ def test_an_evaluation_takes_the_newest_of_the_nodes_and_leaves_the_rest_to_a_re
     killed.config_yaml.write_text(text)
     nodes.train(killed)
     made = resumed(killed)
-    assert made.step == 6 and made.source.endswith("in the run directory; copied to it, to be evaluated")
+    assert made.step == 6 and made.source.endswith("; copied to the run directory for the evaluation")
     assert killed.checkpoint_steps() == [3, 6] and manifests.problem(killed.checkpoint(6)) is None
     assert [(save.step, save.copied) for save in LocalSaves.of(killed).saves][-2:] == [(5, False), (6, True)]
     assert (nodes.local(killed, 0) / "global_step6").is_dir()
@@ -194,7 +194,7 @@ def test_an_evaluation_of_an_older_step_keeps_what_the_nodes_may_have(nodes, kil
     )
     nodes.train(killed)
     assert resumed(killed).step == 3 and LocalSaves.of(killed).saves == listed
-    assert events(killed, "warning")[-1].endswith(" alone and cannot be used: step 3 is evaluated")
+    assert events(killed, "warning")[-1].endswith(" and cannot be used; step 3 is evaluated instead")
 
 
 def test_a_lost_node_sends_the_resume_to_the_run_directory(interrupted, nodes, killed):
@@ -205,13 +205,13 @@ def test_a_lost_node_sends_the_resume_to_the_run_directory(interrupted, nodes, k
     nodes.train(killed)
     straight, _ = interrupted
     assert launch.trace(killed) == straight
-    reason = "is not used: what rank 1 wrote is not on any node"
+    reason = "is not used: the files of rank 1 are not on any node"
     assert events(killed, "warning") == [
         *(f"step {step} of the nodes' own disks {reason}" for step in (6, 5)),
         "checkpoint global_step6 is not used: it has no manifest.json: its save was interrupted; trying the "
         "previous checkpoint",
-        f"step 6 was saved on the disks of {socket.gethostname()} alone and cannot be used: the run "
-        "continues from step 3, 3 steps lost",
+        f"step 6 was saved only on the disks of {socket.gethostname()} and cannot be used; the run "
+        "continues from step 3 (3 steps lost)",
     ]
     made = resumed(killed)
     assert (made.kind, made.step) == ("bit-exact", 3)
@@ -231,7 +231,7 @@ def test_parts_count_on_whichever_node_they_lie(interrupted, nodes, killed):
     straight, _ = interrupted
     assert launch.trace(killed) == straight
     said, lost = events(killed, "warning")
-    assert lost.endswith(" alone and cannot be used: the run continues from step 5, 1 step lost")
+    assert lost.endswith(" and cannot be used; the run continues from step 5 (1 step lost)")
     assert "step 6 of the nodes' own disks is not used" in said
     assert said.endswith("zero_pp_rank_1_mp_rank_00_optim_states.pt does not have the SHA-256 in its record")
     assert resumed(killed).step == 5
@@ -247,7 +247,7 @@ def test_another_layout_reads_them_too(nodes, killed):
     nodes.train(killed, ranks=1)
     made = resumed(killed)
     assert (made.kind, made.step) == ("data-exact", 6)
-    assert made.source.endswith("; copied to it, because the layout has changed")
+    assert made.source.endswith("; copied to the run directory because the layout has changed")
     assert manifests.problem(killed.checkpoint(6)) is None
 
 
@@ -278,7 +278,7 @@ def test_a_full_local_disk_sends_the_files_to_the_run_directory(interrupted, nod
     assert launch.trace(run) == straight
     [said] = events(run, "warning")
     assert said.startswith("checkpoint of step 4: ") and "File too large" in said
-    assert said.endswith("; it is written to the run directory instead")
+    assert said.endswith(" are written to the run directory instead")
     assert run.checkpoint_steps() == [4, 8] and manifests.problem(run.checkpoint(4)) is None
     assert [save.step for save in LocalSaves.of(run).saves] == [1, 2, 3, 4, 5, 6, 7, 8]
 

@@ -59,7 +59,9 @@ def test_fp32_goes_on_where_it_was(place, source, target):
     assert made.kind == "data-exact", made.reasons
     assert made.next_batch_sha256 == launch.manifest(saved, HALF)["next_batch_sha256"]
     said = [event["message"] for event in read_events(job) if event["kind"] in ("checkpoint", "certificate")]
-    assert said[0].startswith(f"resumed from the checkpoint of step {HALF}, which another layout saved (")
+    assert said[0].startswith(
+        f"resumed from the checkpoint of step {HALF}, which was saved with another layout ("
+    )
     assert said[1] == str(made)
     weights = load_model_weights(run.path, STEPS, unpadded=True)
     assert weights["word_embeddings.weight"].shape == (launch.VOCAB_SIZE, 32)

@@ -270,8 +270,8 @@ def test_how_many_gpus_and_texts_at_once():
     with pytest.raises(ConfigError) as error:
         fit(needs, [24 * gigabyte] * 2, [1, 2], slots=64)
     assert str(error.value) == (
-        "the model needs 30.0 GiB of memory, plus 1.0 GiB per text for 64 texts at once, but only "
-        "24.0 GiB and 24.0 GiB is free. "
+        "the model needs 30.0 GiB of memory, plus 1.0 GiB for each of 64 texts, but the free memory of the "
+        "devices is only 24.0 GiB and 24.0 GiB. "
         "Request fewer texts at once, stop other programs that use the memory, or use a machine with more "
         "memory."
     )

@@ -25,7 +25,7 @@ def test_an_attention_backend_that_torch_cannot_give_is_refused():
         refuse_backend(config, World(0, 1, 0, torch.device("cpu")))
     message = str(caught.value)
     assert message.startswith(
-        "override model.attention_backend=flash: model.attention_backend = flash cannot serve cpu"
+        "override model.attention_backend=flash: model.attention_backend = flash cannot be used on cpu"
     )
     assert message.endswith("Set attention_backend: auto.")
     refuse_backend(load("gpt-tiny", {"model.attention_backend": "math"}), World(0, 1, 0, torch.device("cpu")))

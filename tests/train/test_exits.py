@@ -75,11 +75,11 @@ def test_however_a_job_ends_each_validation_is_made_once_and_is_its_checkpoints(
 
     killed = launch.make_run(tmp_path, RUN, "killed")
     log = train(killed, terminated_at=4)
-    assert "step      4 | stops: the next job validates this step" in log
+    assert "step      4 | stops: this step is due for validation" in log
     assert reported(killed, "validation") == [] and saved(killed, 4) == (None, None)
     launch.new_job(killed)
     log = train(killed, terminated_at=8)
-    assert "step      8 | stops: the next job validates this step" in log
+    assert "step      8 | stops: this step is due for validation" in log
     # Not finished: no test yet, and the best checkpoint is still step 4.
     assert (reported(killed, "validation"), reported(killed, "test")) == (validated[:1], [])
     assert killed.checkpoint_steps() == [4, 8]

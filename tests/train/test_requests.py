@@ -100,4 +100,4 @@ def test_the_last_word_arrives_where_the_log_takes_none(tmp_path):
         word = json.loads(pipe.read())
     assert failed.returncode == 5
     assert (word["outcome"], word["error"]) == ("failed", "JobError")
-    assert "contains no job" in word["message"]
+    assert "has no job" in word["message"]

@@ -239,7 +239,7 @@ def test_checkpoints_that_do_not_fit_are_refused_with_every_reason(copy, forked)
         f"CheckpointError: {folder}: does not fit this run: "
         "tokenizer.vocab_size is 500 in the checkpoint and 600 in the run; "
         "data.seed is 1234 in the checkpoint and 7 in the run. "
-        "Restore the setting, or train the new one as another run."
+        "Restore the checkpoint's settings"
     ) in log
     assert copy.checkpoint_steps() == [10, 20, 24]
 

@@ -14,9 +14,11 @@ from nbtrain.base import files
 from nbtrain.base.errors import CheckpointError
 from nbtrain.checkpoint.files.torch_files import count_written
 
-# Large, so that the copying thread acquires the interpreter lock only about a hundred times per gigabyte.
+# Large chunks, so that the copying thread acquires the interpreter lock only about a hundred times per
+# gigabyte.
 CHUNK_BYTES = 8 << 20
-# Niceness on a scale up to 19: training and loaders come first. Linux derives the disk priority from it.
+# Niceness, at most 19: training and data loaders have priority over copying. Linux derives the disk priority
+# from the niceness.
 NICENESS = 10
 
 
@@ -38,7 +40,7 @@ class Pace:
 
 
 def copy_file(source: Path, target: Path, expected: dict[str, Any], pace: Pace) -> None:
-    """Copy one file, which appears by rename once it is on the disk.
+    """Copy one file. It gets its final name by a rename, once its content is on the disk.
 
     Raises CheckpointError if the source differs from its record ({bytes, sha256}), or on a disk error.
     """
@@ -61,6 +63,6 @@ def copy_file(source: Path, target: Path, expected: dict[str, Any], pace: Pace) 
 
 
 def lower_priority() -> None:
-    """Lower the priority of only the calling thread: on Linux, niceness belongs to a thread."""
+    """Lower the priority of the calling thread only; on Linux, niceness belongs to a thread."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

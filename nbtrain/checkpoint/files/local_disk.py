@@ -49,9 +49,13 @@ class Part(Record):
     """Coordinate [pipeline, data, tensor] of the rank."""
     files: Described
     is_whole: bool = False
-    """Whether these files form a complete checkpoint, as on every node if the state is replicated."""
+    """Whether the files of this rank alone form a complete checkpoint, as on every node if the state is
+    replicated.
+    """
     manifest: dict[str, Any] = field(default_factory=dict)
-    """Manifest of the complete checkpoint without its list of files; {} in parts that need none."""
+    """Manifest of the complete checkpoint without its list of files; {} in the parts of ranks that do not
+    write a manifest.
+    """
 
 
 class LocalDisk:
@@ -95,7 +99,8 @@ class LocalDisk:
         return []
 
     def make_room(self, step: int) -> str:
-        """Remove an earlier attempt's files of this step. Return why the disk has too little room, or "".
+        """Remove an earlier attempt's files of this step, and return why the next save cannot use the disk:
+        an error, or too little free space. Return "" if it can.
 
         Called by the node's first rank.
         """
@@ -163,14 +168,14 @@ class LocalDisk:
 
 
 def note_local(disk: LocalDisk, step: int, save_id: str, copied: bool) -> None:
-    """List a checkpoint that is on all nodes' disks or, if `copied`, is now complete in model/. Rank 0
-    only.
+    """Add a checkpoint that is on all nodes' disks to model/local.json; with `copied`, note that it is now
+    also complete in model/. Only rank 0 calls it.
     """
     listed = LocalSaves.of(disk.run)
     known = next((save for save in listed.saves if save.save_id == save_id), None)
     if known is None:
-        # A copy may end after newer local saves; after a resume from an older step, a new save replaces later
-        # ones.
+        # When a copy ends, newer local saves may be in the list and stay there. A new save, however, replaces
+        # those of later steps, which were made before a resume from an older step.
         newer = [save for save in listed.saves if copied and save.step > step]
         older = [save for save in listed.saves if save.step < step]
         known = LocalSave(step, save_id, disk.hosts, disk.job_id, disk.attempt, time.time())

@@ -63,7 +63,8 @@ def describe(folder: Path, names: list[Path]) -> dict[str, dict[str, Any]]:
 
 
 def content_problem(folder: Path, part: int = 0, parts: int = 1) -> str | None:
-    """Return what is wrong with the contents of the files in share `part` of `parts`; None if they are valid.
+    """Return what is wrong with the contents of this reader's share of the files, number `part` of `parts`;
+    None if they are valid.
 
     A file is invalid if its SHA-256 differs from the manifest, or if it contains code: the author of the code
     could have written the manifest too.
@@ -99,9 +100,11 @@ def problem(folder: Path) -> str | None:
 
 
 def whole_step(run: RunDir, step: int | None = None) -> tuple[int, list[tuple[int, str]]]:
-    """Return (`step` or, for None, the newest complete step; newer incomplete steps with their reasons).
+    """Return (a complete step, [(newer incomplete step, reason), ...]): the given `step` or, if it is None,
+    the newest complete one.
 
-    Reads all of the checkpoint. Raises CheckpointError if it is not complete, or if there is none.
+    Reads all files of the checkpoint. Raises CheckpointError if the checkpoint is not complete, or if there
+    is no checkpoint.
     """
     if step is None:
         step, torn = newest_whole(run, problem)

@@ -23,14 +23,14 @@ from nbtrain.base.git_lfs import pointer_problem_of
 from nbtrain.base.workspace import display
 
 SUFFIX = ".pt"
-# torch writes a whole tensor in one call. Two threads read each piece: one writes it, and one hashes it. That
-# is faster if the piece fits into the processor's cache.
+# torch writes a whole tensor in one call. The tensor is processed in pieces of this size, which one thread
+# writes and another one hashes. This is faster if a piece fits into the processor's cache.
 PIECE_BYTES = 16 << 20
-# Hashing less than this takes less time than handing it to another thread.
+# Fewer bytes than these are hashed faster in the same thread than in another one.
 SMALL_BYTES = 1 << 20
-# How torch's reader names a function or class that it refuses to call.
+# Finds the name of the function or class that torch's reader refuses to call in its error message.
 REFUSED = re.compile(r"GLOBAL ([\w.]+)")
-# Classes in DeepSpeed's files besides tensors and plain values, as (module, name).
+# Classes, as (module, name), whose objects are in DeepSpeed's files in addition to tensors and plain values.
 DEEPSPEED_TYPES = (
     ("deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler"),
     ("deepspeed.runtime.fp16.loss_scaler", "LossScaler"),
@@ -47,7 +47,7 @@ _lock = threading.Lock()
 
 
 def written_bytes() -> int:
-    """Return the bytes of checkpoints that this process has written so far, in all its threads."""
+    """Return the number of bytes of checkpoints that this process has written so far, in all its threads."""
     return _written
 
 
@@ -59,7 +59,8 @@ def count_written(count: int) -> None:
 
 
 def write_file(path: Path, state: Any) -> dict[str, Any]:
-    """Write a file with torch.save, visible by rename once it is on the disk; return its size and SHA-256.
+    """Write a file with torch.save, and return its size and SHA-256. It gets its final name by a rename, once
+    it is on the disk.
 
     Raises CheckpointError if the file cannot be written.
     """
@@ -88,7 +89,8 @@ def load_file(path: Path, mmap: bool = False) -> Any:
     """
     try:
         with torch.serialization.safe_globals(_deepspeed_types()), warnings.catch_warnings():
-            # The warning requests a report of other pickle protocols to PyTorch; only we write these files.
+            # The warning asks users to report files with other pickle protocols to PyTorch, but only nbtrain
+            # writes these files.
             warnings.filterwarnings("ignore", message="Detected pickle protocol")
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except FileNotFoundError:
@@ -97,7 +99,7 @@ def load_file(path: Path, mmap: bool = False) -> Any:
             "another step, or raise checkpoint.keep_last."
         ) from None
     except DAMAGED as error:
-        # Without torch's message, which advises turning the protection off.
+        # torch's own message is left out, because it advises turning the protection off.
         problem = pointer_problem_of(path) or _why_refused(error)
         raise CheckpointError(f"{display(path)} {problem}.") from None
 
@@ -120,14 +122,17 @@ def _why_refused(error: Exception) -> str:
 
 
 class _StandIn:
-    """An object of DeepSpeed with all its attributes, for reading only: it cannot be written again."""
+    """Stand-in for a DeepSpeed object, with all its attributes. It is for reading only and cannot be written
+    again.
+    """
 
     def __init__(self, *values: Any) -> None:
         self.values = values
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
-            "a file that is read without DeepSpeed cannot be written again: import DeepSpeed first."
+            "an object from a file that was read without DeepSpeed cannot be written again: import "
+            "DeepSpeed before reading the file."
         )
 
 

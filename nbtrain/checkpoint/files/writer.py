@@ -1,11 +1,12 @@
 """Writes DeepSpeed's checkpoint files: at once, or from a copy in the background.
 
-    DeepSpeed calls save(state, path)  at once:      the file, with its SHA-256 computed while writing
-                                       background:   a copy in host memory; later, in a thread, the file
-    checkpoint.local_dir               `path` is on the node's disk: the part's record, and, in a thread,
-                                       copies of the files in model/; a full disk is skipped
-    every rank                         reports in shares/<rank>.json what it wrote, or why it could not
-    rank 0                             when all ranks have reported, publishes the manifest by rename
+    DeepSpeed calls save(state, path)  at once:      writes the file, and computes its SHA-256 meanwhile
+                                       background:   copies the state to host memory; a thread writes the file
+    checkpoint.local_dir               `path` is on the node's disk: writes the part's record, and a thread
+                                       copies the files to model/; a full disk is skipped
+    every rank                         reports the files that it wrote in shares/<rank>.json; a failure is
+                                       reported to all ranks at the next step boundary
+    rank 0                             publishes the manifest by rename, once all ranks have reported
 
 The copies share no memory with the live state, because the next step may update every weight while its file
 is being written. Their memory is reused for the next save, and page-locked if the state is on a GPU. No call
@@ -47,21 +48,23 @@ class CheckpointWriter:
         self.described: Described = {}
         """Descriptions of the files written since create()."""
         self.refused = ""
-        """Reason why this checkpoint could not be written to the node's own disk; "" if it could, or if no
+        """Reason why the node's own disk did not accept this checkpoint; "" if the disk accepted it, or if no
         such disk is used.
         """
         self.direct: set[str] = set()
-        """Names of files that were written to `_instead`, because the node's own disk refused them."""
+        """Names of the files that were written to another folder (see aim()), because the node's own disk did
+        not accept them.
+        """
         self._is_local = False
         self._instead: Path | None = None
         self._copies: list[tuple[Path, Any]] = []
         self._host = _HostMemory()
 
     def aim(self, is_local: bool = False, instead: Path | None = None) -> None:
-        """Set the destination of the next checkpoint, before DeepSpeed starts it.
+        """Set the destination of the next checkpoint, before DeepSpeed starts to write it.
 
-        With `is_local`, it is the node's own disk, whose errors do not end the run. A file that does not fit
-        on this disk is written to the folder `instead`, or skipped if that is None.
+        With `is_local`, the destination is the node's own disk, whose errors do not end the run. A file that
+        does not fit on this disk is written to the folder `instead`, or skipped if `instead` is None.
         """
         self._is_local, self._instead, self.refused, self.direct = is_local, instead, "", set()
 
@@ -148,27 +151,34 @@ class BackgroundSave:
         """
         self.folder = folder
         self.error: str | None = None
-        """Reason why this rank could not write its files, or rank 0 could not publish; one line."""
+        """One-line reason why this rank could not write its files, or why rank 0 could not publish the
+        checkpoint; None without an error.
+        """
         self._writer, self._rank, self._size, self._publish = writer, rank, size, publish
         self._keep, self._copy = keep, copy
         self._kept = threading.Event()
         self._written = threading.Event()
         self._cancelled = threading.Event()
-        # A daemon: a rank that fails must not wait for the disk; an unpublished folder does not count.
+        # A daemon thread, because a failing rank must not wait for the disk. An unpublished folder does not
+        # count.
         self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
         self._thread.start()
 
     def wait_kept(self) -> str | None:
-        """Wait until the writer may be used again; return the error if its copies could not be written."""
+        """Wait until the writer may be used again; return the error if its copies could not be written,
+        otherwise None.
+        """
         self._kept.wait()
         return self.error
 
     def is_written(self, seconds: float) -> bool:
-        """Wait at most `seconds`. Return whether this rank's files have been written, or have failed."""
+        """Wait at most `seconds`. Return whether the writing of this rank's files has ended, successfully or
+        not.
+        """
         return self._written.wait(seconds)
 
     def wait_published(self) -> str | None:
-        """Wait until the thread has ended, and return its error."""
+        """Wait until the thread has ended, and return its error; None if it succeeded."""
         self._thread.join()
         return self.error
 
@@ -202,7 +212,9 @@ class BackgroundSave:
             self._written.set()
 
     def _all_shares(self) -> dict[int, Described] | None:
-        """Return the files that every rank has written, once all have reported; None if one has failed."""
+        """Wait until every rank has reported its files, and return {rank: its files}; None if cancel() was
+        called before.
+        """
         shares: dict[int, Described] = {}
         while len(shares) < self._size:
             for rank in range(self._size):
@@ -239,9 +251,10 @@ class _HostMemory:
 
 
 def _apart(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor without the rest of its storage, which torch.save would write too."""
+    """Return the tensor detached from the rest of its storage, which torch.save would write too."""
     tensor = tensor.detach()
-    # A rank's part of ZeRO's flat buffers lacks only the padding of its storage: not worth a copy.
+    # A rank's part of ZeRO's flat buffers fills its storage except for some padding, which is not worth a
+    # copy.
     if tensor.untyped_storage().nbytes() <= tensor.nbytes * 1.01 + 4096:
         return tensor
     return tensor.cpu() if tensor.is_cuda else tensor.clone()

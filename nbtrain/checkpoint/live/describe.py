@@ -47,8 +47,8 @@ def layout(config: RunConfig) -> dict[str, Any]:
 
 
 def manifest_of(live: LiveRun, state: TrainState, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return the manifest of a checkpoint of `state` without its files; `parameters` from
-    described_parameters().
+    """Return the manifest of a checkpoint of `state`, without the list of files. `parameters` is the result
+    of described_parameters().
     """
     config = live.config
     return {
@@ -72,7 +72,7 @@ def manifest_of(live: LiveRun, state: TrainState, parameters: dict[str, Any]) ->
         "optimizer": config.optimizer.type,
         "settings": resume_report.settings(config),
         "parameters": parameters,
-        # With adapters, the base weights that they were trained on.
+        # With adapters, the base weights on which the adapters were trained.
         "init_from": files.read_json(live.run.init_from_json) if config.lora is not None else None,
     }
 
@@ -104,7 +104,9 @@ def described_parameters(live: LiveRun) -> dict[str, Any]:
 
 
 def optimizer_names(live: LiveRun) -> list[list[str]] | None:
-    """Return the names behind the indices in torch's optimizer state for ZeRO 0; None for other stages."""
+    """Return, for each parameter group, the parameter names that the indices in torch's optimizer state stand
+    for. Only for ZeRO 0; None for other stages.
+    """
     if live.config.parallel.zero_stage:
         return None
     names = {id(parameter): name for name, parameter in trained_parameters(live.engine.module)}
@@ -115,10 +117,11 @@ def optimizer_names(live: LiveRun) -> list[list[str]] | None:
 
 
 def universal_checkpoint_info(config: RunConfig, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts about parameters that DeepSpeed's own converter (ds_to_universal) needs; `parameters`
-    from described_parameters().
+    """Return the facts about parameters that DeepSpeed's own converter (ds_to_universal) needs. `parameters`
+    is the result of described_parameters().
 
-    The converter matches each pattern from the first letter of a name, and fails if one matches nothing.
+    The converter matches each pattern from the first character of a name, and fails if a pattern matches no
+    name.
     """
     tied = not config.model.untie_embeddings_and_output_weights
     piped = config.parallel.pipeline_parallel_size > 1
@@ -142,8 +145,10 @@ def _pattern(name: str) -> str:
 
 
 def _patterns(dims: dict[str, int | None], dim: int | None) -> list[str]:
-    """Return patterns for the names that are partitioned along `dim`, {name: dimension}: one for the same
-    parameter of all layers, unless some of these are partitioned along another dimension.
+    """Return patterns for the names in `dims`, {name: dimension}, that are partitioned along `dim`.
+
+    The same parameter of all layers gets one pattern, unless some layers partition it along another
+    dimension.
     """
     of_all_layers: dict[str, set[int | None]] = {}
     for name in dims:
@@ -158,5 +163,7 @@ def _patterns(dims: dict[str, int | None], dim: int | None) -> list[str]:
 
 
 def _of_any_layer(name: str) -> str:
-    """Return a pattern for this parameter of any layer: `layers.3.mlp.w` or, in a pipeline, `5.mlp.w`."""
+    """Return a pattern that matches this parameter in any layer: `layers.3.mlp.w` or, in a pipeline,
+    `5.mlp.w`.
+    """
     return re.sub(r"^(layers\\\.)?\d+", r"\1\\d+", _pattern(name))

@@ -27,17 +27,17 @@ class LiveTensor(NamedTuple):
     """A tensor that the optimizer steps."""
 
     group: dict[str, Any]
-    """Name of the optimizer's group."""
+    """The optimizer's parameter group to which the tensor belongs; its "name" is the name in optimizer.py."""
     tensor: torch.Tensor
     """fp32: the master weights or, in ZeRO 0, the parameter itself."""
     parts: list[LivePart]
     names: list[str]
-    """Names of the parameters of which any rank has a part in this tensor."""
+    """Names of the parameters of which this or any other rank has a part in this tensor."""
 
 
 def misplaced(tensors: Iterable[LiveTensor], parameters: dict[str, nn.Parameter]) -> list[str]:
-    """Return the names of parameters whose elements are not where their parts say. Call it before the first
-    step.
+    """Return the names of the parameters whose elements are not where `tensors` says. Call it before the
+    first step, while masters and weights are equal.
 
     Parts on another device or on a disk are not checked.
     """
@@ -67,10 +67,10 @@ def live_shape(parameter: nn.Parameter) -> tuple[int, ...]:
 
 
 def local_elements(parameter: Any) -> tuple[torch.Tensor, int]:
-    """Return (this rank's elements of a parameter, flat; the index of the first one in the tensor rank's
-    part).
+    """Return (this rank's elements of a parameter, flat; the index of the first of these elements in the
+    tensor rank's part).
 
-    Under ZeRO 3 these are the rank's own part without the padding, otherwise all elements.
+    Under ZeRO 3, this rank's elements are its own part without the padding, otherwise all elements.
     """
     if not hasattr(parameter, "ds_tensor"):
         return parameter.data.view(-1), 0

@@ -29,7 +29,7 @@ class TrainState:
     """State of the guard against bad steps (StepGuard), set when a checkpoint is saved."""
 
     def validated(self, loss: float | None) -> None:
-        """Record the validation loss after the current step; None if no token was in the loss."""
+        """Record the validation loss after the current step; `loss` is None if no token was in the loss."""
         self.evaluated_step, self.validation_loss = self.step, loss
         if loss is not None and math.isfinite(loss):
             best = self.best_validation_loss
@@ -50,11 +50,11 @@ class LiveRun:
     samples: Samples | None = None
     """The training split, for the hash of the next batch."""
     stream: TensorParallelStream | None = None
-    """The random stream of the tensor-parallel dropout."""
+    """The random stream of tensor-parallel dropout; None without tensor parallelism."""
     attempt: int = 0
     """Number of this attempt of its job."""
     code_sha256: str | None = None
-    """SHA-256 of the Python file that `code` names; None without one."""
+    """SHA-256 of the user's Python file that `code` names; None without `code`."""
 
     def tell(self, kind: str, message: str, **fields: Any) -> None:
         """Write an event if this rank writes events."""
@@ -80,8 +80,8 @@ class LiveRun:
             self.stream.set_state(state["stream"])
 
     def reseed(self, step: int) -> None:
-        """Start new random streams from seed and step, the same at each load; used when the layout has
-        changed.
+        """Start new random streams that depend only on the seed, `step` and the rank. Used when the layout
+        has changed.
         """
         digest = hashlib.sha256(f"{self.config.model.seed} {step}".encode()).digest()
         seed = int.from_bytes(digest[:4])

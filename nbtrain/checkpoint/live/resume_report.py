@@ -37,7 +37,7 @@ from nbtrain.dataset.samples.state import DataState
 
 # Entries of a layout (describe.py) that are fields of the section `parallel`, under the same name.
 SIZES = (*SIZE_KEYS, "zero_stage")
-# Sizes of a layout that does not have them.
+# Sizes that the layouts of older checkpoints do not contain, with the value that they stand for.
 ABSENT = {"context_parallel_size": 1}
 # The YAML key that determines each entry of a layout, for messages.
 LAYOUT_KEYS = {key: f"parallel.{key}" for key in (*SIZES, "sub_group_size")} | {
@@ -46,12 +46,15 @@ LAYOUT_KEYS = {key: f"parallel.{key}" for key in (*SIZES, "sub_group_size")} | {
     "offload_optimizer": "parallel.offload_optimizer.device",
     "offload_param": "parallel.offload_param.device",
 }
-# Entries that follow from another one, and are named only if they change alone.
+# {entry: the entry from which it follows}. An entry is reported only if the entry from which it follows is
+# unchanged.
 FOLLOWS = {"stage_layers": "pipeline_parallel_size", "sub_group_size": "zero_stage"}
 
-# Environment variables that choose algorithms. The effect of OMP_NUM_THREADS is in the device.
+# Prefixes of environment variables that choose algorithms. OMP_NUM_THREADS is not among them, because
+# device() reports the threads.
 VARIABLES = ("MKL_", "CUBLAS_", "NCCL_")
-# Variables among these that choose only what is logged and where the ranks meet, not an algorithm.
+# Variables with these prefixes that do not choose an algorithm, but only what is logged and where the ranks
+# meet.
 NO_ALGORITHM = re.compile(r"NCCL_(DEBUG\w*|SOCKET_IFNAME|COMM_ID)")
 HASH_CHARACTERS = 12
 
@@ -86,8 +89,8 @@ def software() -> dict[str, str]:
 
 
 def device(kind: torch.device) -> dict[str, Any]:
-    """Return the device properties that determine which kernels run: the kind of device and its name; of a
-    CPU also its threads, its model and its vector instructions.
+    """Return the device properties that determine which kernels run: the kind of device and its name; for a
+    CPU also its threads, model and vector instructions.
     """
     if kind.type == "cuda":
         return {"kind": "gpu", "name": torch.cuda.get_device_name(kind)}
@@ -107,7 +110,7 @@ def conditions(kind: torch.device) -> dict[str, Any]:
 @functools.cache
 def _of_this_process() -> dict[str, Any]:
     """Return the hash of nbtrain's files and the variables that choose algorithms, as they were at the first
-    call: a library may set some later.
+    call, because libraries may set some variables later.
     """
     names = (name for name in sorted(os.environ) if name.startswith(VARIABLES))
     chosen = {name: os.environ[name] for name in names if not NO_ALGORITHM.fullmatch(name)}
@@ -135,8 +138,10 @@ def certify(
     next_batch: str | None,
     random_reseeded: bool,
 ) -> ResumeCertificate:
-    """Return the report of a resume from the checkpoint with this manifest; the other arguments describe the
-    run.
+    """Return the report of a resume from the checkpoint with this manifest.
+
+    The other arguments describe the resumed run: its configuration, layout and device, the hash of its next
+    batch, and whether its random streams were reseeded.
     """
     changed: list[str] = []
     inexact: list[str] = []
@@ -144,7 +149,7 @@ def certify(
         if not within(key, WITHOUT_EFFECT):
             (inexact if within(key, SAME_MATHEMATICS) else changed).append(f"{key}: {before} -> {now}")
     if not inexact:
-        # Otherwise the settings report it, under the names of the YAML.
+        # If settings have changed, they already report the new layout, under the names of the YAML file.
         inexact += layout_words(manifest["layout"], layout)
     inexact += _condition_words(manifest, conditions(now_on))
     if random_reseeded and (config.model.hidden_dropout or config.model.attention_dropout):
@@ -152,14 +157,14 @@ def certify(
     if manifest["next_batch_sha256"] is None:
         inexact.append("the checkpoint does not record which batch came next")
     elif manifest["next_batch_sha256"] != next_batch:
-        changed.append("the next batch is a different one")
+        changed.append("the next batch differs from the one that the checkpoint recorded")
     kind = "changed" if changed else "data-exact" if inexact else "bit-exact"
     return ResumeCertificate(kind, changed + inexact, manifest["step"], next_batch, time.time())
 
 
 def _condition_words(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the differences of code and machine. The manifest of an older version, which lacks some of
-    them, differs in none of these.
+    """Return the differences in code and machine. Facts that an older version's manifest does not contain
+    count as unchanged.
     """
     found = _differences(before["versions"], now["versions"])
     words = [f"version of {key}: {old} -> {new}" for key, old, new in found if key != "python"]
@@ -170,7 +175,7 @@ def _condition_words(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
     known = before["device"]
     for key, old, new in _differences(known, now["device"]):
         if isinstance(old, list) and isinstance(new, list):
-            # Only the instructions that one of the processors lacks.
+            # Only the instructions that one of the two processors lacks are named.
             lost, added = (
                 [one for one in own if one not in other] for own, other in ((old, new), (new, old))
             )

@@ -79,7 +79,7 @@ def _answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if not isinstance(weights.source, MergedWeights):
             raise CheckpointError(
                 f"{display(run.path)}: has no checkpoint of its adapters yet, but --to peft writes only "
-                "adapters. Train it first."
+                "adapters. Train the run first."
             )
         adapters = weights.source.adapters, config, folder, weights.dtype
     if target == "hf":

@@ -1,4 +1,4 @@
-"""Adapters of a checkpoint, written as a folder of `peft`, and compared with what was written.
+"""Writes the adapters of a checkpoint as a `peft` folder, and compares the folder with the checkpoint.
 
 pretrained/peft.py maps the names; checkpoint/weights/peft_adapters.py reads such a folder.
 """
@@ -54,7 +54,9 @@ def write_adapters(
 def check_adapters(
     store: CheckpointStore, config: RunConfig, folder: Path, dtype: torch.dtype
 ) -> Iterator[float]:
-    """Read the folder again as an import would, and compare every bit. Raises CheckpointError."""
+    """Read the folder as an import would, and compare every bit with the checkpoint. Raises CheckpointError
+    if a bit differs.
+    """
     read = read_adapters(folder, config)
     for name in read.parameters:
         if not torch.equal(read.full(name), store.full(name).to(dtype).float()):

@@ -31,9 +31,8 @@ SEED = 1234
 
 @torch.no_grad()
 def compare(plain: PlainModel, weights: FullParameters, config: RunConfig) -> Iterator[float]:
-    """Yield the largest difference so far after each layer, and finally the difference of the logits.
-
-    Raises CheckpointError if the logits differ.
+    """Yield the largest difference of the outputs so far after each layer, and finally the largest difference
+    of the logits. Raises CheckpointError if the logits differ by more than the tolerance.
     """
     ours = OurModel(weights, config)
     length = min(MOST_TOKENS, config.model.resolved_max_position_embeddings)
@@ -56,7 +55,7 @@ def compare(plain: PlainModel, weights: FullParameters, config: RunConfig) -> It
         one, other = ours.logits(left, first, end), plain.logits(right, first, end)
         largest = max(largest, float(one.abs().max()))
         differences.append((one - other).abs().max())
-    # Python's max ignores a NaN, which must count as a difference.
+    # Python's max() may ignore a NaN, which must count as a difference.
     difference = float(torch.stack(differences).max())
     relative = difference / max(largest, 1.0)
     if not relative <= TOLERANCE:
@@ -79,7 +78,7 @@ class OurModel:
 
     def __init__(self, weights: FullParameters, config: RunConfig):
         own = GPTConfig.of(config)
-        # The model as one process computes it in fp32, whatever the run's layout and kernels.
+        # The model is computed by one process in fp32, whatever the run's layout and kernels are.
         self.config = dataclasses.replace(
             own,
             autocast=False,

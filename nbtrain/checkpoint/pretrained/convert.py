@@ -26,17 +26,19 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located
 from nbtrain.pretrained.megatron import ORDERS, MegatronTree, is_gelu_of_erf
 
-# Nats per token: a wrong order costs a trained model more than this.
+# Smallest conclusive difference of the losses in nats per token; with the wrong order, a trained model's loss
+# is higher by more than this.
 LEAST_DIFFERENCE = 0.1
 
 
 def convert(
     tree: MegatronTree, to: Path, order: str | None, tokens: list[int] | None
 ) -> Iterator[dict[str, Any]]:
-    """Write a tree's weights to the file `to`, and yield answers of the kind "progress" and one of "order".
+    """Write a tree's weights to the file `to`. Yield answers of the kind "progress", then one of the kind
+    "end".
 
-    `tokens` are ids of a text. Raises CheckpointError if the order is unknown and neither `order` nor
-    `tokens` is given, and if the disk has no room for the weights.
+    `tokens` are the token ids of a text. Raises CheckpointError if the order is unknown and neither `order`
+    nor `tokens` is given, or if the disk has no room for the weights.
     """
     weights = MegatronWeights(tree, order or ORDERS[0])
     _refuse_a_full_disk(weights, to)
@@ -63,7 +65,7 @@ def _refuse_a_full_disk(weights: MegatronWeights, to: Path) -> None:
     needed = count * weights.dtype.itemsize + SPARE_BYTES
     free = shutil.disk_usage(to.parent).free
     if free < needed:
-        # `to` is in a temporary folder next to its final place.
+        # `to` is in a temporary folder, so the message names the folder in which the result will be.
         raise CheckpointError(
             f"{display(to.parent.parent)}: the weights need {amounts.size(needed)}, but only "
             f"{amounts.size(free)} is free. Free up space, or set NBTRAIN_DATA to a folder on another disk."
@@ -71,7 +73,7 @@ def _refuse_a_full_disk(weights: MegatronWeights, to: Path) -> None:
 
 
 def run_of(weights: MegatronWeights) -> RunConfig:
-    """Return a configuration with the model of a tree; its other settings have no meaning."""
+    """Return a configuration with the model of a tree; its other settings are placeholders."""
     said = {
         "name": "megatron",
         "model": weights.model.model_dump(),
@@ -84,22 +86,22 @@ def run_of(weights: MegatronWeights) -> RunConfig:
 
 
 def _choose(tree: MegatronTree, config: RunConfig, tokens: list[int] | None) -> tuple[str, str]:
-    """Return (the order with the lower loss, a note that says so)."""
+    """Return (the order with the lower loss, a note for the user that reports both losses)."""
     where = display(tree.folder)
     if not tokens:
         raise CheckpointError(
             f"{where}: its files do not record the order of the rows of query, key and value, which "
             "Megatron-DeepSpeed changed in December 2024 (676a482c). Set --qkv-order groups (before) or "
-            "thirds (after), or give a text that the model knows with --text FILE: the order with the lower "
-            "loss is used."
+            "thirds (after), or pass a text that the model knows with --text FILE, and the order that "
+            "gives the text the lower loss is used."
         )
     if len(tokens) < 2:
         raise CheckpointError(f"{where}: the text has one token; at least 2 are needed. Use a longer text.")
     if (highest := max(tokens)) >= config.tokenizer.vocab_size:
         raise CheckpointError(
             f"{where}: the text has the token id {highest:,}, but the model has "
-            f"{config.tokenizer.vocab_size:,} rows: it was encoded by the tokenizer of another model. Name "
-            "the model's own (tokenizer.path=FOLDER)."
+            f"{config.tokenizer.vocab_size:,} rows: the text was encoded with another model's tokenizer. "
+            "Name the model's own tokenizer (tokenizer.path=FOLDER)."
         )
     ids = torch.tensor(tokens[: config.model.resolved_max_position_embeddings])
     losses = {order: loss_of(MegatronWeights(tree, order), config, ids) for order in ORDERS}
@@ -110,7 +112,11 @@ def _choose(tree: MegatronTree, config: RunConfig, tokens: list[int] | None) -> 
             f"{where}: both orders of query, key and value give the same loss on the text ({words}), so the "
             "right order remains unknown. Use another text, or set --qkv-order groups or thirds."
         )
-    return better, f"query, key and value are read in the order {better}: mean loss of the text is {words}."
+    return (
+        better,
+        f"query, key and value are read in the order {better}, with which the text has the lower mean loss "
+        f"({words}).",
+    )
 
 
 @torch.no_grad()

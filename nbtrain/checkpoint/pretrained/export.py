@@ -30,14 +30,15 @@ from nbtrain.pretrained.written import family_of, own_description
 
 
 def open_weights(run: RunDir, config: RunConfig, step: int, dtype: str | None) -> FullParameters:
-    """Return the weights of a step; step 0 has the weights of `init_from` if it has no checkpoint.
-
-    Raises CheckpointError if the weights of the step cannot be found.
+    """Return the weights of a step. If step 0 has no checkpoint, its weights are those of `init_from`. Raises
+    CheckpointError if the step has no weights.
     """
     wanted = None if dtype is None else DTYPES[dtype]
     if step == 0 and checkpoint_problem(run.checkpoint(0)) is not None:
         if config.init_from is None:
-            raise CheckpointError(f"{display(run.path)}: has no weights of step 0: it names no init_from.")
+            raise CheckpointError(
+                f"{display(run.path)}: has no weights of step 0, because its configuration sets no init_from."
+            )
         return FullParameters(weights_of(open_start(config, run), config), wanted)
     whole_step(run, step)
     return FullParameters(open_checkpoint(run, step), wanted)
@@ -68,7 +69,9 @@ def write_consolidated(
 
 
 def check_consolidated(weights: FullParameters, config: RunConfig, path: Path) -> Iterator[float]:
-    """Read the file again as an import would, and compare every bit. Raises CheckpointError."""
+    """Read the file as an import would, and compare every bit with the checkpoint. Raises CheckpointError if
+    a bit differs.
+    """
     read = FullParameters(FolderWeights(open_model(path), weights.vocab_size), weights.dtype)
     for name in read.source.parameters:
         if not torch.equal(read.full(name), weights.full(name)):

@@ -1,7 +1,8 @@
 """Writes safetensors files one tensor at a time, so that a file may be larger than memory.
 
-The library's own writer needs all tensors of a file at once. A header needs only names, formats and shapes,
-which are known before; the result equals the library's output (tensors of one format, by name).
+The writer of the safetensors library needs all tensors of a file at once. This module writes the header
+first, from names, formats and shapes alone, and then one tensor after the other. The files equal the
+library's for tensors of one format, sorted by name.
 
     model.safetensors                                    if all tensors fit in one file, else
     model-00001-of-00005.safetensors, ...                and
@@ -80,7 +81,7 @@ def write_peft_folder(
     tensor_of: Callable[[str], torch.Tensor],
     settings: Mapping[str, Any],
 ) -> Iterator[tuple[int, int]]:
-    """Write the two files of a folder of peft and yield (bytes done, total bytes)."""
+    """Write the two files of a peft folder and yield (bytes done, total bytes)."""
     total, done = sum(map(math.prod, shapes.values())) * dtype.itemsize, 0
     for count in write_file(folder / PEFT_WEIGHTS, shapes, dtype, tensor_of, {"format": "pt"}):
         done += count

@@ -19,7 +19,8 @@ from nbtrain.checkpoint.weights.store import MASTER, CheckpointStore
 from nbtrain.model.names import OF_VOCABULARY
 from nbtrain.pretrained.tensors import Piece, TensorMap
 
-# Packed query, key and value is read once for three tensors, which are not written one after the other.
+# The packed query, key and value parameter is kept in memory: it becomes three tensors, which are not written
+# one after the other.
 KEPT = 2
 
 
@@ -34,7 +35,7 @@ class FullParameters:
         self._kept: OrderedDict[str, torch.Tensor] = OrderedDict()
 
     def full(self, name: str) -> torch.Tensor:
-        """Return one parameter in its own shape. Raises CheckpointError if it holds NaN or Inf in this
+        """Return one parameter in its own shape. Raises CheckpointError if it has a NaN or Inf in this
         format.
         """
         if name not in self._kept:

@@ -30,7 +30,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.pretrained.tensors import Sizes
 from nbtrain.pretrained.written import family_of
 
-# {model_type: the architecture in llama.cpp}; Mistral is Llama there.
+# {model_type: architecture in llama.cpp}; llama.cpp treats Mistral as Llama.
 ARCHITECTURES = {
     "gpt2": "GPT2",
     "llama": "LLAMA",
@@ -55,7 +55,7 @@ WORDS = {
 }
 
 
-# Normalizers that leave most texts unchanged: composed characters are the usual form.
+# Normalizers that leave most texts unchanged, because characters are usually in composed form already.
 UNICODE_FORMS = ("NFC", "NFKC")
 
 
@@ -187,7 +187,8 @@ class GGUFFile:
                 number = number[0]
             if number is not None:
                 getattr(writer, f"add_{kind}_token_id")(number)
-        # Without this key llama.cpp decides by the pre-tokenizer's name, and prepends BOS for Llama 3's.
+        # Without this key, llama.cpp decides by the pre-tokenizer's name; for Llama 3's, it puts BOS before
+        # each text.
         writer.add_add_bos_token(self.bos is not None)
         if tokenizer["chat_template"]:
             writer.add_chat_template(tokenizer["chat_template"])
@@ -221,25 +222,23 @@ def unsupported(config: RunConfig, model_type: str) -> Iterator[Finding]:
             yield mistake(
                 config,
                 "model.no_rope_freq",
-                "llama.cpp omits rotary positions in every fourth layer of SmolLM3, and this run in the "
-                f"layers {model.layers_without_rope}.",
+                "llama.cpp omits rotary positions in every fourth layer of SmolLM3, and this run omits "
+                "them in "
+                f"{f'the layers {model.layers_without_rope}' if model.layers_without_rope else 'no layer'}.",
                 instead,
             )
 
 
 def neighbours(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """Reorder rows of query or key (or a bias) from halves of a head to pairs of neighbours.
-
-    Rows j and j + d/2 become rows 2j and 2j + 1.
-    """
+    """Reorder the rows of a query or key matrix (or bias) from halves of a head to pairs of neighbours."""
     return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
 def llama3_factors(config: RunConfig) -> np.ndarray | None:
     """Return the divisor of each pair's rotary angle; None without llama3 scaling.
 
-    As in llama.cpp's conversion/llama.py, it is 1 for short waves, the factor for long waves, and a mixture
-    in between.
+    As in llama.cpp's conversion/llama.py, the divisor is 1 for short waves, the scaling factor for long
+    waves, and a value in between for other waves.
     """
     scaling, size = config.model.rope_scaling, config.model.resolved_kv_channels
     if scaling is None or scaling.kind != "llama3":
@@ -268,14 +267,14 @@ def read_tokenizer(folder: Path, vocab_size: int) -> dict[str, Any] | None:
     document = json.loads(path.read_text(encoding="utf-8"))
     model = document["model"]
     pre = name_of_words(document)
-    # Older files do not name the type: a model with merges is a BPE.
+    # Older files do not name the type of the model. If it has merges, it is a BPE.
     is_bpe = model.get("type", "BPE") == "BPE" and "merges" in model
     changing = [kind for kind in normalizers_of(document) if kind not in UNICODE_FORMS]
     if pre is not None and changing:
         raise ConfigError(
-            f"--to gguf: the tokenizer normalizes a text before it splits words ({', '.join(changing)}), and "
-            "llama.cpp does not: nearly every text would get different tokens there. Export the run with "
-            "--to hf."
+            f"--to gguf: the tokenizer normalizes a text before splitting it into words "
+            f"({', '.join(changing)}), but llama.cpp does not: nearly every text would get different "
+            "tokens there. Export the run with --to hf."
         )
     if not is_bpe or model.get("byte_fallback") or pre is None:
         raise ConfigError(
@@ -283,7 +282,7 @@ def read_tokenizer(folder: Path, vocab_size: int) -> dict[str, Any] | None:
             "Llama 3, Qwen2 or SmolLM are. Export the run with --to hf, and convert the folder with "
             "llama.cpp's convert_hf_to_gguf.py."
         )
-    # Rows without a token need unique names.
+    # Rows of the vocabulary that have no token need unique names.
     tokens = [f"[UNUSED{number}]" for number in range(vocab_size)]
     types = [5] * vocab_size
     for token, number in model["vocab"].items():
@@ -314,8 +313,8 @@ def normalizers_of(document: dict[str, Any]) -> list[str]:
 def normalizer_note(kinds: list[str]) -> str:
     """Return the note that llama.cpp skips the tokenizer's normalization."""
     return (
-        f"The tokenizer normalizes texts ({', '.join(kinds)}), and llama.cpp does not: a text that is not in "
-        "this form gets different tokens there than in training. Normalize prompts before they are sent."
+        f"The tokenizer normalizes texts ({', '.join(kinds)}), but llama.cpp does not: a text that is not "
+        "normalized gets different tokens there than in training. Normalize prompts before you send them."
     )
 
 
@@ -327,7 +326,7 @@ def _template(folder: Path) -> str | None:
     found = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
     found = found.get("chat_template")
     if isinstance(found, list):
-        # Several templates with names.
+        # The tokenizer has several templates, each with a name.
         found = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}.get(
             "default"
         )

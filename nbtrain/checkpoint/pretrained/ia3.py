@@ -1,4 +1,4 @@
-"""Vectors of IA3 of a checkpoint, written as a folder of `peft`.
+"""Writes the IA3 vectors of a checkpoint as a `peft` folder.
 
 pretrained/peft_ia3.py maps the names; checkpoint/weights/peft_vectors.py reads such a folder.
 """

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from nbtrain.base.errors import CheckpointError
+from nbtrain.base.text import amounts
 from nbtrain.base.text.terminal import shortened
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint.files.torch_files import DAMAGED, load_file
@@ -35,10 +36,10 @@ from nbtrain.pretrained.megatron import MegatronTree, fields_of_arguments, whole
 from nbtrain.pretrained.model import model_section
 from nbtrain.pretrained.tensors import Sizes, parameter_shapes
 
-# Names of classes that can be replaced by an empty one.
+# Names of classes that are replaced by an empty class.
 ENUMS = re.compile(r"megatron\.(core\.|model\.|[\w.]*\.)?enums\.\w+")
 CORES = ("core", "_core")
-# The classes of numpy's random state, under the names of its versions.
+# Classes of NumPy's random state, under the names that they have in different NumPy versions.
 NUMPY = {
     **{f"numpy.{core}.multiarray._reconstruct": np.zeros(0).__reduce__()[0] for core in CORES},
     **{f"numpy.{core}.multiarray.scalar": np.float64(0).__reduce__()[0] for core in CORES},
@@ -47,7 +48,7 @@ NUMPY = {
     "_codecs.encode": codecs.encode,
     "argparse.Namespace": argparse.Namespace,
 }
-# {a name in some versions: ours}
+# {name in some Megatron versions: canonical name}
 RENAMED = {
     "self_attention.": "attention.",
     "input_norm.": "input_layernorm.",
@@ -59,7 +60,7 @@ RENAMED = {
 NUMBERS = [type(np.dtype(kind)) for kind in "?bBhHiIlLqQefd"]
 ROW_PARALLEL = ("attention.dense.weight", "mlp.dense_4h_to_h.weight")
 LAYER = re.compile(r"layers\.(\d{1,6})\.(.+)")
-# States of kernels, and buffers that are computed.
+# Kernel states, and buffers that can be computed.
 NOT_READ = re.compile(r"(^|\.)(_extra_state|inv_freq)$")
 COLUMN_PARALLEL = ("word_embeddings.weight", "output_layer.weight")
 
@@ -83,7 +84,7 @@ class MegatronWeights:
         self.version = first.get("checkpoint_version", 0)
         if type(self.version) not in (int, float):
             raise CheckpointError(
-                f"{where}: checkpoint_version = {shortened(repr(self.version))}: must be a number."
+                f"{where}: checkpoint_version = {shortened(repr(self.version))} must be a number."
             )
         _refuse_fewer_ranks(tree, args, where)
         fields = fields_of_arguments(args, where)
@@ -93,8 +94,8 @@ class MegatronWeights:
         self.sizes = Sizes.of(self.model, self.vocab_size)
         if self.version < 2 and self.sizes.num_query_groups != self.sizes.num_attention_heads:
             raise CheckpointError(
-                f"{where}: checkpoint_version = {self.version:g}: its files hold no grouped queries, and its "
-                "arguments require them."
+                f"{where}: files with checkpoint_version = {self.version:g} cannot hold grouped queries, "
+                "but the arguments (args) in them require grouped queries."
             )
 
     @property
@@ -109,7 +110,7 @@ class MegatronWeights:
         """Format of the weights; fp32 if the tree has several formats."""
         kinds = {tensor.dtype for rank in self._ranks for tensor in rank.values()}
         kind = kinds.pop() if len(kinds) == 1 else torch.float32
-        # Weights of another format are not read.
+        # _part() refuses weights of any other format.
         return kind if kind in NAMES else torch.float32
 
     @cached_property
@@ -146,16 +147,17 @@ class MegatronWeights:
         where = f"{display(self.folder)}: tensor rank {rank}"
         found = self._ranks[rank].get(name)
         if found is None:
-            raise CheckpointError(f"{where} has no {name}, which its arguments require.")
+            raise CheckpointError(f"{where} has no {name}, which the arguments (args) require.")
         if found.is_meta or found.layout != torch.strided or found.dtype not in NAMES:
             raise CheckpointError(
-                f"{where} has {name} as {found.dtype}, {found.layout}; plain fp32, bf16 and fp16 are read."
+                f"{where} has {name} as {found.dtype} ({found.layout}); only dense tensors in fp32, bf16 "
+                "or fp16 can be read."
             )
         wanted = self._shape(name)
         if found.shape != wanted:
             raise CheckpointError(
                 f"{where} of {self.tree.tensor_parallel_size} has {name} in the shape {list(found.shape)}, "
-                f"but its arguments give {list(wanted)}."
+                f"but the arguments (args) require {list(wanted)}."
             )
         return found
 
@@ -168,9 +170,10 @@ class MegatronWeights:
         dim = 0 if is_column else 1
         cut = self.sizes.num_query_groups if ".query_key_value." in name else shape[dim]
         if cut % ranks:
+            kind = "query group" if ".query_key_value." in name else "column" if dim else "row"
             raise CheckpointError(
-                f"{display(self.folder)}: {ranks} tensor ranks do not divide the {cut} "
-                f"{'groups of queries' if '.query_key_value.' in name else 'rows or columns'} of {name}."
+                f"{display(self.folder)}: {name} has {amounts.counted(cut, kind)}, which cannot be divided "
+                f"evenly among {ranks} tensor ranks."
             )
         shape[dim] //= ranks
         if ".dense_h_to_4h." in name and self.sizes.is_gated:
@@ -223,7 +226,7 @@ class MegatronWeights:
             if extra := next((name for name in others if not NOT_READ.search(name)), None):
                 raise CheckpointError(
                     f"{display(self.folder)}: tensor rank {rank} holds {shortened(extra)}, which is not part "
-                    "of the model that its arguments describe, and would be lost."
+                    "of the model that the arguments (args) describe; the tensor would be lost."
                 )
 
     def _of_stage(self, path: Path, first: int) -> dict[str, torch.Tensor]:
@@ -296,7 +299,7 @@ def load_allowed(path: Path) -> Any:
 
 
 class _StandIn:
-    """Replaces the value of an enum, on which no weight depends."""
+    """Stand-in for an enum's value, which does not affect any weight."""
 
     def __init__(self, *values: Any):
         self.values = values
@@ -309,7 +312,7 @@ def _ours(name: str) -> str:
 
 
 def _inner(state: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Return the nested dictionary under the first of the names that exists; {} if none does."""
+    """Return the nested dictionary under the first of `names` that exists; {} if none of them exists."""
     return next((state[name] for name in names if isinstance(state.get(name), dict)), {})
 
 
@@ -321,7 +324,8 @@ def _refuse_fewer_ranks(tree: MegatronTree, args: dict[str, Any], where: str) ->
     for name, size in sizes.items():
         if type(args.get(name)) is int and args[name] > size:
             raise CheckpointError(
-                f"{where}: {name} = {args[name]}, but only files of {size} are there. Copy the whole folder."
+                f"{where}: {name} = {args[name]}, but the folder has files of only "
+                f"{amounts.counted(size, 'rank')}. Copy the whole folder."
             )
 
 

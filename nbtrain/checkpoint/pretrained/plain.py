@@ -128,8 +128,8 @@ class PlainModel:
         )
 
     def _turns(self, index: int) -> bool:
-        """Return whether a layer has rotary positions; in SmolLM3, a 1 in no_rope_layers means that it
-        has.
+        """Return whether a layer has rotary positions. In SmolLM3, a 1 in no_rope_layers means that the layer
+        has them.
         """
         flags = self.config.get("no_rope_layers")
         return True if flags is None else bool(flags[index])
@@ -167,7 +167,7 @@ def turned(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.T
 
 
 def frequencies_of(rope: dict[str, Any], size: int) -> tuple[torch.Tensor, float]:
-    """Return (the RoPE frequencies in radians per position, [d / 2]; the factor that scales cos and sin)."""
+    """Return (RoPE frequencies in radians per position, [d / 2]; factor for cosines and sines)."""
     base = rope["rope_theta"]
     plain = torch.tensor([base ** (-2 * pair / size) for pair in range(size // 2)], dtype=torch.float64)
     kind = rope["rope_type"]

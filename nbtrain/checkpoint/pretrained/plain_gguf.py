@@ -11,7 +11,7 @@ import torch
 
 from nbtrain.checkpoint.pretrained.plain import PlainModel
 
-# {llama.cpp's name: transformers'}, in blk.<i>. and model.layers.<i>.
+# {name in llama.cpp, after blk.<i>. : name in transformers, after model.layers.<i>.}
 LLAMA = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
@@ -101,7 +101,7 @@ class PlainGGUF(PlainModel):
         # GGUF writes the dimensions of a shape in reverse order.
         shape = [int(size) for size in reversed(raw.shape)]
         kinds = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-        # A copy: the file is mapped for reading alone.
+        # A copy is made because the file is mapped read-only.
         data = torch.from_numpy(raw.data.copy()).view(kinds[raw.tensor_type.name]).view(shape)
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
         if heads is not None and self.kind in ("llama", "smollm3"):

@@ -47,8 +47,8 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def tensor_difference(
     before: CheckpointStore, now: CheckpointStore, name: str, state: str
 ) -> dict[str, Any] | None:
-    """Return how one state of a parameter differs: the elements, and the largest difference; None if all bits
-    are equal.
+    """Return how one state of a parameter differs: a reason, or the number of different elements and the
+    largest difference. None if all bits are equal.
     """
     if state not in now.parameters[name].states:
         return {"reason": f"has no {state} in the second checkpoint"}

@@ -24,13 +24,13 @@ from nbtrain.pretrained.tensors import Piece
 
 Range = tuple[int, int]
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-# 64 MiB of fp32 are copied at one time.
+# At most this many elements are copied at one time: 64 MiB of fp32.
 PIECE_ELEMENTS = 16 << 20
 
 
 class FolderWeights:
-    """The parameters of a folder, with the rows of `vocab_size` tokens; new rows are the mean of the old
-    ones.
+    """The parameters of a model's folder. The vocabulary's matrices have `vocab_size` rows; rows that the
+    folder lacks are the mean of its rows.
     """
 
     def __init__(self, model: PretrainedModel, vocab_size: int):

@@ -24,8 +24,8 @@ from nbtrain.parallel.four_bits import FourBitMatrix, FourBits, rounded
 def load_four_bits(engine: Any, weights: Weights, tensor: tuple[int, int], piece_elements: int) -> None:
     """Load this rank's part of `weights` into each 4-bit matrix of `engine`.
 
-    Only one matrix at a time is in memory in the run's format, and `piece_elements` of it in fp32. The
-    arguments are the same as in reshape.load_masters.
+    At one time, memory holds one matrix in the run's format and `piece_elements` of the matrix in fp32. The
+    arguments are the same as in reshape.load_masters().
     """
     for name, matrix in engine.module.named_modules():
         if not isinstance(matrix, FourBitMatrix):
@@ -73,8 +73,8 @@ class FourBitWeights(MadeWhole):
         return rounded(whole, self.how).float()
 
     def unchanged(self, name: str) -> Weights | None:
-        """Return the base for parameters that are not quantized (embeddings, norms, biases); None for
-        others.
+        """Return the base weights for parameters that are not quantized (embeddings, norms, biases); None for
+        quantized parameters.
         """
         return None if is_block_matrix(name) else self.base
 

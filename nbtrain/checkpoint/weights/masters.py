@@ -38,7 +38,9 @@ class Weights(Protocol):
 
 
 class MadeWhole:
-    """Base of sources that compute parameters: full(name) computes one, whose chunks are then read."""
+    """Base class of sources that compute whole parameters: read() calls full() and returns the requested
+    chunk of the result.
+    """
 
     _newest: tuple[str, torch.Tensor] | None = None
 
@@ -47,7 +49,9 @@ class MadeWhole:
         raise NotImplementedError
 
     def unchanged(self, name: str) -> Weights | None:
-        """Return weights that contain this parameter unchanged; None if full() computes it."""
+        """Return the weights that contain this parameter unchanged, from which it is then read; None if
+        full() computes it.
+        """
         return None
 
     def read(
@@ -62,7 +66,7 @@ class MadeWhole:
         """Return elements [start, start + count) of a part of a parameter, like CheckpointStore.read."""
         if (held := self.unchanged(name)) is not None:
             return held.read(name, state, part, start, count, rows)
-        # Requested chunk by chunk, in order.
+        # The newest parameter is kept, because its chunks are requested one after the other.
         if self._newest is None or self._newest[0] != name:
             self._newest = name, self.full(name)
         return _elements(self._newest[1], part, start, count)

@@ -60,7 +60,7 @@ class MergedWeights(MadeWhole):
         return weight + self.scale * product(a, b, self.qkv_parts)
 
     def unchanged(self, name: str) -> Weights | None:
-        """Return the base if no adapter changes this parameter; None otherwise."""
+        """Return the base weights if no adapter changes this parameter; None otherwise."""
         beside = (adapters_of(name)[0], trained_rows_of(name), self._vector(name))
         return None if any(one in self.adapters.parameters for one in beside) else self.base
 

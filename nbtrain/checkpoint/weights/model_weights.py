@@ -24,9 +24,9 @@ def load_model_weights(
 
     The weights are in the format in which they were trained; with `masters` they are the optimizer's fp32
     masters. If `step` is None, the newest complete checkpoint is read. Word embedding and output layer have
-    the number of rows that was saved; with `unpadded`, only the rows of tokens; with `padded_vocab_size`,
-    that number of rows, where new rows are 0. No process group is needed. Raises CheckpointError if the
-    checkpoint is not complete, or if there is none.
+    as many rows as were saved. With `unpadded`, they have only the rows of tokens. With `padded_vocab_size`,
+    they have that number of rows, and new rows are 0. No process group is needed. Raises CheckpointError if
+    the checkpoint is not complete, or if the run has no complete checkpoint.
     """
     run = RunDir(run_dir)
     store = open_checkpoint(run, whole_step(run, step)[0])

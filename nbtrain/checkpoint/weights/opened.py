@@ -46,7 +46,9 @@ def weights_of(start: Start, config: RunConfig) -> Weights:
 
 
 class RunWeights:
-    """A checkpoint's masters with the rows of `vocab_size` tokens; new rows are the mean of the old ones."""
+    """A checkpoint's masters. The vocabulary's matrices have `vocab_size` rows; rows that the checkpoint
+    lacks are the mean of its rows.
+    """
 
     def __init__(self, store: CheckpointStore | MergedWeights, vocab_size: int):
         self.store, self.vocab_size = store, vocab_size

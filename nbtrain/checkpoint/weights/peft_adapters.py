@@ -1,4 +1,4 @@
-"""Adapters of a folder of `peft`, read like a checkpoint (pretrained/peft.py maps their names)."""
+"""Adapters in a `peft` folder, read like a checkpoint (pretrained/peft.py maps their names)."""
 
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from nbtrain.pretrained.peft_tokens import modules_of_vocabulary, said_by
 
 
 def read_adapters(folder: Path, config: RunConfig) -> "PeftAdapters | PeftVectors":
-    """Read adapters of the run's lora.kind from a folder. Raises CheckpointError if it holds another kind."""
+    """Read adapters from a folder. Raises CheckpointError if they are not of the run's lora.kind."""
     assert config.lora is not None
     return PeftVectors(folder, config) if config.lora.kind == "ia3" else PeftAdapters(folder, config)
 

@@ -1,4 +1,4 @@
-"""A folder of `peft`, open for reading. peft_adapters.py and peft_vectors.py are the two kinds."""
+"""A `peft` folder, open for reading. peft_adapters.py and peft_vectors.py read the two kinds."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,16 +14,17 @@ from nbtrain.pretrained.peft_files import read_tensors
 
 
 class PeftFolder(MadeWhole):
-    """The open file of a folder, with its tensors by their wanted names (peft_files.read_tensors).
-
-    Raises CheckpointError if there are problems with the folder, or if its file is damaged.
+    """The open file of a `peft` folder. Its tensors are found by the names that the run needs
+    (peft_files.read_tensors). Raises CheckpointError if the folder does not fit the run, or if its file is
+    damaged.
     """
 
     def __init__(self, folder: Path, wanted: Iterable[str], problems: list[str]):
         if problems:
             raise CheckpointError(f"{display(folder)}: does not fit this run: {'; '.join(problems)}.")
         self.folder = folder
-        # A name of peft's may be another one in the file: _orig_mod. of torch.compile, for example.
+        # A tensor's name in the file may differ from peft's name, for example by the _orig_mod. of
+        # torch.compile.
         self._names = {name: tensor.name for name, tensor in read_tensors(folder, wanted).items()}
         self._file = safe_open(folder / PEFT_WEIGHTS, framework="pt", device="cpu")
 

@@ -1,4 +1,4 @@
-"""Vectors of IA3 of a folder of `peft`, read like a checkpoint (pretrained/peft_ia3.py maps their names)."""
+"""IA3 vectors in a `peft` folder, read like a checkpoint (pretrained/peft_ia3.py maps their names)."""
 
 from functools import cached_property
 from pathlib import Path

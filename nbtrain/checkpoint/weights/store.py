@@ -60,11 +60,12 @@ class StoredParameter:
     shape: tuple[int, ...]
     """Shape of the whole tensor, vocabulary padding included."""
     partition_dim: int | None
-    """Dimension along which tensor ranks shard it; None if each rank holds all of it."""
+    """Dimension along which tensor-parallel ranks shard the tensor; None if each rank holds the whole tensor.
+    """
     stage: int
-    """First pipeline stage that holds it."""
+    """First pipeline stage that holds the parameter."""
     group: str = DECAY
-    """Name of the optimizer's group."""
+    """Name of the optimizer group to which the parameter belongs."""
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -82,7 +83,9 @@ class TensorPart(NamedTuple):
     rank: int = 0
     size: int = 1
     dim: int | None = None
-    """Dimension along which the reader's ranks shard it; None if each rank holds all of it."""
+    """Dimension along which the reader's ranks shard the parameter; None if each rank holds the whole
+    parameter.
+    """
 
 
 WHOLE = TensorPart()
@@ -122,8 +125,8 @@ class CheckpointStore:
         self._pieces: dict[tuple[int, int], dict[str, list[_Piece]]] = {}
         if layout.get("offload_optimizer") == "nvme" or layout.get("offload_param") == "nvme":
             raise CheckpointError(
-                f"{folder}: its optimizer state is in NVMe swap files, which only the layout that wrote "
-                "them reads. Resume the run with that layout, its offloading included."
+                f"{folder}: its optimizer state is in NVMe swap files, which can be read only with the "
+                "layout that wrote them. Resume the run with that layout, including its offloading."
             )
 
     @cached_property
@@ -200,7 +203,7 @@ class CheckpointStore:
         parameter = self._parameter(name)
         if state not in parameter.states:
             raise CheckpointError(
-                f"{self.folder}: holds no {state} of {name}, but {', '.join(parameter.states)}."
+                f"{self.folder}: has no {state} for {name}; its states are {', '.join(parameter.states)}."
             )
         rank, size, dim = part if part.dim is not None else WHOLE
         total = torch.Size((rows or parameter.shape[0], *parameter.shape[1:])).numel()
@@ -244,7 +247,7 @@ class CheckpointStore:
         for piece in self._pieces_of(parameter.name, rank):
             begin, stop = max(first, piece.start), min(end, piece.start + piece.count)
             if begin < stop:
-                # A parameter without moments has not been stepped yet.
+                # A parameter without stored moments has not been updated yet.
                 values = piece.states.get(state)
                 found.append(
                     values[begin - piece.start : stop - piece.start]
@@ -253,8 +256,8 @@ class CheckpointStore:
                 )
         if sum(len(part) for part in found) != end - first:
             raise CheckpointError(
-                f"{self.folder}: {parameter.name} ({state}): {sum(len(part) for part in found):,} of "
-                f"{end - first:,} elements are in its files. Use another checkpoint."
+                f"{self.folder}: {parameter.name} ({state}): the files contain only "
+                f"{sum(len(part) for part in found):,} of {end - first:,} elements. Use another checkpoint."
             )
         return found[0] if len(found) == 1 else torch.cat(found)
 
@@ -282,7 +285,7 @@ class CheckpointStore:
             if (matched := LAYER_FILE.match(file)) is None:
                 continue
             index = int(matched[1])
-            # A tied output layer holds the word embedding again.
+            # A tied output layer holds a second copy of the word embedding.
             tied = self.is_tied and index in (0, self.num_layers + 3)
             layer = "tied_modules.word_embeddings" if tied else str(index)
             for inner, weight in self._open(file).items():
@@ -307,14 +310,14 @@ class CheckpointStore:
         try:
             return self._pieces[coordinate][name]
         except KeyError:
-            raise CheckpointError(f"{self.folder}: its optimizer files have no state of {name}.") from None
+            raise CheckpointError(f"{self.folder}: its optimizer files have no state for {name}.") from None
 
     def _pieces_0(self, pipeline: int, tensor: int) -> Iterator[tuple[str, _Piece]]:
         common = self._model_file(pipeline, tensor)
         optimizer, order = common["optimizer"], common["nbtrain"]["optimizer_names"]
         for group, names in zip(optimizer["param_groups"], order, strict=True):
             for number, name in zip(group["params"], names, strict=True):
-                # Before its first step an optimizer has no state.
+                # Before the first step, torch's optimizer has no state.
                 state = optimizer["state"].get(number, {})
                 whole = {MASTER: self._module(name, tensor), **_moments(state)}
                 flat = {key: value.reshape(-1) for key, value in whole.items()}
@@ -369,7 +372,9 @@ class CheckpointStore:
         try:
             return self._names[pattern, rank]
         except KeyError:
-            raise CheckpointError(f"{self.folder}: has no file {pattern.pattern} of rank {rank}.") from None
+            raise CheckpointError(
+                f"{self.folder}: has no file of rank {rank} whose name matches {pattern.pattern}."
+            ) from None
 
     @cached_property
     def _names(self) -> dict[tuple[re.Pattern[str], tuple[int, ...]], str]:
@@ -387,8 +392,8 @@ class CheckpointStore:
 
 
 def _step(state: dict[str, Any], group: dict[str, Any]) -> float:
-    """Return the step, which torch stores with the moments and DeepSpeed with the group; 0 before the first
-    step.
+    """Return the optimizer's step count, which torch stores with the moments and DeepSpeed with the group; 0
+    before the first step.
     """
     return float(state.get("step", group.get("step", 0)))
 

@@ -27,14 +27,16 @@ from nbtrain.base.process.answers import answer_request
 from nbtrain.base.process.parent_death import die_with_parent
 from nbtrain.base.process.ports import port_to_listen_on
 from nbtrain.base.process.signals import hear_signals
+from nbtrain.base.text import amounts
 
 MODEL_FORMATS = {"cpu": ["fp32", "bf16"], "gpu": ["bf16"]}
-# Measurements of one start of ranks, as tests/train/calibration counts them; a GPU may lack formats.
+# Number of measurements in one start of the ranks, checked by tests/train/calibration. A GPU that lacks a
+# number format yields fewer.
 FIGURES = {"cpu": 2 + 17 + 2 * (4 + 14 + 4) + 20, "gpu": 2 + 5 * 8 + (4 + 12 + 5) + 8, "collectives": 30}
-# Measurements of engine steps among them; an engine is built for each.
+# Number of these measurements that time engine steps; an engine is built for each of them.
 ENGINES = {"cpu": 20, "gpu": 8}
-# Shares of the time in addition to one per measurement: for steps (engine_steps.SLICES), and for attention
-# and blocks, whose forward pass is also measured alone.
+# Shares of the time beyond one per measurement: for engine steps (engine_steps.SLICES), and for attention and
+# blocks, whose forward pass is also measured alone.
 MORE_SLICES = {"cpu": 2 * 20 + 2 * (4 + 7), "gpu": 2 * 8 + (4 + 6)}
 # Seconds that an idle CPU needs to import torch, DeepSpeed and the optimizer, and to build an engine.
 START_SECONDS = 15.0
@@ -76,10 +78,10 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def measured_until(now: float, until: float, slices: list[int], engines: list[int]) -> float:
-    """Return the time by which the next start of ranks must finish its share of the measurements.
+    """Return the time by which the next start of the ranks must finish its measurements.
 
-    `slices` and `engines` have an entry for each remaining start. Imports and engines get the time they need,
-    up to half of the remaining time; the slices share the rest equally.
+    `slices` and `engines` have one entry for each remaining start. Imports and building engines get the time
+    they need, up to half of the remaining time. The rest is divided equally among the slices.
     """
     left = END_SHARE * (until - now)
     fixed = [START_SECONDS + BUILD_SECONDS * count for count in engines]
@@ -89,8 +91,8 @@ def measured_until(now: float, until: float, slices: list[int], engines: list[in
 
 
 def plan_of(device: str, cores: int) -> list[tuple[int, int, list[str], int]]:
-    """Return (ranks, threads of each, parts, measurements) for each start; on a gpu, `cores` is the number of
-    GPUs.
+    """Return (ranks, threads per rank, parts, measurements) for each start of the ranks; on a GPU machine,
+    `cores` is the number of GPUs.
     """
     own, between = FIGURES[device], FIGURES["collectives"]
     if device == "gpu":
@@ -107,10 +109,10 @@ def plan_of(device: str, cores: int) -> list[tuple[int, int, list[str], int]]:
 
 
 def run_ranks(ranks: int, threads: int, work: dict[str, Any], until: float) -> Iterator[dict[str, Any]]:
-    """Start `ranks` processes and yield the messages of rank 0.
+    """Start `ranks` processes and yield the JSON lines that rank 0 prints.
 
-    Raises JobError with the last output of a failed process. If processes still run at `until`, by the
-    monotonic clock, they are ended and TimeoutError is raised.
+    Raises JobError with the last lines of output if a process fails. Processes that still run at `until`, by
+    the monotonic clock, are killed, and TimeoutError is raised.
     """
     port = port_to_listen_on()
     with tempfile.TemporaryFile() as said:
@@ -134,8 +136,9 @@ def run_ranks(ranks: int, threads: int, work: dict[str, Any], until: float) -> I
                 said.seek(0)
                 words = said.read().decode(errors="replace").strip().splitlines()[-LAST_LINES:]
                 raise JobError(
-                    f"the calibration with {ranks} ranks ended with the codes {codes}. Its last output:\n"
-                    + "\n".join(f"  {line}" for line in words)
+                    f"the calibration with {amounts.counted(ranks, 'rank')} failed; exit codes by rank: "
+                    f"{codes}. "
+                    "Last lines of its output:\n" + "\n".join(f"  {line}" for line in words)
                 )
         finally:
             for process in processes:
@@ -161,7 +164,9 @@ def lines_until(stream: IO[bytes] | None, until: float) -> Iterator[bytes]:
 
 
 def _variables(rank: int, ranks: int, threads: int, port: int, device: str) -> dict[str, str]:
-    """Return a rank's variables, the same that jobs/machine/environment.py sets for the ranks of a job."""
+    """Return a rank's environment variables, the same ones that jobs/machine/environment.py sets for the
+    ranks of a job.
+    """
     variables = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

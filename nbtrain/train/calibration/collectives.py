@@ -26,7 +26,7 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"
 def measure(watch: Stopwatch, sizes: tuple[int, ...]) -> Iterator[dict[str, Any]]:
     """Measure every kind of collective at every size, in fp32. All ranks call it together."""
     for kind in KINDS:
-        # A send_recv goes both ways, and only two of the ranks in the mean are busy.
+        # A send_recv goes both ways, and the mean is over all ranks although only two of them send.
         share = dist.get_world_size() / 4 if kind == "send_recv" else 1.0
         for size in sizes:
             yield {

@@ -99,8 +99,8 @@ def measure(watch: Stopwatch, sizes: Sizes, formats: list[str], model_formats: l
 
 
 def products_of(device: str, dtype: str, sizes: Sizes) -> tuple[tuple[int, int, int], ...]:
-    """Return the products to measure in a format. A CPU may emulate fp16, so there it gets a single small
-    one.
+    """Return the products to measure in the format `dtype`. On a CPU, which may emulate fp16, fp16 gets only
+    one small product.
     """
     return sizes.products[:1] if (device, dtype) == ("cpu", "fp16") else sizes.products
 
@@ -203,7 +203,9 @@ def usable_formats(device: torch.device) -> list[str]:
 
 @contextlib.contextmanager
 def _format(dtype: str) -> Iterator[torch.dtype]:
-    """Set up a format and yield its element type; for TF32 this is fp32, with shorter factors enabled."""
+    """Prepare torch for a number format and yield its element type. For TF32 that is fp32, with TF32 products
+    enabled.
+    """
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
     try:

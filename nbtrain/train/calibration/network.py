@@ -32,7 +32,7 @@ GPU_BYTES = (4 << 10, 256 << 10, 4 << 20, 32 << 20, 256 << 20, 1 << 30)
 
 
 def main(run_path: str, seconds: float) -> int:
-    """Measure with the other ranks of the job; report the outcome as the trainer does."""
+    """Measure together with the job's other ranks, and report the outcome in the same way as the trainer."""
     run = RunDir(run_path)
     job = find_job(run)
     rank = int(os.environ.get("RANK", "0"))
@@ -54,7 +54,7 @@ def main(run_path: str, seconds: float) -> int:
 def measure(config: RunConfig, job: JobDir, heartbeat: HeartbeatWriter, seconds: float) -> int:
     """Time every collective at every size and write network.json; return the number of measurements."""
     with heartbeat.phase("start"):
-        # torch takes seconds to import, so the first heartbeat is written before.
+        # Importing torch takes seconds, so the first heartbeat is written before the import.
         from nbtrain.parallel import startup
         from nbtrain.train.calibration.collectives import task
         from nbtrain.train.calibration.stopwatch import Stopwatch

@@ -1,7 +1,7 @@
 """Times a task on all ranks at once: the median of the calls that fit into the task's share of the time.
 
-All ranks begin a call together, so that as many neighbouring cores are busy as in training: cores share
-caches and memory. The ranks agree on the number of calls, because a task may contain collectives.
+All ranks begin a call together, so that as many neighbouring cores are busy as in training, because cores
+share caches and memory. The ranks agree on the number of calls, because a task may contain collectives.
 """
 
 import statistics
@@ -25,20 +25,24 @@ class Stopwatch:
     until: float
     """Time at which the last measurement must end, by time.monotonic()."""
     slices: float
-    """Remaining shares of the time: one for each measurement, SLICES for a step."""
+    """Remaining shares of the time: one share for each measurement, SLICES shares for a measurement of engine
+    steps.
+    """
     engines: int = 0
     """Number of DeepSpeed engines that must still be built between measurements."""
     build_seconds: float = 0.0
-    """Seconds that it takes to build one of these engines."""
+    """Seconds that it takes to build one DeepSpeed engine."""
     cpu_time: bool = False
-    """Whether to measure the process's CPU time, which excludes waiting; used by tests on a busy machine."""
+    """Whether to measure the process's CPU time, which excludes waiting, instead of elapsed time; used by
+    tests on a busy machine.
+    """
     _spreads: list[float | None] = field(default_factory=list)
 
     def seconds(self, task: Callable[[], object], slices: float = 1.0) -> float:
         """Return the median seconds of one call, averaged over the ranks.
 
-        The calls, with one to warm up, take `slices` shares of the remaining time. A task that is too slow
-        for that is called only once.
+        All calls together, including one to warm up, take `slices` shares of the remaining time. A task that
+        takes longer than SLOW_SLICES times that is called only once.
         """
         slice_seconds = self._agreed(self._left_seconds() * slices / max(self.slices, slices))
         self.slices -= slices

@@ -26,10 +26,10 @@ from nbtrain.train.code.trial import try_code
 
 def main() -> int:
     request = json.load(sys.stdin)
-    # Ranks start in the workspace, so relative paths in the file are relative to it.
+    # Ranks start in the workspace, so relative paths in the user's file are relative to the workspace.
     if (folder := workspace()).is_dir():
         os.chdir(folder)
-    # A file may ask for its rank.
+    # A user's file may read its rank from the environment.
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         config = RunConfig.model_validate(request["config"])
@@ -38,7 +38,7 @@ def main() -> int:
         answer: dict[str, Any] = {"kind": "error", "error": type(error).__name__, "message": str(error)}
     else:
         answer = {"kind": "tried", "own_block": None if block is None else asdict(block)}
-    # The file may have printed without a line end.
+    # The user's file may have printed text without a line break at the end.
     print(f"\n{json.dumps(answer)}", flush=True)
     dist.destroy_process_group()
     return 0

@@ -43,7 +43,7 @@ class OwnSamples:
             if not callable(getattr(self._dataset, name, None)):
                 kind = type(self._dataset).__name__
                 raise self._error(
-                    f"dataset({self._split!r}) returned {kind}, which has no {name}()",
+                    f"dataset({self._split!r}) returned an object of type {kind}, which has no {name}()",
                     "Return an object with __len__() and samples(index)",
                 )
         with contextlib.suppress(ValueError):  # not every callable has a signature
@@ -60,12 +60,12 @@ class OwnSamples:
         except (TypeError, ValueError, OverflowError) as error:
             # __len__() itself raised no error, but its result is not a length.
             raise self._error(
-                f"the length of dataset({self._split!r}): {error}", "Return a whole number from __len__()"
+                f"len(dataset({self._split!r})) fails: {error}",
+                "Return a whole number from __len__()",
             ) from error
         if size == 0:
-            raise self._error(
-                f"dataset({self._split!r}) is empty", "Return None for a split that is not read"
-            )
+            optional = "" if self._split == "train" else ", or None to do without this split"
+            raise self._error(f"dataset({self._split!r}) is empty", f"Return at least one sample{optional}")
         return size
 
     def sample(self, position: int) -> Sample:
@@ -75,9 +75,12 @@ class OwnSamples:
             values = self._dataset.samples(index)
         where = f"samples({index}) of dataset({self._split!r})"
         if not isinstance(values, dict) or "tokens" not in values or not set(values) <= set(KEYS):
-            shown = ", ".join(map(str, values)) if isinstance(values, dict) else type(values).__name__
+            keys = ", ".join(map(str, values)) if isinstance(values, dict) else ""
+            is_dict = f"a dict with the keys {keys}" if keys else "an empty dict"
+            shown = is_dict if isinstance(values, dict) else f"an object of type {type(values).__name__}"
             raise self._error(
-                f"{where} returned {shown}", "Return a dict with tokens and, if needed, labels and loss_mask"
+                f"{where} returned {shown}",
+                "Return a dict with the key tokens and, if needed, labels and loss_mask",
             )
         length = self._length
         tokens = self._ids(where, "tokens", values["tokens"], length if "labels" in values else length + 1)
@@ -92,12 +95,13 @@ class OwnSamples:
         if array.shape != (length,) or array.dtype.kind not in "iu":
             raise self._error(
                 f"{key} of {where} has shape {list(array.shape)}, {array.dtype}",
-                f"It must hold {length} ids: model.seq_length, and one more for tokens without labels",
+                f"It must hold {length} integer ids (model.seq_length"
+                f"{' + 1, because no labels are returned' if length > self._length else ''})",
             )
         if array.size and not 0 <= array.min() <= array.max() < self._vocab_size:
             raise self._error(
-                f"{key} of {where} has ids from {array.min()} to {array.max()}",
-                f"An id is from 0 to {self._vocab_size - 1:,} (tokenizer.vocab_size)",
+                f"the ids in {key} of {where} range from {array.min()} to {array.max()}",
+                f"Ids must be from 0 to {self._vocab_size - 1:,} (tokenizer.vocab_size - 1)",
             )
         return array.astype(np.int64)
 
@@ -108,7 +112,7 @@ class OwnSamples:
         if mask.shape != (self._length,) or mask.dtype.kind not in "biuf" or not np.isin(mask, (0, 1)).all():
             raise self._error(
                 f"loss_mask of {where} has shape {list(mask.shape)}, {mask.dtype}",
-                f"It must hold {self._length} values, 0 or 1",
+                f"It must hold {self._length} values (model.seq_length), each 0 or 1",
             )
         return mask.astype(np.float32)
 
@@ -134,11 +138,13 @@ def epoch_order(seed: int, epoch: int, size: int) -> np.ndarray:
 def own_datasets(
     config: RunConfig, code: UserCode, index_samples: int | None, skipped_samples: int
 ) -> GPTDatasets:
-    """Build the splits from dataset(split). Raises CodeError.
+    """Build the splits from dataset(split). Raises CodeError if dataset() returns something else than the
+    splits need.
 
-    Validation and test are None if dataset() returns None for them, or if the run does not evaluate.
+    The validation and test splits are None if dataset() returns None for them, or if the run does not
+    evaluate.
     """
-    # The tokenizer's libraries are not needed by a run on prepared data.
+    # Imported here because a run on prepared data does not need the tokenizer's libraries.
     from nbtrain.dataset.of_run import tokenizer_sha256
 
     splits: dict[str, Any] = {}

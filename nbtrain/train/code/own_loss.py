@@ -22,7 +22,7 @@ from nbtrain.parallel.vocabulary import Vocabulary
 from nbtrain.train.engine.engine import TrainEngine
 
 SCALAR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-NAME_RULE = "a name has letters, digits, _, . and -, at most 100"
+NAME_RULE = "A name begins with a letter or digit and has at most 100 letters, digits, _, . and -"
 # The returned count is compared with the mask's count; both are sums of fp32 numbers.
 COUNT_TOLERANCE = 1e-5
 RETURNS = "return (sum, number of tokens, {}), for example ((losses * mask).sum(), mask.sum(), {})"
@@ -50,23 +50,27 @@ class OwnLoss:
         total, count, scalars = result
         if not isinstance(total, torch.Tensor) or total.dim() or not total.is_floating_point():
             raise self._error(
-                f"loss returned {shown(total)} as its sum, which must be a tensor without dimensions",
+                f"loss returned {shown(total)} as the sum of losses, which must be a floating-point tensor "
+                "without dimensions",
                 "Sum the losses of the tokens: (losses * mask).sum()",
             )
         learns = torch.is_grad_enabled() and logits.requires_grad
         if learns and not total.requires_grad:
             raise self._error(
-                "the sum that loss returned does not depend on the logits, so no weight would be trained",
-                "Compute it from `logits`, without .detach(), .item() or torch.no_grad()",
+                "the sum of losses that loss returned does not depend on the logits, so no weight would be "
+                "trained",
+                "Compute the sum from `logits`, without .detach(), .item() or torch.no_grad()",
             )
-        count = self._number("the number of tokens", count, logits.device)
+        count = self._number("the number of tokens that loss returned", count, logits.device)
         if torch.is_grad_enabled():
             self._note(count, scalars, logits.device)
         return total.float()
 
     def _note(self, count: torch.Tensor, scalars: Any, device: torch.device) -> None:
         if not isinstance(scalars, dict):
-            raise self._error(f"loss returned {shown(scalars)} as its scalars", "Return a dict, {} for none")
+            raise self._error(
+                f"loss returned {shown(scalars)} as its scalars", "Return a dict, or {} for no scalars"
+            )
         names = tuple(sorted(scalars, key=str))
         pairs = tuple(isinstance(scalars[name], tuple | list) for name in names)
         if self._names is None:
@@ -74,8 +78,9 @@ class OwnLoss:
             self._names, self._pairs = names, pairs
         elif (names, pairs) != (self._names, self._pairs):
             raise self._error(
-                f"the scalars of loss were {_listed(self._names)}, and now are {_listed(names)}",
-                "Return the same names from every call; (0, 0) stands for a mean of nothing",
+                f"loss returned the scalars {_listed(self._names)} in an earlier call and {_listed(names)} "
+                "now",
+                "Return the same names from every call, with (0, 0) for a mean over no tokens",
             )
         row = [count]
         for name, is_pair in zip(names, pairs, strict=True):
@@ -88,12 +93,14 @@ class OwnLoss:
         self._rows.append(torch.stack(row))
 
     def _number(self, what: str, value: Any, device: torch.device) -> torch.Tensor:
-        """Return a number or a tensor without dimensions in fp64 on `device`."""
+        """Return a number, or a tensor with one element, as an fp64 tensor without dimensions on `device`."""
         if isinstance(value, bool) or not isinstance(value, int | float | torch.Tensor):
             raise self._error(f"{what} is {shown(value)}", "It must be a number")
         tensor = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(float(value))
         if tensor.numel() != 1:
-            raise self._error(f"{what} is {shown(value)}", "It must be one number: sum it")
+            raise self._error(
+                f"{what} is {shown(value)}", "It must be one number, such as the sum of the tensor"
+            )
         return tensor.reshape(()).to(device, torch.float64, non_blocking=True)
 
     def begin_step(self) -> None:
@@ -103,10 +110,11 @@ class OwnLoss:
         self._rows.clear()
 
     def end_step(self, engine: TrainEngine, tokens: torch.Tensor | None) -> dict[str, float]:
-        """Return {name: value} of the step's scalars, on every rank; a mean of nothing is omitted.
+        """Return {name: value} of the step's scalars, on every rank; a mean whose count is 0 is omitted.
 
         `tokens` is the number of tokens in the loss of the step. Waits for the device. All ranks call it
-        together. Raises CodeError if loss() counted other tokens, or if ranks return other scalars.
+        together. Raises CodeError if loss() returned a different number of tokens, or if the scalars have
+        different names on different ranks.
         """
         names, pairs = self._agreed(engine)
         device = engine.deepspeed.device
@@ -125,21 +133,25 @@ class OwnLoss:
         return found
 
     def check_count(self, tokens: torch.Tensor) -> None:
-        """Raise CodeError if the calls since begin_step() have not counted `tokens`."""
+        """Raise CodeError if the numbers of tokens that loss() returned since begin_step() do not add up to
+        `tokens`.
+        """
         self._compare_count(float(sum(row[0] for row in self._rows)), float(tokens))
 
     def _compare_count(self, count: float, expected: float) -> None:
-        # Not ">": a count of NaN differs too.
+        # Not `difference > tolerance`, which is False for a count of NaN.
         if not abs(count - expected) <= COUNT_TOLERANCE * max(expected, 1.0):
             raise self._error(
                 f"loss counted {count:,.6g} tokens, but the masks have {expected:,.6g}",
-                "nbtrain divides by the number of tokens in the loss: return mask.sum(), and put weights of "
-                "tokens into the sum",
+                "nbtrain divides the sum of losses by the number of tokens in the masks, so return "
+                "mask.sum() as the number of tokens. To weight tokens, multiply their losses by the "
+                "weights before summing",
             )
 
     def _agreed(self, engine: TrainEngine) -> tuple[tuple[str, ...], tuple[bool, ...]]:
-        """Return the names of the scalars on every rank. Ranks without a loss receive them after the first
-        step.
+        """Return the names of the scalars, and whether each is a (sum, count) pair, the same on every rank.
+
+        The ranks agree after the first step, because ranks without a loss learn the names from the others.
         """
         if self._agreement is None:
             own = (self._names or (), self._pairs) if engine.has_loss else None
@@ -149,7 +161,7 @@ class OwnLoss:
                     raise self._error(
                         f"loss returned the scalars {_listed(known[0][0])} on one rank and "
                         f"{_listed(other[0])} on another",
-                        "Return the same names on every rank; (0, 0) stands for a mean of nothing",
+                        "Return the same names on every rank, with (0, 0) for a mean over no tokens",
                     )
             self._agreement = known[0]
         return self._agreement

@@ -9,11 +9,15 @@ from nbtrain.train.code.own_loss import check_names
 
 
 def own_scalars(code: UserCode, step: int) -> dict[str, float]:
-    """Return {name: number} from scalars(step). Raises CodeError for anything else."""
+    """Return {name: number} from scalars(step). Raises CodeError if the user's function returns anything
+    else.
+    """
     found: Any = code.call("scalars", step)
     if not isinstance(found, dict):
         raise code.error(
-            "scalars", f"scalars returned {type(found).__name__}", "Return {name: number}, {} for none."
+            "scalars",
+            f"scalars returned an object of type {type(found).__name__}",
+            "Return {name: number}, or {} for no scalars.",
         )
     check_names(code, "scalars", found)
     values = {}

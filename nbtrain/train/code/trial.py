@@ -1,9 +1,9 @@
 """One step of a two-layer model with the user's file, on the CPU, to find its errors before a run starts.
 
 The model has two narrow layers, and the run's vocabulary, number format and kind of positions. The micro
-batch is random: the first token of each sequence is not in the loss, and with several datasets each sequence
-has tokens of two. on_checkpoint() is not called, because nothing is saved. Blocks of layer() are tried by
-trial_of_layer.py too.
+batch is random: the first token of each sequence is not in the loss, and if the run has several datasets,
+each sequence has tokens from two of them. on_checkpoint() is not called, because nothing is saved. Blocks
+from layer() are also tested by trial_of_layer.py.
 """
 
 import math
@@ -29,8 +29,8 @@ STEP = 1
 
 
 def try_code(config: RunConfig, code: UserCode) -> OwnBlock | None:
-    """Call the functions of the file for one step; return the parameters of a block of layer(), if there is
-    one. Raises CodeError for the first error.
+    """Call the user's functions for one step, and return the parameter counts of a block if the file defines
+    layer(), otherwise None. Raises CodeError for the first error.
     """
     block = None
     with preserved():
@@ -57,7 +57,7 @@ def try_code(config: RunConfig, code: UserCode) -> OwnBlock | None:
 
 
 def _dataset_names(config: RunConfig) -> tuple[str, ...]:
-    """Return the names of the datasets of a blend or mixture; () if there is one."""
+    """Return the names of the datasets of a blend or mixture; () if there is only one dataset."""
     if config.data.blend:
         names = [entry.name for entry in BlendFiles.of(config).entries]
     else:
@@ -114,8 +114,8 @@ def _try_step(config: RunConfig, code: UserCode, model: GPT, names: tuple[str, .
         if not math.isfinite(value):
             raise code.error(
                 blamed,
-                f"{'loss' if own is not None else 'the loss'} is {value} for a model with initial weights",
-                "Look for a division by zero, such as a mean over no tokens, and for log of 0.",
+                f"the loss is {value} for a model with its initial weights",
+                "Look for a division by zero, such as a mean over no tokens, or for a logarithm of 0.",
             )
         try:
             loss.backward()
@@ -123,7 +123,7 @@ def _try_step(config: RunConfig, code: UserCode, model: GPT, names: tuple[str, .
             # autograd names the tensor, but no line of the file.
             raise code.error(
                 blamed,
-                f"the backward pass fails: {str(error).partition('. Hint')[0].partition(': [')[0]}",
+                f"the backward pass failed: {str(error).partition('. Hint')[0].partition(': [')[0]}",
                 "An in-place operation, such as x += y, overwrites a value that the backward pass needs: "
                 "write x = x + y.",
             ) from error
@@ -134,10 +134,9 @@ def _try_step(config: RunConfig, code: UserCode, model: GPT, names: tuple[str, .
     if not math.isfinite(norm) or norm == 0:
         raise code.error(
             blamed,
-            f"the gradient of {'loss' if own is not None else 'the loss'} has norm {norm:g} for a model with "
-            "initial weights",
-            "Look for an operation without a gradient, such as argmax, or with an infinite one, such as sqrt "
-            "at 0.",
+            f"the gradient of the loss has norm {norm:g} for a model with its initial weights",
+            "Look for an operation without a gradient, such as argmax, or with an infinite gradient, such as "
+            "sqrt at 0.",
         )
     if own is not None:
         own.check_count(mask.sum())

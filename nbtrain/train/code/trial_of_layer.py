@@ -1,13 +1,13 @@
-"""The trial of a user's layer(): what is wrong with its blocks is found before a run starts.
+"""Tests the blocks of a user's layer() before a run starts.
 
-    count_block        every block in the size and on the tensor-parallel ranks of the run, without memory:
-                       shapes that cannot be divided, and the number of parameters
-    try_layer          a two-layer model: initial values that are the same every time; tokens and sequences
-                       that are treated one by one, and with the context that attention needs; no state but
-                       the parameters, and no random numbers that recomputation cannot repeat
-    check_gradients    parameters that no gradient reaches
+    count_block        builds every block in the run's size and for its tensor-parallel ranks, without
+                       memory: checks that all shapes can be divided, and counts the parameters
+    try_layer          builds a two-layer model: checks that initial values are the same every time, that
+                       tokens and sequences are processed independently except in attention, that no state
+                       but the parameters changes, and that recomputation can repeat all random numbers
+    check_gradients    checks that a gradient reaches every parameter
 
-The second model is narrow, so a block takes its widths from `config`.
+The two-layer model is narrower than the run's, so a block must read its widths from `config`.
 """
 
 import contextlib
@@ -32,12 +32,13 @@ from nbtrain.parallel.random import get_state
 from nbtrain.parallel.tensor import partition_dim
 
 TOKENS = 8
-# The two passes multiply in different orders. The logits of a token with another context differ by more.
+# The two passes add products in different orders, so equal results differ slightly. If a token sees a
+# different context, its logits differ by more than this.
 TOLERANCE = 1e-3
 
 
 class _Sizes(Initializer):
-    """An Initializer whose parameters have a shape and no memory."""
+    """An Initializer whose parameters have a shape but no memory."""
 
     def normal(
         self, name: str, *shape: int, residual: bool = False, std: float | None = None
@@ -79,8 +80,8 @@ class _Noted(Initializer):
 
 
 def count_block(config: RunConfig, code: UserCode) -> OwnBlock:
-    """Return the parameters of the run's largest block. Raises CodeError for blocks that its layout cannot
-    divide.
+    """Return the parameter counts of the run's largest block. Raises CodeError for a block that the run's
+    layout cannot divide.
     """
     settings, layer = GPTConfig.of(config), OwnLayer(code)
     size = config.parallel.tensor_parallel_size
@@ -130,8 +131,8 @@ def _check_groups(code: UserCode, index: int, block: torch.nn.Module) -> None:
         needs = words[missing.pop()]
         raise code.error(
             "layer",
-            f"block {index} has no {needs}, and with parallel.pipeline_parallel_size each stage of the "
-            "optimizer needs one",
+            f"block {index} has no {needs}; with parallel.pipeline_parallel_size > 1, the optimizer needs "
+            "one in every stage",
             "Add one, or set pipeline_parallel_size: 1.",
         )
 
@@ -148,19 +149,20 @@ def try_layer(settings: GPTConfig, code: UserCode, is_bf16: bool) -> GPT:
         if name not in others or others[name].shape != parameter.shape:
             raise code.error(
                 "layer",
-                f"built twice, the model has {name} with other shapes or not at all",
+                f"when the model is built a second time, {name} is missing or has another shape",
                 "Build the same block for the same config and index.",
             )
         made = init.made.get(id(parameter))
         if made is None or not torch.equal(parameter, made) or not torch.equal(parameter, others[name]):
             raise code.error(
                 "layer",
-                f"the initial values of {name} were changed after `parts` had made it, or are not the same "
-                "every time. Ranks that hold parts of it would begin with other values",
-                "Give them to `parts`: std=... draws them, std=0.0 and value=... set them.",
+                f"the initial values of {name} were changed after `parts` created it, or differ each time "
+                "the model is built. Ranks that hold shards of it would start with different values",
+                "Let `parts` set the initial values: std=... for random values, std=0.0 for zeros, "
+                "value=... for another constant.",
             )
     if is_bf16:
-        # The order of additions would show.
+        # In bf16, a different order of additions would change the results visibly.
         again = again.float()
     _try_training_pass(code, settings, again)
     _try_tokens(code, settings, again)
@@ -184,20 +186,21 @@ def _try_training_pass(code: UserCode, settings: GPTConfig, model: GPT) -> None:
         if place in after and not torch.equal(value, after[place]):
             raise code.error(
                 "layer",
-                f"forward() changes layers.{place}, which is not a parameter: no checkpoint has it, so a "
-                "resumed run would continue with other values",
-                "Compute it from x and parameters.",
+                f"forward() changes layers.{place}, which is not a parameter: checkpoints do not contain it, "
+                "so a resumed run would continue with different values",
+                "Compute it from x and the parameters.",
             )
     if any(get_state()[name] != drawn[name] for name in ("python", "numpy")):
         raise code.error(
             "layer",
-            "forward() draws random numbers from `random` or NumPy, and recomputation repeats only torch's",
-            "Draw with torch, such as torch.rand(()).",
+            "forward() draws random numbers from `random` or NumPy, but activation recomputation can "
+            "repeat only torch's random numbers",
+            "Draw them with torch, for example torch.rand(()).",
         )
 
 
 def _state_of(model: GPT) -> dict[str, torch.Tensor]:
-    """Return copies of the tensors of the blocks that are not parameters, by their place."""
+    """Return {path: copy} of every tensor in the blocks that is not a parameter."""
     return {
         f"{place}.{name}": value.clone()
         for place, module in model.layers.named_modules()
@@ -207,9 +210,12 @@ def _state_of(model: GPT) -> dict[str, torch.Tensor]:
 
 
 def _try_tokens(code: UserCode, settings: GPTConfig, model: GPT) -> None:
-    """Compare passes that must agree: all tokens at once, and in two chunks that share a KV cache, as in
-    generation; a document alone, and packed after another one; two sequences together, and one at a time; the
-    same pass twice.
+    """Raise CodeError unless these passes agree:
+
+    - all tokens at once, and in two chunks that share a KV cache, as in generation
+    - a document alone, and packed after another document
+    - two sequences together, and one at a time
+    - the same pass twice
     """
     model.eval()
     tokens = _tokens(settings)
@@ -226,19 +232,20 @@ def _try_tokens(code: UserCode, settings: GPTConfig, model: GPT) -> None:
         packed = model(tokens, position_ids=again, cu_seqlens=ends, max_seqlen=half)[:, half:]
         alone = model(tokens[:, half:])
         second, single = model(tokens), [model(one) for one in tokens.split(1)]
-    apart = "Treat each sequence by itself."
+    apart = "Process each sequence independently of the others."
     context = (
-        "Call self.attention(x, **context) with all of the context, and treat each token by itself elsewhere."
+        "Pass the whole context to self.attention(x, **context), and process each token independently "
+        "elsewhere."
     )
     for one, other, where, fix in (
-        (whole, second, "at each call, without training", "Draw random numbers only if self.training."),
+        (whole, second, "at each call in evaluation mode", "Draw random numbers only if self.training."),
         (whole, torch.cat(single), "if other sequences are in the micro batch", apart),
         (whole, torch.cat(pieces, 1), "if a sequence is processed in two chunks, as in generation", context),
         (alone, packed, "if another document is before it in the sequence, as in packed samples", context),
     ):
         one, other = one[..., : settings.vocab_size].float(), other[..., : settings.vocab_size].float()
         difference = (one - other).abs().max() / one.abs().max().clamp(min=1e-6)
-        # A loss that is not finite is reported by the step.
+        # Results that are not finite are reported by the training step of the trial.
         if one.isfinite().all() and not float(difference) <= TOLERANCE:
             raise code.error("layer", f"a block returns different results {where}", fix)
 
@@ -253,7 +260,7 @@ def _narrow(settings: GPTConfig) -> Iterator[None]:
             raise
         cause, line, trace = str(error).partition("\n")
         sizes = f"hidden_size {settings.hidden_size} and ffn_hidden_size {settings.ffn_hidden_size}"
-        said = f"The model of the trial has {sizes}: a block takes its widths from config."
+        said = f"The trial model has {sizes}: a block must read its widths from config."
         raise CodeError(f"{cause} {said}{line}{trace}") from error
 
 

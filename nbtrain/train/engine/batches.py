@@ -28,7 +28,7 @@ from nbtrain.dataset.samples.state import DataState, rank_positions
 
 
 class Batch(NamedTuple):
-    """One micro batch of b samples on the device; fields that are None have the defaults of
+    """One micro batch of b samples on the device. A field is None if all its values are the defaults of
     samples/sample.py.
     """
 
@@ -45,22 +45,23 @@ class Batch(NamedTuple):
     document.
     """
     max_seqlen: int = 0
-    """Length of the longest of these documents."""
+    """Length in tokens of the micro batch's longest document."""
     dataset_ids: torch.Tensor | None = None
-    """int64 [b, seq_length]: the dataset that each label belongs to, if `named`."""
+    """int64 [b, seq_length]: number of the dataset that each label belongs to, if the batches are `named`."""
     answers: torch.Tensor | None = None
-    """int64 [b, seq_length]: the answer that each position belongs to, 2 p for the chosen and 2 p + 1 for the
-    rejected answer of pair p.
+    """int64 [b, seq_length]: number of the answer that each position belongs to: 2 p for the chosen and 2 p +
+    1 for the rejected answer of pair p.
     """
     pairs: torch.Tensor | None = None
-    """int64 [P]: number of each pair's sequence in the dataset."""
+    """int64 [P]: for each of the P pairs, the number of its sequence in the dataset."""
     reference: torch.Tensor | None = None
-    """fp32 [P, 2]: the reference's log-probabilities of both answers."""
+    """fp32 [P, 2]: log-probabilities that the reference model gives each pair's chosen and rejected answer.
+    """
 
     @property
     def learnt(self) -> torch.Tensor:
-        """Divisor of a masked batch's summed loss, float64: its number of pairs or, without pairs, of tokens
-        in the loss.
+        """Divisor of a masked batch's sum of losses, a float64 tensor: the batch's number of pairs or, in a
+        batch without pairs, its number of tokens in the loss.
         """
         if self.pairs is not None:
             return torch.tensor(float(len(self.pairs)), dtype=torch.float64, device=self.pairs.device)
@@ -69,7 +70,9 @@ class Batch(NamedTuple):
 
     @property
     def bounds(self) -> dict[str, Any]:
-        """Return the model's arguments other than tokens and labels; empty for a plain batch."""
+        """Return the model's keyword arguments other than tokens and labels; empty for a batch without
+        positions and documents.
+        """
         bounds: dict[str, Any] = {}
         if self.position_ids is not None:
             bounds["position_ids"] = self.position_ids
@@ -124,14 +127,15 @@ class Batches:
             num_workers=num_workers,
             worker_init_fn=_start_worker,
             pin_memory=device.type == "cuda",
-            # The loader seeds its workers from this one and leaves the dropout's generator alone.
+            # The loader seeds its workers from this generator instead of the default one, which dropout uses.
             generator=torch.Generator().manual_seed(0),
         )
         others = set(multiprocessing.active_children())
         try:
             self._loader: Iterator[Batch] = iter(loader)
         except OSError:
-            # The loader's queues did not fit into /dev/shm; the workers started so far would wait forever.
+            # The loader's queues did not fit into /dev/shm. The workers that have already started would wait
+            # forever.
             for worker in set(multiprocessing.active_children()) - others:
                 worker.kill()
             raise
@@ -173,21 +177,22 @@ class DatasetLosses:
         self._noted: list[tuple[Batch, torch.Tensor]] = []
 
     def of(self, batch: Batch) -> torch.Tensor:
-        """Return zeros, fp32 [b, s], that the model fills with each token's loss."""
+        """Return zeros, fp32 [b, s], which the model replaces by each token's loss."""
         token_losses = torch.zeros(batch.labels.shape, device=self._device)
         self._noted.append((batch, token_losses))
         return token_losses
 
     @property
     def noted(self) -> "_NotedLosses":
-        """Return the object through which a validation fills in these losses."""
+        """An adapter with which a validation records its token losses here."""
         return _NotedLosses(self)
 
     def sums(self, sequence_ranks: int = 1) -> torch.Tensor:
-        """Return float64 [datasets, 2]: the sum of this rank's losses, and its number of tokens in the loss.
+        """Return float64 [datasets, 2]: for each dataset, this rank's sum of losses and its number of tokens
+        in the loss.
 
-        The `sequence_ranks` that share sequences see whole masks but only the losses of their tokens, so
-        each counts its share of the tokens.
+        Each of the `sequence_ranks` ranks that share sequences sees whole masks but only its own tokens'
+        losses, so it counts the tokens in the mask divided by `sequence_ranks`.
         """
         sums = torch.zeros(self._num_datasets, 2, dtype=torch.float64, device=self._device)
         for batch, token_losses in self._noted:
@@ -228,7 +233,8 @@ def _without_worker(error: NbtrainError) -> NbtrainError:
 
 
 def _start_worker(number: int) -> None:
-    # A stop signals the whole process group: the rank still needs its batches to finish the step.
+    # A stop request signals the whole process group, but the rank still needs batches from its workers to
+    # finish the step.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent(signal.SIGKILL)
 
@@ -263,8 +269,8 @@ def _stack(samples: list[Sample], masked: bool, named: bool) -> Batch:
     if samples[0].pairs is not None:
         batch = _with_pairs(batch, samples)
     if get_worker_info() is not None:
-        # An error raised here reaches the rank. The thread that sends the batch would only print it, and
-        # the rank would wait for the batch forever.
+        # An error that is raised here reaches the rank. If it were raised later, in the thread that sends the
+        # batch, that thread would only print it, and the rank would wait for the batch forever.
         for part in batch:
             if isinstance(part, torch.Tensor):
                 part.share_memory_()

@@ -1,7 +1,7 @@
 """Clips gradients without ZeRO, by the norm over all ranks that hold a part of the model.
 
-With ZeRO, DeepSpeed's optimizers do it. Without, DeepSpeed 0.19.8 adds up the norms of a pipeline's first
-stage and of sharded parameters only, and reports no norm.
+With ZeRO, DeepSpeed's optimizers clip by the norm of the whole model. Without ZeRO, DeepSpeed 0.19.8 adds up
+the norms of a pipeline's first stage and of sharded parameters only, and reports no norm.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ def clip_without_zero(engine: Any, groups: ParallelGroups) -> None:
         take_step(lr_kwargs)
 
     engine._take_model_step = clip_and_step
-    # It would clip again.
+    # DeepSpeed would clip a second time.
     engine.clip_fp32_gradients = lambda: None
 
 
@@ -52,7 +52,7 @@ def model_norm(module: nn.Module, groups: ParallelGroups) -> torch.Tensor:
     norm = nn.utils.get_total_norm(gradients)
     if (group := groups.model_parallel).size == 1:
         return norm
-    # A rank without any of these gradients has a norm of 0 on the CPU.
+    # On a rank without such gradients, torch returns a norm of 0 on the CPU.
     total = norm.to(next(module.parameters()).device).square()
     dist.all_reduce(total, group=group.process_group)
     return total.sqrt()

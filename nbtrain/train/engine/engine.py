@@ -26,7 +26,9 @@ class MicroBatch(NamedTuple):
 
     batch: Batch
     loss_denominator: torch.Tensor | None
-    """Divisor of a micro batch's sum of losses if it has a loss mask (parallel/cross_entropy.py)."""
+    """Divisor of the micro batch's sum of losses; None if the batch has no loss mask
+    (parallel/cross_entropy.py).
+    """
 
 
 class TokenLosses(Protocol):
@@ -45,23 +47,25 @@ class StepWork(NamedTuple):
     beat: Callable[[], None]
     """Function that the engine calls once per micro batch."""
     losses: TokenLosses | None = None
-    """Receiver of the loss of each token."""
+    """Receiver of each token's loss; None if the losses of single tokens are not needed."""
     loss_factor: float | None = None
-    """Factor by which the loss is multiplied, for tests that need a bad step."""
+    """Factor by which an injected fault multiplies the loss; None leaves the loss unchanged."""
 
 
 class Noted(Protocol):
     """Receives the model's results for each token of a micro batch."""
 
     def of(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """Return {token_losses, likeliest}: tensors that the model fills (parallel/cross_entropy.py)."""
+        """Return the model's arguments token_losses and, if wanted, likeliest: tensors that the model fills
+        (parallel/cross_entropy.py).
+        """
 
 
 def summed(batch: Batch, tokens: list[float]) -> torch.Tensor | None:
     """Return a denominator of 1 for a batch with a loss mask, so that its loss is a sum over tokens.
 
-    The number of tokens in the loss, or of pairs, is appended to `tokens`. Returns None for a batch without a
-    mask, whose loss is a mean already.
+    The batch's number of tokens in the loss, or of pairs, is appended to `tokens`. Returns None for a batch
+    without a mask, whose loss is already a mean.
     """
     if batch.loss_mask is None:
         return None
@@ -75,7 +79,7 @@ class StepLoss(NamedTuple):
     loss: torch.Tensor
     """fp32 scalar: mean over the tokens in the loss, of all micro batches and ranks of the step."""
     grad_norm: torch.Tensor | float | None
-    """Norm over all parameters before clipping."""
+    """Norm of all gradients before clipping; None if the engine does not report it."""
 
 
 @dataclass(eq=False)
@@ -124,8 +128,8 @@ class TrainEngine:
     ) -> float | None:
         """Return the mean loss in nats over `num_batches` micro batches per rank, the same on all ranks.
 
-        Returns None if none of their tokens is in the loss. `noted` receives further results for each token,
-        on the ranks that have losses.
+        Returns None if no token of the micro batches is in the loss. `noted` receives further results for
+        each token, on the ranks that have losses.
         """
         raise NotImplementedError
 
@@ -138,10 +142,11 @@ class TrainEngine:
         noted: Noted | None = None,
         named: bool = False,
     ) -> float | None:
-        """Return the mean loss in nats over a split's first samples, as many as config.evaluation requests.
+        """Return the mean loss in nats over the first samples of a split, as many as config.evaluation
+        requests.
 
-        Returns None if none of their tokens is in the loss. With `named`, batches say which dataset each
-        token is from.
+        Returns None if no token of the samples is in the loss. With `named`, the batches tell which dataset
+        each token is from.
         """
         data, micro_batch_size = self.groups.data_parallel, config.batch.micro_batch_size
         num_samples = config.evaluation_samples
@@ -150,7 +155,9 @@ class TrainEngine:
             return self.evaluate(batches, num_samples // (micro_batch_size * data.size), beat, noted)
 
     def over_data_axis(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum the last stage's `values` over the ranks with other tokens, in place and on every rank."""
+        """Sum the last stage's `values` over the ranks that process different tokens; change `values` in
+        place and return the sum on every rank.
+        """
         axis, pipeline = self.groups.sequence_data_parallel, self.groups.pipeline_model_parallel
         if axis.size > 1 and self.has_loss:
             dist.all_reduce(values, group=axis.process_group)

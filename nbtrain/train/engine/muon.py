@@ -11,7 +11,7 @@ averaged, clipped gradients, in every ZeRO stage. It processes these parts as fo
 
 Every layout therefore computes the same update as one process, and each matrix is orthogonalized once. In
 ZeRO 0 every replica has all matrices and orthogonalizes them itself: only its tensor-parallel ranks exchange
-parts. Both exchanges use the number format of the products: fp32, or bf16 if the run's is.
+parts. Both exchanges use the number format of the products: fp32, or bf16 if the run trains in bf16.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -28,7 +28,9 @@ from nbtrain.parallel.groups import Group
 from nbtrain.train.engine.newton_schulz import orthogonalize_
 
 MatricesOf = Callable[[str, torch.Tensor], list[torch.Tensor]]
-"""(canonical name, whole weight) -> views of its matrices (model/packing.py)."""
+"""Function (canonical name, whole weight) -> views of the matrices that are packed in the weight
+(model/packing.py).
+"""
 
 SCALES: dict[str, Callable[[int, int], float]] = {
     "spectral": lambda outputs, inputs: max(outputs, inputs) ** 0.5,
@@ -60,8 +62,8 @@ class Muon(torch.optim.AdamW):
         products: torch.dtype,
         **adam: Any,
     ):
-        """Create the optimizer for the parameter `groups` of optimizer.py; `products` is the format of
-        Newton-Schulz.
+        """Create the optimizer for the parameter `groups` from optimizer.py; `products` is the number format
+        of the matrix products in Newton-Schulz.
         """
         super().__init__(groups, lr=0.0, weight_decay=0.0, fused=True, **adam)
         self.matrices_of, self.num_ns_steps, self.products = matrices_of, num_ns_steps, products
@@ -78,12 +80,14 @@ class Muon(torch.optim.AdamW):
         tensor: Group,
         at_once: bool,
     ) -> None:
-        """Set where each parameter is in the tensors of step(). All ranks call it together, once.
+        """Record where each parameter is in the tensors that step() receives. All ranks call it together,
+        once.
 
-        `shards` are the shards of the matrices by canonical name, and `decayed` the names of the other
-        parameters that decay. `stage` is the group of ranks that hold
-        parts of the same matrices, one rank if it has all of them; `tensor` is the group of tensor-parallel
-        ranks among them. With `at_once`, one call steps all tensors of a group, instead of a call for each.
+        `shards` maps the matrices' canonical names to their shards. `decayed` has the names of the other
+        parameters that decay. `stage` is the group of ranks that hold parts of the same matrices; it has one
+        rank if each rank has whole matrices. `tensor` is the group of tensor-parallel ranks within `stage`.
+        With `at_once`, one call of step() processes all tensors of a parameter group; otherwise, ZeRO calls
+        step() for each tensor.
         """
         matrices: list[list[LiveTensor]] = []
         for held in tensors:
@@ -129,8 +133,8 @@ class Muon(torch.optim.AdamW):
                 state["momentum_buffer"] = torch.zeros_like(parameter)
             state["step"] += 1
             momentum = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
-            # The gradient is no longer needed and takes the update, which saves a third tensor of the size of
-            # a part.
+            # The gradient is no longer needed, so its memory holds the update. Otherwise, a third tensor of
+            # the same size would be needed.
             updates.append(
                 gradient.lerp_(momentum, group["momentum"]) if group["nesterov"] else gradient.copy_(momentum)
             )
@@ -247,7 +251,7 @@ class Exchange:
 
     def _joined(self, name: str, parts: list[tuple[int, int, torch.Tensor]]) -> torch.Tensor:
         shard = self.shards[name]
-        # [t, ..]: the part of each tensor-parallel rank; one of them if each holds all.
+        # [t, ..]: the part of each tensor-parallel rank; a single part if every rank holds the whole matrix.
         shares = parts[0][2].new_empty((1 if shard.dim is None else self.tensor.size, *shard.shape))
         for place, start, values in parts:
             shares[place if shard.dim is not None else 0].view(-1)[start : start + len(values)] = values

@@ -48,7 +48,7 @@ def parameter_groups(
             group = optimizer_group(name, muon, len(live_shape(parameter)))
             members[group if group in members else OTHERS].append(parameter)
     if adapted:
-        # Adapters are all matrices, or all vectors: every rank has only one group.
+        # Adapters are either all matrices or all vectors, so every rank has the same single group.
         members = {name: held for name, held in members.items() if held}
     return [{"name": name, "params": held, **_decay(name, weight_decay)} for name, held in members.items()]
 
@@ -88,9 +88,8 @@ def build_optimizer(named_parameters: Named, config: RunConfig) -> torch.optim.A
 
 
 def bind_optimizer(engine: Any, groups: ParallelGroups) -> None:
-    """Tell Muon where DeepSpeed stores each parameter. All ranks call it together.
-
-    Raises ConfigError if the parameters are not where DeepSpeed's records say.
+    """Tell Muon where DeepSpeed stores each parameter. All ranks call it together. Raises ConfigError if a
+    parameter is not where DeepSpeed's records say.
     """
     optimizer = base_optimizer(engine)
     if not isinstance(optimizer, Muon):
@@ -109,8 +108,8 @@ def bind_optimizer(engine: Any, groups: ParallelGroups) -> None:
     tensors = list(live_tensors(engine, parameters))
     if names := misplaced(tensors, parameters):
         raise ConfigError(
-            f"optimizer.type = Muon: DeepSpeed keeps {', '.join(names[:3])} elsewhere than its record says, "
-            "so that matrices would be mixed up. Remove the settings in parallel.deepspeed_extra, or set "
+            f"optimizer.type = Muon: DeepSpeed's records of where it stores {', '.join(names[:3])} are "
+            "wrong, so Muon would mix up matrices. Remove the settings in parallel.deepspeed_extra, or set "
             "optimizer.type: AdamW."
         )
     # Without ZeRO, every replica steps all of its parameters.
@@ -135,11 +134,13 @@ def set_batch_size(engine: TrainEngine, batch_size: int) -> int:
     knows its last micro batch.
     """
     deepspeed = engine.deepspeed
-    # To DeepSpeed, ranks that share a sequence are data-parallel ranks: each of them counts it again.
+    # DeepSpeed treats ranks that share a sequence as data-parallel ranks, so it counts a sequence once for
+    # each of them.
     counted = batch_size * engine.groups.sequence_parallel.size
     if deepspeed.train_batch_size() != counted:
         deepspeed.set_train_batch_size(counted)
         if hasattr(deepspeed.optimizer, "gradient_accumulation_steps"):
-            # ZeRO keeps a copy: with offloading it decides where a gradient's norm is taken.
+            # ZeRO keeps its own copy of the number, which decides with offloading when a gradient's norm is
+            # computed.
             deepspeed.optimizer.gradient_accumulation_steps = deepspeed.gradient_accumulation_steps()
     return deepspeed.gradient_accumulation_steps()

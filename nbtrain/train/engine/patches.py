@@ -47,15 +47,15 @@ def _run_ahead(saver: Saver, guard: StepGuard) -> None:
 PATCHES = (
     Patch(
         "DeepSpeedEngine.checkpoint_engine",
-        "its writers compute no hashes, leave partial files under their final names, "
-        "and none writes in the background on CPU",
+        "DeepSpeed's writers compute no hashes, leave partial files under their final names, "
+        "and cannot write in the background on CPU",
         "tests/checkpoint/test_async_save.py::test_a_run_that_saves_in_the_background_is_the_same_run",
         "nbtrain/checkpoint/files/writer.py",
         _write_our_way,
     ),
     Patch(
         "DeepSpeedEngine._take_model_step",
-        "it has no hook between the last backward pass and the optimizer, "
+        "DeepSpeed has no hook between the last backward pass and the optimizer, "
         "where a bad step can still be skipped",
         "tests/train/health/test_stability.py::test_skip_acts_before_the_weights_move",
         "nbtrain/train/health/stability.py",
@@ -63,44 +63,45 @@ PATCHES = (
     ),
     Patch(
         "DeepSpeedEngine.clip_fp32_gradients",
-        "without ZeRO it clips by the norm of one part of the model, and reports none",
+        "without ZeRO, DeepSpeed clips by the norm of a part of the model, and reports no norm",
         "tests/train/engine/test_clipping.py::test_the_norm_is_that_of_the_whole_model",
         "nbtrain/train/engine/clipping.py",
     ),
     Patch(
         "DeepSpeedZeroOptimizer.step, BF16_Optimizer.step",
-        "they wait for the device in every step to check a norm that StepGuard checks later",
+        "both optimizers wait for the device in every step to check a norm that StepGuard checks later",
         "tests/train/engine/test_run_ahead.py::test_a_step_takes_no_number_from_the_device",
         "nbtrain/train/engine/run_ahead.py",
         _run_ahead,
     ),
     Patch(
         "PipelineEngine._INSTRUCTION_MAP",
-        "its own timers wait for the device; replaced during a step",
+        "the pipeline's own timers wait for the device; replaced during a step",
         "tests/train/engine/test_pipeline_engine.py::test_the_bubble_is_distinguished_from_the_work",
         "nbtrain/train/engine/pipeline_engine.py",
     ),
     Patch(
         "PipelineModule.get_tied_weights_and_groups",
-        "with fp16 weights and ZeRO 1 it sums `grad`, which is None, so that tied copies drift apart",
+        "with fp16 weights and ZeRO 1 the function sums `grad`, which is None, so that tied copies drift "
+        "apart",
         "tests/parallel/test_tied_gradient.py::test_the_accumulated_gradient_is_the_one_that_is_summed",
         "nbtrain/parallel/pipeline.py",
     ),
     Patch(
         "PipelineModule._synchronize_tied_weights",
-        "it overwrites a leaf of the graph in place, and autograd warns in the first backward pass",
+        "the function overwrites a leaf of the graph in place, so autograd warns in the first backward pass",
         "tests/parallel/test_pipeline.py::test_on_four_ranks",
         "nbtrain/parallel/pipeline.py",
     ),
     Patch(
         "PipelineModule._partition_layers",
-        "it builds every layer on every rank to count parameters; nbtrain sets the stages itself",
+        "the function builds every layer on every rank to count parameters; nbtrain sets the stages itself",
         "tests/parallel/test_pipeline.py::test_on_four_ranks",
         "nbtrain/parallel/pipeline.py",
     ),
     Patch(
         "ZeRO's sums after a skipped step: DeepSpeedZeroOptimizer.averaged_gradients",
-        "with 16-bit weights and CPU offload they keep the NaN or Inf of an overflow for all later steps",
+        "with 16-bit weights and CPU offload the sums keep the NaN or Inf of an overflow for all later steps",
         "tests/train/health/test_stability.py::test_a_bad_step_leaves_no_trace",
         "nbtrain/train/health/discard.py",
     ),
@@ -118,14 +119,15 @@ PATCHES = (
     ),
     Patch(
         "deepspeed.runtime.compiler.compile",
-        "to ask whether an optimizer is its Muon, DeepSpeed imports that and compiles it, "
+        "to check whether an optimizer is its own Muon, DeepSpeed imports and compiles its Muon, "
         "which loads torch's compiler; replaced during that import",
         "tests/parallel/test_compiler.py::test_steps_load_no_compiler_which_can_be_loaded_later",
         "nbtrain/parallel/compiler.py",
     ),
     Patch(
         "deepspeed.ops.__compatible_ops__",
-        "on CPU every init_distributed would build a shared-memory all-reduce that training never calls",
+        "on CPU, every call of init_distributed would build a shared-memory all-reduce that training never "
+        "calls",
         "tests/guards/test_traps.py::test_t13_a_rank_on_cpu_compiles_nothing_to_start",
         "nbtrain/parallel/startup.py",
     ),

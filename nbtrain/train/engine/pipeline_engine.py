@@ -1,7 +1,7 @@
 """Steps of a model that is split into stages: DeepSpeed's PipelineEngine runs 1F1B (arXiv:2104.04473).
 
 The first stage takes tokens and the last stage labels from an iterator of micro batches; the stages between
-them take none. The last stage sends its loss to all stages.
+them read no data. The last stage sends its loss to all stages.
 
 Each instruction of a step is timed (PART_OF). A stage without work waits in a receive, so "pipeline" is the
 bubble (section 2.2 of the paper) plus the transfers. LoadMicroBatch is not timed here, because the reader of
@@ -67,7 +67,8 @@ class PipelineEngine(TrainEngine):
                 more = noted.of(batch) if noted is not None and self.has_loss else {}
                 yield pipeline_inputs(batch, summed(batch, tokens), **more)
 
-        # Summed here in double precision, while the engine would sum in the format of the losses.
+        # The losses are summed here in double precision; DeepSpeed's engine would sum them in their own
+        # format.
         losses = self.deepspeed.eval_batch(
             inputs(), reduce_output=None, bcast_loss=False, num_micro_batches=num_batches
         )

@@ -18,14 +18,14 @@ class PairFigures:
         self._noted: list[tuple[Batch, torch.Tensor]] = []
 
     def of(self, batch: Batch) -> torch.Tensor:
-        """Return zeros, fp32 [b, s], that the model fills with each token's loss."""
+        """Return zeros, fp32 [b, s], which the model replaces by each token's loss."""
         token_losses = torch.zeros(batch.labels.shape, device=self._device)
         self._noted.append((batch, token_losses))
         return token_losses
 
     @property
     def noted(self) -> "_Noted":
-        """Return the object through which a validation collects these results."""
+        """An adapter with which a validation records its token losses here."""
         return _Noted(self)
 
     def log_probabilities(self) -> Iterator[tuple[Batch, torch.Tensor]]:
@@ -35,8 +35,8 @@ class PairFigures:
             yield batch, answer_log_probabilities(token_losses, batch.loss_mask, _pairs_of(batch))
 
     def sums(self, sequence_ranks: int = 1) -> torch.Tensor:
-        """Return float64 [4]: sums of chosen and of rejected rewards, pairs ranked correctly, and all
-        pairs.
+        """Return float64 [4]: the sum of chosen rewards, the sum of rejected rewards, the number of pairs
+        ranked correctly, and the number of all pairs.
         """
         assert sequence_ranks == 1
         total = torch.zeros(4, dtype=torch.float64, device=self._device)

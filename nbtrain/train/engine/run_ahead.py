@@ -27,7 +27,7 @@ from nbtrain.config.schema import RunConfig
 
 
 def may_run_ahead(config: RunConfig) -> bool:
-    """Return whether the next step can start before the result of a step is known."""
+    """Return whether the next step may start before the result of the previous one is known."""
     policies = (config.stability.on_nan, config.stability.on_loss_spike)
     return config.precision.dtype != "fp16" and "skip" not in policies
 
@@ -59,8 +59,8 @@ def _unseen(norm: torch.Tensor | float) -> bool:
 
 
 def _mask(input: torch.Tensor, device: Any = None, val: float = -1.0) -> None:
-    """Replacement of deepspeed.runtime.utils.mask_nan_or_inf_with_val_inplace that uses a number on the
-    host.
+    """Replace deepspeed.runtime.utils.mask_nan_or_inf_with_val_inplace: the same result, with the value as a
+    number on the host instead of a tensor.
     """
     input.masked_fill_(input.isfinite().logical_not(), val)
 
@@ -72,8 +72,8 @@ def _clip(
     mpu: Any = None,
     eps: float = 1e-6,
 ) -> torch.Tensor:
-    """Replacement of deepspeed.runtime.utils.clip_tensors_by_global_norm, with a factor of 1 if nothing is
-    clipped.
+    """Replace deepspeed.runtime.utils.clip_tensors_by_global_norm: the same result, by a multiplication with
+    1 if nothing is clipped.
     """
     assert global_norm is not None
     factor = (max_norm / (global_norm + eps)).clamp(max=1.0)

@@ -11,8 +11,8 @@ from nbtrain.config.schema import RunConfig
 logger = logging.getLogger(__name__)
 
 
-# Metrics of a single step fluctuate around their threshold: an alert is repeated only after this many checks
-# below it.
+# Metrics of a single step fluctuate around their threshold. An alert is therefore repeated only after this
+# many checks in a row within the limit.
 CLEAR_INTERVALS = 10
 # Fields of logging.alerts that are compared with a fraction, and the name that an alert prints.
 THRESHOLDS = {
@@ -27,21 +27,25 @@ THRESHOLDS = {
 class Alerts:
     """Reports when a metric crosses a threshold: as an event and a log line.
 
-    An alert is repeated only after CLEAR_INTERVALS checks below the threshold.
+    An alert is repeated only after CLEAR_INTERVALS checks in a row within the limit.
     """
 
     def __init__(self, config: RunConfig, events: EventWriter):
         self._limits = config.logging.alerts
         self._events = events
-        # {name: number of clear checks in a row}
+        # {alert name: number of checks in a row within the limit}
         self._raised: dict[str, int] = {}
 
     def is_raised(self, name: str) -> bool:
-        """Return whether the alert was reported and has not been clear for CLEAR_INTERVALS checks since."""
+        """Return whether the alert was reported and has not ended since. It ends after CLEAR_INTERVALS checks
+        in a row within the limit.
+        """
         return name in self._raised
 
     def check(self, name: str, crossed: bool, message: str, step: int) -> None:
-        """Report `message` if `crossed` is new. Call it at every check of the metric."""
+        """Report `message` if the metric has newly `crossed` its limit. Must be called at every check of the
+        metric.
+        """
         if crossed:
             if name not in self._raised:
                 logger.warning("alert: %s", message)
@@ -55,14 +59,14 @@ class Alerts:
                 key = name.partition(" ")[0]
                 what = f"logging.alerts.{key}" if hasattr(self._limits, key) else key
                 over = (
-                    f"step {step}: the alert has ended: {CLEAR_INTERVALS} checks in a row were within the "
-                    f"limit ({what})"
+                    f"step {step}: the alert for {what} has ended after {CLEAR_INTERVALS} checks in a row "
+                    "without a problem"
                 )
                 self._events.write("alert_over", over, alert=name, step=step)
 
     def check_all(self, step: int, **figures: float | None) -> None:
-        """Check each of THRESHOLDS that is set; the keyword arguments are metrics, named without min_ or
-        max_.
+        """Check every limit in THRESHOLDS that is set. The keyword arguments are metrics, named like their
+        limits without min_ or max_.
         """
         for name, title in THRESHOLDS.items():
             value, limit = figures.get(name[len("min_") :]), getattr(self._limits, name)
@@ -71,7 +75,10 @@ class Alerts:
             crossed, relation = (
                 (value > limit, "above") if name.startswith("max_") else (value < limit, "below")
             )
-            message = f"step {step}: {title} {value:.1%} is {relation} {limit:.0%} (logging.alerts.{name})"
+            message = (
+                f"step {step}: {title} {value:.1%} is {relation} the limit of {limit:.0%} "
+                f"(logging.alerts.{name})"
+            )
             self.check(name, crossed, message, step)
 
 
@@ -83,5 +90,5 @@ def device_utilization(device: torch.device) -> float | None:
         return None
     use = nvml.utilization_fraction(str(torch.cuda.get_device_properties(device).uuid))
     if use is None:
-        logger.warning("the GPU's utilization is not known: NVML does not report it")
+        logger.warning("the GPU's utilization is unknown, because NVML does not report it")
     return use

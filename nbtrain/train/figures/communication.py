@@ -6,8 +6,8 @@ Nothing overlaps in such a step, so the measured time is an upper bound. The res
 (DeepSpeed's own communication log counts a collective inside another one twice.)
 
 The time that an early rank waits in a collective for the others counts as communication here; a barrier,
-which transfers nothing, does not count. Nor does sending between pipeline stages, because it cannot be
-distinguished from waiting for the neighbour; pipeline_engine.py counts both together.
+which transfers nothing, does not count. Transfers between pipeline stages do not count either, because they
+cannot be distinguished from waiting for the neighbouring stage; pipeline_engine.py counts both together.
 """
 
 import contextlib
@@ -40,7 +40,8 @@ class CommunicationTimer:
             return
         self._timer, timer.communication = timer, {}
         with contextlib.ExitStack() as stack:
-            # The backend's methods are hidden on the object, torch's functions replaced in their module.
+            # DeepSpeed's methods are replaced by attributes of its backend object, torch's functions in their
+            # module.
             for place in (deepspeed_comm.cdb, torch_distributed):
                 for name in TIMED:
                     if hasattr(place, name):

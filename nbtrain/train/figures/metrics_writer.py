@@ -11,7 +11,7 @@ from the first rewritten step on. torch's purge_step is not written: TensorBoard
 wheel for ARM) compares it with the counts of tokens too, and would drop these curves entirely at each
 restart.
 
-Nothing here imports torch, so that tests write a run's files without it.
+This module does not import torch, so that tests can write a run's files without torch.
 """
 
 import time

@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from nbtrain.evaluation.evaluate import Evaluation
 
 SLOW_INTERVALS = 3
-# With fp16, more than half of this many consecutive steps must have updated the weights.
+# In fp16, an alert is raised if more than half of this many consecutive steps did not update the weights.
 OVERFLOW_WINDOW_STEPS = 20
 
 logger = logging.getLogger(__name__)
 
 
 class Report:
-    """The report of rank 0. It keeps the progress that the heartbeat carries."""
+    """The report of rank 0, which also updates the progress in rank 0's heartbeat."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class Report:
     ):
         """Set up the report from the state in which the run starts.
 
-        `folder` is TensorBoard's, and the settings are written there as text. `dataset_names` name the rows
-        of StepResult.dataset_losses. With `trace`, losses are also written as hexadecimal floats. `code` is
-        the user's file, whose scalars() is called after each step.
+        `folder` is TensorBoard's folder, where the settings are also written as text. `dataset_names` names
+        the rows of StepResult.dataset_losses. With `trace`, losses are also written as hexadecimal floats.
+        `code` is the user's file, whose scalars() is called after each step.
         """
         assert heartbeat.progress is not None and heartbeat.events is not None
         self.config, self.world, self.dataset_names = config, world, dataset_names
@@ -81,21 +81,21 @@ class Report:
         self._target_tokens = config.target_tokens
         self._pending: list[StepResult] = []
         self.progress.num_parameters = count_parameters(config).total
-        # A resumed run has loaded this checkpoint; it counts until there is a newer one.
+        # A resumed run has loaded this checkpoint, which is its newest one until it saves.
         self.progress.checkpoint_step = state.step or None
         self._run_samples = config.batch_schedule.samples_after(config.train_steps)
         self._follow(state)
         self._log_start(state)
 
     def add_step(self, result: StepResult, state: TrainState) -> None:
-        """Record a step that is done, or on a GPU still computing."""
+        """Record a step that is complete or, on a GPU, still being computed."""
         self._pending.append(result)
         self._rate.add(result.batch_size, result.wall_seconds)
         self._follow(state)
         if self.world.device.type == "cpu":
             self.flush()
         elif any(earlier.logged for earlier in self._pending[:-1]):
-            # After the next step is launched: the device computes it while the host writes.
+            # The next step has been launched, so the device computes while the host writes.
             self._write_pending(keep=1)
 
     def flush(self) -> None:
@@ -113,7 +113,9 @@ class Report:
         rewards: Rewards | None = None,
         dataset_losses: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Report a validation; `dataset_losses` has the datasets of a blend that have tokens in the loss."""
+        """Report a validation. `dataset_losses` has the loss of each dataset of a blend that has tokens in
+        the loss.
+        """
         self.flush()
         self._time_split.add(evaluation=seconds)
         self._pauses.add("validation", seconds)
@@ -264,12 +266,13 @@ class Report:
             times = self._times_slow.get(rank, 0) + 1 if slowdown > limit else 0
             self._times_slow[rank] = times
             message = (
-                f"step {step}: rank {rank} on {spread.hosts[rank]} computes {spread.seconds[rank]:.3g} s a "
-                f"step, {slowdown:.0%} above the median of its stage, {times} times in a row "
-                f"(logging.alerts.max_rank_slowdown {limit:.0%})"
+                f"step {step}: rank {rank} on {spread.hosts[rank]} needs {spread.seconds[rank]:.3g} s of "
+                f"compute per step, {slowdown:.0%} above the median of its pipeline stage, in {times} "
+                f"logged steps in a row (limit: logging.alerts.max_rank_slowdown = {limit:.0%})"
             )
             name = f"max_rank_slowdown of rank {rank}"
-            # One more slow step keeps the alert raised, although raising it takes three in a row.
+            # An alert is raised after SLOW_INTERVALS slow steps in a row, but a single slow step keeps it
+            # raised.
             if times == 0 or times >= SLOW_INTERVALS or self.alerts.is_raised(name):
                 self.alerts.check(name, times > 0, message, step)
 
@@ -292,10 +295,10 @@ class Report:
             exact = {name: None if value is None else value.hex() for name, value in numbers.items()}
             self.events.write("trace", f"step {result.step}", step=result.step, **exact)
         if result.overflowed_scale is not None:
-            # The norm of a step without an update is infinite, which would spoil curves and progress.
+            # After an fp16 overflow the norm is infinite, which would spoil curves and progress.
             norm = None
         seconds = result.timer.seconds()
-        # On a GPU the host is ahead of the device: its clock says little about one step.
+        # On a GPU the host runs ahead of the device, so the host's clock says little about a single step.
         wall_seconds = result.timer.wall_seconds() or result.wall_seconds
         self._time_split.add_step(wall_seconds, seconds, result.timer.communication_seconds)
         batch, samples, seq_length = result.batch_size, result.consumed_samples, self.config.model.seq_length
@@ -368,7 +371,9 @@ class Report:
         self.alerts.check("overflow_steps", count > OVERFLOW_WINDOW_STEPS // 2, message, result.step)
 
     def _dataset_losses(self, result: StepResult) -> dict[str, float | None]:
-        """Return each dataset's loss, named as in metrics.py; None if no token is in the step's loss."""
+        """Return each dataset's loss, named as in metrics.py; None for a dataset without a token in the
+        step's loss.
+        """
         if result.dataset_losses is None:
             return {}
         rows = result.dataset_losses.tolist()
@@ -433,7 +438,7 @@ class Report:
     def _log_start(self, state: TrainState) -> None:
         config, device = self.config, self.world.device
         by = config.shortened_by
-        early = f" ({by} stops it after {config.train_steps:,})" if by else ""
+        early = f" ({by} ends the run after {config.train_steps:,})" if by else ""
         logger.info(
             "%s: %s parameters, %s tokens in %s steps of %s%s, %d x %s, %s",
             config.name,
@@ -475,7 +480,9 @@ def _shown(rewards: Rewards) -> str:
 
 
 def _overflow(result: StepResult) -> str:
-    """Return "overflow, loss scale 2^31 -> 2^30", without the new scale if unchanged; "" for a good step."""
+    """Return "overflow, loss scale 2^31 -> 2^30", without the arrow if the scale did not change, or "" for a
+    step without overflow.
+    """
     if result.overflowed_scale is None:
         return ""
     before, now = _power(result.overflowed_scale), _power(result.loss_scale)

@@ -6,8 +6,8 @@ import torch
 
 
 class Rewards(NamedTuple):
-    """Means over pairs. A reward is beta times the difference between a log-probability and the
-    reference's.
+    """Mean rewards over preference pairs. A reward is beta times the difference between the model's and the
+    reference's log-probability of an answer.
     """
 
     chosen: float

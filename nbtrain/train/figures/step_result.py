@@ -27,14 +27,20 @@ class StepResult:
     logged: bool = False
     """Whether a log line is due."""
     tokens_in_loss: torch.Tensor | None = None
-    """Number of tokens, or pairs, in the mean loss; 0 if the step has no loss, None for all tokens."""
+    """Number of tokens or pairs over which the loss is a mean: 0 if the step has no loss, None if all tokens
+    are in the loss.
+    """
     dataset_losses: torch.Tensor | None = None
-    """[named datasets, 2], over all ranks: each dataset's sum of losses and number of tokens in the loss."""
+    """[named datasets, 2], over all ranks: each dataset's sum of losses and number of tokens in the loss.
+    None if datasets are not distinguished.
+    """
     pair_sums: torch.Tensor | None = None
-    """Sums over preference pairs of all ranks, with dpo; see PairFigures.sums()."""
+    """Sums over the preference pairs of all ranks, as PairFigures.sums() returns them; None without dpo."""
     code_scalars: dict[str, float] = field(default_factory=dict)
     """Scalars that the user's loss() has returned, over all micro batches and ranks."""
     overflowed_scale: float | None = None
     """Loss scale at which fp16 overflowed, which prevented the update; None without an overflow."""
     stability_counts: dict[str, int] = field(default_factory=dict)
-    """Numbers of bad steps of the run so far, by their names in metrics.py; empty while there are none."""
+    """Numbers of the run's bad steps so far, by their names in metrics.py; empty if there have been no bad
+    steps.
+    """

@@ -22,10 +22,10 @@ from nbtrain.train.figures.throughput import StepTimer
 
 @dataclass(frozen=True)
 class Spread:
-    """The computing seconds of all ranks in one step."""
+    """The seconds that each rank computed in one step."""
 
     seconds: tuple[float, ...]
-    """Computing seconds by rank."""
+    """Seconds of forward and backward pass without collectives, by rank."""
     slowdowns: tuple[float, ...]
     """Slowdown of each rank against the median of its stage, as a fraction; negative if the rank is
     faster.
@@ -36,7 +36,8 @@ class Spread:
     @classmethod
     def of(cls, seconds: list[float], stages: list[int], hosts: list[str]) -> "Spread":
         """Compare the ranks' seconds, given each rank's pipeline stage and host name."""
-        # The lower of the two middle values: with two ranks, the faster one is the reference.
+        # median_low() returns the lower of two middle values, so of two ranks the faster one is the
+        # reference.
         pairs = list(zip(seconds, stages, strict=True))
         medians = {
             stage: statistics.median_low(own for own, other in pairs if other == stage)
@@ -62,8 +63,8 @@ class Spread:
     def __str__(self) -> str:
         slowest = self.slowest_rank
         return (
-            f"rank {slowest} on {self.hosts[slowest]} computes {self.seconds[slowest]:.3g} s, "
-            f"{self.slowdown:.0%} above the median of its stage"
+            f"rank {slowest} on {self.hosts[slowest]} needs {self.seconds[slowest]:.3g} s of compute, "
+            f"{self.slowdown:.0%} above the median of its pipeline stage"
         )
 
 
@@ -81,8 +82,8 @@ class Stragglers:
         dist.all_gather_object(self._hosts, socket.gethostname(), group=self._group)
 
     def gather(self, timer: StepTimer) -> Spread | None:
-        """Return the spread on rank 0; None on other ranks, or if there is only one. All ranks call it; waits
-        for a GPU.
+        """Return the spread on rank 0; None on other ranks, or if the run has only one rank. All ranks call
+        it together. Waits for a GPU.
         """
         if self._world.size == 1:
             return None

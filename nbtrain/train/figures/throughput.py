@@ -7,7 +7,8 @@ Speed is reported in three ways. Each device has an equal share of the FLOPs in 
                                          units are
     fraction of the measured matrix rate model FLOPs / rate of a large matrix product on this device at start
 
-MFU and HFU are missing if no peak is known, as on CPUs. The third measure shows the possible gain there too.
+MFU and HFU are missing if no peak is known, as on CPUs. The third measure shows the possible gain on such
+devices too.
 """
 
 import collections
@@ -39,8 +40,8 @@ Mark = float | torch.cuda.Event
 class StepTimer:
     """Times the parts of one step. On a GPU it uses events that are read later, so the host never waits.
 
-    A part inside another one stops the outer part's clock, so no second counts twice. On a GPU the seconds
-    are the device's, so waiting for data counts only while the device is idle.
+    While a nested part runs, the outer part's clock is stopped, so no second counts twice. On a GPU the
+    seconds are the device's, so waiting for data counts only while the device is idle.
     """
 
     def __init__(self, device: torch.device):
@@ -51,13 +52,13 @@ class StepTimer:
         self._begin = self._since = self._mark()
         self._end: Mark | None = None
         self.part_now: str | None = None
-        """Part that is being timed."""
+        """Part that is being timed now; None outside all parts."""
         self.communication: dict[str | None, float] | None = None
         """Seconds of collectives by part; None if they are not measured (communication.py)."""
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count the time of the context for the part `name`."""
+        """Add the time that the context's body takes to the part `name`."""
         if name not in self._seconds:
             raise KeyError(name)
         outer = self.part_now
@@ -86,8 +87,8 @@ class StepTimer:
         return None if self._end is None else self._between(self._begin, self._end)
 
     def compute_seconds(self) -> float:
-        """Return the seconds of this rank's forward and backward pass, without collectives if these are
-        measured.
+        """Return the seconds of this rank's forward and backward pass, without the collectives in them if
+        collectives are measured.
         """
         seconds, waited = self.seconds(), self.communication or {}
         return sum(seconds[name] - waited.get(name, 0.0) for name in ("forward", "backward"))
@@ -156,7 +157,9 @@ class Pauses:
         self._seconds[kind] = seconds
 
     def left(self, step: int) -> float:
-        """Return the seconds of the pauses after `step`, for each kind seen so far."""
+        """Return the expected total seconds of the pauses after `step`, of the kinds that have occurred so
+        far.
+        """
         if step >= self._config.train_steps:
             return 0.0
         return sum(seconds * self._number_left(kind, step) for kind, seconds in self._seconds.items())
@@ -183,7 +186,7 @@ class Speeds:
     hfu: float | None
     """Hardware FLOP/s, recomputation included, over the datasheet peak; None if no peak is known."""
     matmul_fraction: float
-    """model_flops divided by the measured matrix rate."""
+    """Model FLOP/s divided by the measured rate of a large matrix product."""
 
 
 class Speedometer:
@@ -232,14 +235,15 @@ class TimeSplit:
     def seconds(self) -> dict[str, float]:
         """Return the seconds by part.
 
-        "communication" is contained in the other parts; it is estimated from the steps that measured it.
+        The part "communication" is contained in the other parts. It is estimated from the steps whose
+        collectives were measured.
         """
         share = self._communication_seconds / self._measured_seconds if self._measured_seconds else 0.0
         in_steps = sum(self._sums.values()) - self._sums["checkpoint"] - self._sums["evaluation"]
         return {**self._sums, "communication": share * in_steps}
 
     def step_fraction(self, name: str) -> float:
-        """Return the share of a part in the time of all steps; 0 before the first one."""
+        """Return a part's share of the time of all steps; 0 before the first step."""
         whole = sum(self._sums[part] for part in (*PARTS, "other"))
         return self._sums[name] / whole if whole else 0.0
 
@@ -278,7 +282,7 @@ class PerfClock:
         self._device = device
         self._begun: tuple[float, int] | None = None
         self.result: Throughput | None = None
-        """Set by the last step."""
+        """Measured throughput; None until the last step is complete."""
 
     def at(self, step: int, consumed_samples: int) -> None:
         """Record that `step` steps are complete, with `consumed_samples` sequences."""

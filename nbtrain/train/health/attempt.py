@@ -20,7 +20,9 @@ def find_job(run: RunDir) -> JobDir:
         return run.job(job_id)
     job = run.newest_job()
     if job is None:
-        raise JobError(f"{run.path}: contains no job: `nbtrain submit RUN.yaml` creates and starts one.")
+        raise JobError(
+            f"{run.path}: this run has no job. Run `nbtrain submit RUN.yaml`, which creates and starts a job."
+        )
     return job
 
 
@@ -30,8 +32,8 @@ def this_attempt_number() -> int:
 
 
 def this_attempt(run: RunDir) -> AttemptRecord:
-    """Return the record of this rank's attempt. For a manually started rank, it is built from the
-    configuration.
+    """Return the record of this rank's attempt. A manually started rank has no record, so one is built from
+    the configuration.
     """
     number = this_attempt_number()
     record = JobRecord.read(find_job(run).job_json)
@@ -43,8 +45,8 @@ def report_outcome(outcome: str, step: int | None, message: str, detail: str = "
     """Send outcome, step, message, detail and error (see records.ExitRecord) to the wrapper as one line of
     JSON.
 
-    A rank that is killed cannot report it. Without a wrapper this does nothing, because the message is in the
-    log.
+    A rank that is killed cannot report its outcome. Without a wrapper, this function does nothing, because
+    the message is in the log.
     """
     number = os.environ.get("NBTRAIN_EXIT_FD")
     if number is None:

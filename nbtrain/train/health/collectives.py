@@ -39,13 +39,13 @@ TIMED = (
     "scatter",
     "scatter_object_list",
 )
-"""Collectives that transfer data, the time of which is measured (train/figures/communication.py)."""
+"""Collectives that transfer data; train/figures/communication.py measures their time."""
 GROUPED = (*TIMED, "barrier", "monitored_barrier")
-"""All functions of torch.distributed that the ranks of a group call together, of several versions of torch;
+"""All functions of torch.distributed, in several versions of torch, that the ranks of a group call together.
 DeepSpeed's backends have methods of the same names.
 """
-# Calls between two ranks. The other rank is the second positional argument, or the keyword argument of this
-# name.
+# {function: keyword} of the calls between two ranks. The other rank is the second positional argument, or the
+# argument with this keyword.
 PAIRED = {"send": "dst", "recv": "src", "isend": "dst", "irecv": "src"}
 
 
@@ -73,8 +73,8 @@ class CollectiveWatch:
         self._groups[group] = (kind, *_ranks_and_name(group))
 
     def current(self) -> Collective | None:
-        """Return the collective that this rank is in, else its last one; None before the first. Called by
-        another thread.
+        """Return the collective that this rank is in or, if it is in none, its last one; None before the
+        first collective. Called by another thread.
         """
         last, waiting = self._last, self._waiting
         if last is None:
@@ -94,7 +94,7 @@ class CollectiveWatch:
     def _noted(self, name: str, function: Callable, peer: str | None = None) -> Callable:
         @functools.wraps(function)
         def noted(*arguments: Any, **named: Any) -> Any:
-            # A compiler that traces the call finds the original function.
+            # While torch.compile traces the call, it must see the original function.
             if torch.compiler.is_compiling():
                 return function(*arguments, **named)
             group = named.get("group")

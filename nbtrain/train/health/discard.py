@@ -12,8 +12,8 @@ def discard_gradients(engine: Any) -> None:
     """Discard the gradients accumulated for the coming step, as if the step had never begun.
 
     Weights, master weights, moments and the optimizer's step count do not change; DeepSpeed's counters are as
-    after a step that DeepSpeed skips. For every optimizer that nbtrain builds, this does what DeepSpeed does
-    after an fp16 overflow, except that the loss scale does not change. All ranks call it instead of
+    after a step that DeepSpeed skips. For every optimizer that nbtrain builds, the effect is that of an fp16
+    overflow in DeepSpeed, except that the loss scale does not change. All ranks call it instead of
     engine._take_model_step (deepspeed/runtime/engine.py; the branches on `overflow` in zero/stage_1_and_2.py,
     zero/stage3.py and bf16_optimizer.py, 0.19). Raises TypeError for an unknown optimizer.
     """
@@ -33,7 +33,7 @@ def discard_gradients(engine: Any) -> None:
     else:
         raise TypeError(f"discarding gradients is not supported for {type(optimizer).__name__}")
     engine._step_applied = False
-    # Otherwise the norm of an earlier step would be reported for this one.
+    # Without this line, an earlier step's norm would be reported for this step.
     engine._global_grad_norm = None
     engine.losses = None
     engine.skipped_steps += 1
@@ -42,7 +42,7 @@ def discard_gradients(engine: Any) -> None:
 
 
 def gradient_norm(module: torch.nn.Module) -> torch.Tensor:
-    """Return the norm over all gradients of this rank, a scalar on the device."""
+    """Return the norm over all gradients that this rank holds, a scalar on the device."""
     gradients = [parameter.grad for parameter in module.parameters()]
     return torch.nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
 

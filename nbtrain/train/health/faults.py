@@ -37,7 +37,9 @@ class Faults:
         ]
 
     def loss_factor(self, step: int) -> float | None:
-        """Return the factor by which the loss of `step` is multiplied; None leaves it unchanged."""
+        """Return the factor by which the loss of `step` is to be multiplied; None if the loss is to stay
+        unchanged.
+        """
         for fault in self._due(step, lambda do: do in ("nan", "spike")):
             return float("nan") if fault["do"] == "nan" else float(fault.get("factor", 100))
         return None
@@ -52,8 +54,8 @@ class Faults:
             _suffer(fault)
 
     def _due(self, step: int, wanted: Callable[[str], bool]) -> Iterator[dict[str, Any]]:
-        """Yield the faults of `step`. The rank's log records the time of each, so that the recovery can be
-        measured.
+        """Yield this rank's faults at `step` whose action is `wanted`. Each is printed to the rank's log with
+        its time, so that the duration of the recovery can be measured.
         """
         for fault in self._mine:
             if fault["step"] == step and wanted(fault["do"]):

@@ -28,11 +28,11 @@ from nbtrain.base.run_directory.records import (
 from nbtrain.base.run_directory.rundir import JobDir
 
 if TYPE_CHECKING:
-    # Importing it loads torch, which takes seconds: the first heartbeat is written before that.
+    # Importing this module loads torch, which takes seconds, but the first heartbeat must be written at once.
     from nbtrain.train.health.collectives import CollectiveWatch
 
 BEAT_SECONDS = 1.0
-# A shorter phase has no event, which would say that it took 0.00 s.
+# A shorter phase gets no event, because the event would report 0.00 s.
 LEAST_EVENT_SECONDS = 0.005
 # A disk that is full or was remounted read-only also fails at the next checkpoint.
 
@@ -45,11 +45,13 @@ class HeartbeatWriter:
     progress: TrainingProgress | None = None
     """Progress that every heartbeat contains; only on rank 0."""
     collectives: "CollectiveWatch | None" = None
-    """Recorder of the collective that this rank is in, and of the number begun or ended."""
+    """Recorder of this rank's current collective and of the number of collectives begun or ended; None until
+    it is installed.
+    """
     compute_seconds: float | None = None
     """Seconds that this rank itself computed in the newest logged step."""
     written: Callable[[], int] | None = None
-    """Function that returns the bytes of checkpoints that this rank has written."""
+    """Function that returns how many bytes of checkpoints this rank has written."""
 
     def __init__(self, job: JobDir, rank: int, attempt: int):
         self.path = job.heartbeat(rank)
@@ -88,8 +90,10 @@ class HeartbeatWriter:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Run the body as a phase, and write an event with the seconds of the phase itself, unless it
-        raises or is shorter than LEAST_EVENT_SECONDS.
+        """Run the body as a phase, and write an event with the seconds that the phase took without its inner
+        phases.
+
+        No event is written if the body raises or if the phase is shorter than LEAST_EVENT_SECONDS.
         """
         assert name in ACTIVITIES
         outer, outer_inner = self._phase, self._inner_seconds
@@ -106,8 +110,8 @@ class HeartbeatWriter:
         finally:
             self._inner_seconds = outer_inner + time.monotonic() - started
             self._depth -= 1
-            # After an outermost phase comes the next phase or the exit, so the last reported phase stays
-            # "end".
+            # An outermost phase is not left here: the next phase follows, or the rank exits, and then the
+            # last reported phase must stay "end".
             if self._depth:
                 self._enter(outer)
 

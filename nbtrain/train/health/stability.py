@@ -92,7 +92,7 @@ class _Step:
 
 
 class StepHistory:
-    """The losses of earlier steps, and the rules by which a step counts as bad in comparison."""
+    """The losses of earlier steps, and the rules by which a step counts as bad compared with them."""
 
     def __init__(self, stability: StabilityConfig, rollbacks: int):
         self.counts = {
@@ -104,7 +104,7 @@ class StepHistory:
         }
         """Counts of the run so far, by their names in metrics.py."""
         self.losses: deque[float] = deque(maxlen=stability.loss_spike_window_steps)
-        """Losses of the last good steps that have one."""
+        """Losses of the last good steps, without steps that had no token in the loss."""
         self._stability = stability
         self._skipped: deque[int] = deque()
 
@@ -120,7 +120,8 @@ class StepHistory:
             self.counts["steps_without_loss"] += 1
 
     def kind(self, loss: float, norm: float | None, has_loss: bool = True) -> str:
-        """Return "nan", "spike", or "" for a good step. DeepSpeed reports a NaN norm as -1.
+        """Return "nan" or "spike" for a bad step, and "" for a good one. A norm of -1 is DeepSpeed's way to
+        report a NaN norm.
 
         If all earlier losses were 0, as preference losses can become, there is no threshold for a spike.
         """
@@ -168,7 +169,7 @@ class StepGuard:
         events: EventWriter | None,
         run: RunDir | None = None,
     ):
-        """Set up the guard; `run` provides the record of rollbacks."""
+        """Set up the guard. The job's rollbacks are read from `run`, if given."""
         self.config = config
         self.world = world
         self.events = events
@@ -181,7 +182,8 @@ class StepGuard:
         self._engine = engine
         self._step = _Step(0, (0, 0))
         self._pending: deque[_Step] = deque()
-        # Known before the step if the policy is skip: the step's defect, and the mean loss of all ranks.
+        # With the policy skip, these two are known before the weights are updated: what is wrong with the
+        # step, and the mean loss of all ranks.
         self._found = ""
         self._mean_loss: float | None = None
         self._local_loss: Callable[[], torch.Tensor | None] = lambda: None
@@ -205,9 +207,9 @@ class StepGuard:
         order.
 
         `local_loss` is called once, after all micro batches. It returns this rank's own mean loss (fp32
-        scalar on the device), or None if another pipeline stage computes the loss. `tokens_in_loss` is called
-        after them too. It returns the number of tokens of all ranks in the mean loss, where None means all
-        tokens.
+        scalar on the device), or None if another pipeline stage computes the loss. `tokens_in_loss` is also
+        called after all micro batches. It returns how many tokens of all ranks are in the mean loss, or None
+        for all tokens.
         """
         self._step, self._local_loss = _Step(step, positions), local_loss
         self._tokens_in_loss = tokens_in_loss
@@ -244,14 +246,15 @@ class StepGuard:
         return StepVerdict()
 
     def settle(self) -> None:
-        """Check every step computed so far; waits for the device. Raises the errors of end_step."""
+        """Check every step computed so far, and raise the same errors as end_step(). Waits for the device."""
         self._look(keep=0)
 
     def check_weights(self) -> None:
-        """Raise before a save if a weight is NaN or Inf, according to the policy for NaN. Waits for the
-        device.
+        """Raise RollbackError or StabilityError, according to stability.on_nan, if a weight is NaN or Inf.
+        Call it before a save. Waits for the device.
 
-        A good loss is not enough: the last update, or faulty memory, may have damaged the weights later.
+        A good loss does not prove that the weights are finite: the last update, or faulty memory, may have
+        damaged the weights later.
         """
         if not (names := bad_weights(self._engine.module, self.world)):
             return
@@ -286,8 +289,8 @@ class StepGuard:
             finish_own_skip(self._engine.optimizer)
 
     def _over_ranks(self, own_loss: torch.Tensor | None) -> tuple[float, bool]:
-        """Return (mean loss over ranks, whether the gradients are finite); ZeRO checks the gradients
-        itself.
+        """Return (mean loss over ranks, whether the gradients are finite). With ZeRO the second value is
+        always True, because ZeRO checks the gradients itself.
         """
         sums = torch.zeros(3, dtype=torch.float32, device=self.world.device)
         if own_loss is not None:
@@ -313,7 +316,7 @@ class StepGuard:
     def _act(
         self, step: _Step, kind: str, loss: float | None, norm: float | None, scale_advice: str = ""
     ) -> StepVerdict:
-        """Apply the policy to a bad step: return for skip, raise for the others."""
+        """Apply the policy to a bad step: return the verdict if the policy is skip, otherwise raise."""
         stability, field = self.config.stability, "on_nan" if kind == "nan" else "on_loss_spike"
         policy = getattr(stability, field)
         own = None if step.own_loss is None else float(step.own_loss)
@@ -390,7 +393,8 @@ def _describe(
             f"step {step.number}: the gradient is not finite{normed}, although the loss is finite on every "
             f"rank ({loss:.4g}); {step.samples}"
         )
-    some = f"rank {', '.join(map(str, bad))} of {len(own_losses)}"
+    word = "rank" if len(bad) == 1 else "ranks"
+    some = f"{word} {', '.join(map(str, bad))} of {len(own_losses)}"
     ranks = some if len(bad) < len(losses) else "every rank"
     return f"step {step.number}: the loss is {loss:.4g} on {ranks}{normed}; {step.samples}"
 
@@ -400,7 +404,7 @@ def _scale_advice(config: RunConfig, loss: float | None) -> str:
     cause.
     """
     precision = config.precision
-    # A scale of 1 or less does not make the gradient of a good loss infinite.
+    # A scale of 1 or less cannot make a finite gradient infinite.
     is_scale = precision.dtype == "fp16" and precision.fp16.loss_scale > 1
     if not is_scale or loss is None or not math.isfinite(loss):
         return ""

@@ -43,7 +43,9 @@ def picture(summary: dict[str, Any]) -> str:
 
 
 def _categories(summary: dict[str, Any], y: int) -> tuple[list[str], int]:
-    """Return (the SVG elements of a bar by category whose top is at `y`, its lower end)."""
+    """Return the SVG elements of a bar divided by category, whose top is at `y`, and the position of their
+    lower end.
+    """
     whole = summary["seconds"] or 1.0
     x, width = float(MARGIN), WIDTH - 2 * MARGIN
     shown = [(name, own) for name, own in summary["categories"].items() if own > 0]
@@ -64,7 +66,9 @@ def _categories(summary: dict[str, Any], y: int) -> tuple[list[str], int]:
 
 
 def _phases(summary: dict[str, Any], y: int) -> tuple[list[str], int]:
-    """Draw when each phase of the steps ran, one row per phase; nothing if the profile has no phases."""
+    """Draw one row per phase with the intervals in which it ran; nothing if the profile has no phases.
+    Returns the same as _categories().
+    """
     phases = {name: bars for name, bars in summary.get("timeline", {}).items() if bars}
     if not phases:
         return [], y - SPACE
@@ -107,7 +111,7 @@ def _operators(summary: dict[str, Any], y: int) -> tuple[list[str], int]:
     pieces = [_text(MARGIN, y, "The costliest operators, own time", weight="600")]
     for number, operator in enumerate(operators):
         row, name, wide = y + 12 + number * ROW, operator["name"], room * operator["seconds"] / longest
-        words = f"{operator['seconds'] * 1e3:.4g} ms, {operator['calls']:,} calls"
+        words = f"{operator['seconds'] * 1e3:.4g} ms, {amounts.counted(operator['calls'], 'call')}"
         pieces += [
             _text(left - 8, row + 13, shortened(name, NAME_LETTERS), anchor="end"),
             _bar(left, row + 2, wide, ROW - 5, CATEGORIES.get(operator["category"], SOFT), name),

@@ -25,7 +25,8 @@ from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.sections.watch_section import ProfileConfig
 from nbtrain.train.profile.summary import write_summary
 
-# Entries of a snapshot: enough for some steps of a large model; the oldest are dropped first.
+# Maximum number of entries in a memory snapshot: enough for some steps of a large model. The oldest entries
+# are dropped first.
 SNAPSHOT_ENTRIES = 1_000_000
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,9 @@ logger = logging.getLogger(__name__)
 def profiling(
     settings: ProfileConfig, run: RunDir, rank: int, first_step: int, events: EventWriter | None
 ) -> Iterator[Callable[[], None]]:
-    """Profile the body if this rank is to be profiled. Call the yielded function after each step."""
+    """Profile the body if the settings select this rank. Yields a function that must be called after each
+    step.
+    """
     if not settings.enabled or (rank != 0 and not settings.all_ranks):
         yield lambda: None
         return
@@ -47,10 +50,9 @@ def profiling(
 
     def keep(trace: profiler.profile) -> None:
         if ended:
-            # The run's end has cut the cycle off; its last "step" is the final validation and save.
-            logger.info(
-                "step %6s | the profile that had begun was cut off", f"{first_step + trace.step_num:,}"
-            )
+            # The cycle's last "step" would contain the final validation and save.
+            text = "unfinished profile discarded: the run ended during a profiling cycle"
+            logger.info("step %6s | %s", f"{first_step + trace.step_num:,}", text)
             return
         started = time.perf_counter()
         step = first_step + trace.step_num
@@ -83,7 +85,8 @@ def profiling(
             with_modules=settings.with_modules,
         ) as trace,
     ):
-        # Each cycle is written before the next one begins, so clearing its events then is intended.
+        # torch warns that it clears a cycle's events when the next cycle begins, but by then the cycle has
+        # been written.
         warnings.filterwarnings("ignore", "Warning: Profiler clears events")
 
         def follow() -> None:
@@ -98,7 +101,7 @@ def profiling(
         try:
             yield step
         finally:
-            # torch returns what it has recorded when it stops.
+            # On exit, torch calls keep() once more with the events of an unfinished cycle.
             ended = True
 
 
@@ -112,8 +115,8 @@ def write_trace(trace: profiler.profile, stem: Path, title: str) -> Path:
 
 @contextlib.contextmanager
 def _hidden_until_whole(path: Path) -> Iterator[str]:
-    """Yield a temporary name for `path`, renamed when complete: torch opens the file itself, and its suffix
-    selects gzip.
+    """Yield a temporary name for `path`; the file is renamed when it is complete. torch opens the file itself
+    and compresses if the name ends in .gz, so the suffix is kept.
     """
     temporary = path.with_name(f".{path.name}")
     try:
@@ -131,7 +134,7 @@ class Snapshots:
         self._recording = False
 
     def begin(self) -> None:
-        """Start recording if it is enabled and has not started."""
+        """Start recording if recording is enabled and has not started."""
         if self._wanted and not self._recording:
             torch.cuda.memory._record_memory_history(max_entries=SNAPSHOT_ENTRIES)
             self._recording = True

@@ -4,7 +4,7 @@ from typing import Any
 
 from nbtrain.base.text import amounts
 
-# A smaller share does not deserve a sentence of advice.
+# A smaller share of idle time gets no sentence of advice.
 LEAST_SHARE = 0.1
 LARGEST = 3
 RUNNING = {
@@ -14,7 +14,7 @@ RUNNING = {
 }
 IDLE = {
     "cuda": "the GPU has nothing to run: the host launches kernels too slowly, or waits for data or other "
-    "ranks. Larger micro-batches give it more to do at a time",
+    "ranks. Larger micro-batches give the GPU more work at a time",
     "cpu": "no operator runs: Python works between the operators. Larger micro-batches make this share "
     "smaller",
 }

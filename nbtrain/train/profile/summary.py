@@ -52,7 +52,7 @@ class Operator:
     calls: int
     seconds: float
     flops: float = 0.0
-    """FLOPs of all calls; 0 if it is not a matrix product or the shapes were not recorded."""
+    """FLOPs of all calls; 0 if the operator is not a matrix product or if shapes were not recorded."""
 
 
 @dataclass(repr=False)
@@ -76,8 +76,8 @@ class ProfileSummary(Result, Record):
     flops: float
     """FLOPs of all matrix products, computed from their shapes."""
     memory: list[tuple[float, int]]
-    """(seconds since the start of the first step, bytes allocated). On a CPU, only memory allocated since the
-    profile began is counted.
+    """Points (seconds since the start of the first step, bytes allocated). On a CPU, only memory allocated
+    since the profile began is counted.
     """
     peak_memory_bytes: int
     peak_memory_seconds: float
@@ -101,7 +101,9 @@ class ProfileSummary(Result, Record):
             products = f"matrix products: {self.flops / 1e12:.4g} TFLOP, {rate:.4g} TFLOP/s over the steps"
         if self.memory:
             moment = f"{self.peak_memory_seconds * 1e3:.4g} ms after the first step's start"
-            since = "" if self.device == "cuda" else ", counted from the profile's start"
+            since = (
+                "" if self.device == "cuda" else ", counting only memory allocated since the profile began"
+            )
             memory = f"memory: peak {amounts.size(self.peak_memory_bytes)}, {moment}{since}"
         return Report(
             f"{self.title} | {self.device} | {amounts.counted(self.steps, 'step')}, {self.seconds:.4g} s, "
@@ -163,7 +165,9 @@ def summarize(trace: dict[str, Any], title: str = "profile") -> ProfileSummary:
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X" and "dur" in event]
     steps = [event for event in events if is_step(event) and event.get("cat") == "user_annotation"]
     if not steps:
-        raise ValueError("this profile has no complete step: profile.active_steps were never reached")
+        raise ValueError(
+            "this profile has no complete step: the run did not reach the profile's active steps"
+        )
     window = min(step["ts"] for step in steps), max(step["ts"] + step["dur"] for step in steps)
     parts = parts_of(events)
     kernels = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
@@ -205,8 +209,8 @@ def summarize(trace: dict[str, Any], title: str = "profile") -> ProfileSummary:
 
 
 def _timeline(parts: dict[str, list[Interval]], window: Interval) -> dict[str, list[tuple[float, float]]]:
-    """Return the intervals of each part. Beyond TIMELINE_BARS intervals, neighbours with the shortest gaps
-    are merged.
+    """Return the intervals of each part. If a part has more than TIMELINE_BARS intervals, those with the
+    shortest gaps between them are merged.
     """
     found = {}
     for name, intervals in parts.items():
@@ -250,6 +254,6 @@ def _memory(events: list[dict[str, Any]], window: Interval, device: str) -> list
 
 
 def _thinned(points: list[tuple[float, int]]) -> list[tuple[float, int]]:
-    """Return at most TIMELINE_POINTS points: the highest of each chunk, so that no peak is lost."""
+    """Return at most TIMELINE_POINTS points: the highest point of each chunk, so that no peak is lost."""
     size = -(-len(points) // TIMELINE_POINTS) or 1
     return [max(points[at : at + size], key=lambda point: point[1]) for at in range(0, len(points), size)]

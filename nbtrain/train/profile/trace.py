@@ -20,12 +20,14 @@ CATEGORIES = {
     "data": "#e8710a",
     "idle": "#e5e7eb",
 }
-"""The color of each kind of work in a picture. When several run at once, the first one counts."""
+"""Categories of work in order of precedence, with their colors in pictures. If work of several categories
+runs at once, the first category counts.
+"""
 
 PART_PREFIX = "nbtrain: "
-"""The prefix of a step part's name (throughput.py) in the trace."""
+"""Prefix of the names under which parts of a step (throughput.py) appear in the trace."""
 
-# The first of these in an operator's or a kernel's name, in lower case, decides.
+# The first pattern that occurs in the lower-case name of an operator or kernel decides its category.
 _RULES = tuple(
     (category, re.compile(pattern))
     for category, pattern in (
@@ -49,7 +51,7 @@ _RULES = tuple(
     )
 )
 
-# An operator inside one of these, at any depth, counts for it.
+# An operator inside an operator of these categories, at any depth, counts for the outer operator's category.
 _LASTING = {"attention", "optimizer", "communication", "data"}
 
 
@@ -60,7 +62,7 @@ def category_of(name: str) -> str:
 
 
 Stretch = tuple[str, str, Interval, float, bool]
-"""(name, category, when, FLOPs, whether a call begins with it)."""
+"""(name, category, interval, FLOPs, whether the interval begins a call)."""
 
 
 def on_host(events: list[dict[str, Any]], thread: Any, parts: dict[str, list[Interval]]) -> Iterator[Stretch]:
@@ -96,8 +98,8 @@ def on_host(events: list[dict[str, Any]], thread: Any, parts: dict[str, list[Int
                 # Times are rounded: an inner event may seem to end after its outer one.
                 end = min(end, open_events[-1][2])
             open_events.append((_name(event), category, end))
-            # An interval without length carries what counts once per call; summarize() needs a length, so it
-            # gets a nanosecond.
+            # A first interval of a nanosecond carries what counts once per call, because summarize() needs an
+            # interval with a length.
             reached = min(end, event["ts"] + 1e-3)
             yield _name(event), category, (event["ts"], reached), product_flops(event), True
 
@@ -129,7 +131,7 @@ def on_device(
             category = "optimizer"
         flops = 0.0
         if operator is not None and arguments["External id"] not in counted:
-            # An operator may launch several kernels; its FLOPs count once.
+            # An operator may launch several kernels, but its FLOPs count once.
             counted.add(arguments["External id"])
             flops = product_flops(operator)
         name = _name(operator) if operator is not None else shortened(kernel["name"], 90)
@@ -137,7 +139,7 @@ def on_device(
 
 
 def product_flops(event: dict[str, Any]) -> float:
-    """Return the FLOPs of a matrix product by its recorded shapes; 0 for other operators."""
+    """Return the FLOPs of a matrix product, computed from its recorded shapes; 0 for other operators."""
     dims = [dim for dim in event.get("args", {}).get("Input Dims", []) if isinstance(dim, list)]
     name = event["name"]
     try:
@@ -150,7 +152,7 @@ def product_flops(event: dict[str, Any]) -> float:
         if name in ("aten::bmm", "aten::baddbmm"):
             (b, m, k), (_, _, n) = dims[-2:] if name == "aten::bmm" else dims[1:3]
             return 2.0 * b * m * k * n
-        # torch's plain attention calls torch's products, which are counted by themselves.
+        # torch's plain attention (_math) calls other operators for its products, which are counted there.
         if name.startswith("aten::_scaled_dot_product") and not name.endswith("_math"):
             backward = "backward" in name
             *batch, queries, size = dims[1 if backward else 0]
@@ -158,13 +160,13 @@ def product_flops(event: dict[str, Any]) -> float:
             products = 5 if backward else 2
             return 2.0 * products * math.prod(batch) * queries * keys * size
     except (ValueError, IndexError):
-        # Shapes that do not match a product: an overload with other inputs.
+        # An overload with other inputs, whose shapes do not match.
         return 0.0
     return 0.0
 
 
 def parts_of(events: list[dict[str, Any]]) -> dict[str, list[Interval]]:
-    """Return the intervals of each part of the step, without the intervals of parts inside it."""
+    """Return the intervals of each part of the step, without the intervals of other parts nested in it."""
     marked = [
         event
         for event in events
@@ -191,7 +193,7 @@ def is_step(event: dict[str, Any]) -> bool:
 
 
 def _name(event: dict[str, Any]) -> str:
-    """Return an event's name, with the shapes for matrix products."""
+    """Return an event's name; for matrix products, the shapes are appended."""
     name = event["name"].removeprefix("autograd::engine::evaluate_function: ")
     if category_of(name) == "matmul":
         dims = [
@@ -205,8 +207,8 @@ def _name(event: dict[str, Any]) -> str:
 
 
 def shortened(name: str, letters: int) -> str:
-    """Shorten a name to this many characters. The end is cut, because a kernel's template arguments matter
-    little.
+    """Shorten a name to at most `letters` characters. The end is cut, because a kernel's template arguments
+    matter little.
     """
     return name if len(name) <= letters else name[: letters - 3] + "..."
 
@@ -224,7 +226,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def without(intervals: list[Interval], taken: list[Interval]) -> list[Interval]:
-    """Return the time of `intervals` that is not in `taken`; both are sorted and disjoint."""
+    """Return the parts of `intervals` that do not overlap with `taken`; both are sorted and disjoint."""
     left: list[Interval] = []
     at = 0
     for begin, end in intervals:

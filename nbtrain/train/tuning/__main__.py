@@ -24,7 +24,8 @@ from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.config.load import load, load_resolved, to_shown_yaml, to_yaml
 from nbtrain.config.load.autotune import found_overrides, read_given
 
-# Variables that the launcher narrows or sets for a rank: the agent finds its GPUs and names its ranks itself.
+# Variables that the launcher sets or narrows down for one rank. They are removed, because the node's agent
+# finds the GPUs and numbers its ranks itself.
 OF_A_RANK = ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_SIZE")
 
 
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
             train(run, options.then)
             return 0
         config, given = load_resolved(run.config_yaml), read_given(options.deepspeed_config)
-        # torch takes seconds to import, so errors in the arguments are reported first.
+        # Importing torch takes seconds, so errors in the arguments are reported before the import.
         from nbtrain.train.tuning.trial import run_trial, trial_config
 
         with recorded(run):
@@ -60,8 +61,8 @@ def main(arguments: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def recorded(run: RunDir) -> Iterator[None]:
-    """Record on rank 0 when a trial begins and ends: the devices are paid for, and no supervisor records it
-    yet.
+    """Record on rank 0 when a trial begins and ends. Trials occupy the devices, but no supervisor runs yet
+    that could record this.
     """
     job = run.newest_job()
     if job is None or os.environ.get("RANK") != "0":
@@ -76,8 +77,8 @@ def recorded(run: RunDir) -> Iterator[None]:
 
 
 def train(run: RunDir, command: list[str]) -> None:
-    """Replace this process by the node's agent, with the tuner's result. Only a node's first rank does so;
-    others end.
+    """Replace this process by the node's agent, which trains with the tuner's result. Only the first rank of
+    a node does so; the other ranks end.
 
     Rank 0 first changes the run's configuration, because the supervisor, which this rank starts, is the first
     to read it.
@@ -92,7 +93,7 @@ def train(run: RunDir, command: list[str]) -> None:
             if job := run.newest_job():
                 files.write_text(job.config_yaml, to_shown_yaml(found))
     environment = {name: value for name, value in os.environ.items() if name not in OF_A_RANK}
-    # The launcher counts its machines from 0.
+    # CROSS_RANK is the launcher's number of this machine, from 0.
     environment["NBTRAIN_NODE_RANK"] = os.environ["CROSS_RANK"]
     sys.stdout.flush()
     os.execvpe(command[0], command, environment)

@@ -31,7 +31,7 @@ def trial_config(config: RunConfig, given: dict[str, Any]) -> RunConfig:
     if autotuning.get("enabled") is not True:
         raise ConfigError(
             "--deepspeed_config: autotuning.enabled is not true, and without it DeepSpeed never ends a "
-            "trial. Set it to true; DeepSpeed's launcher does so by itself (--autotuning tune)."
+            "trial. Start trials with `deepspeed --autotuning tune`, which sets autotuning.enabled to true."
         )
     overrides = overrides_of(config, given)
     extra = overrides.get("parallel.deepspeed_extra", config.parallel.deepspeed_extra)
@@ -49,12 +49,13 @@ def run_trial(run: RunDir, config: RunConfig) -> NoReturn:
         built = build(config, run, world, None, trains=False)
         step = TrainingStep(config, world, built, NoHeartbeat(find_job(run), world.rank, 0))
         while True:
-            # A short run may have fewer steps than a trial: its batches are then read again.
+            # A trial may have more steps than a short run, whose batches are then read again.
             with _batches(config, built, world) as batches:
                 for _ in range(config.train_steps):
                     step.make(batches, logged=False)
     except SystemExit:
-        # All ranks get here in the same step: DeepSpeed counts steps, and only rank 0 writes.
+        # All ranks get here in the same step, because DeepSpeed ends a trial by counting steps. Only rank 0
+        # writes the result.
         startup.finish()
         raise
 

@@ -41,7 +41,7 @@ def main(trained: str, whole: str) -> int:
     world = startup.start("cpu", 60)
     code = load_user_code(run, config)
     model = build_model(config, layer_function=own_layer(code))
-    # By name, with none missing and none left over.
+    # Raises an error if a weight is missing or superfluous.
     model.load_state_dict(weights)
     datasets = build_datasets(config)
     assert datasets.valid is not None

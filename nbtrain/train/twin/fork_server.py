@@ -1,5 +1,4 @@
-"""Forks ranks from one process that has torch and DeepSpeed loaded, so that the imports are paid for only
-once.
+"""Forks ranks from one process that has imported torch and DeepSpeed, so that only one import is needed.
 
     python -m nbtrain.train.twin.fork_server         proof/fork_client.py starts it and sends requests
         {"id": 1, "ranks": 4, "function": "nbtrain.train.__main__:main", "arguments": ["output/gpt"],
@@ -7,9 +6,9 @@ once.
             -> {"kind": "started", "id": 1, "pids": [...]}
             -> {"kind": "ended", "id": 1, "exit_codes": [0, 0, 0, 0], "timed_out": false, ...}
         {"id": 1, "signal": 15, "rank": 0}
-            -> the signal, to one rank or (rank null) to all that are left
+            -> sends the signal to this rank or, if rank is null, to all ranks that still run
 
-It serves proofs and tests of many ranks on few cores, on CPU only, where the imports of a rank cost more than
+            -> sends the signal to this rank or, if rank is null, to all ranks still running
 a few steps of a small model. A fork is safe before there is a second thread, a process group or a parallel
 region, and the server has none of these: it imports, forks and waits. If there is a second thread, it refuses
 to fork. Every launch begins as if the ranks had just been started: with their own environment, their own log
@@ -65,7 +64,7 @@ class ForkedRanks:
     deadline: float
     linger_seconds: float
     running: dict[int, int]
-    """{pid: rank} of the ranks that have not ended."""
+    """{pid: rank} of the ranks that still run."""
     exit_codes: list[int | None]
     """Exit codes by rank: the negative signal number if a signal ended the rank, None while it runs."""
     cpu_seconds: float = 0.0
@@ -101,7 +100,7 @@ class Server:
             line = line[os.write(self._answers, line) :]
 
     def _read(self) -> bool:
-        """Read pending requests and carry them out. Return whether more may follow."""
+        """Read pending requests and carry them out. Return False once the requests have ended."""
         content = os.read(self._requests, 1 << 16)
         *lines, self._unread = (self._unread + content).split(b"\n")
         for line in lines:
@@ -174,7 +173,7 @@ def _be_rank(request: dict[str, Any], rank: int, port: int) -> None:
     """Run as a forked rank. Never returns."""
     code = 1
     try:
-        # This comes first: from here on, all output and the exit code belong to this rank.
+        # This must come first, so that all output and the exit code belong to this rank.
         die_with_parent(signal.SIGKILL)
         path = request["log"].replace("{rank}", str(rank))
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -211,7 +210,7 @@ def _be_rank(request: dict[str, Any], rank: int, port: int) -> None:
 
 
 def _abilities() -> dict[str, Any]:
-    """Return the dtypes that this machine's accelerator can train in."""
+    """Return {dtype: whether this machine's accelerator can train in it} for fp16 and bf16."""
     from deepspeed.accelerator import get_accelerator
 
     accelerator = get_accelerator()
@@ -227,15 +226,17 @@ def main(modules: list[str]) -> None:
     # Output of libraries during their import must not appear among the answers.
     answers = os.dup(1)
     os.dup2(2, 1)
-    # It imports torch, which takes seconds: a signal to end is handled before that.
+    # Imported late because it loads torch, which takes seconds; die_with_parent() must take effect before.
     from nbtrain.parallel.startup import prepare_deepspeed
 
     prepare_deepspeed("cpu")
     for module in (*modules, *PRELOADED):
         importlib.import_module(module)
-    # Its ranks run the code that is loaded now, even if a file changes later.
+    # The hashes are computed now, because the ranks run the code that is loaded now even if a file changes
+    # later.
     code_hashes()
-    # The garbage collector never visits objects created so far: a visit would copy their pages in every rank.
+    # The garbage collector must never visit the objects created so far, because a visit would copy their
+    # memory pages in every rank.
     gc.collect()
     gc.freeze()
     Server(0, answers).serve()

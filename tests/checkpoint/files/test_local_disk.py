@@ -91,7 +91,7 @@ def test_whole_over_all_nodes():
     assert Candidate(8, "id", parts, holders).missing() == ""
     holders[3] = []
     candidate = Candidate(8, "id", parts, holders)
-    assert candidate.missing() == "what rank 3 wrote is not on any node"
+    assert candidate.missing() == "the files of rank 3 are not on any node"
     parts[2].is_whole = True
     assert candidate.missing() == "" and candidate.chosen() == {2: parts[2]}
 
@@ -115,7 +115,7 @@ def test_what_must_not_be_used_although_it_is_whole(disk):
     assert [one.step for one in LocalSaves.of(run).saves] == [6]
     assert _why_void(run, candidate) == "the run has since continued from another checkpoint"
     Rollback(JOB, 1, 0.0, 9, 6, 1, 2, "NaN").append(run.rollbacks_json)
-    assert _why_void(run, candidate) == "a rollback came after it"
+    assert _why_void(run, candidate) == "the run was rolled back after this save"
 
 
 def test_a_resume_from_an_older_step_forgets_newer_ones(disk):

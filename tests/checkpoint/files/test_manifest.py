@@ -83,7 +83,7 @@ def test_a_manifest_of_another_form_is_reported(run, content):
     assert (found, step) == (10, 20)
     assert reason in (
         "manifest.json holds a list instead of fields",
-        "manifest.json does not give size and SHA-256 of its files",
+        "manifest.json does not list the size and SHA-256 of each file",
     )
     assert newest_checkpoint_step(run) == 10
 

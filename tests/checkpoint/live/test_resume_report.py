@@ -151,7 +151,10 @@ def test_another_training_is_changed_and_says_how():
 def test_another_next_batch_is_changed():
     config = load("gpt-tiny")
     made = certified(manifest(config), config, next_batch="b" * 64)
-    assert (made.kind, made.reasons) == ("changed", ["the next batch is a different one"])
+    assert (made.kind, made.reasons) == (
+        "changed",
+        ["the next batch differs from the one that the checkpoint recorded"],
+    )
 
 
 def test_a_new_seed_of_dropout_is_stated_if_there_is_dropout():

@@ -229,14 +229,16 @@ def test_a_tokenizer_that_normalizes_says_so(workspace, monkeypatch):
         assert gguf_file.read_tokenizer(folder, 320)["normalizers"] == kinds
     for kinds in (["NFC", "Lowercase"], ["Prepend"]):
         normalizing(*kinds)
-        with pytest.raises(ConfigError, match=rf"normalizes a text before it splits words \({kinds[-1]}\)"):
+        with pytest.raises(
+            ConfigError, match=rf"normalizes a text before splitting it into words \({kinds[-1]}\)"
+        ):
             gguf_file.read_tokenizer(folder, 320)
     normalizing("NFC")
     adopt(folder, "<|endoftext|>", tokenizer_dir("small"))
     monkeypatch.setattr(exporting, "stream", lambda module, request: gpu_side.answers(request))
     run = saved.save_run("llama", {"model.architecture": "llama"})
     [note] = exporting.export_model(run, workspace / "own.gguf", "gguf").notes
-    assert note.startswith("The tokenizer normalizes texts (NFC), and llama.cpp does not")
+    assert note.startswith("The tokenizer normalizes texts (NFC), but llama.cpp does not")
 
 
 def test_tokenizers_of_other_forms(tmp_path):

@@ -72,7 +72,7 @@ def test_what_is_missing_is_named():
     with pytest.raises(CheckpointError, match="global_step4: holds no parameter v"):
         read.full("v")
     read._pieces[0, 0]["w"].pop(0)
-    with pytest.raises(CheckpointError, match=r"w \(fp32\): 49 of 96 elements are in its files"):
+    with pytest.raises(CheckpointError, match=r"w \(fp32\): the files contain only 49 of 96 elements"):
         read.full("w")
 
 

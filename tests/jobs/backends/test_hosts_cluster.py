@@ -207,7 +207,7 @@ def test_checkpoints_of_two_hosts_outlive_a_rank_and_the_loss_of_a_host(
         "continues from step 10 on the disks of 2 nodes (hosta, hostb), newer than step 6 in the run "
         in " ".join(said)
     )
-    reason = "step 16 of the nodes' own disks is not used: what rank 1 wrote is not on any node"
+    reason = "step 16 of the nodes' own disks is not used: the files of rank 1 are not on any node"
     assert reason in said
     steps: dict[int, set[str]] = {}
     for event in read_events(job):

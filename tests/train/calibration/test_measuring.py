@@ -195,5 +195,5 @@ def test_the_last_output_of_a_failed_rank_come_back():
     work = {"device": "cpu", "parts": None, "model_formats": [], **NO_TIME}
     with pytest.raises(JobError) as raised:
         list(run_ranks(1, 1, work, time.monotonic() + 600))
-    assert "the calibration with 1 ranks ended with the codes [1]. Its last output:" in str(raised.value)
+    assert "the calibration with 1 rank failed; exit codes by rank: [1]." in str(raised.value)
     assert "TypeError" in str(raised.value)

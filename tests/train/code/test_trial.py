@@ -75,7 +75,7 @@ WRONG = {
     ),
     "a file next to it": (
         "import my_other_code\ndef scalars(step): return {}\n",
-        "my_code.py:1, import: ModuleNotFoundError: No module named 'my_other_code'. Only this one file",
+        "my_code.py:1, import: ModuleNotFoundError: No module named 'my_other_code'. Only the user's file",
     ),
     "a mean instead of a tuple": (
         of_loss("return logits.mean()"),
@@ -83,7 +83,7 @@ WRONG = {
     ),
     "losses of tokens": (
         of_loss(LOSSES, "return losses, mask.sum(), {}"),
-        r"my_code.py:4: loss returned a tensor of shape [2, 32], float32 as its sum, which must be a tensor",
+        r"my_code.py:4: loss returned a tensor of shape [2, 32], float32 as the sum of losses, which must be",
     ),
     "another count": (
         of_loss(LOSSES, "return (losses * mask).sum(), losses.numel(), {}"),
@@ -95,19 +95,19 @@ WRONG = {
     ),
     "no gradient": (
         of_loss(LOSSES, "return (losses.detach() * mask).sum(), mask.sum(), {}"),
-        "my_code.py:4: the sum that loss returned does not depend on the logits",
+        "my_code.py:4: the sum of losses that loss returned does not depend on the logits",
     ),
     "a gradient of zero": (
         of_loss("return (0 * logits).sum(), mask.sum(), {}"),
-        "my_code.py:4: the gradient of loss has norm 0",
+        "my_code.py:4: the gradient of the loss has norm 0",
     ),
     "a loss that is not finite": (
         of_loss(LOSSES, "return losses.sum() / (mask - 1).sum().clamp(min=0), mask.sum(), {}"),
-        "my_code.py:4: loss is inf for a model with initial weights",
+        "my_code.py:4: the loss is inf for a model with its initial weights",
     ),
     "a scalar of many numbers": (
         of_loss(LOSSES, "return (losses * mask).sum(), mask.sum(), {'z': losses}"),
-        "my_code.py:4: the scalar z is a tensor of shape [2, 32], float32. It must be one number: sum it",
+        "my_code.py:4: the scalar z is a tensor of shape [2, 32], float32. It must be one number",
     ),
     "a name that a file cannot have": (
         of_loss(LOSSES, "return (losses * mask).sum(), mask.sum(), {'a/b': 1}"),
@@ -117,11 +117,15 @@ WRONG = {
     "an exit": ("def scalars(step):\n    raise SystemExit(3)\n", "my_code.py:2, scalars: SystemExit: 3"),
     "a dataset without a length": (
         "class _D:\n    def samples(self, index): return {}\ndef dataset(split):\n    return _D()\n",
-        "my_code.py:3: dataset('train') returned _D, which has no __len__()",
+        "my_code.py:3: dataset('train') returned an object of type _D, which has no __len__()",
+    ),
+    "no samples": (
+        of_dataset("{}").replace("return 1", "return 0"),
+        "my_code.py:4: dataset('train') is empty. Return at least one sample.",
     ),
     "a length that is no number": (
         of_dataset("{'tokens': [1] * 33}").replace("return 1", "return 3 / 2"),
-        "my_code.py:4: the length of dataset('train'): 'float' object cannot be interpreted as an integer",
+        "my_code.py:4: len(dataset('train')) fails: 'float' object cannot be interpreted as an integer",
     ),
     "samples without an index": (
         of_dataset("{'tokens': [1] * 33}").replace("samples(self, index)", "samples(self)"),
@@ -129,19 +133,20 @@ WRONG = {
     ),
     "a sample that is too short": (
         of_dataset("{'tokens': [1] * 32}"),
-        "my_code.py:4: tokens of samples(0) of dataset('train') has shape [32], int64. It must hold 33 ids",
+        "my_code.py:4: tokens of samples(0) of dataset('train') has shape [32], int64. It must hold 33 "
+        "integer ids (model.seq_length + 1",
     ),
     "ids that the model does not have": (
         of_dataset("{'tokens': [500] * 33}"),
-        "has ids from 500 to 500. An id is from 0 to 499 (tokenizer.vocab_size)",
+        "range from 500 to 500. Ids must be from 0 to 499 (tokenizer.vocab_size - 1)",
     ),
     "a key that is not read": (
         of_dataset("{'tokens': [1] * 33, 'weight': 2}"),
-        "samples(0) of dataset('train') returned tokens, weight. Return a dict with tokens",
+        "samples(0) of dataset('train') returned a dict with the keys tokens, weight. Return a dict with",
     ),
     "a mask of weights": (
         of_dataset("{'tokens': [1] * 33, 'loss_mask': [0.5] * 32}"),
-        "loss_mask of samples(0) of dataset('train') has shape [32], float64. It must hold 32 values, 0 or 1",
+        "loss_mask of samples(0) of dataset('train') has shape [32], float64. It must hold 32 values",
     ),
     "an error in samples": (
         of_dataset("{'tokens': missing}"),
@@ -155,13 +160,14 @@ WRONG = {
     ),
     "a block of another shape": (
         of_layer(run="return x[..., :16]"),
-        "my_code.py:10: block 0 returned a tensor of shape [2, 8, 16], float32, and was given a tensor of "
-        "shape [2, 8, 32], float32. A block returns the residual stream",
+        "my_code.py:10: block 0 received a tensor of shape [2, 8, 32], float32 and returned a tensor of "
+        "shape [2, 8, 16], float32. A block must return the residual stream",
     ),
     "a parameter without its shards": (
         of_layer("self.up = torch.nn.Linear(8, 8)"),
-        "my_code.py:10: the parameter up.weight of block 0 was not made by `parts`, so its initial values "
-        "and its shards on tensor-parallel ranks are unknown. Make it with parts.parameter(name, *sh",
+        "my_code.py:10: the parameter up.weight of block 0 was not created by `parts`, so its initial "
+        "values and its shards on tensor-parallel ranks are unknown. Create it with parts.parameter(name, "
+        "*sh",
     ),
     "a width that ranks cannot divide": (
         of_layer("self.up = parts.column_linear('up', config.hidden_size, 85)"),
@@ -170,20 +176,20 @@ WRONG = {
     "a width that is not the model's": (
         of_layer("self.up = parts.column_linear('up', 64, 64)", "return x + self.up(x).sum()"),
         "my_code.py:9, layer: RuntimeError: mat1 and mat2 shapes cannot be multiplied (16x32 and 64x64). The "
-        "model of the trial has hidden_size 32",
+        "trial model has hidden_size 32",
     ),
     "initial values that change every time": (
         of_layer(
             "self.gain = parts.parameter('gain', 1, value=torch.rand(()).item())", "return x * self.gain"
         ),
-        "my_code.py:10: the initial values of layers.0.gain were changed after `parts` had made it, or are "
-        "not the same every time",
+        "my_code.py:10: the initial values of layers.0.gain were changed after `parts` created it, or differ "
+        "each time",
     ),
     "initial values that ranks would not change alike": (
         of_layer(
             "self.gain = parts.parameter('gain', 1); self.gain.data.zero_()", "return x * (1 + self.gain)"
         ),
-        "Give them to `parts`: std=... draws them, std=0.0 and value=... set them",
+        "Let `parts` set the initial values: std=...",
     ),
     "a name that is used twice": (
         of_layer("self.one, self.two = (parts.parameter('one', 4) for _ in range(2))"),
@@ -191,7 +197,7 @@ WRONG = {
     ),
     "a state that no checkpoint has": (
         of_layer("self.register_buffer('mean', torch.zeros(1))"),
-        "my_code.py:10: the buffer mean of block 0 would be in no checkpoint",
+        "my_code.py:10: the buffer mean of block 0 would not be saved",
     ),
     "a parameter that is not used": (
         of_layer("self.gain = parts.parameter('gain', 4)"),
@@ -200,7 +206,7 @@ WRONG = {
     "attention without its context": (
         of_layer().replace("(x), **context)", "(x))"),
         "my_code.py:10: a block returns different results if a sequence is processed in two chunks, as in "
-        "generation. Call self.attention(x, **context) with all of the context",
+        "generation. Pass the whole context to self.attention(x, **context)",
     ),
     "attention without documents": (
         of_layer().replace("(x), **context)", "(x), cache=context.get('cache'))"),
@@ -208,16 +214,16 @@ WRONG = {
     ),
     "a forward that takes no context": (
         of_layer().replace("(self, x, **context)", "(self, x)"),
-        "my_code.py:10: forward() of _Block cannot be called with x and what attention needs",
+        "my_code.py:10: forward() of _Block cannot be called with x and the arguments of attention",
     ),
     "parameters in a list": (
         of_layer("self.gains = [parts.parameter('gain', 4)]", "return x * self.gains[0].sum()"),
-        "my_code.py:10: `parts` has made a parameter of shape [4] that is not in block 0: it would be "
+        "my_code.py:10: `parts` created a parameter of shape [4] that is not in block 0: it would be "
         "neither trained nor saved. Assign it to an attribute of the module",
     ),
     "an operation in place": (
         of_layer(run="x += self.norm(x); return x"),
-        "my_code.py:10: the backward pass fails: one of the variables needed for gradient computation has "
+        "my_code.py:10: the backward pass failed: one of the variables needed for gradient computation has "
         "been modified by an inplace operation. An in-place operation, such as x += y",
     ),
     "a state that changes": (
@@ -232,7 +238,7 @@ WRONG = {
     ),
     "random numbers without training": (
         of_layer(run="return x + torch.rand_like(x)"),
-        "my_code.py:10: a block returns different results at each call, without training",
+        "my_code.py:10: a block returns different results at each call in evaluation mode",
     ),
     "random numbers that are not torch's": (
         of_layer(run="import random; return x + random.random() * self.training"),

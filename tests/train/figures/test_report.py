@@ -193,8 +193,8 @@ def test_a_slow_rank_is_reported_after_three_times_in_a_row(report, job):
         report.add_spread(step, Spread.of([1.0, own, 1.0], [0, 0, 0], ["a", "b", "c"]), state)
     report.add_spread(30, None, state)
     assert [event["message"] for event in read_events(job) if event["kind"] == "alert"] == [
-        "step 6: rank 1 on b computes 1.3 s a step, 30% above the median of its stage, 3 times in a row "
-        "(logging.alerts.max_rank_slowdown 25%)"
+        "step 6: rank 1 on b needs 1.3 s of compute per step, 30% above the median of its pipeline stage, "
+        "in 3 logged steps in a row (limit: logging.alerts.max_rank_slowdown = 25%)"
     ]
 
 
@@ -246,10 +246,10 @@ def test_an_alert_is_raised_when_crossed_and_again_only_after_it_was_kept_for_a_
     for step, fraction in enumerate(used, start=1):
         alerts.check_all(step, host_memory_fraction=fraction)
     assert [event["message"] for event in read_events(job)] == [
-        "step 2: host memory 95.0% is above 90% (logging.alerts.max_host_memory_fraction)",
-        "step 60: the alert has ended: 10 checks in a row were within the limit "
-        "(logging.alerts.max_host_memory_fraction)",
-        "step 61: host memory 91.0% is above 90% (logging.alerts.max_host_memory_fraction)",
+        "step 2: host memory 95.0% is above the limit of 90% (logging.alerts.max_host_memory_fraction)",
+        "step 60: the alert for logging.alerts.max_host_memory_fraction has ended after 10 checks in a row "
+        "without a problem",
+        "step 61: host memory 91.0% is above the limit of 90% (logging.alerts.max_host_memory_fraction)",
     ]
 
 
@@ -265,7 +265,7 @@ def test_an_alert_that_is_over_names_a_setting_if_there_is_one(job, config, name
     for step in range(11):
         alerts.check(name, step == 0, "crossed", step)
     assert [event["message"] for event in read_events(job)][1] == (
-        f"step 10: the alert has ended: 10 checks in a row were within the limit ({what})"
+        f"step 10: the alert for {what} has ended after 10 checks in a row without a problem"
     )
 
 
@@ -274,7 +274,7 @@ def test_a_threshold_below_and_one_turned_off(job):
     alerts = Alerts(config, EventWriter(job, "rank0"))
     alerts.check_all(3, mfu=0.2, host_memory_fraction=0.99, device_memory_fraction=None)
     assert [(event["alert"], event["message"]) for event in read_events(job)] == [
-        ("min_mfu", "step 3: MFU 20.0% is below 50% (logging.alerts.min_mfu)")
+        ("min_mfu", "step 3: MFU 20.0% is below the limit of 50% (logging.alerts.min_mfu)")
     ]
 
 

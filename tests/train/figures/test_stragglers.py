@@ -17,7 +17,7 @@ def test_a_slow_rank_is_compared_with_its_stage():
     assert spread.slowdowns == pytest.approx((0.0, 0.5, 0.0, 0.1))
     assert (spread.slowest_rank, spread.slowdown) == (1, 0.5)
     assert spread.median_seconds == pytest.approx(2.25)
-    assert str(spread) == "rank 1 on one computes 1.5 s, 50% above the median of its stage"
+    assert str(spread) == "rank 1 on one needs 1.5 s of compute, 50% above the median of its pipeline stage"
 
 
 def test_the_median_of_many_is_not_moved_by_the_slow_one():

@@ -49,5 +49,5 @@ def test_a_rank_started_by_hand_goes_by_the_configuration(run):
 
 
 def test_a_run_without_a_job_says_what_makes_one(tmp_path):
-    with pytest.raises(JobError, match="contains no job: `nbtrain submit"):
+    with pytest.raises(JobError, match=r"has no job\. Run `nbtrain submit"):
         find_job(RunDir(tmp_path))

@@ -67,7 +67,7 @@ def test_what_a_trial_refuses(run):
         trial_config(config, {"zero_optimization": {"stage": 1}})
     assert str(caught.value) == (
         "--deepspeed_config: autotuning.enabled is not true, and without it DeepSpeed never ends a trial. "
-        "Set it to true; DeepSpeed's launcher does so by itself (--autotuning tune)."
+        "Start trials with `deepspeed --autotuning tune`, which sets autotuning.enabled to true."
     )
     with pytest.raises(ConfigError, match=r"batch\.global_batch_size"):
         trial_config(config, given("m.json", train_micro_batch_size_per_gpu=3))

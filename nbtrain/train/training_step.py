@@ -26,7 +26,7 @@ from nbtrain.train.health.heartbeat import HeartbeatWriter
 
 
 class TrainingStep:
-    """Runs the steps of a run, each from the current built.state. All ranks call it together."""
+    """Runs the steps of a run. Each step starts from the current built.state. All ranks call it together."""
 
     def __init__(self, config: RunConfig, world: World, built: Built, heartbeat: HeartbeatWriter):
         self.config, self.world, self.heartbeat = config, world, heartbeat

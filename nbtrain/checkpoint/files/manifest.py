@@ -34,7 +34,9 @@ from nbtrain.checkpoint.files.torch_files import SUFFIX, code_problem
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a complete checkpoint. Raises CheckpointError if there is none."""
+    """Return a checkpoint's manifest. Raises CheckpointError if the manifest or a file is missing, or a
+    file's size is wrong.
+    """
     if reason := size_problem(folder):
         raise CheckpointError(f"{folder}: {reason}.")
     manifest = files.read_json(folder / MANIFEST)
@@ -95,7 +97,9 @@ def reject(folder: Path, reason: str) -> None:
 
 
 def problem(folder: Path) -> str | None:
-    """Return why the checkpoint in `folder` is not valid; None if it is. Reads all of its files."""
+    """Return why the checkpoint in `folder` is not valid; None if it is valid. Reads all of the checkpoint's
+    files.
+    """
     return size_problem(folder) or content_problem(folder)
 
 

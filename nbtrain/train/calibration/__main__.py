@@ -150,7 +150,9 @@ def run_ranks(ranks: int, threads: int, work: dict[str, Any], until: float) -> I
 
 
 def lines_until(stream: IO[bytes] | None, until: float) -> Iterator[bytes]:
-    """Yield the lines of a pipe up to its end. Raises TimeoutError at `until`, by the monotonic clock."""
+    """Yield the lines of a pipe up to its end. Raises TimeoutError if the pipe has not ended at `until`, by
+    the monotonic clock.
+    """
     assert stream is not None
     rest = b""
     while True:

@@ -212,7 +212,7 @@ class _NotedLosses(NamedTuple):
 
 
 class _Readable(Dataset):
-    """A view of a dataset that hides its length, because the loader would otherwise use it."""
+    """View of a dataset without its length, which the loader would otherwise use."""
 
     def __init__(self, dataset: Samples):
         self._dataset = dataset

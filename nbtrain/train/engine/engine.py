@@ -84,7 +84,7 @@ class StepLoss(NamedTuple):
 
 @dataclass(eq=False)
 class TrainEngine:
-    """The base class of both engines."""
+    """Base class of PlainEngine and PipelineEngine."""
 
     deepspeed: Any
     """DeepSpeed's own engine."""

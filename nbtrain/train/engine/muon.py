@@ -107,7 +107,9 @@ class Muon(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Step the groups that are in `param_groups` now: ZeRO calls it for one group at a time."""
+        """Update the parameters of the groups that are in `param_groups` now; ZeRO puts one group at a time
+        there.
+        """
         every = self.param_groups
         others = [group for group in every if group["name"] != MATRICES and group["params"]]
         for group in every:

@@ -1,6 +1,4 @@
-"""Training steps without pipeline stages: this rank runs every layer, whole or as its shard of the layers or
-sequences.
-"""
+"""Training steps without pipeline stages: each rank runs all layers, on its shard of weights or sequences."""
 
 from collections.abc import Callable
 

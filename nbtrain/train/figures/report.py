@@ -220,8 +220,8 @@ class Report:
         )
 
     def add_checkpoint(self, state: TrainState, seconds: float, locally: bool = False) -> None:
-        """Report a checkpoint that paused training for `seconds`. With `locally`, it is only on the nodes'
-        own disks.
+        """Report a checkpoint that paused training for `seconds`. With `locally`, the checkpoint is only on
+        the nodes' own disks.
         """
         self.flush()
         self._time_split.add(checkpoint=seconds)
@@ -353,7 +353,7 @@ class Report:
             self._log(result, loss, speeds.mfu, wall_seconds, used, device_fraction)
 
     def _follow_costs(self, memory_bytes: int) -> None:
-        """Record the costs that the plan of the next run compares with its own estimates."""
+        """Record the memory and pipeline costs with which the next run's plan compares its own estimates."""
         self.progress.memory_bytes = max(self.progress.memory_bytes or 0, memory_bytes)
         if self.config.parallel.pipeline_parallel_size > 1:
             self.progress.pipeline_fraction = self._time_split.step_fraction("pipeline")

@@ -45,8 +45,8 @@ class HeartbeatWriter:
     progress: TrainingProgress | None = None
     """Progress that every heartbeat contains; only on rank 0."""
     collectives: "CollectiveWatch | None" = None
-    """Recorder of this rank's current collective and of the number of collectives begun or ended; None until
-    it is installed.
+    """Recorder of this rank's current collective and of the number of collectives begun or ended; None before
+    the process group exists.
     """
     compute_seconds: float | None = None
     """Seconds that this rank itself computed in the newest logged step."""

@@ -121,7 +121,7 @@ def _operators(summary: dict[str, Any], y: int) -> tuple[list[str], int]:
 
 
 def _memory(summary: dict[str, Any], y: int) -> tuple[list[str], int]:
-    """Draw the allocated bytes over the profiled steps; nothing if the profile did not record them."""
+    """Draw the allocated bytes over the profiled steps; nothing if the profile did not record memory."""
     points, peak = summary["memory"], summary["peak_memory_bytes"]
     if not points or peak <= 0:
         return [], y - SPACE

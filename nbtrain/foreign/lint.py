@@ -206,8 +206,8 @@ def checkpoints_fit_the_volume(source: Reading, config: RunConfig) -> Iterator[F
     fix = f"Request a volume of more than {size}, which is the size of one checkpoint."
     if held:
         sparser = -(-config.train_steps // held) if held < MANY else max(config.train_steps // MANY, 1)
-        number = "ten" if held == MANY else str(held)
-        fix = f"Set --save-interval {sparser} to keep {number} of them, or remove old checkpoints."
+        number = "ten checkpoints" if held == MANY else amounts.counted(held, "checkpoint")
+        fix = f"Set --save-interval {sparser} to keep {number}, or remove old checkpoints."
     yield Finding(
         "error" if full else "warning",
         "checkpoints_fit_the_volume",

@@ -23,7 +23,7 @@ def flag_of(source: Reading, dest: str) -> str:
 def number(source: Reading, dest: str) -> int:
     """Return a positive integer from the argument list.
 
-    It is 0 if the value is missing, not positive, or known only to the shell.
+    Returns 0 if the value is missing, not positive, or known only to the shell.
     """
     value = source.value(dest)
     return value if type(value) is int and value > 0 else 0
@@ -312,7 +312,9 @@ def slots_are_gpus(source: Reading) -> Iterator[Finding]:
             ranks.place,
             f"{ranks.value} ranks on each node, but the container requests {gpus.value} GPUs ({gpus.place}).",
             "Make the two numbers equal.",
-            Cost(fatal=True) if more else Cost(words=f"{count(gpus) - count(ranks)} idle GPUs a node"),
+            Cost(fatal=True)
+            if more
+            else Cost(words=f"{amounts.counted(count(gpus) - count(ranks), 'idle GPU')} on each node"),
         )
 
 
@@ -329,7 +331,7 @@ def workers_have_ranks(source: Reading) -> Iterator[Finding]:
             f"the manifest has {workers.value} workers, but mpirun starts ranks on {nodes.value} of them "
             f"({nodes.place}).",
             "Set mpirun's -np to the number of workers times their slots, or use fewer workers.",
-            Cost(words=f"{idle} idle workers"),
+            Cost(words=amounts.counted(idle, "idle worker")),
         )
 
 
@@ -366,30 +368,54 @@ def image_is_of_the_programs_time(source: Reading) -> Iterator[Finding]:
 
 
 def context_ranks_hold_all_weights(source: Reading) -> Iterator[Finding]:
-    """Note the memory of context ranks: they share the tokens, but not the weights, gradients and moments."""
+    """Note how much memory the model's states take on each context-parallel rank.
+
+    Context-parallel ranks share the tokens, but not the weights and gradients. Without the distributed
+    optimizer, they do not share the optimizer states either. FSDP, which can also shard the weights, gets no
+    note.
+    """
     size, hidden = number(source, "context_parallel_size"), number(source, "hidden_size")
     layers = number(source, "num_layers")
     if size < 2 or not hidden or not layers:
         return
+    if source.value("use_megatron_fsdp") or source.value("use_torch_fsdp2"):
+        return
     tensor = number(source, "tensor_model_parallel_size") or 1
     pipeline = number(source, "pipeline_model_parallel_size") or 1
-    # 12 h^2 parameters per layer; 18 bytes of weight, gradient, master weight and moments (Megatron-LM's
-    # README, bf16).
-    states = 12 * layers * hidden**2 * 18 // (tensor * pipeline)
-    divided = (
-        ", unless the distributed optimizer shards its part"
-        if not source.value("use_distributed_optimizer")
-        else ""
-    )
+    shards = tensor * pipeline
+    part = f"1/{shards} of the layers" if shards > 1 else "all layers"
+    # 12 h^2 parameters per layer. In bf16, each takes 6 bytes of weight and gradient, and 12 bytes of master
+    # weight and moments, which the distributed optimizer shards over all data-parallel and context-parallel
+    # ranks (Megatron-LM's README).
+    parameters = 12 * layers * hidden**2 // shards
+    fix = "Use more tensor or pipeline ranks, which shard the weights and gradients"
+    if not source.value("use_distributed_optimizer"):
+        held = (
+            f"the weights, gradients and optimizer states of {part}, about "
+            f"{amounts.size(18 * parameters)} at 18 bytes per parameter"
+        )
+        fix += (
+            ", or add --use-distributed-optimizer, which shards the optimizer states (12 of the 18 bytes) "
+            "across all data-parallel and context-parallel ranks"
+        )
+    elif ranks := data_parallel_size(source) * size:
+        held = (
+            f"the weights and gradients of {part}, and 1/{ranks} of the optimizer states for them, about "
+            f"{amounts.size(6 * parameters + 12 * parameters // ranks)} at 6 + 12/{ranks} bytes per parameter"
+        )
+    else:
+        held = (
+            f"the weights and gradients of {part}, about {amounts.size(6 * parameters)} at 6 bytes per "
+            "parameter, and a shard of the optimizer states for them"
+        )
     yield Finding(
         "note",
         "context_ranks_hold_all_weights",
         "--context-parallel-size",
         source.place("context_parallel_size"),
-        f"the {size} ranks share each sequence, but not the weights: each rank holds the states of "
-        f"1/{tensor * pipeline} of the layers, about {amounts.size(states)} at 18 bytes per "
-        f"parameter{divided}.",
-        "Shard the weights with tensor or pipeline ranks, or with --use-distributed-optimizer.",
+        f"the {size} context-parallel ranks share each sequence, but not the weights: each rank holds "
+        f"{held}.",
+        f"{fix}.",
     )
 
 

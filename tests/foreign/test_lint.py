@@ -6,6 +6,7 @@ import pytest
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.findings import Finding
+from nbtrain.base.text import amounts
 from nbtrain.foreign.importing import import_files
 from nbtrain.foreign.lint import lint
 
@@ -481,7 +482,7 @@ def test_checkpoints_against_the_volume(tmp_path):
         "  24,796 steps / save-interval(1,000) = 24 checkpoints of 17.2 GiB. The program "
         "keeps all of them, which takes 411.8 GiB, but the claim at gpt-1-3b-4xdp.yaml:96 has "
         "200.0 GiB.",
-        "  Set --save-interval 2479 to keep ten of them, or remove old checkpoints.",
+        "  Set --save-interval 2479 to keep ten checkpoints, or remove old checkpoints.",
     ]
 
 
@@ -490,7 +491,7 @@ def test_a_small_volume_is_not_filled_by_the_fix(tmp_path):
     claim = "kind: PersistentVolumeClaim\nmetadata: {name: megatron}\nspec: {resources: {requests: {storage: "
     text = path.read_text()
     for room, fix in (
-        ("50Gi", "Set --save-interval 12398 to keep 2 of them, or remove old checkpoints."),
+        ("50Gi", "Set --save-interval 12398 to keep 2 checkpoints, or remove old checkpoints."),
         ("9Gi", "Request a volume of more than 17.2 GiB, which is the size of one checkpoint."),
     ):
         path.write_text(f"{text}---\n{claim}{room}}}}}}}\n")
@@ -528,18 +529,31 @@ def test_a_value_that_is_none_is_named_once(tmp_path):
 
 
 def test_context_ranks_hold_all_weights(tmp_path):
-    """Context parallelism gets a note that its ranks share each sequence but not the weights."""
-    script = script_175b(nodes=32).replace(
-        "    --clip-grad 1.0\n", "    --clip-grad 1.0\n    --context-parallel-size 2\n"
-    )
-    (tmp_path / "a.sh").write_text(script)
-    assert lines(lint([tmp_path / "a.sh"]), "context_ranks_hold_all_weights") == [
-        "note: a.sh:37: --context-parallel-size",
-        "  the 2 ranks share each sequence, but not the weights: each rank holds the states of "
-        "1/128 of the layers, about 22.8 GiB at 18 bytes per parameter, unless the "
-        "distributed optimizer shards its part.",
-        ("  Shard the weights with tensor or pipeline ranks, or with --use-distributed-optimizer."),
-    ]
+    """Context parallelism gets a note on the states that each rank holds. The distributed optimizer shards
+    only the optimizer states, over data-parallel and context-parallel ranks.
+    """
+    parameters = 12 * 96 * 12288**2 // 128
+
+    def note(nodes: int, flags: str = "") -> str:
+        script = script_175b(nodes=nodes).replace(
+            "    --clip-grad 1.0\n", f"    --clip-grad 1.0\n    --context-parallel-size 2 {flags}\n"
+        )
+        (tmp_path / "a.sh").write_text(script.replace("NUM_NODES=0", "NUM_NODES=$6"))
+        return " ".join(lines(lint([tmp_path / "a.sh"]), "context_ranks_hold_all_weights"))
+
+    whole = note(32)
+    assert "a.sh:37: --context-parallel-size" in whole
+    assert f"1/128 of the layers, about {amounts.size(18 * parameters)} at 18 bytes per parameter." in whole
+    assert "add --use-distributed-optimizer" in whole
+    for nodes, ranks, size in ((32, 2, 12 * parameters), (64, 4, 9 * parameters)):
+        sharded = note(nodes, "--use-distributed-optimizer")
+        assert f"1/{ranks} of the optimizer states" in sharded
+        assert f"about {amounts.size(size)} at 6 + 12/{ranks} bytes per parameter." in sharded
+        assert "--use-distributed-optimizer" not in sharded
+    unknown = note(0, "--use-distributed-optimizer")
+    assert f"about {amounts.size(6 * parameters)} at 6 bytes per parameter" in unknown
+    assert "--use-distributed-optimizer" not in unknown
+    assert note(32, "--use-torch-fsdp2") == ""
 
 
 def test_context_ranks_share_the_sequence(tmp_path):

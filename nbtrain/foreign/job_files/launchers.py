@@ -496,8 +496,6 @@ class Launcher:
     """Whether its first argument must be a Python program rather than any command."""
     joins: bool = False
     """Whether a short option may be joined with its value, as in -N4."""
-    makes_agents: bool = True
-    """Whether another launcher around it starts agents, one on each machine."""
 
 
 _TORCHRUN = Launcher(
@@ -787,8 +785,8 @@ def _combined(
         )
     nodes = ranks.nodes
     if nodes is None:
-        # An agent without --nnodes trains alone. If it is started on several machines, all of them were
-        # meant.
+        # A torchrun without --nnodes trains on its machine alone. If one is started on each of several
+        # machines, the script most likely means a single training on all of them.
         nodes = around if around is not None else (None if scope.has_launcher else Value(1, word.place))
         standalone = "standalone" in options.found and around is None
         if standalone or not (scope.has_launcher or place.is_pod):

@@ -89,5 +89,9 @@ def _of(record: EvaluationRecord) -> str:
         f"{count(counts['tokens'])} tokens" if "tokens" in counts else counted(counts["examples"], "question")
     )
     shots = f", {record.num_fewshot}-shot" if record.num_fewshot is not None else ""
-    cut = f", {counts['truncated']:,} choices with truncated context" if counts.get("truncated") else ""
+    cut = (
+        f", {counted(counts['truncated'], 'choice')} with truncated context"
+        if counts.get("truncated")
+        else ""
+    )
     return f"{of}{shots}{cut}, {elapsed(record.seconds)}"

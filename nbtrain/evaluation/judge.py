@@ -72,7 +72,7 @@ class Judged:
     reasons: list[str] = field(default_factory=list)
 
     def conversation(self, turn: int, answered: bool) -> Conversation:
-        """Return the messages up to the question of turn `turn`, and with `answered` also its answer."""
+        """Return the messages up to the question of turn `turn`; with `answered`, also the answer to it."""
         messages = []
         for number in range(turn + 1):
             messages.append({"role": "user", "content": self.turns[number]})

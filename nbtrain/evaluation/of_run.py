@@ -44,7 +44,7 @@ def task_problems(config: RunConfig, tokenizer: Tokenizer | None) -> Iterator[tu
                 if first != number:
                     yield (
                         f"{key}.path",
-                        f"has the same result name ({asked.name}) as evaluation.tasks.{first}",
+                        f"would give its result the same name ({asked.name}) as evaluation.tasks.{first}",
                         "Rename one of the files, or remove one entry.",
                     )
         except DataError as error:

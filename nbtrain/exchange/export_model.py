@@ -76,7 +76,8 @@ class ExportedModel(Result, Record):
         """Return a report of what was written and how it was compared, with the notes."""
         compared = "the file was read again and compared bit by bit"
         if self.difference:
-            compared = f"the model's logits differ from the run's by at most {self.difference:.1g}"
+            part = f"{self.difference:.1g} of the largest logit"
+            compared = f"the model's logits differ from the run's by at most {part}"
         said = (
             f"{display(self.path)}: {self.family}, step {self.step:,}, {amounts.count(self.parameters)} "
             f"parameters in {self.dtype}, {amounts.size(self.bytes)} in {amounts.elapsed(self.seconds)}; "

@@ -1,7 +1,7 @@
 """`nbtrain import-model DIR NAME`: create a run that starts from a model folder.
 
 The import checks config.json, the index and the file headers, reads every number once (NaN, tied output),
-finds the tokenizer, and checks the new run. Only then it writes data/tokenizer/<NAME>/ and NAME.yaml. The
+finds the tokenizer, and checks the new run. Only then does it write data/tokenizer/<NAME>/ and NAME.yaml. The
 weights stay where they are: the run YAML refers to the folder (`init_from`), and the ranks read it at the
 first start.
 """

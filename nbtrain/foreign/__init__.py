@@ -1,1 +1,1 @@
-"""Reads, checks, converts to run YAMLs and exports files of other programs."""
+"""Reads and checks files of other training programs, converts them to run YAMLs, and exports runs to them."""

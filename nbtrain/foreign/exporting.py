@@ -45,7 +45,7 @@ class Exported(Result):
     warnings: tuple[str, ...] = ()
     """Differences in what the program will do, and settings that it rejects."""
     left: str = ""
-    """Names of the settings that are neither in the text nor in its comments."""
+    """Sentence without a period that names the settings in neither the text nor its comments; "" if none."""
 
     def as_report(self) -> Report:
         """Return the script or the JSON; in a notebook, with the notes above it."""
@@ -56,7 +56,11 @@ class Exported(Result):
     def notes(self) -> list[str]:
         """Differences in what the program will do, and settings that it cannot express, with reasons."""
         reasons = [f"{key}: {reason}." for key, reason in self.unsaid.items() if reason]
-        left = [f"{self.left}; `nbtrain import FILE --onto RUN` uses RUN's settings."] if self.left else []
+        left = (
+            [f"{self.left}. `nbtrain import FILE --onto RUN` takes these settings from RUN."]
+            if self.left
+            else []
+        )
         return [*(f"Caution: {warning}." for warning in self.warnings), *reasons, *left]
 
     def write(self, path: str | Path, overwrite: bool = False) -> Path:
@@ -92,7 +96,7 @@ def export(config: RunConfig, target: str) -> Exported:
 
 
 def _json_alone(config: RunConfig) -> Exported:
-    """Return the export as a JSON alone; the program itself sets model, data, schedule and layout."""
+    """Return a run as a JSON alone, for a program that sets model, data, schedule and layout itself."""
     text = json.dumps(write_json(config), indent=2) + "\n"
     said = read_json_alone(text)
     ours = dict(flatten(config.model_dump()))

@@ -81,7 +81,7 @@ class Imported(Result):
     text: str
     """The run YAML. A comment after each value names its source."""
     notes: tuple[Finding, ...]
-    """Settings that were not imported with the reasons, and steps to take manually."""
+    """Settings that were not imported, with reasons, and steps to take manually."""
     program: str
     """Program that the files are for, e.g. megatron-deepspeed@e7bff5ec, or DeepSpeed."""
     onto: str = ""
@@ -342,7 +342,7 @@ def _no_program(source: Reading) -> None:
     """Fail the import because the command launches no known program, and report the command."""
     missing = source.job.script_missing
     if missing is None:
-        source.fail("", source.job.label, "the command does not start a training program that is known here.")
+        source.fail("", source.job.label, "the command does not start a training program that nbtrain knows.")
         return
     source.fail(
         "",
@@ -408,7 +408,7 @@ def _says_nothing(found: Arguments) -> bool:
 
 
 def _other_flags(source: Reading) -> None:
-    """List the flags that no row reads as notes, or reject them."""
+    """Add a note about each flag that no row reads, or reject the flag if it changes the run."""
     for setting in source.arguments.settings:
         dest = setting.option.dest
         if dest in MAPPED:
@@ -451,7 +451,7 @@ def _compare_batch(source: Reading) -> None:
         if value is not None and flag is not None and value != flag:
             place = source.origins[key]
             source.fail(
-                key, document.place(dotted), f"{dotted} = {value}, but {place}: {source.comments[key]}."
+                key, document.place(dotted), f"{dotted} = {value}, but {place} has {source.comments[key]}."
             )
     if words := accumulation_contradicts(source, source.said("parallel.data_parallel_size")):
         place = document.place("gradient_accumulation_steps")

@@ -400,7 +400,8 @@ def _windows(family: Family, keys: Keys, layers: int) -> dict[str, Any]:
         if kinds is not None and "sliding_attention" in kinds:
             raise keys.refused(
                 "layer_types",
-                "selects sliding windows, which also need use_sliding_window: true and sliding_window",
+                "selects sliding windows, which also need use_sliding_window: true and a value of "
+                "sliding_window",
             )
         return none
     if kinds is None:

@@ -202,7 +202,7 @@ def _open_shards(path: Path) -> tuple[dict[str, Tensor], tuple[Header, ...], byt
     for tensor, name in placed.items():
         if tensor not in headers[name].tensors:
             raise CheckpointError(
-                f"{where}: according to the index, {name} contains {tensor}, but it does not contain this "
+                f"{where}: the index says that {tensor} is in {name}, but {name} does not contain this "
                 f"tensor. {again}"
             )
         tensors[tensor] = headers[name].tensors[tensor]
@@ -230,10 +230,9 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def what_it_is(path: Path) -> str | None:
-    """Describe a folder that is not a model folder, as the end of a sentence with what to do.
+    """Return what a folder is instead of a model folder, and what to do, as the end of a sentence.
 
-    An example is "a folder in the Hub's cache: pass FOLDER." The result is None if the folder is not
-    recognized.
+    An example is "a folder in the Hub's cache: pass FOLDER." Returns None if the folder is not recognized.
     """
     if not path.is_dir():
         return None
@@ -304,7 +303,7 @@ def _fsdp(path: Path) -> str | None:
             return None
         return (
             f"an FSDP checkpoint with a file for each rank ({counted(len(ranks), 'file')}): merge the files "
-            "with the program that wrote them, and pass the folder that it writes."
+            "with the program that wrote them, and pass the folder of the merged model."
         )
     return (
         "a sharded torch.distributed checkpoint (FSDP). On a machine with accelerate, run "

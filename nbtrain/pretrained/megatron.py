@@ -70,15 +70,16 @@ def find_tree(path: Path) -> MegatronTree | None:
     names = {file.relative_to(folder).as_posix(): file for file in folder.rglob("*.pt")}
     if next(folder.glob("*.distcp"), None) is not None:
         raise CheckpointError(
-            f"{display(folder)}: was saved in Megatron-LM's format torch_dist (*.distcp), which is not "
-            "supported. Run the training command once with --ckpt-convert-format torch --ckpt-convert-save "
-            "ANOTHER_FOLDER, which writes mp_rank_* folders and exits, and pass that folder instead."
+            f"{display(folder)}: this checkpoint was saved in Megatron-LM's format torch_dist (*.distcp), "
+            "which is not supported. Run the training command once with --ckpt-convert-format torch "
+            "--ckpt-convert-save ANOTHER_FOLDER, which writes mp_rank_* folders and exits, and pass that "
+            "folder instead."
         )
     if any(ZERO_3_FILE.fullmatch(name) for name in names):
         raise CheckpointError(
-            f"{display(folder)}: was saved with ZeRO 3, whose files contain shards of flat buffers instead "
-            "of weights. Save it once with a lower ZeRO stage, or combine the shards with DeepSpeed's "
-            "zero_to_fp32.py."
+            f"{display(folder)}: this checkpoint was saved with ZeRO 3, so its files contain shards of flat "
+            "buffers instead of weights. Save it once with a lower ZeRO stage, or combine the shards with "
+            "DeepSpeed's zero_to_fp32.py."
         )
     files, layers = {}, {}
     for name, file in names.items():
@@ -117,8 +118,8 @@ def _step_of(path: Path) -> Path | None:
                 continue  # A DeepSpeed checkpoint may have both files; `latest` has the right folder name.
             if not found:
                 raise CheckpointError(
-                    f"{display(path / name)}: names the folder {said[:40]!r}, which does not exist. Pass the "
-                    "folder of a step instead."
+                    f"{display(path / name)}: the file names the folder {said[:40]!r}, which does not exist. "
+                    "Pass the folder of a step instead."
                 )
             return path / step
     return None

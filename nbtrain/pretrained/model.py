@@ -165,7 +165,7 @@ def _compare(folder: ModelFolder, wanted: dict[str, tuple[int, ...]], found: dic
     extra = [name for name in found if name not in wanted]
     if unmerged := next((name for name in extra if OF_ADAPTERS.search(name)), None):
         raise CheckpointError(
-            f"{where}: contains unmerged adapters in addition to the base weights ({unmerged}). Merge them "
+            f"{where} contains unmerged adapters in addition to the base weights ({unmerged}). Merge them "
             "once with peft's merge_and_unload() and save the model, or save only the adapters and set "
             "lora.init_from to them."
         )
@@ -254,6 +254,6 @@ def _refuse_two_of_one(meant: Mapping[str, str]) -> None:
     for name, wanted in meant.items():
         if (other := first.setdefault(wanted, name)) != name:
             raise CheckpointError(
-                f"contains {other} and {name}, which are two names for the same tensor, so it is not clear "
-                "which tensor to use. Remove one of them, or get another copy of the model."
+                f"{other} and {name} are two names for the same tensor, so it is not clear which tensor to "
+                "use. Remove one of the two tensors, or get another copy of the model."
             )

@@ -175,7 +175,7 @@ def adapter_problems(folder: Path, config: RunConfig) -> list[str]:
     found = read_settings(folder)
     problems = [*_other_meanings(found)]
     if found.get("peft_type") != "LORA":
-        return [f"peft_type is {found.get('peft_type')!r}, but only LORA is supported here"]
+        return [f"peft_type is {found.get('peft_type')!r}, but the run's lora.kind is lora"]
     tensors = read_tensors(folder, wanted_tensors(config))
     modules, scales = adapted_modules(config), _Scales(found, folder / PEFT_SETTINGS)
     known = {tensor for module in modules for tensor in module.tensors}
@@ -185,7 +185,7 @@ def adapter_problems(folder: Path, config: RunConfig) -> list[str]:
         return [*problems, whole]
     begun = {tensor for module in modules_begun(found, tensors, config) for tensor in module.tensors}
     missing, surplus = known - begun - tensors.keys(), tensors.keys() - known - rows
-    problems += name_problems(missing, surplus, f"lora.targets = {', '.join(lora.targets)}")
+    problems += name_problems(missing, surplus, f"the run has lora.targets = {', '.join(lora.targets)}")
     problems += peft_tokens.problems_of(found, tensors, config)
     for module in modules:
         if not set(module.tensors) <= set(tensors):
@@ -284,7 +284,7 @@ def section_fix(folder: Path, config: RunConfig) -> str:
 
 
 def _other_meanings(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the problems of settings with which the tensors are not plain adapters of the unchanged base."""
+    """Yield a problem for each setting that makes the tensors more than adapters for the unchanged base."""
     for key, plain in (PLAIN | ALSO_PLAIN).items():
         if found.get(key, plain) not in (plain, []):
             yield f"{key} is {shortened(repr(found[key]))}, but only {plain!r} is supported"

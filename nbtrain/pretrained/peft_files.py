@@ -28,7 +28,7 @@ def read_tensors(folder: Path, wanted: Iterable[str]) -> dict[str, Tensor]:
     tensors = {ADAPTER.sub(r".\1", name): tensor for name, tensor in stored.items()}
     if len(tensors) < len(stored):
         raise CheckpointError(
-            f"{display(folder / PEFT_WEIGHTS)}: contains several adapters for the same module. Save a single "
+            f"{display(folder / PEFT_WEIGHTS)} contains several adapters for the same module. Save a single "
             "adapter with peft's save_pretrained(..., selected_adapters=[NAME])."
         )
     try:
@@ -100,6 +100,6 @@ def read_settings(folder: Path) -> dict[str, Any]:
             if not why and (folder / CONFIG).is_file():
                 why = " It contains a complete model: set init_from to it."
         raise CheckpointError(
-            f"{display(folder)}: has no {missing}, so it is not an adapter folder that peft has written.{why}"
+            f"{display(folder)} has no {missing}, so it is not an adapter folder that peft has written.{why}"
         )
     return found

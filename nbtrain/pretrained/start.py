@@ -212,8 +212,8 @@ def _checkpoint_of(run: RunDir, wanted: int | str) -> RunStart:
         step = best_step(run, [one for one in steps if checkpoint_problem(run.checkpoint(one)) is None])
         if step is None:
             raise CheckpointError(
-                f"{display(run.path)}: no checkpoint was validated at its own step, so the best checkpoint "
-                "is not known. Set init_step: newest."
+                f"{display(run.path)}: the best checkpoint is not known, because the run computed no "
+                "validation loss at the step of any complete checkpoint. Set init_step: newest."
             )
     else:
         assert isinstance(wanted, int)
@@ -282,11 +282,14 @@ def _compare_layers(start: Start, config: RunConfig, found: Fit) -> None:
     theirs = isinstance(start, RunStart) and "layer" in submitted_functions(start.run)
     if ours and not theirs:
         words = (
-            f"creates the blocks with layer() in {config.code}, but {config.init_from} has nbtrain's blocks"
+            f"creates the blocks with layer() in {config.code}, but nbtrain created the blocks of "
+            f"{config.init_from}"
         )
         found.problems.append(("code", words))
     elif theirs and not ours:
-        words = f"has no layer(), but the blocks of {config.init_from} were created by another layer()"
+        words = (
+            f"has no layer(), but the blocks of {config.init_from} were created by layer() in that run's code"
+        )
         found.problems.append(("code", words))
     elif isinstance(start, RunStart) and ours and start.manifest["code_sha256"] != code_sha256(config):
         found.notes.append(

@@ -21,7 +21,7 @@ from nbtrain.pretrained.families import FAMILIES, LAYER_TYPES, Family
 OWN_SCHEMA = 1
 # Name of the GGUF file in the temporary export folder.
 GGUF_FILE = "model.gguf"
-# Fields that are not part of the exported model, whose length is max_position_embeddings.
+# Fields that are not part of the exported model. Its length is max_position_embeddings.
 NOT_THE_MODEL = {*marked(ModelConfig, OfRun), "seq_length"}
 # {nbtrain's name of a number format: its name in config.json}
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -89,7 +89,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
         _ONE_KIND_OF_BIAS,
         Need("window_size", None, lambda model: not any(model.windows)),
         _ROPE_IN_ALL,
-        # LlamaConfig rejects other numbers of heads, even with head_dim.
+        # LlamaConfig rejects a number of heads that does not divide hidden_size, even if head_dim is set.
         Need(
             "num_attention_heads",
             "a divisor of hidden_size",

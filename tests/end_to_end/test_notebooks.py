@@ -384,7 +384,7 @@ def test_a_checkpoint_is_evaluated_and_exported(trial, tmp_path):
         "unigram",
         "hellaswag",
         "acc_norm",
-        "its logits differ from the run's by at most",
+        "logits differ from the run's by at most",
     ):
         assert text in shown
     assert (run.export / "hf" / "config.json").is_file()

@@ -494,7 +494,7 @@ def test_a_layout_that_is_overridden_leaves_the_other_ranks_to_data(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train_batch_size": 128}, "ds_config_125m.json:1: train_batch_size = 128, but job.yaml:24: "),
+        ({"train_batch_size": 128}, "ds_config_125m.json:1: train_batch_size = 128, but job.yaml:24 "),
         (
             {"fp16": {"enabled": False}, "bf16": {"enabled": True}},
             "job.yaml:37: --fp16: bf16.enabled is true in ds_config_125m.json: DeepSpeed would train in "
@@ -906,7 +906,7 @@ def test_a_template_of_the_json_is_filled_in_by_sed(tmp_path):
     overrides = ["resources.nodes=2", "resources.gpus_per_node=8"]
     config = import_files([tmp_path / "run.sh", tmp_path / "t.json"], overrides).config
     assert config.precision.fp16.initial_scale_power == 16 and config.batch.micro_batch_size == 2
-    asked = r"ds_config_gbs512\.json is missing.* too, or the template that the script fills in with sed\."
+    asked = r"ds_config_gbs512\.json is missing.*, or the template"
     with pytest.raises(ConfigError, match=asked):
         import_files([tmp_path / "run.sh"], overrides)
 

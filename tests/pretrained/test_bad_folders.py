@@ -131,8 +131,8 @@ def test_a_wrong_shape_is_named(folder):
     [
         (
             lambda placed: placed.update({"model.norm.weight": "a.safetensors"}),
-            f"m/{INDEX}: according to the index, a.safetensors contains model.norm.weight, but it does not "
-            "contain this tensor. Download the folder again.",
+            f"m/{INDEX}: the index says that model.norm.weight is in a.safetensors, but a.safetensors does "
+            "not contain this tensor. Download the folder again.",
         ),
         (
             lambda placed: placed.pop("model.norm.weight"),
@@ -188,9 +188,8 @@ def test_a_tensor_with_and_without_gpt2_s_prefix_is_refused(folder):
     tensors = {name: np.ones((20, 8), np.float32) for name in ("wte.weight", "transformer.wte.weight")}
     save_file(tensors, folder / WEIGHTS)
     assert message(folder) == (
-        "m: contains transformer.wte.weight and wte.weight, which are two names for the same tensor, "
-        "so it is not clear which tensor to use. Remove one of them, or get another copy of the "
-        "model."
+        "m: transformer.wte.weight and wte.weight are two names for the same tensor, so it is not clear "
+        "which tensor to use. Remove one of the two tensors, or get another copy of the model."
     )
 
 
@@ -392,7 +391,7 @@ CONFIGS = [
     (
         {"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]},
         "m/config.json: layer_types = ['full_attention', 'sliding_attention']: selects sliding windows, "
-        "which also need use_sliding_window: true and sliding_window.",
+        "which also need use_sliding_window: true and a value of sliding_window.",
     ),
     (
         {"hidden_act": "gelu"},

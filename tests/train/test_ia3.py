@@ -137,5 +137,5 @@ def test_files_of_peft_both_ways(family, forked, tmp_path):
             torch.testing.assert_close(store.full(name), read.full(name))
     wrong = load(asked, {"lora.kind": "lora"})
     assert adapter_problems(tmp_path / "peft", wrong) == [
-        "peft_type is 'IA3', but only LORA is supported here"
+        "peft_type is 'IA3', but the run's lora.kind is lora"
     ]

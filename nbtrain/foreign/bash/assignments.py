@@ -65,7 +65,7 @@ def assignment(
             place,
         )
         if key is None or (old is not None and old.unknown is not None):
-            return name, shell.lost(name, place, f"{shown} is set to an element that is not known")
+            return name, shell.lost(name, place, f"{shown} is set, and its index or key is not known")
         elements = dict(old.elements) if old is not None else {}
         if adds:
             runs = (*elements.get(key, ()), *runs)
@@ -92,7 +92,9 @@ def _added_number(shell: Shell, name: str, old: Variable, runs: Runs, place: str
         first = shell.expansion.number(text_of(old.elements.get("0", ())), place)
         return text_variable((Run(str(first + shell.expansion.number(text_of(runs), place)), place),))
     except (Undecided, NotArithmetic):
-        return shell.lost(name, place, "its number is not known")
+        return shell.lost(
+            name, place, "it is an integer variable, and the number that is added to it is not known"
+        )
 
 
 def _list_value(
@@ -111,7 +113,7 @@ def _list_value(
         if match:
             key = shell.expansion.key(Variable({}, kind or "list"), match.group(1), place)
             if key is None:
-                return shell.lost(name, place, "an element's key is not known")
+                return shell.lost(name, place, "it is set to a list in which an index or key is not known")
             start = child.start_byte + len(match.group(0).encode())
             stop = (more[-1] if more else child).end_byte
             runs = shell.expansion.operand(start, stop, place, False)
@@ -122,7 +124,7 @@ def _list_value(
         shell.step_on(len(words), place)
         for word in words:
             if kind == "table":
-                return shell.lost(name, place, "a table is written without its keys")
+                return shell.lost(name, place, "it is an associative array that is set without keys")
             elements[str(index)] = word
             index += 1
     return Variable(_ordered(elements, kind), "table" if kind == "table" else "list")
@@ -188,8 +190,8 @@ def _declared(shell: Shell, keyword: str, options: str, name: str, variable: Var
         target = text_of(variable.elements.get("0", ())) if variable else ""
         if re.fullmatch(r"[A-Za-z_]\w*", target) and target != name:
             shell.names[name] = target
-            shell.assign(target, shell.lost(target, place, f"{name} is another name for it"))
-        shell.assign(name, shell.lost(name, place, "it names another variable"))
+            shell.assign(target, shell.lost(target, place, f"{name} is a reference to it (declare -n)"))
+        shell.assign(name, shell.lost(name, place, "it is a reference to another variable (declare -n)"))
         return
     if variable is not None:
         shell.assign(name, Variable(variable.elements, variable.kind, exports, variable.integer))

@@ -37,7 +37,7 @@ def report_cut_commands(script: Script, source: Source, root: "Node") -> None:
 
 
 def _rest_after(source: Source, byte: int) -> str:
-    """Return the first words of the line after the one that contains a byte."""
+    """Return the line after the one that contains a byte, shortened by _first_words()."""
     start = source.text.find(b"\n", byte) + 1
     end = source.text.find(b"\n", start)
     return _first_words(source.slice(start, end)) if 0 < start <= end else ""
@@ -50,7 +50,7 @@ def is_cut_before(script: Script, place: str) -> bool:
 
 
 def report_cut(script: Script, place: str, what: str, rest: str, fix: str) -> None:
-    """Report that `what` ends a command. `rest` holds the first words of the line that is lost."""
+    """Report that `what` ends a command. `rest` is the text that is therefore not part of the command."""
     lost = f", so {shortened(rest)} is not part of the command" if rest.startswith("-") else ""
     script.remarks.append(
         Finding(

@@ -46,7 +46,7 @@ class Part(NamedTuple):
     values: list[Runs]
     quoted: bool
     is_expansion: bool
-    """Whether the values are split at spaces if they are not quoted."""
+    """Whether the part replaces an expansion: its values are split at spaces unless they are quoted."""
 
 
 class Values(Protocol):
@@ -77,7 +77,7 @@ class Values(Protocol):
 
 
 def literal_unknown(name: str) -> str:
-    """Return a variable as messages show it, e.g. $1 or ${TP}."""
+    """Return a variable's name as messages show it, e.g. $1 or ${TP}."""
     return f"${{{name}}}" if re.match(r"[A-Za-z_]", name) else f"${name}"
 
 
@@ -426,7 +426,7 @@ class Expansion:
         operand_at = (start + len(operator), node.end_byte - 1)
         absent = bool(unknowns) and unknowns[0].is_absent and len(values) == 1 and len(values[0]) == 1
         if absent and not self.shell.is_settable(unknowns[0].name):
-            # Only the caller's environment could set it, so it counts as not set.
+            # Only the caller's environment could set the variable, so the variable counts as not set.
             is_set = False
         elif unknowns:
             if sign in "-=?":
@@ -435,7 +435,7 @@ class Expansion:
                 default = text_of(self.operand(*operand_at, place, quoted))
                 shown = self.source.of(node)
                 part = unknowns[0]
-                reason = part.reason or f"a scheduler sets it; without one, {shown} is {default}"
+                reason = part.reason or f"a scheduler sets it; without a scheduler, {shown} is {default}"
                 return [(unknown_run(Unknown(part.text, part.name, place, reason, part.causes)),)]
             return [(unknown_run(Unknown(self.source.of(node), "", place, "it may be set", (unknowns[0],))),)]
         elif special:
@@ -454,7 +454,7 @@ class Expansion:
             return values
         if sign == "?":
             text = self.source.of(node).strip()
-            reason = f"{text} ends the script if nothing sets it"
+            reason = f"{text} ends the script if {literal_unknown(name)} is not set"
             return [(unknown_run(Unknown(literal_unknown(name), name, place, reason)),)]
         default_runs = self.operand(*operand_at, place, quoted)
         if sign == "=" and not special and not subscript:
@@ -677,7 +677,7 @@ def _without_pattern(runs: Runs) -> Runs:
     if not FILE_PATTERN.search(open_text):
         return runs
     text, place = text_of(runs), next((run.place for run in runs if run.place), "")
-    reason = f"the files that match {text} take its place"
+    reason = f"bash replaces {text} with the names of the matching files"
     return (unknown_run(Unknown(text, "", place, reason, unknowns_of(runs))),)
 
 

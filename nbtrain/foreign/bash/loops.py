@@ -198,16 +198,16 @@ def _open_loop(
 def _lost_in_loop(
     shell: Shell, name: str, place: str, causes: tuple[Unknown, ...], before: State
 ) -> Variable:
-    """Return the value of a variable after a loop whose rounds are not known.
+    """Return the value of a variable that a loop sets whose number of rounds is not known.
 
-    The values around the loop do not tell its number of rounds, so the user has to give the variable.
+    No other variable determines the number of rounds, so the import asks the user for this variable's value.
     """
     arguments = [cause for cause in causes if cause.name in ("@", "*", "#") or cause.name.isdigit()]
-    reason = "the script's arguments decide it" if arguments else "a loop sets it"
+    reason = "it depends on the script's arguments" if arguments else "a loop sets it"
     old = before.variables.get(name)
     runs = old.elements.get("0", ()) if old is not None and old.kind == "text" else ()
     if arguments and runs and not unknowns_of(runs):
-        reason += f"; without them it is {shortened(text_of(runs)) or 'empty'}"
+        reason += f"; without arguments, it is {shortened(text_of(runs)) or 'empty'}"
     return shell.lost(name, place, reason, ())
 
 
@@ -219,7 +219,7 @@ def _differences(before: State, after: State) -> dict[str, str]:
         if old is variable or (old is not None and variable.same(old)):
             continue
         runs = [run for value in variable.elements.values() for run in value]
-        # The last part was written by the loop.
+        # The loop wrote the last part, so the search starts there.
         place = next((run.place for run in reversed(runs) if run.place), "")
         unknown = variable.unknown
         found[name] = unknown.place if unknown is not None and unknown.place else place

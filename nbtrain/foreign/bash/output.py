@@ -87,5 +87,5 @@ def write_file(shell: Shell, name: str, printed: Runs, appends: bool) -> None:
 
 
 def collapsed(runs: Runs) -> Runs:
-    """Return a text that is not split into words any further. Each part keeps its own place."""
+    """Return a text with all parts quoted, so that it is not split into words. Each part keeps its place."""
     return tuple(run._replace(quoted=True) for run in runs)

@@ -29,8 +29,8 @@ MOST_STARS = 4
 class Undecided(Exception):
     """Raised when a result depends on a value that only the running shell knows.
 
-    `unknowns` holds the values that the result depends on. `reason` is a clause about the nbtrain limit that
-    a value exceeds, or "".
+    `unknowns` holds the values that the result depends on. `reason` is a clause about nbtrain's limit that a
+    value exceeds; "" if no limit is exceeded.
     """
 
     def __init__(self, *unknowns: Unknown, reason: str = ""):

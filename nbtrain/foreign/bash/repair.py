@@ -1,7 +1,7 @@
 """Repairs forms of bash that tree-sitter-bash does not read: rewrites them, or replaces them with a name.
 
     ${x:$n:1}  $((10#$x))  [ a \\< b ]  [[ ... ]] then      another form with the same meaning
-    ${x~~}  [[ a@(b|c) = ab ]]  T[a b]=4                   a name whose value or effect is not decided
+    ${x~~}  [[ a@(b|c) = ab ]]  T[a b]=4                   a name, whose value or effect counts as unknown
 
 Only text that the parser rejects is repaired, and only the parts that it rejects on their own are changed.
 Text that bash rejects too, such as an open quote or an `if` without its `fi`, is still rejected.
@@ -34,7 +34,7 @@ _PLACEHOLDER = re.compile(r"=<[A-Za-z][^<>|&;\n]*>")
 _HERE = re.compile(r"(?<!<)<<-?\s*(['\"\\]?)([A-Za-z_]\w*)\1")
 _SETS = re.compile(r":=|\+\+|--|(?<![=!<>])=(?![=~])")
 _ASSIGNMENT = re.compile(r"(?:(?<=[\s;&|({])|\A)[A-Za-z_]\w*\+?=")
-# The part of a line before an assignment that begins a statement, which may have other assignments before it.
+# Text on a line before an assignment, if a statement begins with this assignment or with earlier assignments.
 _BEGINS = re.compile(
     r"(?:\A|[;&|({]|\b(?:then|do|else|elif|if|while|until)(?=[ \t]))[ \t]*"
     r"(?:[A-Za-z_]\w*\+?=[^\s()]*[ \t]+)*\Z"
@@ -53,7 +53,7 @@ class Change:
     end: int
     text: str
     unread: str = ""
-    """The replaced text, if a name stands for it."""
+    """The original text, if it was replaced with a name; otherwise ""."""
     name: str = ""
     is_statement: bool = False
 

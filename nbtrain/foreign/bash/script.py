@@ -39,7 +39,7 @@ class Command:
     conditions: tuple[Unknown, ...] = ()
     """Unknown values that determine whether the command runs."""
     is_conditional: bool = False
-    """Whether the command may or may not run, which only the running shell knows."""
+    """Whether only the running shell knows if the command runs."""
     input: Runs | None = None
     """Text on the command's standard input, e.g. a here-document."""
     at: str = ""
@@ -72,15 +72,15 @@ class Script:
     remarks: list[Finding] = field(default_factory=list)
     """Remarks for the script's author, e.g. about a comment that ends a command."""
     used: set[str] = field(default_factory=set)
-    """Names of the user's values that the script used."""
+    """Names of the variables for which the script used a value from the user."""
     decided: dict[str, str] = field(default_factory=dict)
-    """{variable: place} of variables that have a value from the user but that the script itself sets."""
+    """{variable: place where the script sets it} for variables for which the user also gave a value."""
     read: set[str] = field(default_factory=set)
     """Names of other files that the script reads."""
     missing: list[tuple[str, str]] = field(default_factory=list)
     """(place, name) of files that the script sources but that were not given."""
     failed: tuple[str, str] = ("", "")
-    """(place, text) of a command whose failure ends the script, because of `set -e`."""
+    """(place, text) of a command whose failure ends the script because of `set -e`; ("", "") without one."""
     unread: dict[str, Unread] = field(default_factory=dict)
     """Forms that the parser does not read, by the name that replaces each form in the tree."""
 
@@ -90,7 +90,7 @@ class Surroundings:
     """Values and files from outside a script."""
 
     given: Mapping[str, str] = field(default_factory=dict)
-    """Values that the user gave for variables, as in import FILE TP=4."""
+    """Values that the user gave for variables, as in `nbtrain import FILE TP=4`."""
     environment: Mapping[str, Word] = field(default_factory=dict)
     """Variables that the scheduler or the manifest sets."""
     unset: frozenset[str] = frozenset()
@@ -98,7 +98,7 @@ class Surroundings:
     open_names: re.Pattern[str] | None = None
     """Pattern of variables that a scheduler or an operator sets, but whose values are not known here."""
     files: Mapping[str, Word] = field(default_factory=dict)
-    """Texts of the other files that were given, by file name, and by path where a container mounts them."""
+    """Texts of the other given files by file name, and by their paths in the container that mounts them."""
 
     def file(self, path: str) -> Word | None:
         """Return a file by the path that a script names, otherwise by its name; None if it was not given."""

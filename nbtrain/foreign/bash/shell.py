@@ -1,9 +1,9 @@
 """The shell whose statements are followed: its variables, files and blocks, and what is certain about them.
 
-Shell.variable() also decides what a variable is that the script does not set: the value that the user gave,
+For a variable that the script does not set, Shell.variable() returns the user's value if one was given, and
 otherwise a value that only the running shell knows.
 
-A Shell does not know any statement of the language. Its Language has a function for each statement and
+A Shell does not implement any statement itself. Its Language has a function for each statement and
 builtin (statements.py, builtins.py); each function takes the shell and follows a node in the shell's state.
 """
 
@@ -214,7 +214,11 @@ class Shell:
                 place = runs[0].place if runs else ""
                 variable = text_variable((Run(str(number), place),))
             except (Undecided, NotArithmetic):
-                variable = self.lost(name, runs[0].place if runs else "", "its number is not known")
+                variable = self.lost(
+                    name,
+                    runs[0].place if runs else "",
+                    "it is an integer variable, and its new value is not known",
+                )
         integer = variable.integer or bool(old and old.integer)
         variable = Variable(_owned(name, variable), variable.kind, exported, integer)
         if self.state.doubts:
@@ -227,7 +231,9 @@ class Shell:
             self.state.settled |= {name}
         if target := self.names.get(name):
             place = next((run.place for run in runs if run.place), "")
-            self.state.variables[target] = self.lost(target, place, f"{name} is another name for it")
+            self.state.variables[target] = self.lost(
+                target, place, f"{name} is a reference to it (declare -n)"
+            )
 
     def changed(
         self, name: str, place: str, causes: tuple[Unknown, ...], choices: tuple[str, ...]
@@ -328,7 +334,7 @@ class Shell:
             )
 
     def text_source(self, text: Runs) -> Source:
-        """Return the source of a text that a shell reads. Unknown parts become variables that hold them."""
+        """Return the source of a text that a shell reads. A new variable replaces each unknown part."""
         parts: list[tuple[str, str]] = []
         for run in text:
             if run.unknown is None:
@@ -342,7 +348,7 @@ class Shell:
         return source_of_parts(parts)
 
     def under(self, causes: tuple[Unknown, ...], follow: Callable[[], None]) -> None:
-        """Follow statements that may or may not run, which only the running shell knows."""
+        """Follow statements of which only the running shell knows whether they run."""
         stdin = self.stdin
         self.conditions.append(causes)
         follow()
@@ -406,9 +412,9 @@ def _other_causes(name: str, causes: Iterable[Unknown]) -> tuple[Unknown, ...]:
 
 
 def _owned(name: str, variable: Variable) -> dict[str, Runs]:
-    """Return a variable's elements without quotes.
+    """Return a variable's elements, with all parts unquoted.
 
-    Unknown output of commands is named after the variable that holds it.
+    An unknown part without a name, such as the output of a command, gets the name of the variable.
     """
     elements = {}
     for key, runs in variable.elements.items():

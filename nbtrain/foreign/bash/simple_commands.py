@@ -133,9 +133,9 @@ def _start(shell: Shell, words: list[Runs], assignments: list[tuple[str, Variabl
             report_cut(
                 shell.script,
                 place,
-                "the missing backslash at the end of the line before",
+                "the missing backslash at the end of the previous line",
                 shortened(head),
-                "End the line before with a backslash.",
+                "End the previous line with a backslash.",
             )
     print_output(shell, words)
     if not shell.state.flow:

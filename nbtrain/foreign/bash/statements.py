@@ -1,4 +1,4 @@
-"""Maps the statement types of the syntax tree to the functions that follow them, and defines the shortest."""
+"""Maps statement types of the syntax tree to the functions that follow them, and defines the short ones."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING

@@ -142,8 +142,8 @@ def parse(source: Source) -> Tree:
 def _with_ended_assignments(source: Source) -> "tuple[Source, Node]":
     """Return a source and its root node in which `X=$(...) 2> file` ends at its line.
 
-    The parser would read the next line as its command. The redirection, which changes no value, is replaced
-    by spaces.
+    The parser would otherwise read the next line as the command of the assignment. The redirection, which
+    changes no value, is replaced by spaces.
     """
     while True:
         root = _parser().parse(source.text).root_node

@@ -154,7 +154,7 @@ def merge(first: State, second: State, condition: tuple[Unknown, ...], changed_a
     """Return the state after two branches, only one of which was run.
 
     `changed_at(name, place, condition, choices)` returns the variable for a name that the branches set to
-    different values, with the place of the newer value.
+    different values. `place` is where the newer value was set.
     """
     if first.flow == "exit" and second.flow == "exit":
         return first

@@ -73,7 +73,11 @@ def accelerate_job(tree: Tree) -> Job:
     if kind not in reader:
         place = tree.places.get("distributed_type", tree.label)
         job.refused.append(
-            (place, f"distributed_type = {kind}: nbtrain trains on GPUs and CPUs and has no layout for it.")
+            (
+                place,
+                f"distributed_type = {kind}: nbtrain trains on GPUs and CPUs, and has no layout for this "
+                "type.",
+            )
         )
         return job
     _machines(tree, job, kind)

@@ -63,7 +63,7 @@ class Job:
     volumes: list[Value] = field(default_factory=list)
     """Names of the persistent volume claims."""
     volume_bytes: Value | None = None
-    """Size in bytes that the first of these claims requests, if the files define the claim."""
+    """Size in bytes that the first claim in `volumes` requests; None if the files do not define it."""
     deepspeed: Document | None = None
     documents: dict[str, Word] = field(default_factory=dict)
     """JSON files that the script or a ConfigMap writes, by name."""

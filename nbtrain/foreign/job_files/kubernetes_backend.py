@@ -60,7 +60,7 @@ class PlaceReader:
     def set(
         self, field: str, value: Value | None, convert: Callable[[Any], Any] = lambda found: found
     ) -> None:
-        """Set a field of backend.kubernetes, unless it has no place in this kind of object."""
+        """Set a field of backend.kubernetes, or list it as not imported if this kind of job lacks it."""
         if value is None or value.value is None:
             return
         if why := NO_PLACE.get(self.job.kind, {}).get(field):
@@ -444,8 +444,8 @@ def _kind(reader: PlaceReader) -> None:
         if asked is None or not any(_inside(str(asked.value), mount["mount_path"]) for mount in writable):
             if asked is not None:
                 words = (
-                    f"workingDir {asked.value}: not imported, because it is not on a claim. The workspace is "
-                    f"{writable[0]['mount_path']}"
+                    f"workingDir {asked.value}: not imported, because it is not on a volume claim. The "
+                    f"workspace is {writable[0]['mount_path']}"
                 )
                 job.left.append((asked.place, f"{words}, where the run directory outlives its pod."))
             job.settings[key] = Value(writable[0]["mount_path"], place)

@@ -345,7 +345,8 @@ def _container(
 ) -> None:
     """Read the image, environment, resources, volumes and command of a pod's training container.
 
-    `operator` holds the variables that the operator sets. None stands for a value that only the pod knows.
+    `operator` holds the variables that the operator sets, each with its value or, if only the pod knows the
+    value, None.
     """
     containers = tree.find(f"{pod}.containers")
     count = len(containers.value) if containers and isinstance(containers.value, list) else 0
@@ -408,7 +409,7 @@ def _environment_from(tree: Tree, job: Job, dotted: str) -> None:
         if source is None or data is None or not isinstance(data.value, dict):
             words = (
                 f"envFrom: the variables are in the ConfigMap {name.text}, which is not in the given files. "
-                "Give its file too, or add backend.env={NAME: VALUE} to the command."
+                "Pass the file with this ConfigMap as well, or add backend.env={NAME: VALUE} to the command."
             )
             job.asked.append(("backend.env", name.place, words))
             continue

@@ -1,4 +1,4 @@
-"""Recognizes files that nbtrain itself wrote: manifests and batch scripts, which import back to their run.
+"""Recognizes files that nbtrain itself wrote, manifests and batch scripts, and finds the run in them.
 
 A file written by `nbtrain submit RUN --dry-run FILE` holds the entire run in a variable. A file that
 `nbtrain submit` sends names the run directory, whose config.yaml holds the run.

@@ -78,9 +78,11 @@ def read_files(files: Sequence[str | Path], variables: Mapping[str, str] | None 
     jobs += found_jobs
     texts |= maps
     if not jobs and not texts and not trees:
+        hosts = (
+            "these are lists of hosts, not jobs" if len(scripts) > 1 else "this is a list of hosts, not a job"
+        )
         raise ConfigError(
-            f"{', '.join(scripts)}: this is a list of hosts, not a job. Also give the script that launches "
-            "the training."
+            f"{', '.join(scripts)}: {hosts}. Pass the script that launches the training as well."
         )
     if not jobs and not texts:
         kinds = ", ".join(JOB_KINDS)

@@ -222,10 +222,10 @@ def _no_launch(script: Script, hidden: Sequence[Hidden]) -> ConfigError:
         elif cover.file:
             lines.append(
                 f"{cover.place}: the command runs {cover.text}, which may launch the training but was not "
-                f"given. Give this script too: nbtrain import FILE {cover.file}"
+                f"given. Pass that script as well: nbtrain import FILE {cover.file}"
             )
     lines += [
-        f"{place}: the script reads {name}, which was not given. Give that file too."
+        f"{place}: the script reads {name}, which was not given. Pass that file as well."
         for place, name in dict.fromkeys(script.missing)
     ]
     if lines:
@@ -337,7 +337,7 @@ def take_launch(job: Job, script: Script, launch: Launch, launches: Sequence[Lau
         roots = [root for unknown in launch.command.conditions for root in unknown.roots() if root.name]
         if roots:
             names = ", ".join(dict.fromkeys(f"{root.name}=..." for root in roots))
-            job.alternatives = f"{roots[0].place}: it is not known here which of them runs; give {names}."
+            job.alternatives = f"{roots[0].place}: which of these jobs runs is not known here; give {names}."
 
 
 def _line(place: str) -> int:

@@ -74,7 +74,7 @@ def _option(job: Job, line: SbatchLine, request: GpuRequest | None) -> None:
         job.left.append((line.place, f"{line.text}: not imported; {why}"))
 
     if _holds_secret(line.text):
-        # The run YAML would show its options and notes.
+        # The value is not quoted, because the run YAML shows options and notes.
         words = "not imported; it looks like a secret. Set it in the shell that submits the job."
         job.left.append((line.place, f"{line.name}: {words}"))
     elif "$" in line.value or ("%" in line.value and line.name not in ("--array", "--output", "--error")):
@@ -125,7 +125,7 @@ def _option(job: Job, line: SbatchLine, request: GpuRequest | None) -> None:
 
 
 def _signal(job: Job, line: SbatchLine) -> None:
-    """Read --signal. The ranks always get USR1; the script determines how long before the end."""
+    """Read --signal. The ranks always get USR1, at the script's number of seconds before the end."""
     match = re.fullmatch(r"(?:[RB]+:)?\w+(?:@(\d+))?", line.value)
     before = int(match.group(1) or 60) if match else 0
     if 10 <= before <= 65_535:
@@ -154,7 +154,8 @@ def _memory(job: Job, lines: Sequence[SbatchLine], gpus: Value | None) -> None:
                 (line.place, f"{line.text}: not imported; nbtrain has no field for all memory of a node.")
             )
         elif not units:
-            words = "not imported; the script does not say how many of them a node has."
+            devices = "GPUs" if name == "--mem-per-gpu" else "CPUs"
+            words = f"not imported; the script does not say how many {devices} a node has."
             job.left.append((line.place, f"{line.text}: {words}"))
         else:
             job.memory_bytes = Value(size * units, line.place)
@@ -196,7 +197,7 @@ def _setup(job: Job, words: Sequence[Word]) -> Word | None:
 
 
 def _without_scheduler(job: Job, commands: Sequence[Sequence[Word]]) -> None:
-    """List the shell-preparing commands of a script that no scheduler starts as not imported."""
+    """Note that commands which prepare the shell are not imported from a script that no scheduler starts."""
     for words in commands:
         sources = words[0].text in ("source", ".") and len(words) > 1
         if words[0].text in PREPARES or sources:

@@ -262,7 +262,7 @@ def _read_hpz(source: Reading, document: Document) -> None:
 def _read_prescale(source: Reading, document: Document) -> None:
     asked, place = document.get("prescale_gradients"), document.place("prescale_gradients")
     if asked and source.values.get("parallel.zero_stage"):
-        text = "prescale_gradients: not imported; ZeRO divides after its sums, which are in fp32."
+        text = "prescale_gradients: not imported; ZeRO divides the gradients after summing them in fp32."
         source.note(place, text)
     elif asked is not None:
         source.set("parallel.prescale_gradients", asked, comment="prescale_gradients", place=place)

@@ -13,7 +13,7 @@ NODES, GPUS = "resources.nodes", "resources.gpus_per_node"
 class Ranks(NamedTuple):
     """Machines of a job, and the sizes of its layout except the data-parallel size.
 
-    A number is 0 if the files do not contain it, or contain something else in its place.
+    A number is 0 if the files do not contain it, or contain something that is not a number.
     """
 
     nodes: int

@@ -173,13 +173,15 @@ def _stage(source: Reading) -> tuple[int, str, str] | None:
             named = source.setting("deepspeed_config")
             name = named.value if named else "ds_config.json"
             template = (
-                ", or the template that the script fills in with sed" if source.job.substitutions else ""
+                ", or the template from which the script makes it with sed"
+                if source.job.substitutions
+                else ""
             )
             source.fail(
                 "parallel.zero_stage",
                 named.place if named else source.job.label,
                 f"{name} is missing: it sets the ZeRO stage and the loss scale. "
-                f"Give this file too{template}.",
+                f"Pass this file as well{template}.",
             )
             return 0, source.job.label, "no DeepSpeed JSON"
         stage, place = document.get("zero_optimization.stage", 0), document.place("zero_optimization.stage")

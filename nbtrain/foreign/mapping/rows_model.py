@@ -28,7 +28,7 @@ def value_of(config: Any, key: str) -> Any:
     return config
 
 
-# More than batch.exit_duration_minutes allows; upstream uses 30000000 for "never".
+# More than batch.exit_duration_minutes allows. Megatron's users write 30000000 for "never".
 MOST_MINUTES = 10 * 365 * 1440
 
 

@@ -125,8 +125,8 @@ class _Reader:
                 self.position += len(word)
                 return value
         if match := _PLACEHOLDER.match(self.text, self.position):
-            words = f"{match.group(0)} is a placeholder, which a script replaces. Give that script too"
-            raise self.error(f"{words}, or write the value{f' of {key}' if key else ''}")
+            words = f"{match.group(0)} is a placeholder that a script replaces. Pass that script as well"
+            raise self.error(f"{words}, or write the value{f' of {key}' if key else ''} in this file")
         raise self.error(f"a value is missing{f' for {key}' if key else ''}")
 
     def _string(self) -> str:

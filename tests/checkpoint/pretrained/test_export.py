@@ -161,7 +161,7 @@ def test_the_gpu_side_writes_it_as_a_process(place, tmp_path, monkeypatch):
         export_model(run, tmp_path / "exported", step=77)
     assert list(tmp_path.iterdir()) == []
     exported = export_model(run, tmp_path / "exported")
-    assert exported.difference < 1e-5 and "its logits differ from the run's by at most" in str(exported)
+    assert exported.difference < 1e-5 and "logits differ from the run's by at most" in str(exported)
 
 
 def _wrong_config(**changes):

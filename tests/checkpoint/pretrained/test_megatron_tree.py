@@ -590,8 +590,6 @@ def test_a_distributed_checkpoint_says_how_it_is_converted(named, tmp_path, monk
         (step / name).touch()
     with pytest.raises(CheckpointError) as refused:
         find_tree(tmp_path / named)
-    assert str(refused.value) == (
-        "tree/iter_0000010: was saved in Megatron-LM's format torch_dist (*.distcp), which is not "
-        "supported. Run the training command once with --ckpt-convert-format torch --ckpt-convert-save "
-        "ANOTHER_FOLDER, which writes mp_rank_* folders and exits, and pass that folder instead."
-    )
+    words = str(refused.value)
+    assert words.startswith("tree/iter_0000010: ") and "torch_dist (*.distcp)" in words
+    assert "--ckpt-convert-format torch --ckpt-convert-save ANOTHER_FOLDER" in words

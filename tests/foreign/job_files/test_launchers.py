@@ -117,7 +117,7 @@ def test_a_launch_is_found_behind_what_starts_it(text):
         (
             "bash train/run_gpt.sh 8",
             "train.sh:1: the command runs train/run_gpt.sh, which may launch the training "
-            "but was not given. Give this script too: nbtrain import FILE run_gpt.sh",
+            "but was not given. Pass that script as well: nbtrain import FILE run_gpt.sh",
         ),
         (
             "A=$(cat command.txt)\n$A",
@@ -137,8 +137,8 @@ def test_a_launch_is_found_behind_what_starts_it(text):
         ),
         (
             f"N=${{WORLD_SIZE:-1}}\ntorchrun --nnodes $N --nproc_per_node 8 {TRAIN}",
-            "train.sh:1: WORLD_SIZE is not known here (a scheduler sets it; without one, ${WORLD_SIZE:-1} "
-            "is 1); give WORLD_SIZE=..., or resources.nodes=...",
+            "train.sh:1: WORLD_SIZE is not known here (a scheduler sets it; without a scheduler, "
+            "${WORLD_SIZE:-1} is 1); give WORLD_SIZE=..., or resources.nodes=...",
         ),
         (
             f"torchrun --nproc_per_node=gpu --nnodes 1 {TRAIN}",
@@ -148,7 +148,7 @@ def test_a_launch_is_found_behind_what_starts_it(text):
         (
             f"if [ $P = a ]; then {T} {TRAIN}; else {T} {TRAIN} --seed 2; fi",
             "the files describe 2 jobs: train.sh:1 (pretrain_gpt.py), train.sh:1 "
-            "(pretrain_gpt.py).\ntrain.sh:1: it is not known here which of them runs; give "
+            "(pretrain_gpt.py).\ntrain.sh:1: which of these jobs runs is not known here; give "
             "P=...",
         ),
     ],

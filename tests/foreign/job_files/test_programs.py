@@ -245,7 +245,7 @@ def test_the_configuration_of_another_program_is_named(name, tmp_path):
         (
             "a.json",
             '{"train_batch_size": CONFIG_BATCH}',
-            "a.json:1: not JSON: CONFIG_BATCH is a placeholder, wh",
+            "a.json:1: not JSON: CONFIG_BATCH is a placeholder",
         ),
     ],
 )

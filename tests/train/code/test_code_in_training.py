@@ -224,7 +224,7 @@ def test_every_reader_of_a_checkpoint_has_the_blocks_of_the_file(place, alone, t
     ((key, words),) = fit(start, other).problems
     assert key == "code" and words.startswith("has no layer(), but the blocks of ")
     assert not fit(start, load(other, {"code": str(EXAMPLES / "own_mlp.py")})).problems
-    with pytest.raises(ConfigError, match=r"blocks come from layer\(\) in own_mlp\.py, and --to gguf"):
+    with pytest.raises(ConfigError, match=r"blocks come from layer\(\) in own_mlp\.py, but --to gguf"):
         export_model(two, tmp_path / "model.gguf", "gguf")
 
     copy = two.own_code / "own_mlp.py"

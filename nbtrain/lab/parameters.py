@@ -46,7 +46,9 @@ def check_parameters() -> None:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Nearest: {near[0]}." if near else ""
-            problems.append(f"parameter {name}: unknown; this notebook has {', '.join(known)}.{hint}")
+            problems.append(
+                f"parameter {name}: unknown; the parameters of this notebook are {', '.join(known)}.{hint}"
+            )
         elif name not in types or name not in shell.user_ns:
             continue
         else:

@@ -182,7 +182,7 @@ def _delete(run: RunDir) -> dict[str, Any]:
     ask = f"Delete {run.name} with all its files and logs? This cannot be undone."
     if saved is not None:
         ask = (
-            f"Delete {run.name} with all its files, checkpoints (the newest is of step {saved:,}) and logs? "
-            "This cannot be undone."
+            f"Delete {run.name} with all its files, checkpoints (the newest is from step {saved:,}) and logs?"
+            " This cannot be undone."
         )
     return _action("delete", "Delete", "Delete the run with all its files, after a confirmation.", ask)

@@ -46,9 +46,9 @@ LOCKS = ".twins"
 
 @contextlib.contextmanager
 def alone(run: RunDir, word: str = "twin") -> Iterator[None]:
-    """Lock a twin, or the proof that `word` names, inside the `with` block.
+    """Lock the folder of a twin or reproduction inside the `with` block; `word` names which of the two it is.
 
-    Raises SubmitError if another process is already creating it. The lock of the run directory is not enough,
+    Raises SubmitError if another process has locked the folder. The lock of the run directory is not enough,
     because submit acquires that lock for each job, and a twin consists of several jobs in several
     directories.
     """

@@ -93,13 +93,15 @@ def check_bitwise(name: str, straight: Curve, resumed: Curve, stopped_at: int) -
     for name_of_curve, what in nouns.items():
         ours, theirs = getattr(resumed, name_of_curve), getattr(straight, name_of_curve)
         if sorted(ours) != sorted(theirs):
-            message = f"{what} exist for steps {sorted(ours)}, but the uninterrupted run has {sorted(theirs)}"
+            message = (
+                f"{what} exist for steps {sorted(ours)}, but in the uninterrupted run for {sorted(theirs)}"
+            )
             return Check(name, "failed", message)
         for step in sorted(ours):
             if ours[step] != theirs[step] and not (math.isnan(ours[step]) and math.isnan(theirs[step])):
                 message = (
-                    f"{what} differ from step {step} on: {ours[step]!r} when stopped at step "
-                    f"{stopped_at} and resumed, {theirs[step]!r} without interruption"
+                    f"{what} differ, first at step {step}: {ours[step]!r} when stopped at step {stopped_at} "
+                    f"and resumed, {theirs[step]!r} without interruption"
                 )
                 return Check(name, "failed", message, {"difference": abs(ours[step] - theirs[step])})
     message = f"stopped at step {stopped_at} and resumed: {len(resumed.losses)} steps are bit-exact"
@@ -130,16 +132,17 @@ def check_close(name: str, ours: Curve, reference: Curve, number_format: str, wo
     }
     limits = dict(zip(differences, (loss_tolerance, loss_tolerance, norm_tolerance)))
     worst = {key: _largest(by_step) for key, by_step in differences.items()}
-    figures = ", ".join(f"{key.replace('_', ' ')} {value:.1e}" for key, value in worst.items())
+    figures = "largest differences: " + ", ".join(
+        f"{key.replace('_', ' ')} {value:.1e} (limit {limits[key]:.0e})" for key, value in worst.items()
+    )
     values = worst | {f"{key}_tolerance": limit for key, limit in limits.items()}
     for key, by_step in differences.items():
         # `not <=` instead of `>`, so that a difference of NaN is too large.
         if broken := [step for step in sorted(by_step) if not by_step[step] <= limits[key]]:
             found = f"{key.replace('_', ' ')} differs by {by_step[broken[0]]:.1e} at step {broken[0]}"
-            message = f"{words}: {found}; at most {limits[key]:.0e} is allowed ({figures})"
+            message = f"{words}: {found}; {figures}"
             return Check(name, "failed", message, values)
-    message = f"{words}: {figures}; at most {loss_tolerance:.0e} and {norm_tolerance:.0e} are allowed"
-    return Check(name, "passed", message, values)
+    return Check(name, "passed", f"{words}; {figures}", values)
 
 
 def _largest(differences: Mapping[int, float]) -> float:
@@ -158,10 +161,8 @@ def check_export(name: str, answer: Mapping[str, Any] | None, curve: Curve, numb
     ours, theirs = answer["validation_loss"], curve.validation[max(curve.losses)]
     difference = abs(ours - theirs)
     size = f"{answer['num_tensors']} tensors, {answer['num_parameters']:,} parameters in one file"
-    message = (
-        f"{size}; loss {ours:.6f} in one process, {theirs:.6f} in the run: they differ by {difference:.1e}, "
-    )
-    message += f"at most {tolerance:.0e} is allowed"
+    losses = f"validation loss {ours:.6f} in one process, {theirs:.6f} in the run"
+    message = f"{size}; {losses}; the losses differ by {difference:.1e}, at most {tolerance:.0e} is allowed"
     values = {"difference": difference, "tolerance": tolerance, "bytes": answer["bytes"]}
     return Check(name, "passed" if difference <= tolerance else "failed", message, values)
 

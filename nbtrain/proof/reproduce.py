@@ -123,7 +123,7 @@ class Reproduction(Result):
             return f"{steps}, trained again, are bit-exact"
         step = self.first_different_step
         where = (
-            f"from step {step:,} on"
+            f"first at step {step:,}"
             if step is not None
             else f"in the checkpoint of step {self.tensors_step:,}"
         )
@@ -144,7 +144,7 @@ class Reproduction(Result):
         if self.tensors_step is None:
             since = self.first_different_step or self.started_from_step + 1
             facts["tensors"] = (
-                f"not compared: the run has no checkpoint from step {since:,} to {self.last_step:,}"
+                f"not compared: the run has no checkpoint at any step from {since:,} to {self.last_step:,}"
             )
         else:
             equal = self.compared_tensors - len(self.different_tensors)

@@ -45,7 +45,7 @@ from nbtrain.proof.small_sections import (
     validated,
 )
 
-# A twin has more ranks only if two ranks per kind of parallelism add up to more.
+# A twin has more ranks than this only if its kinds of parallelism, each with size 2, require more.
 MAX_RANKS = 8
 # The order in which equal sizes are halved. Data parallelism comes first, because a deep pipeline can go
 # wrong in more ways than many replicas.
@@ -184,7 +184,7 @@ def make_twin(config: RunConfig, abilities: Abilities = WITHOUT, folder: str = "
         why = "the frozen weights are as large as the run's model"
         missing.append(NotProven("lora: adapters", why, "training of all weights instead of adapters"))
     if config.dpo is not None:
-        why = "its reference model is the weights of init_from"
+        why = "its reference model has the weights of init_from, which the twin lacks"
         missing.append(NotProven("dpo: pairs of answers", why, "prompts with completions"))
     if config.checkpoint.local_dir is not None:
         why = "this machine does not have the nodes' local disks"

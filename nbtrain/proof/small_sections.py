@@ -247,7 +247,7 @@ def small_precision(config: RunConfig, abilities: Abilities, missing: list[NotPr
         values["fp8"] = False
     if config.precision.dtype == "fp16" and not abilities.fp16:
         what = "precision.dtype: fp16 and its loss scale"
-        why = "DeepSpeed's CPU accelerator has no fp16 on this processor"
+        why = "DeepSpeed's CPU accelerator does not support fp16 on this processor"
         missing.append(NotProven(what, why, "bf16 weights with fp32 masters"))
         values["dtype"] = "bf16"
     return values

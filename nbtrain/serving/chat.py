@@ -66,7 +66,7 @@ class ChatTemplate(Protocol):
 class RunTemplate:
     """The template that a run's training data uses for conversations."""
 
-    origin = "of the run's data"
+    origin = "from the run's data"
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class RunTemplate:
 class AlpacaTemplate:
     """Alpaca's prompt for a single question."""
 
-    origin = "of the run's data (kind: alpaca)"
+    origin = "from the run's data (kind: alpaca)"
 
     def __init__(self, template: str | None):
         self._template = Template(template or ALPACA_WITHOUT_INPUT, ("instruction", "input"))
@@ -132,7 +132,7 @@ class JinjaTemplate:
         try:
             self._template = _environment().from_string(source)
         except TemplateError as error:
-            raise ConfigError(f"{where}: is not a valid Jinja template ({error}).") from None
+            raise ConfigError(f"{where}: the chat template is not valid Jinja ({error}).") from None
         # An imported model's tokenizer has several special tokens; a tokenizer trained by nbtrain has only
         # its end-of-document token.
         self._named = {"bos_token": "", **special_tokens(tokenizer / KEPT), "eos_token": eod_token}
@@ -211,7 +211,7 @@ class NoTemplate:
     def prompt(self, messages: Sequence[Message]) -> ChatPrompt:
         raise Refusal(
             400,
-            f"{self.refusal} Use /v1/completions, or serve it with --chat-template FILE.",
+            f"{self.refusal} Use /v1/completions, or serve the run with --chat-template FILE.",
             code="no_chat_template",
         )
 
@@ -227,7 +227,7 @@ def template_of(config: RunConfig, file: str | None, tokenizer: Path, eod_token:
             source = Path(file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not text"
-            raise ConfigError(f"--chat-template {file}: cannot be read ({reason}).") from None
+            raise ConfigError(f"--chat-template {file}: the file cannot be read ({reason}).") from None
         if JINJA.search(source):
             ends = own_token(tokenizer / KEPT, "eos_token") or eod_token
             return JinjaTemplate(source, tokenizer, ends, f"--chat-template {file}")
@@ -319,7 +319,7 @@ def _template_of_tokenizer(tokenizer: Path, eod_token: str) -> ChatTemplate:
         return NoTemplate(str(error))
     except ValueError as error:
         return NoTemplate(f"{display(tokenizer / KEPT)}: its chat template cannot be read ({error}).")
-    template.origin = f"of the tokenizer, {display(path)}"
+    template.origin = f"from the tokenizer, {display(path)}"
     return template
 
 

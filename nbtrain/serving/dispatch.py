@@ -135,9 +135,10 @@ class Dispatcher:
     def submit(
         self, requests: Sequence[Mapping[str, Any]], is_chat: bool = False, streams: bool = True
     ) -> RequestEvents:
-        """Send requests to the engine and return the answer to read. `streams` asks for each piece at once.
+        """Send requests to the engine and return the answer to read.
 
-        Raises Refusal if too many texts already wait, or if the engine has ended.
+        With `streams`, every piece of text is sent as soon as it is generated. Raises Refusal if too
+        many texts already wait, or if the engine has ended.
         """
         if self._ended is not None:
             raise self._ended
@@ -150,8 +151,9 @@ class Dispatcher:
         if present + answer.texts > most:
             raise Refusal(
                 429,
-                f"Rate limit reached: {present} texts are running or waiting, and this request "
-                f"adds {answer.texts}; the maximum is {most}. Please try again in 1s.",
+                f"Rate limit reached: the server accepts at most {most} texts at a time. Texts already "
+                f"running or waiting: {present}; texts in this request: {answer.texts}. "
+                "Please try again in 1s.",
                 code="rate_limit_exceeded",
             )
         try:

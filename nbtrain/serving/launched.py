@@ -14,6 +14,7 @@ from typing import Any
 
 from nbtrain.base.errors import ConfigError, NbtrainError, named_error
 from nbtrain.base.printing.report import Facts, Report, Result, Sentence
+from nbtrain.base.text.amounts import counted
 from nbtrain.jobs.gpu_side import last_output
 from nbtrain.jobs.machine.environment import supervisor_environment
 from nbtrain.serving.options import ServeOptions
@@ -151,11 +152,12 @@ class Server(Result):
         if not self.is_running:
             return Report("", [Sentence("the server has ended")])
         facts = self.facts
+        texts = counted(facts["max_batch"], "text")
         shown = {
             "model": f"{self.name}, step {facts['step']}, {facts['dtype']} on {facts['device']}",
             "base_url": self.base_url,
             "api_key": self.token,
-            "at once": f"{facts['max_batch']} texts of {facts['positions']:,} tokens at most",
+            "at once": f"{texts}, each with at most {facts['positions']:,} tokens",
             "chat template": facts["chat_template"],
             "a page to try it": f"{self.url}/?token={self.token}",
         }

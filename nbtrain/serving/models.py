@@ -242,6 +242,6 @@ def check_run(options: ServeOptions) -> None:
         return
     run = RunDir(options.run)
     if options.step is None and newest_checkpoint_step(run) is None:
-        raise CheckpointError(f"{display(run.model)}: contains no complete checkpoint. Train the run first.")
+        raise CheckpointError(f"{display(run.model)} contains no complete checkpoint. Train the run first.")
     if options.chat_template is not None and not Path(options.chat_template).is_file():
         raise ConfigError(f"--chat-template {options.chat_template}: the file does not exist.")

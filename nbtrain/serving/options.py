@@ -36,13 +36,13 @@ class ServeOptions:
     max_queue: int = 128
     """Maximum number of texts that wait for a slot in the batch; further requests get status 429."""
     max_new_tokens: int | None = None
-    """Maximum number of new tokens a request may ask for per text; None means no limit but the positions."""
+    """Maximum number of new tokens per text that a request may ask for; None means the model's positions."""
     max_body_bytes: int = 1 << 20
     """Maximum size of a request body in bytes."""
     request_seconds: float = 600.0
     """Time limit of a request in seconds, including waiting.
 
-    After it: status 504, or an error in the stream.
+    A request that takes longer gets status 504 or, in a stream, an error event.
     """
     write_seconds: float = 30.0
     """Seconds after which a stream ends if its client has stopped reading."""

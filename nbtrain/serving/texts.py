@@ -101,7 +101,7 @@ def _shown(text: Text) -> str:
 
 
 def _with_chances(text: Text) -> str:
-    """Return HTML that shades each token, darker the less likely it was, with alternatives in a tooltip."""
+    """Return HTML that shades unlikely tokens darker than likely ones, with alternatives in a tooltip."""
     spans = []
     for entry in text.logprobs:
         chance = math.exp(entry["logprob"])

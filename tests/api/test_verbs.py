@@ -548,7 +548,7 @@ def test_the_log_of_a_failed_run_begins_with_the_traceback_of_the_rank_that_fail
     assert cli.main(["logs", "mine", "--job", earlier.job_id, "--rank", "node0"]) == 0
     assert capsys.readouterr().out == "the agent ends\n"
     assert cli.main(["logs", "mine", "--rank", "2"]) == 2
-    assert "rank 2: mine has 2 ranks: 0 to 1. You can also name `supervisor`" in capsys.readouterr().err
+    assert "rank 2 does not exist: mine has 2 ranks (0 to 1)" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"the text to search for is empty\."):
         run.search("")
 

@@ -37,7 +37,8 @@ def test_an_unknown_parameter_is_an_error(monkeypatch):
         check_parameters()
     assert (
         str(error.value)
-        == "parameter override: unknown; this notebook has run, overrides. Nearest: overrides."
+        == "parameter override: unknown; the parameters of this notebook are run, overrides. "
+        "Nearest: overrides."
     )
 
 

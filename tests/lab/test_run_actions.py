@@ -95,7 +95,7 @@ def test_resume_and_delete_name_the_checkpoint(job):
     save(job.run, 1200)
     titles = {one["key"]: one for one in actions(job.run, "FAILED")}
     assert titles["resume"]["title"].endswith("continues from the checkpoint of step 1,200.")
-    assert "(the newest is of step 1,200)" in titles["delete"]["ask"]
+    assert "(the newest is from step 1,200)" in titles["delete"]["ask"]
 
 
 def test_a_mode_that_saves_nothing_says_so(job):

@@ -74,7 +74,7 @@ def test_one_bit_is_not_equal(change):
     assert check_bitwise("resume", straight, curve(), 4).outcome == "passed"
     found = check_bitwise("resume", straight, curve(**{change: 1e-15}), 4)
     assert found.outcome == "failed"
-    assert f"from step {change[-1]} on" in found.message and "stopped at step 4" in found.message
+    assert f"first at step {change[-1]}:" in found.message and "stopped at step 4" in found.message
 
 
 def test_missing_steps_are_not_equal():

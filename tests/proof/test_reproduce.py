@@ -122,7 +122,7 @@ def test_a_changed_seed_is_named_with_the_first_step_and_the_tensors(copied, for
     assert list(map(str, made.differences)) == ["model.seed: 1234 -> 7"]
     assert made.tensors_step == 8 and made.different_tensors[0]["different"] > 0
     text = str(made)
-    for part in ("model.seed: 1234 -> 7", "differ from step 1 on", "elements differ, by"):
+    for part in ("model.seed: 1234 -> 7", "differ first at step 1", "elements differ, by"):
         assert part in text
 
 

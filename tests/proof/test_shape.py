@@ -179,7 +179,7 @@ def test_what_a_machine_lacks_is_replaced_and_said():
         "model.compile: true", "no C++ compiler was found on this machine", "compile: false"
     )
     assert precision.what == "precision.dtype: fp16 and its loss scale"
-    assert precision.why.startswith("DeepSpeed's CPU accelerator has no fp16")
+    assert precision.why.startswith("DeepSpeed's CPU accelerator does not support fp16")
     able = make_twin(config, EVERYTHING).config
     assert (able.precision.dtype, able.model.compile) == ("fp16", True)
 

@@ -68,7 +68,7 @@ def test_a_run_without_conversations_says_so(tmp_path):
         template.prompt(TALK)
     assert refused.value.message == (
         "this run has no chat template: its data.sources contain no conversations, and its tokenizer has "
-        "no template. Use /v1/completions, or serve it with --chat-template FILE."
+        "no template. Use /v1/completions, or serve the run with --chat-template FILE."
     )
 
 
@@ -80,7 +80,10 @@ def test_a_file_of_either_kind(tmp_path):
     assert template_of(config, str(file), tmp_path, "").prompt(TALK[:1]).pieces == [
         "user: a {content} <|user|>\nassistant: "
     ]
-    for text, message in (("none", "does not contain {content}"), ("{% if", "is not a valid Jinja template")):
+    for text, message in (
+        ("none", "does not contain {content}"),
+        ("{% if", "the chat template is not valid Jinja"),
+    ):
         file.write_text(text)
         (tmp_path / ONE_FILE).write_bytes(orjson.dumps({"added_tokens": []}))
         with pytest.raises(ConfigError) as error:
@@ -164,10 +167,10 @@ def test_an_imported_tokenizer_s_template_is_the_last_choice(tmp_path):
     text = config_of({"kind": "mock"})
     template = template_of(text, None, folder, "<eod>")
     assert template.prompt(TALK[1:2]).pieces == [1, "own b</s>"]
-    assert template.origin == f"of the tokenizer, {folder / KEPT / 'chat_template.jinja'}"
+    assert template.origin == f"from the tokenizer, {folder / KEPT / 'chat_template.jinja'}"
     talks = template_of(config_of({"kind": "chat", "path": "x.jsonl"}), None, folder, "<eod>")
     assert talks.prompt(TALK[2:]).pieces == ["<|user|>\nc\n<|assistant|>\n"]
-    assert talks.origin == "of the run's data"
+    assert talks.origin == "from the run's data"
     file = tmp_path / "file"
     file.write_text("{{ bos_token }}file{{ eos_token }}")
     given = template_of(config_of({"kind": "chat", "path": "x.jsonl"}), str(file), folder, "<eod>")
@@ -193,7 +196,7 @@ def test_a_template_in_tokenizer_config_json(tmp_path, written, pieces):
         assert template.origin == "none"
     else:
         assert template.prompt(TALK).pieces == pieces
-        assert template.origin == f"of the tokenizer, {folder / KEPT / 'tokenizer_config.json'}"
+        assert template.origin == f"from the tokenizer, {folder / KEPT / 'tokenizer_config.json'}"
     folder = imported(tmp_path / "other", {"chat_template": written}, "file")
     assert template_of(config_of({"kind": "mock"}), None, folder, "").prompt(TALK).pieces == ["file"]
 
@@ -201,7 +204,7 @@ def test_a_template_in_tokenizer_config_json(tmp_path, written, pieces):
 @pytest.mark.parametrize(
     ("jinja", "said"),
     [
-        (b"{% if", "chat_template.jinja: is not a valid Jinja template"),
+        (b"{% if", "chat_template.jinja: the chat template is not valid Jinja"),
         (b"\xff", "its chat template cannot be read"),
     ],
 )

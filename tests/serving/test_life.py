@@ -179,7 +179,7 @@ def test_sigterm_ends_streams_with_an_error(serving):
     """
     process, lines, url = serving
     assert lines[0] == "talks, step 7, fp32 on CPU: 2 texts at once, each with at most 256 tokens\n"
-    assert lines[1] == "chat template: of the run's data\n"
+    assert lines[1] == "chat template: from the run's data\n"
     assert lines[3] == f"api_key: the token from {VARIABLE}\n" and not any(TOKEN in line for line in lines)
     stream = streaming(url, n=64)  # two of which run at once, which is long enough on any machine
     iterator = iter(stream)

@@ -421,7 +421,7 @@ def test_no_more_may_wait_than_the_queue_holds(dispatcher):
             "the request is for 6 texts at once; the maximum is 5.",
         )
         first: RequestEvents = made.submit([{"n": 2}, {"n": 3}])
-        with pytest.raises(Refusal, match="5 texts are running or waiting, and this request adds 1"):
+        with pytest.raises(Refusal, match="already running or waiting: 5; texts in this request: 1"):
             made.submit([{"n": 1}])
         first.cancel()
         assert [line["kind"] for line in made.process.sent] == ["generate", "generate", "cancel", "cancel"]

@@ -79,7 +79,7 @@ def answer(path: str, request: Request, anywhere: bool = False) -> dict[str, Any
 
 
 def prepare() -> None:
-    """Import the modules that the responses need, also for a run that has data, and build the schema.
+    """Import the modules that responses need, including those for prepared data, and build the schema.
 
     Otherwise the first response takes up to half a second longer.
     """
@@ -269,7 +269,7 @@ def _typed(draft: Draft, request: Request) -> Draft:
     """Return the draft with the typed values of this request."""
     typed = request.get("typed") or {}
     if not isinstance(typed, Mapping):
-        raise ConfigError(f"typed = {typed!r} must be {{key: text}}.")
+        raise ConfigError(f"typed = {typed!r} must be an object of the form {{key: text}}.")
     draft.type(typed)
     if name := request.get("name"):
         draft.type({"name": name})

@@ -145,7 +145,7 @@ class Draft:
         changed, names = self._changed, dict[str, Any]()
         if changed.get(RECIPE) in recipes.NAMES:
             names[RECIPE] = changed[RECIPE]
-            # Another decay style or another decay length replaces the recipe's decay length.
+            # A decay style or a decay length that the user has chosen replaces the recipe's decay length.
             if changed.get(DECAY_STYLE) in every_field()[DECAY_STYLE].choices:
                 names[DECAY_STYLE] = changed[DECAY_STYLE]
             names |= {one: None for one in recipes.WSD_DECAY if one in changed}
@@ -326,7 +326,7 @@ def _texts_for(wanted: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str
 
 
 def _leads(key: str) -> bool:
-    """Return whether the values of other fields depend on this one."""
+    """Return whether the values of other fields depend on the field of `key`."""
     return _stands_for_fields(key) or leads_names(key)
 
 

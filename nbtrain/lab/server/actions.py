@@ -68,7 +68,7 @@ class SaveHandler(ActionHandler):
 
 
 class PauseHandler(ActionHandler):
-    """POST run/<name>/pause: the job saves and releases its devices; resume continues it."""
+    """POST run/<name>/pause: the job saves a checkpoint and releases its devices; resume continues it."""
 
     async def post(self, name: str) -> None:
         from nbtrain.jobs.control.control import pause

@@ -259,8 +259,8 @@ WORDLESS = {
 def _too_large(num_bytes: int | None) -> RequestError:
     most = f"{MOST_BODY_BYTES:,} ({amounts.size(MOST_BODY_BYTES)})"
     if num_bytes:
-        return RequestError(413, f"the request has {num_bytes:,} bytes; at most {most} are read.")
-    return RequestError(413, f"the request has more bytes than the {most} that are read.")
+        return RequestError(413, f"the request body has {num_bytes:,} bytes; at most {most} are allowed.")
+    return RequestError(413, f"the request body has more bytes than the {most} that are allowed.")
 
 
 def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -412,9 +412,9 @@ class Actions:
             self._failed[job.run.name] = (job.job_id, state, failed)
 
     def failed(self, name: str, job_id: str | None, state: str) -> dict[str, Any] | None:
-        """Return the FailedAction of a run as JSON; None if there is none or it is out of date.
+        """Return the newest failed action of a run as JSON; None without a failure or if it is out of date.
 
-        It is out of date if the job's state has changed since the failure, or if the run has a newer job.
+        A failure is out of date if the job's state has changed since then, or if the run has a newer job.
         """
         with self._lock:
             *about, failed = self._failed.get(name, (None, None, None))

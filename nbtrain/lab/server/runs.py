@@ -106,7 +106,9 @@ def _compared(names: list[str], text: str | None = None, file: str = "") -> dict
 
     published = [] if text is None else parse_published(text, file)
     if not 1 <= len(names) <= MOST_RUNS:
-        raise ConfigError(f"{amounts.counted(len(names), 'run')}: a comparison takes 1 to {MOST_RUNS} runs.")
+        raise ConfigError(
+            f"cannot compare {amounts.counted(len(names), 'run')}: choose 1 to {MOST_RUNS} runs."
+        )
     runs, refused = [], {}
     for name in dict.fromkeys(names):
         try:
@@ -151,8 +153,8 @@ def _sparklines(names: list[str]) -> dict[str, Any]:
 
 
 def _look(name: str) -> tuple[RunView, bytes]:
-    """Return a run's view and its description as JSON. One call to the thread makes both, because pages poll
-    each second.
+    """Return a run's view and its description as JSON. A single call returns both, because pages poll
+    each second and every call occupies a thread of the pool.
     """
     from nbtrain.lab.engine_watch import look_after
     from nbtrain.lab.run_actions import run_shown

@@ -15,7 +15,7 @@ from nbtrain.base.run_directory.rundir import run_folders
 
 FIRST_RUNS = 10
 ALL_RUNS = "all"
-"""Name with which a page requests every run; a run may have this name too."""
+"""Value of a page's ?run= that requests every run. This holds even if a run has this name."""
 
 
 class RunLinks:

@@ -118,8 +118,8 @@ class LaunchForm(anywidget.AnyWidget):
         if content.get("kind") == "hold":
             # Send no reply. ipykernel handles a widget's messages on the channel of its last reply to the
             # widget, and it replies to JupyterLab from a subshell. In a subshell, a change could be handled
-            # after the next cell has started, and then marks the kernel as idle: a server that culls idle
-            # kernels would end the running cell.
+            # after the next cell has started, and would then mark the kernel as idle: a server that culls
+            # idle kernels would end the running cell.
             with self._lock_property(held=content["held"]):
                 self.held = content["held"]
         if content.get("kind") != "ask":

@@ -86,9 +86,7 @@ class RunPanel(anywidget.AnyWidget):
             self.handle.update({**self._repr_mimebundle_()[0], **_picture(self.view)}, raw=True)
 
     def _replaced(self) -> bool:
-        """Return whether the run was deleted and another run now has its name, which this panel does not
-        show.
-        """
+        """Return whether this panel's run was deleted and another run now has its name."""
         there = self.view.run.run_id
         return bool(self.run_id and there and there != self.run_id)
 

@@ -24,7 +24,7 @@ from nbtrain.monitor.status.run_status import RunStatus
 TONE_COLORS = {"live": BLUE, "good": GREEN, "wait": ORANGE, "bad": RED, "calm": GREY}
 FONT = "font-family:system-ui,-apple-system,'Segoe UI',sans-serif"
 NUMBERS = "font-variant-numeric:tabular-nums"
-# (width, height) of the charts in pixels, the large chart first; it is readable on a page of 420 pixels.
+# (width, height) of the charts in pixels. The first one is the large chart, which fits a page of 420 pixels.
 CHART_SIZES = ((420, 210), (270, 102), (270, 102))
 MOST_ROWS = 32
 MOST_EVENTS = 20

@@ -44,7 +44,7 @@ class WhatIfPage(anywidget.AnyWidget):
         Raises ConfigError if the file exists and `overwrite` is False.
         """
         lack = self.state.lack
-        warning = f"It does not fit: {lack}." if lack else ""
+        warning = f"The layout does not fit into memory: {lack}." if lack else ""
         note = f"Written by the what-if page: {self.state.layout.words}.\n{warning}"
         written = write_run(self.state.config, path, note, overwrite)
         self.answer = ["bad", f"Written: {written}. {warning}"] if lack else ["good", f"Written: {written}"]

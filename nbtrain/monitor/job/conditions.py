@@ -96,10 +96,10 @@ def type_of(state: str) -> str:
 def conditions(
     events: Iterable[Mapping[str, Any]], created_at: float, final: tuple[str, str | None, float, str | None]
 ) -> list[Condition]:
-    """Return a condition for Submitted and for every state of the job, in the order last entered.
+    """Return a condition for Submitted and one for every state of the job, by the time of the last entry.
 
-    `final` is (state, cause, time of the last change, reason), as determined now. Its reason is used unless
-    it is None.
+    `final` is (state, cause, time of the last change, reason) of the job as it is now. If its reason is None,
+    the reason comes from the events, otherwise from REASONS.
     """
     found = {"Submitted": Condition("Submitted", True, created_at, "Submitted", "the job was submitted")}
     current, restart_reason, preempted = "", None, False
@@ -186,14 +186,14 @@ def event_part(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_sight(events: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Return at most `most` events in order: up to half of them important, otherwise the newest."""
+    """Return at most `most` events in order: up to `most` / 2 important ones and the newest others."""
     weighty = [number for number, event in enumerate(events) if event.get("kind") in WEIGHTY][-(most // 2) :]
     others = [number for number in range(len(events)) if number not in weighty]
     return [events[number] for number in sorted([*weighty, *others[-(most - len(weighty)) :]])]
 
 
 def alerts_part(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the newest alerts, oldest first; "raised" is true while the metric is beyond its threshold.
+    """Return the newest alerts, oldest first. "raised" says whether the metric is beyond its threshold now.
 
     A rank reports an alert when a metric crosses its threshold, and alert_over when the metric returns. A new
     attempt starts without raised alerts.

@@ -401,7 +401,7 @@ def replica_rows(replica: Replica) -> list[tuple[str, ...]]:
             replica.host or UNKNOWN,
             replica.phase,
             str(replica.restarts)
-            + (f", pod {pod.restarts}" if (pod := replica.pod) and pod.restarts else ""),
+            + (f" (pod: {pod.restarts})" if (pod := replica.pod) and pod.restarts else ""),
             *_pair(replica.use),
             replica.message,
         )

@@ -311,7 +311,7 @@ def started_from(run: RunDir, config: RunConfig) -> str:
         f", with adapters from {config.lora.init_from}" if config.lora and config.lora.init_from else ""
     )
     if "step" in taken:
-        chosen = f", its {config.init_step} at submission" if isinstance(config.init_step, str) else ""
+        chosen = f", chosen by init_step: {config.init_step}" if isinstance(config.init_step, str) else ""
         run_id = f" (run {taken['run_id']}{chosen})" if taken.get("run_id") else ""
         return f"step {taken['step']:,} of {taken['run']}{run_id}{adapters}"
     family = f"{taken['family']}, " if taken.get("family") else ""

@@ -164,7 +164,7 @@ def _jobs(run: RunDir, page: JobDescription) -> list[list[str]]:
 
 def _replica(replica: Replica) -> dict[str, Any]:
     pod = replica.pod
-    restarts = f"{replica.restarts}" + (f", pod {pod.restarts}" if pod and pod.restarts else "")
+    restarts = f"{replica.restarts}" + (f" (pod: {pod.restarts})" if pod and pod.restarts else "")
     numbers = [row.rank for row in replica.ranks]
     ranks = "" if not numbers else f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
     role = f"{replica.labels.get('role', '')} {replica.labels.get('index', '')}".strip()

@@ -13,7 +13,7 @@ class RankRecords(NamedTuple):
 
     attempt: int
     beat: Heartbeat | None
-    """Newest heartbeat, after JobRecord.placed().
+    """Newest heartbeat, with the step and tokens that JobRecord.placed() gives a rank that is still loading.
 
     None if the rank has no heartbeat, or if the current attempt is starting or running without one.
     """

@@ -70,7 +70,7 @@ def _cell(replica: Replica, row: RankRow, levels: dict[str, Any]) -> dict[str, A
         if (value := values.get(row.rank)) is None:
             continue
         texts[key] = text(value)
-        words.append(f"computes {texts[key]} per step" if key == "seconds" else f"{texts[key]} of memory")
+        words.append(f"{texts[key]} of compute per step" if key == "seconds" else f"{texts[key]} of memory")
         share = (value / median - 1) / FULL_FRACTION if median else 0.0
         shares[key] = round(max(-1.0, min(1.0, share)), 3)
     failed = next((end.message for end in reversed(row.earlier) if end.failed), "")

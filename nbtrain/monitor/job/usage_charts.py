@@ -119,7 +119,7 @@ def usage_charts(
         lines = list(every if rank is None else _of_rank(page, title, rank, most_points))
         if len(lines) > MOST_NAMED:
             lines = _grouped(lines, most_points)
-        # A single point is not a line; the second point follows a second after the first.
+        # A single point cannot be drawn as a line; the second point follows one second later.
         if any(len(line.points) > 1 for line in lines):
             figure = next(iter(figures))
             peak = max(max(line.points.maxima) for line in lines)
@@ -179,7 +179,7 @@ def _grouped(lines: list[Curve], most_points: int) -> list[Curve]:
 
 
 def _extreme(line: Curve, word: str) -> Curve:
-    """Return the line with `word` in its label and without a band."""
+    """Return a copy of the line that has `word` (highest or lowest) in its label and no band."""
     points = line.points
     return Curve(f"{line.label}, {word} mean", Points(points.times, points.means, points.means))
 

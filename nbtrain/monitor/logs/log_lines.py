@@ -112,7 +112,7 @@ class LineNumbers:
             return found.before
 
     def _count_block(self, stream: BinaryIO, before: list[int]) -> bool:
-        """Count the next complete block. Return whether there was a complete block.
+        """Count the line breaks in the next block. Return False if that block is not complete yet.
 
         The lock is not held during reading, because a log of gigabytes must not block other readers.
         """

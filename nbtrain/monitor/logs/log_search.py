@@ -20,7 +20,8 @@ from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.monitor.logs.logs import log_attempts
 
-# Bytes read at a time. This many stay in the CPU cache while they are searched and their lines counted.
+# Bytes read at a time. A chunk of this size stays in the CPU cache while it is searched and its
+# lines are counted.
 READ_BYTES = 1 << 16
 # Longest line that is searched as a whole; such a line is in memory twice.
 BLOCK_BYTES = 1 << 20
@@ -28,8 +29,8 @@ BLOCK_BYTES = 1 << 20
 SHOWN_BYTES = 2000
 # Maximum number of matches marked in a line.
 MOST_SPANS = 50
-# Time limit, because a regular expression can take hours on a single line and blocks the interpreter
-# meanwhile.
+# Time limit in seconds of a search for a regular expression, which can take hours on a single line and blocks
+# the interpreter meanwhile.
 PATTERN_SECONDS = 10.0
 # A search process whose parent was killed ends itself this long after its time limit.
 ORPHAN_SECONDS = 5.0
@@ -119,8 +120,8 @@ def search_in_time(
         )
         if done.returncode != 0:
             raise JobError(
-                f"the search for {pattern[:80]!r} ended with exit code {done.returncode}; the error is in "
-                "the log of this process."
+                f"the search for {pattern[:80]!r} ended with exit code {done.returncode}; its "
+                "error is in the output of the process that started the search."
             )
         content, is_complete = done.stdout, True
     except subprocess.TimeoutExpired as error:

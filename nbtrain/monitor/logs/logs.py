@@ -51,10 +51,9 @@ def checked_rank(run: str, rank: int, world_size: int) -> int:
     """Return `rank` if the run has it. Raises ConfigError if it does not."""
     if not 0 <= rank < world_size:
         numbers = f"0 to {world_size - 1}" if world_size > 1 else "0"
-        has = f"{run} has {amounts.counted(world_size, 'rank')}: {numbers}"
         raise ConfigError(
-            f"rank {rank}: {has}. You can also name `supervisor` or, with several machines, a node such as "
-            "node0."
+            f"rank {rank} does not exist: {run} has {amounts.counted(world_size, 'rank')} ({numbers}). "
+            "Instead of a rank, you can name `supervisor` or, with several machines, a node such as node0."
         )
     return rank
 
@@ -64,7 +63,8 @@ def log_of_attempt(job: JobDir, rank: int, attempt: int) -> Path:
     attempts = log_attempts(job).get(rank, [])
     if attempt not in attempts:
         numbers = ", ".join(map(str, attempts))
-        known = f"it has logs of attempts {numbers}" if attempts else "it has no logs"
+        noun = "attempt" if len(attempts) == 1 else "attempts"
+        known = f"it has logs of {noun} {numbers}" if attempts else "it has no logs"
         raise ConfigError(f"rank {rank} of job {job.job_id} has no log of attempt {attempt}; {known}.")
     return job.log(rank, attempt)
 
@@ -117,7 +117,7 @@ def tail_lines(path: Path, num_lines: int) -> list[str]:
 
 
 def _lines(text: str) -> list[str]:
-    """Split a log into lines. Of a progress bar, which rewrites its line, keep only the last state."""
+    """Split a log into lines. Keep only the last state of a progress bar, which rewrites its line."""
     return [line.rstrip("\r").rpartition("\r")[2] for line in text.removesuffix("\n").split("\n")]
 
 

@@ -35,7 +35,7 @@ Point = tuple[int, float, float]
 
 
 class Curve:
-    """The points of one tag, thinned while they are read. A later point replaces one at the same step."""
+    """The points of one tag, thinned while being read. A new point replaces an older one at the same step."""
 
     def __init__(self, most: int = MOST_POINTS) -> None:
         self._most = most

@@ -40,7 +40,7 @@ TOGETHER: dict[str, tuple[str, ...]] = {
     ),
 }
 """{title of a chart: names of its scalars}; every other scalar gets its own chart."""
-# {prefix of a scalar's name: its label, which "of" and the dataset's name follow}
+# {prefix of a scalar's name: its label, to which "of" and the dataset's name are appended}
 OF_DATASETS = {
     "loss/": "loss",
     "validation_loss/": "validation loss",

@@ -53,7 +53,7 @@ class _OpenFile:
     """Size of the file when it was last read to the end."""
     resumed_from_step: int = 0
     last_step: float = math.inf
-    """Last step that counts, because a later file resumed from it."""
+    """Last step that counts: the step that a later file resumed from; infinity without a later file."""
     skipped_lines: int = 0
     first_skipped: int = 0
     """Offset of the first skipped line."""

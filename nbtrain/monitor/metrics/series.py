@@ -87,7 +87,7 @@ class Series:
 
     @property
     def means(self) -> list[float]:
-        """The values: without thinning, each point represents only itself."""
+        """Means of the represented points: the values themselves, because a Series is never thinned."""
         return self.values
 
     def __len__(self) -> int:

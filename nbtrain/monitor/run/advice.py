@@ -37,13 +37,13 @@ def advice(run: RunDir, state: str, attempt: AttemptRecord | None, step: int | N
     elif start.torn:
         going_on = (
             f"No checkpoint is complete ({start.torn_names}), so Resume is refused. Put a complete copy "
-            f"into {display(run.model)}, or remove these folders to start again at step 0."
+            f"of one of them into {display(run.model)}, or remove these folders to start again at step 0."
         )
     elif start.step is None:
         going_on = "No checkpoint was saved, so Resume starts again at step 0."
     else:
         again = max(0, (step or 0) - start.step)
-        lost = f"; {amounts.counted(again, 'step')} since then are trained again" if again else ""
+        lost = f" and trains {amounts.counted(again, 'step')} again" if again else ""
         going_on = f"A resume continues from the checkpoint of step {start.step:,}{lost}."
     if state == LOST:
         return going_on

@@ -341,7 +341,9 @@ def certificate_problems(run: RunDir) -> list[str]:
     now = {link.step: link.chain_sha256 for link in made.checkpoints}
     changed = next((link for link in stored.checkpoints if now.get(link.step) != link.chain_sha256), None)
     if changed is not None and not found:
-        found.append(f"{where}: the chain differs from the checkpoint of step {changed.step:,} on")
+        found.append(
+            f"{where}: the chain of hashes differs, first at the checkpoint of step {changed.step:,}"
+        )
     if not (found or later) and stored.sha256 != made.sha256:
         digests = f"{_short(stored.sha256)} -> {_short(made.sha256)}"
         found.append(f"{where}: the run's SHA-256 differs: {digests}")

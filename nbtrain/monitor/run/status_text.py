@@ -35,10 +35,10 @@ STATUS_RANKS = 16
 RANK_TITLES = ("RANK", "PHASE", "ACTIVITY", "STEP", "HEARTBEAT", "MESSAGE")
 # {state: (why there are no log lines, used if the job has no cause; when lines will follow)}
 WAITING = {
-    QUEUED: ("its supervisor has not started yet", "when it starts"),
-    STARTING: ("its ranks have written nothing yet", "when they do"),
-    RESTARTING: ("it waits before the next attempt", "when it starts again"),
-    SUSPENDED: ("it is paused", "when it is resumed"),
+    QUEUED: ("its supervisor has not started yet", "when the job starts"),
+    STARTING: ("its ranks have written nothing yet", "when its ranks write to the log"),
+    RESTARTING: ("it waits before the next attempt", "when the job starts again"),
+    SUSPENDED: ("it is paused", "when the job is resumed"),
 }
 
 
@@ -98,7 +98,7 @@ def waiting_line(run: RunDir, rank: int | str) -> str | None:
     if state not in WAITING or (state == STARTING and log_path(job, rank).exists()):
         return None
     why, when = WAITING[state]
-    return f"{run.name} is {state}: {one_line(cause) if cause else why}; lines follow {when}."
+    return f"{run.name} is {state}: {one_line(cause) if cause else why}; log lines follow {when}."
 
 
 def no_log_line(job: JobDir, rank: int | str) -> str:
@@ -146,7 +146,7 @@ def resume_report(run: RunDir) -> list[Block]:
 def status_report(run: RunDir) -> Report:
     """Return a run's status for one terminal screen: state, progress, ranks and last events.
 
-    Only records are read, not metrics files, so it takes the same time after a million steps.
+    Only records are read, not metrics files, so the time does not grow with the number of steps.
     """
     now, job = time.time(), run.newest_job()
     record, state, cause = job_with_end(job, now) if job else (None, *NOTHING_SUBMITTED)

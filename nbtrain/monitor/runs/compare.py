@@ -91,9 +91,9 @@ def compared(runs: Sequence[RunDir], published: Sequence[Published] = ()) -> dic
     if twice := sorted({name for name in names if names.count(name) > 1}):
         folders = [run.path.resolve() for run in runs]
         if len(set(folders)) < len(folders):
-            raise ConfigError(f"{', '.join(twice)} is named more than once; name each run only once.")
+            raise ConfigError(f"{', '.join(twice)}: named more than once; name each run only once.")
         raise ConfigError(
-            f"{', '.join(twice)}: several folders contain a run with this name, and a comparison identifies "
+            f"{', '.join(twice)}: runs in several folders have the same name, and a comparison identifies "
             "runs by name. Rename one of the folders."
         )
     return tables(runs, published=published)
@@ -112,8 +112,8 @@ def tables(
     names, now = [run.name for run in runs], time.time()
     if entry := next((entry for entry in published if entry.name in names), None):
         raise ConfigError(
-            f"{entry.place}: {entry.name} is also the name of a compared run. Give the published figures "
-            "another name."
+            f"{entry.place}: {entry.name} is also the name of a compared run. Give this published "
+            "entry another name."
         )
     read = [read_compared(run, now) for run in runs]
     rows, (differing, same) = figures(read, published), settings(read)

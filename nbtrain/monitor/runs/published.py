@@ -70,8 +70,9 @@ def parse_published(text: str, label: str) -> list[Published]:
 def _refuse_large(num_bytes: int, label: str) -> None:
     if num_bytes > MOST_BYTES:
         raise ConfigError(
-            f"{label}: {amounts.size(num_bytes)} is too large; published figures may have at most "
-            f"{amounts.size(MOST_BYTES)}. Keep only the entries to compare with, at most {MOST_ENTRIES}."
+            f"{label}: the file has {amounts.size(num_bytes)}, but a file of published figures may have "
+            f"at most {amounts.size(MOST_BYTES)}. Keep only the entries to compare with, at most "
+            f"{MOST_ENTRIES}."
         )
 
 
@@ -138,7 +139,7 @@ def row_of(key: str, rows: Sequence[str], numbers: Sequence[bool], entry: Publis
         if near := get_close_matches(key, short, n=1, cutoff=MISSPELT):
             raise ConfigError(
                 f"{entry.places[key]}: {key!r} is not a row of the comparison. Write {near[0]!r} or, "
-                "for a new row, a name that is less similar."
+                "for a new row, a name that is less similar to it."
             )
         return None
     if numbers[at] and isinstance(value, str):

@@ -32,7 +32,7 @@ class RunColumns:
         self._lock = threading.Lock()
 
     def answer(self, keys: Sequence[str], names: Iterable[str], known: Iterable[str]) -> dict[str, Any]:
-        """Return the values of `keys` for the runs `names`; a run omits the keys that it does not have.
+        """Return the values of `keys` for the runs `names`, without the keys that a run does not have.
 
         `known` lists the settings that can be chosen as columns; the response lists them after the results.
         """

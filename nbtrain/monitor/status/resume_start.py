@@ -34,10 +34,10 @@ def only_measured(run: RunDir) -> bool:
 
 
 def measure_again(name: str) -> str:
-    """Return the end of a sentence that names the command to repeat a measurement."""
+    """Return a clause, for the end of a sentence, with the command that repeats a measurement."""
     return f"`nbtrain resume {name} mode=perf` measures again"
 
 
 def resume_words(run: RunDir) -> str:
-    """Return the end of a sentence that says how to continue a LOST run or repeat its measurement."""
-    return measure_again(run.name) if only_measured(run) else f"`nbtrain resume {run.name}` continues it"
+    """Return a clause, for the end of a sentence, that says how to continue or repeat a LOST run."""
+    return measure_again(run.name) if only_measured(run) else f"`nbtrain resume {run.name}` continues the run"

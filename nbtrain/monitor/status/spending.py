@@ -44,7 +44,7 @@ RESTART, REPEATED = "restart", "repeated"
 
 @dataclass(frozen=True)
 class Fault:
-    """An attempt that ended before the run was done, and the cost of that."""
+    """An attempt that ended before the run was done, with the cost of its end."""
 
     job_id: str
     attempt: int
@@ -54,7 +54,7 @@ class Fault:
     lost_steps: int
     """Steps that were trained again."""
     repeated_seconds: float
-    """Training time of these steps."""
+    """Training time of the steps that were trained again."""
     down_seconds: float
     """Time with devices between the end of the attempt and the first step of the next one."""
     waited_seconds: float
@@ -121,7 +121,7 @@ def fault_words(fault: Fault) -> str:
     parts = []
     if fault.lost_steps:
         steps = amounts.counted(fault.lost_steps, "step")
-        parts.append(f"{steps} again ({amounts.elapsed(fault.repeated_seconds)})")
+        parts.append(f"{steps} trained again ({amounts.elapsed(fault.repeated_seconds)})")
     if fault.down_seconds:
         parts.append(f"{amounts.elapsed(fault.down_seconds)} to restart")
     if fault.waited_seconds:

@@ -35,8 +35,8 @@ from nbtrain.monitor.status.run_status import RunStatus
 # A record has a few KB; longer records are left to read_status. For buffers of 128 KiB or more, malloc would
 # map new memory for each file.
 RECORD_BYTES = 64 << 10
-# A rank updates its heartbeat once a second. A rank on another host whose heartbeat is newer than this still
-# runs.
+# A rank updates its heartbeat once a second. A rank on another host counts as running if its heartbeat is not
+# older than this number of seconds.
 RANK_SILENCE_SECONDS = 10.0
 NO_NOTES = RunNotes()
 NOTHING_SUBMITTED = (NO_JOB, "nothing was submitted yet")
@@ -70,7 +70,7 @@ def status_of(
 ) -> RunStatus:
     """Build a run's status from records of its newest job that were already read.
 
-    `heartbeat` is rank 0's heartbeat, after JobRecord.placed().
+    `heartbeat` is rank 0's heartbeat, as JobRecord.placed() returns it.
     """
     identity = run.record()
     identity = identity if isinstance(identity, dict) else {}

@@ -149,7 +149,7 @@ class NodeUsage:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Newest description of the node by itself: requests, limits and GPUs."""
+        """Newest description that the node has written of itself: requests, limits and GPUs."""
         return self._parts[-1].section.about
 
     def subjects(self) -> list[str]:
@@ -253,10 +253,11 @@ class _KeptFile:
         what, verb = amounts.counted(len(refused), "section"), "is" if len(refused) == 1 else "are"
         if not others:
             return f"{name}: {what} with a damaged header {verb} not shown."
-        return (
-            f"{name}: {what} of version {', '.join(others)} {verb} not shown, because this nbtrain reads "
-            f"version {FORMAT_VERSION}."
-        )
+        reads = f"this version of nbtrain reads only format version {FORMAT_VERSION}"
+        if "" in refused:
+            headers = f"some headers are damaged, others name format version {', '.join(others)}"
+            return f"{name}: {what} {verb} not shown: {headers}, but {reads}."
+        return f"{name}: {what} in format version {', '.join(others)} {verb} not shown, because {reads}."
 
 
 _kept: dict[Path, _KeptFile] = {}

@@ -139,8 +139,13 @@ def test_a_file_of_another_version_has_no_points(tmp_path: Path) -> None:
     (tmp_path / "0.jsonl").write_text('{"format": "nbtrain usage", "version": 2}\n{"at": 1.0, "mean": []}\n')
     assert read_sections(tmp_path / "0.jsonl") == [] and read_usage(tmp_path) == []
     assert usage_warnings(tmp_path) == [
-        "resources/0.jsonl: 1 section of version 2 is not shown, because this nbtrain reads version 1."
+        "resources/0.jsonl: 1 section in format version 2 is not shown, because this version of nbtrain "
+        "reads only format version 1."
     ]
+    with (tmp_path / "0.jsonl").open("a") as stream:
+        stream.write('{"format": "nbtrain usage", "version": 1}\n')
+    [warning] = usage_warnings(tmp_path)
+    assert "2 sections are not shown: some headers are damaged, others name format version 2" in warning
     assert read_sections(tmp_path / "1.jsonl") == []
 
 

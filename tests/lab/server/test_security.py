@@ -154,7 +154,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(server: Server, r
         answer = server.ask(path, method, b" " * (MOST_BODY_BYTES + 1))
         assert (answer.status, answer.message) == (
             413,
-            "the request has 1,048,577 bytes; at most 1,048,576 (1.0 MiB) are read.",
+            "the request body has 1,048,577 bytes; at most 1,048,576 (1.0 MiB) are allowed.",
         )
     assert server.ask("run/gpt-done", "PATCH", b"{}" + b" " * (MOST_BODY_BYTES - 2)).status == 200
     address = urlsplit(server.base)
@@ -165,7 +165,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(server: Server, r
     response = connection.getresponse()
     assert response.status == 413
     assert json.loads(response.read())["message"].endswith(
-        "more bytes than the 1,048,576 (1.0 MiB) that are read."
+        "more bytes than the 1,048,576 (1.0 MiB) that are allowed."
     )
     connection.close()
     assert server.get("runs")["runs"]

@@ -87,7 +87,7 @@ def test_on_the_command_line(runs, tmp_path, capsys):
         nb.compare(["gpt-a"], published=tmp_path / "gone.yaml")
     assert cli.main(["compare", "gpt-a", "gpt-a"]) == 2
     said = capsys.readouterr().err
-    assert said == "ConfigError: gpt-a is named more than once; name each run only once.\n"
+    assert said == "ConfigError: gpt-a: named more than once; name each run only once.\n"
 
 
 def test_a_server_is_asked_for_the_runs_that_it_shows(tmp_path, monkeypatch):

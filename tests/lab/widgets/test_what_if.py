@@ -67,10 +67,10 @@ def test_use_this_says_that_the_layout_does_not_fit(page: WhatIfPage, tmp_path: 
     assert lack == page.state.lack == "24.2 GiB too much"
     path = tmp_path / "mine.yaml"
     page._on_message(page, {"kind": "use", "path": str(path)}, [])
-    assert page.answer == ["bad", f"Written: {path}. It does not fit: {lack}."]
+    assert page.answer == ["bad", f"Written: {path}. The layout does not fit into memory: {lack}."]
     assert path.read_text().splitlines()[:2] == [
         f"# Written by the what-if page: {page.state.layout.words}.",
-        f"# It does not fit: {lack}.",
+        f"# The layout does not fit into memory: {lack}.",
     ]
     page.set("recompute", "full")
     page.use(path, overwrite=True)

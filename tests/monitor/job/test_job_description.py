@@ -146,7 +146,7 @@ def test_labels_replace_no_word_of_nbtrain(failed: FakeJob) -> None:
         (
             {"init_from": "gpt-tiny", "init_step": "best"},
             {"run": "gpt-tiny", "run_id": "abc", "step": 1200, "family": "gpt3"},
-            "step 1,200 of gpt-tiny (run abc, its best at submission)",
+            "step 1,200 of gpt-tiny (run abc, chosen by init_step: best)",
         ),
         (
             {"init_from": "gpt-tiny", "init_step": 7},

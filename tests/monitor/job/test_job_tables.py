@@ -112,7 +112,7 @@ def test_a_fault_has_a_row_with_its_cost(job: FakeJob) -> None:
     (row,) = found["rows"]
     cells = dict(zip(found["heads"][1:], row["cells"], strict=True))
     assert row["time"] == begin + 60 and (cells["attempt"], cells["cause"]) == ("0", cause)
-    assert cells["cost"].startswith("4 steps again (")
+    assert cells["cost"].startswith("4 steps trained again (")
 
 
 def test_the_strip_compares_each_rank_with_the_median(job: FakeJob) -> None:
@@ -129,7 +129,7 @@ def test_the_strip_compares_each_rank_with_the_median(job: FakeJob) -> None:
     ]
     first, second = strip["cells"]
     assert (
-        first["words"] == "rank 0: Running (training), step 3, computes 0.100 s per step, 2.5 GiB of memory"
+        first["words"] == "rank 0: Running (training), step 3, 0.100 s of compute per step, 2.5 GiB of memory"
     )
     assert (first["tone"], first["levels"]["seconds"], first["levels"]["memory"]) == ("live", -1.0, 0.0)
     assert (second["tone"], second["message"]) == ("bad", "exit code 1: boom")

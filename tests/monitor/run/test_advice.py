@@ -34,7 +34,7 @@ from tests.lab.widgets.fake_run import FakeJob
             {"reason": "disk"},
             4,
             "Fix the cause first. The logs show the last traceback, if there is one. A resume "
-            "continues from the checkpoint of step 4; 3 steps since then are trained again.",
+            "continues from the checkpoint of step 4 and trains 3 steps again.",
         ),
         (
             "FAILED",
@@ -79,7 +79,7 @@ def test_torn_checkpoints_are_not_called_no_checkpoint(tmp_path: Path) -> None:
     assert remedies(run, "FAILED", [BAD]) == []
     write_json(run.checkpoint_manifest(4), {"schema_version": 2, "files": {}})
     assert advice(run, "LOST", None, 8).startswith(
-        "A resume continues from the checkpoint of step 4; 4 steps"
+        "A resume continues from the checkpoint of step 4 and trains 4 steps again."
     )
     assert len(remedies(run, "FAILED", [BAD])) == 1
 

@@ -218,7 +218,7 @@ def test_what_changed_without_a_number_is_found(workspace):
     path = job.events / "rank0.jsonl"
     path.write_text(path.read_text().splitlines(keepends=True)[0])
     [problem] = certificate_problems(run)
-    assert "certificate.json: the chain differs from the checkpoint of step 4 on" in problem
+    assert "certificate.json: the chain of hashes differs, first at the checkpoint of step 4" in problem
 
 
 @pytest.mark.parametrize("losses", [{}, {5: 7.0}])

@@ -176,7 +176,7 @@ def test_dead_supervisor_is_lost_and_a_dead_rank_is_gone(run: RunDir) -> None:
     assert "died without a message while the job was RUNNING" in snapshot["cause"]
     assert not snapshot["active"]
     assert snapshot["ranks"][0]["phase"] == "Gone"
-    resume = f"`nbtrain resume {run.name}` continues it"
+    resume = f"`nbtrain resume {run.name}` continues the run"
     assert progress_line(run).endswith(f"the machine was restarted) | {resume}")
     assert describe_job(run).cause.endswith(f"the machine was restarted); {resume}")
     # An agent's ranks outlive the supervisor.
@@ -525,8 +525,8 @@ STATUS = {
     "LOST": (
         "PROGRESS\nits supervisor (pid PID) died without a message while the job was RUNNING (killed, out of "
         "memory, or the machine was restarted)\nits ranks are still running (step 2): "
-        "`nbtrain cancel gpt-fake` "
-        "makes them save and exit, and `nbtrain resume gpt-fake` continues it\nJOB\n0 Gone training 2EVENT"
+        "`nbtrain cancel gpt-fake` makes them save and exit, and "
+        "`nbtrain resume gpt-fake` continues the run\nJOB\n0 Gone training 2EVENT"
     ),
 }
 

@@ -285,10 +285,10 @@ def test_what_is_refused(workspace):
     for runs, words in (
         ([one], "cannot compare 1 run: choose 2 to 500 runs."),
         ([one] * (MOST_TABULATED + 1), "cannot compare 501 runs: choose 2 to 500 runs."),
-        ([one, two, one], "one is named more than once; name each run only once."),
+        ([one, two, one], "one: named more than once; name each run only once."),
         (
             [one, RunDir(two.path.parent / "old" / "one")],
-            "one: several folders contain a run with this name, and a comparison identifies runs by name. "
+            "one: runs in several folders have the same name, and a comparison identifies runs by name. "
             "Rename one of the folders.",
         ),
     ):

@@ -67,7 +67,7 @@ def test_published_figures_are_columns(run):
         ),
         (
             "a:\n" + "  loss: 2\n" * 8000,
-            "others.yaml: 78.1 KiB is too large; published figures may have at most 64.0 KiB",
+            "others.yaml: the file has 78.1 KiB, but a file of published figures may have at most 64.0 KiB",
         ),
         ("a\ud800: {loss: 2}", "others.yaml: character 2 is half of a surrogate pair"),
     ],

@@ -204,7 +204,7 @@ def test_a_lost_run_says_how_it_goes_on(workspace, monkeypatch):
     record.supervisor = ProcessIdentity(os.getpid(), 1, "another boot")
     record.write(job.job_json)
     line = str(list_runs()).splitlines()[1]
-    assert line.endswith(", or the machine was restarted); `nbtrain resume gpt` continues it")
+    assert line.endswith(", or the machine was restarted); `nbtrain resume gpt` continues the run")
     # A resume of a run that only measured is refused without the mode.
     run.config_yaml.write_text(to_yaml(load("gpt-tiny", {"name": "gpt", "mode": "perf"}, check=False)))
     line = str(list_runs()).splitlines()[1]

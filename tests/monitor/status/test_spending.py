@@ -120,7 +120,7 @@ def test_each_fault_has_its_price(run):
     assert (preempted.lost_steps, preempted.down_seconds, preempted.waited_seconds) == (0, 10.0, 60.0)
     assert killed.device_hours == pytest.approx(4 * 40 / 3600)
     assert killed.money == pytest.approx(3 * 4 * 40 / 3600)
-    assert fault_words(killed) == "10 steps again (20 s), 20 s to restart"
+    assert fault_words(killed) == "10 steps trained again (20 s), 20 s to restart"
     assert fault_words(preempted) == "10 s to restart, 1 min 0 s without devices"
     # 250 s of training in 280 s that were paid, of which 20 s are trained again.
     assert found.seconds["repeated"] == 20.0

@@ -180,7 +180,7 @@ def test_a_life_that_ends_with_exit_code_137(kind, life, job, stub, capsys):
     ]
     (replica,) = describe_job(job.run).replicas
     assert (replica.host, replica.message, replica.pod.restarts) == ("n1", killed, 2)
-    assert replica.pod.exit_code == 137 and "  0, pod 2  " in str(describe_job(job.run))
+    assert replica.pod.exit_code == 137 and "  0 (pod: 2)  " in str(describe_job(job.run))
     supervisor_writes(job, SUCCEEDED)
     assert backend.status(job) == ("SUCCEEDED", None), "the job's own record counts first"
 

@@ -60,10 +60,10 @@ def evaluate(  # type: ignore[misc]  # the overloads omit options that affect no
 
     `step` selects a checkpoint; the default is the newest. Without `data`, `tasks`, `harness` and
     `judge_questions`, the run's own validation data is used. `data` is one or several datasets, each given by
-    its name or the prefix of its .bin/.idx pair. `split` is valid, test, train (by the run's data.split) or
-    all; the default is valid for the run's own data and all for other data. `tasks` maps a format (lambada,
-    hellaswag, mmlu or multiple_choice) to one or several JSON Lines files (docs/evaluation.md). With `limit`,
-    only the first windows or questions are used.
+    its name or the prefix of its .bin/.idx pair. `split` is "valid", "test", "train" (by the run's
+    data.split) or "all"; the default is "valid" for the run's own data and "all" for other data. `tasks` maps
+    a format (lambada, hellaswag, mmlu or multiple_choice) to one or several JSON Lines files
+    (docs/evaluation.md). With `limit`, only the first windows or questions are used.
 
     `harness` names lm-evaluation-harness tasks (this needs the extra `eval`): NAME=FILE runs a task on a
     local JSON Lines file, `include_path` is a folder with your own task files, and `num_fewshot` is the

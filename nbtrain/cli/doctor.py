@@ -115,8 +115,11 @@ def torch_findings(gpus: int) -> list[Finding]:
 
 
 def package_finding(name: str, advice: str, level: Level = "error", without: str = "") -> Finding:
-    """Return a finding about a package. If it is not installed, the finding has `level`, and `without` says
-    what that means."""
+    """Return a finding about a package.
+
+    If the package is not installed, the finding has `level`, and its message is "not installed" followed by
+    `without`, which explains the consequence.
+    """
     version = installed(name)
     if version is None:
         return _found(level, name, f"not installed{without}", advice)

@@ -28,7 +28,7 @@ def add_verbs(under: Any) -> None:
     )
     data = parser.add_argument("--data", action="append", metavar="DATASET", help=text)
     complete(data, completers.datasets)
-    text = "Split of the dataset to use. Default: valid for the run's own data, all for other data."
+    text = "Split of the dataset to use. Default: `valid` for the run's own data, `all` for other data."
     parser.add_argument("--split", choices=("train", "valid", "test", "all"), help=text)
     text = (
         "Ask the questions in a JSON Lines file. FORMAT is lambada, hellaswag, mmlu or multiple_choice. May "

@@ -120,7 +120,7 @@ def finetuning_table(folder: Path) -> str:
     """Return the table file | parameters | trained | layout | GPUs | memory | time, smallest first."""
     heads = (
         *("file", "parameters", "trained", "recomputation", "layout", "GPUs"),
-        *("planned memory of a rank", "time"),
+        *("planned memory per rank", "time"),
     )
     rows = []
     configs = [load(path) for path in sorted(folder.glob("*.yaml"))]
@@ -211,7 +211,7 @@ def _recipes() -> Iterator[str]:
     sets = {name: recipes.fields_of(name) for name in recipes.NAMES}
     yield from ("", "The fields that each `recipe` sets, including its architecture:", "")
     yield from _sets(sets)
-    yield "A recipe does not set sizes, learning rates and lengths."
+    yield "A recipe does not set sizes, learning rates or lengths."
 
 
 def _architectures() -> Iterator[str]:

@@ -80,7 +80,10 @@ class NodeWatch:
 
     @property
     def clock_ahead_seconds(self) -> float:
-        """Least seconds by which the agent's clock is ahead; 0 if disk delays can explain the difference."""
+        """Agent's wall clock minus the supervisor's: the value nearest to 0 that both bounds allow.
+
+        It is 0 if disk delays can explain the difference, and negative if the agent's clock is behind.
+        """
         return max(self.ahead_at_least, min(0.0, self.ahead_at_most))
 
 
@@ -245,7 +248,7 @@ class RemoteLauncher:
         ]
 
     def preemption(self, signalled: bool = False) -> str:
-        """Return the preemption notice of a machine, or the scheduler's record; "" without either.
+        """Return the preemption notice of a machine, or the scheduler's record; "" if there is neither.
 
         The scheduler's record is requested only if machines were told to exit or `signalled` is True.
         """
@@ -422,7 +425,7 @@ class RemoteLauncher:
     def _reporting(self, ends: dict[int, NodeExit]) -> bool:
         """Return whether an agent without a final report still renews its record.
 
-        That is possible even if the process that started the agent has ended.
+        An agent can outlive the process that started it.
         """
         now = time.monotonic()
         return any(

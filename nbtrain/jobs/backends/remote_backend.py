@@ -109,7 +109,7 @@ class RemoteBackend(Backend):
         return True
 
     def end_at_rest(self, job: JobDir) -> None:
-        """Write the final state of a paused job without a supervisor, which has released its allocation."""
+        """Write the final state of a paused job, which has released its allocation and has no supervisor."""
         with job.run.locked():
             journal = Journal(job)
             if at_rest(journal.record):

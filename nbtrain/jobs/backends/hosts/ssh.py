@@ -98,7 +98,7 @@ def last_line(text: str) -> str:
 
 
 def ssh_options(section: HostsConfig) -> list[str]:
-    """Return the options of every ssh call, with which ssh never prompts and detects a dead connection."""
+    """Return the options for every ssh call; they prevent prompts and detect a dead connection."""
     return [
         "-oBatchMode=yes",
         f"-oConnectTimeout={CONNECT_SECONDS}",

@@ -148,7 +148,7 @@ class KubernetesBackend(RemoteBackend):
 
     def unpause(self, job: JobDir) -> None:
         """Start the pods of a paused job again."""
-        with _told(job, QUEUED, "resumed after a pause; waits for its pods"):
+        with _told(job, QUEUED, "resumed after a pause; waiting for its pods"):
             handle = _handle(job)
             self._patch(job, handle, KINDS[handle.kind].pause(False))
 

@@ -79,7 +79,7 @@ class Cluster:
         )
 
     def try_create(self, manifest: Manifest) -> None:
-        """Ask the server to validate the object without storing it. Raises Refused, Unanswered."""
+        """Ask the server to validate the object without storing it. Raises Refused or Unanswered."""
         kind, name = KINDS[manifest["kind"]], checked(manifest["metadata"]["name"])
         query = {"dryRun": "All"}
         self._json("POST", self._path(kind), f"create {kind.name} {name}", body=manifest, query=query)

@@ -69,7 +69,7 @@ def ask(
     if word.state == FAILED:
         reason = "; ".join(words for words in (failure_words(pods), word.reason) if words)
     elif mapping(mapping(mapping(item.get("spec")).get("runMode")).get("debug")).get("enabled") is True:
-        reason = "debug mode: its pods run without training, so that they can be inspected"
+        reason = "debug mode: the pods run without training, so that they can be inspected"
     elif word.state == QUEUED:
         reason = waiting_words(pods) or preemption_words(pods) or word.reason
     found = [pod.to_dict() for pod in pods]

@@ -77,8 +77,8 @@ def _refusals(config: RunConfig, cluster: Cluster) -> Iterator[Finding]:
                 "",
                 f"{cluster.host}: this user may not {verb} {f'{plural}.{group}'.rstrip('.')} in namespace "
                 f"{cluster.namespace}, which `nbtrain {need}` needs.",
-                f"Ask for the Role in {WORKSPACE}/notebook.yaml; to see what this user may do, run `kubectl "
-                f"auth can-i --list -n {cluster.namespace}`.",
+                f"Ask an administrator for the Role in {WORKSPACE}/notebook.yaml; to see what this user may "
+                f"do, run `kubectl auth can-i --list -n {cluster.namespace}`.",
             )
     for field, plural, word, name, fix in _named(config, cluster.namespace):
         if cluster.has(plural, name) is False:

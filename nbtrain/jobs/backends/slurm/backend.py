@@ -322,9 +322,9 @@ class SlurmBackend(RemoteBackend):
         return f"continues in Slurm job {number}"
 
     def preempted_since(self, job: JobDir, started_at: float) -> str:
-        """Return Slurm's record of a preemption since `started_at`; "" without a record.
+        """Return text about Slurm's preemption of the job since `started_at`; "" if Slurm reports none.
 
-        The record is PreemptTime or the state PREEMPTED in scontrol, or a log line of slurmstepd.
+        Slurm reports it as PreemptTime or the state PREEMPTED in scontrol, or in a log line of slurmstepd.
         """
         number = os.environ.get("SLURM_JOB_ID", "")
         try:
@@ -437,14 +437,14 @@ class SlurmLauncher(RemoteLauncher):
     _cancelled_before = ""
 
     def preemption(self, signalled: bool = False) -> str:
-        """Return Slurm's record of a preemption or a machine's notice; "" without either.
+        """Return text about a preemption from Slurm or from a machine's notice; "" if there is neither.
 
         Slurm's record counts until the end of the allocation.
         """
         return self._preemption or super().preemption(signalled)
 
     def scheduler_preemption(self, leaving: list[int]) -> str:
-        """Return Slurm's record that it preempts this allocation, with all its nodes; "" without a record."""
+        """Return text about Slurm's preemption of this allocation; "" if Slurm reports none."""
         if leaving and time.monotonic() - self._asked_at < ASK_AGAIN_SECONDS:
             return ""
         self._asked_at = time.monotonic()

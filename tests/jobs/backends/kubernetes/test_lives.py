@@ -308,7 +308,7 @@ def test_events_and_debug_mode(life, job, stub):
     ]
     stub.objects[path, name]["spec"]["runMode"] = {"debug": {"enabled": True}}
     stub.set_status(path, name, status_of("DeepSpeedJob", "runs"))
-    words = "debug mode: its pods run without training, so that they can be inspected"
+    words = "debug mode: the pods run without training, so that they can be inspected"
     assert backend.status(job) == ("QUEUED", words)
 
 

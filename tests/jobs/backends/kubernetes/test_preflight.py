@@ -117,7 +117,7 @@ def test_rights_that_a_job_needs_later(refusals, stub):
     found = refusals()
     assert found[0] == (
         f"{stub.address}: this user may not delete trainjobs.trainer.kubeflow.org in namespace research, "
-        "which `nbtrain cancel` needs. Ask for the Role in "
+        "which `nbtrain cancel` needs. Ask an administrator for the Role in "
         "examples/megatron-gpt/cluster/manifests/notebook.yaml; to see what this user may do, run `kubectl "
         "auth can-i --list -n research`."
     )

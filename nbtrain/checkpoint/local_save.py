@@ -33,7 +33,9 @@ class LocalPart:
         self._saves, self._disk = saves, saves.disk
         self.step, self.save_id, self.folder = step, save_id, folder
         self.refused = refused
-        """Reason why the part is not on the node's disk; "" if it is, or may still be written there."""
+        """Reason why the part is not on the node's disk; "" if the part is there or may still be written
+        there.
+        """
         self.target = folder if refused and folder is not None else self._disk.checkpoint(step)
         """Folder into which DeepSpeed writes this rank's files."""
         disk = self._disk

@@ -174,7 +174,7 @@ def _check_shapes(
         if tuple(shape) != (live := live_shape(parameter)):
             raise CheckpointError(
                 f"{store.folder}: {name} has the shape {tuple(stored.shape)} in the checkpoint, so this "
-                f"rank's part of it should be {tuple(shape)}, but the model's part is {live}."
+                f"rank's shard should have the shape {tuple(shape)}, but the model's shard has {live}."
             )
 
 

@@ -1,7 +1,7 @@
 """A checkpoint of any layout in DeepSpeed's universal format, for its own loader and for other tools.
 
     <to>/zero/<canonical name>/{fp32,exp_avg,exp_avg_sq,step}.pt    whole tensors; the vocabulary without its
-                                                                    padding; for a matrix that Muon steps
+                                                                    padding; for a matrix that Muon updates
                                                                     {fp32,momentum_buffer,step}.pt
     <to>/zero/<a pipeline's name> -> <canonical name>               links, so that a pipeline of these layers
                                                                     loads it too

@@ -137,7 +137,7 @@ def _refuse_format(config: RunConfig) -> None:
     if dtype not in usable:
         raise ConfigError(
             f"{config.where('precision.dtype')}: precision.dtype = {dtype} is not supported by DeepSpeed on "
-            f"this {accelerator.device_name()}. Set one of: {', '.join(usable)}."
+            f"this {accelerator.device_name()}. Set precision.dtype to {' or '.join(usable)}."
         )
 
 

@@ -68,7 +68,7 @@ class ExitLimits:
         self._began = time.monotonic() - age_seconds
 
     def wish(self) -> int:
-        """Return LEAVE once the job has reached its maximum duration, before that NOTHING. The ranks' clocks
+        """Return LEAVE once the job has reached its maximum duration, otherwise NOTHING. The ranks' clocks
         differ, so the ranks must agree on the result.
         """
         over = self._minutes is not None and time.monotonic() - self._began >= 60 * self._minutes

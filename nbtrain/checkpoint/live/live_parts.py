@@ -62,7 +62,7 @@ def base_optimizer(engine: Any) -> Any:
 
 
 def live_shape(parameter: nn.Parameter) -> tuple[int, ...]:
-    """Return the shape of this tensor rank's part, also under ZeRO 3."""
+    """Return the shape of this tensor rank's part of a parameter, even if ZeRO 3 has partitioned the part."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 

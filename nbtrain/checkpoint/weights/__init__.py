@@ -1,1 +1,1 @@
-"""Weights by canonical name, whatever wrote them: a checkpoint, a model folder, or adapters."""
+"""Weights by canonical name from any source: a checkpoint, a model folder, or adapters."""

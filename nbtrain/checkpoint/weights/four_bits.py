@@ -4,7 +4,7 @@
     FourBitWeights(base, config)                              initial weights, quantized and restored
 
 A part of a matrix has the same bits as in the whole matrix, because matrices are split only between blocks
-(config/rules/lora.py). Therefore no layout changes the model.
+(config/rules/lora.py). The model is therefore the same in every layout.
 """
 
 from collections.abc import Mapping

@@ -7,9 +7,10 @@
               {"kind": "late", "seconds"}                 time ran out before everything was measured
               {"kind": "error", "error", "message"}       an NbtrainError's class and message
 
-Ranks are separate processes. On a CPU, one rank with all threads is measured first, then as many ranks as
-cores with one thread each: runs use these two layouts, and their caches and memory behave differently. On
-GPUs, one rank is measured first, then all.
+Ranks are separate processes. On a CPU, one rank with all threads is measured first, then two ranks with half
+of the threads each, because caches and memory behave differently. The collectives are also measured with 4,
+8, ... ranks, which share the threads. On GPUs, one rank is measured first, then the collectives of one rank
+per GPU.
 """
 
 import json

@@ -36,8 +36,8 @@ TIMEOUT_SECONDS = 600.0
 def measure(watch: Stopwatch, dtype: str, zero_stage: int) -> Iterator[dict[str, Any]]:
     """Measure the steps of all models with ZeRO `zero_stage` over all ranks. All ranks call it together.
 
-    Differences between the results are used, which need accurate results, so each model gets SLICES shares of
-    the time.
+    The results are subtracted from each other and must therefore be accurate, so each model gets SLICES
+    shares of the time.
     """
     for name, (layers, hidden, micro_batches) in MODELS.items():
         config = run_config(layers, hidden, micro_batches, dtype, zero_stage, watch.device)

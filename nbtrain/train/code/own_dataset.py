@@ -138,8 +138,8 @@ def epoch_order(seed: int, epoch: int, size: int) -> np.ndarray:
 def own_datasets(
     config: RunConfig, code: UserCode, index_samples: int | None, skipped_samples: int
 ) -> GPTDatasets:
-    """Build the splits from dataset(split). Raises CodeError if dataset() returns something else than the
-    splits need.
+    """Build the splits from dataset(split). Raises CodeError if dataset() returns no training split or an
+    unusable object.
 
     The validation and test splits are None if dataset() returns None for them, or if the run does not
     evaluate.

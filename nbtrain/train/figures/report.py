@@ -175,7 +175,7 @@ class Report:
         self, kind: str, state: TrainState, loss: float | None, ending: str = "", **data: float
     ) -> None:
         if loss is None:
-            text = f"no {kind} loss: none of the tokens that were read counts in the loss"
+            text = f"no {kind} loss: none of the tokens that were read is in the loss"
             logger.warning("step %6s | %s%s", f"{state.step:,}", text, ending)
             self.events.write("warning", f"step {state.step}: {text}", step=state.step, **data)
             return

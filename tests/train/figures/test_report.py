@@ -318,8 +318,8 @@ def test_a_validation_without_a_token_in_the_loss_is_a_warning(report, config, j
     assert (state.evaluated_step, state.validation_loss, state.best_validation_loss) == (8, None, 2.0)
     report.add_test(state, None, 1.0)
     assert [event["message"] for event in read_events(job) if event["kind"] == "warning"] == [
-        "step 8: no validation loss: none of the tokens that were read counts in the loss",
-        "step 8: no test loss: none of the tokens that were read counts in the loss",
+        "step 8: no validation loss: none of the tokens that were read is in the loss",
+        "step 8: no test loss: none of the tokens that were read is in the loss",
     ]
     report.close()
     assert list(written(tmp_path)["lm-loss-validation/lm loss validation"].steps) == [4]

@@ -42,7 +42,7 @@ class Why(Result):
     def as_report(self) -> Report:
         """Return the terms by section: each number with its formula, and the source on the next line."""
         blocks = [_Terms(title, terms) for title, terms in self.sections.items()]
-        return Report(f"Why the plan of {self.name} says so", blocks)
+        return Report(f"Formulas of the plan of {self.name}", blocks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ def test_the_plan_opens_to_its_formulas_in_a_notebook():
     page = made._repr_html_()
     assert re.search(r"<details><summary[^>]*>Why: every formula</summary>", page)
     assert "word_embeddings: 40,009,728 parameters" in page
-    assert str(made.why()).startswith("Why the plan of gpt-125m says so\n\nModel\n  word_embeddings  ")
+    assert str(made.why()).startswith("Formulas of the plan of gpt-125m\n\nModel\n  word_embeddings  ")
 
 
 @pytest.mark.parametrize(

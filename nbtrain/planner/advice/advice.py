@@ -92,7 +92,7 @@ class Advice(Result):
     observations: Observations
     changes: list[Change]
     notes: list[str] = field(default_factory=list)
-    """Observations that no change of the settings would fix."""
+    """Notes next to the changes, e.g. about a failure for which no change of the settings is suggested."""
 
     def as_report(self) -> Report:
         """Return a report of each change with its reason and predicted effect, followed by the notes."""

@@ -25,7 +25,7 @@ class OutOfMemory:
     total_bytes: int | None = None
     allocated_bytes: int | None = None
     unallocated_bytes: int | None = None
-    """Bytes that torch has reserved but not allocated, because they are fragmented."""
+    """Bytes of torch's free blocks: reserved but not allocated, often because of fragmentation."""
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class DiskEstimate:
     dataset: DatasetSize | None = None
     """Token counts of the dataset; None if it is not prepared."""
     local_bytes: int = 0
-    """Bytes of checkpoints on each node's local disk (checkpoint.local_dir), besides the shared ones."""
+    """Bytes of checkpoints on each node's local disk (checkpoint.local_dir), not in the run directory."""
 
     @property
     def checkpoints_bytes(self) -> int:

@@ -147,7 +147,7 @@ class Interruptions:
     expected: float
     """Expected number of interruptions during the run."""
     expected_sudden: float
-    """Expected number of interruptions before which the run cannot save."""
+    """Expected number of interruptions that leave the run no time to save."""
     gives_notice: bool
     """Whether the run saves before its spot machines are reclaimed (backend.preemption_notice)."""
     save_interval_steps: int
@@ -165,9 +165,9 @@ class Interruptions:
     seconds: float
     """Expected seconds with save_interval_steps; infinite if the run would practically never end."""
     low_seconds: float
-    """Lower bound of the time within which 8 of 10 runs end."""
+    """Lower bound of the range that contains the times of 8 of 10 runs."""
     high_seconds: float
-    """Upper bound of the time within which 8 of 10 runs end."""
+    """Upper bound of the range that contains the times of 8 of 10 runs."""
     best_seconds: float
     """Expected seconds with best_save_interval_steps."""
     local_interval_steps: int | None = None

@@ -336,7 +336,7 @@ def timeout_is_in_seconds(estimates: RunEstimates) -> Iterator[Finding]:
         "timeout_is_in_seconds",
         "parallel.process_group_timeout_seconds",
         f"process_group_timeout_seconds({seconds:g}) is {amounts.duration(seconds)}: {effect}",
-        f"If you mean {unit}, set process_group_timeout_seconds: {guess:g}. The default is 600.",
+        f"If you mean {seconds:g} {unit}, set process_group_timeout_seconds: {guess:g}. The default is 600.",
         Cost(
             words="idle GPUs after a rank is lost" if seconds > most else "the run, if a checkpoint is slow"
         ),

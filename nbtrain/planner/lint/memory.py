@@ -62,7 +62,8 @@ def memory_fits(estimates: RunEstimates) -> Iterator[Finding]:
     over = memory.total_bytes - memory.device_bytes
     has = f"and {memory.device} has {amounts.size(memory.device_bytes)}"
     if config.resources.device == "cpu":
-        has = f"and may use {amounts.size(memory.device_bytes)} ({memory.device})"
+        may = "and may use" if memory.fits else "but may use only"
+        has = f"{may} {amounts.size(memory.device_bytes)} ({memory.device})"
     cost = Cost(words="the run, if memory runs out") if memory.fits else Cost(True, num_bytes=over)
     yield finding_of(
         config,
@@ -77,7 +78,7 @@ def memory_fits(estimates: RunEstimates) -> Iterator[Finding]:
 
 
 def own_blocks_are_counted(estimates: RunEstimates) -> Iterator[Finding]:
-    """Report which numbers of a run with custom blocks are computed for nbtrain's own block."""
+    """Report which numbers of a run with custom blocks are computed as if it used nbtrain's own block."""
     config = estimates.config
     if not has_own_layer(config):
         return

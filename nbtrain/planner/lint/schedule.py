@@ -138,7 +138,7 @@ def _instead_of(config: RunConfig) -> str:
 
 
 def warmup_ends_before_the_run(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that the warm-up ends before the run, so that the learning rate is reached."""
+    """Check that the warm-up ends before the run does, so that the learning rate reaches lr."""
     config = estimates.config
     if config.lr_warmup_tokens < config.train_tokens:
         return
@@ -148,7 +148,7 @@ def warmup_ends_before_the_run(estimates: RunEstimates) -> Iterator[Finding]:
         "warmup_ends_before_the_run",
         _warmup_field(config),
         f"The warm-up of {config.lr_warmup_tokens:,} tokens does not end before the run of "
-        f"{config.train_tokens:,} tokens: the learning rate reaches only {reached:.2g} of "
+        f"{config.train_tokens:,} tokens: the learning rate reaches only {100 * reached:.2g} % of "
         f"lr({config.lr_schedule.lr:g}).",
         f"Set lr_schedule.lr_warmup_tokens: {usual}{_instead_of(config)} ({usual / config.train_tokens:.1%} "
         "of the run), or train for longer.",
@@ -288,8 +288,8 @@ def training_is_longer_than_a_step(estimates: RunEstimates) -> Iterator[Finding]
         config,
         "training_is_longer_than_a_step",
         f"batch.train_{unit}",
-        f"train_{unit}({amount:,}) is only one step, because a step trains on {config.tokens_per_step:,} "
-        "tokens.",
+        f"train_{unit}({amount:,}) lasts for only one step, because a step trains on "
+        f"{config.tokens_per_step:,} tokens.",
         f"If you mean billions, set train_{unit}: {amount}e9; for millions, set {amount}e6."
         if amount < MOST_WITHOUT_ZEROS
         else f"For more steps, lower batch.global_batch_size, or raise train_{unit}.",

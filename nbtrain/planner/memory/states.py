@@ -109,7 +109,7 @@ def _zero3_groups(setup: Setup, stage: Stage, ranks: int) -> tuple[int, int]:
 
 
 def _moments(muon: bool, matrices: int, others: int) -> int:
-    """Return the bytes of the fp32 moments of both parameter groups. Muon updates only the first group."""
+    """Return the bytes of the fp32 moments of both parameter groups; one moment for `matrices` if `muon`."""
     return 4 * ((1 if muon else 2) * matrices + 2 * others)
 
 

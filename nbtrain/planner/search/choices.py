@@ -112,7 +112,7 @@ class Choices:
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Chosen values as {section: {key: value}}, as in a run YAML."""
     reasons: dict[str, str] = field(default_factory=dict)
-    """Reasons as {section: reason}."""
+    """Reasons for the chosen values, as {section: reason}."""
     notes: list[str] = field(default_factory=list)
     top: dict[str, Any] = field(default_factory=dict)
     """Values of top-level keys, such as init_from."""

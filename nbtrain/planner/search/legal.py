@@ -147,7 +147,7 @@ class Space:
     vocab_size: int
     """Vocabulary size before padding."""
     vocab_multiple: int
-    """model.make_vocab_size_divisible_by. The vocabulary is padded to a multiple of it times the TP size."""
+    """model.make_vocab_size_divisible_by. The padded vocabulary is a multiple of this number times TP."""
     batch_unit: int
     """Greatest common divisor of the run's global batch sizes, including those of a ramp-up."""
     kept: frozenset[str] = frozenset()

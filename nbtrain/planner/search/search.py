@@ -98,7 +98,7 @@ class ScoredLayout:
 
     @property
     def seconds(self) -> float:
-        """Seconds per step. The layout must fit (AssertionError)."""
+        """Seconds per step. Raises AssertionError if the layout does not fit."""
         assert self.step is not None
         return self.step.seconds
 

@@ -67,7 +67,7 @@ def draw(result: SearchResult, top: int) -> "Figure":
 
 
 def _number(axes: "Axes", numbered: dict[int, ScoredLayout]) -> None:
-    """Draw a ring around each of these layouts, and the layout's number below all points."""
+    """Draw a ring around each layout in `numbered`, and the layout's number below all points."""
     (left, right), (bottom, top) = (0.0, axes.get_xlim()[1]), axes.get_ylim()
     fastest = min(one.seconds for one in numbered.values())
     low = fastest - NUMBER_DROP * (top - bottom)

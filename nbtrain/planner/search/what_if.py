@@ -119,7 +119,7 @@ class WhatIf:
 
     @property
     def lack(self) -> str:
-        """Missing memory, such as "3.2 GiB too much"; "" if the layout fits or that is not known."""
+        """Missing memory, such as "3.2 GiB too much"; "" if the layout fits or the device is not known."""
         _, words, kind = fit_rating(estimate(self.space.setup(self.layout)))
         return words.removeprefix("no, ") if kind == "bad" else ""
 

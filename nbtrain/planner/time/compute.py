@@ -280,7 +280,7 @@ class Chunks(NamedTuple):
 
     number: int
     forward_bytes: float
-    """Bytes over PCIe in the forward pass, both directions."""
+    """Bytes over PCIe in the forward pass, in both directions."""
     backward_bytes: float
     merged_bytes: float
     """Bytes of device memory read and written to sum the results of the pairs."""

@@ -76,7 +76,7 @@ class StepTime:
 
     @property
     def bubble_fraction(self) -> float:
-        """Fraction of its time that a pipeline stage waits for other stages.
+        """Fraction of a pipeline stage's time in which the stage waits for other stages.
 
         Data-parallel traffic, the optimizer's step and offloading are not part of that time.
         """

@@ -166,7 +166,7 @@ FOUND = {
         "warmup_ends_before_the_run",
         "lr_schedule.lr_warmup_tokens",
         "The warm-up of 100,000,000 tokens does not end before the run of 25,000,000 tokens: the learning "
-        "rate reaches only 0.25 of lr(0.0006).",
+        "rate reaches only 25 % of lr(0.0006).",
         "Set lr_schedule.lr_warmup_tokens: 2500000 (10.0% of the run), or train for longer.",
         "costs a worse model",
     ),
@@ -270,7 +270,7 @@ FOUND = {
         ["batch.train_tokens=300", "lr_schedule={lr_warmup_tokens: null, lr_decay_tokens: null}"],
         "training_is_longer_than_a_step",
         "batch.train_tokens",
-        "train_tokens(300) is only one step, because a step trains on 524,288 tokens.",
+        "train_tokens(300) lasts for only one step, because a step trains on 524,288 tokens.",
         "If you mean billions, set train_tokens: 300e9; for millions, set 300e6.",
         "costs a run that learns almost nothing",
     ),
@@ -279,7 +279,7 @@ FOUND = {
         ["batch.train_tokens=500000", "lr_schedule={lr_warmup_tokens: null, lr_decay_tokens: null}"],
         "training_is_longer_than_a_step",
         "batch.train_tokens",
-        "train_tokens(500,000) is only one step, because a step trains on 524,288 tokens.",
+        "train_tokens(500,000) lasts for only one step, because a step trains on 524,288 tokens.",
         "For more steps, lower batch.global_batch_size, or raise train_tokens.",
         "costs a run that learns almost nothing",
     ),
@@ -442,7 +442,7 @@ FOUND = {
         "timeout_is_in_seconds",
         "parallel.process_group_timeout_seconds",
         "process_group_timeout_seconds(600000) is 6.9 d: ranks would wait that long for a rank that is gone.",
-        "If you mean milliseconds, set process_group_timeout_seconds: 600. The default is 600.",
+        "If you mean 600000 milliseconds, set process_group_timeout_seconds: 600. The default is 600.",
         "costs idle GPUs after a rank is lost",
     ),
     "a time-out in minutes": (
@@ -452,7 +452,7 @@ FOUND = {
         "parallel.process_group_timeout_seconds",
         "process_group_timeout_seconds(30) is 30 s: a slow checkpoint can take longer than that and end the "
         "run.",
-        "If you mean minutes, set process_group_timeout_seconds: 1800. The default is 600.",
+        "If you mean 30 minutes, set process_group_timeout_seconds: 1800. The default is 600.",
         "costs the run, if a checkpoint is slow",
     ),
     "pods that end before they have saved": (

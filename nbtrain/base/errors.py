@@ -117,9 +117,8 @@ class LossScaleError(StabilityError):
 
 
 class RollbackError(StabilityError):
-    """A bad step after which the ranks exit, so that the job resumes without the step's samples.
-
-    It resumes from the newest checkpoint.
+    """A bad step after which the ranks exit. The job then resumes from the newest checkpoint, without the
+    samples of the bad step.
     """
 
     exit_code = 0
@@ -150,7 +149,7 @@ def refuse(
 def named_error(answer: Mapping[str, Any]) -> NbtrainError:
     """Return the error that another process reports as {"error", "message"}.
 
-    For an unknown name, it is an NbtrainError.
+    If its class is not known here, the error is an NbtrainError.
     """
     kind = globals().get(str(answer.get("error")))
     if not (isinstance(kind, type) and issubclass(kind, NbtrainError)):

@@ -37,7 +37,7 @@ def nearest_existing(path: Path) -> Path:
 
 
 def file_system_of(folder: Path) -> str | None:
-    """Return the type of the file system that holds a folder. None if /proc/mounts does not tell."""
+    """Return the type of the file system that holds a folder. None if /proc/mounts cannot be read."""
     try:
         lines = MOUNTS.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -17,7 +17,7 @@ Lack = Literal["", "data", "resource"]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Cost to the run if the finding is not fixed. Everything is 0 or "" if the finding costs nothing."""
+    """Cost to the run if the finding is not fixed. All fields are 0 or "" if the finding costs nothing."""
 
     fatal: bool = False
     """Whether the run cannot start, or would end before its work is done."""
@@ -27,7 +27,7 @@ class Cost:
     money: str = ""
     """Price of the GPU hours, e.g. "41,000 USD"; "" if it is not known."""
     num_bytes: int = 0
-    """Number of bytes on disk or in memory."""
+    """Number of bytes on disk or in memory that the finding costs; for a fatal finding, the missing bytes."""
     words: str = ""
     """Description of a cost that cannot be put in numbers, e.g. "a worse model"."""
 
@@ -122,7 +122,7 @@ class Finding:
         return cls(**{**known, "cost": Cost(**cost)})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the finding as a JSON object. Its cost includes the text of the cost."""
+        """Return the finding as a JSON object. The object of the cost includes the cost as text."""
         return {**asdict(self), "cost": {**asdict(self.cost), "text": self.cost.text}}
 
 

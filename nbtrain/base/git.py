@@ -12,9 +12,10 @@ NO_FETCH = {"GIT_ALLOW_PROTOCOL": "", "GIT_NO_LAZY_FETCH": "1"}
 
 
 def ask_git(folder: Path, *arguments: str) -> str | None:
-    """Return the output of a git command in a folder; None if there is none.
+    """Return the output of a git command in a folder.
 
-    There is none without git, outside a work tree, after a timeout of SECONDS, or if the command fails.
+    None if git is not installed, if the folder is not in a work tree, if the command fails, or if it takes
+    longer than SECONDS.
     """
     git = shutil.which("git")
     if git is None:

@@ -33,7 +33,7 @@ def pointer_problem(content: bytes) -> str | None:
 
 
 def pointer_problem_of(path: Path) -> str | None:
-    """Return pointer_problem() for a file. None if the file does not exist or cannot be read."""
+    """Return pointer_problem() for the content of a file. None if the file cannot be read."""
     with suppress(OSError, ValueError):
         if Path(path).stat().st_size < MOST_BYTES:
             return pointer_problem(Path(path).read_bytes())

@@ -32,7 +32,7 @@ FILE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}\.py")
 # variable.
 RUN_CODE = "NBTRAIN_RUN_CODE"
 MOST_BYTES = 90_000
-# Values of `tried` in own_code.json (jobs/request/own_code.py) with which the ranks do not try the file.
+# Values of `tried` in own_code.json (jobs/request/own_code.py). With either, the ranks do not try the file.
 PASSED = "passed"
 OMITTED = "not tried: --no-try"
 
@@ -85,9 +85,9 @@ OTHER_NAMES = {
     "loss_func": "Define loss() instead of Megatron's loss_func.",
     "train_valid_test_datasets_provider": "Define dataset() instead of Megatron's provider.",
     "datasets_provider": "Define dataset() instead of Megatron's provider.",
-    "forward_step": "nbtrain calls no forward_step: define loss(), which gets the logits of a micro-batch.",
-    "model_provider": "nbtrain calls no model_provider: the section `model` of the YAML sets the layers, and "
-    "layer() returns a block of your own.",
+    "forward_step": "nbtrain does not call forward_step(): define loss(), which gets a micro-batch's logits.",
+    "model_provider": "nbtrain does not call model_provider(): the section `model` of the YAML sets the "
+    "layers, and layer() can return a block of your own.",
 }
 
 
@@ -100,7 +100,7 @@ class CodeFile:
     lines: tuple[tuple[str, int], ...] = ()
     """(name, line of its definition) for each of HOOKS that the file defines."""
     parameters: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """(name, names of its parameters) for the same functions."""
+    """(name, names of its parameters) for each of HOOKS that the file defines."""
     problems: tuple[Finding, ...] = ()
     """Reasons why the file cannot be used; empty if it can."""
 
@@ -124,7 +124,7 @@ def copy_of(run: RunDir, name: str) -> Path:
 
 
 def code_file(config: RunConfig) -> CodeFile | None:
-    """Return the file that `code` names; None if the run has none.
+    """Return the file that `code` names; None if the run sets no `code`.
 
     A job that was started from the files of a dry run gets the code file from an environment variable. If the
     file is gone, for example on another machine, the copy in the run directory is used. A file that cannot be
@@ -195,7 +195,7 @@ def submitted_functions(run: RunDir) -> tuple[str, ...]:
 
 
 def own_loss(config: RunConfig) -> str:
-    """Return which logits the loss() in the run's code gets; "" if the code has no loss().
+    """Return which logits the run's own loss() gets: "shard" or "whole"; "" if the code has no loss().
 
     "shard" means the logits of this rank's shard of the vocabulary, which a loss() with the parameter
     `vocabulary` gets. "whole" means all logits.
@@ -215,7 +215,7 @@ def _read(path: Path, _mtime_ns: int, size: int) -> CodeFile:
     """
     where = display(path)
     if not FILE_NAME.fullmatch(path.name):
-        fix = "Rename it, for example to my_code.py."
+        fix = "Rename the file, for example to my_code.py."
         return CodeFile(
             path, b"", problems=(_error(where, "the file name is not a valid Python module name.", fix),)
         )
@@ -287,8 +287,8 @@ def _problems(tree: ast.Module, found: list[_Defined], where: str) -> Iterator[F
             here = OTHER_NAMES.get(node.name) or nearest(node.name, HOOKS).strip()
             yield _error(
                 place,
-                f"{node.name} is not a function that nbtrain calls: {known}.",
-                f"{here} If it is a helper, rename it to _{node.name}.".strip(),
+                f"{node.name} is not one of the functions that nbtrain calls: {known}.",
+                f"{here} If {node.name} is a helper, rename it to _{node.name}.".strip(),
             )
             continue
         hook = HOOKS[node.name]
@@ -301,7 +301,8 @@ def _problems(tree: ast.Module, found: list[_Defined], where: str) -> Iterator[F
         elif not hook.accepts(_names(node)) or node.args.vararg or node.args.kwonlyargs or node.args.kwarg:
             yield _error(
                 place,
-                f"{node.name}({ast.unparse(node.args)}): nbtrain calls {hook.signature}.",
+                f"{node.name}({ast.unparse(node.args)}) must have the parameters with which nbtrain calls "
+                f"it: {hook.signature}.",
                 "Use these parameter names, in this order.",
             )
         first.setdefault(node.name, node.lineno)

@@ -21,7 +21,7 @@ EXAMPLE = '[{"step": 6, "do": "nan"}]'
 
 
 def read_orders(text: str) -> list[dict[str, Any]]:
-    """Return the fault orders in the value of the variable.
+    """Return the fault orders in `text`, the value of NBTRAIN_FAULTS.
 
     Raises ValueError with the invalid part and the rule that it breaks.
     """
@@ -44,18 +44,18 @@ def _wrong(order: object) -> str | None:
     if not isinstance(order, dict):
         return f"must be an object such as {EXAMPLE[1:-1]}"
     if missing := [key for key in ("step", "do") if key not in order]:
-        return f"needs {' and '.join(missing)}"
+        return f"must set {' and '.join(missing)}"
     kind = order["do"]
     if kind not in KINDS:
         return f"do must be one of {', '.join(KINDS)}"
     if unknown := [key for key in order if FIELDS.get(key) not in ("all", kind)]:
         known = [key for key, of in FIELDS.items() if of in ("all", kind)]
-        return f"cannot set {', '.join(unknown)}; with do: {kind}, it has the fields {', '.join(known)}"
+        return f"cannot set {', '.join(unknown)}; with do: {kind}, an order can set {', '.join(known)}"
     for key in ("step", "rank", "attempt"):
         if key in order and not (_whole(order[key]) and order[key] >= 0):
             return f"{key} must be a whole number of at least 0"
     if kind == "raise" and not isinstance(order.get("message"), str):
-        return "do: raise needs message, the text of the error to raise"
+        return "with do: raise, an order must set message, the text of the error to raise"
     if "factor" in order and (
         isinstance(order["factor"], bool) or not isinstance(order["factor"], int | float)
     ):

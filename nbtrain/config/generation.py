@@ -41,7 +41,7 @@ class Generation(Record):
     """Settings for generating a continuation of a prompt. Raises ConfigError if a value is out of range."""
 
     max_new_tokens: int = 100
-    """Maximum number of new tokens. The end-of-document token or a stop string ends a text earlier."""
+    """Maximum number of new tokens. The end-of-document token or a stop string may end the text earlier."""
     temperature: float = 0.8
     """Temperature: the number by which the logits are divided. 0 always picks the most likely token
     (greedy).
@@ -89,8 +89,8 @@ class Generation(Record):
     echo: bool = False
     """Whether the result begins with the prompt and the log-probabilities of its tokens."""
     seed: int | None = 1234
-    """Random seed. The same seed gives the same text, whatever else is generated at the same time. None gives
-    another text each time.
+    """Random seed. The same seed gives the same text, whatever else is generated at the same time. With None,
+    each request gives a different text.
     """
 
     def __post_init__(self) -> None:

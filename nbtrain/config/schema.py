@@ -79,20 +79,20 @@ class RopeScalingConfig(ConfigModel):
     original_max_position_embeddings: SequenceTokens | None = None
     """Sequence length of the earlier training, in tokens. Required with llama3 and yarn."""
     low_freq_factor: PositiveRatio = 1.0
-    """llama3: dimension pairs that make fewer rotations than this over the original sequence length have
-    their angle divided by the full factor.
+    """llama3: number of rotations over the original sequence length. Dimension pairs that make fewer
+    rotations have their angle divided by the full factor.
     """
     high_freq_factor: PositiveRatio = 4.0
-    """llama3: dimension pairs that make more rotations than this over the original sequence length keep their
-    angle.
+    """llama3: number of rotations over the original sequence length. Dimension pairs that make more rotations
+    keep their angle.
     """
     beta_fast: PositiveRatio = 32.0
-    """yarn: dimension pairs that make more rotations than this over the original sequence length keep their
-    angle.
+    """yarn: number of rotations over the original sequence length. Dimension pairs that make more rotations
+    keep their angle.
     """
     beta_slow: PositiveRatio = 1.0
-    """yarn: dimension pairs that make fewer rotations than this over the original sequence length have their
-    angle divided by the full factor.
+    """yarn: number of rotations over the original sequence length. Dimension pairs that make fewer rotations
+    have their angle divided by the full factor.
     """
 
 
@@ -121,8 +121,9 @@ class ModelConfig(ConfigModel):
     num_attention_heads: Annotated[Width, Architecture()]
     """Number of attention heads. Unless kv_channels is set, hidden_size must be a multiple of this number."""
     num_query_groups: Annotated[Width | None, Architecture()] = None
-    """Number of key and value heads (grouped-query attention, arXiv:2305.13245). Each is shared by the same
-    number of consecutive query heads; 1 is multi-query attention. null means num_attention_heads: no sharing.
+    """Number of key and value heads (grouped-query attention, arXiv:2305.13245). Each of them is shared by
+    the same number of consecutive query heads; 1 is multi-query attention. null means num_attention_heads: no
+    sharing.
     """
     kv_channels: Annotated[Width | None, Architecture()] = None
     """Size of one attention head. null means hidden_size / num_attention_heads."""
@@ -588,7 +589,7 @@ class RunConfig(ConfigModel):
 
     @property
     def train_samples(self) -> int:
-        """Number of sequences in scheduled_steps. The training order is computed for this many."""
+        """Number of sequences in scheduled_steps, for which the training order is computed."""
         return self.batch_schedule.total_samples
 
     @property
@@ -610,9 +611,9 @@ class RunConfig(ConfigModel):
 
     @property
     def shortened_by(self) -> str:
-        """Setting that makes train_steps less than scheduled_steps.
+        """Setting that makes train_steps less than scheduled_steps: "batch.max_steps" or "mode: perf".
 
-        "batch.max_steps", "mode: perf" or, if the run is not shortened, "".
+        "" if the run is not shortened.
         """
         if self.train_steps == self.scheduled_steps:
             return ""
@@ -627,12 +628,12 @@ class RunConfig(ConfigModel):
 
     @property
     def lr_decay_tokens(self) -> int:
-        """Number of tokens at which the decay ends. It is the length of the run unless the YAML sets it."""
+        """Number of tokens at which the decay ends. By default, the end of the run."""
         return self._given_in_tokens(self.lr_schedule, "lr_decay") or self.train_tokens
 
     @property
     def lr_wsd_decay_tokens(self) -> int | None:
-        """Length of WSD's decay phase in tokens. None if it is not set.
+        """Length of WSD's decay phase in tokens. None if lr_schedule does not set this length.
 
         A length in steps is converted at the full batch size.
         """

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 class OwnBlock:
     """Parameter counts of a block that layer() in a run's code builds.
 
-    If the blocks differ, they are the counts of the largest block.
+    If the blocks differ, the counts are those of the largest block.
     """
 
     sharded: int
@@ -74,9 +74,9 @@ class Shape:
     qk_layernorm: bool = False
     """Whether each head's queries and keys are normalized."""
     window_layers: tuple[bool, ...] = ()
-    """Whether each layer's queries see only a window of the sequence; () if no layer has a window."""
+    """For each layer, whether queries attend to a sliding window only; () if no layer has a window."""
     window_size: int = 0
-    """Number of tokens in that window, including the query's own."""
+    """Number of tokens in the sliding window of a query, including the query's own token."""
     attn_softcap: bool = False
     """Whether attention scores are capped."""
     logit_softcap: bool = False
@@ -88,8 +88,8 @@ class Shape:
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
     own_block: OwnBlock | None = None
-    """Parameter counts of a block from the user's layer(), if they are known. The sizes above are those of
-    nbtrain's block.
+    """Parameter counts of a block from the user's layer(), if they are known. The other fields describe
+    nbtrain's own block.
     """
 
     @property

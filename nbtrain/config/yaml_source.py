@@ -59,7 +59,7 @@ class _Loader(yaml.SafeLoader):
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark
             raise yaml.composer.ComposerError(
-                None, None, "anchors and aliases are not supported; use `extends:` to share", mark
+                None, None, "anchors and aliases are not supported; use `extends:` to share settings", mark
             )
         event = self.peek_event()
         if (tag := getattr(event, "tag", None)) is not None:
@@ -67,7 +67,7 @@ class _Loader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(
                 None,
                 None,
-                f"tags such as {shortened(spelled)} are not supported; remove it",
+                f"tags such as {shortened(spelled)} are not supported; remove the tag",
                 event.start_mark,
             )
         return super().compose_node(parent, index)
@@ -185,7 +185,7 @@ def _refuse_date(loader: _Loader, node: yaml.ScalarNode) -> None:
 
 
 def _refuse_merge(loader: _Loader, node: yaml.ScalarNode) -> None:
-    reads = "YAML 1.1 reads this as a merge of mappings, which is not supported: use `extends:` to share"
+    reads = "YAML 1.1 reads this as a merge of mappings, which is not supported: use `extends:` instead"
     raise _misleading(node.value, reads, "")
 
 
@@ -323,7 +323,7 @@ def read_yaml(path: Path, label: str | None = None, shape: str | None = None) ->
         raise ConfigError(f"{path}: no such file.") from None
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{path}: cannot be read: byte {error.start + 1} is not utf-8. Save the file as UTF-8 text."
+            f"{path}: cannot be read: byte {error.start + 1} is not UTF-8. Save the file as UTF-8 text."
         ) from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error

@@ -72,6 +72,7 @@ def json_keys_are_known(source: Reading) -> Iterator[Finding]:
             continue
         text = f"{problem.message[:1].upper()}{problem.message[1:]}"
         text = text.replace(" does not know in ", f" does not know {problem.key.rpartition('.')[2]} in ")
+        text = text.replace(" rejects, because ", f" rejects {problem.key}, because ")
         yield _error(document, "json_keys_are_known", problem.key, text, "")
     kind = document.get("optimizer.type")
     if kind is not None and (words := unknown_optimizer(kind)):

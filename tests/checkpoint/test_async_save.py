@@ -99,7 +99,7 @@ def test_kill_9_while_it_is_being_written_leaves_the_one_before_in_force(tmp_pat
     ranks.train(run)
     warnings = [event["message"] for event in events(run, "warning")]
     assert warnings == [
-        "checkpoint global_step4 is not used: it has no manifest.json: its save was interrupted; trying the "
+        "checkpoint global_step4 is not used: manifest.json is missing: the save was interrupted; trying the "
         "previous checkpoint"
     ]
     assert launch.trace(run) == launch.trace(straight)

@@ -145,8 +145,8 @@ def test_kill_9_between_the_local_save_and_the_end_of_its_copy(interrupted, node
     host = os.uname().nodename
     assert newest_checkpoint_step(killed) == 3 and only_on_nodes(killed).step == 6
     assert on_nodes_words(killed) == (
-        f"step 6 is on the disks of {host} only (checkpoint.local_dir): a resume on these nodes continues "
-        "from it"
+        f"the checkpoint of step 6 is only on the local disks of {host} (checkpoint.local_dir): to continue "
+        "from it, resume on the same nodes"
     )
     nodes.train(killed)
     straight, _ = interrupted
@@ -208,7 +208,7 @@ def test_a_lost_node_sends_the_resume_to_the_run_directory(interrupted, nodes, k
     reason = "is not used: the files of rank 1 are not on any node"
     assert events(killed, "warning") == [
         *(f"step {step} of the nodes' own disks {reason}" for step in (6, 5)),
-        "checkpoint global_step6 is not used: it has no manifest.json: its save was interrupted; trying the "
+        "checkpoint global_step6 is not used: manifest.json is missing: the save was interrupted; trying the "
         "previous checkpoint",
         f"step 6 was saved only on the disks of {socket.gethostname()} and cannot be used; the run "
         "continues from step 3 (3 steps lost)",

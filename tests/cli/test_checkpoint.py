@@ -75,8 +75,9 @@ def test_the_list_tells_which_are_whole_and_why_others_are_not(run, capsys):
         "step size layout validation loss state",
         "10 2.9 KiB 1 rank, ZeRO 3, fp32 complete",
         "20 2.9 KiB data 2 x tensor 4, ZeRO 1, bf16 3.2500 complete",
-        "1,000 7 B data 2 x tensor 4, ZeRO 1, bf16 incomplete: a.pt has 7 bytes; its manifest says 3,000",
-        "2,000 2.9 KiB incomplete: it has no manifest.json: its save was interrupted",
+        "1,000 7 B data 2 x tensor 4, ZeRO 1, bf16 incomplete: a.pt has 7 bytes, but manifest.json lists "
+        "3,000",
+        "2,000 2.9 KiB incomplete: manifest.json is missing: the save was interrupted",
     ]
     assert cli.main(["checkpoint", "list", "tiny", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
@@ -106,7 +107,7 @@ def test_what_is_gone_from_this_host_is_not_promised(run, tmp_path, capsys):
     shutil.rmtree(run.checkpoint(4))
     (local / "tiny-a" / "global_step12").mkdir(parents=True)
     assert cli.main(["checkpoint", "list", "tiny"]) == 0
-    assert "a resume on these nodes continues from it." in capsys.readouterr().out
+    assert "to continue from it, resume on the same nodes." in capsys.readouterr().out
 
 
 def test_no_checkpoint(run, capsys):
@@ -116,8 +117,8 @@ def test_no_checkpoint(run, capsys):
     assert cli.main(["checkpoint", "list", "tiny"]) == 0
     assert capsys.readouterr().out == (
         "tiny has no checkpoint in output/tiny/model.\n"
-        "Step 12 is on the disks of node-a only (checkpoint.local_dir): a resume on these nodes continues "
-        "from it.\n"
+        "The checkpoint of step 12 is only on the local disks of node-a (checkpoint.local_dir): to continue "
+        "from it, resume on the same nodes.\n"
     )
     assert cli.main(["checkpoint", "inspect", "tiny"]) == 4
     assert "contains no complete checkpoint" in capsys.readouterr().err
@@ -182,7 +183,7 @@ def test_inspect_tells_where_the_training_stood(run, capsys):
         f"Muon (momentum_buffer): matrices 16 parameters in 2 tensors; {by_adamw}" in capsys.readouterr().out
     )
     assert cli.main(["checkpoint", "inspect", "tiny", "--step", "30"]) == 4
-    assert "its save was interrupted" in capsys.readouterr().err
+    assert "the save was interrupted" in capsys.readouterr().err
 
 
 def test_verify_during_a_save(run, capsys, monkeypatch):
@@ -214,7 +215,7 @@ def test_verify_during_a_save(run, capsys, monkeypatch):
     assert [" ".join(line.split()) for line in said.out.splitlines()] == [
         "10 not compared: it is being removed by the running job",
         "20 valid: 1 file compared by SHA-256",
-        "30 not valid: it has no manifest.json: its save was interrupted",
+        "30 not valid: manifest.json is missing: the save was interrupted",
         "40 not compared: it is being saved by the running job",
     ]
     assert "1 of 4 checkpoints is not valid" in said.err
@@ -249,7 +250,7 @@ def test_verify_reads_everything(run, capsys):
     assert [" ".join(line.split()) for line in said.out.splitlines()] == [
         "10 valid: 1 file compared by SHA-256",
         "20 not valid: the SHA-256 of a.pt differs from the manifest",
-        "30 not valid: a.pt has 1 bytes; its manifest says 3,000",
+        "30 not valid: a.pt has 1 byte, but manifest.json lists 3,000",
     ]
     assert said.err.endswith(
         "output/tiny/model: 2 of 3 checkpoints are not valid; a resume uses the newest complete checkpoint.\n"

@@ -26,6 +26,6 @@ def test_job_prints_its_page(workspace: Path, capsys: pytest.CaptureFixture) -> 
     assert cli.main(["job", "gpt-fake", "--yaml"]) == 0
     assert capsys.readouterr().out == job.run.config_yaml.read_text()
     assert cli.main(["job", "gpt-fake", "--job", "yesterday"]) == 5
-    assert "gpt-fake has no job 'yesterday'; there are:" in capsys.readouterr().err
+    assert "gpt-fake has no job 'yesterday'. Its jobs:" in capsys.readouterr().err
     assert cli.main(["job", "gpt-fake", "-n", "-1"]) == 2
     assert capsys.readouterr().err == "ConfigError: --events -1: must be at least 0.\n"

@@ -59,7 +59,7 @@ WRONG = {
     "a layer without its parts": (
         "def layer(config, index):\n    pass\n",
         "my_code.py:1",
-        "nbtrain calls layer(config, index, parts). Use these parameter names",
+        "nbtrain calls it: layer(config, index, parts). Use these parameter names",
     ),
     "a function of Megatron": (
         "def loss_func(loss_mask, output):\n    pass\n",
@@ -69,13 +69,13 @@ WRONG = {
     "other parameters": (
         "\ndef loss(output, labels, mask, batch):\n    pass\n",
         "my_code.py:2",
-        "nbtrain calls loss(logits, labels, mask, batch[, vocabulary])",
+        "nbtrain calls it: loss(logits, labels, mask, batch[, vocabulary])",
     ),
-    "a missing parameter": ("def scalars():\n    pass\n", "my_code.py:1", "nbtrain calls scalars(step)"),
+    "a missing parameter": ("def scalars():\n    pass\n", "my_code.py:1", "nbtrain calls it: scalars(step)"),
     "keyword parameters": (
         "def scalars(step, *, more):\n    pass\n",
         "my_code.py:1",
-        "nbtrain calls scalars(step)",
+        "nbtrain calls it: scalars(step)",
     ),
     "a second definition": (
         f"{GOOD}\n\ndef loss(logits, labels, mask, batch):\n    pass\n",

@@ -73,17 +73,17 @@ def test_numbers_are_read_as_people_write_them(text, value):
         ("a: [1\nb", "x.yaml:2: not YAML: expected ',' or ']', but got '<stream end>'."),
         (
             "a: &x {b: *x}",
-            "x.yaml:1: not YAML: anchors and aliases are not supported; use `extends:` to share.",
+            "x.yaml:1: not YAML: anchors and aliases are not supported; use `extends:` to share settings.",
         ),
-        ("a: !!str 5", "x.yaml:1: not YAML: tags such as !!str are not supported; remove it."),
-        ("a: 1\nb: ! [5]", "x.yaml:2: not YAML: tags such as ! are not supported; remove it."),
+        ("a: !!str 5", "x.yaml:1: not YAML: tags such as !!str are not supported; remove the tag."),
+        ("a: 1\nb: ! [5]", "x.yaml:2: not YAML: tags such as ! are not supported; remove the tag."),
         (
             "a: 1\nno: 1",
             "x.yaml:2: the key no: YAML reads this as false. Write false, or 'no' with the quotes for text.",
         ),
         (
             "a: !!python/object:os.system x",
-            "x.yaml:1: not YAML: tags such as !!python/object:os.system are not supported; remove it.",
+            "x.yaml:1: not YAML: tags such as !!python/object:os.system are not supported; remove the tag.",
         ),
         ("[" * 2000, "x.yaml: not a run YAML: nested too deeply."),
         ("a: 1\n---\nb: 2", "x.yaml:2: not YAML: but found another document."),
@@ -117,8 +117,8 @@ MISLEADING = {
     "text.",
     "=": "YAML 1.1 reads this as a default value, which no field accepts. Write '=' with the "
     "quotes for text.",
-    "<<": "YAML 1.1 reads this as a merge of mappings, which is not supported: use `extends:` to "
-    "share. Write "
+    "<<": "YAML 1.1 reads this as a merge of mappings, which is not supported: use `extends:` "
+    "instead. Write "
     "'<<' with the quotes for text.",
     "9" * 101: "has 101 digits; a number may have at most 100.",
 }
@@ -181,7 +181,7 @@ def test_files_that_cannot_be_read_are_reported(tmp_path):
     for name, content in (("latin.yaml", b"a: \xff"), ("nul.yaml", b"a: \x00")):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(
-            ConfigError, match=r"cannot be read: .*utf-8|nul\.yaml: not YAML: unacceptable character"
+            ConfigError, match=r"cannot be read: .*UTF-8|nul\.yaml: not YAML: unacceptable character"
         ):
             read_yaml(tmp_path / name)
     with pytest.raises(ConfigError, match=r"missing\.yaml: no such file\.$"):

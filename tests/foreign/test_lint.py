@@ -306,7 +306,7 @@ def test_flags_of_a_job(flags, rule, expected, tmp_path):
             [
                 "error, cannot run: ds_config_125m.json:7: zero_optimization.sub_grup_size",
                 "  DeepSpeed 0.19.8 does not know sub_grup_size in zero_optimization. Nearest: "
-                "sub_group_size. Remove it, or correct its name.",
+                "sub_group_size. Remove the key, or correct its name.",
             ],
         ),
         (
@@ -323,7 +323,8 @@ def test_flags_of_a_job(flags, rule, expected, tmp_path):
             "json_keys_are_known",
             [
                 "error, cannot run: ds_config_125m.json:20: sparse_attention",
-                "  DeepSpeed 0.19.8 rejects, because it no longer has that feature. Remove it.",
+                "  DeepSpeed 0.19.8 rejects sparse_attention, because the feature was removed. Remove the "
+                "key.",
             ],
         ),
         (

@@ -192,7 +192,7 @@ def test_a_folder_in_place_of_a_run(place, capsys):
     assert "nbtrain new" not in capsys.readouterr().err
     (place / "texts" / "a.md").write_text("text")
     assert main(["prepare", "texts"]) == 2
-    assert "It contains text files. Run `nbtrain new my-run --text texts`" in capsys.readouterr().err
+    assert "The folder contains text files. Run `nbtrain new my-run --text texts`" in capsys.readouterr().err
 
 
 def test_names_of_files(place):

@@ -18,7 +18,7 @@ NO_LIMIT = 2**60
 
 @dataclass(frozen=True)
 class MemoryGroup:
-    """A group that limits host memory. None stands for a value that the kernel does not report."""
+    """A control group that limits host memory. None stands for a value that the kernel does not report."""
 
     limit_bytes: int
     in_use_bytes: int | None
@@ -28,9 +28,10 @@ class MemoryGroup:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use: its affinity, limited by its groups' CPU quota.
+    """Return the number of cores that this process may use.
 
-    A fraction of a core is rounded up.
+    The process's CPU affinity and the CPU quotas of its groups limit the number. A fraction of a core is
+    rounded up.
     """
     cores = len(os.sched_getaffinity(0))
     quota = min((quota for quota, _ in _quotas()), default=None)
@@ -38,7 +39,10 @@ def usable_cores() -> int:
 
 
 def group_files(controller: str, v2_name: str, v1_name: str) -> list[Path]:
-    """Return the files v2_name (version 2) or v1_name (version 1) of this process's groups, its own first."""
+    """Return the files v2_name (version 2) or v1_name (version 1) of this process's groups.
+
+    Inner groups come first.
+    """
     for line in text_of(OWN).splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
@@ -60,7 +64,7 @@ def group_files(controller: str, v2_name: str, v1_name: str) -> list[Path]:
 def cgroup_file(controller: str, v2_name: str, v1_name: str) -> Path | None:
     """Return the first of group_files(). None if there is none.
 
-    It is in this process's own group if the controller is enabled there.
+    The file is in this process's own group if the controller is enabled there.
     """
     return next(iter(group_files(controller, v2_name, v1_name)), None)
 
@@ -88,7 +92,7 @@ def memory_groups() -> list[MemoryGroup]:
 def usable_memory_bytes() -> int:
     """Return the bytes of memory that this process may use.
 
-    It is the machine's memory, within the limits of the process's groups.
+    This is the memory of the machine or the smallest limit of the process's groups, whichever is less.
     """
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([machine, *(group.limit_bytes for group in memory_groups())])
@@ -97,7 +101,8 @@ def usable_memory_bytes() -> int:
 def available_memory_bytes() -> int:
     """Return the bytes of memory that are free for this process.
 
-    It is the machine's free memory, limited by what is left in its groups.
+    This is the free memory of the machine or the smallest remainder of the process's groups, whichever is
+    less.
     """
     found = re.search(r"^MemAvailable:\s+(\d+) kB$", text_of(MEMINFO), flags=re.M)
     machine = 1024 * int(found[1]) if found else usable_memory_bytes()

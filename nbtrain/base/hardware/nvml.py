@@ -44,7 +44,7 @@ class GpuUse:
 
 
 def gpus() -> list[GpuUse]:
-    """Return every GPU that the driver reports. [] without a driver."""
+    """Return the current use of every GPU that the driver reports. [] without a driver."""
     library = _library()
     if library is None:
         return []
@@ -55,7 +55,7 @@ def gpus() -> list[GpuUse]:
 def driver_gpus() -> tuple[Gpu, ...]:
     """Return every GPU of this machine, in the driver's order.
 
-    If the driver does not answer, the GPUs have no names.
+    If the driver's library does not respond, only the number of GPUs is known, from /proc or /dev.
     """
     if found := gpus():
         return tuple(Gpu(gpu.name, gpu.memory_total_bytes, _uuid(gpu.index), gpu.index) for gpu in found)
@@ -66,9 +66,9 @@ def driver_gpus() -> tuple[Gpu, ...]:
 
 
 def visible_gpus(chosen: str | None) -> tuple[Gpu, ...]:
-    """Return the GPUs that a value of CUDA_VISIBLE_DEVICES makes visible, in its order.
+    """Return the GPUs that a value of CUDA_VISIBLE_DEVICES makes visible, in the order of its entries.
 
-    None means all GPUs.
+    If `chosen` is None, all GPUs are visible.
     """
     known = driver_gpus()
     if chosen is None or not known:
@@ -90,16 +90,15 @@ def named_gpu(entry: str, known: tuple[Gpu, ...]) -> Gpu | None:
         return known[int(entry)] if int(entry) < len(known) else None
     if entry.startswith("GPU-") and all(gpu.uuid for gpu in known):
         return next((gpu for gpu in known if gpu.uuid.startswith(entry)), None)
-    # A part of a GPU (MIG), or a GPU whose driver reports no UUIDs. The user who set the variable must know
-    # it.
+    # A part of a GPU (MIG), or a GPU whose driver reports no UUIDs: the entry of the variable is not checked.
     return Gpu(entry, None, entry) if entry.startswith(("GPU-", "MIG-")) else None
 
 
 def utilization_fraction(uuid: str) -> float | None:
     """Return the share of the last sample period in which a kernel ran on a GPU. None if it is not known.
 
-    `uuid` is CUDA's, as torch.cuda.get_device_properties(device).uuid prints it. It names the same GPU,
-    however CUDA_VISIBLE_DEVICES numbers it.
+    `uuid` is CUDA's, as torch.cuda.get_device_properties(device).uuid prints it. This UUID identifies the GPU
+    independently of CUDA_VISIBLE_DEVICES.
     """
     library = _library()
     handle = library and _ask(library, library.nvmlDeviceGetHandleByUUID, f"GPU-{uuid}")
@@ -121,7 +120,7 @@ def memory_used_bytes(entry: str) -> int | None:
 class TensorActivity:
     """Fraction of the time between two calls in which the GPUs' tensor cores were active.
 
-    It is read from GPM, which GPUs have from Hopper on.
+    It is read from GPM, which Hopper and newer GPUs support.
     """
 
     def __init__(self, indices: Iterable[int]):
@@ -214,9 +213,9 @@ def _has_driver() -> bool:
 
 
 def _ask(library: ModuleType, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the driver's answer. None if it has no answer.
+    """Return the result of an NVML function. None if the driver does not support it.
 
-    An old driver, for example, does not know every metric.
+    An old driver, for example, does not support every metric.
     """
     try:
         return function(*arguments)

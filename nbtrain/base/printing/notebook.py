@@ -9,7 +9,7 @@ from typing import Any
 
 
 def is_kernel() -> bool:
-    """Return whether this process is a kernel. An import of ipykernel alone does not prove it."""
+    """Return whether this process is a Jupyter kernel. An imported ipykernel alone does not prove it."""
     kernel = sys.modules.get("ipykernel.kernelapp")
     return kernel is not None and kernel.IPKernelApp.initialized()
 

@@ -168,7 +168,7 @@ class Record:
 
 
 def record_of(instance: Any, *properties: str) -> dict[str, Any]:
-    """Return a dataclass as JSON values: its fields, with paths as text, followed by these properties."""
+    """Return a dataclass as JSON values: its fields, with paths as text, followed by `properties`."""
     plain = {
         name: str(value) if isinstance(value, Path) else value for name, value in asdict(instance).items()
     }
@@ -181,7 +181,9 @@ class Sentence(Block):
 
     words: str
     in_notebook: str = ""
-    """The sentence for a notebook, if it names nb calls instead of CLI commands; code is in backticks."""
+    """Version of the sentence for notebooks, with nb calls instead of CLI commands; code is in backticks. ""
+    if `words` is shown there too.
+    """
 
     def lines(self, form: TextForm) -> list[str]:
         return terminal.printable(self.words).split("\n") if self.words else []
@@ -248,7 +250,7 @@ class Column:
     commas, and text is unchanged.
     """
     is_right: bool | None = None
-    """Whether cells are aligned to the right. None means if all of them are numbers."""
+    """Whether cells are aligned to the right. None aligns them to the right if all of them are numbers."""
 
 
 @dataclass(eq=False, repr=False)
@@ -260,7 +262,7 @@ class Table(Block):
     title: str = ""
     is_grid: bool = False
     """Whether HTML shows a row as a fact: its first cell, followed by the other cells with their headings.
-    Such tables and facts share one grid.
+    Consecutive tables of this kind and facts share one grid.
     """
     wraps_last: bool = False
     """Whether only the last column wraps its lines in HTML."""
@@ -371,7 +373,7 @@ class Items(Block):
 class Findings(Block):
     """Findings with their levels and costs.
 
-    With a title, they are a list below it. Without a title, each line begins with the level.
+    With a title, the findings are a list below the title. Without a title, each line begins with the level.
     """
 
     findings: "Sequence[Finding]"
@@ -549,7 +551,7 @@ class Fold(Block):
 
     summary: str
     blocks: Sequence[Block] | Callable[[], Sequence[Block]]
-    """Blocks, or a function that returns them when HTML is written, if they take time to make."""
+    """Blocks, or a function that returns them when HTML is written, if building them takes time."""
     is_open: bool = False
 
     def lines(self, form: TextForm) -> list[str]:

@@ -39,7 +39,7 @@ MEMORY_COLORS = {
     "runtime": GREY,
     "reserve": LINE,
 }
-"""Color of each part of memory. buffers and snapshot exist only in host memory."""
+"""Color of each part of memory. The parts buffers and snapshot exist only in host memory."""
 TIME_COLORS = {
     "compute": BLUE,
     "recomputation": "#5b93c4",
@@ -47,7 +47,7 @@ TIME_COLORS = {
     "communication": GREEN,
     "optimizer and host": PURPLE,
 }
-"""Color of each part of a step's time. A name that memory has too has the same color."""
+"""Color of each part of a step's time. A part that MEMORY_COLORS has too has the same color in both."""
 WORD_COLORS = {"good": GREEN, "tight": ORANGE, "bad": RED}
 BAR_HEIGHT_PIXELS = 6
 PAGE_PIXELS = 1000
@@ -55,7 +55,10 @@ PAGE_PIXELS = 1000
 
 
 def line_look(number: int) -> dict[str, str]:
-    """Return {"color": "c0" to "c3", "dash"} of a chart's line; lab/ui/charts/chart_spec.js repeats it."""
+    """Return the look of a chart's line as {"color": "c0" to "c3", "dash": a pattern of DASHES}.
+
+    lab/ui/charts/chart_spec.js has the same rule.
+    """
     dash = DASHES[number // LINE_COLORS % len(DASHES)]
     return {"color": f"c{number % LINE_COLORS}", "dash": dash}
 

@@ -18,9 +18,9 @@ LOCK_FILE = ".lock"
 def flock_folder(folder: Path, blocking: bool) -> int | None:
     """Lock a folder and return the descriptor; None if another process holds the lock.
 
-    The lock is held until the descriptor is closed. It is an flock on the folder itself, so that no lock file
-    is left, or on the file .lock in the folder if the file system cannot lock folders. The kernel releases
-    the lock when its holder dies.
+    The lock is held until the descriptor is closed. The lock is an flock on the folder itself, so that no
+    lock file is left, or on the file .lock in the folder if the file system cannot lock folders. The kernel
+    releases the lock when its holder dies.
     """
     how = fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -18,6 +18,7 @@ from nbtrain.base.run_directory.jobstate import ACTIVE
 from nbtrain.base.run_directory.observed_state import read_state
 from nbtrain.base.run_directory.records import Heartbeat, JobRecord, Record, Rollback, TrainingProgress
 from nbtrain.base.run_directory.rundir import MANIFEST, RunDir
+from nbtrain.base.text.amounts import counted
 from nbtrain.base.workspace import display
 
 # File that replaces the manifest once the trainer has read the contents and rejected them.
@@ -79,7 +80,10 @@ class LocalSaves(Record):
 
 @dataclass(frozen=True)
 class ResumeStart:
-    """Start of a resume: a checkpoint, or the beginning. If `torn` is not empty, the resume is refused."""
+    """Point from which a resume starts: a checkpoint or step 0.
+
+    If `torn` is not empty, the resume is refused.
+    """
 
     step: int | None
     """Step of the checkpoint, provided that every node still has its part. None if no checkpoint is
@@ -184,7 +188,7 @@ def saved_progress(run: RunDir, reached: TrainingProgress) -> TrainingProgress:
 def measured_save_seconds(run: RunDir) -> float:
     """Return the duration of the longest save in any of the run's jobs, in seconds. 0 if it is unknown.
 
-    It is taken from rank 0's heartbeats.
+    The durations come from rank 0's heartbeats.
     """
     beats = (Heartbeat.read(run.job(job_id).heartbeat(0)) for job_id in run.job_ids())
     return max((beat.progress.save_seconds or 0.0 for beat in beats if beat and beat.progress), default=0.0)
@@ -198,8 +202,8 @@ def on_nodes_words(run: RunDir) -> str:
     if (save := only_on_nodes(run)) is None:
         return ""
     return (
-        f"step {save.step} is on the disks of {', '.join(save.hosts)} only (checkpoint.local_dir): a resume "
-        f"on these nodes continues from it"
+        f"the checkpoint of step {save.step} is only on the local disks of {', '.join(save.hosts)} "
+        f"(checkpoint.local_dir): to continue from it, resume on the same nodes"
     )
 
 
@@ -211,7 +215,7 @@ def local_folder(local_dir: str, node: int, host: str) -> Path:
 def local_run_folder(local_dir: str, node: int, host: str, run: RunDir) -> Path:
     """Return the run's own folder in checkpoint.local_dir.
 
-    It contains the run's id, which distinguishes runs of the same name.
+    The folder's name contains the run's id, which distinguishes runs of the same name.
     """
     return local_folder(local_dir, node, host) / f"{run.name}-{run.run_id or ''}"
 
@@ -228,11 +232,11 @@ def checkpoint_problem(folder: Path) -> str | None:
     except ValueError:
         return f"{MANIFEST} is not JSON"
     if manifest is None:
-        return _why_rejected(folder) or f"it has no {MANIFEST}: its save was interrupted"
+        return _why_rejected(folder) or f"{MANIFEST} is missing: the save was interrupted"
     if not isinstance(manifest, dict):
-        return f"{MANIFEST} holds a {type(manifest).__name__} instead of fields"
+        return f"{MANIFEST} must be a JSON object, not {type(manifest).__name__}"
     if (version := manifest.get("schema_version")) != SCHEMA_VERSION:
-        return f"{MANIFEST} has schema_version {version}; this nbtrain reads {SCHEMA_VERSION}"
+        return f"{MANIFEST} has schema_version {version}, but this nbtrain reads {SCHEMA_VERSION}"
     described = manifest.get("files")
     if not isinstance(described, dict) or not all(
         isinstance(entry, dict)
@@ -246,7 +250,7 @@ def checkpoint_problem(folder: Path) -> str | None:
         if not path.is_file():
             return f"{name} is missing"
         if (size := path.stat().st_size) != expected["bytes"]:
-            return f"{name} has {size:,} bytes; its manifest says {expected['bytes']:,}"
+            return f"{name} has {counted(size, 'byte')}, but {MANIFEST} lists {expected['bytes']:,}"
     return None
 
 
@@ -311,7 +315,7 @@ def newest_checkpoint_step(run: RunDir) -> int | None:
 def step_to_export(run: RunDir, has_start: bool, now: float) -> int:
     """Return the step that an export writes if no step is specified: that of the newest complete checkpoint.
 
-    A checkpoint that the run's job is just saving is left to the next export. If there is no checkpoint, a
+    A checkpoint that the run's job is still saving is ignored. If there is no checkpoint, a
     run that starts from other weights (`has_start`) has step 0. Raises CheckpointError if the run has no
     weights to export, or if the newest checkpoint is torn.
     """
@@ -326,7 +330,7 @@ def step_to_export(run: RunDir, has_start: bool, now: float) -> int:
     if torn and found is not None:
         reasons = "; ".join(f"global_step{step}: {reason}" for step, reason in torn)
         raise CheckpointError(
-            f"{display(run.model)}: its newest checkpoint is not complete ({reasons}). Pass `--step "
+            f"{display(run.model)}: the newest checkpoint is not complete ({reasons}). Pass `--step "
             f"{found}` to export the newest complete checkpoint."
         )
     if found is not None:

@@ -34,7 +34,7 @@ class EvaluationRecord:
     """Result of one task or dataset for one checkpoint."""
 
     name: str
-    """Name of its file, unique among the evaluations of the run."""
+    """Name of the evaluation and of its file, unique among the evaluations of the run."""
     task: str
     """Task: perplexity, or the format of the questions."""
     step: int

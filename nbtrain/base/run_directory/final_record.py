@@ -15,7 +15,7 @@ from nbtrain.base.run_directory.records import JobRecord
 
 
 def keep(record: JobRecord) -> Path | None:
-    """Write the job's record and return its path. None if it cannot be written here either."""
+    """Write the job's record to the user's temporary folder and return its path. None if that fails too."""
     with contextlib.suppress(OSError):
         folder = _folder()
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -93,9 +93,9 @@ class LaunchOrder(Record):
     address: str
     port: int
     command: list[str]
-    """Command of a rank: arguments for Python."""
+    """Command of a rank, as arguments for the Python interpreter."""
     environment: dict[str, str]
-    """Additions to the environment of every rank."""
+    """Environment variables to add to the environment of every rank."""
     cpus_per_node: int | None
     shutdown_timeout_seconds: float
     """Seconds that ranks have to save and exit, including the measured duration of a save."""

@@ -49,7 +49,7 @@ ENGINES = frozenset({"slurm", "kubernetes"})
 def ranks_run(state: str, heartbeat: Heartbeat) -> bool:
     """Return whether the rank that wrote the heartbeat is running, as far as it is known.
 
-    It is judged by the job's state: a job that is paused, is waiting or is between two attempts has no ranks.
+    A job that is paused, is waiting or is between two attempts has no ranks.
     The process of a rank is checked only on the rank's host.
     """
     return state in (STARTING, RUNNING) and not heartbeat.process.gone()
@@ -65,7 +65,7 @@ def preempted_words(preemption: Preemption) -> str:
 def at_rest(record: JobRecord) -> bool:
     """Return whether the job is paused and has released its allocation.
 
-    It then has no process that could be lost.
+    Such a job has no process that could be lost.
     """
     return record.state == SUSPENDED and record.supervisor is None
 
@@ -104,7 +104,7 @@ def state_with_engine(
     silent_seconds: float,
     silent_when_asked: float | None = None,
 ) -> tuple[str, str | None]:
-    """Return (state, cause) of a job that a scheduler has placed.
+    """Return (state, cause) of a job that runs under a scheduler.
 
     `silent_seconds` is the age of job.json by the reader's clock, which may be minutes off.
     `silent_when_asked` is the number of seconds by which job.json is older than engine.json: at most 0 if the
@@ -120,31 +120,32 @@ def state_with_engine(
     silent = silent_seconds if silent_when_asked is None else silent_when_asked
     denied = word is not None and (reported in FINAL or (word.seen and reported is None))
     if reported == SUSPENDED and silent > -ENGINE_SILENCE_SECONDS:
-        return SUSPENDED, reason or f"suspended by {engine}"
+        return SUSPENDED, reason or f"{engine} is suspended"
     if state == QUEUED:
         return _before_its_supervisor(
             record, reported, engine, reason, denied and silent > QUEUED_GRACE_SECONDS
         )
     if silent >= ENGINE_SILENCE_SECONDS:
         if reported == QUEUED:
-            return QUEUED, reason or f"{engine} has put it back into its queue"
+            return QUEUED, reason or f"{engine} is back in the queue"
         if reported == CANCELLED:
             return CANCELLED, f"{reason or f'{engine} was cancelled'}, while the job was {state}"
         if denied:
-            why = reason or f"{engine} is not known any more"
+            why = reason or f"{engine} is no longer known to its scheduler"
             return LOST, f"its supervisor has been silent for {silent:.0f} s while the job was {state}; {why}"
     elif denied and silent > 0:
         # The supervisor may still write how the job ended.
-        why = reason or f"{engine} is not known any more"
+        why = reason or f"{engine} is no longer known to its scheduler"
         return state, (
             f"{why}; its supervisor has been silent for {silent:.0f} s, and the job counts as LOST after "
             f"{ENGINE_SILENCE_SECONDS:.0f} s"
         )
+    asked = f"the scheduler of {engine}" if word and word.engine else engine
     answers = word is not None and word.seen and silent_seconds - silent < SILENCE_SECONDS
     if silent_seconds > SILENCE_SECONDS and not answers:
         return LOST, (
             f"no sign of life from its supervisor for {silent_seconds:.0f} s while the job was {state}, and "
-            f"{engine} does not answer"
+            f"{asked} does not answer"
         )
     return state, cause
 
@@ -157,7 +158,8 @@ def _before_its_supervisor(
     Only the scheduler's report is known.
     """
     if reported in (CANCELLED, FAILED):
-        return reported, reason or f"{engine} ended it before its supervisor started"
+        how = f"{engine} was cancelled" if reported == CANCELLED else f"{engine} failed"
+        return reported, reason or f"{how} before its supervisor started"
     if reported == SUCCEEDED and record.autotune == "tune":
         return reported, f"DeepSpeed's autotuner has ended; `nbtrain job {record.name}` says what it found"
     if reported == RUNNING and record.autotune != "none":
@@ -167,9 +169,10 @@ def _before_its_supervisor(
         return FAILED, f"{engine} has ended, and no supervisor has started; see logs/supervisor.log"
     if denied and record.started_at is not None:
         # The job was submitted to the scheduler, which would know it if it were still in its queue.
-        return LOST, f"{engine} is not known any more, and nothing continues the job: {record.cause}"
+        known = f"{engine} is no longer known to its scheduler"
+        return LOST, f"{known}, and nothing continues the job: {record.cause}"
     if denied:
-        return LOST, f"{engine} is not known, and its supervisor never started"
+        return LOST, f"{engine} is not known to its scheduler, and its supervisor never started"
     if record.waiting_preemption is None:
         return QUEUED, reason or record.cause
     # Until the scheduler takes the devices, it still reports the allocation as running.
@@ -195,8 +198,8 @@ def _left_for_pause(job: JobDir, record: JobRecord) -> bool:
 def _given_up(job: JobDir, supervisor: ProcessIdentity) -> str:
     """Return why a supervisor on another host counts as dead before its time-out; "" if it does not.
 
-    If the supervisor writes job.json after the note, it counts as alive again. It then finds the request to
-    exit at once.
+    A note in control/given_up.json records that the supervisor counts as dead. A supervisor that writes
+    job.json after that counts as alive again, and finds the request to exit at once.
     """
     note = files.read_json(job.control_given_up) if supervisor.elsewhere() else None
     if note is None or job.job_json.stat().st_mtime > job.control_given_up.stat().st_mtime:
@@ -224,7 +227,7 @@ def read_job(job: JobDir, now: float) -> tuple[JobRecord | None, str, str | None
     record = JobRecord.read(job.job_json)
     if record is None:
         if job.path.is_dir() and now - job.path.stat().st_mtime < QUEUED_GRACE_SECONDS:
-            return None, QUEUED, "it is being submitted"
+            return None, QUEUED, "the job is being submitted"
         return None, LOST, CUT_OFF
     if record.backend in ENGINES:
         # Imported here: a list of runs on this machine would pay 5 ms for the records of several machines.

@@ -21,7 +21,7 @@ PENDING_RANK, STARTING_RANK, NOT_STARTED = "Pending", "Starting", "Not started"
 RUNNING_RANK, GONE = "Running", "Gone"
 SUCCEEDED_RANK, STOPPED, ERROR = "Succeeded", "Stopped", "Error"
 WAITING_PHASES = (PENDING_RANK, STARTING_RANK)
-"""Phases of a rank in an active job that has not reported anything yet."""
+"""Phases of a rank that has not reported anything yet, while its job is active."""
 
 ACTIVITIES = {
     "start": "starting",
@@ -50,7 +50,7 @@ class RankPhase(NamedTuple):
     """The phase of a rank with its activity."""
 
     phase: str
-    """One of the phases above, such as "Running"."""
+    """Phase of the rank, such as "Running"."""
     activity: str
     """Activity of the rank, such as "training", or how the rank ended; "" if the phase says it all."""
 
@@ -76,7 +76,7 @@ def activity_of(phase: str) -> str:
 def phase_of_rank(state: str, attempt: int, beat: Heartbeat | None, ended: ExitRecord | None) -> RankPhase:
     """Return the phase of a rank, from its newest heartbeat and its exit record of the newest attempt.
 
-    `state` and `attempt` are those of its job.
+    `state` is the state of the rank's job, and `attempt` is the job's newest attempt.
     """
     if ended is not None:
         return RankPhase(*OUTCOMES.get(ended.outcome, (STOPPED, ended.outcome)))

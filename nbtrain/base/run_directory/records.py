@@ -117,7 +117,7 @@ class Stamped(Record):
     def seconds_between(self, begin: str, end: str) -> float:
         """Return the seconds between two times.
 
-        They are computed from the stamps if both are of the same boot, else by the wall clock.
+        The stamps are used if both are from the same boot, otherwise the wall clock.
         """
         first, last = self.stamps.get(begin), self.stamps.get(end)
         if first and last and first.boot_id == last.boot_id:
@@ -127,7 +127,7 @@ class Stamped(Record):
     def seconds_since(self, begin: str, now: float | None = None) -> float:
         """Return the seconds since a time.
 
-        They are computed from its stamp if it is of this boot, else by the wall clock until `now`.
+        The stamp of `begin` is used if it is from this boot, otherwise the wall clock until `now`.
         """
         first = self.stamps.get(begin)
         if first and first.boot_id == boot_id():
@@ -223,11 +223,11 @@ class AttemptRecord(Record):
     lost_tokens: int | None = None
     """Number of tokens trained after the checkpoint from which the next attempt starts."""
     nodes: int | None = None
-    """Number of machines on which its ranks ran."""
+    """Number of machines on which the attempt's ranks ran."""
     async_save: bool | None = None
-    """Whether its ranks write checkpoints in the background, as decided when it began."""
+    """Whether the ranks write checkpoints in the background, as decided when the attempt began."""
     saving: str = ""
-    """Sentence that says how its ranks write checkpoints, and why; "" if they write no checkpoints."""
+    """Sentence that says how the ranks write checkpoints, and why; "" if they write no checkpoints."""
     paused_seconds: float = 0.0
     """Seconds that the job had been paused or had waited for its devices before the attempt began."""
 
@@ -240,8 +240,8 @@ class DevicePrice(Record):
     currency: str
     kwh_per_hour: float | None
     devices_per_rank: float = 1.0
-    """Number of devices that are paid for each rank. It is more than 1 if a machine has more GPUs than
-    ranks.
+    """Number of devices that are paid for each rank. The number is more than 1 if a machine has more GPUs
+    than ranks.
     """
 
     @classmethod
@@ -366,8 +366,8 @@ class JobRecord(Stamped):
     labels: dict[str, str] = field(default_factory=dict)
     """Labels of the run when the job was submitted."""
     autotune: str = "none"
-    """Mode of DeepSpeed's autotuner. tune: the backend runs the autotuner without a supervisor. run: a
-    supervisor follows it.
+    """Mode of DeepSpeed's autotuner. tune: the backend runs the autotuner without a supervisor. run: the
+    autotuner runs first, then a supervisor.
     """
     attempts: list[AttemptRecord] = field(default_factory=list)
     """Records of the job's attempts, oldest first."""
@@ -425,7 +425,7 @@ class JobRecord(Stamped):
     def placed(self, beat: "Heartbeat") -> "Heartbeat":
         """Return the heartbeat `beat`, corrected while its rank has not loaded the checkpoint yet.
 
-        Until then, the heartbeat gets the checkpoint's step and tokens.
+        Until the rank has loaded it, the heartbeat gets the step and tokens of the checkpoint.
         """
         newest = self.newest_attempt
         progress = beat.progress
@@ -456,8 +456,8 @@ class Collective(Record):
     waiting: bool
     """Whether the call has not returned yet. On a GPU, a call returns before the collective is done."""
     group: str = ""
-    """Name of the group in torch, which is the same on all its ranks. It identifies the group, because
-    several groups may have the same ranks.
+    """Name of the group in torch, which is the same on all its ranks. The group is identified by its name and
+    not by its ranks, because several groups may have the same ranks.
     """
 
 
@@ -531,12 +531,12 @@ class Rollback(Record):
     attempt: int
     time: float
     step: int
-    """Bad step."""
+    """Step with the NaN, Inf or loss spike."""
     checkpoint_step: int
-    """Step of the newest checkpoint at that time; 0 if there was no checkpoint."""
+    """Step of the newest checkpoint when the bad step occurred; 0 if there was no checkpoint."""
     first: int
-    """First of the skipped positions [first, last) in the training order. They reach from that checkpoint to
-    the end of the bad step.
+    """First of the skipped positions [first, last) in the training order. The skipped positions extend from
+    checkpoint_step to the end of the bad step.
     """
     last: int
     cause: str
@@ -560,7 +560,7 @@ class ResumeCertificate(Record):
     reasons: list[str]
     """Differences from the run before the interruption, the most important first; empty if bit-exact."""
     step: int
-    """Step of the checkpoint."""
+    """Step of the checkpoint from which the run resumes."""
     next_batch_sha256: str | None
     """SHA-256 over positions and tokens of the next global batch. None if there is no next batch."""
     checked_at: float
@@ -586,7 +586,7 @@ class Provenance(Record):
     job_id: str
     attempt: int
     first_step: int
-    """Step of the checkpoint that was loaded; 0 without one."""
+    """Step of the checkpoint that was loaded; 0 without a checkpoint."""
     settings: dict[str, Any]
     """{dotted key: value} for the settings that affect the numbers, without passwords."""
     code_sha256: str

@@ -178,10 +178,7 @@ class RunDir:
         return JobDir(self, job_id)
 
     def unused_job_id(self) -> str:
-        """Return a job id that sorts after all other ids of the run.
-
-        It does so even if another host's clock is ahead.
-        """
+        """Return a job id that sorts after the run's other ids, even if another host's clock is ahead."""
         known, job_id = self.job_ids(), new_job_id()
         if not known or job_id > known[-1]:
             return job_id
@@ -199,10 +196,10 @@ class RunDir:
         ids = self.job_ids()
         if not ids:
             raise JobError(
-                f"{display(self.path)} holds no job yet. Run `nbtrain submit {self.name}` to start one."
+                f"{display(self.path)} has no job yet. Run `nbtrain submit {self.name}` to start one."
             )
         if job_id is not None and job_id not in ids:
-            raise JobError(f"{display(self.path)} has no job {job_id!r}; there are: {', '.join(ids)}.")
+            raise JobError(f"{display(self.path)} has no job {job_id!r}. Its jobs: {', '.join(ids)}.")
         return self.job(job_id or ids[-1])
 
     @contextlib.contextmanager
@@ -303,7 +300,7 @@ def run_names() -> list[str]:
 
 
 def run_folders(root: Path) -> list[Path]:
-    """Return the entries of an output directory that may be runs, in no order; [] if it cannot be read."""
+    """Return the entries of an output directory that may be runs, in any order; [] if it cannot be read."""
     try:
         return [root / name for name in os.listdir(root) if may_be_run(name)]
     except OSError:
@@ -328,7 +325,7 @@ def _is_run(run: RunDir) -> bool:
 def runs_like(name: str) -> str:
     """Return a sentence for an error about an unknown run.
 
-    It names runs with similar names, and says how many runs there are.
+    The sentence lists runs with similar names, and says how many runs there are.
     """
     known = run_names()
     runs = f"{len(known):,} run{'' if len(known) == 1 else 's'}"

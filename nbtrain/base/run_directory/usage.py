@@ -40,7 +40,9 @@ LABELS = {
     "sm_clock_mhz": "SM clock",
     "tensor_fraction": "tensor core utilization",
 }
-"""Names on screen that cannot be derived from the metric's name. For a GPU, its number precedes them."""
+"""Names on screen that cannot be derived from the metric's name. For a GPU, the label begins with the GPU's
+number.
+"""
 _TABLE = """
 cpu_cores                           | cores   | busy cores: 1.0 is one core at full load
 memory_bytes                        | bytes   | of a replica or rank: resident memory, shared pages

@@ -75,7 +75,7 @@ class Section:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Constants, such as limits."""
+        """Constants of the node, such as memory limits."""
         return self.head["about"]
 
     @property
@@ -84,7 +84,7 @@ class Section:
         return self.head["time"] - self.head["stamp"]
 
     def continues(self, other: "Section") -> bool:
-        """Return whether this section can take the points of `other`, the section before it."""
+        """Return whether this section continues `other`, the section before it. If so, they can be merged."""
         return all(self.head[key] == other.head[key] for key in ("host", "boot_id", "columns", "about"))
 
 
@@ -282,7 +282,7 @@ class UsageReader:
     """Reader for a usage file that is read repeatedly. Each refresh parses only the appended lines."""
 
     def __init__(self, path: Path, loads: Callable[[bytes], Any] = json.loads):
-        """`loads` parses a line."""
+        """Create a reader of the file at `path`, whose lines `loads` parses."""
         self.path = path
         self._loads = loads
         self._forget()
@@ -291,7 +291,7 @@ class UsageReader:
         self.sections: list[Section] = []
         """Sections of the file, oldest first. A caller may take the points out of a section."""
         self.refused: list[str] = []
-        """The versions of sections that are not read, as text; "" for a damaged header."""
+        """Versions of the sections that this nbtrain cannot read, as text; "" for a damaged header."""
         self.num_bytes = 0
         """Number of bytes that were read. Only complete lines count."""
         # The end of what was read. Another end at this place means that the file was replaced.

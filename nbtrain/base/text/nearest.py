@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 
 def nearest(word: str, known: Iterable[str], count: int = 1) -> str:
-    """Return a sentence, after a space, with the known words most similar to `word`.
+    """Return " Nearest: ...", a sentence with a leading space: the known words most similar to `word`.
 
-    "" if no word is similar.
+    "" if no known word is similar.
     """
     # Imported here, because it is only needed for a wrong word.
     import difflib

@@ -20,7 +20,10 @@ def count_adapters(config: RunConfig) -> int:
 
 
 def trained_row_elements(config: RunConfig) -> int:
-    """Return the number of elements in the token rows of one matrix that are trained along with adapters."""
+    """Return the number of elements that lora.trainable_token_indices trains in one matrix.
+
+    The matrix is the embedding or the output layer, of which the rows of these tokens are trained.
+    """
     ids = config.lora.trainable_token_indices if config.lora is not None else None
     return len(ids or ()) * config.model.hidden_size
 
@@ -51,8 +54,8 @@ def adapter_activations(config: RunConfig, tensor: int | None = None) -> tuple[i
     """Return the activations that a block's adapters keep for each token on one rank.
 
     The result is (number of elements between A and B, number of input elements after dropout). For ia3, the
-    first number counts the elements that the vectors multiply. `tensor` has the same meaning as in
-    adapter_sizes.
+    first number counts the elements that the vectors multiply. `tensor` is the number of tensor-parallel
+    ranks, by default the run's.
     """
     lora, shape, tensor = config.lora, config.shape, tensor or config.parallel.tensor_parallel_size
     if lora is None:

@@ -8,9 +8,9 @@ directly, as torch's kernel for sequences of varying lengths, instead of through
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.schema import RunConfig
 
-# torch's flash kernel on a GPU supports 16-bit formats, GPUs from Ampere on, and heads of at most 256. With
-# lengths, the head size must be a multiple of 8 (aten/native/transformers/cuda/flash_attn/flash_api.cpp,
-# mha_varlen_fwd).
+# torch's flash kernel on a GPU supports 16-bit formats, Ampere GPUs or newer, and head sizes up to 256. With
+# sequence lengths, the head size must be a multiple of 8
+# (aten/native/transformers/cuda/flash_attn/flash_api.cpp, mha_varlen_fwd).
 FLASH_HEAD_SIZE = 256
 FLASH_HEAD_MULTIPLE = 8
 # FPDT and torch's flash kernel use the second generation of flash-attn.
@@ -20,7 +20,7 @@ FLASH_GENERATION = 2
 def keeps_scores(config: RunConfig) -> bool:
     """Return whether the attention kernel stores all attention scores.
 
-    The kernel `math` does and, on a CPU with dropout, so does the kernel that `auto` selects.
+    The math kernel stores them, and so does the kernel that `auto` selects on a CPU with dropout.
     """
     backend, on_cpu = config.model.attention_backend, config.resources.device == "cpu"
     return backend == "math" or (backend == "auto" and on_cpu and config.model.attention_dropout > 0)
@@ -29,7 +29,7 @@ def keeps_scores(config: RunConfig) -> bool:
 def masks_windows(config: RunConfig) -> bool:
     """Return whether the attention kernel applies a window as a mask.
 
-    It then computes the scores of all pairs of positions.
+    Such a kernel computes the scores of all pairs of positions, also of those outside the window.
     """
     model, on_cpu = config.model, config.resources.device == "cpu"
     if model.window_size is None or model.attn_logit_softcapping is not None:
@@ -40,9 +40,10 @@ def masks_windows(config: RunConfig) -> bool:
 
 
 def masks_parts(config: RunConfig) -> bool:
-    """Return whether torch's kernel needs a mask for queries that begin after the keys (context parallelism).
+    """Return whether, with context parallelism, torch's kernel needs a mask.
 
-    nbtrain's own kernel needs no mask. planner/memory/activations.py says where that kernel runs.
+    A rank's queries may begin later in the sequence than its keys. nbtrain's own kernel needs no mask for
+    them. planner/memory/activations.py says where that kernel runs.
     """
     model = config.model
     if config.resources.device == "cpu":
@@ -51,7 +52,7 @@ def masks_parts(config: RunConfig) -> bool:
 
 
 def lengths_problem(config: RunConfig) -> str | None:
-    """Return why the flash kernel cannot be called with lengths on a GPU. None if it can.
+    """Return why the flash kernel cannot be called with sequence lengths on a GPU. None if it can.
 
     The text names what the kernel requires and what the run has instead.
     """
@@ -60,7 +61,7 @@ def lengths_problem(config: RunConfig) -> str | None:
     if config.precision.dtype == "fp32":
         return "bf16 or fp16, but precision.dtype is fp32"
     if device and FLASH_GENERATION not in device.flash_attention:
-        return f"a GPU from Ampere on, but resources.gpu_type is {device.name}"
+        return f"an Ampere GPU or newer, but resources.gpu_type is {device.name}"
     if model.attention_dropout:
         return f"attention_dropout: 0, but attention_dropout is {model.attention_dropout:g}"
     if head > FLASH_HEAD_SIZE:

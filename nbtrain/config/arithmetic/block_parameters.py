@@ -23,7 +23,7 @@ class BlockParameter(NamedTuple):
     elements: int
     """Number of elements of each parameter."""
     copies: int
-    """Number of parameters."""
+    """Number of parameters of this size in the module."""
     is_matrix: bool
 
     @property
@@ -33,9 +33,10 @@ class BlockParameter(NamedTuple):
 
 
 def block_parameters(shape: Shape, tensor: int) -> tuple[BlockParameter, ...]:
-    """Return the parameters of a block of this model.
+    """Return the parameters of one block of this model.
 
-    They are those of the user's layer() if they are known, else those of nbtrain's block.
+    If the user's layer() builds the blocks and its parameter counts are known, they are the parameters of
+    such a block; otherwise, those of nbtrain's own block.
     """
     if shape.own_block is not None:
         return _counted(shape.own_block, tensor)

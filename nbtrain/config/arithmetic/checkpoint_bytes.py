@@ -29,7 +29,7 @@ RANDOM_STATE_BYTES = 13_200
 STREAM_STATE_BYTES = 5_600
 # Overhead of a tensor in one of torch's zip archives: headers, its name twice, alignment to 64 bytes.
 TENSOR_ENTRY_BYTES = 512
-# A parameter's name and place in the flat buffers of an optimizer file.
+# A parameter's name and position in the flat buffers of an optimizer file.
 MAPPING_ENTRY_BYTES = 192
 # Other overhead of a file written by torch.save.
 FILE_BYTES = 4_096
@@ -91,10 +91,7 @@ def _adapters(config: RunConfig) -> int:
 
 
 def _trained_rows(config: RunConfig, tied_copies: int) -> int:
-    """Return the number of elements in token rows that are trained along with adapters.
-
-    They are summed over all ranks that have these rows.
-    """
+    """Return the number of elements that lora.trainable_token_indices trains, summed over all ranks."""
     copies = tied_copies if config.shape.tied else 2
     return trained_row_elements(config) * copies * config.parallel.tensor_parallel_size
 
@@ -108,9 +105,8 @@ def node_checkpoint_bytes(config: RunConfig, nodes: int) -> int:
     """Return the largest number of bytes that any of `nodes` nodes writes for a checkpoint.
 
     This is the space that a checkpoint needs in checkpoint.local_dir. ZeRO shards the optimizer's state
-    across all data-parallel ranks. The weights are written only by the first data-parallel rank of each
-    (pipeline, tensor) rank, and all of these may be on one node. With ZeRO 0, these ranks write the
-    optimizer's state too; without tensor and pipeline parallelism, every node does.
+    across all data-parallel ranks. The weights are written only by the first replica (data-parallel rank 0),
+    whose ranks may all be on one node. With ZeRO 0, the first replica writes the optimizer's state too.
     """
     whole = checkpoint_bytes(config)
     if config.parallel.zero_stage == 0:

@@ -46,14 +46,14 @@ class Device:
     """Bandwidth of the device's own memory."""
     tdp_watts: float
     flash_attention: tuple[int, ...]
-    """Generations of flash-attn that run on the device, from its README; empty if none does."""
+    """Generations of flash-attn that support the device, from flash-attn's README; empty if none does."""
     network_bytes_per_second: float
     """Bandwidth to other machines, one way, of all network cards of a typical machine together."""
     devices_per_node: int = 8
     """Number of devices in a typical machine."""
     link_devices: int = 8
-    """Number of devices that `link_bytes_per_second` connects. In an NVL72 rack, they are more than one
-    machine has.
+    """Number of devices that `link_bytes_per_second` connects. In an NVL72 rack, this number is larger than
+    the number of devices in one machine.
     """
     bridge_bytes_per_second: float | None = None
     """Bandwidth between two cards that an NVLink bridge connects, both directions together. None without a
@@ -132,7 +132,7 @@ _V100_PCIE = (112, 14, None, None)
 _A100 = (312, 19.5, 156, None)
 _H100 = (989.5, 67, 494.5, 1979)
 
-# The memory of a B300 and a GB300 is what their drivers show of 288 GB.
+# Memory of a B300 and a GB300: the part of their 288 GB that the drivers report.
 # Name, GiB, GB/s of memory, TFLOP/s (fp16, fp32, tf32, fp8), compute capability, GB/s between GPUs, watts,
 # GB/s of a machine's network, source, name in torch.
 _NVIDIA = (

@@ -22,9 +22,9 @@ products of the same sequences, data-parallel ranks process other sequences, and
 ranks.
 
 Megatron-DeepSpeed logs `24 f B s L h^2 (1 + s/6h + V/16Lh)` with f = 3, or 4 with activation checkpointing.
-Its 16 fits f = 4. With f = 3 it should be 12: the logits are counted a quarter short, which for GPT 125M is 6
-% of the whole (84.0 instead of 89.5 TFLOP/s). With f = 4 the formula counts recomputation, so that it gives
-no MFU.
+The 16 is right for f = 4. For f = 3, 12 would be right: the logits are counted a quarter short, which for GPT
+125M is 6 % of the whole (84.0 instead of 89.5 TFLOP/s). With f = 4 the formula counts recomputation, so that
+it gives no MFU.
 
 Muon's Newton-Schulz iterations run once per step, whatever the batch size, and count as neither. One
 iteration of an [m, n] matrix, m <= n, takes 4 m^2 n + 2 m^3: X X^T, the square of that, and its product with
@@ -55,10 +55,10 @@ def hardware_flops_per_token(config: RunConfig) -> float:
 
 
 def peak_flops(config: RunConfig, device: str | None) -> float | None:
-    """Return the datasheet peak FLOP/s of a device in the run's number format. None if it is not known.
+    """Return the datasheet peak FLOP/s of a device in the run's number format. None if the peak is not known.
 
-    It is the denominator of MFU and HFU. `device` is the name of the device that computes, as torch reports
-    it, and not resources.gpu_type, which is optional and may name another GPU.
+    The peak is the denominator of MFU and HFU. `device` is the name of the device that computes, as torch
+    reports it, and not resources.gpu_type, which is optional and may name another GPU.
     """
     row = find_device(device)
     return row.peak(config.precision.dtype) if row else None
@@ -85,7 +85,7 @@ def block_flops_per_token(config: RunConfig) -> float:
 def attention_flops_per_token(config: RunConfig) -> float:
     """Return FLOPs of one token's forward pass through one block's attention core.
 
-    These are the scores, and their product with the values.
+    The attention core computes the scores, and the product of the scores with the values.
     """
     return attention_forward(config.shape)
 
@@ -123,13 +123,16 @@ def _layers_forward(config: RunConfig) -> float:
 
 
 def newton_schulz_flops(rows: int, columns: int, steps: int) -> int:
-    """Return FLOPs for one matrix in one optimizer step (train/engine/newton_schulz.py)."""
+    """Return FLOPs of Muon's Newton-Schulz iterations for one matrix in one optimizer step.
+
+    train/engine/newton_schulz.py runs them.
+    """
     least, most = min(rows, columns), max(rows, columns)
     return steps * (4 * least**2 * most + 2 * least**3)
 
 
 def muon_flops_by_parameter(shape: Shape, steps: int) -> list[int]:
-    """Return FLOPs per optimizer step for each matrix parameter of a block.
+    """Return FLOPs of Muon's iterations per optimizer step, for each matrix parameter of a block.
 
     Queries, keys and values are packed into one parameter.
     """

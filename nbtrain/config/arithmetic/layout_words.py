@@ -13,7 +13,7 @@ PARALLELISM = {
     "ds_sequence": "Ulysses",
     "context": "context",
 }
-"""{kind of parallelism, with which its field `<kind>_parallel_size` begins: its name in a layout}."""
+"""{kind of parallelism: its name in a layout}. The field `<kind>_parallel_size` sets the kind's size."""
 MODEL_KINDS = tuple(kind for kind in PARALLELISM if kind != "data")
 """Kinds of parallelism in which several ranks share one replica of the model."""
 SIZE_KEYS = tuple(f"{kind}_parallel_size" for kind in PARALLELISM)

@@ -16,7 +16,7 @@ t is the number of tokens consumed BEFORE the step (so the first step of a warm-
 tokens, d the decay tokens, z the tokens of WSD's last part. Every curve is continuous, except
 inverse-square-root, which drops to min_lr after d. Sources: megatron/optimizer_param_scheduler.py of
 Megatron-DeepSpeed, and for the last two styles megatron/core/optimizer_param_scheduler.py of Megatron-LM; the
-order of the operations is kept, so that the learning rates match their logs to the last digit. Their papers:
+order of the operations is kept, so that the learning rates match their logs to the last digit. Papers:
 arXiv:1706.03762, section 5.3 (inverse square root), arXiv:2404.06395 (WSD), arXiv:2405.18392 (its 1 - sqrt).
 """
 

@@ -59,10 +59,10 @@ NETWORKS: tuple[Network, ...] = (
     _network("ib-8x100", 100, "DGX-2: eight ports of EDR", 8),
     _network("ib-4x200", 200, "four ports of HDR", 4),
     _network("ib-8x200", 200, "DGX A100, Azure NDv4: eight ports of HDR", 8),
-    _network("ib-4x400", 400, "four ports of NDR, as a tray of GB200 NVL72", 4),
+    _network("ib-4x400", 400, "four ports of NDR, as in a tray of GB200 NVL72", 4),
     _network("ib-8x400", 400, "DGX H100, H200 and B200, Azure NDv5: eight ports of NDR", 8),
     _network("ib-8x800", 800, "DGX B300: eight ports of XDR", 8),
-    _network("slingshot-4x200", 200, "HPE Slingshot 11, four ports, as Frontier's machines", 4),
+    _network("slingshot-4x200", 200, "HPE Slingshot 11, four ports, as in Frontier's machines", 4),
     _network("efa-400", 100, "AWS P4d: four EFA interfaces of 100 Gb/s", 4, EFA_REACHED),
     _network(
         "efa-3200", 100, "AWS P5 and P5e: 32 EFA interfaces of 100 Gb/s; P5en 16 of 200; P6-B200 8 of 400",

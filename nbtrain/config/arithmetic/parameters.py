@@ -47,7 +47,7 @@ def count_parameters(config: RunConfig) -> Parameters:
 def count_stage_parameters(config: RunConfig, stage: int) -> Parameters:
     """Return the parameter counts of one rank of pipeline stage `stage`.
 
-    They are the counts of the stage's layers, sharded by tensor parallelism. Ulysses, context parallelism and
+    The stage's layers are counted, as sharded by tensor parallelism. Ulysses, context parallelism and
     Megatron's sequence parallelism do not shard parameters. stages.py decides which layers a stage has.
     """
     last = config.parallel.pipeline_parallel_size - 1
@@ -73,7 +73,7 @@ def count_layers(shape: Shape, layers: int, first: bool, last: bool, tensor: int
         sums[parameter.part] += parameter.total
     attention, mlp, norms = sums["attention"], sums["mlp"], sums["layernorm"]
     if shape.own_block is not None:
-        # The trial counts a block as a whole and does not tell attention from the rest.
+        # The trial counts a block as a whole and does not separate attention from the rest.
         ours = nbtrain_parameters(shape, tensor)
         vectors = sum(one.total for one in ours if one.part == "attention" and not one.is_matrix)
         attention = block_matrices(shape, tensor)[0] + vectors

@@ -13,7 +13,8 @@ def split_bounds(split: str, rule: str, num_sequences: int) -> list[tuple[int, i
 
     `split` holds relative sizes, e.g. "949,50,1"; missing sizes are 0. megatron-core rounds each cumulative
     bound. Megatron-DeepSpeed adds rounded sizes and subtracts the excess from every bound but the first,
-    which can give the test split a document more or less. Raises ConfigError for a split in another form.
+    which can change the size of the test split by one document. Raises ConfigError for a split in another
+    form.
     """
     weights = split_weights(split)
     total = sum(weights)
@@ -47,8 +48,8 @@ def split_weights(split: str) -> list[float]:
 
 
 def has_test_split(split: str) -> bool:
-    """Return whether a split has a part for the test.
+    """Return whether the test split gets any data. If not, the trainer runs no test.
 
-    Without it, the trainer runs no test. Raises ConfigError if the split has another form.
+    Raises ConfigError if the split has another form.
     """
     return split_weights(split)[SPLIT_NAMES.index("test")] > 0

@@ -33,9 +33,7 @@ class VocabularyFit:
     size: int
     bytes_per_token: float
     occurrences: int
-    """Number of times that the rarest of the most frequent 95 % of the merged entries occurs in the
-    sample.
-    """
+    """Frequency of rare entries: 95 % of the merged entries occur at least this many times in the sample."""
     sample_tokens: int
 
 
@@ -59,7 +57,7 @@ def suited_to(other_parameters: float, hidden_size: int) -> int:
 def bytes_per_token(fits: Sequence[VocabularyFit], size: int) -> float:
     """Return the bytes of text per token for a vocabulary size.
 
-    They are interpolated between the measured sizes, and extrapolated beyond them.
+    The number is interpolated between the measured sizes, and extrapolated beyond them.
     """
     points = [(math.log2(fit.size), fit.bytes_per_token) for fit in fits]
     at = math.log2(size)

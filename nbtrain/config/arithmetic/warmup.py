@@ -14,7 +14,7 @@ MOST_WARMUP_FRACTION = 0.1
 def warmup_tokens(train_tokens: int, tokens_per_step: int, fraction: float = USUAL_WARMUP_FRACTION) -> int:
     """Return the recommended length of a warm-up in tokens.
 
-    It is a fraction of the run and at least 100 steps, but at most a tenth of the run.
+    The length is `fraction` of the run and at least 100 steps, but at most a tenth of the run.
     """
     enough = max(fraction * train_tokens, LEAST_WARMUP_STEPS * tokens_per_step)
     return int(min(enough, MOST_WARMUP_FRACTION * train_tokens))

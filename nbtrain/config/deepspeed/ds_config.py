@@ -6,8 +6,8 @@ Decisions that are made here, and their reasons:
   that Adam's bias correction is wrong from the first step on.
 - Gradients are summed over micro batches in fp32, whatever the format of the weights, and over ranks in
   communication_data_type. With bf16 weights, stage 1 is DeepSpeed's BF16_Optimizer, with or without a
-  pipeline: it reduces the fp32 sums once a step and ignores the bucket sizes. With offloading it is the
-  optimizer of stage 2.
+  pipeline: it reduces the fp32 sums once a step and ignores the bucket sizes. With offloading, stage 1 uses
+  the optimizer of stage 2.
 - With precision.autocast, DeepSpeed sees an fp32 model, and the model itself casts its weights.
 - There is no `optimizer` key. The engine gets torch's AdamW, whose kernel needs no compiler even with
   offloading, or nbtrain's Muon.
@@ -71,7 +71,7 @@ def deepspeed_config(config: RunConfig) -> dict[str, Any]:
 def derived_config(config: RunConfig) -> dict[str, Any]:
     """Return the part of DeepSpeed's configuration that nbtrain derives from the run's fields.
 
-    It does not include parallel.deepspeed_extra. Raises ConfigError for ZeRO 0 with 16-bit weights.
+    parallel.deepspeed_extra is not included. Raises ConfigError for ZeRO 0 with 16-bit weights.
     """
     parallel, precision = config.parallel, config.precision
     bf16 = precision.dtype == "bf16" and not precision.autocast
@@ -167,7 +167,7 @@ def _offload(offload: OffloadConfig, run: str) -> dict[str, Any]:
 def nvme_buffer_elements(config: RunConfig) -> int:
     """Return the number of elements in one buffer for parameters on NVMe.
 
-    It is the size of a rank's shard of the largest parameter.
+    A buffer holds a rank's shard of the largest parameter.
     """
     return -(-largest_parameter(config) // config.parallel.data_axis_size)
 
@@ -175,8 +175,8 @@ def nvme_buffer_elements(config: RunConfig) -> int:
 def bucket_elements(config: RunConfig, asked: int) -> int:
     """Return the bucket size to use if the run sets `asked` elements.
 
-    It is at most the number of parameters of the largest pipeline stage. A bucket that holds all gradients is
-    emptied once, at the end, just as a larger one would be: the sums are equal bit by bit.
+    The size is at most the number of parameters of the largest pipeline stage. A bucket that holds all
+    gradients is emptied once, at the end, just as a larger one would be: the sums are equal bit by bit.
     """
     stages = range(config.parallel.pipeline_parallel_size)
     count = max(count_stage_parameters(config, stage).total for stage in stages)
@@ -196,7 +196,7 @@ def collisions(
                 config,
                 f"parallel.deepspeed_extra.{dotted}",
                 f"parallel.deepspeed_extra sets {dotted}, which nbtrain derives as {derived[key]!r}.",
-                "Remove it, and change the field that it is derived from.",
+                "Remove the key, and change the field of the run from which nbtrain derives it.",
             )
 
 

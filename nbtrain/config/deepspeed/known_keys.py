@@ -77,7 +77,8 @@ def _problem(rule: str, path: str, message: str) -> Finding:
 def table() -> dict[str, Any]:
     """Return the table of DeepSpeed's keys.
 
-    It has the version, the optimizers, the rejected paths, the keys with their types, and the bounds.
+    The table has DeepSpeed's version, the optimizers, the rejected paths, the keys with their types, and the
+    bounds.
     """
     path = PACKAGE / "config" / "deepspeed" / "tables" / f"deepspeed-{VERSION}.json"
     found: dict[str, Any] = json.loads(path.read_text())
@@ -93,7 +94,7 @@ def key_problems(values: Mapping[str, Any], prefix: str = "") -> Iterator[Findin
     for key, value in values.items():
         path = f"{prefix}{key}"
         if path in rejected:
-            message = f"DeepSpeed {VERSION} rejects, because it no longer has that feature. Remove it."
+            message = f"DeepSpeed {VERSION} rejects, because the feature was removed. Remove the key."
             yield _problem(UNKNOWN_KEY, path, message)
         elif path in top:
             if rule := broken_rule(top[path], value) or _broken_format(path, value):
@@ -115,7 +116,7 @@ def _broken_format(path: str, value: Any) -> str | None:
 def ignored_keys(values: Mapping[str, Any]) -> list[str]:
     """Return the dotted keys that DeepSpeed ignores without an error.
 
-    They are in sections that read only the keys that DeepSpeed knows.
+    Only some sections ignore unknown keys; in the others, DeepSpeed refuses them.
     """
     return [
         f"{section}.{key}"
@@ -135,7 +136,8 @@ def _section_problems(section: Section, values: Mapping[str, Any], path: str) ->
         elif key not in known:
             near = nearest_key(inner)
             hint = f" Nearest: {near}." if near else ""
-            message = f"DeepSpeed {VERSION} does not know in {path}.{hint} Remove it, or correct its name."
+            unknown = f"DeepSpeed {VERSION} does not know in {path}.{hint}"
+            message = f"{unknown} Remove the key, or correct its name."
             yield _problem(UNKNOWN_KEY, inner, message)
         elif rule := broken_rule(known[key], value):
             yield _problem(WRONG_VALUE, inner, f"{rule}, not {show(value)}.")
@@ -157,7 +159,10 @@ def nearest_key(path: str) -> str:
 
 
 def unknown_optimizer(kind: object) -> str:
-    """Return a sentence with the nearest name if DeepSpeed does not know this optimizer; "" if it does."""
+    """Return a sentence that says that DeepSpeed does not know this optimizer; "" if it does.
+
+    The sentence includes the most similar name, if there is one.
+    """
     own = table()["optimizers"]
     if kind == AUTO or (isinstance(kind, str) and (kind.lower() in own or kind in TORCH_OPTIMIZERS)):
         return ""
@@ -215,7 +220,7 @@ def _is(kind: str, value: Any) -> bool:
 def _is_exact(kind: str, value: Any) -> bool:
     """Return whether a value has exactly this type.
 
-    It must have it for code that does not convert values: a number must not be text or a boolean.
+    DeepSpeed uses the values of some keys without conversion. A number must then not be text or a boolean.
     """
     if kind == "str":
         return True

@@ -89,9 +89,9 @@ def load_resolved(path: str | Path) -> RunConfig:
     path = Path(path)
     if not path.exists():
         raise ConfigError(
-            f"{display(path)}: no such file. `nbtrain submit` writes it, and the run cannot be read without "
-            "it. Restore the file, submit the run again from its YAML, or choose another run from `nbtrain "
-            "runs`."
+            f"{display(path)}: no such file. `nbtrain submit` writes this file, and the run cannot be "
+            "read without it. Restore the file, submit the run again from its YAML, or choose another run "
+            "from `nbtrain runs`."
         )
     label = display(path.absolute())
     located = read_yaml(path, label)
@@ -148,7 +148,8 @@ def find(run: str | Path) -> Path:
         return resolved
     if _exists(typed):
         if typed.is_dir():
-            hint = f" It contains text files. {for_text(typed.absolute())}" if holds_text_files(typed) else ""
+            create = for_text(typed.absolute())
+            hint = f" The folder contains text files. {create}" if holds_text_files(typed) else ""
             raise ConfigError(
                 f"{shortened(str(run))}: is a folder, not a run YAML. Specify the path of a run YAML.{hint}"
             )
@@ -260,7 +261,7 @@ def override_layer(overrides: Overrides) -> Located:
                 raise ConfigError(f"{place}: {outer} is overridden too. Remove one of the two overrides.")
         if isinstance(target.get(last), dict) and key not in whole:
             raise ConfigError(
-                f"{place}: keys inside {key} are overridden too. Remove this override or those."
+                f"{place}: keys inside {key} are overridden too. Remove this override or the others."
             )
         target[last] = value
         whole.add(key)
@@ -293,7 +294,8 @@ def _override_items(overrides: Overrides) -> Iterable[tuple[str, Any]]:
         try:
             parsed = parse_value(value)
         except MisleadingValue as error:
-            quotes = " (in a shell, quote the quotes)" if "quotes" in str(error) else ""
+            in_shell = " (in a shell, put the whole override in single quotes)"
+            quotes = in_shell if "quotes" in str(error) else ""
             found = f"override {shortened(text_without_secrets(text))}"
             if error.text != value.strip():
                 found += f": {shortened(error.text)}"

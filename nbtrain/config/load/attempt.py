@@ -35,9 +35,9 @@ def attempt_record(
 ) -> AttemptRecord:
     """Return the record of a new attempt. `first_step` is the step of the checkpoint to load.
 
-    `async_save` is the plan's decision whether to write checkpoints in the background, and `saving` is the
-    reason for it. If it is None, checkpoints are written in the background only if the run sets
-    checkpoint.async_save. `paused_seconds` do not count towards batch.exit_duration_minutes.
+    `async_save` is the plan's decision whether to write checkpoints in the background. If it is None, they
+    are written in the background only if the run sets checkpoint.async_save: true. `saving` is a sentence
+    with the decision and its reason. `paused_seconds` do not count towards batch.exit_duration_minutes.
 
     Raises ValueError if the fault orders in backend.env are invalid.
     """
@@ -61,7 +61,8 @@ def attempt_record(
 def attempt_config(config: RunConfig, record: AttemptRecord) -> RunConfig:
     """Return the configuration with which the ranks of an attempt train.
 
-    backend.elastic may have changed its number of replicas, and checkpoint.async_save is no longer null.
+    In it, the number of replicas may differ from the run's (backend.elastic), and checkpoint.async_save is
+    true or false instead of null.
     """
     asked = config.checkpoint.async_save
     # A record written by an older version has no decision, but the configuration of its run has one.

@@ -63,7 +63,7 @@ def tuner_json(config: RunConfig, run_path: str) -> dict[str, Any]:
     given = deepspeed_config(config)
     sizes = _allowed(config, "batch.micro_batch_size", micro_batch_sizes(config))
     given["train_micro_batch_size_per_gpu"] = sizes
-    # For the largest size. The tuner keeps the product of this number and the size.
+    # The number for the largest size. The tuner keeps the product of this number and the micro-batch size.
     given["gradient_accumulation_steps"] = sequences_of_rank(config) // max(sizes)
     del given["train_batch_size"]
     given["zero_optimization"]["stage"] = _allowed(config, "parallel.zero_stage", ZERO_STAGES)
@@ -157,7 +157,7 @@ def found_words(run: RunDir, config: RunConfig, mode: str, active: bool) -> str 
     if overrides is None:
         folder = display(run.autotuning_results)
         if active:
-            return f"its trials are written to {folder}/"
+            return f"the autotuner writes its trials to {folder}/"
         return f"no trial finished; see stderr.log and stdout.log of each trial in {folder}/"
     if mode == "run" or not overrides:
         return f"the run already has the best settings ({where})"

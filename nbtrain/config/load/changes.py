@@ -38,7 +38,7 @@ class Change:
 def changes_between(before: RunConfig, now: RunConfig) -> list[Change]:
     """Return every field that differs between two configurations, in the schema's order.
 
-    If both pack documents with best_fit, the weights of sources that differ come last.
+    If both configurations use packing: best_fit, changed weights of sources come last.
     """
     old, new = dict(flatten(before.model_dump())), dict(flatten(now.model_dump()))
     # data.packing: null stands for one of the two methods.
@@ -60,7 +60,7 @@ def typed_changes(before: RunConfig, now: RunConfig) -> list[Change]:
 
 
 def as_overrides(before: RunConfig, now: RunConfig, but: Callable[[str], bool] = lambda key: False) -> str:
-    """Return the changes from `before` to `now` as key=value arguments for a shell, each after a space.
+    """Return the changes from `before` to `now` as shell text: " key=value" for each change.
 
     "" if there are none. Keys for which `but` returns true are omitted.
     """

@@ -1,4 +1,4 @@
-"""Settings that a run derived from the user's run, for a check or a measurement, does not inherit."""
+"""Settings of the user's run that are reset in a run derived from it for a check or a measurement."""
 
 from typing import Any
 
@@ -12,17 +12,17 @@ NOT_INHERITED: dict[str, Any] = {
     "notify.url_variable": None,
     "profile.enabled": False,
     "profile.memory_snapshot": False,
-    # Its checkpoints, if any, are read from its run directory.
+    # Checkpoints of the derived run, if any, are read from its run directory.
     "checkpoint.local_dir": None,
     "checkpoint.local_save_interval_steps": None,
     "checkpoint.local_copy_bytes_per_second": None,
 }
-"""{dotted key: value} for a twin, for a reproduced run and for a run that measures the network."""
+"""{dotted key: value that it is reset to} in a twin, a reproduced run and a run that measures the network."""
 
 
 def without_inherited(config: RunConfig) -> RunConfig:
-    """Return the user's run with the values in NOT_INHERITED.
+    """Return a copy of the user's run in which the settings of NOT_INHERITED are reset.
 
-    An override would not do, because it would add to `labels` instead of replacing them.
+    An override could not reset `labels`: it would only add labels to them.
     """
     return with_values(config, NOT_INHERITED)

@@ -24,8 +24,8 @@ from nbtrain.config.yaml_source import Located, OverridePlace
 def with_values(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
     """Return a run with other values, given by dotted key. The type of each value is checked.
 
-    Rules between fields are not checked, and the places of the values stay as they are. A value takes about
-    20 us. Raises ConfigError with every value that its field does not accept.
+    Rules between fields are not checked, and the places of the values stay as they are. Checking a value
+    takes about 20 us. Raises ConfigError with every value that its field does not accept.
     """
     problems = []
     for key, value in values.items():

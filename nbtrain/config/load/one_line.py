@@ -22,7 +22,7 @@ ESCAPE = re.compile(r"\\(?:u(d[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2})|.)")
 def one_line(config: RunConfig) -> str:
     """Return all fields as one line of JSON, which is also YAML.
 
-    It is one line because DeepSpeed's environment file has one line per variable.
+    The text is one line because DeepSpeed's environment file has one line per variable.
 
     Raises ConfigError if an address may contain a secret, or if the text is too long for a variable.
     """

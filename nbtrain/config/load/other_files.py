@@ -54,7 +54,7 @@ def refuse_script(path: Path) -> None:
 def refuse_text(path: Path) -> None:
     """Raise ConfigError if the file is plain text, before it is read as YAML."""
     if path.suffix.lower() in TEXTS or (path.suffix == ".json" and begins_array(path)):
-        raise _other(path, "text", for_text(path))
+        raise _other(path, "a text file", for_text(path))
 
 
 def holds_text_files(folder: Path) -> bool:

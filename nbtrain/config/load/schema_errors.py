@@ -19,7 +19,7 @@ from nbtrain.config.yaml_source import Located, show
 
 SOURCES = {kind_of(source): source for source in SOURCE_TYPES}
 
-# nbtrain's messages for those of pydantic's errors whose own messages say less.
+# nbtrain's messages for some of pydantic's errors. pydantic's own messages say less.
 _WORDING = {
     "int_type": "must be a whole number",
     "float_type": "must be a number",

@@ -22,7 +22,7 @@ def refuse_name_of_shipped_dataset(config: RunConfig) -> None:
             and not makes_same_dataset(other, config)
         ):
             raise DataError(
-                f"{config.where(DATA_NAME)}: {DATA_NAME} = {config.data.name}: is the name of the "
+                f"{config.where(DATA_NAME)}: {DATA_NAME} = {config.data.name} is the name of the "
                 f"dataset that {other.name} makes from other settings. Set {DATA_NAME} to another name."
             )
 
@@ -34,7 +34,7 @@ def refuse_name_of_shipped_tokenizer(config: RunConfig) -> None:
         trains = other.data.sources and other.tokenizer.path is None and other.init_from is None
         if other.tokenizer.name == name and trains and not makes_same_tokenizer(other, config):
             raise DataError(
-                f"{config.where(TOKENIZER_NAME)}: {TOKENIZER_NAME} = {name}: is the name of the "
+                f"{config.where(TOKENIZER_NAME)}: {TOKENIZER_NAME} = {name} is the name of the "
                 f"tokenizer that {other.name} trains on its own text, but this tokenizer does not exist "
                 f"yet. To use it, run `nbtrain prepare {other.name}` first. To train a tokenizer on this "
                 f"text instead, remove {TOKENIZER_NAME} or set it to another name."

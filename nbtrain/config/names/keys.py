@@ -107,7 +107,7 @@ def unknown_keys(located: Located) -> list[Finding]:
 
 
 def _numbered(dotted: str, inner: Any) -> str:
-    """Return the hint for a key in brackets, as messages show list entries: write a[0].path as a.0.path."""
+    """Return the hint to write a[0].path, a list entry as messages show it, as a.0.path."""
     keys = dotted
     while isinstance(inner, Mapping) and len(inner) == 1:
         ((key, inner),) = inner.items()

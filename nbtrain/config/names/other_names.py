@@ -133,9 +133,11 @@ INSTEAD = {
 
 
 def other_name(word: str) -> str:
-    """Return a hint for a name of another program, after a space: " Nearest: parallel.zero_stage."
+    """Return a hint for another program's name of a setting.
 
-    Return "" for an unknown name. Dashes count as underscores, and upper case as lower case.
+    The hint has a leading space, e.g. " Nearest: parallel.zero_stage."
+
+    "" for an unknown name. Dashes count as underscores, and upper case as lower case.
     """
     folded = word.strip().lstrip("-").replace("-", "_").lower()
     if folded in FIELD_OF:

@@ -19,8 +19,8 @@ class OtherModel:
     scripts: str
     """Regular expression for the file names of programs that train this model."""
     flags: str = "(?!)"
-    """Regular expression for flags that only this model has. It is used if the program's name does not
-    identify a model.
+    """Regular expression for flags that only this model has, used if the program's name does not identify a
+    model.
     """
     changes_gpt: str = "(?!)"
     """Regular expression for flags with which pretrain_gpt.py, too, trains this model."""
@@ -41,7 +41,7 @@ OTHER_MODELS = (
     ),
     OtherModel("T5", r".*_t5.*", r"--decoder-(seq-length|num-layers)|--vocab-extra-ids"),
     OtherModel(
-        "a retriever by ICT or REALM",
+        "a retriever with ICT or REALM",
         r".*_(ict|realm)\b.*|.*orqa.*",
         r"--(ict|biencoder|retriever)-.*|--indexer-(batch-size|log-interval)",
     ),
@@ -52,7 +52,7 @@ OTHER_MODELS = (
         r"--(hybrid-(attention|mlp)-ratio|hybrid-(override|layer)-pattern|is-hybrid-model)",
     ),
     OtherModel(
-        "a policy by reinforcement learning",
+        "a policy with reinforcement learning",
         r".*(_rl|_ppo|_grpo|rlhf).*",
         r"--(rl|grpo)-.*",
         r"--perform-rl-step",
@@ -282,7 +282,7 @@ def is_accelerate(value: Mapping[str, Any]) -> bool:
 
 
 def program_of_file(value: Mapping[str, Any]) -> str:
-    """Return the name of the program whose configuration a mapping is, judged by its keys; "" if unknown."""
+    """Return the name of the program that a configuration belongs to, judged by its keys; "" if unknown."""
     for program in OTHER_PROGRAMS:
         if has_keys(value, program.keys):
             return program.name
@@ -303,7 +303,7 @@ def program_of_command(words: Sequence[str]) -> str:
 def program_of_script(script: str, flags: Sequence[str]) -> str:
     """Return the name of the known program that a Python script belongs to; "" if it is unknown.
 
-    It is recognized by the script's path and flags.
+    The program is recognized by the script's path or by its flags.
     """
     for program in OTHER_PROGRAMS:
         if re.fullmatch(program.scripts, script):
@@ -315,9 +315,9 @@ def program_of_script(script: str, flags: Sequence[str]) -> str:
 
 
 def models_by_flag(gpt: bool) -> Iterator[tuple[OtherModel, re.Pattern[str]]]:
-    """Yield each other model with a pattern for the flags that show that a program trains it.
+    """Yield each of OTHER_MODELS, with a pattern that matches flags with which a program trains this model.
 
-    `gpt` says whether the program's name is one that trains a GPT.
+    `gpt` says whether the program, judged by its name, trains a GPT.
     """
     for model in OTHER_MODELS:
         yield model, re.compile(model.changes_gpt if gpt else f"{model.flags}|{model.changes_gpt}")

@@ -18,9 +18,9 @@ PLAIN_IN_FPDT = {
 
 
 def groups_divide(config: RunConfig) -> Problems:
-    """Check that query groups have equal sizes and divide among the tensor-parallel ranks.
+    """Check that query groups have equal sizes and divide evenly among the tensor-parallel ranks.
 
-    Each rank gets complete groups, or an equal part of one group.
+    Each rank must get complete groups, or an equal part of one group.
     """
     heads = config.model.num_attention_heads
     if config.model.num_query_groups is None:

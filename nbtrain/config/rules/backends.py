@@ -130,9 +130,9 @@ def slurm_options_agree(config: RunConfig) -> Problems:
         yield mistake(
             config,
             "backend.slurm.time_limit_seconds",
-            f"backend.slurm.time_limit_seconds = {limit:g} leaves no time to train: Slurm signals the ranks "
-            f"to save signal_before_seconds({before}) before the limit, and may send the signal 60 s "
-            "earlier.",
+            f"backend.slurm.time_limit_seconds = {limit:g} leaves no time to train: Slurm sends the ranks "
+            f"the signal to save {before} s before the limit (signal_before_seconds), or up to 60 s earlier "
+            "than that.",
             f"Set time_limit_seconds to at least {before + 120}.",
         )
     if section.array and section.resubmissions:

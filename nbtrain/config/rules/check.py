@@ -90,7 +90,7 @@ def rampup_is_whole(config: RunConfig) -> Problems:
 def _step_sizes_problems(config: RunConfig) -> Problems:
     """Check that step_batch_size_schedule is in order and ends at the global batch size.
 
-    Each of its batch sizes must divide among the ranks.
+    Each of its batch sizes must divide evenly among the ranks.
     """
     batch, sizes = config.batch, config.ramp
     if not isinstance(sizes, StepSizes):
@@ -132,7 +132,7 @@ def _step_sizes_problems(config: RunConfig) -> Problems:
 def training_ends(config: RunConfig) -> Problems:
     """Check that the training length is realistic.
 
-    A longer one is a typing error, and would overflow the sample counters.
+    An unrealistic length is a typing error, and would overflow the sample counters.
     """
     unit, tokens = given_unit(config.batch, "train"), config.train_tokens
     if tokens > MOST_TOKENS:

@@ -1,9 +1,9 @@
 """The combinations of parallelism, memory-saving techniques and number formats that a run may use.
 
-A kind is a feature that a run turns on. A kind may need another kind (ZeRO++ needs ZeRO 3), and CLASHES lists
-the pairs that cannot be combined, each with a reason. Every other pair can be trained. The table in
-docs/parallelism.md is generated from this module, and tests/config/rules/test_combinations.py compares each
-of its cells with the rules. Statements about DeepSpeed come from the source code of 0.19.8 or from
+A feature may need another feature (ZeRO++ needs ZeRO 3), and CLASHES lists the pairs that cannot be combined,
+each with a reason. In the code, a feature is also called a kind. Every other pair can be trained. The table
+in docs/parallelism.md is generated from this module, and tests/config/rules/test_combinations.py compares
+each of its cells with the rules. Statements about DeepSpeed come from the source code of 0.19.8 or from
 measurements with it.
 """
 
@@ -23,40 +23,42 @@ class Feature:
     """A feature that a run turns on, such as ZeRO 3 or a pipeline."""
 
     name: str
-    """Identifier of the kind in this module."""
+    """Identifier of the feature in this module."""
     short: str
-    """Abbreviation of a few characters, for column headings."""
+    """Abbreviation of the feature, a few characters for column headings."""
     words: str
-    """Description of the kind, for messages and the docs."""
+    """Description of the feature, for messages and the docs."""
     key: str
-    """Field that turns the kind on."""
+    """Field that turns the feature on."""
     value: bool | int | str
-    """Value of the field that turns the kind on; if `above` is set, one example of such a value."""
+    """Value of the field `key` that turns the feature on; if `above` is set, an example of such a value."""
     above: int | None = None
-    """Threshold of a numeric field: every larger value turns the kind on."""
+    """Threshold of a numeric field `key`: every larger value turns the feature on. None for other fields."""
     also: Mapping[str, Any] = field(default_factory=dict)
-    """Further overrides that the kind needs to be valid."""
+    """Further overrides without which the feature is not valid."""
     axis: str = ""
-    """Group of mutually exclusive kinds, such as the ZeRO stages; "" if the kind is in no such group."""
+    """Group of mutually exclusive features, such as the ZeRO stages; "" if the feature is in no group."""
     instead: str = ""
-    """Kind that takes precedence if a run matches both; "" if there is none."""
+    """Name of another feature, which takes precedence if a run matches both; "" if there is none."""
     needs: tuple[str, ...] = ()
-    """Names of the kinds of which at least one must also be on."""
+    """Names of other features, at least one of which must be on too."""
     needs_words: str = ""
-    """Setting that turns a needed kind on, e.g. "parallel.zero_stage: 3"."""
+    """Setting that turns on one of the features in `needs`, e.g. "parallel.zero_stage: 3"."""
     only_with: tuple[str, ...] = ()
-    """Fields that may be set only with this kind, and are null otherwise."""
+    """Fields that may be set only with this feature, and must be null otherwise."""
     gpu_only: bool = False
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Overrides that turn this kind on, but not the kinds that it needs."""
+        """Overrides that turn on this feature, but not the features in `needs`."""
         return {self.key: self.value, **self.also}
 
     def off(self, config: RunConfig, in_section: str = "") -> str:
-        """Return the settings that turn the kind off in a run: also those that apply only with the kind.
+        """Return the settings that turn the feature off in a run.
 
-        With `in_section`, such as "parallel.", keys are written as they stand in that section.
+        Fields that apply only with the feature are reset too.
+
+        With `in_section`, such as "parallel.", keys are relative to that section.
         """
         values: dict[type, str] = {bool: "false", int: "0", str: "none"}
         written = self.key.removeprefix(in_section) if in_section else self.key.rpartition(".")[2]
@@ -69,11 +71,11 @@ class Feature:
         return " and ".join(settings)
 
     def present(self, config: RunConfig) -> bool:
-        """Return whether a run has this kind."""
+        """Return whether a run has this feature."""
         return self.matches(lambda key: value_of(config, key))
 
     def matches(self, value_of_key: Callable[[str], Any]) -> bool:
-        """Return whether a run has this kind; `value_of_key` returns the run's value of a dotted key."""
+        """Return whether a run has this feature; `value_of_key` returns the run's value of a dotted key."""
         if self.instead and BY_NAME[self.instead].matches(value_of_key):
             return False
         value = value_of_key(self.key)
@@ -208,7 +210,7 @@ BY_NAME = {kind.name: kind for kind in KINDS}
 
 @dataclass(frozen=True)
 class Clash:
-    """A kind, and the kinds that cannot be combined with it."""
+    """A feature, and other features that cannot be combined with it."""
 
     kind: str
     others: tuple[str, ...]
@@ -259,7 +261,7 @@ CLASHES = tuple(
 
 
 def clashes(present: Collection[str]) -> Iterator[str]:
-    """Yield the reasons why the kinds with the names `present` cannot be combined, each as a clause."""
+    """Yield the reasons why the features with the names `present` cannot be combined, each as a clause."""
     for kind in KINDS:
         if kind.needs and kind.name in present and not any(name in present for name in kind.needs):
             yield f"{_name(kind)} needs {kind.needs_words}"
@@ -299,7 +301,7 @@ def kinds_have_what_they_need(config: RunConfig) -> Problems:
 
 
 def _clashes_with(name: str, present: Set[str]) -> bool:
-    """Return whether the kind `name` cannot be combined with one of the kinds that are present."""
+    """Return whether the feature `name` cannot be combined with one of the features in `present`."""
     return any(
         clash.kind in present if name in clash.others else name == clash.kind and present & set(clash.others)
         for clash in CLASHES
@@ -321,8 +323,10 @@ def kinds_go_together(config: RunConfig) -> Problems:
 
 
 def _complete_fix(config: RunConfig, kind: Feature, fix: str) -> str:
-    """Add to the fix of a clash what the run must change with it: settings that apply only with `kind`, and
-    kinds that need the ZeRO stage which the fix lowers.
+    """Return the fix of a clash, completed by the settings that must change along with it.
+
+    If the fix turns `kind` off, the fields that apply only with `kind` are reset. If the fix lowers the ZeRO
+    stage, the features that need the higher stage are turned off.
     """
     turned_off = f"{kind.key.rpartition('.')[2]}: false"
     fix = fix.replace(turned_off, kind.off(config)) if turned_off in fix else fix

@@ -45,8 +45,8 @@ def tokens_are_added_to_a_tokenizer(config: RunConfig) -> Problems:
             config,
             key,
             "need an existing tokenizer to extend, but tokenizer.path is null.",
-            "Set tokenizer.path to the tokenizer of the initial weights (for a run, "
-            "data/tokenizer/<its tokenizer.name>), and set tokenizer.name to a new name.",
+            "Set tokenizer.path to the tokenizer of the initial weights (if they come from a run: "
+            "data/tokenizer/NAME, with that run's tokenizer.name), and set tokenizer.name to a new name.",
         )
     if twice := sorted({token for token in added if added.count(token) > 1}):
         yield broken(
@@ -78,7 +78,7 @@ def tokens_are_added_to_a_tokenizer(config: RunConfig) -> Problems:
             key,
             f"contains tokenizer.eod_token({config.tokenizer.eod_token}). That token marks the end of a "
             "document, so it must not occur in text.",
-            "Remove it from added_tokens.",
+            "Remove this token from added_tokens.",
         )
 
 
@@ -284,7 +284,7 @@ def attention_backend_takes_a_mask(config: RunConfig) -> Problems:
 
 
 def wiki_is_local_or_downloaded(config: RunConfig) -> Problems:
-    """Check that a Wikipedia source with a path sets neither date nor mirror, which choose a download."""
+    """Check that a Wikipedia source with a path sets neither date nor mirror, which only a download uses."""
     for number, source in enumerate(config.data.sources):
         if not isinstance(source, WikiSource) or source.path is None:
             continue
@@ -295,8 +295,8 @@ def wiki_is_local_or_downloaded(config: RunConfig) -> Problems:
             yield mistake(
                 config,
                 "data.sources",
-                f"data.sources[{number}] sets path, so that no dump is downloaded, but {options} would "
-                "choose a download.",
+                f"data.sources[{number}] sets path, so that no dump is downloaded, but it also sets "
+                f"{options}, which only a download uses.",
                 f"Remove path to download the dump, or remove {options} to read the file.",
             )
 
@@ -313,7 +313,7 @@ def document_sizes_are_ordered(config: RunConfig) -> Problems:
 
 
 def workers_are_one_kind(config: RunConfig) -> Problems:
-    """Check that Dask workers have a running scheduler or a cluster to start, and local workers neither."""
+    """Check that Dask workers have a scheduler or a cluster to start, and that local workers have neither."""
     workers = config.data.workers
     given = [key for key in ("address", "cluster") if getattr(workers, key) is not None]
     if workers.kind == "local":
@@ -352,7 +352,7 @@ def workers_are_one_kind(config: RunConfig) -> Problems:
 def scheduler_is_safe(config: RunConfig) -> Problems:
     """Check that a Dask scheduler on another machine uses TLS, its only authentication.
 
-    Without TLS, anyone who can reach its port can run code as its owner.
+    Without TLS, anyone who can reach the scheduler's port can run code as the scheduler's user.
     """
     address = config.data.workers.address
     if address is None or address.startswith("tls://") or is_loopback(address):

@@ -61,7 +61,7 @@ def why_reserved(name: str) -> str:
 
 
 def is_secret(name: str, value: str, addresses: bool = True) -> bool:
-    """Return whether a variable is named like a secret, or its value contains one.
+    """Return whether a variable has a name like a secret's, or a value that contains a secret.
 
     A secret is a token or, with `addresses`, a URL with a password or a query. Pass "" as the name of a value
     that is not a variable.
@@ -74,7 +74,8 @@ def is_secret(name: str, value: str, addresses: bool = True) -> bool:
 def may_be_secret(name: str, value: str) -> bool:
     """Return whether records must hide a variable's value.
 
-    They hide what is_secret() finds, URLs aside, and every variable whose name contains a word such as TOKEN.
+    Records hide the values that is_secret() recognizes, apart from URLs, whose secrets are removed elsewhere.
+    They also hide every variable whose name contains a word such as TOKEN.
     """
     if is_secret(name, value, addresses=False):
         return True

@@ -150,7 +150,7 @@ def rotary_positions_fit(config: RunConfig) -> Problems:
             config,
             "model.rotary_percent",
             f"makes rope rotate {model.rotary_size} of the {head} dimensions of each head, but rope rotates "
-            "pairs, so the number must be even and more than 0; nearest: "
+            "dimensions in pairs, so the number must be even and more than 0; nearest: "
             f"{near or 'none, heads need 2 dimensions'}.",
         )
     if config.parallel.fpdt_chunk_tokens:
@@ -403,13 +403,13 @@ def _flash_without_mask(config: RunConfig) -> str | None:
 
 
 def fp8_has_its_units(config: RunConfig) -> Problems:
-    """Check that a run with FP8 has a Hopper GPU or newer, and matrix sides that are multiples of 16."""
+    """Check that FP8 has a Hopper GPU or newer, and matrix dimensions that are multiples of 16."""
     if not config.precision.fp8 or config.resources.device == "cpu":
         return
     device = find_device(config.resources.gpu_type)
     if device and device.compute_capability < FP8_CAPABILITY:
         major, minor = device.compute_capability
-        other = f"has {major}.{minor}" if major else f"is made by {device.vendor}"
+        other = f"has compute capability {major}.{minor}" if major else f"is made by {device.vendor}"
         yield broken(
             config,
             "precision.fp8",

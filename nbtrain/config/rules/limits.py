@@ -21,12 +21,12 @@ from nbtrain.config.sections.kubernetes_section import KubernetesConfig
 from nbtrain.config.sections.lora_section import LoraConfig
 from nbtrain.config.shape import Shape
 
-# cuBLAS requires every side of an FP8 matrix product to be a multiple of 16.
+# cuBLAS requires every dimension of an FP8 matrix product to be a multiple of 16.
 FP8_MULTIPLE = 16
 
 
 class Broken(NamedTuple):
-    """A limit that a layout breaks, in the words of a run's check (`rule`) and of a search (`clause`)."""
+    """A limit that a layout breaks, as the check of a run (`rule`) and a search (`clause`) report it."""
 
     key: str
     """Key of the setting to change, as in a run YAML."""
@@ -35,7 +35,7 @@ class Broken(NamedTuple):
     clause: str
     """The reason why the layout is rejected, as a clause without place and fix."""
     value: str = ""
-    """The quantity that the rule is about, as "name = value"; "" if that is the setting itself."""
+    """The quantity that the rule is about, as "name = value"; "" if the rule is about the setting itself."""
 
 
 def problems_of(config: RunConfig, broken: Iterable[Broken]) -> Problems:
@@ -195,19 +195,20 @@ def sharded_sequence(shape: Shape, tensor: int, ulysses: int, context: int) -> I
 
 
 def needs_without_mask(setting: str, problem: str) -> str:
-    """Return a clause on why flash attention does not support a setting.
+    """Return a clause that says why flash attention does not support a setting.
 
-    The flash kernel supports the setting only through lengths instead of a mask. `problem` is what that needs
+    Instead of a mask, the flash kernel can use sequence lengths. `problem` says what sequence lengths require
     and what the run has instead.
     """
     return f"flash attention does not support masks, and without a mask {setting} needs {problem}"
 
 
 def flash_parts(context: int, problem: str | None) -> Iterator[Broken]:
-    """Require that the flash kernel accepts lengths if context-parallel ranks use it.
+    """Require that the flash kernel accepts sequence lengths if context-parallel ranks use it.
 
-    The queries of a rank come from a later part of the sequence than its keys, which needs lengths. `problem`
-    is why the kernel does not accept them (attention_kernels.lengths_problem), or None.
+    The queries of a rank may come from a later part of the sequence than the keys, which requires sequence
+    lengths. `problem` is the reason why the kernel does not accept them (attention_kernels.lengths_problem),
+    or None if it does.
     """
     if context > 1 and problem:
         reason = needs_without_mask(f"context_parallel_size({context})", problem)
@@ -225,14 +226,14 @@ def hpz_partition(size: int, data_axis_size: int) -> Iterator[Broken]:
 
 
 def fp8_sides(shape: Shape, tensor: int) -> Iterator[Broken]:
-    """Require that matrices that FP8 multiplies have sides that are multiples of 16 on every rank."""
+    """Require that all dimensions of FP8 matrices are multiples of 16 on every rank."""
     sides = {
         "model.hidden_size": shape.hidden_size,
         "model.ffn_hidden_size": shape.ffn_hidden_size,
         "model.kv_channels": shape.query_width,
         "model.num_query_groups": shape.query_width + 2 * shape.kv_width,
     }
-    # Do not report a second time sides that follow from hidden_size and num_attention_heads.
+    # Dimensions that follow from hidden_size and num_attention_heads are not reported a second time.
     if shape.query_width == shape.hidden_size:
         del sides["model.kv_channels"]
     if shape.num_query_groups == shape.num_attention_heads:
@@ -241,11 +242,11 @@ def fp8_sides(shape: Shape, tensor: int) -> Iterator[Broken]:
         if (side := width // tensor) % FP8_MULTIPLE:
             yield Broken(
                 key,
-                f"results in matrices with a side of {side} on each rank, with "
-                f"tensor_parallel_size({tensor}), but FP8 needs multiples of {FP8_MULTIPLE}. Set fp8: false, "
-                "or change the size.",
-                f"FP8 needs sides that are multiples of {FP8_MULTIPLE}, but {key.rpartition('.')[2]} results "
-                f"in {side} on each of {counted(tensor, 'tensor-parallel rank')}",
+                f"gives matrices a dimension of {side} on each rank, with tensor_parallel_size({tensor}), "
+                f"but FP8 needs matrix dimensions that are multiples of {FP8_MULTIPLE}. Set fp8: false, or "
+                "change the size.",
+                f"FP8 needs matrix dimensions that are multiples of {FP8_MULTIPLE}, but with "
+                f"tensor_parallel_size({tensor}), {key.rpartition('.')[2]} gives a dimension of {side}",
             )
 
 
@@ -394,9 +395,7 @@ def read_ahead(
     """
     size, needed = section.shared_memory_bytes, ranks * read_ahead_bytes(workers, micro, length)
     if size is not None and size < needed:
-        readers = f"data.num_workers({workers}) on each of the {counted(ranks, 'rank')} of a pod"
-        if ranks == 1:
-            readers = f"data.num_workers({workers}) on the only rank of a pod"
+        readers = f"the data workers (data.num_workers = {workers}) of the {counted(ranks, 'rank')} of a pod"
         yield Broken(
             "backend.kubernetes.shared_memory_bytes",
             f"must be at least {needed}, because {readers} prefetch {needed} bytes. Raise or remove "

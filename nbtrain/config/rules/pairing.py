@@ -9,18 +9,19 @@ from nbtrain.config.rules.combinations import BY_NAME, CLASHES, Feature
 
 @dataclass(frozen=True)
 class Pairing:
-    """The table entry for two kinds."""
+    """Whether two features can be combined: an entry of the table in docs/parallelism.md."""
 
     pair: bool
-    """False if the two kinds are the same or on the same axis, so that the table has no entry for them."""
+    """Whether the two features are a pair: different features that are not on the same axis.
+    """
     reason: str | None = None
-    """Reason why the two kinds cannot be combined; None if they can be combined."""
+    """Reason why the two features cannot be combined; None if they can be combined."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Overrides that turn on both kinds, including the settings that they need."""
+    """Overrides that turn on the two features, including the settings that the features need."""
 
 
 def pairing(first: Feature, second: Feature) -> Pairing:
-    """Return whether two kinds can be combined, why not, and the settings that turn both on."""
+    """Return whether two features can be combined, with the reason if not, and the settings for both."""
     if first is second or (first.axis and first.axis == second.axis):
         return Pairing(pair=False)
     refused: Pairing | None = None
@@ -33,7 +34,7 @@ def pairing(first: Feature, second: Feature) -> Pairing:
         reason = _clash(together)
         if reason is None:
             return Pairing(True, None, settings)
-        # Prefer a reason about the two kinds themselves to one about a kind that they need.
+        # Prefer a reason about the two features themselves to one about a feature that they need.
         refused = refused or Pairing(True, _clash([first, second]) or reason, settings)
     assert refused is not None
     return refused

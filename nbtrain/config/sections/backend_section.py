@@ -71,8 +71,9 @@ class HostsConfig(ConfigModel):
     runs on the first one. Leave it empty if `hostfile` lists the machines.
     """
     hostfile: PathText | None = None
-    """DeepSpeed hostfile (`name slots=8` on each line), as an alternative to `hosts`. Its first
-    resources.nodes machines are used. A relative path is relative to the workspace. null uses `hosts`.
+    """DeepSpeed hostfile (`name slots=8` on each line), as an alternative to `hosts`. The first
+    resources.nodes machines that it lists are used. A relative path is relative to the workspace. null uses
+    `hosts`.
     """
     launcher: Literal["pdsh", "openmpi"] = "pdsh"
     """Program with which DeepSpeed's launcher starts the agents. pdsh must be installed on the machine that
@@ -210,8 +211,8 @@ class BackendConfig(ConfigModel):
     """Seconds to wait for free space if the disk is too full for a checkpoint. After that, the job fails."""
     elastic: bool = False
     """Whether a restart counts the usable devices and uses as many data-parallel ranks as fit on them, with
-    the same global batch size. With kind: hosts, it asks every machine and continues without those that do
-    not respond. With device: cpu, an operator sets the number of devices of one machine
+    the same global batch size. With kind: hosts, the restart asks every machine and continues without those
+    that do not respond. With device: cpu, an operator sets the number of devices of one machine
     (nbtrain.jobs.control.control.ask_devices).
     """
     env: dict[Word, EnvironmentText] = {}

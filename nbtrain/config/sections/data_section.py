@@ -184,8 +184,8 @@ class DataConfig(ConfigModel):
     extra_json_keys: list[Word] = []
     """Additional keys of each record to encode, each into its own <key>_document.bin and .idx."""
     split_sentences: Annotated[str, Field(pattern=LANGUAGE_CODE)] | None = None
-    """Code of the language, such as en, whose rules split documents into sentences. They are stored as
-    <json_key>_sentence. null does not split documents.
+    """Code of the language, such as en, whose rules split documents into sentences. The sentences are stored
+    as <json_key>_sentence. null does not split documents.
     """
     num_prepare_workers: Annotated[WorkerCount, WithoutEffect()] = 0
     """Maximum number of processes that extract and encode text. 0 means one per core. Small files (below 256
@@ -231,7 +231,7 @@ class DataConfig(ConfigModel):
 
     @property
     def resolved_packing(self) -> Literal["stream", "best_fit"]:
-        """Value of `packing`. If it is null, this is the value that null stands for."""
+        """Packing method: the value of `packing` or, if that is null, the method that null stands for."""
         if self.packing is not None:
             return self.packing
         is_tuning = any(

@@ -92,7 +92,7 @@ class SecretFilesConfig(ConfigModel):
 
 
 class TolerationConfig(ConfigModel):
-    """A toleration: a taint of nodes that the pods tolerate."""
+    """A toleration: it lets the pods run on nodes with a matching taint."""
 
     key: LabelKey | None = None
     """Key of the taint. null with operator Exists tolerates every taint."""
@@ -107,7 +107,7 @@ class TolerationConfig(ConfigModel):
 
     @property
     def written_operator(self) -> str:
-        """Value of `operator`, or its default if it is null."""
+        """Value of `operator` or, if that is null, the operator that null stands for."""
         return self.operator or ("Exists" if self.value is None else "Equal")
 
 
@@ -182,8 +182,8 @@ class KubernetesConfig(ConfigModel):
     python: Program = "python3"
     """Python interpreter in the image: its path, or a name on the PATH."""
     workspace_path: ContainerPath = "/workspace"
-    """Path of the workspace in the container. Its output/ holds the run directory and its data/ the data, so
-    it must be on a volume in `mounts` to which every pod can write.
+    """Path of the workspace in the container. Its output/ holds the run directory and its data/ holds the
+    data, so the workspace must be on a volume in `mounts` to which every pod can write.
     """
     mounts: list[MountConfig] = []
     """Persistent volume claims to mount in the container."""
@@ -230,8 +230,8 @@ class KubernetesConfig(ConfigModel):
     annotations: dict[LabelKey, Annotation] = {}
     """Annotations of the Kubernetes object and its pods."""
     clean_up_policy: Literal["none", "unfinished", "all"] | None = None
-    """Pods that the operator removes when the job ends. null removes no pods, so that their logs are kept, if
-    the kind of object has such a policy.
+    """Pods that the operator removes when the job ends. null removes no pods, so that their logs are kept. A
+    TrainJob has no such policy: its pods remain until it is deleted.
     """
     restart_policy: Literal["Always", "OnFailure", "Never", "ExitCode"] | None = None
     """Policy by which the operator restarts a pod. null means ExitCode, which restarts only a pod that was
@@ -245,21 +245,22 @@ class KubernetesConfig(ConfigModel):
     active_deadline_seconds: Annotated[int, Field(ge=1, le=YEAR_SECONDS)] | None = None
     """Seconds after which the operator ends the pods, counted from the moment when the operator starts the
     job. Time in the queue does not count, and for a TrainJob the count starts again after each pause. If
-    backend.deadline_seconds is set too, it must be shorter, because it ends the job with a checkpoint. null
-    sets no limit.
+    backend.deadline_seconds is set too, backend.deadline_seconds must be shorter, because the job saves a
+    checkpoint at that deadline. null sets no limit.
     """
     min_nodes: PositiveSmallCount | None = None
-    """Minimum number of pods of an elastic job (DeepSpeedJob or PyTorchJob). A restart continues with the
-    first pods that are available, which backend.elastic counts. null means that the job is not elastic.
+    """Minimum number of pods of an elastic job (DeepSpeedJob or PyTorchJob). Requires backend.elastic: a
+    restart counts the available pods and continues with the first ones. null means that the job is not
+    elastic.
     """
     max_nodes: PositiveSmallCount | None = None
     """Maximum number of pods of an elastic job, which must equal resources.nodes. null means
     resources.nodes.
     """
     autotune: Literal["none", "run", "tune"] = "none"
-    """DeepSpeed's autotuner, which a DeepSpeedJob starts with DeepSpeed's launcher. none does not run it.
-    tune searches for the best ZeRO stage and micro-batch size and does not train. run searches and then
-    trains with the best ones.
+    """DeepSpeed's autotuner, which a DeepSpeedJob starts with DeepSpeed's launcher. none does not run the
+    autotuner. tune searches for the best ZeRO stage and micro-batch size and does not train. run searches and
+    then trains with the best stage and size.
     """
     debug_mode: bool = False
     """DeepSpeedJob: whether the pods start sshd instead of the training, so that you can open a shell in

@@ -15,7 +15,7 @@ def _adapter(of_key: bool) -> TypeAdapter:
 
 
 def label_problem(key: Any, value: Any) -> str | None:
-    """Return the rule that a label breaks, worded as at a submission. None if the label is valid.
+    """Return the rule that a label breaks, as a submission would report it. None if the label is valid.
 
     A value of None, which removes the label, is valid.
     """

@@ -23,7 +23,7 @@ class LimitsConfig(ConfigModel):
     limit.
     """
     energy_kwh: Amount | None = None
-    """Maximum energy of the GPUs, their machines and cooling, in kWh. null sets no limit."""
+    """Maximum energy that the GPUs, their machines and the cooling use, in kWh. null sets no limit."""
     days: Amount | None = None
     """Maximum number of days from the first step to the last, not counting time in a queue. null sets no
     limit.

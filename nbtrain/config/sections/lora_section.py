@@ -50,7 +50,7 @@ class LoraConfig(ConfigModel):
     """
     trainable_token_indices: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = None
     """Ids of the tokens whose rows of the embedding, and of an untied output layer, are trained too. null
-    means the ids that the vocabulary of init_from does not have, which submit writes into the run's
+    means the ids that are missing from the vocabulary of init_from; submit writes them into the run's
     configuration. [] trains no rows.
     """
     init_from: PathText | None = None

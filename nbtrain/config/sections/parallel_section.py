@@ -78,8 +78,8 @@ class OffloadConfig(ConfigModel):
     nvme_path: PathText | None = None
     """Folder on a local NVMe disk. Used with device: nvme."""
     pin_memory: bool = False
-    """Whether to use page-locked host memory. Copies are then faster, but no other program can use that
-    memory.
+    """Whether to use page-locked host memory. Copies between host and device are then faster, but no other
+    program can use that memory.
     """
     buffer_count: PositiveSmallCount = 5
     """Number of buffers in host memory through which state on NVMe is read and written."""

@@ -40,7 +40,7 @@ def given_unit(section: ConfigModel, stem: str) -> str | None:
 def other_warmups(schedule: ConfigModel) -> list[str]:
     """Return the fields that set the warm-up in samples, in steps or as a fraction.
 
-    They are refused next to lr_warmup_tokens.
+    Only fields that are set are returned. None of them may be set together with lr_warmup_tokens.
     """
     fields = (f"lr_warmup_{unit}" for unit in ("samples", "steps", "fraction"))
     return [field for field in fields if getattr(schedule, field) is not None]
@@ -201,8 +201,8 @@ class LrScheduleConfig(ConfigModel):
     batch-size ramp-up, as an alternative to lr_decay_tokens.
     """
     lr_wsd_decay_tokens: PositiveAmount | None = None
-    """WSD only: length of the final decay phase in tokens. WSD needs the length in one unit, or as
-    lr_wsd_decay_fraction.
+    """WSD only: length of the final decay phase in tokens. WSD needs exactly one of lr_wsd_decay_tokens,
+    lr_wsd_decay_samples, lr_wsd_decay_steps and lr_wsd_decay_fraction.
     """
     lr_wsd_decay_samples: PositiveAmount | None = None
     """WSD only: length of the final decay phase in samples (sequences), as an alternative to

@@ -25,7 +25,7 @@ class SourceModel(ConfigModel):
     """Fields common to all sources."""
 
     has_extra_keys: ClassVar[bool] = False
-    """Whether records of this kind have named keys, among which data.extra_json_keys are found."""
+    """Whether records of this kind have named keys, so that data.extra_json_keys can name some of them."""
 
     name: Name | None = None
     """Name of the source in reports, in the data card and for its separate loss. null means the source's
@@ -189,8 +189,8 @@ class FineTuningSourceModel(RecordFolderSourceModel):
 
 
 class PromptCompletionSource(FineTuningSourceModel):
-    """Prompts and completions. Only completions are trained on. Files: .jsonl, .ndjson or .json, optionally
-    compressed, or .parquet.
+    """Records with a prompt and a completion. Only the completion is trained on. Files: .jsonl, .ndjson or
+    .json, optionally compressed, or .parquet.
     """
 
     kind: Literal["prompt-completion"]
@@ -201,8 +201,8 @@ class PromptCompletionSource(FineTuningSourceModel):
 
 
 class AlpacaSource(FineTuningSourceModel):
-    """Alpaca's instruction, input and output. Only the output is trained on. Files: .jsonl or .json,
-    optionally compressed, or .parquet.
+    """Records in Alpaca's format: instruction, input and output. Only the output is trained on. Files: .jsonl
+    or .json, optionally compressed, or .parquet.
     """
 
     kind: Literal["alpaca"]
@@ -240,8 +240,8 @@ class ConversationSourceModel(FineTuningSourceModel):
     tool_call_template: Annotated[str, Field(pattern=r"\{tool_call\}", max_length=MOST_TEXT_CHARS)] | None = (
         None
     )
-    """Template for one tool call, placed on lines after the content. {tool_call} stands for a JSON object of
-    name and arguments. null refuses messages with tool_calls.
+    """Template for one tool call, placed on a new line after the content. {tool_call} stands for a JSON
+    object of name and arguments. null refuses messages with tool_calls.
     """
     reasoning_template: Annotated[str, Field(pattern=r"\{reasoning\}", max_length=MOST_TEXT_CHARS)] | None = (
         None
@@ -252,20 +252,20 @@ class ConversationSourceModel(FineTuningSourceModel):
 
 
 class ChatSource(ConversationSourceModel):
-    """Conversations in the form of role and content, ShareGPT or OpenAssistant's trees. Files: .jsonl,
-    .ndjson or .json, optionally compressed, or .parquet.
+    """Conversations in one of three formats: messages with role and content, ShareGPT, or OpenAssistant's
+    trees. Files: .jsonl, .ndjson or .json, optionally compressed, or .parquet.
     """
 
     kind: Literal["chat"]
     messages_key: Word | None = None
-    """Key that holds the list of messages. null uses the first of messages, conversations and conversation
-    that a record has, or else reads a question with its answer.
+    """Key that holds the list of messages. null uses the first of the keys messages, conversations and
+    conversation that a record has. A record with none of them is read as a question with its answer.
     """
 
 
 class PreferenceSource(ConversationSourceModel):
-    """Prompts with a chosen and a rejected answer, each a text or messages, for the section `dpo`. Files:
-    .jsonl, .ndjson or .json, optionally compressed, or .parquet.
+    """Records with a prompt, a chosen answer and a rejected answer, for the section `dpo`. Each of the three
+    is a text or a list of messages. Files: .jsonl, .ndjson or .json, optionally compressed, or .parquet.
     """
 
     kind: Literal["preference"]

@@ -34,8 +34,8 @@ class CheckpointConfig(ConfigModel):
     """
     async_save: bool | None = None
     """Whether the state is first copied to host memory and then written while training continues. true
-    requires host memory for the copy. With null, each start of the ranks decides: true if the copy fits into
-    host memory.
+    requires host memory for the copy. With null, nbtrain decides whenever the ranks start: true if the copy
+    fits into host memory.
     """
     local_dir: PathText | None = None
     """Folder on each node's own disk, such as /local/nvme/nbtrain. Checkpoints are written there first and
@@ -47,8 +47,8 @@ class CheckpointConfig(ConfigModel):
     copied to the run directory every save_interval_steps. null saves no such checkpoints.
     """
     local_keep_last: PositiveSteps = 1
-    """Number of newest checkpoints to keep on the nodes' disks. There may be one more while it is being
-    written or copied.
+    """Number of newest checkpoints to keep on the nodes' disks. While a checkpoint is being written or
+    copied, there may be one more.
     """
     local_copy_bytes_per_second: PositiveBytes | None = None
     """Maximum number of bytes per second that each node copies from local_dir to the run directory. null sets
@@ -150,9 +150,9 @@ class ProfileConfig(ConfigModel):
     wait_steps: Steps = 1
     """Number of steps at the start of each cycle that are not profiled."""
     warmup_steps: Steps = 1
-    """Number of steps that are profiled next in each cycle, but whose results are discarded."""
+    """Number of steps after wait_steps in each cycle that are profiled, but whose results are discarded."""
     active_steps: PositiveSteps = 3
-    """Number of steps that are profiled next in each cycle and whose results are kept."""
+    """Number of steps after warmup_steps in each cycle that are profiled, and whose results are kept."""
     repeat: PositiveSteps = 2
     """Number of profiling cycles."""
     record_shapes: bool = True

@@ -28,8 +28,8 @@ class SlurmWorkersConfig(ConfigModel):
     workers_per_job: Annotated[int, Field(ge=1, le=1024)] = 1
     """Number of workers in one job, each with one core."""
     time_minutes: Minutes = 60.0
-    """Time limit of a job, in minutes. Its workers leave 2 minutes before the limit, and a new job replaces
-    them.
+    """Time limit of a job, in minutes. The job's workers stop 2 minutes before the limit, and a new job
+    replaces them.
     """
     interface: SlurmWord | None = None
     """Network interface of the scheduler and the workers, such as ib0. null means the interface with the
@@ -59,7 +59,7 @@ class WorkersConfig(ConfigModel):
     tls_cert_file: PathText | None = None
     """File with the certificate that this process presents. null without TLS."""
     tls_key_file: PathText | None = None
-    """File with the private key of that certificate. null without TLS."""
+    """File with the private key of the certificate in tls_cert_file. null without TLS."""
     cluster: Literal["local", "slurm"] | None = None
     """With kind: dask, the type of Dask cluster that is started for this `nbtrain prepare` and ends with it.
     null if `address` is set.

@@ -75,7 +75,7 @@ def test_an_export_takes_the_newest_checkpoint_that_is_not_being_saved(run, work
 
     run.checkpoint(12).mkdir()
     assert said().endswith(
-        "its newest checkpoint is not complete (global_step12: it has no manifest.json: its save was "
+        "the newest checkpoint is not complete (global_step12: manifest.json is missing: the save was "
         "interrupted). Pass `--step 10` to export the newest complete checkpoint."
     )
     job, now = run.job(JOB), time.time()
@@ -118,8 +118,8 @@ def test_a_rollback_goes_back_to_what_counts(run):
     assert only_on_nodes(run) is None and on_nodes_words(run) == ""
     LocalSaves([save(12, attempt=2)]).keep(run)
     assert on_nodes_words(run) == (
-        "step 12 is on the disks of node-a, node-b only (checkpoint.local_dir): a resume on these nodes "
-        "continues from it"
+        "the checkpoint of step 12 is only on the local disks of node-a, node-b (checkpoint.local_dir): to "
+        "continue from it, resume on the same nodes"
     )
 
 

@@ -151,28 +151,28 @@ def test_the_words_of_every_state() -> None:
     ended = f"{NAME} ended as FAILED, exit code 0:9"
     silent = "its supervisor has been silent for 40 s while the job was RUNNING"
     assert cause(RUNNING, FAILED, ended) == f"{silent}; {ended}"
-    assert cause(RUNNING, UNKNOWN) == f"{silent}; {NAME} is not known any more"
+    assert cause(RUNNING, UNKNOWN) == f"{silent}; {NAME} is no longer known to its scheduler"
     assert cause(RUNNING, RUNNING) == "own"
     assert cause(RUNNING, FAILED, ended, silent=4) == (
         f"{ended}; its supervisor has been silent for 4 s, and the job counts as LOST after 30 s"
     )
     assert cause(RUNNING, CANCELLED) == f"{NAME} was cancelled, while the job was RUNNING"
-    assert cause(RUNNING, QUEUED) == f"{NAME} has put it back into its queue"
+    assert cause(RUNNING, QUEUED) == f"{NAME} is back in the queue"
     assert cause(RUNNING, RUNNING, silent=1000, seen=False) == (
-        "no sign of life from its supervisor for 1000 s while the job was RUNNING, and Slurm job 12 does "
-        "not answer"
+        "no sign of life from its supervisor for 1000 s while the job was RUNNING, and the scheduler of "
+        "Slurm job 12 does not answer"
     )
     assert cause(QUEUED, QUEUED, "waits (Resources)") == "waits (Resources)"
-    assert cause(QUEUED, UNKNOWN) == f"{NAME} is not known, and its supervisor never started"
+    assert cause(QUEUED, UNKNOWN) == f"{NAME} is not known to its scheduler, and its supervisor never started"
     handed_over = replace(record_of(QUEUED, "saved at step 7"), started_at=1.0)
     assert state_with_engine(handed_over, word_of(UNKNOWN, True), 40, 40) == (
         LOST,
-        f"{NAME} is not known any more, and nothing continues the job: saved at step 7",
+        f"{NAME} is no longer known to its scheduler, and nothing continues the job: saved at step 7",
     )
     assert cause(QUEUED, SUCCEEDED) == (
         f"{NAME} has ended, and no supervisor has started; see logs/supervisor.log"
     )
-    assert cause(RUNNING, SUSPENDED) == f"suspended by {NAME}"
+    assert cause(RUNNING, SUSPENDED) == f"{NAME} is suspended"
     assert SUSPENDED in ACTIVE
 
 
@@ -230,7 +230,7 @@ def test_a_job_that_is_being_submitted_is_not_lost(tmp_path):
     job = RunDir(tmp_path / "tiny").job("20260101-120000-abcd")
     assert read_state(job, time.time())[0] == LOST
     job.make_folders()
-    assert read_state(job, time.time()) == (QUEUED, "it is being submitted")
+    assert read_state(job, time.time()) == (QUEUED, "the job is being submitted")
     cut_off = (LOST, "the submission was interrupted before job.json was written")
     assert read_state(job, time.time() + QUEUED_GRACE_SECONDS + 1) == cut_off
 

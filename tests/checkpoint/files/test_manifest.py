@@ -41,12 +41,12 @@ def test_a_written_checkpoint_is_whole(run):
     [
         (
             lambda folder: (folder / "manifest.json").unlink(),
-            "it has no manifest.json: its save was interrupted",
+            "manifest.json is missing: the save was interrupted",
         ),
         (lambda folder: (folder / "manifest.json").write_text('{"schema'), "manifest.json is not JSON"),
         (
             lambda folder: (folder / "manifest.json").write_text(json.dumps({"schema_version": 9})),
-            "manifest.json has schema_version 9; this nbtrain reads 2",
+            "manifest.json has schema_version 9, but this nbtrain reads 2",
         ),
         (
             lambda folder: (folder / "offloaded_tensors.swp").unlink(),
@@ -54,7 +54,7 @@ def test_a_written_checkpoint_is_whole(run):
         ),
         (
             lambda folder: (folder / "offloaded_tensors.swp").write_bytes(b"wei"),
-            "offloaded_tensors.swp has 3 bytes; its manifest says 7",
+            "offloaded_tensors.swp has 3 bytes, but manifest.json lists 7",
         ),
         (
             lambda folder: (folder / "offloaded_tensors.swp").write_bytes(b"weighty"),
@@ -82,7 +82,7 @@ def test_a_manifest_of_another_form_is_reported(run, content):
     found, [(step, reason)] = newest_whole(run, manifests.problem)
     assert (found, step) == (10, 20)
     assert reason in (
-        "manifest.json holds a list instead of fields",
+        "manifest.json must be a JSON object, not list",
         "manifest.json does not list the size and SHA-256 of each file",
     )
     assert newest_checkpoint_step(run) == 10
@@ -147,7 +147,7 @@ def test_no_whole_checkpoint(run):
     run.checkpoint(5).mkdir(parents=True)
     assert newest_whole(run, manifests.problem) == (
         None,
-        [(5, "it has no manifest.json: its save was interrupted")],
+        [(5, "manifest.json is missing: the save was interrupted")],
     )
 
 

@@ -57,8 +57,8 @@ def test_extra_keys_are_added_and_collisions_refused():
     with pytest.raises(ConfigError) as caught:
         deepspeed_config(config_of(parallel__deepspeed_extra={"zero_optimization": {"stage": 3}}))
     assert str(caught.value).endswith(
-        "parallel.deepspeed_extra sets zero_optimization.stage, which nbtrain derives as 2. Remove it, and "
-        "change the field that it is derived from."
+        "parallel.deepspeed_extra sets zero_optimization.stage, which nbtrain derives as 2. Remove the key, "
+        "and change the field of the run from which nbtrain derives it."
     )
 
 

@@ -73,7 +73,7 @@ def test_what_was_found_is_said_with_the_command_that_takes_it_over(config, work
     run = RunDir.named("gpt")
     assert found_words(run, config, "none", active=True) is None
     folder = "output/gpt/autotuning_results"
-    assert found_words(run, config, "tune", active=True) == f"its trials are written to {folder}/"
+    assert found_words(run, config, "tune", active=True) == f"the autotuner writes its trials to {folder}/"
     assert found_words(run, config, "tune", active=False) == (
         f"no trial finished; see stderr.log and stdout.log of each trial in {folder}/"
     )

@@ -579,7 +579,7 @@ def test_the_later_of_two_overrides_wins():
         ),
         (
             ["batch.max_steps=2", "batch=1"],
-            "override batch=1: keys inside batch are overridden too. Remove this override or those.",
+            "override batch=1: keys inside batch are overridden too. Remove this override or the others.",
         ),
         (["extends=x.yaml"], "override extends=x.yaml: a run has no key `extends`."),
         (
@@ -718,7 +718,8 @@ def test_a_resolved_file_must_say_everything(tmp_path):
 def test_a_run_without_its_resolved_file(tmp_path):
     """A folder with only run.json is refused; the message names the missing file and the fix."""
     with pytest.raises(
-        ConfigError, match=r"config\.yaml: no such file\. `nbtrain submit` writes it.* submit the run again"
+        ConfigError,
+        match=r"config\.yaml: no such file\. `nbtrain submit` writes this file.* submit the run again",
     ):
         load_resolved(tmp_path / "config.yaml")
 

@@ -171,8 +171,8 @@ BROKEN = {
         "gpt-125m",
         ["model.position_embedding_type=rope", "model.rotary_percent=0.4"],
         "@: model.rotary_percent = 0.4\n"
-        "  makes rope rotate 25 of the 64 dimensions of each head, but rope rotates pairs, so the number "
-        "must be even and more than 0; nearest: 24, 26.",
+        "  makes rope rotate 25 of the 64 dimensions of each head, but rope rotates dimensions in pairs, so "
+        "the number must be even and more than 0; nearest: 24, 26.",
     ),
     "sequence parallelism without tensor ranks": (
         "gpt-125m",
@@ -400,7 +400,7 @@ BROKEN = {
         ["precision.fp8=true", "precision.dtype=bf16"],
         "@: precision.fp8 = true\n"
         "  needs an NVIDIA GPU of generation Hopper (compute capability 9.0) or newer, but "
-        "resources.gpu_type = A100-40GB has 8.0. Set fp8: false.",
+        "resources.gpu_type = A100-40GB has compute capability 8.0. Set fp8: false.",
     ),
     "FP8 on another maker's GPU": (
         "gpt-125m",
@@ -418,8 +418,8 @@ BROKEN = {
             "resources.gpu_type=H100",
         ],
         "override model.ffn_hidden_size=3080: model.ffn_hidden_size = 3080\n"
-        "  results in matrices with a side of 3080 on each rank, with tensor_parallel_size(1), but FP8 "
-        "needs multiples of 16. Set fp8: false, or change the size.",
+        "  gives matrices a dimension of 3080 on each rank, with tensor_parallel_size(1), but FP8 "
+        "needs matrix dimensions that are multiples of 16. Set fp8: false, or change the size.",
     ),
     "groups that do not divide the heads": (
         "gpt3-tiny",
@@ -622,8 +622,8 @@ BROKEN = {
         ["tokenizer.added_tokens=[<|a|>]"],
         "@: tokenizer.added_tokens = [<|a|>]\n"
         "  need an existing tokenizer to extend, but tokenizer.path is null. Set tokenizer.path to the "
-        "tokenizer of the initial weights (for a run, data/tokenizer/<its tokenizer.name>), and set "
-        "tokenizer.name to a new name.",
+        "tokenizer of the initial weights (if they come from a run: data/tokenizer/NAME, with that run's "
+        "tokenizer.name), and set tokenizer.name to a new name.",
     ),
     "a token added twice": (
         "gpt3-tiny",
@@ -652,7 +652,7 @@ BROKEN = {
         ["tokenizer.added_tokens=[<|endoftext|>]", "tokenizer.path=somewhere"],
         "@: tokenizer.added_tokens = [<|endoftext|>]\n"
         "  contains tokenizer.eod_token(<|endoftext|>). That token marks the end of a document, so it must "
-        "not occur in text. Remove it from added_tokens.",
+        "not occur in text. Remove this token from added_tokens.",
     ),
     "preferences without weights": (
         "gpt3-tiny",
@@ -1013,7 +1013,7 @@ BROKEN = {
         "gpt-125m",
         ["parallel.deepspeed_extra={zero_optimization: {sub_grup_size: 5}}"],
         "@: parallel.deepspeed_extra sets zero_optimization.sub_grup_size, which DeepSpeed 0.19.8 does not "
-        "know in zero_optimization. Nearest: sub_group_size. Remove it, or correct its name. To set "
+        "know in zero_optimization. Nearest: sub_group_size. Remove the key, or correct its name. To set "
         "sub_group_size, use parallel.sub_group_size.",
     ),
     "a value that DeepSpeed does not take": (
@@ -1041,19 +1041,19 @@ BROKEN = {
         "gpt-125m",
         ["parallel.deepspeed_extra={aio: {thread_count: 2}}"],
         "@: parallel.deepspeed_extra sets aio.thread_count, which DeepSpeed 0.19.8 does not know in aio. "
-        "Nearest: intra_op_parallelism. Remove it, or correct its name.",
+        "Nearest: intra_op_parallelism. Remove the key, or correct its name.",
     ),
     "what DeepSpeed had and rejects": (
         "gpt-125m",
         ["parallel.deepspeed_extra={sparse_attention: {mode: fixed}}"],
-        "@: parallel.deepspeed_extra sets sparse_attention, which DeepSpeed 0.19.8 rejects, because it "
-        "no longer has that feature. Remove it.",
+        "@: parallel.deepspeed_extra sets sparse_attention, which DeepSpeed 0.19.8 rejects, because the "
+        "feature was removed. Remove the key.",
     ),
     "what ZeRO had and rejects": (
         "gpt-125m",
         ["parallel.deepspeed_extra={zero_optimization: {mics_shard_size: 8}}"],
         "@: parallel.deepspeed_extra sets zero_optimization.mics_shard_size, which DeepSpeed 0.19.8 rejects, "
-        "because it no longer has that feature. Remove it.",
+        "because the feature was removed. Remove the key.",
     ),
     "a DeepSpeed key with a typing error": (
         "gpt-125m",
@@ -1099,7 +1099,7 @@ BROKEN = {
         "gpt-125m",
         ["parallel.deepspeed_extra={zero_optimization: {stage: 3}}"],
         "@: parallel.deepspeed_extra sets zero_optimization.stage, which nbtrain derives as 2. "
-        "Remove it, and change the field that it is derived from.",
+        "Remove the key, and change the field of the run from which nbtrain derives it.",
     ),
     "a part of DeepSpeed's offloading": (
         "gpt-125m",
@@ -1369,8 +1369,8 @@ BROKEN = {
         "gpt-125m",
         ["data.sources=[{kind: wiki, path: x.xml, date: '20260101'}]"],
         "override data.sources=[{kind: wiki, path: x.xml, date: '20260101'}]: data.sources[0] sets path, so "
-        "that no dump is downloaded, but date would choose a download. Remove path to download the dump, or "
-        "remove date to read the file.",
+        "that no dump is downloaded, but it also sets date, which only a download uses. Remove path to "
+        "download the dump, or remove date to read the file.",
     ),
     "documents that are too short and too long": (
         "gpt-125m",
@@ -1593,8 +1593,8 @@ BROKEN = {
     "a time limit without time to train": (
         "gpt-125m",
         ["backend.slurm.time_limit_seconds=120", "backend.kind=slurm"],
-        "@: backend.slurm.time_limit_seconds = 120 leaves no time to train: Slurm signals the ranks to save "
-        "signal_before_seconds(120) before the limit, and may send the signal 60 s earlier. Set "
+        "@: backend.slurm.time_limit_seconds = 120 leaves no time to train: Slurm sends the ranks the "
+        "signal to save 120 s before the limit (signal_before_seconds), or up to 60 s earlier than that. Set "
         "time_limit_seconds to at least 240.",
     ),
     "two ways to continue after the time limit": (

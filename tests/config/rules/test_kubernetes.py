@@ -298,6 +298,6 @@ def test_shared_memory_holds_what_the_workers_read_ahead():
     )
     needed = run.ranks_per_node * 4096 * (8 + 2 * (3 + 2 * 2 * 16))
     [problem] = messages(run, KubernetesConfig(mounts=[MOUNT], shared_memory_bytes=needed - 1))
-    assert f"must be at least {needed}, because data.num_workers(2)" in problem
+    assert f"must be at least {needed}, because the data workers (data.num_workers = 2)" in problem
     for size in (needed, None):
         assert messages(run, KubernetesConfig(mounts=[MOUNT], shared_memory_bytes=size)) == []

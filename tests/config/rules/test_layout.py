@@ -125,24 +125,24 @@ def test_what_just_passes(rule, overrides):
             ["model.attention_backend=flash", "model={hidden_size: 771, num_attention_heads: 3}"],
             "up to 256, but this model's head size is 257.",
         ),
-        ("fp8_has_its_units", ["precision.fp8=true", "resources.gpu_type=L4"], "has 8.9"),
+        ("fp8_has_its_units", ["precision.fp8=true", "resources.gpu_type=L4"], "capability 8.9"),
         (
             "fp8_has_its_units",
             [*FP8, "model={kv_channels: 66}"],
             "model.kv_channels = 66\n"
-            "  results in matrices with a side of 792 on each rank, with tensor_parallel_size(1)",
+            "  gives matrices a dimension of 792 on each rank, with tensor_parallel_size(1)",
         ),
         (
             "fp8_has_its_units",
             [*FP8, "model={hidden_size: 1040, ffn_hidden_size: 4096, kv_channels: 86}"],
             "model.kv_channels = 86\n"
-            "  results in matrices with a side of 1032 on each rank, with tensor_parallel_size(1)",
+            "  gives matrices a dimension of 1032 on each rank, with tensor_parallel_size(1)",
         ),
         (
             "fp8_has_its_units",
             [*FP8, "model={kv_channels: 68, num_query_groups: 1}"],
             "model.num_query_groups = 1\n"
-            "  results in matrices with a side of 952 on each rank, with tensor_parallel_size(1)",
+            "  gives matrices a dimension of 952 on each rank, with tensor_parallel_size(1)",
         ),
         (
             "fp8_has_its_units",
@@ -152,13 +152,12 @@ def test_what_just_passes(rule, overrides):
                 "parallel.tensor_parallel_size=2",
                 "model.hidden_size=784",
             ],
-            "results in matrices with a side of 392 on each rank, with tensor_parallel_size(2), but FP8 "
-            "needs",
+            "gives matrices a dimension of 392 on each rank, with tensor_parallel_size(2), but FP8 needs",
         ),
         (
             "fp8_has_its_units",
             [*FP8, "parallel.tensor_parallel_size=2", "model.ffn_hidden_size=3088"],
-            "results in matrices with a side of 1544 on each rank, with tensor_parallel_size(2),",
+            "gives matrices a dimension of 1544 on each rank, with tensor_parallel_size(2),",
         ),
         (
             "attention_backend_serves",
@@ -337,8 +336,8 @@ def test_rotary_positions_that_fit(overrides):
         (["model.rotary_percent=0.4"], "nearest: 24, 26."),
         (
             ["model.rotary_percent=0.001"],
-            "rotate 0 of the 64 dimensions of each head, but rope rotates pairs, so the number must be even "
-            "and more than 0; nearest: 2.",
+            "rotate 0 of the 64 dimensions of each head, but rope rotates dimensions in pairs, so the number "
+            "must be even and more than 0; nearest: 2.",
         ),
         (
             ["parallel.fpdt_chunk_tokens=512"],

@@ -176,8 +176,8 @@ def test_a_blend_ends_its_documents_as_its_tokenizer_does(files):
 def test_names_of_shipped_runs_are_theirs(files):
     """Dataset and tokenizer names of shipped runs are reserved: no other run can create data under them."""
     message = refusal("demo.yaml", "tokenizer.name=python-docs-1k")
-    assert "tokenizer.name = python-docs-1k: is the name of the tokenizer that " in message
+    assert "tokenizer.name = python-docs-1k is the name of the tokenizer that " in message
     assert "run `nbtrain prepare gpt-tiny` first" in message
     message = refusal("demo.yaml", "data.name=python-docs-1k", "tokenizer.name=words")
-    assert "data.name = python-docs-1k: is the name of the dataset that " in message
+    assert "data.name = python-docs-1k is the name of the dataset that " in message
     assert read_manifest(tokenizer_dir("python-docs-1k")) is None

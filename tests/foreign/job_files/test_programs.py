@@ -38,11 +38,11 @@ def refusal(path) -> str:
         ("pretrain_bert.py", FLAGS, "runs pretrain_bert.py, which trains BERT: "),
         ("pretrain_t5.py", FLAGS, "runs pretrain_t5.py, which trains T5: "),
         ("pretrain_mamba.py", FLAGS, "runs pretrain_mamba.py, which trains Mamba: "),
-        ("pretrain_ict.py", FLAGS, "which trains a retriever by ICT or REALM: "),
+        ("pretrain_ict.py", FLAGS, "which trains a retriever with ICT or REALM: "),
         ("pretrain_retro.py", FLAGS, "which trains Retro: "),
         ("pretrain_vision_classify.py", FLAGS, "which trains a vision model: "),
         ("pretrain_vlm.py", FLAGS, "which trains a model of text and images: "),
-        ("train_rl.py", FLAGS, "which trains a policy by reinforcement learning: "),
+        ("train_rl.py", FLAGS, "which trains a policy with reinforcement learning: "),
         ("train.py", f"{FLAGS} --bert-load x", "--bert-load: with this flag, train.py trains BERT: "),
         (
             "train.py",

@@ -73,7 +73,7 @@ def test_a_fault_that_no_rank_would_understand_is_refused(tiny):
     assert messages('[{"step": 6, "do": "raise", "message": "boom"}]') == []
     [raises] = messages('[{"step": 6, "do": "raise"}]')
     assert "backend.env.NBTRAIN_FAULTS order 0" in raises
-    assert "do: raise needs message, the text of the error to raise. Correct it, or remove it" in raises
+    assert "must set message, the text of the error to raise. Correct it, or remove it" in raises
     assert raises.startswith("override backend.env")
     [garbage] = messages("garbage")
     assert "is not JSON" in garbage

@@ -105,7 +105,7 @@ def test_a_problem_that_needs_no_trial_is_refused_with_all_others(own, workspace
     (workspace / "my_code.py").write_text("def scalar(step):\n    return {}\n")
     with pytest.raises(
         SubmitError,
-        match=r"my_code.py:1: (.|\n)*scalar is not a function that nbtrain calls(.|\n)*Nearest: scalars",
+        match=r"my_code.py:1: (.|\n)*scalar is not one of the functions (.|\n)*Nearest: scalars",
     ):
         submit(own())
     found = nb.check(own())
@@ -262,7 +262,7 @@ def test_a_file_starts_as_a_copy_of_our_own_functions(workspace):
     text = path.read_text()
     assert "vocabulary.cross_entropy(logits, labels)" in text and "def scalars(step: int)" in text
     assert "import logging" not in text and "on_step" not in text
-    with pytest.raises(ConfigError, match="exists already; nothing was written"):
+    with pytest.raises(ConfigError, match="already exists; nothing was written"):
         start_code(["loss"], path, tiny)
     with pytest.raises(ConfigError, match="Nearest: loss"):
         code_text(["los"], tiny)

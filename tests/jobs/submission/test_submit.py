@@ -288,7 +288,7 @@ def test_no_whole_checkpoint_is_refused_before_launch(tiny):
             job.run.checkpoint_manifest(step).write_text(manifest)
     with pytest.raises(SubmitError) as refused:
         resume(job.run)
-    reasons = ("global_step8: it has no manifest.json", "global_step4: manifest.json is not JSON.")
+    reasons = ("global_step8: manifest.json is missing", "global_step4: manifest.json is not JSON.")
     assert lacks(refused, "output/tiny/model: ", *reasons, "Remove the folder", "or restore") == []
     reasons = str(refused.value)
     with pytest.raises(SubmitError) as refused:

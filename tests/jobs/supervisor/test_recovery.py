@@ -622,7 +622,7 @@ def test_what_lies_on_the_nodes_disks_is_not_lost(supervised):
     journal.attempt_trains(None)
     assert (newest.resumed_from_step, journal.record.attempts[0].lost_tokens) == (4, 5 * 8 * 16)
     journal.end(Verdict("CANCELLED", "stopped"))
-    parts = ("stopped; step 8 is on the disks of a, b only (checkpoint.local_dir)", "on these nodes")
+    parts = ("stopped; the checkpoint of step 8 is only on the local disks of a, b", "on the same nodes")
     assert lacks(JobRecord.read(job.job_json).cause, *parts) == []
 
 

@@ -106,7 +106,7 @@ def test_the_page_of_a_job(server: Server, run: RunDir) -> None:
     assert [chart["lines"][0]["label"] for chart in charts] in ([], ["rank 0"] * len(charts))
     for path in ("job?job=../gpt-done", "log?job=yesterday", "events?job=x"):
         answer = server.ask(f"run/gpt-done/{path}")
-        assert answer.status == 404 and answer.message.endswith(f"; there are: {job_id}.")
+        assert answer.status == 404 and answer.message.endswith(f" Its jobs: {job_id}.")
 
 
 def test_parts_of_a_job(server: Server, failed: RunDir) -> None:

@@ -158,7 +158,7 @@ def test_a_job_message_is_answered_with_its_pages(job: FakeJob, monkeypatch: pyt
     pages, wrong = sent
     assert (pages["kind"], pages["value"]["job_id"]) == ("job", job.job.job_id)
     assert pages["value"]["charts"][0]["title"] == "CPU"
-    assert wrong["error"].endswith(f"has no job 'yesterday'; there are: {job.job.job_id}.")
+    assert wrong["error"].endswith(f"has no job 'yesterday'. Its jobs: {job.job.job_id}.")
 
 
 def test_bundle_is_a_picture_alone_where_nobody_watches(job: FakeJob, capsys: pytest.CaptureFixture) -> None:

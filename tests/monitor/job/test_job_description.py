@@ -373,10 +373,10 @@ def test_picture_has_lines_of_request_and_limit(failed: FakeJob) -> None:
 def test_a_job_that_is_not_there(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "gpt-fake")
     run.path.mkdir()
-    with pytest.raises(JobError, match=r"holds no job yet\. Run `nbtrain submit gpt-fake` to start one\."):
+    with pytest.raises(JobError, match=r"has no job yet\. Run `nbtrain submit gpt-fake` to start one\."):
         describe_job(run)
     job = FakeJob(run, steps=4)
-    with pytest.raises(JobError, match=rf"has no job 'x'; there are: {job.job.job_id}\."):
+    with pytest.raises(JobError, match=rf"has no job 'x'\. Its jobs: {job.job.job_id}\."):
         describe_job(run, "x")
     assert usage_figure(describe_job(run)).texts[-1].get_text() == "no measurements"
     job.tensorboard.close()

@@ -378,7 +378,7 @@ def test_limits_of_kubernetes_exclude_layouts():
     memory = {"backend.kubernetes.shared_memory_bytes": 2_000_000, "data.num_workers": 1}
     found = search("1.3B", 8, gpu_type="A100-80GB", overrides={**kubernetes, **memory})
     assert {one.layout.micro_batch_size for one in found.ranked} == {1, 2}
-    reason = "data.num_workers(1) on each of the 8 ranks of a pod prefetch 2457600 bytes"
+    reason = "the data workers (data.num_workers = 1) of the 8 ranks of a pod prefetch 2457600 bytes"
     [group] = [one for one in found.refused if reason in one.reason]
     assert group.words.startswith("micro-batch 4; micro-batch 8")
     tuned = {"backend.kubernetes.workload": "DeepSpeedJob", "backend.kubernetes.autotune": "tune"}

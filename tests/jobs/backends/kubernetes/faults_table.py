@@ -263,7 +263,7 @@ def deleted_by_hand(scene: Scene) -> Row:
     scene.pod_ends(0)
     scene.pods[1].wait(600)
     state, cause = scene.end()
-    assert state == LOST and "is not known any more" in cause, scene.seen
+    assert state == LOST and "is no longer known" in cause, scene.seen
     return Row(f"LOST: {cause}", "", "the ranks have saved; `nbtrain resume` continues")
 
 

@@ -470,7 +470,10 @@ def test_a_job_that_only_tunes_ends_by_its_engines_word(life, job, stub, capsys)
     stub.set_status(path, name, status_of("DeepSpeedJob", "runs"))
     assert backend.status(job) == ("RUNNING", "DeepSpeed's autotuner tries ZeRO stages and micro-batch sizes")
     assert cli.main(["job", job.run.name]) == 0
-    assert "its trials are written to output/gpt-125m-4xdp/autotuning_results/" in capsys.readouterr().out
+    assert (
+        "the autotuner writes its trials to output/gpt-125m-4xdp/autotuning_results/"
+        in capsys.readouterr().out
+    )
     job.run.autotuning_results.mkdir()
     files.write_json(job.run.autotuning_optimum, {"zero_optimization": {"stage": 3}})
     stub.set_status(path, name, {"phase": "Succeeded", "backoffCount": 0, "aggregate": {}})

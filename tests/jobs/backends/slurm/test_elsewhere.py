@@ -129,7 +129,7 @@ def supervisor(job: JobDir) -> Iterator[list[str]]:
             400,
             "tiny LOST\nits supervisor has been silent",
         ),
-        (RUNNING, None, "", 400, "Slurm job 12 is not known any more"),
+        (RUNNING, None, "", 400, "Slurm job 12 is no longer known"),
         (SUCCEEDED, RUNNING, "", 400, "tiny SUCCEEDED"),
     ],
 )

@@ -359,7 +359,8 @@ def _config(
             own["code"] = display(copy)
             if file.is_file() and file.read_bytes() != copy.read_bytes():
                 notes.append(
-                    f"{display(file)} has changed since then, so the reproduction uses the run's copy of it"
+                    f"{display(file)} has changed since the run was submitted, so the reproduction uses the "
+                    "run's copy of it"
                 )
     # An override would be merged with the existing variables, so injected faults would remain.
     return load(with_values(without_inherited(given), {"backend.env": environment}), own), notes

@@ -273,7 +273,7 @@ def test_the_copy_of_the_code_file_is_used(copied, workspace):
     for name in ("mine.py", "changed.py"):
         (workspace / name).write_text("def on_step(step, model):\n    model.eval()\n")
     config, notes = _config(copied, part, STEPS, "other", None, [])
-    assert resolve(config.code) == copy and "mine.py has changed since then" in notes[0]
+    assert resolve(config.code) == copy and "mine.py has changed since the run was submitted" in notes[0]
     config, notes = _config(copied, part, STEPS, "other", ["code=changed.py"], [])
     assert "changed.py" in config.code and notes == []
 

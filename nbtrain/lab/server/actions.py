@@ -91,10 +91,10 @@ class ResumeHandler(ActionHandler):
 
 
 class CloneHandler(ActionHandler):
-    """POST run/<name>/clone {"name", "overrides"?, "submit"?, "try_code"?}: create a run with these settings.
+    """POST run/<name>/clone {"name", "overrides"?, "submit"?, "try_code"?}: create a copy of the run.
 
-    Nothing is started unless `submit` is true. With `try_code` false, the run's own Python file (`code`) is
-    not tried first.
+    The copy has the settings of the run, changed by `overrides`. Nothing is started unless `submit` is true.
+    With `try_code` false, the run's own Python file (`code`) is not tried first.
     """
 
     async def post(self, name: str) -> None:

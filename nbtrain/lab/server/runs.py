@@ -119,7 +119,7 @@ def _compared(names: list[str], text: str | None = None, file: str = "") -> dict
 
 
 class ColumnsHandler(NbtrainHandler):
-    """GET columns?key=a&key=b: these settings and results of all runs, and the keys that are available."""
+    """GET columns?key=a&key=b: the settings or results `a` and `b` of all runs, and all available keys."""
 
     async def get(self) -> None:
         # The name of a result may contain a comma.
@@ -183,8 +183,8 @@ class RunHandler(NbtrainHandler):
         self.catch_up(view)
 
     async def patch(self, name: str) -> None:
-        """PATCH run/<name> {"labels"?, "notes"?, "archived"?}: change these and return all three; null
-        removes a label.
+        """PATCH run/<name> {"labels"?, "notes"?, "archived"?}: change the given fields, and return all
+        three. A label with the value null is removed.
         """
         run = await self.read(run_of, name)
         changes = self.body(labels=dict, notes=str, archived=bool)

@@ -1,4 +1,4 @@
-"""A run's certificate: hashes of everything that its losses and gradient norms depend on, and these numbers.
+"""A run's certificate: its losses and gradient norms, with hashes of everything that they depend on.
 
     parts         the steps that each attempt contributed, with its settings, code, versions, device and data
     checkpoints   a chain of hashes: each link covers the previous link, the parts and numbers of the steps

@@ -127,7 +127,10 @@ def _report_by_run(tables: Mapping[str, Any]) -> Report:
 
 
 def best_of(values: Sequence[float | None], better: str) -> float | None:
-    """Return the lowest or highest number, as `better` says; None if the values do not differ."""
+    """Return the best number of a row: the lowest if `better` is "low", the highest if it is "high".
+
+    Returns None if `better` is "" or if fewer than two different numbers are known.
+    """
     numbers = [value for value in values if value is not None and math.isfinite(value)]
     if not better or len(set(numbers)) < 2:
         return None

@@ -1,4 +1,4 @@
-"""Tasks from lm-evaluation-harness, run on a run's model (extra `eval`; lm_eval is imported on first use).
+"""Tasks from lm-evaluation-harness for a run's model (extra `eval`; lm_eval is imported on first use).
 
     tasks = load_tasks(["hellaswag=val.jsonl", "my_task"], "my-tasks/")
     ask_harness(found, tasks, answers, num_fewshot=None, limit=None)

@@ -90,7 +90,7 @@ class Chats(Protocol):
 
 @dataclass(frozen=True)
 class Judge:
-    """A judge with OpenAI's API, such as Judge("https://api.example.com/v1", "judge-70b")."""
+    """A judge called through OpenAI's API, such as Judge("https://api.example.com/v1", "judge-70b")."""
 
     url: str
     """URL of the API, to which /chat/completions is appended."""

@@ -50,7 +50,7 @@ class Perplexity:
         is_own: bool,
         limit: int | None = None,
     ):
-        """Open the dataset. `is_own` says whether the run was trained on it.
+        """Open the dataset. `is_own` says whether the run was trained on this dataset.
 
         Raises DataError if the dataset does not fit the run, and ConfigError for an unknown split.
         """

@@ -181,9 +181,10 @@ def _compare(folder: ModelFolder, wanted: dict[str, tuple[int, ...]], found: dic
             f"tensors would be random numbers.{there} {again}"
         )
     if extra:
-        what = _some(extra, "does not belong to the model", "do not belong to the model")
+        model = f"the model in its {source}"
+        what = _some(extra, f"does not belong to {model}", f"do not belong to {model}")
         raise CheckpointError(
-            f"{where}: {what} that its {source} describes, and would be lost. "
+            f"{where}: {what}, and would be lost. "
             + (again if folder.is_own else f"Check that {CONFIG} belongs to these weights.")
         )
     for name, shape in wanted.items():

@@ -398,7 +398,7 @@ def test_flags_of_a_job(flags, rule, expected, tmp_path):
             "json_is_json",
             [
                 "warning, costs a key that has no effect: ds_config_125m.json:2",
-                "  train_batch_size is written twice; the last one counts.",
+                "  train_batch_size is written twice; the last value is used.",
                 "  Remove one of them.",
             ],
         ),

@@ -103,8 +103,8 @@ def test_an_extra_tensor_is_named(folder):
         folder, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": np.ones(8)})
     )
     assert message(folder) == (
-        "m: model.layers.0.self_attn.q_proj.bias does not belong to the model that its config.json "
-        "describes, and would be lost. Check that config.json belongs to these weights."
+        "m: model.layers.0.self_attn.q_proj.bias does not belong to the model in its config.json, "
+        "and would be lost. Check that config.json belongs to these weights."
     )
 
 
@@ -495,7 +495,7 @@ def test_a_consolidated_file_that_is_damaged_speaks_of_its_metadata(tmp_path, mo
         ),
         (
             {**whole, "other": whole[name]},
-            "other does not belong to the model that its metadata describes, and would be lost.",
+            "other does not belong to the model in its metadata, and would be lost.",
         ),
         (
             {**whole, name: whole[name][:3]},

@@ -25,7 +25,7 @@ class Job:
     script_missing: Word | None = None
     """A script that the command runs, but that no given file contains."""
     other_program: tuple[str, str] | None = None
-    """Place and sentence, if the command runs a program that does not train a GPT with Megatron's flags."""
+    """(place, message) if the command runs a program that does not train a GPT with Megatron's flags."""
     own_run: Word | None = None
     """Name or directory of the run, if nbtrain itself wrote the file for that run."""
     files: list[ImportedFile] = field(default_factory=list)
@@ -35,9 +35,9 @@ class Job:
     left: list[tuple[str, str]] = field(default_factory=list)
     """(place, text) of settings without a corresponding field, for the import's notes."""
     asked: list[tuple[str, str, str]] = field(default_factory=list)
-    """(field, place, text) of values that only the cluster knows; the command may set the field instead."""
+    """(field, place, text) of values that only the cluster knows; an override can set the field instead."""
     unknown: list[tuple[str, Unknown]] = field(default_factory=list)
-    """(field, value) of values that only the running shell knows; the command may set the field instead."""
+    """(field, value) of values that only the running shell knows; an override can set the field instead."""
     refused: list[tuple[str, str]] = field(default_factory=list)
     """(place, text) of settings that prevent the import."""
     workers: Value | None = None

@@ -230,7 +230,9 @@ def _no_launch(script: Script, hidden: Sequence[Hidden]) -> ConfigError:
     ]
     if lines:
         return ConfigError(
-            "\n".join([f"{script.label}: no launch of a training was found in this script.", *lines])
+            "\n".join(
+                [f"{script.label}: nbtrain found no command in this script that launches a training.", *lines]
+            )
         )
     return ConfigError(
         f"{script.label}: the script launches no training: it has no torchrun, deepspeed, srun, mpirun or "

@@ -393,7 +393,7 @@ def _hint(program: str, version: str, flag: str) -> str:
 
 
 def _by_words(flag: str, table: Table) -> str:
-    """Return a sentence with the flag that shares the most words with `flag`; "" below half of the words."""
+    """Return a sentence with the flag that shares the most words with `flag`; "" below half of them."""
     wanted = set(flag.strip("-").replace("_", "-").split("-"))
 
     def shared(known: str) -> float:

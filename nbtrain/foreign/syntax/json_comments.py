@@ -154,7 +154,7 @@ class _Reader:
                 raise self.error(f"the colon after {dotted} is missing")
             self.position += 1
             if name in found:
-                self.document.faults.append((place, f"{dotted} {TWICE}; the last one counts"))
+                self.document.faults.append((place, f"{dotted} {TWICE}; the last value is used"))
             found[name] = self.value(dotted, depth + 1)
             self.document.places[dotted] = place
         return found

@@ -7,7 +7,7 @@
     symbol      all others: + = < > | $ ^ `, emoji, drawing, control, private, unassigned, U+FFFD
 
 A word is a run of letters, digits and numbers; in scripts without spaces, each character is a word.
-The kinds follow the Unicode version of the running Python; a later version knows more letters.
+The kinds follow the Unicode version of the running Python; a later version includes more letters.
 """
 
 import functools
@@ -87,6 +87,6 @@ def _any_word() -> re.Pattern[str]:
 
 
 def _ranges(chosen: np.ndarray) -> str:
-    """Return the chosen code points, bool [code points], as the ranges inside a regex character class."""
+    """Return the code points with `chosen`, bool [code points], as the ranges of a regex character class."""
     edges = np.flatnonzero(np.diff(chosen.astype(np.int8), prepend=0, append=0))
     return "".join(f"\\U{first:08x}-\\U{stop - 1:08x}" for first, stop in edges.reshape(-1, 2).tolist())

@@ -277,8 +277,8 @@ def reason_of(error: Any) -> str:
     if isinstance(error, ResponseError):
         if "redirect" in str(error):
             return (
-                f"a redirect was not followed (more than {MAX_REDIRECTS} redirects, not to http(s), or from "
-                "https to http)"
+                f"a redirect was not followed (at most {MAX_REDIRECTS} redirects are followed, only to "
+                "http(s), and never from https to http)"
             )
         return f"HTTP {re.sub('[^0-9]', '', str(error))}"
     # urllib3's message contains the address, so look for the operating system's message among the causes.

@@ -52,7 +52,8 @@ class PartialFile:
     def begin(self, response: Any) -> None:
         """Find out from the response's headers whether the body is the missing bytes or the whole file.
 
-        Discards the received bytes if it is the whole file. Raises ProtocolError if it is another range.
+        If the body is the whole file, the received bytes are discarded. Raises ProtocolError if it is
+        neither.
         """
         # Only a strong ETag guarantees the same bytes.
         tag = response.headers.get("ETag", "")
@@ -62,7 +63,7 @@ class PartialFile:
             is_same = self._validator is None or validator in (None, self._validator)
             first, total = map(int, match.groups()) if match else (-1, -1)
             if not is_same or first != self.bytes or self.total not in (None, total):
-                # The response holds another range than the one requested, or a range of another file.
+                # The response holds a range other than the requested one, or a range of another file.
                 self.restart()
                 raise ProtocolError("the file changed on the server, so the download starts over")
             self.total = total

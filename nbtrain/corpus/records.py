@@ -101,7 +101,7 @@ MOST_KEYS = 200
 """Maximum number of keys that a part counts by name; in some data, every line has different keys."""
 OTHER_KEYS = "(other keys)"
 MOST_TEMPLATES = 50
-"""Number of templates that are counted by name, per part and per source, if they cannot be evaluated."""
+"""Maximum number of unevaluated templates that are counted by name, per part and per source."""
 
 
 @dataclass

@@ -133,7 +133,7 @@ class BlendFiles(DatasetFiles):
             found = tokenizer_problem(manifest, own, ours)
         elif theirs:
             found = TokenizerProblem(
-                "ids", f"they were encoded with {display(theirs)}, but {display(own)} does not exist"
+                "ids", f"the data was encoded with {display(theirs)}, but {display(own)} does not exist"
             )
         else:
             found = None

@@ -120,8 +120,8 @@ class DatasetFiles:
             if manifest.vocab_size > vocab_size:
                 raise DataError(
                     f"{display(self.bin)}: token ids go up to {manifest.vocab_size - 1:,} (a vocabulary of "
-                    f"{manifest.vocab_size:,}), but tokenizer.vocab_size = {vocab_size:,}. Set it to at "
-                    f"least {manifest.vocab_size}."
+                    f"{manifest.vocab_size:,}), but tokenizer.vocab_size = {vocab_size:,}. Set "
+                    f"tokenizer.vocab_size to at least {manifest.vocab_size}."
                 )
         for name, entry in manifest.files.items():
             size = (self.directory / name).stat().st_size if (self.directory / name).is_file() else None

@@ -289,7 +289,7 @@ class IndexedDataset:
     def num_filled_documents(self) -> int:
         """Count the documents that have at least one sequence.
 
-        Megatron's slower preprocessing script also writes empty documents.
+        Megatron-LM's tools/preprocess_data.py also writes documents without a sequence.
         """
         documents = self.document_indices
         return sum(

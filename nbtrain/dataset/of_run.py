@@ -152,8 +152,8 @@ def find_dataset(target: str | os.PathLike | RunConfig) -> DatasetFiles:
         if target.data.blend:
             names = ", ".join(entry.name or entry.prefix or "" for entry in target.data.blend)
             raise DataError(
-                f"{target.name}: data.blend mixes {len(target.data.blend)} datasets and does not have a "
-                f".bin/.idx pair itself. Name one of the datasets: {names}."
+                f"{target.name}: data.blend mixes {len(target.data.blend)} datasets, and the blend does not "
+                f"have a .bin/.idx pair. Name one of the datasets: {names}."
             )
         return dataset_of(target)
     text = os.fspath(target)

@@ -22,6 +22,7 @@ from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.base.printing.report import Items, Report, Result, Sentence
 from nbtrain.base.process.locks import locked_directory
+from nbtrain.base.text.amounts import counted
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.files import DatasetFiles
@@ -56,7 +57,7 @@ class Repair(Result):
         """Return a report of what is missing, how the first documents would end, and what would change."""
         missing = (
             f"{display(self.dataset.idx)}: the index counts {self.counted_tokens:,} tokens, but the .bin "
-            f"holds {self.found_tokens:,}: each of {self.documents:,} documents has an uncounted "
+            f"holds {self.found_tokens:,}: {counted(self.documents, 'document')}, each with an uncounted "
             f"end-of-document token (id {self.eod_id})."
         )
         endings = [f"document {number} would end in {ending}" for number, ending in enumerate(self.endings)]

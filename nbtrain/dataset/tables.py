@@ -34,7 +34,7 @@ def sources_table(
 
 
 def unread_table(sources: Sequence[Source], title: str = "", is_grid: bool = False) -> Table:
-    """Return a table of the keys that no field reads, and how many records have a value for them."""
+    """Return a table of the keys that were not read, and how many records have a value under each key."""
     rows = []
     for source in sources:
         by_count: dict[int, list[str]] = {}

@@ -31,7 +31,7 @@ def tokenizer_problem(
     if theirs != ours:
         return TokenizerProblem(
             "ids",
-            f"the data was encoded with another tokenizer than {display(directory)} (sha256 {theirs[:12]} "
+            f"the data was encoded with a tokenizer other than {display(directory)} (sha256 {theirs[:12]} "
             f"instead of {ours[:12]}), so its ids would mean different text",
         )
     if manifest.eod_id in (None, tokenizer["eod_id"]):
@@ -39,5 +39,5 @@ def tokenizer_problem(
     return TokenizerProblem(
         "ends",
         f"the documents end in the token {manifest.eod_id}, but {display(directory)} ends documents in "
-        f"{tokenizer['eod_id']} ({tokenizer['eod_token']}), which a model would not learn",
+        f"{tokenizer['eod_id']} ({tokenizer['eod_token']}), so a model would not learn to end a document",
     )

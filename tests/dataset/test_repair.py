@@ -131,8 +131,8 @@ def test_verb_shows_first_and_keeps_the_old_index(prefix, capsys):
     right = uncounted(prefix, [[1, 2, 3], [4]])
     assert cli.main(["data", "repair", str(prefix)]) == 0
     assert capsys.readouterr().out == (
-        "data/text_document.idx: the index counts 4 tokens, but the .bin holds 6: each of 2 "
-        "documents has an uncounted end-of-document token (id 9).\n  - document 0 would end "
+        "data/text_document.idx: the index counts 4 tokens, but the .bin holds 6: 2 "
+        "documents, each with an uncounted end-of-document token (id 9).\n  - document 0 would end "
         "in 1 2 3 9\n  - document 1 would end in 4 9\nThe repair adds 1 to the length of "
         "each document. The .bin does not change, and the old index is kept as "
         "text_document.idx.before-repair.\nNothing was changed. Add --yes to write the "

@@ -124,15 +124,13 @@ def test_a_reference_is_read_by_pair(prepared):
 
 def test_long_pairs_are_left_out_and_counted(prepared, caplog):
     records = [{"prompt": "q", "chosen": "long 1 word 2 " * 60, "rejected": "b"}]
-    with pytest.raises(DataError, match=r"no pair of .* fits into model.seq_length = 256 tokens"):
+    with pytest.raises(DataError, match=r"no pair of .* fits into model.seq_length = 256 positions"):
         prepared(records)
     caplog.clear()
     config, opened, _ = prepared(
         [*records, {"prompt": "q", "chosen": "a", "rejected": "b"}], **{"data.name": "other"}
     )
-    assert (
-        "skipped 1 pairs of more than model.seq_length = 256 tokens (the prompt counts twice)" in caplog.text
-    )
+    assert "skipped 1 pair longer than model.seq_length = 256 positions" in caplog.text
     assert build_split(opened, config, "train", 1, 1).counts["examples"] == 1
 
 
@@ -164,7 +162,8 @@ def test_broken_records_are_named(prepared, workspace):
         "pairs.jsonl:5: 'rejected' is empty",
         "pairs.jsonl:6: no key 'prompt' among 'chosen', 'rejected', and the two answers do not begin with a "
         "common prompt",
-        "pairs.jsonl:7: 'chosen' has no message with role assistant that the other answer lacks",
+        "pairs.jsonl:7: 'chosen' has no message with the role assistant after the messages that both answers "
+        "share",
         "pairs.jsonl:8: 'prompt' is neither text nor messages but a number",
         found[-1],
     ]

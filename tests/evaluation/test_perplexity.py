@@ -120,7 +120,7 @@ def test_what_does_not_fit_the_run(workspace):
         task_of(run)
     own = Tokenizer.load(tokenizer_dir("small")).sha256[:12]
     assert str(error.value) == (
-        "data/dataset/small/manifest.json: the data was encoded with another tokenizer than "
+        "data/dataset/small/manifest.json: the data was encoded with a tokenizer other than "
         f"data/tokenizer/small (sha256 ffffffffffff instead of {own}), so its ids would mean "
         "different text. Prepare the dataset's text for talks, with tokenizer.name=small. To compare "
         "models with different tokenizers, use bits per byte."

@@ -18,7 +18,10 @@ from nbtrain.corpus.records import LISTED_PROBLEMS
 
 
 def write(path: Path, counts: Sequence[SourceCounts]) -> bool:
-    """Write the list of all sources' broken records. If no record is broken, remove it and return False."""
+    """Write the broken records of all sources to `path`, and return True.
+
+    If no record is broken, remove the file and return False.
+    """
     listed = [problem for source in counts for problem in source.listed][:LISTED_PROBLEMS]
     num_left_out = sum(source.broken for source in counts) - len(listed)
     if not listed:

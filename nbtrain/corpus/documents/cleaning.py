@@ -111,13 +111,13 @@ def duplicate_line_fraction(text: str) -> float:
 
 
 def top_word_fraction(text: str) -> float:
-    """Return the share of all words that is the most frequent word, ignoring case; 0 if no word repeats."""
+    """Return the most frequent word's share of all words, ignoring case; 0 if no word repeats."""
     words = characters.words(text.lower())
     most = max(Counter(words).values(), default=0)
     return most / len(words) if most > 1 else 0.0
 
 
 def longest_word(kinds: np.ndarray) -> int:
-    """Return the length of the longest run of characters in kinds_of(text) without SPACE and UNSPACED."""
+    """Return the length of the longest run of kinds_of(text) that contains neither SPACE nor UNSPACED."""
     ends = np.flatnonzero((kinds == characters.SPACE) | (kinds == characters.UNSPACED))
     return int(np.diff(ends, prepend=-1, append=len(kinds)).max()) - 1

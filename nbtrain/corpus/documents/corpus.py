@@ -176,7 +176,7 @@ def _identity(record: Record) -> tuple[int, bytes]:
         # Equal texts with different extras are different documents.
         return len(content), digest(identity + digests(map(str.encode, record.extras)))
     if isinstance(record, Example | Preference):
-        # Equal pieces are different documents if different pieces are in the loss.
+        # Examples with equal pieces are different documents if different pieces are in the loss.
         identity = digest(identity + bytes(is_learnt for _, is_learnt in record.pieces))
     return len(content), identity
 
@@ -287,7 +287,7 @@ LOOSENED_BY = {
 
 
 def _fitting(readers: Sequence[SourceReader]) -> str:
-    """Return the fix for the first source whose records lack its text key; "" if there is no such source."""
+    """Return the fix for the first source whose records lack the text key; "" if there is no such source."""
     plain = (reader.config for reader in readers if reader.kind in PLAIN)
     return next((fitting[1] for source in plain if (fitting := fitting_source(source))), "")
 

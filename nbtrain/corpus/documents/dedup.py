@@ -157,8 +157,9 @@ class NearIndex:
         new = np.flatnonzero(stays & has_words)
         if len(kept) + len(new) > LARGEST_NUMBER:
             raise DataError(
-                f"data.cleaning.near_dedup can compare at most {LARGEST_NUMBER:,} documents, but there are "
-                "more. Turn it off, or prepare the text as several datasets and mix them with data.blend."
+                f"data.cleaning.near_dedup can compare at most {LARGEST_NUMBER:,} documents, but the sources "
+                "contain more. Turn it off, or prepare the text as several datasets and mix them with "
+                "data.blend."
             )
         numbers = np.arange(len(kept), len(kept) + len(new), dtype=np.uint32)
         del kept  # a bytearray cannot grow while there is a view of it

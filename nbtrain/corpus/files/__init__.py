@@ -1,1 +1,1 @@
-"""Input files: which of a folder are read, their kinds, compression, and one line of JSON."""
+"""Input files: choice of a folder's files, their kinds, compression, and parsing of a line of JSON."""

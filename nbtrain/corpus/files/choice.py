@@ -52,7 +52,7 @@ class Choice:
         return choice
 
     def mixed_splits(self) -> str | None:
-        """Return the splits of the files to read, if there are several and one is held out; otherwise None.
+        """Return the splits of the files to read if there are several, with a held-out one; otherwise None.
 
         The result is a clause for messages, as from counted_splits().
         """

@@ -204,7 +204,7 @@ def _pointer_problem(begun: bytes, path: Path) -> str | None:
 
 
 def _is_text(begun: bytes) -> bool:
-    """Return whether some first bytes are UTF-8 text, whose last character may be incomplete."""
+    """Return whether the first bytes of a file are UTF-8 text, even if the last character is incomplete."""
     try:
         begun.decode()
     except UnicodeDecodeError as error:
@@ -276,7 +276,7 @@ class Unpacked(BlockStream):
                 self.consumed_bytes += len(packed)
             if not packed:
                 if self._has_begun or not self._num_members:
-                    raise self._damaged("it ends in the middle")
+                    raise self._damaged("it ends too early")
                 return None
             if not self._has_begun and self._num_members:
                 packed = packed.lstrip(b"\0")  # zeros pad a file on tape, and separate streams of xz
@@ -299,8 +299,8 @@ class Unpacked(BlockStream):
         name, check = display(self._path), CHECKS[self.packing]
         return DataError(
             f"{self._where}: {name}: damaged {self.packing} file: {reason}, after "
-            f"{self.consumed_bytes:,} bytes ({self._unpacked_bytes:,} unpacked). Copy or download it again; "
-            f"run `{check}` to check it."
+            f"{self.consumed_bytes:,} bytes ({self._unpacked_bytes:,} bytes unpacked). Copy or download it "
+            f"again; run `{check}` to check it."
         )
 
 

@@ -96,7 +96,7 @@ def stands_beside_data(name: str) -> bool:
 
 
 def why_not_read(name: str, suffixes: tuple[str, ...]) -> str:
-    """Return why a folder's file is skipped if only `suffixes` are read; "" if there is nothing to say.
+    """Return why a folder's file is skipped if only `suffixes` are read; "" if the file needs no advice.
 
     The clause names the command that unpacks the file, or the kind of source that would read it.
     """

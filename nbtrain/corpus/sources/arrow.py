@@ -203,7 +203,7 @@ def check_texts(schema: Any, columns: Mapping[str, str], where: str, kind: str) 
 
 
 def holds_text(kind: Any) -> bool:
-    """Return whether a pyarrow.DataType holds strings, or bytes, which may be UTF-8."""
+    """Return whether a pyarrow.DataType holds strings, or bytes that may be UTF-8 text."""
     import pyarrow.types as types
 
     if types.is_dictionary(kind):

@@ -2,7 +2,7 @@
 
     {"messages": [{"role", "content"}, ...]}               a conversation, in any format of messages.py
     {"conversations": [{"from", "value"}, ...]}            ShareGPT's format
-    {"prompt": [...], "completion": [...]}                 messages outside the loss, then messages in it
+    {"prompt": [...], "completion": [...]}                 messages outside, then messages in the loss
     {"instruction", "input", "output", "history"}          a question and its answer, after earlier pairs
     {"prompt": {"role", "text", "replies": [...]}}         an OpenAssistant message tree
     {"message_id", "parent_id", "role", "text"}            one message of such a tree, in adjacent rows
@@ -93,7 +93,7 @@ def known_roles(source: Any) -> list[str]:
 
 
 def answering_role(learnt: Sequence[str]) -> str:
-    """Return the role in which the model answers: "assistant" if it is in the loss, else the first in it."""
+    """Return the role in which the model answers: "assistant" if `learnt` has it, else its first role."""
     return ASSISTANT if ASSISTANT in learnt else learnt[0]
 
 
@@ -111,7 +111,7 @@ class Turn(NamedTuple):
     role: str
     content: str
     mark: bool | None = None
-    """Whether the data marks the message as in the loss; None if it is unmarked: then learn_roles decide."""
+    """Whether the data marks the message as in the loss; None without a mark, so that learn_roles decides."""
     spans: tuple[tuple[str, bool], ...] = ()
     """Spans of the content as (text, whether it is in the loss); empty if the data marks no spans."""
 
@@ -288,7 +288,10 @@ class ChatReader(ExampleReader):
         return [*earlier, *own], 0, read
 
     def _opened(self, turns: list[Turn], value: dict[str, Any], read: list[str]) -> list[Turn]:
-        """Return the turns with the record's system message and tools first; add the keys used to `read`."""
+        """Return the turns, preceded by the record's system message and tools.
+
+        Adds the keys of the system message and the tools to `read`.
+        """
         role = self._names.get("system", "system")
         first = turns[0] if turns and turns[0].role == role else None
         said = "" if first is None else first.content
@@ -481,7 +484,7 @@ def _linked(rows: list[Row], tally: Tally) -> "list[Node | BrokenExample]":
             what = (
                 f"row {row.number}: no row of its tree has the id in parent_id {str(parent)[:SHOWN_CHARS]!r}"
             )
-            rule = "the rows of a tree must follow each other: sort the file by message_tree_id"
+            rule = "the rows of a tree must be adjacent: sort the file by message_tree_id"
             roots.append(BrokenExample(f"{what}; {rule}"))
         else:
             nodes[str(parent)].replies.append(nodes[str(row.record["message_id"])])

@@ -60,7 +60,7 @@ def chat_jinja(source: Talks, eod_token: str) -> str:
     """Return the chat_template of a source, in the Jinja dialect that transformers, vLLM and llama.cpp read.
 
     As in training, a conversation that ends with an answer is closed by `eod_token`, so that further training
-    with this template teaches the model to stop. A prompt is never closed by it.
+    with this template teaches the model to stop. A conversation without an answer is never closed.
     """
     if isinstance(source, AlpacaSource):
         template = Template(source.template or ALPACA_WITHOUT_INPUT, FIELDS)

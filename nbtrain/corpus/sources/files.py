@@ -179,7 +179,7 @@ class FileReader(base.SourceReader):
             logger.warning("%s: %s", self.where, sentence)
         if choice.other_splits:
             there = counted_splits(choice.other_splits)
-            logger.info("%s: split: %s skips %s.", self.where, self.config.split, there)
+            logger.info("%s: split: %s skips these files: %s.", self.where, self.config.split, there)
         for pattern in choice.unmatched:
             logger.warning("%s: exclude: %r matches no file in the folder.", self.where, pattern)
 

@@ -127,7 +127,7 @@ def _is_text_part(part: Any) -> bool:
 
 
 def answer_of(value: dict[str, Any], key: str, place: str = "", kind: str = "") -> str:
-    """Return text_of(). Raises BrokenExample also if the text is empty or only whitespace."""
+    """Return the result of text_of(). An empty text, or one of only whitespace, also raises BrokenExample."""
     text = text_of(value, key, place, kind)
     if not text or text.isspace():
         raise BrokenExample(f"{_shown(key, place)} is empty")

@@ -56,7 +56,7 @@ def open_records(path: Path, where: str) -> io.BufferedReader:
 
 
 def record_pieces(path: Path, where: str) -> Iterator[SourcePart]:
-    """Yield the parts of a large file of objects; unless it is JSON lines, parts carry their content."""
+    """Yield the parts of a large file of objects, with their content unless the file is JSON lines."""
     with open_records(path, where) as stream:
         is_cut = isinstance(stream.raw, ArrayLines)
         yield from stream_pieces(path, stream) if is_cut else line_pieces(path, where)
@@ -104,7 +104,7 @@ class ArrayLines(compression.BlockStream):
                 scanned = len(buffer) if match is None else match.start()
                 buffer, position, start = buffer[start:] + more, scanned - start, 0
                 if not more or len(buffer) > MAX_ELEMENT_BYTES:
-                    what = f"is over {MAX_ELEMENT_BYTES:,} bytes" if more else "does not end"
+                    what = f"is larger than {MAX_ELEMENT_BYTES:,} bytes" if more else "does not end"
                     raise self._without_end(what)
                 continue
             position = match.end()
@@ -150,7 +150,7 @@ class ObjectLines(ArrayLines):
                 if more and len(buffer) <= MAX_ELEMENT_BYTES:
                     continue
                 if buffer and not buffer.isspace():
-                    what = f"is over {MAX_ELEMENT_BYTES:,} bytes" if more else "does not end"
+                    what = f"is larger than {MAX_ELEMENT_BYTES:,} bytes" if more else "does not end"
                     raise self._without_end(what)
                 return
             position = match.end()

@@ -281,7 +281,7 @@ REASONING = KeyRule(
     "reasoning before the answer",
     fix="Put it into the answer between your own tags, or use kind: chat with reasoning_template.",
 )
-# A mark decides whether its message is in the loss; without a mark, learn_roles decide.
+# A mark decides whether its message is in the loss; without a mark, learn_roles decides.
 MARKS = ("train", "training", "trainable", "weight", "loss", "loss_weight", "loss_mask", "loss_scale")
 MASKED = "masked"
 SPANS = ("train_detail", "training_detail")
@@ -405,7 +405,7 @@ CONVERSATION_KEYS = (
         SYSTEM,
         names=SYSTEM_NAMES,
         use="used",
-        how="It becomes the first message.",
+        how="Becomes the first message.",
         fix="Refused if the messages already begin with a system message, or if both answers are text: keep "
         "the system prompt in one place.",
         unread="refused",
@@ -482,7 +482,7 @@ MESSAGE_KEYS = (
         fix="Rename the key to tool_calls.",
         matters=names_tools,
     ),
-    replace(TOOLS, fix="Move them from the message to the record."),
+    replace(TOOLS, fix="Move the tools from the message to the record."),
     replace(REASONING, names=OTHER_REASONING, fix="Rename the key to reasoning_content."),
     KeyRule(
         (
@@ -525,7 +525,7 @@ CHAT_KEYS = KeyTable(
             "a question, the text that it is about, and its answer",
             "Read if the record has no messages.",
         ),
-        replace(EARLIER_TURNS, use="used", how="Placed before that question.", fix="", unread="refused"),
+        replace(EARLIER_TURNS, use="used", how="Placed before the question.", fix="", unread="refused"),
         KeyRule(
             ("message_id", "parent_id", "message_tree_id", "role", "text", "deleted"),
             "used",
@@ -717,7 +717,7 @@ class KeyPolicy:
         if rule is not None:
             if rule.use == "refused":
                 return rule
-            fix = f"If it means the same as {known!r}, rename it."
+            fix = f"If the key means the same as {known!r}, rename it to {known!r}."
             return replace(rule, use="refused", fix=fix, matters=holds_value)
         return MARK if self._marks and looks_like_mark(name) else COUNTED
 

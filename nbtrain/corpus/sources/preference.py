@@ -140,7 +140,10 @@ class PreferenceReader(ChatReader):
             example = self._example(turns, num_shared)
             if example is None:
                 learnt = ", ".join(sorted(self._learnt))
-                raise BrokenExample(f"{key!r} has no message with role {learnt} that the other answer lacks")
+                raise BrokenExample(
+                    f"{key!r} has no message with the role {learnt} after the messages that both answers "
+                    "share"
+                )
             examples.append(example)
         return Preference(*examples)
 

@@ -148,4 +148,4 @@ EXPECTED: dict[str, Callable[[Any], bool]] = {
     "tokens": _is_ids,
     "jsonl": _is_text,
 }
-"""Test of a value for each kind of source: whether the kind reads it, or reports what is wrong with it."""
+"""Test of a value for each kind of source: whether the kind reads the value or reports a problem in it."""

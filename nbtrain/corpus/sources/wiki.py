@@ -177,7 +177,7 @@ class WikiReader(SourceReader):
 
     def check_dependencies(self) -> None:
         for package in ("lxml", "sentencex"):
-            optional(package, f"{self.where}: kind wiki")
+            optional(package, f"{self.where}: kind: wiki")
 
     def fingerprint(self) -> dict[str, Any]:
         if self.config.path is not None:

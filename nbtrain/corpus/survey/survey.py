@@ -51,7 +51,7 @@ DOCUMENT_BYTES = (1 << 10, 64 << 10)
 """Minimum and maximum size in bytes of the documents into which a plain text is cut."""
 
 PLAIN_FILES = ("text", "jsonl", "parquet")
-"""Kinds of source for whose files a folder is searched; the records then decide the final kind."""
+"""Kinds of source whose files are searched for in a folder; the final kind depends on the records."""
 CONVERTED_BY = {
     ".pdf": "pdftotext",
     ".docx": "pandoc -t plain",
@@ -80,7 +80,7 @@ class Survey:
     language: str = ""
     """English name of the language of most of the sample; "" if unknown."""
     notes: list[str] = field(default_factory=list)
-    """Clauses on what was skipped."""
+    """Clauses that describe what was skipped."""
 
     @property
     def kinds(self) -> set[str]:
@@ -112,7 +112,7 @@ def survey(paths: Sequence[str | Path]) -> Survey:
         listed = ", ".join(f"{source['path']} ({source['kind']})" for source in found.sources)
         raise DataError(
             f"--text: plain text and fine-tuning examples cannot be mixed in one run: {listed}. Give only "
-            "one of the two."
+            "plain text, or only fine-tuning examples."
         )
     readers = _readers(found.sources)
     if _is_whole_text(found.sources) and _counted_files(readers) < LEAST_DOCUMENTS:

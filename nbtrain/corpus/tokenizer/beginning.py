@@ -17,7 +17,7 @@ SAMPLE = "a"
 
 
 def ids_before_text(tokenizer: Any) -> list[int]:
-    """Return the ids that a tokenizers.Tokenizer puts before a text, without those that it puts after it."""
+    """Return the ids that a tokenizers.Tokenizer puts before a text, without those after the text."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     try:
@@ -58,7 +58,7 @@ def bos_id(folder: Path, tokenizer: Any) -> int | None:
 
 
 def own_token(folder: Path, name: str) -> str | None:
-    """Return the text of a token in a folder's tokenizer_config.json, e.g. bos_token; None without it."""
+    """Return the text of a token (e.g. bos_token) in a folder's tokenizer_config.json; None if missing."""
     return _text_of(settings_of(folder).get(name))
 
 

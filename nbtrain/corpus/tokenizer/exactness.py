@@ -77,7 +77,7 @@ def remembered(folder: Path, key: dict[str, str]) -> dict[str, Any] | None:
 
 
 def remember(folder: Path, key: dict[str, str], difference: str | None) -> None:
-    """Store the result in the folder. If it is not writable, the engines are compared again each time."""
+    """Store the result in the folder. In a read-only folder, each process compares the engines again."""
     with contextlib.suppress(OSError):
         files.write_json(folder / REMEMBERED, {"key": key, "difference": difference})
 
@@ -109,7 +109,7 @@ def first_difference(
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # a Rust panic is not an Exception
-        return f"{versions} differ: fastokens failed ({error})"
+        return f"{versions} cannot be compared: fastokens failed ({error})"
     if np.array_equal(ids, other_ids) and np.array_equal(offsets, other_offsets):
         return None
     for number, text in enumerate(texts):

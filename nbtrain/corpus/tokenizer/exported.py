@@ -135,8 +135,8 @@ def entries_of(folder: Path) -> dict[str, int]:
         added = (document or {}).get("added_tokens") or ()
         entries = {**vocabulary, **{entry["content"]: entry["id"] for entry in added}}
     except (KeyError, TypeError, IndexError):
-        what = "a vocab.json as GPT-2 has it" if document is None else "a tokenizer.json of HF tokenizers"
-        raise DataError(f"{display(read)}: is not {what}.") from None
+        what = "a vocab.json in GPT-2's format" if document is None else "a tokenizer.json of HF tokenizers"
+        raise DataError(f"{display(read)}: the file is not {what}.") from None
     for token, number in entries.items():
         if type(number) is not int or number < 0:
             raise DataError(
@@ -159,7 +159,7 @@ def framing_ids(folder: Path, default: int | None = None) -> dict[str, int | Non
 
 
 def chat_template(folder: Path) -> tuple[str, Path] | None:
-    """Return the chat template that transformers would use from a folder, and its file; None without one.
+    """Return (the chat template that transformers would use from a folder, its file); None if there is none.
 
     Raises ValueError if the file is not text or not JSON.
     """

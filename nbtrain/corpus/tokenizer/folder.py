@@ -273,7 +273,7 @@ def _refuse_other_formats(path: Path, content: bytes) -> None:
 
 
 def _not_in_vocabulary(folder: Path, settings: dict[str, Any]) -> tuple[str, str] | None:
-    """Return (an added token that vocab.json lacks, the file that lists the token); None if it has all."""
+    """Return (an added token that vocab.json lacks, the file that lists it); None if none is missing."""
     beside = files.read_json(folder / ADDED_TOKENS)
     listed = settings.get(ADDED_LIST)
     entries = listed.values() if isinstance(listed, dict) else ()

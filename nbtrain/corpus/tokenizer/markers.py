@@ -35,10 +35,10 @@ def markers_sentence(config: RunConfig) -> tuple[str, str] | None:
     """Return (the problem, the fix) if a template contains special tokens as text; None otherwise."""
     if not (found := markers_as_letters(config)):
         return None
-    kind = "a special token" if len(found) == 1 else "special tokens"
+    kind = "is a special token" if len(found) == 1 else "are special tokens"
     said = (
-        f"the conversation template contains {', '.join(found)}, which the tokenizer has as {kind}. Training "
-        f"encodes the template as plain characters, so the model does not see the markers that it may know."
+        f"the conversation template contains {', '.join(found)}, which {kind} of the tokenizer. Training "
+        f"encodes the template as plain characters, so the model does not see the tokens that it may know."
     )
     fix = (
         "List such markers in tokenizer.added_tokens, with a separate tokenizer for this run; their ids stay "

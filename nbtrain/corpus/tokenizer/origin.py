@@ -25,7 +25,7 @@ def recorded_origin(run: RunDir) -> dict[str, Any]:
 
 
 def origin_of(run: RunDir, directory: Path) -> dict[str, Any]:
-    """Return recorded_origin(); {} if the tokenizer in `directory` is not the recorded one."""
+    """Return the run's recorded_origin(), or {} if `directory` does not hold the recorded tokenizer."""
     found = recorded_origin(run)
     return found if is_as_given(directory, found.get("tokenizer_sha256")) else {}
 

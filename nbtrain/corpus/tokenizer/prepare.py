@@ -55,9 +55,10 @@ def is_trained(config: RunConfig) -> bool:
 
 
 def prepare_tokenizer(config: RunConfig, corpus: Corpus, force: bool, say: Say) -> Tokenizer | None:
-    """Return a run's tokenizer, imported or trained if necessary; None if there is none and none is needed.
+    """Return a run's tokenizer, imported or trained if necessary.
 
-    Raises DataError if the tokenizer does not fit the run or cannot be made.
+    Returns None if it does not exist and the sources contain no text to train it on. Raises
+    DataError if the tokenizer does not fit the run or cannot be made.
     """
     directory = tokenizer_dir(config.tokenizer.name)
     with locked_directory(directory.parent):
@@ -72,7 +73,7 @@ def prepare_tokenizer(config: RunConfig, corpus: Corpus, force: bool, say: Say) 
 def take_over(config: RunConfig, path: Path, say: Say = lambda state, words: None) -> Tokenizer:
     """Import the tokenizer at `path` as data/tokenizer/<tokenizer.name>/.
 
-    Raises DataError if it cannot be read, or if the folder holds another tokenizer.
+    Raises DataError if the file cannot be read, or if the folder holds another tokenizer.
     """
     directory = tokenizer_dir(config.tokenizer.name)
     with locked_directory(directory.parent):
@@ -88,7 +89,8 @@ def _check_size(config: RunConfig, loaded: Tokenizer) -> None:
         raise DataError(
             f"{display(directory)}: the tokenizer has {loaded.vocab_size:,} entries, but {set_by} sets "
             f"tokenizer.vocab_size = {config.tokenizer.vocab_size:,}, which is the size of the model's "
-            f"embedding. Set it to {loaded.vocab_size}, or set tokenizer.name to another tokenizer."
+            f"embedding. Set tokenizer.vocab_size to {loaded.vocab_size}, or set tokenizer.name to another "
+            "tokenizer."
         )
 
 
@@ -128,15 +130,15 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
             "their own tokenizer. Prepare the data of the run that they come from first, or set "
             "tokenizer.path to their tokenizer."
         )
-    why = "force" if manifest else f"{display(directory)} is not there"
+    why = "force" if manifest else f"{display(directory)} did not exist"
     manifest, note = _train(config, directory, corpus)
     loaded = Tokenizer.load(directory, manifest=manifest)
-    say("made", f"{why}: {loaded.vocab_size:,} entries{note}")
+    say("made", f"{why}; trained {loaded.vocab_size:,} entries{note}")
     if loaded.vocab_size < config.tokenizer.vocab_size:
         logger.warning(
             "%s: the tokenizer has only %s entries, because the text is too small for more merges. The model "
-            "is built for %s = %s, but the higher ids never occur. Use more text, or set it to %s and run "
-            "prepare again with --force.",
+            "is built for %s = %s, but the higher ids never occur. Use more text, or set "
+            "tokenizer.vocab_size to %s and run prepare again with --force.",
             display(directory),
             f"{loaded.vocab_size:,}",
             place_of_setting(config, "tokenizer.vocab_size"),
@@ -154,7 +156,7 @@ def _why_kept(config: RunConfig) -> str:
 
 
 def _has_text(config: RunConfig) -> bool:
-    """Return whether a tokenizer can be trained on the run's sources: at least one is not token ids."""
+    """Return whether at least one of the run's sources is text, on which a tokenizer can be trained."""
     return any(source.kind != "tokens" for source in config.data.sources)
 
 
@@ -171,7 +173,8 @@ def _check_own(
     if trained:
         changed = differences(text_of_settings(trained), text_of_settings(settings(config)), "data")
         found = "the tokenizer was trained on other text: " + "; ".join(
-            f"{key} = {before} there, {now} in this run" for key, before, now in changed[:NAMED_CHANGES]
+            f"{key} = {before} for the tokenizer, {now} in this run"
+            for key, before, now in changed[:NAMED_CHANGES]
         )
     again = f"; or {FORCE}" if trained and not others else ""
     used = f" (datasets encoded with it: {', '.join(others)})" if others else ""
@@ -244,7 +247,7 @@ def _brought(
 
 
 def _named_itself(config: RunConfig, directory: Path, manifest: dict[str, Any], say: Say) -> Tokenizer:
-    """Return the tokenizer, unchanged, of a run whose tokenizer.path is the tokenizer's own folder."""
+    """Return the run's tokenizer unchanged, because tokenizer.path is the folder that already stores it."""
     loaded = Tokenizer.load(directory, manifest=manifest)
     if loaded.eod_token != config.tokenizer.eod_token:
         raise DataError(
@@ -338,7 +341,7 @@ def _check_trained_for(config: RunConfig, manifest: dict[str, Any], directory: P
     if not trained:
         return
     changed = [
-        f"{key} = {_shown(found)} there, {_shown(value)} in {origin(config, f'tokenizer.{key}')}"
+        f"{key} = {_shown(found)} for the tokenizer, {_shown(value)} in {origin(config, f'tokenizer.{key}')}"
         for key, value in _wanted(config).items()
         if (found := trained[key]) != value
     ]

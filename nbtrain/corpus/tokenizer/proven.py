@@ -71,7 +71,7 @@ BYTES_ALONE = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": Fals
 
 
 class Agreement(NamedTuple):
-    """Whether fastokens may encode with a tokenizer, and which texts it must leave to tokenizers."""
+    """Whether fastokens may encode with a tokenizer, and which texts it must leave to HF tokenizers."""
 
     objection: str | None
     """Feature that fastokens may handle differently, as a noun phrase; None if there is no such feature."""
@@ -84,7 +84,7 @@ def agreement(document: dict[str, Any]) -> Agreement:
     for name, versions in VERSIONS.items():
         if (version := importlib.metadata.version(name)) not in versions:
             return Agreement(
-                f"{name} {version}, because only other versions were compared ({', '.join(versions)})"
+                f"any tokenizer, because {name} {version} was not compared (only {', '.join(versions)})"
             )
     objection = _of_model(document) or _of_normalizer(document) or _of_added_tokens(document)
     if objection:

@@ -39,7 +39,8 @@ from nbtrain.corpus.tokenizer.unknown import unwritable_piece
 logger = logging.getLogger(__name__)
 
 LONG_TEXT_CHARS = 2 << 20
-# A longer word or run of spaces in such a text may be cut, because engines need 50 bytes per character of it.
+# In a text of LONG_TEXT_CHARS or more, a longer word or run of spaces may be cut, because engines need 50
+# bytes per character of a word.
 LONG_WORD_CHARS = 1 << 18
 # Matches before a safe cut: a letter or digit followed by a space; in scripts without spaces, a letter
 # followed by a comma or full stop.
@@ -235,7 +236,7 @@ class Tokenizer:
         return self._encode_whole(texts)
 
     def _encode_in_pieces(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Encode texts in chunks; one of them is so long that the engine's copies would need much memory."""
+        """Encode texts in chunks, because the engine's copies of the longest text would need much memory."""
         rows, offsets = [], np.zeros(len(texts) + 1, np.int64)
         for number, text in enumerate(texts):
             own = list(self.encode_long(text))

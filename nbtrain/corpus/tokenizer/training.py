@@ -199,7 +199,7 @@ def check_memory(
     if needed > available:
         base = memory_estimate_bytes(0, trainer)
         fits = int((available - base) * train_bytes / (needed - base))
-        advice = f"Set at most {fits:,}" if fits > 0 else "Free up memory"
+        advice = f"Set the value to at most {fits:,}" if fits > 0 else "Free up memory"
         raise DataError(
             f"{where} = {train_bytes:,}: training with {trainer} needs about {amounts.size(needed)} of "
             f"memory, but only {amounts.size(available)} is available. {advice}."

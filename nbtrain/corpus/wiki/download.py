@@ -20,6 +20,7 @@ from pathlib import Path
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.base.printing.progress import Progress
+from nbtrain.base.text.amounts import counted
 from nbtrain.base.workspace import display
 from nbtrain.corpus.http import Downloaded, MirrorClient, folder
 from nbtrain.corpus.partial_file import READ_BYTES
@@ -173,6 +174,7 @@ def _choose(fetch: MirrorClient, language: str, date: str, sha1: str | None) -> 
             f"set date to the date of the dump with this sha1."
         )
     raise DataError(
-        f"{fetch.where}: {fetch.printable(address)} lists no {wiki}-YYYYMMDD-pages-articles.xml.bz2 "
-        f"({len(listed)} files): the dump may not be finished yet. Set date to an earlier date."
+        f"{fetch.where}: {fetch.printable(address)} lists {counted(len(listed), 'file')}, but no "
+        f"{wiki}-YYYYMMDD-pages-articles.xml.bz2: the dump may not be finished yet. Set date to an earlier "
+        "date."
     )

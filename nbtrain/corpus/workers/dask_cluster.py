@@ -66,7 +66,7 @@ class DaskCluster:
 
     def __init__(self, config: WorkersConfig, where: str):
         self.config, self.where = config, where
-        needed_by = f"{where}: kind dask"
+        needed_by = f"{where}: kind: dask"
         optional("distributed", needed_by, "set kind: local", extra="dask")
         self._stack = contextlib.ExitStack()
         self._heard = _WarningCollector()
@@ -74,7 +74,7 @@ class DaskCluster:
         self.address = config.address or f"the Dask cluster ({config.cluster})"
         self._in_order = True
         self.refused = ""
-        """Sentence on why sbatch rejected a job of workers; Dask does not submit such a job again."""
+        """Sentence on why sbatch rejected a worker job; Dask does not submit such a job again."""
         self._jobs: list[str] = []
         try:
             if config.cluster is not None:
@@ -124,7 +124,7 @@ class DaskCluster:
         return "it exceeded its memory limit" if about else ""
 
     def queue_words(self) -> str:
-        """Return a sentence with squeue's output on the jobs of workers; "" if the cluster is not on Slurm.
+        """Return a sentence with squeue's output on the worker jobs; "" if the cluster is not on Slurm.
 
         The sentence begins with a space, so that it can be appended to a message.
         """
@@ -136,7 +136,7 @@ class DaskCluster:
         except (OSError, subprocess.TimeoutExpired) as error:
             return f" squeue failed: {error}."
         said = ", ".join(answer.stdout.splitlines()) or " ".join(answer.stderr.split()) or "no such job"
-        return f" squeue reports for the jobs of workers: {said}."
+        return f" squeue reports for the worker jobs: {said}."
 
     def _connect(self, target: Any, security: Any) -> Any:
         from distributed import Client
@@ -238,7 +238,7 @@ class DaskCluster:
 
     def _start_slurm(self) -> Any:
         jobqueue = optional(
-            "dask_jobqueue", f"{self.where}: cluster slurm", "set cluster: local", extra="dask"
+            "dask_jobqueue", f"{self.where}: cluster: slurm", "set cluster: local", extra="dask"
         )
         if shutil.which("sbatch") is None:
             raise DataError(
@@ -269,7 +269,7 @@ class DaskCluster:
         if away := without_slurm_conf("sbatch", said):
             return f"cluster is slurm, but {away}. Run the command on a login node, or set cluster: local."
         return (
-            f"Slurm rejected a job of workers: {said}. Change data.workers.slurm or "
+            f"Slurm rejected a worker job: {said}. Change data.workers.slurm or "
             "data.workers.memory_bytes, then run the command again. Finished work is kept."
         )
 

@@ -142,7 +142,7 @@ class DaskPool(Executor):
             path.unlink(missing_ok=True)
 
     def _look(self) -> None:
-        """Update the set of workers. Raises DataError if there are none for data.workers.wait_minutes."""
+        """Update the set of workers. Raises DataError after data.workers.wait_minutes without a worker."""
         with self.cluster.answering():
             threads = self.client.nthreads()
         now = self._looked = time.monotonic()

@@ -73,7 +73,8 @@ def _function_of(order: Order) -> Callable[[Any], Any]:
             name for name in {**order.software, **here} if order.software.get(name) != here.get(name)
         ]:
             found = ", ".join(
-                f"{name} {here.get(name, 'missing')} there, {order.software.get(name, 'missing')} here"
+                f"{name} {here.get(name, 'missing')} on the worker, "
+                f"{order.software.get(name, 'missing')} in this process"
                 for name in differing
             )
             raise DataError(

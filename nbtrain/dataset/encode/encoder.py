@@ -271,7 +271,10 @@ def can_be_kept(vocab_size: int, with_mask: bool, tally: Tally, record: Record) 
     if largest >= vocab_size:
         what = f"token id {largest:,} is outside the vocabulary of {vocab_size:,} entries"
     elif record.learnt is not None and not with_mask:
-        what = "has tokens outside the loss, but the source's first record has no mask; set labels_key"
+        what = (
+            "the record has tokens outside the loss, but the source's first record has no mask; "
+            "set labels_key"
+        )
     else:
         return True
     tally.add_broken(record.path, record.line, what)

@@ -37,9 +37,9 @@ class SourceTotals:
     tokens: int = 0
     bytes: int = 0
     unknown_tokens: int = 0
-    """Tokens that replace text which the tokenizer cannot encode."""
+    """Number of tokens that replace text which the tokenizer cannot encode."""
     loss_tokens: int = 0
-    """Tokens in the loss, if the dataset has a mask."""
+    """Number of tokens in the loss, if the dataset has a mask."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Number of documents dropped as duplicates, by reason; the shards' tallies hold the other reasons."""
     first_sequence: int = 0

@@ -21,6 +21,7 @@ import numpy as np
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.base.printing.progress import Progress, Say
+from nbtrain.base.text.amounts import counted
 from nbtrain.base.workspace import display
 from nbtrain.config.load.shipped_names import refuse_name_of_shipped_dataset
 from nbtrain.config.schema import RunConfig
@@ -102,12 +103,15 @@ def prepare_dataset(
             f"not make that file. To use it, leave data.sources empty; to replace it, {FORCE}."
         )
     refuse_name_of_shipped_dataset(config)
-    why = "an earlier prepare did not finish" if begun else "the dataset does not exist"
+    why = "an earlier prepare did not finish" if begun else "the dataset did not exist"
     why = why if manifest is None else "force"
     manifest = encoding.run(manifest, workers)
     if encoding.num_kept:
-        why += f" ({encoding.num_kept} of its parts were already encoded)"
-    say("made", f"{why}: {manifest.counts['documents']:,} documents, {manifest.counts['tokens']:,} tokens")
+        why += f" ({counted(encoding.num_kept, 'part')} already encoded)"
+    say(
+        "made",
+        f"{why}; encoded {manifest.counts['documents']:,} documents, {manifest.counts['tokens']:,} tokens",
+    )
     return dataset.open(vocab_size, manifest)
 
 
@@ -320,7 +324,8 @@ class _Encoding:
         files.fsync_directory(self.dataset.directory)
         if more := sum(count.broken - len(count.named) for count in self.counts):
             listed = display(self.dataset.broken_records)
-            logger.warning("%s more records were skipped; they are listed in %s.", f"{more:,}", listed)
+            verb = "was" if more == 1 else "were"
+            logger.warning("%s %s skipped; see the list in %s.", counted(more, "more record"), verb, listed)
 
     def _unfinished(self, account: EncodeProgress) -> Iterator[Task]:
         for task in self.corpus.tasks():
@@ -332,7 +337,7 @@ class _Encoding:
                 yield task
 
     def _check_exact(self) -> None:
-        """Compare the fast engine with the reference on the first documents; if they differ, use that one."""
+        """Compare fastokens with HF tokenizers on the first documents; if they differ, use HF tokenizers."""
         if self.loaded is None:
             return
         note = self.loaded.check_exact(self._first_texts())

@@ -113,7 +113,7 @@ def _prepare_text(
             continue
         with _step(report, name) as say:
             if not concerned:
-                say("kept", f"no source of this run is {name}ed")
+                say("kept", f"no source of this run has to be {name}ed")
             elif is_needed:
                 corpus = work(corpus, force, say)
             else:
@@ -205,7 +205,8 @@ def _prepare_indices(config: RunConfig, opened: OpenDataset | OpenBlend, say: Sa
     refuse_without_loss(config, datasets)
     made = len(set(index_cache.glob("*.json")) - before)
     if made:
-        say("made", f"{made} of the indices of train, valid and test were missing from index-cache/")
+        verb = "was" if made == 1 else "were"
+        say("made", f"{made} of the indices of train, valid and test {verb} missing from index-cache/")
     else:
         say("kept", "index-cache/ has the indices for this dataset, split, seed and training length")
     return split_rows(datasets)

@@ -229,10 +229,11 @@ class _BlendBuilder:
             assert dataset is not None
             if is_limited and needed > dataset.samples_per_pass:
                 raise DataError(
-                    f"{self.files.where}: the {split} blend takes {needed:,} samples of {entry.name}, which "
-                    f"was sized for {dataset.index_samples:,} samples and holds {dataset.samples_per_pass:,} "
-                    "in whole epochs; megatron-core rejects such a blend. Request more samples, or set "
-                    "data.split_rule: megatron-deepspeed, which continues past the last epoch."
+                    f"{self.files.where}: the {split} blend needs {needed:,} samples of {entry.name}, whose "
+                    f"index was built for {dataset.index_samples:,} samples and holds "
+                    f"{dataset.samples_per_pass:,} in whole epochs; megatron-core rejects such a blend. "
+                    "Request more samples, or set data.split_rule: megatron-deepspeed, which continues past "
+                    "the last epoch."
                 )
             datasets.append(dataset)
         return BlendedDataset(datasets, present, index, num_samples)

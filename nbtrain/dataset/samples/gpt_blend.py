@@ -12,7 +12,7 @@ normalized weights (split_rule selects the project):
 
 A blend can read more samples from a dataset than its index provides. megatron-core rejects that,
 Megatron-DeepSpeed reads past the dataset's end, and nbtrain continues with the dataset's next pass. The
-choice of a sample does not depend on N, so a longer blend begins with the samples of a shorter one.
+dataset chosen for sample k does not depend on N, so a longer blend begins with the samples of a shorter one.
 """
 
 import math

@@ -54,9 +54,9 @@ class GPTIndex:
     document_index: np.ndarray
     """[E * documents] sequence numbers: int32, or int64 if a number is too large."""
     sample_index: np.ndarray
-    """int32 or int64 [samples + 1, 2]."""
+    """int32 or int64 [samples + 1, 2]: start of each sample, as (position in document_index, token)."""
     shuffle_index: np.ndarray
-    """uint32 or int64 [samples]."""
+    """uint32 or int64 [samples]: order in which the samples are read."""
 
     def __len__(self) -> int:
         return len(self.shuffle_index)
@@ -91,7 +91,9 @@ def build_gpt_index(
     own_lengths = np.asarray(lengths[first:last])
     tokens = int(own_lengths.sum(dtype=np.int64))
     if tokens == 0:
-        raise DataError(f"documents {first:,} to {last:,} have no tokens, so they provide no samples.")
+        raise DataError(
+            f"documents [{first:,}, {last:,}) of the dataset have no tokens, so they provide no samples."
+        )
     epochs = epochs_needed(tokens, seq_length, num_samples)
     entries = epochs.num_epochs * (last - first)
     # Upstream uses int32 here too, where document 2**31 becomes -2**31.

@@ -184,9 +184,9 @@ class PackedDataset:
         left_out = _left_out(counts_of(pieces), self.seq_length)
         if not len(pieces.rows):
             raise DataError(
-                f"{display(self.files.prefix)}: the {self.split} split has no tokens in the loss in "
-                f"{', '.join(self.dataset_names)}: {left_out}. Raise model.seq_length = {self.seq_length:,}, "
-                f"or fix the sources{self._without_it}."
+                f"{display(self.files.prefix)}: the {self.split} split of "
+                f"{' and '.join(self.dataset_names)} has no token in the loss: {left_out}. Raise "
+                f"model.seq_length = {self.seq_length:,}, or fix the sources{self._without_it}."
             )
         if left_out:
             logger.warning("%s: %s.", printable(display(self.files.prefix)), left_out)
@@ -220,7 +220,7 @@ def _left_out(counts: dict[str, int], seq_length: int) -> str:
     limit = f"{seq_length + 1:,} tokens (seq_length + 1)"
     reasons = [
         (counts["truncated"], f"longer than {limit}: truncated"),
-        (counts["nothing_learnt"], f"without a token in the loss among their first {limit}: skipped"),
+        (counts["nothing_learnt"], f"without a token in the loss among the first {limit}: skipped"),
         (counts["too_short"], "with fewer than 2 tokens: skipped"),
     ]
     return "; ".join(f"{counted(count, 'example')} {what}" for count, what in reasons if count)

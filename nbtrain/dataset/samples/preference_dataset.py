@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from nbtrain.base.errors import DataError
+from nbtrain.base.text.amounts import counted
 from nbtrain.base.text.terminal import printable
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
@@ -82,15 +83,15 @@ class PreferenceDataset(PackedDataset):
     def _build_pieces(self) -> Pieces:
         self.indexed.check()
         pieces, left_out = pair_pieces(self.indexed, self.pad_id, self.sources, self.seq_length)
-        limit = f"model.seq_length = {self.seq_length:,}"
+        limit = f"model.seq_length = {self.seq_length:,} positions (the prompt counts twice)"
         if not len(pieces.rows):
             raise DataError(
                 f"{display(self.files.prefix)}: no pair of {', '.join(self.dataset_names)} in the "
-                f"{self.split} split fits into {limit} tokens (the prompt counts twice). Raise "
+                f"{self.split} split fits into {limit}. Raise "
                 f"model.seq_length{self._without_it}."
             )
         if left_out:
-            what = f"skipped {left_out:,} pairs of more than {limit} tokens (the prompt counts twice)."
+            what = f"skipped {counted(left_out, 'pair')} longer than {limit}."
             logger.warning("%s: %s", printable(display(self.files.prefix)), what)
         return pieces
 

@@ -65,7 +65,7 @@ class DataState:
         reached = self.position(self.consumed_samples)
         if first < reached:
             raise DataError(
-                f"positions {first:,} to {last:,} cannot be skipped, because the run is already at position "
+                f"positions [{first:,}, {last:,}) cannot be skipped, because the run is already at position "
                 f"{reached:,}. Resume from a checkpoint before these positions."
             )
         ranges = sorted((*self.skipped_sample_ranges, (first, last)))
@@ -100,8 +100,8 @@ def rank_positions(
     row = micro_batch_size * data_parallel_size
     if len(positions) % row:
         raise DataError(
-            f"a step of {len(positions)} samples must be a multiple of micro_batch_size({micro_batch_size}) "
-            f"* data_parallel_size({data_parallel_size}) = {row}."
+            f"a step has {len(positions)} samples, but their number must be a multiple of "
+            f"micro_batch_size({micro_batch_size}) * data_parallel_size({data_parallel_size}) = {row}."
         )
     parts = positions.reshape(-1, data_parallel_size, micro_batch_size)
     return parts[:, data_parallel_rank]

@@ -85,9 +85,9 @@ def baselines(config: RunConfig, too_small: str) -> Baselines | NoBaselines: ...
 def baselines(config: RunConfig, too_small: str = "refuse") -> Baselines | NoBaselines:
     """Return the baselines of a run's data, computed once and then read from the dataset's folder.
 
-    Raises DataError if the data is not prepared, if one of the two splits is too short, if the run blends
-    datasets, or if it trains on preference pairs. With too_small="explain", the last three cases return a
-    NoBaselines instead, so that a notebook continues.
+    Raises DataError if the data is not prepared, if the training or validation split is too short, if the run
+    blends datasets, or if it trains on preference pairs. With too_small="explain", the last three cases
+    return a NoBaselines instead, so that a notebook continues.
     """
     if too_small not in ("refuse", "explain"):
         raise ConfigError(f'too_small = {too_small!r}: must be "refuse" or "explain".')
@@ -136,8 +136,8 @@ def _baselines(config: RunConfig) -> Baselines | NoBaselines:
     if len(train_tokens) < 2 or not num_validation:
         return NoBaselines(
             f"{display(dataset.prefix)}: split {config.data.split} leaves {len(train_tokens):,} training "
-            f"tokens and {num_validation:,} validation documents; a baseline needs both. Use more text "
-            "or another data.split."
+            f"tokens and {num_validation:,} validation documents; baselines need at least 2 and 1. Use more "
+            "text or another data.split."
         )
     context, target = _validation_labels(config, opened, valid)
     if not len(target):

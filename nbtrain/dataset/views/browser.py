@@ -14,6 +14,7 @@ import numpy as np
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.printing.report import Block, TextForm, heading
+from nbtrain.base.text.amounts import counted
 from nbtrain.base.text.terminal import printable
 from nbtrain.base.workspace import data_home, display, resolve, tokenizer_dir, typed_path, valid_name
 from nbtrain.config.schema import RunConfig
@@ -60,7 +61,7 @@ class Document:
         sequences = f" in {self.sequences:,} sequences" if self.sequences != 1 else ""
         source = f" of {self.source}" if self.source else ""
         loss = "" if self.loss_tokens is None else f", {self.loss_tokens:,} in the loss"
-        return f"document {self.number:,}{source} ({self.tokens:,} tokens{sequences}{loss})"
+        return f"document {self.number:,}{source} ({counted(self.tokens, 'token')}{sequences}{loss})"
 
     @property
     def marked(self) -> list[marked.Piece]:
@@ -206,7 +207,7 @@ class Browser:
 
     @property
     def sources(self) -> list[dict[str, Any]]:
-        """The manifest's sources; empty if this is not the training pair, which their counts describe."""
+        """The manifest's sources; empty for any pair but the training pair, which the counts describe."""
         is_main = self.manifest is not None and self.manifest.stem == self.dataset.stem
         return self.manifest.sources if self.manifest is not None and is_main else []
 

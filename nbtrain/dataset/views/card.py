@@ -179,7 +179,7 @@ class DataCard(Card, Record):
             *([["dropped: sentences", sentences]] if (sentences := dropped_sentences(self.sources)) else []),
             *([["templates not evaluated", templates]] if (templates := _templates(self.sources)) else []),
         ]
-        lengths = ["tokens a document", *(f"{value:,.0f}" for value in self.lengths.values())]
+        lengths = ["tokens per document", *(f"{value:,.0f}" for value in self.lengths.values())]
         what = "documents" if self.sequences == self.documents else "sequences"
         more: dict[str, Any] = {}
         if any(source["unknown_tokens"] for source in self.sources):
@@ -334,8 +334,9 @@ def _share(part: int, whole: int, digits: str = ".2%") -> str:
 
 def _unknown_warnings(manifest: DatasetManifest | None) -> list[str]:
     return [
-        f"{source['name']}: {_share(unknown, tokens)} tokens are the unknown token: the tokenizer has no "
-        "token for this text, so the text is lost. Use a tokenizer made for this text, or train one."
+        f"{source['name']}: {unknown:,} of {tokens:,} tokens ({unknown / tokens:.2%}) are the unknown "
+        "token: the tokenizer has no token for this text, so the text is lost. Use a tokenizer made "
+        "for this text, or train one."
         for source in (manifest.sources if manifest else [])
         if (unknown := source["unknown_tokens"]) > UNKNOWN_WARNED_FRACTION * (tokens := source["tokens"])
     ]
@@ -348,12 +349,12 @@ def _other_text_warnings(manifest: DatasetManifest | None, config: RunConfig | N
     clause = other_text_of(folder, manifest.settings or {}) if folder else ""
     if not clause:
         return []
-    return [f"{clause}: it needs more tokens for this text than a tokenizer that is trained on it."]
+    return [f"{clause}: it needs more tokens for this text than a tokenizer trained on this text."]
 
 
 def _epoch_warnings(splits: list[dict[str, Any]], of: str = "") -> list[str]:
     return [
-        f"training goes {split['epochs']:.1f} times through {split['tokens']:,} tokens{of}. Beyond "
+        f"training reads {split['tokens']:,} tokens{of} {split['epochs']:.1f} times. Beyond "
         f"{MAX_EPOCHS:g} epochs, repeated text adds less and less (arXiv:2305.16264). Use more text, or "
         "fewer train_tokens."
         for split in splits

@@ -166,8 +166,8 @@ def _verify_pair(
         # In another program's mask, any number but 0 puts a token in the loss; prepare writes 0 and 1.
         if manifest is not None and largest > 1:
             raise DataError(
-                f"{display(pair.bin)}: the file holds {largest}, but a loss mask may hold only 0 and 1. "
-                "Encode the data again."
+                f"{display(pair.bin)}: the file holds the value {largest}, but a loss mask may hold only 0 "
+                "and 1. Encode the data again."
             )
         main = pair.pair(pair.stem.removesuffix(MASK_SUFFIX))
         tokens = IndexedDataset(main.prefix)
@@ -176,7 +176,7 @@ def _verify_pair(
         return [f"{learnt:,} of {indexed.num_tokens:,} tokens are in the loss"]
     checks = [
         "header, sizes, offsets and document array agree",
-        f"largest token id {largest:,}" if largest >= 0 else "no token",
+        f"largest token id {largest:,}" if largest >= 0 else "no tokens",
     ]
     if manifest:
         checks[-1] += f", vocabulary {manifest.vocab_size:,}"

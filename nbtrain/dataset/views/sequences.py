@@ -17,6 +17,7 @@ import numpy as np
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.printing.report import Block, Record, TextForm, heading
+from nbtrain.base.text.amounts import counted
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.build import GPTDatasets, build_datasets
 from nbtrain.dataset.samples.sample import Sample
@@ -56,7 +57,7 @@ class TrainingSequence(Record):
     @property
     def title(self) -> str:
         counts = np.bincount(self.kinds, minlength=len(marked.KINDS)).tolist()
-        documents = f"{len(self.begins):,} document{'s' if len(self.begins) != 1 else ''}"
+        documents = counted(len(self.begins), "document")
         return (
             f"training sequence {self.position:,}: {len(self.kinds):,} positions, {documents}, "
             f"{counts[LOSS]:,} in the loss, {counts[PADDING]:,} padding"
@@ -74,7 +75,7 @@ class TrainingSequence(Record):
             lines.append(f"positions {part.first:,} to {part.last:,}")
             lines += [f"  | {line}" for line in marked.text_of(part.pieces, colour).splitlines()]
         if len(self.begins) > len(self.parts):
-            lines.append(f"and {len(self.begins) - len(self.parts):,} more documents")
+            lines.append(f"and {counted(len(self.begins) - len(self.parts), 'more document')}")
         return "\n".join(lines)
 
     def to_html(self) -> str:

@@ -117,7 +117,7 @@ def test_an_array_that_does_not_end(workspace, refusal, content, said):
 def test_an_element_is_bounded(monkeypatch):
     """After a missing quote, the rest of the file is not read into memory."""
     monkeypatch.setattr(json_array, "MAX_ELEMENT_BYTES", 1000)
-    with pytest.raises(DataError, match="element 1 of the array is over 1,000 bytes"):
+    with pytest.raises(DataError, match="element 1 of the array is larger than 1,000 bytes"):
         lines(b'[{"text": "' + b"a" * (1 << 20))
 
 

@@ -183,10 +183,10 @@ def test_a_truncated_file_ends_the_reading(workspace, refusal, part_bytes, suffi
     check = {".gz": "gzip", ".zst": "zstd", ".bz2": "bzip2"}[suffix]
     message = refusal(jsonl(f"a.jsonl{suffix}"))
     assert message.startswith(
-        f"run.yaml:7: data.sources[0]: a.jsonl{suffix}: damaged {suffix} file: it ends in the middle, after "
+        f"run.yaml:7: data.sources[0]: a.jsonl{suffix}: damaged {suffix} file: it ends too early, after "
         f"{len(content) - 10:,} bytes ("
     )
-    assert message.endswith(f" unpacked). Copy or download it again; run `{check} -t` to check it.")
+    assert message.endswith(f" bytes unpacked). Copy or download it again; run `{check} -t` to check it.")
 
 
 @pytest.mark.slow

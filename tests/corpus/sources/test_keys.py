@@ -192,7 +192,7 @@ def test_other_spellings_of_a_key_are_refused(key, value, known):
     """A known key in another spelling is refused instead of dropped."""
     said = problem_of("chat", chat(user("a"), assistant("b", **{key: value})), **TEMPLATES)
     assert f"messages[1].{key} holds a value" in said
-    assert known is None or f"If it means the same as {known!r}, rename it." in said
+    assert known is None or f"rename it to {known!r}." in said
     for name in ("System-Prompt", "systemPrompt", "SYSTEM"):
         for kind, record in BASE.items():
             assert repr(name) in problem_of(kind, {**record, name: "Be brief."})

@@ -125,7 +125,7 @@ def test_a_truncated_file(workspace, refusal, part_bytes, separator, suffix, siz
     part_bytes(size)
     (workspace / f"a.txt{suffix}").write_bytes(PACK[suffix](b"text\n---\n" * 900)[:-7])
     assert refusal(text(f"a.txt{suffix}", document_separator=separator)).startswith(
-        f"run.yaml:7: data.sources[0]: a.txt{suffix}: damaged {suffix} file: it ends in the middle, after "
+        f"run.yaml:7: data.sources[0]: a.txt{suffix}: damaged {suffix} file: it ends too early, after "
     )
 
 

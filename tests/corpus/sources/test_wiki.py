@@ -212,7 +212,7 @@ def test_without_lxml(path, monkeypatch):
     with pytest.raises(DataError) as caught:
         reader(path=path).check_dependencies()
     assert str(caught.value) == (
-        f"{WHERE}: kind wiki needs the package lxml, which is not installed. Install it with "
+        f"{WHERE}: kind: wiki needs the package lxml, which is not installed. Install it with "
         f"`{install_command('data')}`."
     )
 

@@ -58,8 +58,8 @@ def test_a_damaged_tokenizer_is_another_finding(content, workspace):
 def test_check_and_prepare_say_it(theirs, workspace, caplog):
     config = config_of(MARKED, path=str(theirs), eod_token="</s>", vocab_size=64, max_unknown_fraction=1)
     said = (
-        "the conversation template contains <s>, </s>, which the tokenizer has as special tokens. Training "
-        "encodes the template as plain characters, so the model does not see the markers that it may know."
+        "the conversation template contains <s>, </s>, which are special tokens of the tokenizer. Training "
+        "encodes the template as plain characters, so the model does not see the tokens that it may know."
     )
     fix = (
         "List such markers in tokenizer.added_tokens, with a separate tokenizer for this run; their ids stay "

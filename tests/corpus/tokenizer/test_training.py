@@ -232,7 +232,7 @@ def test_check_memory(monkeypatch):
         training.check_memory(1_000_000_000, "tokenizers", "run.yaml:9: tokenizer.train_bytes")
     assert str(caught.value) == (
         "run.yaml:9: tokenizer.train_bytes = 1,000,000,000: training with tokenizers needs about 2.5 GiB of "
-        "memory, but only 1.0 GiB is available. Set at most 337,222,041."
+        "memory, but only 1.0 GiB is available. Set the value to at most 337,222,041."
     )
     training.check_memory(337_000_000, "tokenizers")
     with pytest.raises(DataError, match=r"100,000,000: training with rustbpe needs about 5\.1 GiB"):

@@ -206,8 +206,8 @@ def test_nothing_there(mirror):
     assert len(mirror.requests) == 1
     mirror.add_dump(CONTENT, kind="abstract")
     assert refusal(mirror).endswith(
-        "lists no testwiki-YYYYMMDD-pages-articles.xml.bz2 (1 files): the dump may not be finished yet. Set "
-        "date to an earlier date."
+        "lists 1 file, but no testwiki-YYYYMMDD-pages-articles.xml.bz2: the dump may not be finished yet. "
+        "Set date to an earlier date."
     )
 
 
@@ -304,8 +304,8 @@ def test_redirects(mirror):
     path = f"/testwiki/20260101/{name}"
     mirror.redirect[path] = "file:///etc/passwd"
     assert refusal(mirror).endswith(
-        f"{name}: a redirect was not followed (more than 5 redirects, not to http(s), or from https to "
-        f"http). Set mirror to another server."
+        f"{name}: a redirect was not followed (at most 5 redirects are followed, only to http(s), and "
+        f"never from https to http). Set mirror to another server."
     )
     mirror.redirect[path] = path
     assert "a redirect was not followed" in refusal(mirror)

@@ -196,7 +196,7 @@ def test_a_page_without_an_end_is_bounded(workspace, monkeypatch):
         (b"<?xml version='1.0'?><html>", "its first element is <html>, but it must be <mediawiki>."),
         (
             gzip.compress(b"<mediawiki>", mtime=0)[:-9],
-            "test.xml: damaged .gz file: it ends in the middle, after 22 bytes",
+            "test.xml: damaged .gz file: it ends too early, after 22 bytes",
         ),
         (
             b"7z\xbc\xaf\x27\x1c",

@@ -194,7 +194,7 @@ def test_another_end_of_document(make_config, workspace, texts, small_parts, mon
         prepare(config)
     assert str(caught.value) == (
         "data/dataset/small: the documents end in the token 300, but data/tokenizer/small "
-        f"ends documents in {before.eod_id} (<|endoftext|>), which a model would not learn. "
+        f"ends documents in {before.eod_id} (<|endoftext|>), so a model would not learn to end a document. "
         "Set tokenizer.eod_token to the dataset's token, change data.name, or make it again "
         "with `nbtrain prepare RUN.yaml --force`."
     )

@@ -352,7 +352,7 @@ def test_without_the_extra(make_config, monkeypatch):
     with pytest.raises(DataError) as caught:
         prepare(make_config(data={"workers": {"kind": "dask", "cluster": "local"}}))
     assert str(caught.value) == (
-        "data.workers: kind dask needs the package distributed, which is not installed. Install it with "
+        "data.workers: kind: dask needs the package distributed, which is not installed. Install it with "
         f"`{install_command('dask')}`, or set kind: local."
     )
 
@@ -379,8 +379,8 @@ def test_a_worker_of_another_version(tmp_path):
         dask_worker.run(given, pickle.dumps(1))
     here = dask_worker.software()["nbtrain"]
     assert str(caught.value).partition("): ")[2] == (
-        f"nbtrain {here} there, 0.0.9 (0123) here. Workers must have the same software as this process, "
-        "otherwise shards may differ. Restart the workers in the same Python environment."
+        f"nbtrain {here} on the worker, 0.0.9 (0123) in this process. Workers must have the same software as "
+        "this process, otherwise shards may differ. Restart the workers in the same Python environment."
     )
 
 

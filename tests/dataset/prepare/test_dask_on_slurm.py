@@ -79,18 +79,18 @@ def test_a_job_of_workers_is_lost_and_the_bytes_are_the_same(cluster, make_confi
     [
         (
             {"slurm": {"partition": "nope"}},
-            r"^data\.workers: Slurm rejected a job of workers: sbatch: error: invalid partition specified"
+            r"^data\.workers: Slurm rejected a worker job: sbatch: error: invalid partition specified"
             r": nope .*Change data\.workers\.slurm or data\.workers\.memory_bytes, then run "
             r"the command again\. Finished work is kept",
         ),
         (
             {"memory_bytes": 100_000_000_000},
-            r"^data\.workers: Slurm rejected a job of workers: sbatch: error: Memory specification can ",
+            r"^data\.workers: Slurm rejected a worker job: sbatch: error: Memory specification can ",
         ),
         (
             {"slurm": {"partition": "closed"}, "wait_minutes": 0.2},
             r"had no worker for 12 s \(data\.workers\.wait_minutes = 0\.2\)\. Start workers, or check the "
-            r"queue\. squeue reports for the jobs of workers: \d+ PENDING \(PartitionDown\), \d+ PENDING "
+            r"queue\. squeue reports for the worker jobs: \d+ PENDING \(PartitionDown\), \d+ PENDING "
             r"\(PartitionDown\)",
         ),
     ],

@@ -100,7 +100,7 @@ def test_a_tokenizer_of_other_text_is_used_only_if_the_yaml_names_it(files):
     message = refusal("demo.yaml")
     assert message.startswith(
         "data/tokenizer/demo-300: the tokenizer was trained on other text: data.sources[0].path = "
-        "'demo.jsonl' there, "
+        "'demo.jsonl' for the tokenizer, "
         "'books.jsonl' in this run. "
     )
     assert "set tokenizer.name: demo-300; or make it again" in message

@@ -69,8 +69,8 @@ def test_a_shared_tokenizer_is_not_made_anew(make_config):
     )
     assert Tokenizer.load(tokenizer_dir("small")).sha256 == before
     assert refusal(make_config(tokenizer={"vocab_size": 290}), force=True).startswith(
-        "data/tokenizer/small: the tokenizer was trained with other settings: vocab_size = 300 there, 290 in "
-        "this run."
+        "data/tokenizer/small: the tokenizer was trained with other settings: vocab_size = 300 for the "
+        "tokenizer, 290 in this run."
     )
 
 
@@ -175,7 +175,7 @@ def test_a_tokenizer_of_fewer_entries_than_asked_for(make_config, caplog):
     assert caplog.messages == [
         f"data/tokenizer/small: the tokenizer has only {found} entries, because the text is too small for "
         "more merges. The model is built for tokenizer.vocab_size = 52,000, but the higher ids never occur. "
-        f"Use more text, or set it to {found} and run prepare again with --force."
+        f"Use more text, or set tokenizer.vocab_size to {found} and run prepare again with --force."
     ]
     caplog.clear()
     prepare(make_config(tokenizer={"vocab_size": found}), force=True, through="encode")
@@ -248,11 +248,11 @@ def test_second_call_does_nothing_and_says_so(make_config):
     assert everything(data_home()) == before
     assert (first.changed, second.changed) == (True, False)
     assert steps(first) == [
-        ("tokenizer", "made", "data/tokenizer/small is not there: 300 entries"),
+        ("tokenizer", "made", "data/tokenizer/small did not exist; trained 300 entries"),
         (
             "encode",
             "made",
-            (f"the dataset does not exist: 120 documents, {first.manifest.counts['tokens']:,} tokens"),
+            (f"the dataset did not exist; encoded 120 documents, {first.manifest.counts['tokens']:,} tokens"),
         ),
         ("index", "made", "3 of the indices of train, valid and test were missing from index-cache/"),
     ]
@@ -291,9 +291,9 @@ def test_other_settings_under_the_same_name(make_config, workspace):
         "make it again with `nbtrain prepare RUN.yaml --force`."
     )
     assert refusal(make_config(tokenizer={"vocab_size": 290})) == (
-        "data/tokenizer/small: the tokenizer was trained with other settings: vocab_size = 300 there, 290 in "
-        "this run. Datasets and runs may refer to it: give tokenizer.name another value, or make it again "
-        "with `nbtrain prepare RUN.yaml --force`."
+        "data/tokenizer/small: the tokenizer was trained with other settings: vocab_size = 300 for the "
+        "tokenizer, 290 in this run. Datasets and runs may refer to it: give tokenizer.name another "
+        "value, or make it again with `nbtrain prepare RUN.yaml --force`."
     )
     assert everything(data_home()) == before
     forced = prepare(make_config(tokenizer={"vocab_size": 290}), force=True)
@@ -419,7 +419,7 @@ def test_another_tokenizer_under_the_same_name(make_config):
     shutil.rmtree(tokenizer_dir("small"))
     message = refusal(make_config(tokenizer={"vocab_size": 290}))
     assert message.startswith(
-        "data/dataset/small: the data was encoded with another tokenizer than data/tokenizer/small (sha256 "
+        "data/dataset/small: the data was encoded with a tokenizer other than data/tokenizer/small (sha256 "
     )
 
 
@@ -442,8 +442,8 @@ def test_brought_tokenizer(make_config, workspace, texts):
     )
     assert refusal(make_config(tokenizer={"name": "mine", "vocab_size": 280}, data={"name": "mine"})) == (
         "data/tokenizer/mine: the tokenizer has 300 entries, but this run sets tokenizer.vocab_size = 280, "
-        "which is the size of the model's embedding. Set it to 300, or set tokenizer.name to another "
-        "tokenizer."
+        "which is the size of the model's embedding. Set tokenizer.vocab_size to 300, or set tokenizer.name "
+        "to another tokenizer."
     )
     (tokenizer_dir("half")).mkdir()
     shutil.copy(tokenizer_dir("small") / "vocab.json", tokenizer_dir("half"))
@@ -585,9 +585,8 @@ def test_data_home_that_cannot_be_written(make_config, workspace, monkeypatch):
     """A data directory that is not a folder raises a readable error."""
     (workspace / "file").write_text("")
     monkeypatch.setenv("NBTRAIN_DATA", str(workspace / "file"))
-    assert refusal(make_config()) == (
-        "file/dataset/small: cannot be created or opened: Not a directory. Set NBTRAIN_DATA to a folder that "
-        "can be written."
+    assert refusal(make_config()).startswith(
+        "file/dataset/small: cannot be created or opened: Not a directory. Set NBTRAIN_DATA to "
     )
 
 
@@ -694,7 +693,7 @@ def test_a_lock_on_a_folder_that_is_gone(workspace, caplog):
     with locked_directory(folder):
         waiting = threading.Thread(target=lambda: order.append(_held(folder)))
         waiting.start()
-        wait_until(lambda: "waiting for that process" in caplog.text, "nobody waits")
+        wait_until(lambda: "waiting for it to finish" in caplog.text, "nobody waits")
         folder.rmdir()
     waiting.join(timeout=600)
     assert order == [True]

@@ -80,7 +80,7 @@ def test_unknown_tokens_are_counted_by_source(make_run, caplog):
     card = data_card("small")
     assert card.unknown_tokens == expected
     (line,) = card.warnings
-    assert line.startswith(f"source-1: {expected} (")
+    assert line.startswith(f"source-1: {expected} of ") and "are the unknown token" in line
     assert "unknown tokens" in str(card)
     assert "unknown tokens" in card._repr_html_()
 

@@ -282,7 +282,7 @@ def test_a_blend_that_takes_more_than_there_is(blend, write_dataset):
     with pytest.raises(DataError) as caught:
         build_datasets(blend(data=core, **sections))
     assert str(caught.value) == (
-        "default: data.blend: the train blend takes 33 samples of large, which was sized for "
+        "default: data.blend: the train blend needs 33 samples of large, whose index was built for "
         "5 samples and holds 12 in whole epochs; megatron-core rejects such a blend. Request "
         "more samples, or set data.split_rule: megatron-deepspeed, which continues past the "
         "last epoch."

@@ -168,7 +168,7 @@ def test_vocabulary_that_does_not_fit(make_config, write_dataset):
         build_datasets(make_config(tokenizer={"vocab_size": 280}))
     assert str(caught.value) == (
         "data/dataset/small/text_document.bin: token ids go up to 299 (a vocabulary of 300), but "
-        "tokenizer.vocab_size = 280. Set it to at least 300."
+        "tokenizer.vocab_size = 280. Set tokenizer.vocab_size to at least 300."
     )
 
 

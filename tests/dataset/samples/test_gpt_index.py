@@ -143,7 +143,7 @@ def test_documents_without_a_token():
     """A split without any token raises an error."""
     with pytest.raises(DataError) as caught:
         build_gpt_index(LENGTHS, 2, 3, 4, 1, seed=0)
-    assert str(caught.value) == "documents 2 to 3 have no tokens, so they provide no samples."
+    assert str(caught.value) == "documents [2, 3) of the dataset have no tokens, so they provide no samples."
 
 
 def test_index_that_would_fill_the_memory():

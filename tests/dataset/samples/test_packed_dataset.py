@@ -222,7 +222,7 @@ def test_too_long_examples(write, caplog):
     }
     assert caplog.messages == [
         "data/dataset/tuning/text_document: 1 example longer than 17 tokens (seq_length + "
-        "1): truncated; 2 examples without a token in the loss among their first 17 tokens "
+        "1): truncated; 2 examples without a token in the loss among the first 17 tokens "
         "(seq_length + 1): skipped; 1 example with fewer than 2 tokens: skipped."
     ]
     first = next(
@@ -242,8 +242,8 @@ def test_nothing_to_learn_is_an_error(write):
     with pytest.raises(DataError) as caught:
         build(write({"a": (1.0, [example(1, 40, 5)])}))
     assert str(caught.value) == (
-        "data/dataset/tuning/text_document: the train split has no tokens in the loss in a: 1 example "
-        "without a token in the loss among their first 17 tokens (seq_length + 1): skipped. Raise "
+        "data/dataset/tuning/text_document: the train split of a has no token in the loss: 1 example "
+        "without a token in the loss among the first 17 tokens (seq_length + 1): skipped. Raise "
         "model.seq_length = 16, or fix the sources."
     )
 
@@ -252,7 +252,7 @@ def test_a_validation_split_without_a_token_in_the_loss_is_named(write):
     """A validation split without tokens in the loss is reported; the run can train without it."""
     both, halves = opened(write({"a": (1.0, [example(1, 3, 5), example(2, 40, 5)])})), config(split="50,50,0")
     assert build_split(both, halves, "train", 1, 1) is not None
-    with pytest.raises(DataError, match=r"the valid split has no tokens in the loss in a: .*eval_iters: 0"):
+    with pytest.raises(DataError, match=r"the valid split of a has no token in the loss: .*eval_iters: 0"):
         build_split(both, halves, "valid", 1, 1)
 
 

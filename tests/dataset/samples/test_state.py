@@ -69,7 +69,7 @@ def test_skipping_what_lies_behind_is_refused():
     with pytest.raises(DataError) as caught:
         current.skipping(9, 12)
     assert str(caught.value) == (
-        "positions 9 to 12 cannot be skipped, because the run is already at position 10. "
+        "positions [9, 12) cannot be skipped, because the run is already at position 10. "
         "Resume from a checkpoint before these positions."
     )
 
@@ -88,7 +88,8 @@ def test_a_step_that_does_not_divide():
     with pytest.raises(DataError) as caught:
         rank_positions(np.arange(10), 4, 0, 2)
     assert str(caught.value) == (
-        "a step of 10 samples must be a multiple of micro_batch_size(4) * data_parallel_size(2) = 8."
+        "a step has 10 samples, but their number must be a multiple of micro_batch_size(4) * "
+        "data_parallel_size(2) = 8."
     )
 
 

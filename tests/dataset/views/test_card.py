@@ -152,12 +152,12 @@ def test_epochs_and_the_warning(make_config, texts):
     longer = make_config(batch={"train_tokens": 16 * 4 * 400})
     train = data_card(longer).splits[0]
     assert data_card(longer).warnings == [
-        f"training goes {1600 * 16 / train['tokens']:.1f} times through {train['tokens']:,} "
-        "tokens. Beyond 4 epochs, repeated text adds less and less (arXiv:2305.16264). Use "
+        f"training reads {train['tokens']:,} tokens {1600 * 16 / train['tokens']:.1f} times. "
+        "Beyond 4 epochs, repeated text adds less and less (arXiv:2305.16264). Use "
         "more text, or fewer train_tokens."
     ]
-    assert ">warning</strong>: training goes" in data_card(longer)._repr_html_()
-    assert "warning: training goes" in str(data_card(longer))
+    assert ">warning</strong>: training reads" in data_card(longer)._repr_html_()
+    assert "warning: training reads" in str(data_card(longer))
 
 
 SOURCES = [

@@ -168,7 +168,7 @@ def test_loss_masks_are_verified(make_config, texts):
     renew(dataset, "text_document_loss_mask.bin")
     refuses(
         (
-            "data/dataset/small/text_document_loss_mask.bin: the file holds 3, but a loss mask "
+            "data/dataset/small/text_document_loss_mask.bin: the file holds the value 3, but a loss mask "
             "may hold only 0 and 1. Encode the data again."
         ),
         verify,
@@ -264,7 +264,7 @@ def test_a_blend_has_no_files(make_config):
     config = make_config(data={"name": "mix", "sources": [], "blend": entries})
     for call in (inspect, verify):
         refuses(
-            "small: data.blend mixes 2 datasets and does not have a .bin/.idx pair itself. "
+            "small: data.blend mixes 2 datasets, and the blend does not have a .bin/.idx pair. "
             "Name one of the datasets: small, data/x_document.",
             call,
             config,

@@ -689,7 +689,7 @@ def test_another_tokenizer_than_the_data(tiny, own_data):
     manifest = own_data / "dataset/mock/manifest.json"
     value = json.loads(manifest.read_text())
     for changes, says in (
-        ({"tokenizer_sha256": "f" * 64}, "the data was encoded with another tokenizer than "),
+        ({"tokenizer_sha256": "f" * 64}, "the data was encoded with a tokenizer other than "),
         ({"eod_id": value["eod_id"] + 1}, f"the documents end in the token {value['eod_id'] + 1}, but "),
     ):
         manifest.write_text(json.dumps(value | changes))

@@ -456,7 +456,7 @@ def test_tokens_added_for_a_chat(tiny, base, tiny_data, workspace, monkeypatch):
         "evaluation.eval_iters": 0,
     }
     wrong = starting(tiny, **{**settings, "tokenizer.vocab_size": size})
-    with pytest.raises(DataError, match=f"Set it to {size + 2}"):
+    with pytest.raises(DataError, match=f"Set tokenizer.vocab_size to {size + 2}"):
         prepare(wrong)
     config = starting(tiny, **{**settings, "tokenizer.vocab_size": size + 2})
     prepare(config)

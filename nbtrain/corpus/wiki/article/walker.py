@@ -4,8 +4,8 @@ Kept: paragraphs with an empty line between them; headings as lines after an emp
 (with "- " for * and #); labels of links; LaTeX of formulas between dollar signs; code; and the text that
 templates show (templates/). Dropped: tables, references, galleries, files, categories, links to other
 languages, comments, magic words, bold and italic marks, templates that show nothing in the text, and what
-these leave over: "( , )", double spaces, list items and sections without a word. A sentence with a template
-that cannot be evaluated is dropped as a whole (gaps.py).
+their removal leaves behind: "( , )", double spaces, list items and sections without a word. A sentence with a
+template that cannot be evaluated is dropped as a whole (gaps.py).
 """
 
 # ruff: noqa: RUF001 (letters that look alike are meant)

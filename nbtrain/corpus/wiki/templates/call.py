@@ -90,9 +90,10 @@ class Call:
         return next((value for name in names if (value := self.named.get(name, ""))), "")
 
     def has_only(self, *names: str, most: int = 99) -> bool:
-        """Return whether no other arguments than these can change the text.
+        """Return whether the call has no unexpected argument that could change the text.
 
-        Allowed are `most` positional arguments, the named arguments `names`, and parameters in LOOKS.
+        At most `most` positional arguments, the named arguments `names` and the parameters in LOOKS are
+        expected.
         """
         return len(self.words) <= most and all(
             name in names or name in LOOKS for name, value in self.named.items() if value

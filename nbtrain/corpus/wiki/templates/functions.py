@@ -377,7 +377,7 @@ def calculated(expression: str) -> float | None:
 def _expression(tokens: list[float | str], position: int, least: int, depth: int) -> tuple[float, int]:
     """Parse an expression from `position` on, and return (its value, the position after it).
 
-    Only operators of at least this precedence are included.
+    Only operators of precedence `least` or higher are included.
     """
     token = tokens[position]
     if depth > MAX_NESTING:

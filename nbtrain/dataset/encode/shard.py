@@ -280,7 +280,7 @@ class _Shard:
         if smallest < 0 or largest >= self.settings.vocab_size:
             raise DataError(
                 f"token id {smallest if smallest < 0 else largest:,} is outside the vocabulary of "
-                f"{self.settings.vocab_size:,} entries. These ids do not belong to this tokenizer."
+                f"{self.settings.vocab_size:,} entries. The ids do not belong to the run's tokenizer."
             )
 
     def _add_lengths(self, index: int, lengths: np.ndarray) -> None:

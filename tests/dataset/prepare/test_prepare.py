@@ -298,8 +298,8 @@ def test_other_settings_under_the_same_name(make_config, workspace):
     assert everything(data_home()) == before
     forced = prepare(make_config(tokenizer={"vocab_size": 290}), force=True)
     assert [step[1:] for step in steps(forced)][:2] == [
-        ("made", "force: 290 entries"),
-        ("made", f"force: 120 documents, {forced.manifest.counts['tokens']:,} tokens"),
+        ("made", "force; trained 290 entries"),
+        ("made", f"force; encoded 120 documents, {forced.manifest.counts['tokens']:,} tokens"),
     ]
     assert not list(data_home().rglob("*.tmp"))
 

@@ -97,7 +97,7 @@ def test_a_limit_of_the_run(make_run, caplog):
     assert "the limit of 10.00% (tokenizer.max_unknown_fraction)" in str(caught.value)
     assert DatasetFiles.named("small").manifest() is None
     report = prepare(make_run(texts, max_unknown_fraction=None), through="encode")
-    assert "(1 of its parts " in report.steps[-1].reason
+    assert "(1 part already encoded)" in report.steps[-1].reason
     again = make_run(texts, max_unknown_fraction=0.001)
     assert prepare(again, through="encode").steps[-1].action == "kept", "what is there is not made"
 

@@ -17,7 +17,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.of_run import find_dataset
 
 START = "examples/megatron-gpt/code/start.py"
-# Values to replace in that file's dataset(): dataset, sequence length and data.split of gpt-tiny.
+# Values to replace in dataset() of START: dataset, sequence length and data.split of gpt-tiny.
 DATASET = '"data/dataset/python-docs-1k/text_document", 256'
 SPLITS = ("train", "valid", "test")
 BOUNDS = '"train": (0.0, 0.9), "valid": (0.9, 0.97), "test": (0.97, 1.0)'
@@ -29,7 +29,7 @@ def code_text(functions: Sequence[str], config: RunConfig) -> str:
     Raises ConfigError for an unknown name, and for dataset() if the run's samples are not windows.
     """
     if not functions:
-        raise ConfigError(f"--start requires the name of a function: {', '.join(HOOKS)}.")
+        raise ConfigError(f"--start requires the name of one of these functions: {', '.join(HOOKS)}.")
     for name in functions:
         if name not in HOOKS:
             raise ConfigError(
@@ -62,7 +62,7 @@ def code_text(functions: Sequence[str], config: RunConfig) -> str:
     third = [line for line in imports if "torch" in line and line not in own]
     standard = [line for line in imports if line not in own and line not in third]
     groups = "\n\n".join("\n".join(group) for group in (standard, third, own) if group)
-    title = '"""Functions of a run of nbtrain, which its ranks call; docs/code.md explains them."""'
+    title = '"""Functions that the ranks of an nbtrain run call; docs/code.md explains them."""'
     return "\n\n".join(part for part in (title, groups) if part) + "\n\n\n" + "\n\n\n".join(bodies) + "\n"
 
 
@@ -125,6 +125,10 @@ def describe_code(config: RunConfig) -> Report:
         facts |= {"SHA-256": code.sha256, "functions": functions or "none"}
     run = RunDir.named(config.name)
     if record := files.read_json(run.own_code_json):
-        same = "the same file" if record["sha256"] == code.sha256 else f"another file, {record['sha256']}"
+        same = (
+            "the same file"
+            if record["sha256"] == code.sha256
+            else f"another file, with SHA-256 {record['sha256']}"
+        )
         facts["submitted"] = f"{same}; its trial: {record['tried'] or 'none'}"
     return Report("", [Facts(facts), Findings(list(code.problems), places=True)])

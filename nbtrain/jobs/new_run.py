@@ -74,7 +74,7 @@ class NewRun(Result):
         facts = {
             "text": self.found,
             "vocabulary": f"{config.tokenizer.vocab_size:,} entries",
-            "model": self.choices.reasons.get("model") or f"that of {self.choices.extends}",
+            "model": self.choices.reasons.get("model") or f"the same as in {self.choices.extends}",
             "training": f"{amounts.count(config.train_tokens)} tokens, {config.train_steps:,} steps, {time}",
         }
         notes = Findings([Finding("note", "new", "", "", note) for note in self.notes])
@@ -217,10 +217,10 @@ def _fine_tuning(name: str, found: Survey, init_from: str | None) -> tuple[Choic
     )
     if base.init_from is None:
         rate = base.lr_schedule.lr / 2
-        choices.put("optimizer", "Muon steps no adapters", type="AdamW")
+        choices.put("optimizer", "Muon does not train adapters", type="AdamW")
         choices.put(
             "lr_schedule",
-            f"half the rate of {start}, after a tenth of the run",
+            f"half the learning rate of {start}; warmup over a tenth of the run",
             lr=rate,
             min_lr=rate / 10,
             lr_warmup_tokens=max(whole // 10 // step, 1) * step,
@@ -228,7 +228,7 @@ def _fine_tuning(name: str, found: Survey, init_from: str | None) -> tuple[Choic
     interval = max(whole // step // 5, 1)
     choices.put("evaluation", "", eval_interval_steps=interval, eval_iters=1)
     choices.put(
-        "checkpoint", "five checkpoints, the best one stays", save_interval_steps=interval, keep_best=True
+        "checkpoint", "five checkpoints; the best one is kept", save_interval_steps=interval, keep_best=True
     )
     before: tuple[str, ...] = ()
     if not is_there:

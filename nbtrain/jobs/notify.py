@@ -94,7 +94,7 @@ def _posted(address: str, body: bytes, seconds: float) -> str:
 
 def _post(address: str, body: bytes, seconds: float) -> str:
     if not address.startswith(SCHEMES):
-        return "is not set, or does not begin with https:// or http://"
+        return "is missing, or does not begin with https:// or http://"
     headers = {"Content-Type": "application/json", "User-Agent": f"nbtrain/{__version__}"}
     try:
         request = urllib.request.Request(address, body, headers, method="POST")

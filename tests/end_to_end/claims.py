@@ -54,11 +54,11 @@ def check_claims(text: str, run: RunDir) -> list[str]:
             assert holds(step), f"{match[0]!r}, but the newest complete checkpoint is {newest}: {text}"
             found.append(match[0])
 
-    claim(rf"checkpoint (?:is )?of {STEP}", lambda step: step == newest)
+    claim(rf"checkpoint (?:is from|of) {STEP}", lambda step: step == newest)
     claim(rf"the newest is of {STEP}", lambda step: step == newest)
     claim(rf"at {STEP}; saved", lambda step: step == newest)
-    claim(rf"before it had saved at {STEP}", lambda step: newest is None or newest < step)
-    claim(rf"before it could save at {STEP}", lambda step: newest is None or newest < step)
+    claim(rf"before they had saved {STEP}", lambda step: newest is None or newest < step)
+    claim(rf"at {STEP} before it could save", lambda step: newest is None or newest < step)
     claim(rf"at {STEP}; not saved", lambda step: newest is None or newest < step)
     claim(
         r"[Nn]o checkpoint (?:is complete|was saved)|nothing to save(?!; a resume)|starts again at step 0",

@@ -192,8 +192,8 @@ def nothing(_: Watched) -> None:
 ENDINGS = {
     "stopped-in-time": Ending(Watched.stop, "CANCELLED", "; saved"),
     "stopped-while-it-starts": Ending(Watched.stop, "CANCELLED", "stopped on request while", from_step=None),
-    "stopped-late": Ending(stop_and_freeze, "CANCELLED", "; killed "),
-    "stopped-late-in-the-save": Ending(stop_and_freeze_in_save, "CANCELLED", "; killed "),
+    "stopped-late": Ending(stop_and_freeze, "CANCELLED", "ranks were killed "),
+    "stopped-late-in-the-save": Ending(stop_and_freeze_in_save, "CANCELLED", "ranks were killed "),
     "stopped-late-after-the-save": Ending(
         stop_and_freeze_after_save,
         "CANCELLED",
@@ -201,7 +201,7 @@ ENDINGS = {
         {"checkpoint.save_interval_steps": 100_000},
     ),
     "stopped-late-and-nothing-saved": Ending(
-        stop_and_freeze, "CANCELLED", "; killed ", {"checkpoint.save_interval_steps": 100_000}
+        stop_and_freeze, "CANCELLED", "ranks were killed ", {"checkpoint.save_interval_steps": 100_000}
     ),
     "rank-killed": Ending(lambda it: os.kill(it.rank(1), signal.SIGKILL), "FAILED", "killed by SIGKILL"),
     "rank-killed-in-the-save": Ending(kill_in_save, "FAILED", "killed by SIGKILL"),

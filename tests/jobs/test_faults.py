@@ -102,7 +102,7 @@ def test_the_bad_steps_samples_are_passed_over(suffered):
     )
     assert re.fullmatch(
         r"step 6: the (loss is nan on rank 1 of 2|gradient is not finite)[^;]*; samples 40 to 47 of the "
-        r"training order; returns "
+        r"training order; the run returns "
         r"to step 4 and skips samples 32 to 47; 2 steps \(256 tokens\) since the checkpoint of step 4 "
         r"are lost",
         rollback["message"],
@@ -120,7 +120,7 @@ def test_one_device_takes_over_the_whole_batch(suffered):
     """
     (fewer,) = [event for event in suffered.events if event.get("data_parallel_size") == 1]
     assert fewer["message"] == (
-        "1 device is usable: data_parallel_size 2 -> 1, 1 rank; the global batch of 8 stays"
+        "1 device is usable: data_parallel_size 2 -> 1, 1 rank; the global batch size remains 8"
     )
     losses: dict[int, list[float]] = {}
     for event in read_events(suffered.job):

@@ -108,7 +108,7 @@ def test_an_address_that_cannot_be_reached_is_reported(monkeypatch):
     for address, said in (
         ("http://127.0.0.1:1/s3cret", "cannot be reached: Connection refused"),
         ("http://[s3cret/", "cannot be reached: ValueError"),
-        ("file:///etc/passwd", "is not set, or does not begin with https:// or http://"),
+        ("file:///etc/passwd", "is missing, or does not begin with https:// or http://"),
     ):
         monkeypatch.setenv("HOOK", address)
         assert list(notify(config, SUMMARY)) == [(False, f"the address in HOOK {said}")]

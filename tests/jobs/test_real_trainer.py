@@ -173,12 +173,12 @@ def test_a_job_ends_itself_by_its_limits(tiny):
     first = submit(tiny(**{"batch.exit_interval_steps": 3}))
     assert control.wait(first, 800) == (
         "CANCELLED",
-        "batch.exit_interval_steps = 3 is reached at step 3; saved, `nbtrain resume` continues it",
+        "batch.exit_interval_steps = 3 is reached at step 3; saved; `nbtrain resume` continues the run",
     )
     second = resume(first.run, ["batch.exit_interval_steps=null", "batch.exit_duration_minutes=1e-3"])
     assert control.wait(second, 800) == (
         "CANCELLED",
-        "batch.exit_duration_minutes = 0.001 is reached at step 4; saved, `nbtrain resume` continues it",
+        "batch.exit_duration_minutes = 0.001 is reached at step 4; saved; `nbtrain resume` continues the run",
     )
     assert first.run.checkpoint_steps() == [3, 4]
     assert "stops: batch.exit_duration_minutes = 0.001 is reached" in second.log(0, 0).read_text()

@@ -172,9 +172,10 @@ def test_out_of_memory_is_no_plain_kill(fake, memory_group, workspace, tiny_data
     assert control.cancel(job) == (state, cause)
     assert state == "FAILED"
     # The evidence is the kernel log, where it may be read, else the cgroup's count.
-    cause = re.sub(r"its log names process \d+", "counted by its cgroup", cause)
+    counted = "the job's cgroup counts an out-of-memory kill"
+    cause = re.sub(r"the kernel's log names process \d+", counted, cause)
     assert cause == (
-        "rank 0 was killed: out of host memory: the kernel ended it (SIGKILL, counted by its cgroup; at most "
-        f"0.39 of 0.39 GiB were used). {fix_of(end_kinds.HOST_MEMORY, config)}; not tried again: "
+        f"rank 0 was killed: out of host memory: the kernel killed it (SIGKILL; {counted}; at most 0.39 of "
+        f"0.39 GiB were used). {fix_of(end_kinds.HOST_MEMORY, config)}; not tried again: "
         "backend.max_restarts = 0 is used up"
     )

@@ -34,7 +34,7 @@ from nbtrain.monitor.logs.tracebacks import traceback_in
 
 # Seconds to wait for stacks; faulthandler writes the stacks of a hundred threads in less time.
 STACK_SECONDS = 0.5
-# Largest number of such waits, after which ranks that have not written their stacks are skipped.
+# Largest number of waits of STACK_SECONDS; ranks that have not written their stacks by then are skipped.
 STACK_LOOKS = 10
 LOG = "see logs/supervisor.log"
 # Bytes at the end of the launcher's log that are searched for the error that ended the launcher.
@@ -45,7 +45,7 @@ class Attempt:
     """The ranks of one attempt, and what the supervisor knows of them."""
 
     def __init__(self, job: JobDir, config: RunConfig, number: int, launcher: Launcher, first_step: int = 0):
-        """Create an attempt that starts from the checkpoint of `first_step`, or from the beginning if 0."""
+        """Create an attempt that starts from the checkpoint of `first_step`; 0 means the beginning."""
         self._job = job
         self._config = config
         self._number = number
@@ -56,13 +56,13 @@ class Attempt:
         self.hang: str | None = None
         """Description of the ranks that hung, if the ranks were killed because of a hang; else None."""
         self.stuck: str | None = None
-        """Description of where the ranks were when the first rank gave up waiting; None if no rank did."""
+        """Description of where the ranks were when the first rank gave up waiting; None if none gave up."""
         self.awaited: int | None = None
         """The rank that hung, or for which the others waited; None if it is not known."""
         self.stacks: dict[int, list[str]] = {}
         """{rank: innermost frames} of the ranks that hung and could write their stacks."""
         self.killed_at: float | None = None
-        """Time from which the supervisor sent SIGKILL, in seconds since the epoch; None if it did not."""
+        """Time of the supervisor's first SIGKILL, in seconds since the epoch; None if it sent none."""
         self._killed_after = ""
         self._stop_asked_at: float | None = None
         self._stop_now = False
@@ -98,7 +98,9 @@ class Attempt:
                     self.hang = self._trouble or still
                     self.awaited = None if self._trouble else culprit(live)
                 elif phase is Phase.STOPPING and self._stop_asked_at and not self._stop_now:
-                    self._killed_after = f"{now - self._stop_asked_at:.0f} s after it ({self._limit_words()})"
+                    self._killed_after = (
+                        f"{now - self._stop_asked_at:.0f} s after the request ({self._limit_words()})"
+                    )
                 self._kill()
         return phase is not Phase.ENDED and not (self._launcher_ended and self.killed_at is not None)
 
@@ -117,8 +119,8 @@ class Attempt:
             return ""
         written = sum(watch.beat.written_bytes for watch in self.ranks.watches.values() if watch.beat)
         return (
-            f"{now - self._stop_asked_at:.0f} s after the request ({self._limit_words()}) ranks are still "
-            f"saving or exiting and have written {amounts.size(written)}; they are killed after "
+            f"{now - self._stop_asked_at:.0f} s after the stop request ({self._limit_words()}), ranks are "
+            f"still saving or exiting and have written {amounts.size(written)}; they are killed after "
             f"{patience:.0f} s without progress, at the latest {cap_seconds(patience):.0f} s after the "
             "request"
         )
@@ -128,8 +130,10 @@ class Attempt:
 
     def _limit_words(self) -> str:
         limit, patience = self._config.backend.shutdown_timeout_seconds, self._patience_seconds()
-        measured = f", twice the longest save: {patience:.0f}" if patience > limit else ""
-        return f"backend.shutdown_timeout_seconds = {limit:g}{measured}"
+        configured = f"backend.shutdown_timeout_seconds = {limit:g}"
+        if patience > limit:
+            return f"limit: {patience:.0f} s, twice the longest save, which is more than {configured}"
+        return f"limit: {configured}"
 
     def ask_stop(self, now: bool = False) -> None:
         """Start the time limit for ranks that were asked to stop through control/.
@@ -225,11 +229,11 @@ class Attempt:
             self._launcher_signal, self._launcher_killed_at = -code, now
 
     def _ask_about_peers(self, now: float) -> None:
-        """If every failed rank gave up waiting for other ranks, find out which ranks it waited for.
+        """If every failed rank gave up waiting for other ranks, find out which ranks they waited for.
 
-        This is done only once per attempt.
+        This happens only once per attempt.
         """
-        # A missing rank is either the rank that the others waited for, or its own record is about to arrive.
+        # A rank that is gone is the one that the others waited for, or its exit record is about to arrive.
         if self._asked_about_peers or self.ranks.gone:
             return
         self._asked_about_peers = True

@@ -29,7 +29,7 @@ Value = TypeVar("Value")
 
 
 class Launcher(Protocol):
-    """Starter of a job's ranks, each under a wrapper. It also sends them signals; attempt.py decides when."""
+    """Starts a job's ranks, each under a wrapper, and sends them signals; attempt.py decides when."""
 
     end_message: str
     """Why the attempt ended, for an attempt in which no rank lived long enough to report a reason."""
@@ -50,7 +50,7 @@ class Launcher(Protocol):
         """
 
     def processes_left(self) -> bool:
-        """Return whether any process of the job is left, apart from the launcher's own."""
+        """Return whether any process of the attempt is left; this supervisor does not count."""
 
     def finish(self) -> bool:
         """Wait until the last process has exited; return whether a process had to be killed."""
@@ -80,8 +80,8 @@ class Launcher(Protocol):
         """Return the notice that the job's devices are being taken away; "" if there is no notice.
 
         Only the scheduler's own record and backend.preemption_notice count. `signalled` tells that the
-        scheduler has sent this process a signal: its record is then requested even if no machine has received
-        a notice.
+        scheduler has sent this process a signal: the scheduler's record is then requested even if no machine
+        has received a notice.
         """
 
     def preemption_trouble(self) -> str:
@@ -172,7 +172,10 @@ class Backend:
         """Wait until a job that its scheduler has ended also counts as ended for readers."""
 
     def cancel(self, job: JobDir, now: bool) -> bool:
-        """Ask the job to save and exit, or with `now` to exit at once; return False if it has no process."""
+        """Ask the job to save and exit, or with `now` to exit at once.
+
+        Returns False if the job has no process.
+        """
         raise NotImplementedError
 
     def save(self, job: JobDir) -> bool:
@@ -307,7 +310,7 @@ def _kind_of(job: JobDir) -> str:
 def _known(table: Mapping[str, Value], kind: str) -> Value:
     if kind not in table:
         known = ", ".join(table)
-        raise JobError(f"backend.kind = {kind} is unknown; this version of nbtrain has {known}.")
+        raise JobError(f"backend.kind = {kind} is unknown; this version of nbtrain supports {known}.")
     return table[kind]
 
 

@@ -28,7 +28,7 @@ def fix_of(kind: str, config: RunConfig) -> str:
 def _less_device_memory(config: RunConfig) -> list[str]:
     ways = []
     if config.batch.micro_batch_size > 1:
-        ways.append("lower batch.micro_batch_size (the global batch stays)")
+        ways.append("lower batch.micro_batch_size (the global batch size stays the same)")
     if config.parallel.activation_checkpointing.granularity != "full":
         ways.append("set parallel.activation_checkpointing.granularity: full")
     if _higher_stage_helps(config):

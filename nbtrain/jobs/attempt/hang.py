@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from nbtrain.base.run_directory.rank_phases import activity_of
 from nbtrain.base.run_directory.records import Collective, Heartbeat
+from nbtrain.base.text.alternatives import alternatives
+from nbtrain.base.text.amounts import counted
 from nbtrain.jobs.machine import processes
 
 # Age in seconds from which a heartbeat shows that its rank is frozen: a separate thread of the rank writes
@@ -159,7 +161,7 @@ def report(ranks: Iterable[Standstill]) -> str:
         return place
     text = "; ".join(f"rank {rank.rank} stopped: {whereabouts(rank)}" for rank in guilty[:4])
     if len(guilty) > 4:
-        text += f"; and {len(guilty) - 4} more"
+        text += f"; {counted(len(guilty) - 4, 'more rank')} stopped"
     places: dict[tuple[bool, str], list[int]] = {}
     for rank in others:
         where = f"{activity_of(rank.beat.phase)} after step {rank.beat.step:,}" if rank.beat else "silent"
@@ -179,7 +181,7 @@ def whereabouts(one: Standstill) -> str:
     <call>)". It describes the rank's last heartbeat; the rank may have stopped at a later point.
     """
     if one.beat is None:
-        return f"no heartbeat yet, for {one.still_seconds:.0f} s"
+        return f"no heartbeat yet after {one.still_seconds:.0f} s"
     activity = activity_of(one.beat.phase)
     text = f"last reported at step {one.beat.step:,}, {one.still_seconds:.0f} s ago, while {activity}"
     last: Collective | None = one.beat.collective
@@ -219,15 +221,15 @@ def _all_in_one_place(ranks: list[Standstill]) -> str:
     first, seconds = ranks[0], max((rank.still_seconds for rank in ranks), default=0.0)
     if all(rank.beat is None for rank in ranks) and len(ranks) > 1:
         return (
-            f"no rank has reported within {seconds:.0f} s: no rank was started, or their machines cannot "
+            f"no rank has reported within {seconds:.0f} s: no rank was started, or the machines cannot "
             "reach each other; see logs/"
         )
     here, hosts = first.collective, _waiting_hosts(ranks)
     if here is None or not hosts:
         return ""
-    network = f"the network between {', '.join(hosts)} may be down"
+    network = f"the network between {alternatives(hosts, last=' and ')} may be down"
     if all(rank.collective and _together(here, rank.collective) for rank in ranks):
-        return f"all ranks wait in {_call(here)}, for {seconds:.0f} s, and none is behind: {network}"
+        return f"all ranks have waited for {seconds:.0f} s in {_call(here)}, and no rank is behind: {network}"
     # A collective cut off by the network may have ended on some ranks, which now wait in the next one.
     places: dict[str, list[int]] = {}
     for rank in ranks:
@@ -237,8 +239,8 @@ def _all_in_one_place(ranks: list[Standstill]) -> str:
         f"rank{'s' if len(there) > 1 else ''} {numbers(there)} in {call}" for call, there in places.items()
     )
     return (
-        f"all ranks wait in a collective, for {seconds:.0f} s: {words}; {network}, or the ranks do not make "
-        "the same calls"
+        f"all ranks have waited in collectives for {seconds:.0f} s: {words}; {network}, or the ranks do not "
+        "make the same calls"
     )
 
 

@@ -36,7 +36,7 @@ def _may_be_written(path: Path) -> bool:
     try:
         return name in ANYONES and time.time() - path.stat().st_mtime < ANYONES_SECONDS
     except FileNotFoundError:
-        # Its writer has renamed it meanwhile.
+        # The writer has renamed the file meanwhile.
         return True
 
 

@@ -37,7 +37,7 @@ from nbtrain.jobs.machine.processes import child_setup, signal_name
 EXIT_FD = "NBTRAIN_EXIT_FD"
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 # Part of the message for a rank that ended without a report.
-WITHOUT_WORD = "without a word"
+WITHOUT_WORD = "without a report"
 # Largest size of a rank's report. The longest part is a traceback; anything longer is not from nbtrain.
 MAX_WORD_BYTES = 1 << 20
 # Number of characters to keep from the end of a traceback, its most useful part. The record must fit into
@@ -155,7 +155,7 @@ def write_record(
         outcome, message = outcomes.KILLED, f"killed by {signal_name(killed_by)}{after}"
     elif not said:
         outcome = outcomes.FAILED
-        message = f"exit code {exit_code} {WITHOUT_WORD}; the end of its log says more"
+        message = f"exit code {exit_code} {WITHOUT_WORD}; see the end of its log"
     elif exit_code and outcome != outcomes.FAILED:
         message = f"exit code {exit_code} after it reported {outcome!r}: {message}"
         outcome = outcomes.FAILED

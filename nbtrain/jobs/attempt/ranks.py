@@ -15,8 +15,8 @@ from nbtrain.jobs.attempt.phases import RECORD_SECONDS, time_is_over
 # Additional seconds without progress that a rank may take while it starts and imports torch, which is slow
 # from a cold disk, and while it exits.
 BIRTH_SECONDS = 120.0
-# Seconds between two polls from which the supervisor itself was suspended or starved. Half of
-# backend.heartbeat_timeout_seconds applies if that is less; otherwise, such a pause would count as a hang.
+# If at least this many seconds pass between two polls, the supervisor itself was suspended or starved. Half
+# of backend.heartbeat_timeout_seconds applies if that is less; otherwise, such a pause would count as a hang.
 PAUSE_SECONDS = 5.0
 EARLY_PHASES = frozenset({"start", "build", "load"})
 # Phases in which a rank reports no progress, because Python and torch are starting or shutting down.
@@ -35,9 +35,9 @@ class RankWatch:
     record: ExitRecord | None = None
     """The rank's exit record; None while the rank runs."""
     gone_at: float | None = None
-    """Time at which the rank was first found gone without an exit record; None if it has not been.
+    """Time at which the rank was first found gone without an exit record; None before that.
 
-    The record is then still being written, or was lost with the rank's wrapper.
+    The exit record of such a rank is still being written, or was lost with the rank's wrapper.
     """
 
     def hear(self, beat: Heartbeat | None, now: float) -> None:

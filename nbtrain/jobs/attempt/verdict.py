@@ -83,9 +83,9 @@ class Circumstances:
     """The configuration with which the ranks trained; it determines which fixes are possible."""
     stop_requested: bool = False
     hang: str | None = None
-    """Description of the ranks that hung and since when, if the ranks were killed because of a hang."""
+    """Description of the ranks that hung and since when; None if the ranks were not killed for a hang."""
     stuck: str | None = None
-    """Description of where the ranks were when the first rank gave up waiting for a peer, if any did."""
+    """Description of where the ranks were when the first rank gave up waiting for a peer, or None."""
     awaited: int | None = None
     """The rank that hung, or for which the others waited; None if it is not known."""
     memory: HostMemory = field(default_factory=HostMemory)
@@ -93,23 +93,23 @@ class Circumstances:
     pids: Mapping[int, int] = field(default_factory=dict)
     """{rank: process id} of the ranks that have reported."""
     killed_at: float | None = None
-    """Time from which the supervisor sent SIGKILL, in seconds since the epoch; None if it did not."""
+    """Time of the supervisor's first SIGKILL, in seconds since the epoch; None if it sent none."""
     killed_after: str = ""
-    """Text with the seconds from the stop request to the kill, and the limit; "" if no rank was late."""
+    """Text such as "61 s after the request (limit: ...)" for ranks killed after a stop; "" for others."""
     first_step: int = 0
     """The step of the checkpoint from which the attempt started; 0 without a checkpoint."""
     gone: tuple[int, ...] = ()
     """Ranks without an exit record that were gone before the supervisor killed any rank."""
     launcher_signal: int | None = None
-    """The signal with which another process killed the ranks' launcher; None if no other process did."""
+    """The signal with which another process killed the ranks' launcher; None if none did."""
     trained: bool = True
     """Whether rank 0 finished loading. Before that, there is nothing to save."""
     mode: str = "full"
     """The run's mode. Only mode full trains to the end and saves checkpoints."""
     saved_step: int | None = None
-    """The step of the run's newest checkpoint, which may be on the nodes' own disks; None without one."""
+    """The step of the run's newest checkpoint, which may be on the nodes' own disks, or None."""
     reached_step: int | None = None
-    """The last step that any rank has reported, in its exit record or in a heartbeat; None without one."""
+    """The last step that any rank has reported, in its exit record or in a heartbeat; None if none has."""
     node_left: str = ""
     """Text about the node that is gone or that its scheduler ended, if that is why ranks stopped; else ""."""
     launcher_message: str = ""
@@ -131,7 +131,7 @@ class Verdict:
     retry: bool = False
     """Whether another attempt can help."""
     signature: tuple | None = None
-    """Value that is equal for two failures with the same place and reason; None if not comparable."""
+    """Value that is equal for two failures with the same place and reason; None if not compared."""
     step: int | None = None
     kind: str = ""
     """Kind of the end, one of base/run_directory/end_kinds.py; "" for any other end."""
@@ -168,9 +168,9 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
             killed = _launcher_killed(around.launcher_signal)
             return failed(f"{killed}, so its ranks stopped{_at(step)}; {saved}", retry=True)
         if limit := next((record.detail for record in records.values() if record.detail), ""):
-            on = ", `nbtrain resume` continues it" if around.mode == "full" else ""
+            on = "; `nbtrain resume` continues the run" if around.mode == "full" else ""
             return cancelled(f"{limit}{_at(step)}; {saved}{on}")
-        return cancelled(f"its ranks were told to stop by a signal from outside{_at(step)}; {saved}")
+        return cancelled(f"a signal that nbtrain did not send stopped the ranks{_at(step)}; {saved}")
     if around.stop_requested:
         words = {record.said for record in records.values()}
         done = around.mode != "full" or _is_saved(around, step)
@@ -225,7 +225,7 @@ def _kept(around: Circumstances, step: int | None) -> str:
         return "saved"
     if around.saved_step is None:
         return "no checkpoint was saved"
-    return f"not saved; the newest checkpoint is of step {around.saved_step:,}"
+    return f"not saved; the newest checkpoint is from step {around.saved_step:,}"
 
 
 def _stop_out_of_order(
@@ -249,13 +249,14 @@ def _stop_out_of_order(
         if killed:
             how, rank = " (its processes had to be killed later)", None
         return f"stopped on request{_at(kept)}; {saved}{how}", rank
-    newest = "no checkpoint was saved" if kept is None else f"its newest checkpoint is of step {kept:,}"
+    newest = "no checkpoint was saved" if kept is None else f"the newest checkpoint is from step {kept:,}"
     if not killed:
-        return f"stopped on request before it could save{_at(step)}{how}; {newest}", rank
+        return f"stopped on request{_at(step)} before it could save{how}; {newest}", rank
     # A rank that hangs after its save reports nothing, so only the checkpoint is known.
-    missed = "had saved" if step is not None or kept is None else "reported that it had saved"
+    missed = "had saved" if step is not None or kept is None else "reported a save"
+    missed += "" if step is None else f" step {step:,}"
     late = f" {around.killed_after}" if around.killed_after else ""
-    return f"stopped on request; killed{late} before it {missed}{_at(step)}; {newest}", None
+    return f"stopped on request; its ranks were killed{late} before they {missed}; {newest}", None
 
 
 def _rollback(record: ExitRecord, around: Circumstances) -> Verdict:
@@ -299,7 +300,14 @@ def _failure(first: ExitRecord, missing: list[int], around: Circumstances, step:
         )
     if _lost_peer(first):
         return _lost_peers(first, around, step)
-    gone = f" (no exit record from rank {_ranks(missing)}: killed with its wrapper)" if missing else ""
+    gone = ""
+    if missing:
+        were = (
+            "which was killed with its wrapper"
+            if len(missing) == 1
+            else "which were killed with their wrappers"
+        )
+        gone = f" (no exit record from rank{'s' * (len(missing) > 1)} {_ranks(missing)}, {were})"
     signature = None if missing else (first.step, first.message)
     return Verdict(FAILED, f"{where}: {first.message}{gone}", retry=True, signature=signature, step=step)
 
@@ -318,7 +326,7 @@ def _killed(record: ExitRecord, where: str, around: Circumstances, step: int | N
     how = "exit code 137" if record.signal is None else "SIGKILL"
     if evidence := around.memory.evidence(around.pids.get(record.rank)):
         fix = around.fix(end_kinds.HOST_MEMORY)
-        said = f"out of host memory: the kernel ended it ({how}, {evidence}). {fix}"
+        said = f"out of host memory: the kernel killed it ({how}; {evidence}). {fix}"
         # A second failure at the same step means that the run does not fit into memory.
         return Verdict(
             FAILED, f"{where}: {said}", True, (end_kinds.HOST_MEMORY, step), step, end_kinds.HOST_MEMORY
@@ -337,10 +345,10 @@ def _once(where: str, said: str) -> str:
 
 
 def _by_whom(around: Circumstances) -> str:
-    by = "not by nbtrain: by hand, by another program, or "
+    by = "not by nbtrain but by a user, another program or "
     if perhaps := around.memory.possibility:
-        return f"{by}perhaps out of host memory: {perhaps}"
-    return f"{by}out of host memory ({around.memory.no_evidence})"
+        return f"{by}possibly the kernel's out-of-memory killer: {perhaps}"
+    return f"{by}the kernel's out-of-memory killer ({around.memory.no_evidence})"
 
 
 def _out_of_memory(
@@ -361,11 +369,13 @@ def _out_of_memory(
 
 
 def _lost_peers(first: ExitRecord, around: Circumstances, step: int | None) -> Verdict:
-    words = f"rank {first.rank}{_at(first.step)}: {first.message}"
     if around.stuck:
-        said = f"{around.stuck}; gave up waiting for it: {words}"
+        said = f"{around.stuck}; rank {first.rank} gave up waiting{_at(first.step)}: {first.message}"
         return Verdict(FAILED, said, True, step=step, kind=end_kinds.HANG)
-    said = f"ranks lost each other, and none reports its own error; first {words}"
+    said = (
+        "ranks lost contact with each other, and none of them reported another error; the first report is "
+        f"from rank {first.rank}{_at(first.step)}: {first.message}"
+    )
     kind = end_kinds.TIMEOUT if TIMED_OUT.search(first.message) else end_kinds.LOST_PEER
     return Verdict(FAILED, said, True, step=step, kind=kind)
 
@@ -412,7 +422,7 @@ def _without_witness(missing: list[int], around: Circumstances, step: int | None
 
 
 def _gone_with_node(missing: list[int], around: Circumstances, step: int | None) -> Verdict:
-    said = f"{around.node_left}; no record from rank{'s' * (len(missing) > 1)} {_ranks(missing)}"
+    said = f"{around.node_left}; no exit record from rank{'s' * (len(missing) > 1)} {_ranks(missing)}"
     return Verdict(FAILED, said, retry=True, step=step, kind=end_kinds.NO_RECORD, rank=missing[0])
 
 

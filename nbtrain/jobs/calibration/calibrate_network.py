@@ -46,7 +46,7 @@ class CalibratedNetwork(Result):
     network: MeasuredNetwork
     path: Path
     named_bytes_per_second: float | None
-    """Bandwidth set in the run, which its plans use instead; None if the run does not set a bandwidth."""
+    """Bandwidth set in the run, which its plans use instead of the measured one; None if it sets none."""
 
     def as_report(self) -> Report:
         """Return the measured network, and the path to which the measurement was written."""
@@ -104,7 +104,7 @@ def calibrate_network(config: RunConfig, seconds: float = DEFAULT_SECONDS) -> Ca
     if record is None:
         raise JobError(
             f"{job.run.name}: nothing was measured: {state}{f', {cause}' if cause else ''}. To see the "
-            f"output of its ranks, run `nbtrain logs {job.run.name}`."
+            f"ranks' output, run `nbtrain logs {job.run.name}`."
         )
     today = datetime.date.today().isoformat()
     network = MeasuredNetwork(place, today, record["nodes"], record["ranks"], record["figures"])

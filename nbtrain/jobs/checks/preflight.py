@@ -55,8 +55,8 @@ from nbtrain.planner.lint.remedies import (
 )
 from nbtrain.planner.memory import SPARE_FRACTION, least_memory
 
-# The memory estimate is not a measurement: only a run that exceeds memory by more than this factor is
-# refused.
+# A run is refused only if its estimated memory exceeds the available memory by more than this factor, because
+# an estimate is not a measurement.
 ESTIMATE_SLACK = 1.1
 # Parts of a rank's memory that are smaller than this are not listed in the message.
 LEAST_NAMED_BYTES = 50 << 20
@@ -142,7 +142,7 @@ def devices_suffice(launch: Launch) -> Iterator[Finding]:
             config,
             "",
             f"the run starts {ranks} ranks, but {machine.host} has {counted(machine.cores, 'core')} for it, "
-            "and at most 4 ranks per core are allowed: more would mostly wait for each other.",
+            "and at most 4 ranks per core are allowed: more ranks would mostly wait for each other.",
             "Use a machine with more cores, or a layout with fewer ranks.",
         )
 
@@ -303,9 +303,9 @@ def fault_orders_are_understood(launch: Launch) -> Iterator[Finding]:
         return
     ranks = config.world_size
     if strange := sorted({order["rank"] for order in orders if order.get("rank", 0) >= ranks}):
-        names = ", ".join(map(str, strange))
-        has = f"the run has {counted(ranks, 'rank')}, 0 to {ranks - 1}"
-        yield mistake(config, key, f"{key} names rank {names}, but {has}.", fix)
+        named = f"rank{'s' * (len(strange) > 1)} {', '.join(map(str, strange))}"
+        has = f"ranks 0 to {ranks - 1}" if ranks > 1 else "rank 0"
+        yield mistake(config, key, f"{key} names {named}, but the run has only {has}.", fix)
 
 
 def output_is_writable(launch: Launch) -> Iterator[Finding]:
@@ -485,6 +485,6 @@ SHARED_CHECKS = (
     tasks_are_readable,
     code_is_usable,
 )
-"""Checks for every backend except `local`; they hold on all machines, which see the same folders."""
+"""Checks for every backend except `local`; they hold for all machines, because all see the same folders."""
 OF_TRAINING = (disk_holds_checkpoints, initial_weights_fit, data_is_whole, tasks_are_readable)
 """Checks of the files that training reads and writes."""

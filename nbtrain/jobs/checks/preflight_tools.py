@@ -137,7 +137,7 @@ def extensions_can_be_built(launch: Launch) -> Iterator[Finding]:
                 config,
                 key,
                 f"{key} = {show(value_of(config, key))} makes DeepSpeed compile an "
-                f"extension, but this is missing on the machine: {', '.join(lacking)}.",
+                f"extension, but this machine lacks what the build needs: {', '.join(lacking)}.",
                 "Install what is missing, or leave the field at its default.",
             )
 

@@ -68,7 +68,7 @@ def cancel(job: JobDir, now: bool = False, wait_seconds: float | None = None) ->
     save if that is longer, ranks are killed unless they are still saving. With `now`, they are killed at
     once, and a supervisor on another host that has shown no sign of life for a minute counts as dead. A job
     that has already ended keeps its state. For a LOST job, whose supervisor is gone, the remaining processes
-    are ended in the same way. With `wait_seconds` None, it waits as long as the supervisor may take.
+    are ended in the same way. With `wait_seconds` None, this waits as long as the supervisor may take.
 
     Raises JobError if the job is still active after `wait_seconds`.
     """
@@ -99,7 +99,7 @@ def _until_stopped(
 ) -> tuple[str, str | None]:
     """Return (state, cause) once the state is no longer in `while_in`, or after `wait_seconds`.
 
-    With `wait_seconds` None, it waits as long as the supervisor gives the ranks to save, and longer if they
+    With `wait_seconds` None, this waits as long as the supervisor gives the ranks to save, and longer if they
     are still saving then.
     """
     backend, heartbeats = backend_of_job(job), job.heartbeats()
@@ -262,7 +262,7 @@ def pause(job: JobDir, wait_seconds: float | None = None) -> tuple[str, str | No
 
     The ranks save and exit, and the job waits until unpause() continues it. A scheduler takes back the job's
     devices once the job has saved, or at once if its supervisor has not started. If the scheduler has not
-    reported the pause after ENGINE_SECONDS, the state is QUEUED. With `wait_seconds` None, it waits as long
+    reported the pause after ENGINE_SECONDS, the state is QUEUED. With `wait_seconds` None, this waits as long
     as the supervisor may take.
 
     Raises JobError if the job is not active, saves nothing (mode: perf, eval) or is not paused in time.

@@ -177,7 +177,7 @@ def too_few(config: RunConfig, queue: Queue) -> str:
     if config.resources.device != "gpu" or count <= len(slots) or "gpus" not in _limits(queue):
         return ""
     needs, limit = f"the run needs {amounts.counted(count, 'GPU')}", display(queue.devices_json)
-    return f"{needs}, but {limit} leaves {len(slots)}{chosen_words(config)}."
+    return f"{needs}, but {limit} allows only {len(slots)}{chosen_words(config)}."
 
 
 def used_by_others(config: RunConfig, queue: Queue) -> list[str]:
@@ -237,7 +237,7 @@ def threads_of_shell(config: RunConfig, queue: Queue) -> list[str]:
     here = len(core_numbers(queue)) if config.resources.device == "cpu" else usable_cores()
     if asked == str(threads := threads_per_rank(config, here)):
         return []
-    why = f"{amounts.counted(min(cores, here), 'core')} over {amounts.counted(config.world_size, 'rank')}"
+    why = f"{amounts.counted(min(cores, here), 'core')} for {amounts.counted(config.world_size, 'rank')}"
     return [
         f"each rank has {amounts.counted(threads, 'thread')} (resources.cpus_per_node: {why}), and this "
         f"shell's {THREADS}={shortened(asked)} is not used. To use it, set "

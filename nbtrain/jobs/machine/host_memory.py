@@ -63,21 +63,21 @@ class HostMemory:
         if pid is not None and self.killed:
             # If the log names only other processes, the cgroup's count is about these.
             named = any(killed == pid for _, killed in self.killed)
-            return f"its log names process {pid}{self._used()}" if named else ""
-        return "counted by its cgroup" + self._used() if self.oom_kills else ""
+            return f"the kernel's log names process {pid}{self._used()}" if named else ""
+        return f"the job's cgroup counts an out-of-memory kill{self._used()}" if self.oom_kills else ""
 
     @property
     def possibility(self) -> str:
-        """A hint that memory may be the cause, for a kill without evidence; "" if nothing suggests that."""
+        """Text about kills on the machine that may include this one; "" if none is known."""
         if not self.machine_oom_kills:
             return ""
-        times = "once" if self.machine_oom_kills == 1 else f"{self.machine_oom_kills} times"
-        elsewhere = ", though its cgroup counts none" if self.oom_kills == 0 else ""
-        return f"the machine's out-of-memory killer acted {times} meanwhile{elsewhere}{self._used()}"
+        killed = "1 process" if self.machine_oom_kills == 1 else f"{self.machine_oom_kills} processes"
+        elsewhere = ", but none in the job's cgroup" if self.oom_kills == 0 else ""
+        return f"it killed {killed} on the machine during the attempt{elsewhere}{self._used()}"
 
     @property
     def no_evidence(self) -> str:
-        """Text for a kill with neither evidence nor a hint."""
+        """Text for a kill if evidence() and possibility are empty."""
         if self.oom_kills == 0 or self.machine_oom_kills == 0:
             return f"the kernel counts no such kill{self._used()}"
         return "the kernel's counters are not readable"

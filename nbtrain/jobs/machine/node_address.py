@@ -37,8 +37,8 @@ def node_number(nodes: int, environment: Mapping[str, str] = os.environ) -> int:
     if nodes == 1:
         return 0
     raise JobError(
-        f"none of the variables {', '.join(NUMBER_VARIABLES)} is set to the number of this node, one of "
-        f"{nodes} nodes. Start the agents with srun, mpirun, DeepSpeed's launcher or an indexed Kubernetes "
+        f"none of the variables {', '.join(NUMBER_VARIABLES)} is set to this node's number, from 0 to "
+        f"{nodes - 1}. Start the agents with srun, mpirun, DeepSpeed's launcher or an indexed Kubernetes "
         "job, or set NBTRAIN_NODE_RANK."
     )
 

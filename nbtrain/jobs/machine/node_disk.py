@@ -59,8 +59,8 @@ def unfit_disk(config: RunConfig, disk: NodeDisk, host: str, needed_bytes: int) 
         yield shortage(
             config,
             key,
-            f"{where}: {host} has {size(disk.free_bytes)} free on {disk.folder}, but its checkpoints need "
-            f"{size(needed_bytes)}.",
+            f"{where}: {host} has {size(disk.free_bytes)} free on {disk.folder}, but the run's checkpoints "
+            f"there need {size(needed_bytes)}.",
             f"Free up space there, {fewer}or choose a folder on a larger disk.",
         )
 

@@ -130,7 +130,8 @@ def end_marked(
         reap_orphans()
         left = marked_pids(job_ids, *also)
         if left and time.monotonic() > deadline:
-            raise TimeoutError(f"processes {left} did not end within {timeout_seconds:.0f} s after SIGKILL")
+            named = f"process{'es' * (len(left) > 1)} {', '.join(map(str, left))}"
+            raise TimeoutError(f"{named} did not end within {timeout_seconds:.0f} s after SIGKILL")
     return sorted(killed)
 
 

@@ -64,7 +64,7 @@ class Ticket(Record):
     variables: dict[str, str] = field(default_factory=dict)
     """Environment variables of the submission that affect how the run computes and where it is stored."""
     refused: str = ""
-    """Why the job could not be restarted after it was lost; "" if it was not tried or did not fail."""
+    """Why the job could not be restarted after it was lost; "" if no restart has failed."""
 
     @property
     def order(self) -> tuple[int, float, str]:
@@ -191,7 +191,7 @@ class Queue:
 def meaningless(ticket: Ticket) -> bool:
     """Return whether a dead supervisor's ticket is obsolete.
 
-    It is if its job has ended, is paused, cancelled or deleted, or has a successor.
+    A ticket is obsolete if its job has ended, was paused, cancelled or deleted, or has a successor.
     """
     newest = ticket.job.run.newest_job()
     if newest is None or newest.job_id != ticket.job_id:

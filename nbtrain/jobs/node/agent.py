@@ -26,7 +26,7 @@ from nbtrain.base.run_directory.node_records import LaunchOrder, NodeExit, NodeR
 from nbtrain.base.run_directory.records import JobRecord, ProcessIdentity
 from nbtrain.base.run_directory.rundir import JobDir
 from nbtrain.base.run_directory.usage_files import UsageWriter
-from nbtrain.base.text.amounts import moment
+from nbtrain.base.text.amounts import counted, moment
 from nbtrain.base.version import __version__
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
@@ -254,7 +254,9 @@ class Agent:
             master_address=address,
             master_port=order.port,
         )
-        self.say(f"attempt {order.attempt}: starts {here} ranks, rendezvous at {address}:{order.port}")
+        self.say(
+            f"attempt {order.attempt}: starts {counted(here, 'rank')}, rendezvous at {address}:{order.port}"
+        )
         self._ranks.start(order.command, ranks, order.shutdown_timeout_seconds, environment)
         self._sampler = Sampler(
             self._usage, self._job.job_id, self._ranks_of(order), self._config
@@ -325,7 +327,7 @@ class Agent:
 
     def _must_leave(self, leaving: Leaving) -> str:
         if leaving.signal is not None:
-            return f"was asked to leave ({processes.signal_name(leaving.signal)})"
+            return f"its agent received {processes.signal_name(leaving.signal)}"
         silent = self._supervisor.silent_seconds()
         record = JobRecord.read(self._job.job_json) if self._order is None else None
         if silent > self._most_silent_seconds(record):
@@ -341,7 +343,7 @@ class Agent:
             order = LaunchOrder.read(self._job.control_launch)
             mine = order is None or order.attempt == self.record.attempt or self._is_for_me(order)
             if not mine:
-                return "other agents have taken its place"
+                return "other agents have replaced it"
         return ""
 
     def _most_silent_seconds(self, record: JobRecord | None) -> float:

@@ -26,7 +26,7 @@ IO_KEYS = ("read_bytes", "write_bytes", "syscr", "syscw")
 
 @dataclass
 class Counters:
-    """Resources that a group of processes has used since they began, and the memory that they use now."""
+    """Resources that a group of processes has used since its start, and the memory that it uses now."""
 
     cpu_seconds: float = 0.0
     memory_bytes: int = 0

@@ -73,7 +73,7 @@ def prepared_in_allocation(job: JobDir) -> str:
     os.environ.pop(RUN_CODE, "")
     if words := backend_of(config.backend.kind).taken_elsewhere(job, run_id):
         return f"job {job.job_id} of {config.name} is already running: {words}"
-    print(f"job {job.job_id} of {config.name}; continues in {job.supervisor_log}", flush=True)
+    print(f"job {job.job_id} of {config.name}: the output continues in {job.supervisor_log}", flush=True)
     log = os.open(job.supervisor_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)

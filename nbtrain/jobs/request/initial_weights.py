@@ -152,7 +152,7 @@ def problems_of_weights(config: RunConfig, weights: InitialWeights) -> Iterator[
             config,
             "tokenizer.name",
             f"tokenizer.name = {config.tokenizer.name}: {difference}.",
-            "The run's token ids would mean other text than in the training of the weights. Set "
+            "The run's token ids would stand for other text than when the weights were trained. Set "
             "tokenizer.name to the tokenizer of the weights, or to one that has all its tokens with the same "
             "ids.",
         )
@@ -205,8 +205,9 @@ def other_ids(start: Start, config: RunConfig) -> str:
             known = read_manifest(theirs)
             if known is None or known["sha256"] != start.tokenizer_sha256:
                 return (
-                    f"{start.title} was trained with the tokenizer {(start.tokenizer_sha256 or '')[:12]}..., "
-                    f"and {display(ours)} is {manifest['sha256'][:12]}..."
+                    f"{start.title} was trained with a tokenizer whose SHA-256 is "
+                    f"{(start.tokenizer_sha256 or '')[:12]}..., but the SHA-256 of {display(ours)} is "
+                    f"{manifest['sha256'][:12]}..."
                 )
             return ids_differ(theirs, ours)
         return ids_differ(start.path, ours) if (start.path / ONE_FILE).is_file() else ""

@@ -120,12 +120,11 @@ def write_job(
             if follows and unit in UNITS and change.before is not None:
                 before = config.in_tokens(unit, change.before)
                 words = "lr_schedule.lr_decay_tokens is null and follows train_tokens: the learning rate"
-                events.write(
-                    "warning", f"{words} now falls over {config.train_tokens:,} tokens, {before:,} before"
-                )
+                fell = f"now falls over {config.train_tokens:,} tokens, and over {before:,} before the change"
+                events.write("warning", f"{words} {fell}")
         if priority is not None:
             ask_priority(job, priority)
-            events.write("config", f"keeps priority {priority} of `nbtrain queue`")
+            events.write("config", f"keeps the priority {priority} that was set with `nbtrain queue`")
         for warning in (*differences, *backend.warnings(config, launch.machine)):
             logger.warning("%s: %s.", run.name, warning.rstrip("."))
             events.write("warning", warning)

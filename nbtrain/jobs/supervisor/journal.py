@@ -79,8 +79,8 @@ class Journal:
         """Take ownership of the job by writing this process's identity to job.json.
 
         The caller installs the signal handlers first, because readers of the identity may send signals. If
-        the job's previous allocation was lost during an attempt, this method ends that attempt's record. As
-        its end it records the attempt's last sign of life, the best estimate that is available.
+        the job's previous allocation was lost during an attempt, this method completes that attempt's record,
+        with the attempt's last sign of life as the time of its end.
         """
         before, self._own = self.record.supervisor, ProcessIdentity.of(os.getpid())
         self.record.supervisor = self._own
@@ -114,9 +114,9 @@ class Journal:
             found = JobRecord.read(self.job.job_json)
             if found is not None and found.supervisor != self._own:
                 other = found.supervisor
-                named = f"process {other.pid} on {other.host}" if other else "no supervisor"
+                owner = f"process {other.pid} on {other.host}" if other else "no process"
                 own = f"process {self._own.pid} on {self._own.host}"
-                raise Displaced(f"job.json names {named} as its owner, and this is {own}")
+                raise Displaced(f"job.json names {owner} as the job's owner, but this is {own}")
             if newer := self.newer_job():
                 raise Displaced(f"the run has continued as job {newer}")
 
@@ -212,7 +212,7 @@ class Journal:
     def tell_rollback(self, rollback: Rollback, lost: str) -> None:
         """Write the event of a rollback."""
         said = (
-            f"{rollback.cause}; returns to {starting_point(rollback)} and skips samples "
+            f"{rollback.cause}; the run returns to {starting_point(rollback)} and skips samples "
             f"{rollback.first:,} to {rollback.last - 1:,}; {lost}"
         )
         self.event("rollback", said, step=rollback.step, positions=[rollback.first, rollback.last])
@@ -221,7 +221,7 @@ class Journal:
         """Write the event of a restart."""
         attempt, cause = self.record.attempt, verdict.cause
         when = f"in {wait_seconds:g} s" if wait_seconds else "at once"
-        said = f"attempt {attempt} failed: {cause}; {lost}; the next one starts {when}"
+        said = f"attempt {attempt} failed: {cause}; {lost}; the next attempt starts {when}"
         data = {"attempt": attempt, "cause": cause, "reason": verdict.kind, "wait_seconds": wait_seconds}
         self.event("restart", said, **data)
 

@@ -81,8 +81,8 @@ class QueuePlace:
                 return Verdict(CANCELLED, "stopped on request while it waited for its devices")
         if waited:
             journal.record.cause = None
-            said = f"has {', '.join(self._locks) or 'its place next to other jobs'}"
-            journal.event("state", f"{said} after {amounts.elapsed(time.monotonic() - since)}")
+            said = f"has {', '.join(self._locks)}" if self._locks else "starts next to other jobs"
+            journal.event("state", f"{said}, after a wait of {amounts.elapsed(time.monotonic() - since)}")
         return None
 
     def queue_again(self) -> None:

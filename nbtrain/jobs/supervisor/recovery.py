@@ -115,8 +115,7 @@ def _after_rollback(config: RunConfig, rollbacks: Sequence[Rollback]) -> Recover
         return Recovery(
             f"{len(near)} rollbacks within {amounts.counted(window, 'step')} are more than "
             f"stability.max_skipped_steps = {stability.max_skipped_steps} allows; lower lr_schedule.lr or "
-            "look at "
-            "the data"
+            "check the data"
         )
     if in_vain(rollbacks) >= VAIN_ROLLBACKS:
         older = ", or remove that checkpoint to continue from an older one" if newest.checkpoint_step else ""
@@ -214,7 +213,7 @@ def overdue(verdict: Verdict, config: RunConfig) -> Verdict:
     if verdict.state != CANCELLED:
         return verdict
     stopped = verdict.cause.replace("stopped on request", "stopped", 1)
-    said = f"deadline: backend.deadline_seconds = {config.backend.deadline_seconds:g} have passed; {stopped}"
+    said = f"deadline: backend.deadline_seconds = {config.backend.deadline_seconds:g} has passed; {stopped}"
     return Verdict(FAILED, said, step=verdict.step, rank=verdict.rank)
 
 

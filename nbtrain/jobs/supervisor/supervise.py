@@ -571,7 +571,7 @@ def fit_devices(it: Supervision, verdict: Verdict) -> Verdict | None:
         usable = f"{amounts.counted(devices, 'device')} {'is' if devices == 1 else 'are'} usable"
         said = (
             f"{usable}: data_parallel_size {known} -> {size}, {amounts.counted(fits.world_size, 'rank')}"
-            f"{machines}; the global batch of {fits.batch.global_batch_size} stays"
+            f"{machines}; the global batch size remains {fits.batch.global_batch_size}"
         )
         it.journal.event("warning", said, devices=devices, data_parallel_size=size)
     it.config = fits

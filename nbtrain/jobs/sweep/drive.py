@@ -293,7 +293,7 @@ def refuse_other_runs(sweep: Sweep) -> None:
 def _stop(
     sweep: Sweep, turn: Turn, record: SweepRecord, kept: dict[str, tuple[str, TokenCurve]], say: Say
 ) -> None:
-    """Stop the active runs that the stop rule rules out. The reason is recorded before a run is stopped.
+    """Stop each active run for which the stop rule gives a reason, after recording the reason.
 
     `kept` contains each run's state and curve from the previous turn, so that an ended run is not read again.
     """

@@ -249,7 +249,7 @@ class SweepResults(Result):
         if number == 1:
             return f"loss {setting.values[0]:.4f}"
         low, high = min(setting.values), max(setting.values)
-        return f"mean loss {setting.mean:.4f} of {number} seeds ({low:.4f} to {high:.4f})"
+        return f"mean loss {setting.mean:.4f} over {number} seeds ({low:.4f} to {high:.4f})"
 
     def _row(self, row: SweepRow) -> tuple[str, ...]:
         status, spending = row.status, row.spending

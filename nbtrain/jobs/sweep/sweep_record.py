@@ -15,7 +15,7 @@ from nbtrain.base.workspace import workspace
 
 SCHEMA_VERSION = 1
 SEED_KEYS = frozenset({"model.seed", "data.seed"})
-"""Settings whose change makes a repetition of a setting, and not a different setting."""
+"""The seeds: runs that differ only in these fields are repetitions of one setting."""
 
 
 @dataclass

@@ -214,9 +214,9 @@ def test_the_first_save_may_take_longer_than_the_limit_while_it_grows(watched):
             assert watched.attempt.saves_on() == ""
     assert not watched.killed
     assert watched.attempt.saves_on() == (
-        "100 s after the request (backend.shutdown_timeout_seconds = 20) ranks are still saving or exiting "
-        "and have written 99.0 MiB; they are killed after 20 s without progress, at the latest 200 s after "
-        "the request"
+        "100 s after the stop request (limit: backend.shutdown_timeout_seconds = 20), ranks are still saving "
+        "or exiting and have written 99.0 MiB; they are killed after 20 s without progress, at the latest "
+        "200 s after the request"
     )
     for _ in range(25):
         watched.beat(1, 6, "save", written_bytes=99 << 20)
@@ -224,8 +224,8 @@ def test_the_first_save_may_take_longer_than_the_limit_while_it_grows(watched):
     assert watched.killed
     cause = watched.attempt.finish().cause
     assert cause == (
-        "stopped on request; killed 125 s after it (backend.shutdown_timeout_seconds = 20) before it had "
-        "saved; no checkpoint was saved"
+        "stopped on request; its ranks were killed 125 s after the request (limit: "
+        "backend.shutdown_timeout_seconds = 20) before they had saved; no checkpoint was saved"
     )
 
 

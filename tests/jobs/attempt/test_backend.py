@@ -95,7 +95,7 @@ def test_what_a_backend_cannot_do_is_not_asked_for(job, elsewhere):
 
 def test_a_backend_of_a_newer_nbtrain_is_named(job):
     with pytest.raises(
-        JobError, match=r"backend\.kind = elsewhere is unknown; this version of nbtrain has local"
+        JobError, match=r"backend\.kind = elsewhere is unknown; this version of nbtrain supports local"
     ):
         control.cancel(job)
 

@@ -87,11 +87,11 @@ def test_a_link_between_machines_is_suspected_if_nothing_tells_the_ranks_apart()
     """
     everyone = [rank(number, inside(range(4), 5), host=f"host{number // 2}") for number in range(4)]
     assert report(everyone) == (
-        "all ranks wait in all_reduce no. 5 of data_parallel ranks 0-3, for 30 s, and none is behind: the "
-        "network between host0, host1 may be down"
+        "all ranks have waited for 30 s in all_reduce no. 5 of data_parallel ranks 0-3, and no rank is "
+        "behind: the network between host0 and host1 may be down"
     )
     assert report([rank(number, spoke=False) for number in range(4)]) == (
-        "no rank has reported within 30 s: no rank was started, or their machines cannot reach each other; "
+        "no rank has reported within 30 s: no rank was started, or the machines cannot reach each other; "
         "see logs/"
     )
     here = [rank(number, inside(range(2), 5)) for number in range(2)]
@@ -107,9 +107,10 @@ def test_a_link_that_was_cut_within_a_collective_that_one_rank_had_ended():
     ]
     everyone[0] = rank(0, inside(range(4), 179), host="host0")
     assert report(everyone) == (
-        "all ranks wait in a collective, for 30 s: rank 0 in all_reduce no. 179 of data_parallel ranks 0-3; "
-        "ranks 1-3 in all_reduce no. 51 of data_parallel ranks 0-3; the network between host0, host1 may be "
-        "down, or the ranks do not make the same calls"
+        "all ranks have waited in collectives for 30 s: "
+        "rank 0 in all_reduce no. 179 of data_parallel ranks 0-3; "
+        "ranks 1-3 in all_reduce no. 51 of data_parallel ranks 0-3; the network between host0 and host1 "
+        "may be down, or the ranks do not make the same calls"
     )
 
 
@@ -121,8 +122,9 @@ def test_a_link_that_was_cut_between_two_collectives():
     calls = [inside(range(4), 51 if number in earlier else 52, kind="") for number in range(4)]
     everyone = [rank(number, calls[number], host=hosts[number]) for number in range(4)]
     assert report(everyone) == (
-        "all ranks wait in a collective, for 30 s: ranks 0, 3 in all_reduce no. 52 of ranks 0-3; ranks 1, 2 "
-        "in all_reduce no. 51 of ranks 0-3; the network between host0, host1 may be down, or the ranks do "
+        "all ranks have waited in collectives for 30 s: "
+        "ranks 0, 3 in all_reduce no. 52 of ranks 0-3; ranks 1, 2 "
+        "in all_reduce no. 51 of ranks 0-3; the network between host0 and host1 may be down, or the ranks do "
         "not make the same calls"
     )
     assert hang.culprit(everyone) is None
@@ -142,9 +144,10 @@ def test_a_link_that_was_cut_while_a_host_waits_for_its_own_rank():
         rank(3, inside([1, 3], 8), host="host1"),
     ]
     assert report(everyone) == (
-        "all ranks wait in a collective, for 30 s: ranks 0, 2 in all_reduce no. 8 of data_parallel ranks 0, "
+        "all ranks have waited in collectives for 30 s: "
+        "ranks 0, 2 in all_reduce no. 8 of data_parallel ranks 0, "
         "2; rank 1 in all_reduce no. 20 of tensor_model_parallel ranks 0, 1; rank 3 in all_reduce no. 8 of "
-        "data_parallel ranks 1, 3; the network between host0, host1 may be down, or the ranks do not make "
+        "data_parallel ranks 1, 3; the network between host0 and host1 may be down, or the ranks do not make "
         "the same calls"
     )
     # A rank outside any collective is late.
@@ -272,7 +275,9 @@ def test_where_the_others_are_is_said_of_one_and_of_many(monkeypatch):
     assert report(everyone).endswith("; ranks 1, 2 are training after step 6")
 
 
-@pytest.mark.parametrize(("guilty", "more"), [(3, ""), (4, ""), (5, "; and 1 more"), (6, "; and 2 more")])
+@pytest.mark.parametrize(
+    ("guilty", "more"), [(3, ""), (4, ""), (5, "; 1 more rank stopped"), (6, "; 2 more ranks stopped")]
+)
 def test_of_many_culprits_four_are_described(guilty, more):
     everyone = [rank(number, step=5) for number in range(guilty)] + [rank(9, step=6)]
     described = min(guilty, 4)
@@ -289,7 +294,7 @@ def test_nodes_that_are_all_gone_are_not_named():
 
 def test_a_rank_that_never_spoke_is_reported():
     assert report([rank(0, inside([0, 1])), rank(1, spoke=False, still=130)]) == (
-        "rank 1 stopped: no heartbeat yet, for 130 s; rank 0 waits in all_reduce no. 13 of data_parallel "
+        "rank 1 stopped: no heartbeat yet after 130 s; rank 0 waits in all_reduce no. 13 of data_parallel "
         "ranks 0, 1"
     )
 

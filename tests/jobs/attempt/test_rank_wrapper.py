@@ -91,9 +91,9 @@ def test_a_finished_rank(job, wrap):
         (
             "raise SystemExit(7)",
             {},
-            ("failed", 7, None, "exit code 7 without a word; the end of its log says more"),
+            ("failed", 7, None, "exit code 7 without a report; see the end of its log"),
         ),
-        ("pass", {}, ("failed", 0, None, "exit code 0 without a word; the end of its log says more")),
+        ("pass", {}, ("failed", 0, None, "exit code 0 without a report; see the end of its log")),
         (
             "raise SystemExit(1)",
             {"outcome": "finished", "message": "done"},

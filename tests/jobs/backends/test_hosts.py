@@ -373,7 +373,7 @@ def answer_of(host: str, asked: list[str], /, **changes: Any) -> RemoteOutput:
         ),
         (
             {"local_disk": asdict(NodeDisk("/nvme", True, 10**4, 10**5))},
-            "b has 9.8 KiB free on /nvme, but its checkpoints need 825.4 KiB. Free up space there",
+            "b has 9.8 KiB free on /nvme, but the run's checkpoints there need 825.4 KiB. ",
         ),
         ({"shared_memory": 65536}, "but /dev/shm on b has only 64.0 KiB free. Set data.num_workers=0"),
         ({"scratch_free": 10**7}, "b: the disk of /tmp has 9.5 MiB free, but a run needs 238.4 MiB for"),

@@ -196,7 +196,7 @@ def test_a_lost_node_is_named_with_its_silence(cluster: Cluster) -> None:
     # With the real trainer the peers fail first, because their connections to it are closed.
     ends = {rank: ExitRecord(rank, 0, 10.0, 1, None, "failed", 6, "connection reset") for rank in (0, 1)}
     verdict = judge(ends, Circumstances(4, cluster.config, node_left=cluster.launcher.end_message))
-    assert verdict.retry and lacks(verdict.cause, *parts, "; no record from ranks 2, 3") == []
+    assert verdict.retry and lacks(verdict.cause, *parts, "; no exit record from ranks 2, 3") == []
 
 
 def test_a_suspended_job_has_lost_no_node(cluster: Cluster) -> None:
@@ -368,7 +368,7 @@ def test_out_of_memory_on_another_node_is_its_ranks(cluster: Cluster) -> None:
     verdict = judge(ends, around)
     assert verdict.kind == "host memory"
     assert verdict.cause.startswith("rank 2 was killed at step 6: out of host memory: ")
-    evidence = ("(SIGKILL, its log names process 500; ", "1.00 of 1.00 GiB")
+    evidence = ("(SIGKILL; the kernel's log names process 500; ", "1.00 of 1.00 GiB")
     assert lacks(verdict.cause, *evidence, "Lower batch.micro_batch_size, or give the job more memory") == []
 
 

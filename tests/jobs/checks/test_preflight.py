@@ -78,7 +78,7 @@ def test_a_fault_that_no_rank_would_understand_is_refused(tiny):
     [garbage] = messages("garbage")
     assert "is not JSON" in garbage
     [strange] = messages('[{"step": 6, "do": "nan", "rank": 7}]')
-    assert "names rank 7, but the run has 1 rank, 0 to 0." in strange
+    assert "names rank 7, but the run has only rank 0." in strange
 
 
 def test_hidden_gpus_are_explained(tiny, monkeypatch):
@@ -132,7 +132,7 @@ def test_devices_json_limits_what_is_checked(tiny, monkeypatch):
     [kernels] = problems('{"gpus": ["1", "2", "3"]}', **gpu)
     assert "bf16 needs a GPU of compute capability 8.0 (Ampere) or newer; Tesla T4 has" in kernels
     [few] = problems('{"gpus": ["3"]}', **gpu)
-    assert "needs 2 GPUs, but queue/devices.json leaves 1" in few
+    assert "needs 2 GPUs, but queue/devices.json allows only 1" in few
     shared = {**gpu, "backend.share_devices": True}
     assert problems('{"gpus": ["2", "3"]}', **shared) == [kernels]
     assert any("queue/devices.json: must have the form" in text for text in problems('{"gpus": 2}', **gpu))
@@ -341,7 +341,7 @@ def test_a_local_dir_that_cannot_serve(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(tools_checks.shutil, "disk_usage", with_free)
     [(kind, message)] = found(tiny(**{"checkpoint.local_dir": f"{tmp_path}/n"}))
     assert kind == "resource"
-    assert f"box has 1000 B free on {tmp_path}, but its checkpoints need 1." in message
+    assert f"box has 1000 B free on {tmp_path}, but the run's checkpoints there need 1." in message
     assert message.endswith("Free up space there, or choose a folder on a larger disk.")
     room = 2_000_000
     several = {"checkpoint.local_dir": f"{tmp_path}/n", "checkpoint.local_keep_last": 4}
@@ -411,7 +411,7 @@ def test_nvme_needs_what_its_extension_is_built_with(tiny, tools, nvme, monkeypa
     [(kind, message)] = found(tiny(**nvme[1]))
     assert kind == "error"
     place = "parallel.offload_optimizer.device = nvme"
-    assert lacks(message, place, f"machine: {expected}. Install what is missing") == []
+    assert lacks(message, place, f": {expected}. Install what is missing") == []
 
 
 def test_a_header_is_looked_for_where_the_compiler_is_told_to(tiny, tools, nvme, monkeypatch, tmp_path):
@@ -439,7 +439,7 @@ def test_quantization_needs_cudas_compiler(tiny, tools, tmp_path, monkeypatch):
     tools["nvcc"] = False
     [(kind, message)] = found(config, machine)
     assert kind == "error"
-    assert f"machine: CUDA's compiler nvcc (in $CUDA_HOME/bin, PATH or {tmp_path}/cuda/bin)." in message
+    assert f"needs: CUDA's compiler nvcc (in $CUDA_HOME/bin, PATH or {tmp_path}/cuda/bin)." in message
     (tmp_path / "cuda" / "bin").mkdir(parents=True)
     (tmp_path / "cuda" / "bin" / "nvcc").touch()
     assert found(config, machine) == []

@@ -59,4 +59,4 @@ def test_an_entry_from_before_is_none_of_this_attempt():
     """A record from before the attempt does not count, because process ids are reused."""
     before, after = HostMemory(killed=frozenset({(1, 812)})), HostMemory(killed=frozenset({(1, 812), (2, 9)}))
     assert after.since(before).evidence(812) == ""
-    assert after.since(before).evidence(9) == "its log names process 9"
+    assert after.since(before).evidence(9) == "the kernel's log names process 9"

@@ -29,7 +29,7 @@ def test_a_number_that_cannot_be_is_refused() -> None:
         node_number(4, {"SLURM_PROCID": "4"})
     with pytest.raises(
         JobError,
-        match=r"is set to the number of this node, one of 2 nodes\. Start the agents with srun, mpirun",
+        match=r"is set to this node's number, from 0 to 1\. Start the agents with srun, mpirun",
     ):
         node_number(2, {"SLURM_PROCID": "-1"})
 

@@ -164,10 +164,10 @@ def test_it_leaves_when_it_is_not_needed(agent: Agent) -> None:
     assert agent._must_leave(here) == "the job is CANCELLED"
     become(agent._job, RUNNING)
     order(agent, me=False, attempt=4)
-    assert agent._must_leave(here) == "other agents have taken its place"
+    assert agent._must_leave(here) == "other agents have replaced it"
     agent._job.job_json.unlink()
     assert agent._must_leave(here) == "the job's folder is gone"
-    assert agent._must_leave(Leaving(15)) == "was asked to leave (SIGTERM)"
+    assert agent._must_leave(Leaving(15)) == "its agent received SIGTERM"
 
 
 @pytest.mark.parametrize("in_pod", [False, True])

@@ -206,14 +206,14 @@ def test_another_tokenizer_is_refused_with_the_token(tiny, base, tiny_data, work
     assert said(starting(tiny, **{"tokenizer.name": "turned"})) == [
         f"override tokenizer.name=turned: tokenizer.name = turned: 'A', which is {vocabulary['B']} in "
         f"data/tokenizer/mock/tokenizer.json, has the id {vocabulary['A']}. The run's token ids would "
-        "mean other text than in the training of the weights. Set tokenizer.name to the tokenizer of the "
+        "stand for other text than when the weights were trained. Set tokenizer.name to the tokenizer of the "
         "weights, or to one that has all its tokens with the same ids."
     ]
     # The tokenizer that the weights were trained with is gone.
     manifest = files.read_json(base.checkpoint_manifest(12))
     files.write_json(base.checkpoint_manifest(12), {**manifest, "tokenizer_sha256": "5" * 64})
     (words,) = said(starting(tiny))
-    assert "step 12 of tiny was trained with the tokenizer 555555555555..., and data/tokenizer/mock" in words
+    assert "555555555555..., but the SHA-256 of data/tokenizer/mock" in words
 
 
 @pytest.mark.parametrize("named", ["tiny", "output/tiny"])

@@ -315,7 +315,7 @@ def test_threads_of_the_shell_that_are_not_used_are_named(holders, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     mark = "s" if cores > 1 else ""
     (said,) = warnings_here(config, holders.queue, this_machine())
-    numbers = f"(resources.cpus_per_node: {cores} core{mark} over {cores} rank{mark})"
+    numbers = f"(resources.cpus_per_node: {cores} core{mark} for {cores} rank{mark})"
     parts = ("each rank has 1 thread ", numbers, " this shell's OMP_NUM_THREADS=3 is not used")
     assert lacks(said, *parts, "set backend.env.OMP_NUM_THREADS=3") == []
     theirs = holders.config("one", **asked, **{"backend.env": {"OMP_NUM_THREADS": "3"}})

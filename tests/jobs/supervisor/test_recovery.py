@@ -340,7 +340,7 @@ def test_a_rank_without_a_word_beside_a_full_disk_could_not_write_it():
     )
     seen = with_the_disk(silent, 4096)
     assert (seen.kind, seen.signature) == ("disk", None)
-    assert seen.cause == "rank 0 failed: exit code 1 without a word; the disk is full"
+    assert seen.cause == "rank 0 failed: exit code 1 without a report; the disk is full"
     assert with_the_disk(failure(), 4096) == failure()
     unrecorded = Verdict("FAILED", "rank 0's wrapper was killed", retry=True, kind="no record")
     assert with_the_disk(unrecorded, 4096).cause == "a rank wrote no exit record; the disk is full"
@@ -466,8 +466,8 @@ def test_a_restart_takes_as_many_devices_as_there_are(elastic):
     assert run_attempts(elastic.it, run).cause == "done"
     assert sizes == [(4, 4), (2, 2), (4, 4)]
     fewer, more = [event["message"] for event in elastic.events("warning")]
-    assert lacks(fewer, "3 devices ", "data_parallel_size 4 -> 2, 2 ranks", "batch of 8 stays") == []
-    assert lacks(more, "4 devices ", "data_parallel_size 2 -> 4, 4 ranks", "batch of 8 stays") == []
+    assert lacks(fewer, "3 devices ", "data_parallel_size 4 -> 2, 2 ranks", "batch size remains 8") == []
+    assert lacks(more, "4 devices ", "data_parallel_size 2 -> 4, 4 ranks", "batch size remains 8") == []
 
 
 def test_devices_are_counted_again_after_a_pause(elastic, monkeypatch):
@@ -508,7 +508,7 @@ def test_machines_are_counted_on_hosts(elastic, monkeypatch):
 
     assert run_attempts(elastic.it, run).cause == "done"
     assert seen == [(4, 2), (2, 1), (4, 2)]
-    parts = ("2 devices ", "data_parallel_size 4 -> 2, 2 ranks on 1 of 2 machines", "batch of 8 stays")
+    parts = ("2 devices ", "data_parallel_size 4 -> 2, 2 ranks on 1 of 2 machines", "batch size remains 8")
     assert lacks(elastic.events("warning")[0]["message"], *parts) == []
 
 
@@ -647,9 +647,7 @@ def test_a_job_that_passes_its_deadline_has_failed(supervised):
     supervised.it.paused_seconds = 0
     verdict = run_attempts(supervised.it, left)
     assert (verdict.state, verdict.step, supervised.it.requests.why) == ("FAILED", 4, DEADLINE)
-    assert verdict.cause == (
-        "deadline: backend.deadline_seconds = 6000 have passed; stopped at step 4; saved"
-    )
+    assert verdict.cause == ("deadline: backend.deadline_seconds = 6000 has passed; stopped at step 4; saved")
     assert run_attempts(supervised.it, lambda it: Verdict("SUCCEEDED", "done")).state == "SUCCEEDED"
 
 

@@ -148,9 +148,7 @@ def test_a_killed_wrapper_and_a_killed_launcher_are_named_as_such(fake, start):
     first, second = JobRecord.read(job.job_json).attempts
     assert (first.reason, second.given_up) == ("no record", "backend.max_restarts = 1 is used up")
     assert first.failed_rank == 1
-    assert first.cause.startswith(
-        "rank 1's wrapper was killed, and rank 1 with it, not by nbtrain: by hand, "
-    )
+    assert first.cause.startswith("rank 1's wrapper was killed, and rank 1 with it, not by nbtrain")
     assert state == "FAILED"
     assert re.fullmatch(
         r"the launcher of the ranks was killed by SIGKILL, not by nbtrain, so its ranks stopped at step \d+; "
@@ -218,8 +216,8 @@ def test_ranks_that_do_not_leave_are_killed(fake, start):
     wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step >= 6, "step 6")
     state, cause = control.cancel(job)
     assert state == "CANCELLED"
-    late = r"stopped on request; killed \d+ s after it \(backend.shutdown_timeout_seconds = 1\)"
-    assert re.fullmatch(rf"{late} before it had saved; no checkpoint was saved", cause), cause
+    late = r"killed \d+ s after the request \(limit: backend.shutdown_timeout_seconds = 1\)"
+    assert re.search(rf"{late} .*; no checkpoint was saved$", cause), cause
     assert processes.marked_pids([job.job_id]) == []
     assert ExitRecord.read(job.exit_record(1, 0)).signal == signal.SIGKILL
 
@@ -256,7 +254,7 @@ def test_cancel_now_and_cancel_while_starting(fake, start, monkeypatch):
     assert JobRecord.read(second.job_json).state in ("STARTING", "RUNNING")
     state, cause = control.cancel(second)
     assert state == "CANCELLED"
-    assert cause.startswith("stopped on request") and "killed before" not in cause
+    assert cause.startswith("stopped on request") and "killed" not in cause
 
 
 def test_a_dead_supervisor_is_seen_and_its_ranks_leave(fake, start):

@@ -139,7 +139,7 @@ def test_the_ranks_start_again_once_if_one_pod_of_two_is_evicted(
     record = JobRecord.read(job.job_json)
     assert record.restarts == 1 and record.attempts[1].resumed_from_step >= 5
     assert record.attempts[0].cause.startswith(
-        "node 1: was asked to leave (SIGTERM), so its ranks stopped at step "
+        "node 1: its agent received SIGTERM, so its ranks stopped at step "
     )
     runs = ("STARTING", "RUNNING")
     assert states_of(job) == ["QUEUED", *runs, "RESTARTING", *runs, "SUCCEEDED"]

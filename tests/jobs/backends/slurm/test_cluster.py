@@ -113,7 +113,7 @@ def test_sbatch_alone_starts_the_script_of_a_dry_run(
     [first] = files.read_json(job.handle_json)["numbers"]
     [second] = set(numbers) - {first}
     said = {number: (tmp_path / f"slurm-{number}.out").read_text() for number in numbers}
-    assert said[first] == f"job {job.job_id} of tiny; continues in {job.supervisor_log}\n"
+    assert said[first] == f"job {job.job_id} of tiny: the output continues in {job.supervisor_log}\n"
     assert said[second] == (
         f"nbtrain supervisor: job {job.job_id} of tiny is already running: Slurm job {first} runs it\n"
     )

@@ -247,7 +247,7 @@ def _fine_tuning(name: str, found: Survey, init_from: str | None) -> tuple[Choic
 
 
 def _start(init_from: str | None) -> tuple[str, str, RunConfig, bool]:
-    """Return (run to start from, base of the new YAML, settings of that run, whether it has a checkpoint)."""
+    """Return (run to start from, base of the new YAML, the run's settings, whether it has a checkpoint)."""
     if init_from is not None and not (valid_name(init_from) and RunDir.named(init_from).exists()):
         base = load(init_from, check=False)
         if base.init_from is None:

@@ -103,7 +103,7 @@ def saved_in_the_background(job: JobDir) -> None:
     """
     [attempt] = JobRecord.read(job.job_json).attempts
     assert load_resolved(job.run.config_yaml).checkpoint.async_save is None and attempt.async_save
-    assert attempt.saving.startswith("checkpoints are written in the background: the copy of ")
+    assert attempt.saving.startswith("checkpoints are written in the background: ")
     saved = [event for event in read_events(job) if "stall_seconds" in event]
     assert saved and all(event["stall_seconds"] < event["seconds"] for event in saved)
     assert saved[-1]["step"] == SHORT_STEPS and job.run.checkpoint_manifest(SHORT_STEPS).is_file()

@@ -263,7 +263,7 @@ BACKENDS = {
 """{backend.kind: module}. A module is imported on first use; its BACKEND is the backend."""
 
 READ_FROM_FILES = ("local", "hosts")
-"""Backends without a scheduler. Their reports about a job are files in its run directory, read by Backend."""
+"""Backends without a scheduler: Backend reads a job's state, logs and events from the run directory."""
 
 CAPABILITIES = {
     "local": Capabilities(save=True, stop_in_order=True, pause=True),

@@ -21,7 +21,7 @@ PEER_GRACE_SECONDS = 10.0
 EARLY_STOP_SECONDS = 5.0
 # Factor on the longest measured save: a save on a busy machine, or one that overlaps another, takes longer.
 SAVE_TIMES = 2.0
-# Ranks that still write a checkpoint may take this many times their patience_seconds.
+# Factor on patience_seconds: the largest total time for ranks that are still writing a checkpoint.
 CAP_TIMES = 10.0
 # Seconds between SIGTERM to the ranks and the kill, once their patience_seconds are over.
 TERM_GRACE_SECONDS = 3.0

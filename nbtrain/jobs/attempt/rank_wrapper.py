@@ -136,7 +136,7 @@ def drain(reader: int, content: bytearray) -> bool:
 def write_record(
     job: JobDir, rank: int, attempt: int, returncode: int | None, word: dict, reserve: Reserve
 ) -> ExitRecord:
-    """Combine the exit status with the rank's report, and write and return the exit record."""
+    """Write the exit record, which combines the exit status with the rank's report, and return it."""
     killed_by = -returncode if returncode is not None and returncode < 0 else None
     exit_code = None if killed_by else returncode
     said = str(word.get("outcome") or "")

@@ -14,7 +14,10 @@ READ_ONLY_ERRORS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EST
 
 
 class Reserve:
-    """A hidden file of zeros, which release() removes, as does a write that finds the disk full."""
+    """A hidden file of zeros that keeps disk space free for a job's final records.
+
+    release() removes the file, and so does a write() that finds the disk full.
+    """
 
     def __init__(self, folder: Path, owner: str):
         self.path = folder / f".{owner}{RESERVE_SUFFIX}"

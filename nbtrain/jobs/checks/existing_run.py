@@ -224,7 +224,7 @@ def a_checkpoint_is_complete(request: Request) -> Checks:
 
 
 def data_is_the_same(request: Request, data: RunData) -> Checks:
-    """Check that the dataset has not been rebuilt since the newest checkpoint; its order would differ."""
+    """Check that the dataset has not been rebuilt since the newest checkpoint; that changes the order."""
     run, config = request.run, request.config
     step, now = request.existing.checkpoints.complete_step, data.dataset_sha256
     if step is None or now is None:
@@ -295,9 +295,9 @@ def trained_changes(before: RunConfig, now: RunConfig) -> list[Change]:
 def more_to_train(run: RunDir, config: RunConfig, asked: RunConfig | None = None) -> str:
     """Return the command that continues training a finished run.
 
-    The command sets the training length in `asked` if that is longer than the run's; otherwise it ends a
-    trial's limit or doubles the length. It includes the other changes in `asked`, followed by a list of the
-    changes that are not allowed on resume.
+    The command sets the training length in `asked` if that is longer than the run's; otherwise it removes
+    a trial's step limit or doubles the length. It includes the other changes in `asked`, followed by a list
+    of the changes that are not allowed on resume.
     """
     resume, others = f"`nbtrain resume {run.name}", "`"
     if asked:

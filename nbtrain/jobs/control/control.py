@@ -170,7 +170,7 @@ def end_cut_off(job: JobDir) -> bool:
     with job.run.locked(blocking=False) as taken:
         if not taken or (record := cut_off()) is None:
             return False
-        record.state, record.cause = FAILED, "its submission was interrupted before its supervisor started"
+        record.state, record.cause = FAILED, "the submission was interrupted before the supervisor started"
         record.mark("ended_at")
         record.write(job.job_json)
     return True
@@ -208,7 +208,7 @@ def advice_to_resume(run: RunDir) -> str:
 
 
 def _instead(job: JobDir, state: str, what: str) -> str:
-    """Return why a job that has ended cannot be paused or save, and which command to run instead."""
+    """Return why a job that has ended cannot pause or save, and which command to run instead."""
     if state != SUCCEEDED:
         return f"only an active job can {what}. {advice_to_resume(job.run)}"
     config = load_resolved(job.run.config_yaml)

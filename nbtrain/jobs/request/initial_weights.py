@@ -48,7 +48,7 @@ class InitialWeights:
     problem: str = ""
     """Why the weights cannot be opened; "" if they can."""
     recorded_sha256: str | None = None
-    """Hash of the weights in the record of the run's first submission; None if the run begins with them."""
+    """Hash of the weights that the run's first submission recorded; None if `begins`."""
 
 
 def read_initial_weights(config: RunConfig, begins: bool | None = None) -> InitialWeights:

@@ -37,7 +37,7 @@ class Launch:
     code: CodeFile | None = None
     """The Python file that `code` names; None if the run has no `code`."""
     code_tried: str = ""
-    """Result of trying that file (own_code.py); "" before the trial."""
+    """Result of the trial of the file that `code` names (own_code.py); "" before the trial."""
 
 
 def read_launch(config: RunConfig, weights: InitialWeights | None = None) -> Launch:

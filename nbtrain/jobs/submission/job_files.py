@@ -124,7 +124,7 @@ def write_job(
                 events.write("warning", f"{words} {fell}")
         if priority is not None:
             ask_priority(job, priority)
-            events.write("config", f"keeps the priority {priority} that was set with `nbtrain queue`")
+            events.write("config", f"the job keeps the priority {priority} that was set with `nbtrain queue`")
         for warning in (*differences, *backend.warnings(config, launch.machine)):
             logger.warning("%s: %s.", run.name, warning.rstrip("."))
             events.write("warning", warning)

@@ -73,7 +73,7 @@ class Journal:
         self.lost_attempt: AttemptRecord | None = None
         """The attempt during which the previous allocation was lost; None if no allocation was lost."""
         self.displaced: ProcessIdentity | None = None
-        """The supervisor whose job this one took over during an attempt; None if there is none."""
+        """The earlier supervisor, if this one took over the job from it during an attempt; else None."""
 
     def take_over(self) -> None:
         """Take ownership of the job by writing this process's identity to job.json.
@@ -92,7 +92,7 @@ class Journal:
         elif self.record.attempts:
             last = self.record.attempts[-1]
             if last.ended_at is None:
-                last.ended_at, last.cause = self._last_sign_of_life(last), "its allocation was lost"
+                last.ended_at, last.cause = self._last_sign_of_life(last), "the job's allocation was lost"
                 last.reason = end_kinds.ALLOCATION
                 self.lost_attempt = last
                 self.displaced = before

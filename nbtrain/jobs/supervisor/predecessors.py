@@ -57,9 +57,12 @@ def wait_for_predecessors(journal: Journal, seconds: float) -> None:
         beats = (job.run.job(other).heartbeats() for other in others)
         patience = Patience(itertools.chain.from_iterable(beats), seconds)
         killed = processes.end_marked(others, patience.over)
-        gone = f"they have exited; {len(killed)} of them had to be killed"
+        gone = f"the processes of the lost job have exited; {len(killed)} of them had to be killed"
+        if not killed:
+            gone = "the processes of the lost job have exited by themselves"
         if len(left) == 1:
-            gone = "it had to be killed" if killed else "it has exited by itself"
+            how = "had to be killed" if killed else "has exited by itself"
+            gone = f"the process of the lost job {how}"
         journal.event("warning", gone)
     sweep(journal, "an earlier job", None)
     for job_id in others:

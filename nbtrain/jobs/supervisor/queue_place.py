@@ -78,11 +78,13 @@ class QueuePlace:
             )
             if requests.stop:
                 self.give_up()
-                return Verdict(CANCELLED, "stopped on request while it waited for its devices")
+                return Verdict(CANCELLED, "stopped on request while the job waited for its devices")
         if waited:
             journal.record.cause = None
-            said = f"has {', '.join(self._locks)}" if self._locks else "starts next to other jobs"
-            journal.event("state", f"{said}, after a wait of {amounts.elapsed(time.monotonic() - since)}")
+            locks = ", ".join(self._locks)
+            said = f"has its devices ({locks})" if locks else "starts next to other jobs"
+            waited_for = amounts.elapsed(time.monotonic() - since)
+            journal.event("state", f"the job {said} after a wait of {waited_for}")
         return None
 
     def queue_again(self) -> None:

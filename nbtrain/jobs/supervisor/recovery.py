@@ -220,5 +220,5 @@ def overdue(verdict: Verdict, config: RunConfig) -> Verdict:
 def cancelled_while_waiting(verdict: Verdict) -> Verdict:
     """Return the verdict on a job that was stopped between two attempts."""
     return Verdict(
-        CANCELLED, f"stopped on request while it waited to restart after a failure: {verdict.cause}"
+        CANCELLED, f"stopped on request while the job waited to restart after a failure: {verdict.cause}"
     )

@@ -112,7 +112,7 @@ class Supervision:
     report: ProgressReport | None = None
     """Reporter of progress to the scheduler; None if progress is not reported."""
     attempt_told: int | None = None
-    """Number of the newest attempt whose slow saving was reported; None if no attempt's was."""
+    """Number of the newest attempt whose slow saving was reported; None before the first report."""
     pause_ends_allocation: bool = False
     """Whether the supervisor of a paused job exits too."""
     notice: str = ""
@@ -370,7 +370,7 @@ def wait_for_return(it: Supervision, verdict: Verdict) -> Verdict | None:
         requests.stop_within(RETURN_POLL_SECONDS, lambda: look_for_requests(it))
     it.paused_seconds += time.monotonic() - since
     if requests.stop:
-        return Verdict(CANCELLED, f"stopped on request while it waited in the queue; {verdict.cause}")
+        return Verdict(CANCELLED, f"stopped on request while the job waited in the queue; {verdict.cause}")
     return fit_devices(it, verdict) if it.config.backend.elastic else None
 
 

@@ -230,7 +230,7 @@ def _text(value: Any) -> str:
 def _is_exact(value: Any) -> bool:
     """Return whether a name can show a value exactly.
 
-    It can for at most six digits, without a leading minus sign and without a plus sign.
+    A name can show a float with at most six digits, but no text that begins with "-" or contains "+".
     """
     text = _text(value)
     if text.startswith("-") or "+" in text:

@@ -55,7 +55,7 @@ def test_queued_paused_resumed_cancelled(fake, start, states_of):
     wait_until(lambda: status_of(first)[0] == QUEUED and len(list_queue("tiny")) == 1, "it queues again")
     assert list_queue("tiny")[0].priority == 7
     attempt = JobRecord.read(first.job_json).attempts[0]
-    assert cancel(first) == (CANCELLED, "stopped on request while it waited for its devices")
+    assert cancel(first) == (CANCELLED, "stopped on request while the job waited for its devices")
     assert JobRecord.read(first.job_json).attempts == [attempt]
     assert states_of(first) == [
         "QUEUED",

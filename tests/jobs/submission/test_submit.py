@@ -146,7 +146,7 @@ def test_the_next_job_keeps_the_priority_that_the_queue_was_told(tiny):
     for again in (lambda: resume(run), lambda: submit(tiny())):
         job = again()
         assert asked_priority(job) == 9
-        assert "keeps the priority 9 that was set with `nbtrain queue`" in [
+        assert "the job keeps the priority 9 that was set with `nbtrain queue`" in [
             event["message"] for event in read_events(job)
         ]
         end(job, "CANCELLED")
@@ -242,7 +242,7 @@ def test_a_submission_that_was_cut_off_is_submitted_anew(tiny):
     record = JobRecord.read(job.job_json)
     assert (record.state, record.cause) == (
         "FAILED",
-        "its submission was interrupted before its supervisor started",
+        "the submission was interrupted before the supervisor started",
     )
     record = JobRecord.read(second.job_json)
     record.state, record.supervisor = "QUEUED", None

@@ -160,7 +160,7 @@ def test_a_stop_while_waiting_is_obeyed(supervised):
     verdict = supervised.run()
     assert (verdict.state, verdict.cause) == (
         "CANCELLED",
-        "stopped on request while it waited to restart after a failure: rank 0 failed",
+        "stopped on request while the job waited to restart after a failure: rank 0 failed",
     )
 
 

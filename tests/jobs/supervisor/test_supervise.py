@@ -311,7 +311,7 @@ def test_ranks_that_outlive_their_supervisor_are_asked_to_save(workspace, tmp_pa
     assert (tmp_path / "saved").read_text() == "saved"
     assert said == [
         "1 process of a lost job is asked to save and exit; waiting up to 300 s",
-        "it has exited by itself",
+        "the process of the lost job has exited by itself",
     ]
 
 
@@ -355,7 +355,7 @@ def test_of_two_supervisors_the_older_one_leaves(fake, start):
     record = JobRecord.read(job.job_json)
     assert record.supervisor != first
     assert (len(record.attempts), record.restarts) == (2, 0)
-    assert record.attempts[0].cause == "its allocation was lost"
+    assert record.attempts[0].cause == "the job's allocation was lost"
     assert record.attempts[0].reason == "allocation"
     # No process was left to record how the older one's rank ended.
     assert ExitRecord.read(job.exit_record(0, 0)) is None

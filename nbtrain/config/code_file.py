@@ -235,7 +235,7 @@ def _parse(path: Path, content: bytes) -> CodeFile:
         compile(tree, path.name, "exec", dont_inherit=True)
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        said = f"is not UTF-8: byte {error.object[error.start]:#x}."
+        said = f"is not UTF-8: it contains the byte {error.object[error.start]:#x}."
         return CodeFile(path, content, problems=(_error(f"{where}:{line}", said, "Save the file as UTF-8."),))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None) or 1

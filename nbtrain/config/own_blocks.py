@@ -73,7 +73,10 @@ def write_own_block(config: RunConfig, code_sha256: str, block: OwnBlock) -> Non
 
 
 def know_own_block(config: RunConfig, block: OwnBlock) -> None:
-    """Make this process use these counts, even if the data directory or the code file changes later."""
+    """Make this process use the parameter counts in `block`.
+
+    Later changes of the data directory or the code file then have no effect.
+    """
     _known[_model_of(config)] = block
 
 

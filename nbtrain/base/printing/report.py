@@ -114,7 +114,7 @@ class Report(Result, Block):
     """A title and the blocks below it."""
 
     title: str
-    """First line; "" if the first block says what the result is."""
+    """First line of the report; "" if the first block says what the result is."""
     blocks: Sequence[Block]
 
     def as_report(self) -> "Report":
@@ -160,7 +160,7 @@ class Record:
 
     __slots__ = ()
     derived: ClassVar[tuple[str, ...]] = ()
-    """Properties that the JSON has after the fields."""
+    """Names of the properties that follow the fields in the JSON."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -274,7 +274,7 @@ class Table(Block):
 
     @property
     def cells(self) -> list[list[str]]:
-        """Cells as text."""
+        """Cells of each row, as text."""
         forms = [column.form or cell_text for column in self._columns]
         return [
             ["" if value is None else form(value) for form, value in zip(forms, row, strict=True)]

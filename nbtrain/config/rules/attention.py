@@ -31,7 +31,7 @@ def groups_divide(config: RunConfig) -> Problems:
 
 
 def patterns_fit_the_layers(config: RunConfig) -> Problems:
-    """Check that a per-layer pattern has one entry for each layer, and the setting that it needs."""
+    """Check that a per-layer pattern has one entry for each layer, and that its setting is not null."""
     model = config.model
     for key, of in (("window_attn_skip_freq", "window_size"), ("no_rope_freq", None)):
         pattern = getattr(model, key)

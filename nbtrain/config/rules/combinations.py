@@ -215,9 +215,9 @@ class Clash:
     kind: str
     others: tuple[str, ...]
     reason: str
-    """Reason, as a clause without a capital letter or a period."""
+    """Reason why the features cannot be combined, as a clause without a capital letter or a period."""
     fix: str
-    """Settings that resolve the clash, as a sentence."""
+    """Sentence that says which settings resolve the clash."""
 
 
 _CLASHES = """

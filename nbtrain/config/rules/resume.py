@@ -45,7 +45,10 @@ BOUND: dict[str, str | None] = {
     **{key: binds.recorded for key, binds in marked_keys(Binds).items()},
     **ARCHITECTURE,
 }
-"""{field or section that must not change on resume: its key in a checkpoint's manifest, or None}."""
+"""{field or section that must not change on resume: its key in a checkpoint's manifest}.
+
+The value is None if the manifest does not record the field.
+"""
 WITHOUT_EFFECT = tuple(marked_keys(WithoutEffect))
 SAME_MATHEMATICS = tuple(marked_keys(SameMathematics))
 

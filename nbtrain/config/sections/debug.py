@@ -11,7 +11,9 @@ VARIABLES = {
     "cuda_launch_blocking": {"CUDA_LAUNCH_BLOCKING": "1"},
     "cpp_stacks": {"TORCH_SHOW_CPP_STACKTRACES": "1"},
 }
-"""{switch: environment variables that it sets}. anomaly has none, because train/__main__.py turns it on."""
+"""{switch: environment variables that it sets}. The switch anomaly sets no variable: train/__main__.py acts
+on it.
+"""
 
 
 def _as_list(value: Any) -> Any:

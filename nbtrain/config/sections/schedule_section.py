@@ -95,8 +95,8 @@ class BatchConfig(ConfigModel):
         Annotated[float, Field(gt=0, le=10 * 365 * 1440)] | None, WithoutEffect()
     ] = None
     """Minutes after which the job saves a checkpoint and stops at the end of a step. Restarts count towards
-    them; pauses and time spent waiting in a queue or after a preemption do not. `nbtrain resume` continues
-    the run. null sets no limit.
+    these minutes; pauses and time spent waiting in a queue or after a preemption do not. `nbtrain resume`
+    continues the run. null sets no limit.
     """
 
     @property

@@ -120,9 +120,9 @@ def tokenizer_sha256(config: RunConfig) -> str | None:
 
 
 def other_text_of_tokenizer(config: RunConfig) -> str:
-    """Return a clause about other text that the run's tokenizer was trained on, or "".
+    """Return a clause about other text that the run's tokenizer was trained on; "" if there is none.
 
-    It is "" if the tokenizer was trained on the run's own text, and for a run with init_from, because its
+    Returns "" if the tokenizer was trained on the run's own text, and for a run with init_from, because its
     weights require that tokenizer.
     """
     directory = tokenizer_dir(config.tokenizer.name)

@@ -153,7 +153,7 @@ def length_of(record: Record) -> int:
 
 
 def identities(records: Sequence[Record]) -> tuple[list[int], bytes]:
-    """Return (UTF-8 bytes of each record, with 0 for token ids; the digests of all records, concatenated)."""
+    """Return (number of UTF-8 bytes of each record, 0 for token ids; concatenated digests of all records)."""
     if set(map(type, records)) == {str}:
         # CPython caches the UTF-8 form of a string, so after the tokenizer has used it, encoding only copies.
         contents = list(map(str.encode, records))  # type: ignore[arg-type]

@@ -45,12 +45,12 @@ class Unread(NamedTuple):
 
     name: str
     magic: re.Pattern[bytes] | None
-    """Pattern of the first bytes of such a file; None if it can be recognized only by its name."""
+    """Pattern of the first bytes of a file of this kind; None if only the name identifies the kind."""
     suffixes: tuple[str, ...]
     remedy: str
-    """Sentence that tells the user what to do with such a file."""
+    """Sentence that tells the user what to do with a file of this kind."""
     command: str = ""
-    """Command that unpacks such a file; "" if it is not packed."""
+    """Command that unpacks a file of this kind; "" if the kind is neither compressed nor an archive."""
 
 
 def _packed(name: str, magic: bytes | None, suffixes: tuple[str, ...], command: str) -> Unread:

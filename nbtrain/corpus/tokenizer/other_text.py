@@ -1,4 +1,4 @@
-"""Detects a tokenizer that was trained on other text than the dataset's, and so needs more tokens for it."""
+"""Detects that a tokenizer was trained on text other than the dataset's, which costs additional tokens."""
 
 from pathlib import Path
 from typing import Any

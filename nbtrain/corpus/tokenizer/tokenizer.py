@@ -129,7 +129,7 @@ class Tokenizer:
     def encode_prompt(self, text: str) -> list[int]:
         """Return the token ids of a text that a model is to continue, after the ids in `before_text`.
 
-        If the text already begins with these tokens, written as characters, they are not added twice.
+        If the text already begins with these tokens, written as characters, they are not added again.
         """
         before = self.before_text
         if not before:

@@ -22,7 +22,7 @@ class UnknownText(NamedTuple):
     """Treatment of text for which a tokenizer has no token."""
 
     becomes: Literal["tokens", "unknown", "nothing", "error"]
-    """Result for such text; "tokens" means that every text has tokens, so that there is no such text."""
+    """Result for text without a token; "tokens" means that no such text exists."""
     unknown_id: int | None = None
     """Id of the unknown token, if `becomes` is "unknown"."""
 

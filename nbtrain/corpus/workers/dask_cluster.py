@@ -182,7 +182,7 @@ class DaskCluster:
         if security.tls_ca_file is None or security.tls_client_cert is None:
             raise DataError(
                 f"{self.where}: a tls:// address needs tls_ca_file and tls_cert_file, and also tls_key_file "
-                "if the key is in a separate file. Set them."
+                "if the key is in a separate file. Set the missing settings."
             )
         return security
 

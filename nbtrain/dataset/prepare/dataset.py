@@ -80,7 +80,7 @@ def prepare_dataset(
         if manifest is None:
             manifest = _adopt(config, dataset, loaded)
             tokens = manifest.counts["tokens"]
-            say("used", f"{display(dataset.bin)} exists, and data.sources is empty: {tokens:,} tokens")
+            say("used", f"{display(dataset.bin)} exists, and data.sources is empty; {tokens:,} tokens")
         else:
             say("kept", "data.sources is empty: the dataset is used as it is")
         _check_tokenizer(manifest, loaded, dataset)
@@ -287,7 +287,7 @@ class _Encoding:
     def _check_unknown(self, records: list[ShardRecord]) -> None:
         """Warn about text that the tokenizer cannot encode.
 
-        Raises DataError if its share exceeds tokenizer.max_unknown_fraction.
+        Raises DataError if the share of unknown tokens exceeds tokenizer.max_unknown_fraction.
         """
         limit = self.config.tokenizer.max_unknown_fraction
         for number, reader in enumerate(self.corpus.readers):

@@ -532,7 +532,7 @@ def test_brought_dataset(make_config):
     assert steps(report)[1] == (
         "encode",
         "used",
-        "data/dataset/small/text_document.bin exists, and data.sources is empty: "
+        "data/dataset/small/text_document.bin exists, and data.sources is empty; "
         f"{prepared.counts['tokens']:,} tokens",
     )
     assert report.manifest.dataset_sha256 == prepared.dataset_sha256

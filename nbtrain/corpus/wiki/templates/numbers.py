@@ -83,7 +83,7 @@ class NumberFormat:
         return self.thousands.join(reversed(groups))
 
     def read(self, text: str) -> str | None:
-        """Convert a number with these separators to plain form; None if the text is not such a number."""
+        """Convert a number with this language's separators to plain form; None if it is not a number."""
         text = text.translate(MINUS_SIGNS)
         if self.thousands == " ":
             text = SPACES.sub("", text)

@@ -115,7 +115,9 @@ def state_with_engine(
     if state not in ACTIVE or at_rest(record):
         return state, cause
     reported = word.state if word else None
-    engine = word.engine if word and word.engine else record.backend
+    name = word.engine if word and word.engine else record.backend
+    # Before the scheduler has given the job a name, only the scheduler is known.
+    engine = name if " " in name else f"the {name} job"
     reason = word.reason if word else ""
     silent = silent_seconds if silent_when_asked is None else silent_when_asked
     denied = word is not None and (reported in FINAL or (word.seen and reported is None))
@@ -140,7 +142,7 @@ def state_with_engine(
             f"{why}; its supervisor has been silent for {silent:.0f} s, and the job counts as LOST after "
             f"{ENGINE_SILENCE_SECONDS:.0f} s"
         )
-    asked = f"the scheduler of {engine}" if word and word.engine else engine
+    asked = f"the scheduler of {name}" if " " in name else name
     answers = word is not None and word.seen and silent_seconds - silent < SILENCE_SECONDS
     if silent_seconds > SILENCE_SECONDS and not answers:
         return LOST, (

@@ -164,6 +164,11 @@ def test_the_words_of_every_state() -> None:
     )
     assert cause(QUEUED, QUEUED, "waits (Resources)") == "waits (Resources)"
     assert cause(QUEUED, UNKNOWN) == f"{NAME} is not known to its scheduler, and its supervisor never started"
+    # Slurm has given the job no number.
+    unnamed = replace(word_of(UNKNOWN, True), engine="Slurm")
+    assert state_with_engine(record_of(QUEUED, "own"), unnamed, 40, 40)[1] == (
+        "the Slurm job is not known to its scheduler, and its supervisor never started"
+    )
     handed_over = replace(record_of(QUEUED, "saved at step 7"), started_at=1.0)
     assert state_with_engine(handed_over, word_of(UNKNOWN, True), 40, 40) == (
         LOST,

@@ -204,7 +204,7 @@ class Run:
     def failure(self) -> str:
         """Return the cause of the newest job's end, with the end of a log unless the cause is a full disk.
 
-        The log is that of the failed rank. If the rank left a traceback, it comes first.
+        The log of the failed rank is shown. If the rank left a traceback, the traceback comes first.
         """
         from nbtrain.base.run_directory.end_kinds import DISK
         from nbtrain.monitor.logs.tracebacks import whose

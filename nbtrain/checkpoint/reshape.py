@@ -76,8 +76,8 @@ def load_masters(
 def load_frozen(
     engine: Any, weights: Weights, tensor: tuple[int, int], padded_vocab_size: int, piece_elements: int
 ) -> None:
-    """Load the rounded `weights` into the frozen parameters of `engine`. Arguments and errors are those of
-    load_masters().
+    """Load the rounded `weights` into the frozen parameters of `engine`. Arguments and errors are the same as
+    for load_masters().
     """
     frozen = {
         name: parameter

@@ -83,7 +83,7 @@ class UserCode:
             raise
         except (Exception, SystemExit) as error:
             if type(error).__module__ == torch.utils.checkpoint.__name__:
-                # Activation recomputation stops its second forward pass with an exception of its own.
+                # Activation recomputation stops its second forward pass with its own exception.
                 raise
             frames = traceback.extract_tb(error.__traceback__)
             own = [frame for frame in frames if frame.filename == str(self.path)]

@@ -1,7 +1,7 @@
 """Settings of text generation: the fields of a request to a model, their defaults and bounds.
 
-The names are those of transformers' GenerationConfig or, for settings that it lacks, those of OpenAI's API or
-vLLM. The command line, notebooks, the server and the process that generates text all use this class.
+The names come from transformers' GenerationConfig or, for settings that it lacks, from OpenAI's API or vLLM.
+The command line, notebooks, the server and the process that generates text all use this class.
 """
 
 from collections.abc import Iterator, Mapping

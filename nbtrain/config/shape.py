@@ -20,7 +20,7 @@ from dataclasses import dataclass
 class OwnBlock:
     """Parameter counts of a block that layer() in a run's code builds.
 
-    If the blocks differ, the counts are those of the largest block.
+    If the blocks differ, the largest block is counted.
     """
 
     sharded: int

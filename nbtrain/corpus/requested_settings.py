@@ -52,7 +52,7 @@ def differences(there: Any, here: Any, key: str = "") -> list[tuple[str, str, st
     """Return (dotted key, value in `there`, value in `here`) for each setting that differs."""
     if there == here:
         return []
-    # Only the outer list, that of the sources, is compared entry by entry. An inner list, such as a file's
+    # Only the outer list, the list of sources, is compared entry by entry. An inner list, such as a file's
     # [bytes, time], counts as one value.
     if isinstance(there, list) and isinstance(here, list) and "[" not in key:
         if len(there) != len(here):

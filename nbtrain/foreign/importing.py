@@ -368,8 +368,8 @@ def _name(job: Job) -> str:
 def _lists(source: Reading) -> None:
     """Check lists of flags that only the shell knows.
 
-    A list that no file sets counts as empty. The import asks for any other list, unless no flag that it may
-    hold affects the run.
+    A list that no file sets counts as empty. The import requests any other list from the user, unless no flag
+    that the list may hold affects the run.
     """
     for word in source.arguments.lists:
         unknown = word.unknowns[0] if word.unknowns else None

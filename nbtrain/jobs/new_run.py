@@ -165,7 +165,7 @@ def _machine(device: str) -> Machine:
 
 
 def _changed(choices: Choices) -> dict[str, Any]:
-    """Return the settings whose values differ from those of the base."""
+    """Return the settings whose values differ from the base run."""
     base = load(choices.extends, check=False).model_dump()
     found: dict[str, Any] = dict(choices.top)
     for section, values in choices.settings.items():

@@ -98,7 +98,7 @@ def _statements(source: str) -> list[ast.stmt]:
 def with_source(overrides: Overrides, source: str, dataset: str) -> Overrides:
     """Return overrides that also set data.sources to one entry, and the name of its dataset.
 
-    Without `dataset`, the dataset gets a name of its own (config/names/own_names.py). Raises ConfigError, as
+    Without `dataset`, the dataset gets a separate name (config/names/own_names.py). Raises ConfigError, as
     nb.load does, for overrides or a source that cannot be read.
     """
     added = {"data.sources": f"[{source}]"} if source else {}

@@ -231,7 +231,8 @@ class LayerParts:
 
 
 class _EqualGradients:
-    """A hook that compares a parameter's first gradient with those of the other tensor-parallel ranks.
+    """A hook that compares a parameter's first gradient with the gradients on the other tensor-parallel
+    ranks.
 
     Each rank has the whole parameter. With different gradients, the ranks would train different models, and a
     checkpoint would contain only one of them.

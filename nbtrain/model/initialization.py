@@ -29,7 +29,7 @@ class Initializer:
     ) -> torch.nn.Parameter:
         """Create a normally distributed matrix or embedding.
 
-        With `residual`, the standard deviation is that of projections to the residual stream. `std` replaces
+        With `residual`, the standard deviation for projections to the residual stream is used. `std` replaces
         it.
         """
         if std is None:

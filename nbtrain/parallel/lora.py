@@ -6,7 +6,7 @@
 Only activations of shape [b, s, r] cross the boundary of the tensor-parallel region, which are small compared
 with [b, s, h]. An unsharded matrix must have the same gradient on every rank. Without sequence parallelism it
 does, because all ranks have all tokens and the gradient is summed at the boundary. With sequence parallelism,
-the matrix is marked, and its gradient is summed like that of a LayerNorm.
+the matrix is marked, and its gradient is summed like the gradient of a LayerNorm.
 
 A layer that packs several projections (queries, keys and values) has an adapter for each of them: A is [p r,
 i], and each part of B's rows uses its own r columns.

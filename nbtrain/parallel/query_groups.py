@@ -3,7 +3,7 @@
 Queries, keys and values are packed by group, [n/g queries | key | value], with d rows each. Ranks that hold
 complete groups do not need this module. Otherwise:
 
-    tensor ranks     shard the packed rows evenly, like those of any other matrix, and gather the outputs.
+    tensor ranks     shard the packed rows evenly, as for any other matrix, and gather the outputs.
                      Each rank uses its own queries with the key and value of their group, as in Megatron-LM.
                      Copies of a group's rows on each rank would save this collective. Then, however, the
                      copies' gradients would have to be summed, and norm, optimizer and checkpoints would have

@@ -167,7 +167,7 @@ class _Proof:
         return different
 
     def _error(self, name: str) -> str | None:
-        """Return how the run or export `name` failed; None if there was no failure."""
+        """Return how the run or export `name` failed; None if it did not fail."""
         return self.errors.get(self.serving.get(name, name))
 
     def _take_checkpoint(self) -> bool:

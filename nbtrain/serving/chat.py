@@ -217,7 +217,7 @@ class NoTemplate:
 
 
 def template_of(config: RunConfig, file: str | None, tokenizer: Path, eod_token: str) -> ChatTemplate:
-    """Return the template in the file, otherwise that of the run's data, otherwise that of its tokenizer.
+    """Return the template in the file, otherwise the template of the run's data, otherwise of its tokenizer.
 
     Raises ConfigError if the file is not a template. An invalid tokenizer template raises nothing: the
     returned NoTemplate then refuses every conversation.

@@ -96,7 +96,7 @@ def read(body: Any) -> tuple[list[str], Generation]:
 
 
 def wants_beams(body: Mapping[str, Any]) -> bool:
-    """Return whether a request asks for beam search, so that its answer has scores; beam_width 1 does too."""
+    """Return whether a request selects beam search, so that its answer has scores; beam_width 1 does too."""
     return body.get("beam_width") is not None
 
 

@@ -172,7 +172,7 @@ class ChatMessage(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """The format that a request asks for."""
+    """The response format that a client requests."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 

@@ -36,7 +36,7 @@ class ServeOptions:
     max_queue: int = 128
     """Maximum number of texts that wait for a slot in the batch; further requests get status 429."""
     max_new_tokens: int | None = None
-    """Maximum number of new tokens per text that a request may ask for; None means the model's positions."""
+    """Maximum number of new tokens per text that a client may request; None means the model's positions."""
     max_body_bytes: int = 1 << 20
     """Maximum size of a request body in bytes."""
     request_seconds: float = 600.0

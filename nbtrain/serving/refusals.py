@@ -1,7 +1,7 @@
 """Error responses: OpenAI's error object, and whether the client should retry.
 
 Clients react to the status, `code` and message, so these are the same as OpenAI's wherever OpenAI defines
-them. For example, LiteLLM and LangChain shorten the prompt after `context_length_exceeded` and ask for
+them. For example, LiteLLM and LangChain shorten the prompt after `context_length_exceeded` and request
 another key after `invalid_api_key`. After 408, 409, 429 and 5xx, OpenAI's clients send a request up to three
 times, unless the header `x-should-retry` forbids it. The header prevents three generations that all end in
 the same error.
@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from nbtrain.serving.json_response import JSONAnswer
 
-# {status: `type` in OpenAI's error object}, for a status that has a type of its own.
+# {status: `type` in OpenAI's error object}, for a status with a separate type.
 TYPES = {429: "requests"}
 TRIED_AGAIN = (429, 503)
 RETRY_SECONDS = 1

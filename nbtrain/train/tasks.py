@@ -110,8 +110,8 @@ class Tasks:
         return engine.over_data_axis(sums)[: len(rows)].cpu()
 
     def _length(self, rows: list[tuple[list[int], list[int]]]) -> int:
-        """Return the common length of the rows in tokens: that of the longest row, rounded up, if the layout
-        accepts any length, otherwise the model's sequence length.
+        """Return the common length of the rows in tokens: the length of the longest row, rounded up, if the
+        layout accepts any length, otherwise the model's sequence length.
         """
         config, parallel = self.config, self.config.parallel
         whole = config.model.seq_length

@@ -14,7 +14,7 @@ VECTOR_FLAGS = re.compile(r"fma|f16c|avx\w*|amx\w*|asimd\w*|sve\w*|bf16")
 def cpu_model() -> tuple[str, frozenset[str]]:
     """Return the name of the processor's model, and its flags.
 
-    If the system does not report a model, the name is that of the architecture.
+    If the system does not report a model, the name of the architecture is returned.
     """
     text = text_of(CPU_INFO)
     name = re.search(r"^model name[ \t]*:[ \t]*(.*\S)", text, flags=re.M)

@@ -313,7 +313,8 @@ def newest_checkpoint_step(run: RunDir) -> int | None:
 
 
 def step_to_export(run: RunDir, has_start: bool, now: float) -> int:
-    """Return the step that an export writes if no step is specified: that of the newest complete checkpoint.
+    """Return the step that an export writes if no step is specified: the newest step with a complete
+    checkpoint.
 
     A checkpoint that the run's job is still saving is ignored. If there is no checkpoint, a
     run that starts from other weights (`has_start`) has step 0. Raises CheckpointError if the run has no

@@ -224,7 +224,7 @@ def read_state(job: JobDir, now: float) -> tuple[str, str | None]:
 def read_job(job: JobDir, now: float) -> tuple[JobRecord | None, str, str | None]:
     """Return (record, state, cause) of a job on disk. The record is None without job.json.
 
-    State and cause are those of read_state().
+    State and cause are the same as from read_state().
     """
     record = JobRecord.read(job.job_json)
     if record is None:

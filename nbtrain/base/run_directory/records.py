@@ -533,7 +533,7 @@ class Rollback(Record):
     step: int
     """Step with the NaN, Inf or loss spike."""
     checkpoint_step: int
-    """Step of the newest checkpoint when the bad step occurred; 0 if there was no checkpoint."""
+    """Step of the newest checkpoint when the bad step occurred; 0 without a checkpoint."""
     first: int
     """First of the skipped positions [first, last) in the training order. The skipped positions extend from
     checkpoint_step to the end of the bad step.

@@ -30,8 +30,8 @@ from nbtrain.pretrained.written import family_of, own_description
 
 
 def open_weights(run: RunDir, config: RunConfig, step: int, dtype: str | None) -> FullParameters:
-    """Return the weights of a step. If step 0 has no checkpoint, its weights are those of `init_from`. Raises
-    CheckpointError if the step has no weights.
+    """Return the weights of a step. If step 0 has no checkpoint, the weights of `init_from` are returned for
+    it. Raises CheckpointError if the step has no weights.
     """
     wanted = None if dtype is None else DTYPES[dtype]
     if step == 0 and checkpoint_problem(run.checkpoint(0)) is not None:

@@ -92,7 +92,7 @@ def micro_batch_sizes(config: RunConfig) -> list[int]:
 
 
 def _allowed(config: RunConfig, key: str, values: tuple[int, ...] | list[int]) -> list[int]:
-    """Return those of the values with which the run passes all rules."""
+    """Return the values with which the run passes all rules."""
     found = []
     for value in values:
         try:

@@ -189,7 +189,7 @@ def without_mark(stream: "io.BufferedReader[Any]") -> "io.BufferedReader[Any]":
 
 
 def refuse_other_files(begun: bytes, path: Path, where: str) -> None:
-    """Raise DataError if a file's first bytes are those of a Git LFS pointer or of an unsupported format."""
+    """Raise DataError if a file begins like a Git LFS pointer or like a file of an unsupported format."""
     if problem := _pointer_problem(begun, path):
         raise DataError(f"{where}: {display(path)}: {problem}.")
     if kind := unread(begun, path.name):

@@ -17,7 +17,7 @@ from nbtrain.corpus.tokenizer.folder import ONE_FILE, read_manifest
 def markers_as_letters(config: RunConfig) -> list[str]:
     """Return the special tokens that a template in data.sources contains as text, ordered by id.
 
-    The special tokens are those of the run's tokenizer, or of the tokenizer that it will import. The list is
+    The special tokens come from the run's tokenizer, or from the tokenizer that it will import. The list is
     empty if there is no tokenizer yet.
     """
     text = "\n".join(text_of_template(source) for source in config.data.sources)

@@ -195,7 +195,7 @@ class _BlendBuilder:
     def __init__(self, config: RunConfig, opened: OpenBlend):
         self.config = config
         self.files = opened.files
-        # The datasets share a tokenizer, so the end-of-document token of one is that of all.
+        # The datasets share a tokenizer, so they have the same end-of-document token.
         eod_id = opened.manifest.eod_id
         self.opened = [
             entry._replace(manifest=replace(entry.manifest, eod_id=eod_id)) for entry in opened.entries

@@ -79,9 +79,10 @@ def fill_blend_index(
 ) -> np.ndarray:
     """Fill both arrays, [n] each, for normalized `weights`. Return each dataset's number of samples.
 
-    The result equals that of upstream's sequential loop. Here a block is divided into stretches that are
-    computed in parallel from estimated counts. Two computations from different counts soon agree, so after a
-    wrong estimate only the beginning of the stretch is computed again, until it agrees with the first result.
+    The result equals the result of upstream's sequential loop. Here a block is divided into stretches that
+    are computed in parallel from estimated counts. Two computations from different counts soon agree, so
+    after a wrong estimate only the beginning of the stretch is computed again, until it agrees with the first
+    result.
     """
     shares = np.array(weights, np.float64)
     counts = np.zeros(len(weights), np.int64)

@@ -6,7 +6,7 @@
 
 Sample i is the seq_length + 1 tokens between row shuffle[i] and the next row, across document boundaries, so
 adjacent samples share one token. The generator is numpy.random.RandomState(seed), used only for these
-shuffles and in this order, so the arrays equal those of megatron-core and Megatron-DeepSpeed.
+shuffles and in this order, so the arrays equal the arrays of megatron-core and Megatron-DeepSpeed.
 """
 
 from dataclasses import dataclass

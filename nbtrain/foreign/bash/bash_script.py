@@ -39,7 +39,7 @@ def read_script(text: str | Word, label: str, around: Surroundings | None = None
 def command_of_words(
     words: Sequence[Word], label: str, around: Surroundings, script: Script | None = None
 ) -> Command:
-    """Return the command for words that no shell expands, such as those of a manifest."""
+    """Return the command for words that no shell expands, such as the words in a manifest."""
     shell = Shell(BASH, script or Script(label), around)
     values: list[Runs] = []
     for word in words:

@@ -76,7 +76,7 @@ class Job:
     comments: list[tuple[str, str]] = field(default_factory=list)
 
     def is_asked(self, key: str) -> bool:
-        """Return whether the import already asks for a field's value."""
+        """Return whether the import already requests a field's value."""
         return any(asked == key for asked, *_ in (*self.asked, *self.unknown))
 
     def flag(self, *names: str) -> Word | None:

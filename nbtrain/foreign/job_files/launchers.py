@@ -388,7 +388,7 @@ def _hostfile(word: Word | None, place: Allocation) -> dict[str, int] | None:
 
 
 def _srun(options: Options, place: Allocation, outer: Ranks) -> Ranks:
-    """Return --ntasks-per-node tasks on each of --nodes nodes; the defaults are those of the allocation."""
+    """Return --ntasks-per-node tasks on each of --nodes nodes; the defaults come from the allocation."""
     word = options.get("N", "nodes")
     nodes = number(Word(word.text.partition("-")[0], word.place, word.unknowns)) if word else place.nodes
     tasks, total = options.number("ntasks-per-node"), options.number("n", "ntasks")

@@ -63,7 +63,7 @@ def other_program(program: Word, flags: Sequence[Word]) -> tuple[str, str] | Non
 def _is_open(known: Collection[str], flags: Sequence[Word]) -> bool:
     """Return whether a variable may hold the flags of a program, and no other flag is known.
 
-    The import then asks for the variable.
+    The import then requests the variable.
     """
     lists = [
         word

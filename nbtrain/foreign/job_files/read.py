@@ -244,7 +244,7 @@ def _json(word: Word, substitutions: list[tuple[str, str]]) -> Document:
     label, _, line = word.place.rpartition(":")
     text = word.text
     for unknown in word.unknowns or ():
-        # The import asks for the unknown value, so its text does not matter here.
+        # The import requests the unknown value, so its text does not matter here.
         part = re.escape(unknown.text)
         text = re.sub(rf'"[^"\n]*{part}[^"\n]*"|{part}', '"auto"', text)
     for old, new in substitutions:

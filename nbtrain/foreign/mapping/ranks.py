@@ -63,7 +63,7 @@ class Ranks(NamedTuple):
 def ranks_of(source: Reading, base: RunConfig | None = None) -> Ranks:
     """Return the ranks of a job.
 
-    A value that neither the job nor an override sets is that of `base`, the run that a layout is applied to.
+    A value that neither the job nor an override sets comes from `base`, the run that a layout is applied to.
     """
     nodes = source.said(NODES, base.resources.nodes if base else 0)
     device = source.said("resources.device", base.resources.device if base else "gpu")

@@ -251,7 +251,7 @@ def ask_priority(job: JobDir, priority: int) -> None:
 
 
 def asked_priority(job: JobDir) -> int | None:
-    """Return the priority that ask_priority() set last; None if there was no request."""
+    """Return the priority that ask_priority() set last; None if it was never called."""
     asked = files.read_json(job.control_priority)
     return asked["priority"] if asked else None
 

@@ -157,5 +157,5 @@ class RanksHere:
 
 
 def send_to(identities: Iterable[ProcessIdentity], number: int) -> None:
-    """Send a signal to those of the processes that are on this machine and still alive."""
+    """Send a signal to the processes that are on this machine and still alive."""
     processes.send([identity.pid for identity in identities if identity.alive()], number)

@@ -96,7 +96,7 @@ def tried_before(run: RunDir, code: CodeFile | None) -> str:
 def try_code(config: RunConfig, code: CodeFile | None, wanted: bool = True) -> str:
     """Import the file in a process with torch, and train one step of a two-layer model with it.
 
-    Returns PASSED, or why there was no trial; "" for a run without `code`. The number of parameters in a
+    Returns PASSED, or why the trial was skipped; "" for a run without `code`. The number of parameters in a
     block from layer() is kept for plans (config/own_blocks.py). If the user has skipped the trial of this
     same file before, it is skipped again, so that a job that is restarted without the user cannot fail
     because of it. Raises CodeError with the line of an error in the file.

@@ -154,7 +154,7 @@ def saved_words(job: JobDir) -> str:
 
 
 def rollback_of(verdict: Verdict, job: JobDir, attempt: int) -> Rollback:
-    """Return the rollback that a verdict asks for.
+    """Return the rollback that a verdict requires.
 
     Later attempts skip the samples from the newest checkpoint to the end of the bad step.
     """

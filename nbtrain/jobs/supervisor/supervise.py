@@ -116,7 +116,7 @@ class Supervision:
     pause_ends_allocation: bool = False
     """Whether the supervisor of a paused job exits too."""
     notice: str = ""
-    """Newest notice that the job's devices are being taken away; "" if there was no notice."""
+    """Newest notice that the job's devices are being taken away; "" without a notice."""
     notice_trouble: str = ""
     """Newest reported reason why backend.preemption_notice could not be read; "" if it could."""
 

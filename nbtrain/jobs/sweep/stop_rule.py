@@ -2,8 +2,9 @@
 
     verdict(rule, {name: curve}, name)  ->  why the run is stopped, or ""
 
-The median rule is that of Google Vizier (Golovin et al. 2017, section 3.2), with the newest value instead of
-the running average. A run is compared with the others at the number of tokens that it has reached itself.
+The median rule is the same as in Google Vizier (Golovin et al. 2017, section 3.2), with the newest value
+instead of the running average. A run is compared with the others at the number of tokens that it has reached
+itself.
 """
 
 import bisect

@@ -137,7 +137,7 @@ def _lines(page: JobDescription, title: str, most_points: int) -> Iterator[Curve
         for subject in node.subjects():
             if not subject.startswith(beginnings):
                 continue
-            # With several replicas, show only the replicas, whose values include those of their ranks.
+            # With several replicas, show only the replicas, whose values include the values of their ranks.
             if subject.startswith("rank") and len(page.usage) > 1:
                 continue
             for figure, word in figures.items():

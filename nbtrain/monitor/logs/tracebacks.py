@@ -1,4 +1,4 @@
-"""Finds the traceback of a failed job, usually that of the rank that failed first.
+"""Finds the traceback of a failed job, usually in the log of the rank that failed first.
 
 If the rank could report its failure, the traceback is in exit/<rank>.<attempt>.json; otherwise it may be in
 the rank's log. For a rank that hung, the stack is in the supervisor's event. If no rank has started, the

@@ -323,7 +323,7 @@ def certificate_problems(run: RunDir) -> list[str]:
     """Return how certificate.json differs from the files in the run directory; [] if they agree.
 
     The check finds settings, numbers, checkpoint hashes and code lists that were edited after training. If a
-    later attempt, such as that of an active job, has replaced steps, only the steps up to the checkpoint that
+    later attempt, for example in an active job, has replaced steps, only the steps up to the checkpoint that
     it loaded are compared. The checkpoint files themselves are not read; `nbtrain checkpoint verify` reads
     them.
     """

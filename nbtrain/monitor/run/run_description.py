@@ -66,7 +66,7 @@ class RunDescription:
     job: JobStatus | None
     """The newest job; None if no job was submitted yet."""
     advice: str
-    """Advice on what to do about a failure; "" if there was no failure."""
+    """Advice on what to do about a failure; "" without a failure."""
     remedies: list[dict[str, Any]]
     """Settings that let a run continue after a bad step ended it (advice.remedies())."""
     cost: str

@@ -49,7 +49,7 @@ PARALLEL_KEYS = ("zero_stage", *SIZE_KEYS)
 # Maximum number of points in a curve. A point is the mean of an interval, with its lowest and highest value.
 LARGEST_NUM_POINTS = 200
 LOG_LINES = 12
-# Several panels and cells may ask for the same run. Within this time, they get the same description.
+# Several panels and cells may request the same run. Within this time, they get the same description.
 DESCRIPTION_AGE_SECONDS = 0.4
 # The cost is computed from the events of all jobs, so it is read less often.
 COST_AGE_SECONDS = 10.0

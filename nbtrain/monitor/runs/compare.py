@@ -63,7 +63,7 @@ class Compared:
     train_seconds: float
     """Seconds of training, summed over all attempts of all jobs."""
     devices: int
-    """Number of ranks in the newest attempt; 0 if there was no attempt yet."""
+    """Number of ranks in the newest attempt; 0 before the first attempt."""
     price: DevicePrice | None
     """Price and energy of a device per hour, from the newest job that has them; None if unknown."""
     spending: Spending | None

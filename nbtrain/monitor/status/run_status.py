@@ -54,7 +54,7 @@ class RunStatus:
     ended_at: float | None = None
     world_size: int | None = None
     nodes: int | None = None
-    """Number of machines or pods in the newest attempt; None if there was no attempt yet."""
+    """Number of machines or pods in the newest attempt; None before the first attempt."""
     backend: str | None = None
     restarts: int = 0
     step: int | None = None
@@ -112,7 +112,8 @@ class RunStatus:
     def eta_seconds(self) -> float | None:
         """Seconds until the end of training; None unless rank 0 is running.
 
-        The speed is that of the newest attempt, because JobRecord.placed() drops the speed of earlier ones.
+        The speed of the newest attempt is used, because JobRecord.placed() drops the speed of earlier
+        attempts.
         """
         seconds = self.progress.eta_seconds if self.progress and self.ranks_run else None
         return None if seconds is None or not math.isfinite(seconds) else seconds

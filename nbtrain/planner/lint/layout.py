@@ -81,7 +81,9 @@ def _micro_batches(count: int) -> str:
 
 
 def _bubble(config: RunConfig, planned: float) -> float:
-    """Return the planned idle fraction of a step or, if the device is unknown, that of equal stages."""
+    """Return the planned idle fraction of a step or, if the device is unknown, the fraction with equal
+    stages.
+    """
     return planned or _ideal(config)
 
 

@@ -35,8 +35,8 @@ def parameters(shape: Shape) -> int:
 def line(vocab_size: int, seq_length: int) -> tuple[tuple[str, Shape], ...]:
     """Return the models of the family as (name, shape), smallest first.
 
-    The name is that of a preset, or gives depth and width. Between two presets, the width grows in steps of
-    WIDTH_STEP, and the depth is interpolated by width.
+    The name is the name of a preset, or gives depth and width. Between two presets, the width grows in steps
+    of WIDTH_STEP, and the depth is interpolated by width.
     """
     named = [(name, _fitted(preset(name).shape, vocab_size, seq_length)) for name in LINE]
     found = named[:1]

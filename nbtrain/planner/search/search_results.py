@@ -73,7 +73,7 @@ class FoundLayouts(Result):
     def why_not(self, **wanted: Any) -> str:
         """Explain why the best layout with other values, such as tensor_parallel_size=8, is not the best.
 
-        The names are those of the run YAML, and `recompute`, `offload_optimizer` and `offload_param`.
+        The names are the keys of the run YAML, and `recompute`, `offload_optimizer` and `offload_param`.
         """
         return why_not(self.result, _layout(self.result, wanted))
 

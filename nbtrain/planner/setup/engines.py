@@ -176,7 +176,7 @@ class MemoryHabits:
     old_torch: bool = False
     """Whether the program's published runs used torch 1, whose CUDA context is larger."""
     source: str = ""
-    """Where the numbers come from."""
+    """Source of the numbers."""
 
 
 _MEGATRON_CORE_HABITS = MemoryHabits(
@@ -290,5 +290,5 @@ MEMORY_HABITS: dict[str, MemoryHabits] = {
 
 
 def habits_of(engine: str) -> MemoryHabits:
-    """Return the memory habits of a program. A program without its own habits has those of megatron-lm."""
+    """Return the memory habits of a program. A program without its own habits gets those of megatron-lm."""
     return MEMORY_HABITS.get(engine, MEMORY_HABITS["megatron-lm"])

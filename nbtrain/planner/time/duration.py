@@ -48,7 +48,7 @@ class DurationEstimate:
     bubble_fraction: float
     """Fraction of a step in which a pipeline stage waits for other stages."""
     basis: str
-    """Where the rate comes from, as a sentence without its full stop."""
+    """Source of the rate, as a sentence without its full stop."""
     step: StepTime | None = None
     """Planned time of one step at the full batch size, by part, even if the rate was measured."""
     parts: dict[str, float] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class DurationEstimate:
     """Seconds until one checkpoint is in the run directory: the time of the longest save that this run has
     measured, or the planned time if the run has not saved yet."""
     save_basis: str = ""
-    """Where save_seconds comes from, in a few words."""
+    """Source of save_seconds, in a few words."""
     saves_in_background: bool = False
     """Whether training continues while a checkpoint is written."""
     local_save_seconds: float = 0.0

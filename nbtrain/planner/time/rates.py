@@ -90,7 +90,7 @@ class Rates:
     host_times: float = 1.0
     """Factor for a program's host time (setup/engines.py); 0 on a CPU, whose rates include the host time."""
     source: str = ""
-    """Where the rates come from, as a sentence without its full stop."""
+    """Source of the rates, as a sentence without its full stop."""
     calibration: Calibration | None = None
     """Measurements on this machine for the steps of a CPU run (planner/calibration/calibrated_step.py)."""
 

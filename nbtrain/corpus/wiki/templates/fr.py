@@ -61,7 +61,7 @@ def _numbers(text: str) -> str | None:
 def unit(call: Call) -> str | None:
     """Return the text of {{unité|1500|m|2}}: 1 500 m².
 
-    The text of {{unité|1.5|e=6|kg}} is 1,5×10^6 kg, and that of {{unité|30|à|40|km}} is 30 à 40 km.
+    The text of {{unité|1.5|e=6|kg}} is 1,5×10^6 kg, and the text of {{unité|30|à|40|km}} is 30 à 40 km.
     """
     if not call.has_only("e", "exp", "±", "+", "-", "à", "et", "ou", "suffixe", most=8):
         return None

@@ -37,7 +37,7 @@ def italian(text: str) -> str | None:
 def measure(call: Call) -> str | None:
     """Return the text of {{M|1500|ul=m}}: 1 500 m.
 
-    The text of {{M|1,5|e=6|u=kg}} is 1,5×10^6 kg, and that of {{M|5|0,2}} is 5±0,2.
+    The text of {{M|1,5|e=6|u=kg}} is 1,5×10^6 kg, and the text of {{M|5|0,2}} is 5±0,2.
     """
     if not call.has_only("e", "exp", "u", "ul", "U", "UL", "um", "err", most=3):
         return None

@@ -1,4 +1,4 @@
-"""Looks up the rules for the templates of one wiki: those of its language, and those shared by all wikis."""
+"""Looks up the rules for the templates of one wiki: rules of its language, and rules shared by all wikis."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -50,7 +50,10 @@ class UserCode:
         for name in code.functions:
             function = getattr(module, name, None)
             if not callable(function):
-                raise self.error(name, f"{name} is no longer a function when the file is imported")
+                problem = (
+                    f"the file defines the function {name}, but {name} cannot be called after the import"
+                )
+                raise self.error(name, problem, "Do not assign another value to this name")
             self._functions[name] = function
 
     def defines(self, name: str) -> bool:

@@ -62,11 +62,10 @@ def add_verbs(under: Any) -> None:
     parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), help=text)
     text = "Maximum size of one safetensors file in bytes. Default: 5,000,000,000."
     parser.add_argument("--max-shard-bytes", type=int, metavar="BYTES", help=text)
-    text = "For flags and JSON: write to FILE instead of printing."
+    of_text = "With --to megatron-lm, megatron-deepspeed or deepspeed"
+    text = f"{of_text}: write to FILE instead of printing."
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
-    parser.add_argument(
-        "--overwrite", action="store_true", help="For flags and JSON: replace FILE if it exists."
-    )
+    parser.add_argument("--overwrite", action="store_true", help=f"{of_text}: replace FILE if it exists.")
     add_json(parser, "Print a JSON description of the written files.")
     parser.set_defaults(more="words")
 

@@ -1,7 +1,7 @@
 """Scales a run down to its twin: the same kinds of parallelism, ZeRO stage, precision and schedules on a CPU.
 
-The twin keeps everything in a layout that can be wrong. What only costs time is scaled down: layers, widths,
-heads, vocabulary, sequence length, batch size, steps, and the number of ranks.
+The twin keeps every part of the layout in which an error could occur. What only costs time is scaled down:
+layers, widths, heads, vocabulary, sequence length, batch size, steps, and the number of ranks.
 
 The number of ranks is reduced by folding: while there are more than MAX_RANKS ranks, the largest parallel
 size is halved (rounded up). Among equal sizes, data parallelism is halved first, then tensor, pipeline,

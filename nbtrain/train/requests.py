@@ -20,7 +20,11 @@ ACTIONS = {"save": SAVE, "stop": STOP}
 
 
 class Requests:
-    """The strongest pending request on this rank; the ranks agree on the strongest of all their requests."""
+    """Pending requests to this rank, from SIGTERM and control/request.json.
+
+    wish() returns the request with the highest priority (STOP before SAVE). The ranks then agree on the
+    highest of all ranks.
+    """
 
     def __init__(self, job: JobDir, rank: int):
         self.limit = ""

@@ -166,7 +166,7 @@ def config_page() -> str:
     lines = [
         "# Run configuration",
         "",
-        "Every key of a run YAML. Generated from `nbtrain/config/schema.py` by `make docs`; do not edit.",
+        "Every key of a run YAML. Generated from `nbtrain/config/` by `make docs`; do not edit.",
         "",
         "- `extends: FILE` or `extends: [FILE, ...]`, at the top of a file, includes other files first.",
         "  Paths are relative to the file. Mappings are merged; everything else is replaced.",
@@ -174,7 +174,7 @@ def config_page() -> str:
         "- Override a key with `key=value` on the command line and in notebooks, or with a dict in Python:",
         "  `nbtrain submit gpt-125m batch.micro_batch_size=4`,",
         '  `nb.load("gpt-125m", {"batch.micro_batch_size": 4})`.',
-        "- Training lengths are in tokens. Intervals end in `_interval_steps`. `2.5e9` is a whole number.",
+        "- The end of a key names its unit, for example `_tokens` or `_seconds`. `2.5e9` is a whole number.",
         "- Editors complete and check keys if a file begins with",
         "  `# yaml-language-server: $schema=<path>/docs/run.schema.json`.",
         "- `nbtrain check RUN --resolved` prints a run with every key; `nbtrain schema` prints the schema.",

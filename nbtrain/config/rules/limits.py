@@ -200,7 +200,9 @@ def needs_without_mask(setting: str, problem: str) -> str:
     Instead of a mask, the flash kernel can use sequence lengths. `problem` says what sequence lengths require
     and what the run has instead.
     """
-    return f"flash attention does not support masks, and without a mask {setting} needs {problem}"
+    return (
+        f"flash attention takes sequence lengths instead of a mask, which with {setting} requires {problem}"
+    )
 
 
 def flash_parts(context: int, problem: str | None) -> Iterator[Broken]:

@@ -96,9 +96,10 @@ def stands_beside_data(name: str) -> bool:
 
 
 def why_not_read(name: str, suffixes: tuple[str, ...]) -> str:
-    """Return why a folder's file is skipped if only `suffixes` are read; "" if the file needs no advice.
+    """Return a clause on how to use a file that is skipped because its suffix is not in `suffixes`.
 
-    The clause names the command that unpacks the file, or the kind of source that would read it.
+    The clause names the command that unpacks the file, or the kind of source that would read it. The result
+    is "" if there is nothing to suggest.
     """
     if unpack := advice(name, suffixes):
         return unpack

@@ -575,7 +575,9 @@ TABLES: dict[str, KeyTable] = {
 
 # -- How readers apply the table --------------------------------------------------------------------------
 
-MARK = KeyRule((), "refused", "looks like a mark that selects what is trained on", matters=is_mark)
+MARK = KeyRule(
+    (), "refused", "its name suggests a mask or weight that selects the text in the loss", matters=is_mark
+)
 TOKEN_VALUES = KeyRule(
     (),
     "refused",

@@ -47,7 +47,10 @@ class Command:
 
     @property
     def words(self) -> list[Word]:
-        """The values as words, built only once, because every launch of a script examines all commands."""
+        """The values as words, built once and cached.
+
+        All commands of a script are examined again for every launcher call that is found in it.
+        """
         if self._words is None:
             self._words = [word_of(runs, self.at) for runs in self.values]
         return self._words

@@ -1,4 +1,7 @@
-"""Follows simple commands: assignments, words and redirections, which form a Command, a builtin or a call."""
+"""Follows simple commands, which consist of assignments, words and redirections.
+
+Each becomes a Command, the effect of a builtin, or the call of a function.
+"""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -240,7 +240,10 @@ def _first_error(root: "Node") -> "Node | None":
 
 
 def _ends_an_assignment(node: "Node") -> bool:
-    """Return whether a missing word is the command after `X=$(...) 2> file`, which needs none."""
+    """Return whether tree-sitter reports a missing command name after `X=$(...) 2> file`.
+
+    That is valid bash: an assignment with a redirection needs no command.
+    """
     command = node.parent
     while command is not None and command.type == "command_name":
         command = command.parent

@@ -219,7 +219,11 @@ def _read_tokenizer(source: Reading) -> None:
         more = 0 if source.table.version == "d98e8a64" else 1
         source.set("tokenizer.vocab_size", source.value("vocab_size") + more, "vocab_size")
         place = source.place("tokenizer_type")
-        source.note(place, "--tokenizer-type NullTokenizer: a tokenizer of this size is trained on the text.")
+        source.note(
+            place,
+            "--tokenizer-type NullTokenizer does not tokenize text. Instead, a tokenizer with this number of "
+            "entries is trained on the run's data.",
+        )
     else:
         place = source.place("tokenizer_type")
         source.fail(

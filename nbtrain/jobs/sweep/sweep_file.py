@@ -36,7 +36,10 @@ from nbtrain.config.sections.sweep_section import LABEL, MOST_RUNS, SweepConfig
 from nbtrain.config.yaml_source import Located, read_yaml
 from nbtrain.jobs.sweep.sweep_record import sweep_folder
 
-SHAPE = "a sweep is a mapping with the keys `sweep`, `run` and `grid` or `settings`"
+SHAPE = (
+    "a sweep file must be a mapping with the keys `sweep` and `run`, and at least one of the keys `grid` and "
+    "`settings`"
+)
 
 
 @dataclass(frozen=True)

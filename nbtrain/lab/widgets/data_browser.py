@@ -138,7 +138,7 @@ class CardPanel(widgets.VBox):
 
 
 class LiveDataCard(DataCard):
-    """A data card that shows itself with its browser in a live notebook."""
+    """A data card that is displayed with a document browser below it in a live notebook."""
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         return bundle(CardPanel(self), self._repr_html_(), str(self)), {}
@@ -148,7 +148,7 @@ class LiveDataCard(DataCard):
 
 
 class LiveBlendCard(BlendCard):
-    """A blend's data card that shows itself with its browser in a live notebook."""
+    """A blend's data card that is displayed with a document browser below it in a live notebook."""
 
     _repr_mimebundle_ = LiveDataCard._repr_mimebundle_
     _ipython_display_ = LiveDataCard._ipython_display_

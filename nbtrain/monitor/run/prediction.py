@@ -14,10 +14,10 @@ def prediction(
 ) -> dict[str, Any] | None:
     """Return the predictions made at submission and the measurements so far; None without a prediction.
 
-    name       "step" for the step time in seconds, "memory" for bytes of device memory (on a CPU, of the
-    process) measured   step time at the median throughput, or peak memory of rank 0; None before a
-    measurement ratio      measured / predicted; None before a measurement basis      text that says where the
-    predicted step time comes from
+    name       "step" (seconds) or "memory" (bytes of device memory; on a CPU, of the process)
+    measured   step time at the median throughput, or peak memory of rank 0; None before a measurement
+    ratio      measured / predicted; None before a measurement
+    basis      source of the predicted step time, as a text
     """
     if not plan:
         return None

@@ -80,7 +80,7 @@ def profiles(run: RunDir) -> Profiles:
     all_of_it = [Profile(path, int(match[1]), int(match[2])) for match, path in found if match]
     if not all_of_it:
         raise DataError(
-            f"{run.path} has no profile. Set profile.enabled=true and train the run; by default, steps 2 to "
-            "4 and 7 to 9 of the job are profiled."
+            f"{run.path} has no profile. Set profile.enabled=true and train the run; by default, steps 3 to "
+            "5 and 8 to 10 of the job are profiled."
         )
     return Profiles(sorted(all_of_it, key=lambda profile: (profile.step, profile.rank)))

@@ -1,10 +1,11 @@
 """Seconds of one optimizer step on this machine's CPU, computed from its calibration.
 
-micro batch   blocks and ends (embeddings, output layer, loss), at the measured rates of the model's layers
-tensor        4 all-reduces of [tokens, h] in each block, 6 with full recomputation; 2 in the ends bubble
-1F1B: the slowest stage m times, each other stage once (arXiv:2104.04473, section 2.2) host
-DeepSpeed's overhead per step, micro batch and block optimizer     seconds per parameter: gradients, their sum
-over data-parallel ranks, AdamW, ZeRO; with Muon, also its matrix products at the best measured rate
+    micro batch   blocks and ends (embeddings, output layer, loss), at the measured rates of the layers
+    tensor        4 all-reduces of [tokens, h] in each block, 6 with full recomputation; 2 in the ends
+    bubble        1F1B: the slowest stage m times, each other stage once (arXiv:2104.04473, section 2.2)
+    host          DeepSpeed's overhead per step, micro batch and block
+    optimizer     seconds per parameter: gradients, their sum over data-parallel ranks, AdamW, ZeRO; with
+                  Muon, also its matrix products at the best measured rate
 
 The last two come from measured steps of very small models (train/calibration/engine_steps.py):
 

@@ -58,8 +58,9 @@ LEAST_LOSS_FRACTION = 0.01
 def learning_rate_suits_size(estimates: RunEstimates) -> Iterator[Finding]:
     """Check the learning rate against GPT-3's table, scaled by the square root of the batch ratio.
 
-    Adam's best rate grows with the square root of the batch (arXiv:2405.14578) and falls with the size of the
-    model. Fine-tuning may use a far lower rate, such as 1e-6 for preferences (arXiv:2305.18290, appendix B).
+    For batches below the size of the gradient noise, Adam's best learning rate grows roughly with the square
+    root of the batch size (arXiv:2405.14578). It falls with the size of the model. Fine-tuning may use a far
+    lower rate, such as 1e-6 for preferences (arXiv:2305.18290, appendix B).
     """
     config, rate = estimates.config, estimates.config.lr_schedule.lr
     parameters, tokens = count_parameters(config).total, config.tokens_per_step

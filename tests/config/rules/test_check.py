@@ -375,24 +375,24 @@ BROKEN = {
         "gpt-125m",
         ["model.attention_backend=flash", "model.window_size=512"],
         "@: model.attention_backend = flash\n"
-        "  does not support this run: flash attention does not support masks, and without a mask "
-        "window_size(512) needs attention_dropout: 0, but attention_dropout is 0.1.\n"
+        "  does not support this run: flash attention takes sequence lengths instead of a mask, which with "
+        "window_size(512) requires attention_dropout: 0, but attention_dropout is 0.1.\n"
         "  Set attention_backend: auto.",
     ),
     "flash attention of a window in compiled layers": (
         "gpt-125m",
         ["model={attention_backend: flash, window_size: 512, attention_dropout: 0, compile: true}"],
         "@: model.attention_backend = flash\n"
-        "  does not support this run: flash attention does not support masks, and without a mask "
-        "window_size(512) needs compile: false, but compile is true.\n"
+        "  does not support this run: flash attention takes sequence lengths instead of a mask, which with "
+        "window_size(512) requires compile: false, but compile is true.\n"
         "  Set attention_backend: auto.",
     ),
     "flash attention of a window with odd heads": (
         "gpt-125m",
         ["model={attention_backend: flash, attention_dropout: 0, kv_channels: 100, window_size: 512}"],
         "@: model.attention_backend = flash\n"
-        "  does not support this run: flash attention does not support masks, and without a mask "
-        "window_size(512) needs a head size divisible by 8, but the head size of this model is 100.\n"
+        "  does not support this run: flash attention takes sequence lengths instead of a mask, which with "
+        "window_size(512) requires a head size divisible by 8, but the head size of this model is 100.\n"
         "  Set attention_backend: auto.",
     ),
     "FP8 on a GPU without it": (

@@ -69,7 +69,7 @@ def test_a_run_that_has_seen_no_conversations_continues_each_text(engine, monkey
     assert "plain was not trained on conversations: it continues each text" in capsys.readouterr().err
     assert chat(monkeypatch, "", "plain", "--temperature", "-1") == 2
     assert chat(monkeypatch, "", "talks", "--chat-template", "none.jinja") == 2
-    assert "--chat-template none.jinja: cannot be read" in capsys.readouterr().err
+    assert "--chat-template none.jinja: the file cannot be read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -352,7 +352,7 @@ def test_a_resume_that_is_not_exact_is_seen(home, fork_server, monkeypatch):
     outcomes = {check.name: check.outcome for check in report.checks}
     assert outcomes.pop("resume") == "failed"
     assert set(outcomes.values()) == {"passed"}
-    assert f"from step {STOP_STEP + 1} on" in str(report) and STOP_STEP + 1 <= STEPS
+    assert f"first at step {STOP_STEP + 1}:" in str(report) and STOP_STEP + 1 <= STEPS
 
 
 @pytest.mark.slow

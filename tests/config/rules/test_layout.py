@@ -187,7 +187,7 @@ def test_what_just_passes(rule, overrides):
         (
             "attention_backend_serves",
             ["model.attention_backend=flash", "parallel.context_parallel_size=2"],
-            "does not support masks, and without a mask context_parallel_size(2) needs attention_dropout: 0",
+            "which with context_parallel_size(2) requires attention_dropout: 0",
         ),
         (
             "sequence_divides",

@@ -90,7 +90,7 @@ def test_cut_short_anywhere(suffix, data):
     whole_members = (len(PACK[suffix](b"begin")), len(content))
     length = data.draw(st.integers(0, len(content) - 1).filter(lambda length: length not in whole_members))
     with pytest.raises(
-        DataError, match=rf"^data\.sources\[0\]: a\{suffix}: damaged \{suffix} file: it ends in the"
+        DataError, match=rf"^data\.sources\[0\]: a\{suffix}: damaged \{suffix} file: it ends "
     ):
         unpack(content[:length], suffix).read()
 

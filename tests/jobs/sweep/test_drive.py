@@ -160,7 +160,7 @@ def test_a_rule_stops_a_run_and_its_record_says_so(sweep, monkeypatch):
     turn = drive(read, command=(FAKE_RANK,))
     assert turn.states.pop(worst) == "CANCELLED" and set(turn.states.values()) == {SUCCEEDED}
     reason = read_record("seeds").stopped[worst]
-    assert "above the median of 3 other runs" in reason
+    assert "the median of 3 other runs" in reason
     run = RunDir.named(worst)
     assert reason in json.loads(run.notes_json.read_text())["notes"]
     assert any("stop_rule" in path.read_text() for path in run.newest_job().events.glob("*"))

@@ -25,7 +25,10 @@ def whole_number(name: str, value: object, expected: str = "a whole number") -> 
 
 
 def whole_or_none(name: str, value: object, none_means: str) -> int | None:
-    """Return `value` as an int, or None. For other types, raises ConfigError, which explains None."""
+    """Return `value` as an int, or None.
+
+    For other types, raises ConfigError, whose message says what None means: `none_means`.
+    """
     return None if value is None else whole_number(name, value, f"a whole number, or None for {none_means}")
 
 

@@ -205,7 +205,7 @@ class _Engine:
         self._most = ASKED_FOR_EACH_SLOT * engine.ready["max_batch"]
 
     def score(self, asked: "Iterable[ScoreRequest]") -> "Iterator[tuple[int, list[Scored]]]":
-        """Yield (number, scores of the continuations) for each request, in any order."""
+        """Yield (index of the request, scores of its continuations) for each request, in any order."""
         from nbtrain.evaluation.requests import Scored
 
         requests = ({"kind": "score", **request._asdict()} for request in asked)
@@ -217,7 +217,7 @@ class _Engine:
                 found.setdefault(number, []).append(Scored(event["logprobs"], event["greedy"]))
 
     def generate(self, requests: Iterable[dict[str, Any]]) -> Iterator[tuple[int, str]]:
-        """Yield (number, new text) for each request, in any order."""
+        """Yield (index of the request, new text) for each request, in any order."""
         pieces: dict[int, list[str]] = {}
         for number, event in self._engine.each(requests, self._most):
             if "end" in event:
@@ -228,8 +228,9 @@ class _Engine:
     def chat(
         self, conversations: list[list[dict[str, str]]], most_new_tokens: int
     ) -> Iterator[tuple[int, str]]:
-        """Yield (number, next answer) for each conversation, decoded greedily. The beginning of a
-        conversation that is too long is dropped.
+        """Yield (index of the conversation, next answer) for each conversation, in any order.
+
+        The answers are decoded greedily. A conversation that is too long loses its beginning.
         """
         from nbtrain.config.generation import Generation
         from nbtrain.serving.refusals import Refusal
@@ -242,7 +243,7 @@ class _Engine:
             {
                 **Generation(temperature=0.0, stop=prompt.stop).to_dict(),
                 "prompt": prompt.pieces,
-                # Not None: then a long prompt would leave hardly any positions for the answer.
+                # With None, a long prompt would leave hardly any positions for the answer.
                 "max_new_tokens": most_new_tokens,
                 "slides": True,
             }

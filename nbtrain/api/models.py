@@ -94,9 +94,7 @@ def export_weights(
 
 
 def refuse_weights_options(to: object, folders: list[Any], given: dict[str, Any]) -> None:
-    """Raise ConfigError for an unknown target, or for an option that is only valid for an export of
-    weights.
-    """
+    """Raise ConfigError for an unknown target, or for an option that only an export of weights accepts."""
     from nbtrain.foreign.syntax.flags import VERSIONS
 
     known = [*FORMATS, *VERSIONS, "deepspeed"]

@@ -239,11 +239,10 @@ class Run:
     def search(
         self, text: str, rank: int | None = None, ignore_case: bool = False, job_id: str | None = None
     ) -> "Iterator[Hit]":
-        """Yield lines that contain `text` from the logs, newest job first; `job_id` and `rank` restrict the
-        search.
+        """Yield lines that contain `text` from the logs, newest job first.
 
-        Each result has .job, .log, .line_number and .text. Lines are yielded as they are found, and logs may
-        have any size.
+        `job_id` and `rank` restrict the search. Each result has .job, .log, .line_number and .text. Lines are
+        yielded as they are found, and logs may have any size.
         """
         from nbtrain.monitor.logs.log_search import search
         from nbtrain.monitor.logs.logs import checked_rank
@@ -397,11 +396,10 @@ class Run:
         return Run(resume(self.directory, overrides, tries_code=try_code).run)
 
     def queue(self, priority: int | None = None, now: bool = False) -> "QueueList":
-        """Change the waiting job's priority, or with `now` start it alongside the running jobs; return the
-        queue.
+        """Change the waiting job's priority, or with `now` start it alongside the running jobs.
 
-        Raises JobError if the job is not waiting in this machine's queue, and ConfigError if the priority is
-        out of bounds.
+        Returns the queue. Raises JobError if the job is not waiting in this machine's queue, and ConfigError
+        if the priority is out of bounds.
         """
         from nbtrain.jobs.queue.listing import list_queue, move
 

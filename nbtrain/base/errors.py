@@ -1,5 +1,4 @@
-"""nbtrain's errors: one base class, and a subclass for each thing that the user can do about an error, with
-its exit code; shown without a traceback.
+"""nbtrain's errors: a subclass with an exit code for each thing that the user can do about an error.
 
     NbtrainError
       ConfigError        change the run YAML or the override
@@ -60,7 +59,7 @@ class ContextLengthError(ConfigError):
 
     @property
     def counts(self) -> dict[str, int]:
-        """Numbers in the message, for programs that word the error themselves."""
+        """{name: number} of the numbers in the message, for programs that word the error themselves."""
         return {
             "positions": self.positions,
             "prompt_tokens": self.prompt_tokens,

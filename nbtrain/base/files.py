@@ -56,7 +56,7 @@ def file_system_of(folder: Path) -> str | None:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add the path of the file that is being written to an error in NO_ROOM that does not name a file."""
+    """Set the file name of an OSError in NO_ROOM that the block raises without a file name to `path`."""
     try:
         yield
     except OSError as error:

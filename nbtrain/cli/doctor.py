@@ -1,5 +1,4 @@
-"""Checks of this machine: Python, torch, DeepSpeed, devices, disk and versions with known bugs, each with a
-fix.
+"""Checks of this machine, each with a fix: Python, torch, DeepSpeed, devices, disk, versions with known bugs.
 
 Reads package metadata and /proc; imports neither torch nor deepspeed, so it answers in a fraction of a second
 even if they are broken.
@@ -210,7 +209,10 @@ def compiler_finding() -> Finding:
 
 
 def extension_findings(gpus: int) -> list[Finding]:
-    """Return what DeepSpeed lacks to compile its extensions on first use. Quantization needs GPUs."""
+    """Return a finding for each DeepSpeed extension that says what is missing to compile it, if anything.
+
+    The extension for quantized ZeRO++ is checked only if the machine has GPUs.
+    """
     uses = [("NVMe", "offloading to NVMe (parallel.offload_optimizer.device: nvme)", nvme_tools())]
     if gpus:
         words = "quantized ZeRO++ (parallel.zero_quantized_weights, zero_quantized_gradients)"

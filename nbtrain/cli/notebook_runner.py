@@ -1,6 +1,4 @@
-"""Run a notebook without JupyterLab: check its parameters, execute it with papermill, save it and an HTML
-page.
-"""
+"""Run a notebook without JupyterLab: check its parameters, execute it, and save it with an HTML page."""
 
 import dataclasses
 import os

@@ -269,7 +269,7 @@ def import_run(options: argparse.Namespace) -> None:
 
 
 def _exists(word: str) -> bool:
-    """Return whether a file of this name exists. A variable's value may be too long for a file name."""
+    """Return whether a file named `word` exists. A word that is too long for a file name names no file."""
     try:
         return Path(word).exists()
     except OSError:

@@ -103,8 +103,7 @@ class TopVerbs:
 
 
 def add_verb(under: Any, name: str, function: Callable, text: str = "", examples: str = "") -> Parser:
-    """Add a verb below `under`, the subparsers of nbtrain or of a group; `function` is called with its
-    options.
+    """Add a verb that calls `function` with its options below `under`, the subparsers of nbtrain or a group.
 
     For a top-level verb, `text` continues the verb's summary; for a verb in a group, `text` is the whole
     description. `examples` are command lines, one per line.

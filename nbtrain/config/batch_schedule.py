@@ -1,5 +1,4 @@
-"""Batch size of each step, constant or ramped up as in Megatron; conversions between steps, samples and
-tokens.
+"""Batch size of each step, constant or ramped up as in Megatron. Converts steps to samples and tokens.
 
 Megatron's `--rampup-batch-size start increment samples` (num_microbatches_calculator.py): the batch is start
 + floor(consumed / (samples / num_increments)) * increment, until it reaches the global batch size. Its
@@ -114,7 +113,7 @@ class BatchSchedule:
 
 @functools.lru_cache(maxsize=64)
 def _stretches(schedule: BatchSchedule) -> tuple[list[int], list[int], list[int]]:
-    """Return the stretches of steps with the same batch size.
+    """Return the stretches of consecutive steps with the same batch size.
 
     The result is three lists: the first step of each stretch, the number of samples before it, and its batch
     size. The last stretch has no end. Steps are not listed one by one, because a ramp may be arbitrarily

@@ -32,7 +32,8 @@ FILE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}\.py")
 # variable.
 RUN_CODE = "NBTRAIN_RUN_CODE"
 MOST_BYTES = 90_000
-# Values of `tried` in own_code.json (jobs/request/own_code.py). With either, the ranks do not try the file.
+# Values of `tried` in own_code.json (jobs/request/own_code.py). With either of them, the ranks do not run the
+# trial of the file (one step of a two-layer model).
 PASSED = "passed"
 OMITTED = "not tried: --no-try"
 
@@ -260,9 +261,7 @@ _Defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def _functions(tree: ast.Module) -> Iterator[_Defined]:
-    """Yield the functions and classes at the top level of the file, and HOOKS inside `if`, `try` and
-    `with`.
-    """
+    """Yield the file's functions and classes at the top level, and HOOKS inside `if`, `try` and `with`."""
     for node in tree.body:
         if isinstance(node, _Defined):
             yield node

@@ -10,7 +10,7 @@ from typing import Any
 
 VARIABLE = "NBTRAIN_FAULTS"
 KINDS = ("nan", "spike", "weights", "kill", "stop", "sleep", "raise", "oom", "memory", "full")
-"""Values of `do`. docs/try-a-fault.md explains each of them."""
+"""Values of `do`, the fault that an order injects. docs/try-a-fault.md explains each of them."""
 FIELDS = dict.fromkeys(("rank", "attempt", "step", "do"), "all") | {
     "factor": "spike",
     "signal": "kill",

@@ -296,7 +296,7 @@ def _same_kind(value: dict[str, Any], old: dict[str, Any], key: str) -> bool:
 
 
 def _is_part_of(value: Any, entries: list[Any]) -> bool:
-    """Return whether `value` is a mapping whose keys are numbers of entries in a list."""
+    """Return whether `value` is a mapping whose keys are indices of `entries`, such as "0"."""
     return (
         isinstance(value, dict) and bool(value) and all(key in map(str, range(len(entries))) for key in value)
     )

@@ -39,9 +39,9 @@ def usable_cores() -> int:
 
 
 def group_files(controller: str, v2_name: str, v1_name: str) -> list[Path]:
-    """Return the files v2_name (version 2) or v1_name (version 1) of this process's groups.
+    """Return the files `v2_name` (cgroup version 2) or `v1_name` (version 1) of this process's groups.
 
-    Inner groups come first.
+    The process's own group comes first, then the groups above it. Groups without the file are omitted.
     """
     for line in text_of(OWN).splitlines():
         _, controllers, path = line.split(":", 2)
@@ -145,7 +145,7 @@ def text_of(path: Path | None) -> str:
 
 
 def _quotas() -> list[tuple[float, Path]]:
-    """Return (cores, file) of each group with a CPU quota."""
+    """Return (quota in cores, the file that holds it) for each group of this process with a CPU quota."""
     found = []
     for path in group_files("cpu", "cpu.max", "cpu.cfs_quota_us"):
         words = text_of(path).split()

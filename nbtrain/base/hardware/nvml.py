@@ -1,7 +1,7 @@
 """GPUs of this machine as the NVIDIA driver reports them, through nvidia-ml-py (its module is `pynvml`).
 
 The package is a thin layer over libnvidia-ml.so.1, which comes with the NVIDIA driver. It is imported on use,
-and a machine without the driver needs neither.
+so a machine without the driver does not need it.
 """
 
 import ctypes

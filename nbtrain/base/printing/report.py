@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nbtrain.base.findings import Finding
 
 INDENT = "  "
-# Numbers with the units of base/text/amounts.py, and the dash of a value that does not exist.
+# Matches numbers with the units of base/text/amounts.py, and the dash that stands for a missing value.
 QUANTITY = re.compile(
     r"[-+]?(?:nan|inf|\d[\d.,]*(?:e[-+]?\d+|[kMBT])?)"
     r"(?: ?%|(?: (?:B|[KMGT]iB|GB|tokens))?/s| (?:B|[KMGT]iB|us|ms|s|min|h|d|years))?|-"
@@ -36,7 +36,7 @@ CODE = re.compile("`([^`]+)`")
 DIM = "opacity:.7"
 CELL = "padding:3px 14px 3px 0;vertical-align:top;font-size:12px;border:0"
 TABLE = "border-collapse:collapse;table-layout:auto;width:auto;margin:2px 0 10px 0;font-size:12px"
-# Without it, JupyterLab would paint every second row of a table.
+# Without this style, JupyterLab would paint every second row of a table.
 ROW = "background-color:transparent"
 # Breaks paths and other long words of a sentence.
 WRAPPED = "overflow-wrap:anywhere"
@@ -123,8 +123,8 @@ class Report(Result, Block):
     def text(self, columns: int | None = None, colors: bool = False) -> str:
         """Return the report as text, with its lines folded at `columns`.
 
-        An empty line separates blocks. Sentences, and lists without a title, follow the title and each other
-        without an empty line.
+        An empty line separates blocks. Sentences, headlines, and lists without a title follow the title and
+        each other without an empty line.
         """
         facts = [block for block in self.blocks if isinstance(block, Facts)]
         names = [terminal.columns(_cell_line(name)) for block in facts for name, _ in block.pairs]
@@ -655,7 +655,10 @@ def _rule() -> str:
 
 
 def _follows(block: Block) -> bool:
-    """Return whether a block is a sentence, or a list that belongs to the sentence above it."""
+    """Return whether a block is a sentence, a headline or a list without a title.
+
+    No empty line separates two such blocks.
+    """
     block = block.block if isinstance(block, InText) else block
     is_list = isinstance(block, Items | Findings) and not block.title
     return is_list or isinstance(block, Sentence | Headline)

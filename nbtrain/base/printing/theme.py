@@ -81,7 +81,9 @@ def progress_bar(fraction: float, color: str = BLUE) -> str:
 
 
 def progress_line(name: str, fraction: float | None, said: str) -> str:
-    """Return a progress bar as HTML, with its name and text below it. Without a fraction, there is no bar."""
+    """Return a progress bar as HTML, with `name` and the text `said` below it. Without a fraction, there is
+    no bar.
+    """
     bar = progress_bar(fraction) if fraction is not None else ""
     words = f"<strong>{html.escape(name)}</strong> &nbsp; {html.escape(said)}"
     return f'<div style="max-width:{PAGE_PIXELS}px;font-size:12px">{bar}<div>{words}</div></div>'

@@ -1,6 +1,7 @@
 """Request handling in a GPU-side process: read one JSON request from stdin, write JSON lines to stdout.
 
-answer_request(answers)    a line for each result; an NbtrainError is {"kind": "error", "error", "message"}
+    answer_request(answers)    a line for each result; for an NbtrainError, the line is
+                               {"kind": "error", "error": class name, "message"}
 
 The client is jobs/gpu_side.py, which raises the same error with the same message.
 """

@@ -1,6 +1,4 @@
-"""Choice of a free TCP port on this machine, for a process such as rank 0 that will listen on it a moment
-later.
-"""
+"""Choice of a free TCP port for a process, such as rank 0, that will listen on it a moment later."""
 
 import errno
 import os
@@ -14,7 +12,7 @@ TRIES = 100
 # Rank 0 imports torch before it listens, which takes long from a cold disk.
 CLAIM_SECONDS = 120.0
 
-# (time of creation, descriptor) of each claim
+# (monotonic time of creation, descriptor of its socket) of each port that this process has claimed
 _claims: list[tuple[float, int]] = []
 # A child may close the descriptors that it inherits and reuse their numbers.
 os.register_at_fork(after_in_child=_claims.clear)

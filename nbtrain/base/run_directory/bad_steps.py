@@ -1,4 +1,4 @@
-"""Descriptions of the policies for bad steps: of stability.on_nan and stability.on_loss_spike."""
+"""Effects of the policies for bad steps that stability.on_nan and stability.on_loss_spike select."""
 
 EFFECTS = {
     "stop": "the job ends",

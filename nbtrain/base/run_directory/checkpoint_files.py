@@ -1,5 +1,6 @@
-"""Rules that decide which checkpoint folders are complete and which is newest, shared by the notebook side
-and the GPU side.
+"""Rules that decide which checkpoint folders are complete, and which of them is the newest.
+
+The notebook side and the GPU side share these rules.
 
 The module also reads and writes model/local.json, the list of checkpoints on the nodes' local disks
 (checkpoint.local_dir). Such a checkpoint counts once it has been copied to the run directory, or when a
@@ -165,9 +166,10 @@ def newest_saved_step(run: RunDir) -> int | None:
 
 
 def saved_progress(run: RunDir, reached: TrainingProgress) -> TrainingProgress:
-    """Return `reached` with the losses at its checkpoint_step.
+    """Return the progress `reached` with tokens, samples and losses as they were at its checkpoint_step.
 
-    The losses are taken from the manifest and the heartbeats; a loss that they do not record is None.
+    They are taken from the checkpoint's manifest and the heartbeats. A loss that is not recorded there is
+    None.
     """
     assert reached.checkpoint_step is not None
     known: dict[str, Any] = {}
@@ -313,12 +315,11 @@ def newest_checkpoint_step(run: RunDir) -> int | None:
 
 
 def step_to_export(run: RunDir, has_start: bool, now: float) -> int:
-    """Return the step that an export writes if no step is specified: the newest step with a complete
-    checkpoint.
+    """Return the step that an export writes by default: the newest step with a complete checkpoint.
 
-    A checkpoint that the run's job is still saving is ignored. If there is no checkpoint, a
-    run that starts from other weights (`has_start`) has step 0. Raises CheckpointError if the run has no
-    weights to export, or if the newest checkpoint is torn.
+    A checkpoint that the run's job is still saving is ignored. Without any checkpoint, the result is 0 if the
+    run starts from other weights (`has_start`). Raises CheckpointError if the run has no weights to export,
+    or if the newest checkpoint is torn.
     """
     found, passed_over = newest_whole(run)
     doing = {step: in_work(run, step, now) for step, _ in passed_over}

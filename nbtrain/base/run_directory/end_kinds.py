@@ -1,12 +1,14 @@
-"""Kinds of ends of an attempt, decided by jobs/attempt/verdict.py from the ranks' exit records. The attempt's
-record and the event of a restart store the kind as `reason`; it is "" if no kind applies.
+"""Ways in which an attempt can end before its last step, such as a hang, a failed GPU or a full disk.
+
+jobs/attempt/verdict.py decides which of them applies, from the ranks' exit records. The attempt's record and
+the event of a restart store it as `reason`; it is "" if none of them applies.
 """
 
 ROLLBACK = "rollback"
 PREEMPTED = "preempted"
 # The allocation ended while the attempt had no supervisor.
 ALLOCATION = "allocation"
-# A rank made no progress, or other ranks gave up waiting for a rank that is known.
+# A rank made no progress, or other ranks gave up waiting for it.
 HANG = "hang"
 # A rank gave up waiting for another rank, and it is not known which.
 TIMEOUT = "timeout"
@@ -28,7 +30,7 @@ SMALLEST_LOSS_SCALE = "smallest loss scale"
 # Another error whose message says what the user has to change.
 USER_ERROR = "user error"
 
-# Kinds that recur with the same settings, data and machine.
+# Ends that would recur with the same settings, data and machine.
 RECURRING = frozenset(
     {
         *(DEVICE_MEMORY, HOST_MEMORY, SHARED_MEMORY, DISK, READ_ONLY),

@@ -1,10 +1,11 @@
 """States of a job: their order, their meaning, and the tone in which every view shows them.
 
-QUEUED -> STARTING -> RUNNING -> SUCCEEDED
-             ^           |  \\-> FAILED
-             |           |   \\-> CANCELLED
-             +-RESTARTING+
-             +-SUSPENDED-+
+    QUEUED -> STARTING -> RUNNING -> SUCCEEDED
+                 ^           |  \\-> FAILED
+                 |           |   \\-> CANCELLED
+                 +-RESTARTING+
+                 +-SUSPENDED-+
+
 LOST is derived by readers (observed_state.py) and never written; so is SUSPENDED if a scheduler holds the
 job.
 

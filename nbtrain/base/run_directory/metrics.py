@@ -39,8 +39,8 @@ iteration_time | iteration-time/iteration-time | s | Wall seconds of this step, 
 world_size | world-size/world-size | ranks | Ranks in the job.
 seq_length | seqlen/actual_seq_length | tokens | Sequence length of this step.
 """
-# The first two are from Megatron-DeepSpeed. stability/* is written only after such a step has happened, and
-# ranks/* only at logged steps of jobs with several ranks.
+# The first two tags are from Megatron-DeepSpeed. stability/* is written only after a bad step has happened,
+# and ranks/* only at logged steps of jobs with several ranks.
 _OTHERS = """
 steps_vs_samples | steps-vs-samples/steps | samples | Samples consumed at each step.
 steps_vs_tokens | steps-vs-tokens/steps | tokens | Tokens consumed at each step.

@@ -3,8 +3,8 @@
     agent of node k  -> supervisor    nodes/<k>.json            NodeRecord, renewed once a second
     supervisor       -> all agents    control/launch.json       LaunchOrder: the ranks of one attempt
     supervisor       -> all agents    control/signals.json      SignalOrders: what to send to ranks
-    agent of node k  -> supervisor    nodes/<k>.<attempt>.json  NodeExit: its ranks are gone
-    any process      -> supervisor    control/ask.json          Ask: to a supervisor that no signal reaches
+    agent of node k  -> supervisor    nodes/<k>.<attempt>.json  NodeExit: how its ranks ended
+    any process      -> supervisor    control/ask.json          Ask: a request to a supervisor elsewhere
     any process      -> readers       engine.json               EngineWord: the scheduler's last response
 
 The records are on a shared disk, so that machines need no other connection before the ranks connect.

@@ -155,9 +155,9 @@ def state_with_engine(
 def _before_its_supervisor(
     record: JobRecord, reported: str | None, engine: str, reason: str, denied: bool
 ) -> tuple[str, str | None]:
-    """Return the state of a job whose supervisor has not started.
+    """Return (state, cause) of a job whose supervisor has not started, from the scheduler's report.
 
-    Only the scheduler's report is known.
+    `denied` says whether the scheduler reports that the job has ended or does not know the job.
     """
     if reported in (CANCELLED, FAILED):
         how = f"{engine} was cancelled" if reported == CANCELLED else f"{engine} failed"
@@ -184,8 +184,9 @@ def _before_its_supervisor(
 def _left_for_pause(job: JobDir, record: JobRecord) -> bool:
     """Return whether the supervisor of a Kubernetes job has left because the job is paused.
 
-    The pause ended its pods, which the cluster reports later, and only to a process that asks. The request is
-    older than job.json, which the supervisor wrote last; a request that is newer may have come too late.
+    The pause ended its pods, which the cluster reports later, and only to a process that asks. The pause
+    request counts only if it is older than job.json, which the supervisor wrote before it left: a newer
+    request may have come too late.
     """
     if record.backend != "kubernetes" or record.state != QUEUED:
         return False

@@ -2,6 +2,7 @@
 
 A rank has a phase, named as on a cluster's job page, and an activity:
 
+    phase        activity              shown if, or taken from
     Pending, Starting                  no heartbeat yet
     Running      training, saving ...  the phase of its heartbeat, in words: ACTIVITIES
     Succeeded                          the outcome of its exit record: OUTCOMES

@@ -329,9 +329,9 @@ class TrainingProgress(Record):
 
     @property
     def mean_tokens_per_second(self) -> float | None:
-        """Mean tokens per second over the last 100 steps. None if not known yet.
+        """Mean tokens per second over the last 100 steps, on which a single slow step has little effect.
 
-        A single slow step says little.
+        If this mean is not known yet, it is the speed of the newest logged step. None if neither is known.
         """
         if not self.samples_per_second or not self.consumed_samples:
             return self.tokens_per_second
@@ -344,7 +344,7 @@ NO_SPEED: dict[str, Any] = {"tokens_per_second": None, "samples_per_second": Non
 
 @dataclass
 class JobRecord(Stamped):
-    """job.json. jobstate.py explains the states."""
+    """job.json: the state of one job, with its attempts and preemptions. jobstate.py explains the states."""
 
     job_id: str
     run_id: str

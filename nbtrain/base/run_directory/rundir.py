@@ -92,7 +92,7 @@ CHECKPOINT_PATTERN = re.compile(r"global_step(\d+)")
 
 
 class _Below:
-    """A path below its owner's folder, built on access, because a list of runs uses few of the paths."""
+    """A path below the folder of a RunDir or JobDir, built on access because lists of runs use few."""
 
     def __init__(self, *parts: str):
         self._parts = parts

@@ -1,5 +1,6 @@
-"""The known names that are most similar to an unknown name, for an error message; for keys of a run YAML, see
-config/names/keys.py.
+"""The known names that are most similar to an unknown name, for an error message.
+
+config/names/keys.py has the same for keys of a run YAML.
 """
 
 from collections.abc import Iterable

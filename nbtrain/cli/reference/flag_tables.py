@@ -30,7 +30,7 @@ def _flags() -> list[str]:
 
 
 def _spelled(table: Table, dests: tuple[str, ...]) -> str:
-    """Return the flags of a program that set these values, one for each value."""
+    """Return the first flag of a program for each of the argparse destinations `dests`, as Markdown."""
     return ", ".join(f"`{table.by_dest[dest][0].flags[0]}`" for dest in dests if dest in table.by_dest)
 
 

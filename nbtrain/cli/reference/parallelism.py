@@ -10,7 +10,7 @@ TOGETHER, NO_PAIR = "+", "."
 
 
 def combinations_table() -> str:
-    """Return a table of the kinds and their needs, a triangular table of pairs, and the numbered reasons."""
+    """Return a table of the features and their needs, a triangular table of pairs, and numbered reasons."""
     reasons: list[str] = []
     rows = []
     for number, kind in enumerate(KINDS):

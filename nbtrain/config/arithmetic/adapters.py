@@ -1,9 +1,9 @@
 """Number of adapter parameters of a run (the section `lora`) on one tensor-parallel rank.
 
-query_key_value    A [3 r, h] whole, B [(n + 2g) d, r] sharded
-dense              A [r, n d] sharded, B [h, r] whole
-dense_h_to_4h      A [r, h] whole, B [f, r] sharded; two of them if the MLP is gated
-dense_4h_to_h      A [r, f] sharded, B [h, r] whole
+    query_key_value    A [3 r, h] whole, B [(n + 2g) d, r] sharded
+    dense              A [r, n d] sharded, B [h, r] whole
+    dense_h_to_4h      A [r, h] whole, B [f, r] sharded; two of them if the MLP is gated
+    dense_4h_to_h      A [r, f] sharded, B [h, r] whole
 
 With lora.kind: ia3 there are a vector for keys and values [2 g d] and one for the MLP [f], both sharded.
 
@@ -61,10 +61,10 @@ def adapter_activations(config: RunConfig, tensor: int | None = None) -> tuple[i
     if lora is None:
         return 0, 0
     if lora.kind == "ia3":
-        # Keys and values before they are multiplied, and the MLP's inner activations.
+        # The keys and values, and the MLP's inner activations, each before its ia3 vector multiplies it.
         return (2 * shape.kv_width + shape.ffn_hidden_size) // tensor, 0
     openings = 2 if shape.gated else 1
-    # {target: (elements between A and B in units of the rank, input elements)}
+    # {target: (elements between A and B as a multiple of lora.rank, input elements)}
     kept = {
         "query_key_value": (3, shape.hidden_size),
         "dense": (1, shape.query_width // tensor),

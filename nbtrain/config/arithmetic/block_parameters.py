@@ -1,5 +1,4 @@
-"""Parameters of one block on one tensor-parallel rank: the list from which all parameter counts are
-derived.
+"""Parameters of one block on one tensor-parallel rank: the basis of all parameter counts.
 
 model/layers.py creates the parameters of nbtrain's block. The parameters of a block from layer() are counted
 in the trial of the code file (config/own_blocks.py).

@@ -33,7 +33,8 @@ TENSOR_ENTRY_BYTES = 512
 MAPPING_ENTRY_BYTES = 192
 # Other overhead of a file written by torch.save.
 FILE_BYTES = 4_096
-# Word and position embeddings, weight and bias of the last norm, and an output layer that is not tied.
+# Maximum number of tensors outside the blocks: word and position embeddings, weight and bias of the last
+# norm, and an untied output layer.
 TENSORS_BESIDE_LAYERS = 5
 
 

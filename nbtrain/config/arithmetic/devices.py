@@ -1,5 +1,4 @@
-"""Datasheet numbers of GPUs and other accelerators, found by the names that the table or torch has for
-them.
+"""Datasheet numbers of GPUs and other accelerators, found by name (the table's or torch's).
 
 Peaks are FLOP/s without sparsity: half the datasheet's figure if it counts sparsity. fp32 is the rate outside
 tensor cores; fp16 and fp8 are the rates with fp32 accumulation. memory_bytes is the memory that a process can
@@ -41,7 +40,7 @@ class Device:
     """
     source: str
     torch_name: str
-    """Regular expression for torch.cuda.get_device_name(), without the vendor's name."""
+    """Regular expression for the device's name in torch (torch.cuda.get_device_name) without the vendor."""
     memory_bytes_per_second: float
     """Bandwidth of the device's own memory."""
     tdp_watts: float

@@ -17,18 +17,18 @@ Recomputation counts as hardware FLOPs, not as model FLOPs. Full activation chec
 forward pass twice. Selective checkpointing computes the scores and their product with the values twice, if
 the attention kernel keeps the scores (attention_kernels.py); recomputing the MLP's activation takes no
 product. Products that flash attention repeats inside its own backward pass are not counted, as is usual. A
-device's share is the whole over world_size: tensor, pipeline, Ulysses and context-parallel ranks share the
-products of the same sequences, data-parallel ranks process other sequences, and no product is computed on two
-ranks.
+device's share is the total divided by world_size: tensor, pipeline, Ulysses and context-parallel ranks share
+the products of the same sequences, data-parallel ranks process other sequences, and no product is computed on
+two ranks.
 
 Megatron-DeepSpeed logs `24 f B s L h^2 (1 + s/6h + V/16Lh)` with f = 3, or 4 with activation checkpointing.
 The 16 is right for f = 4. For f = 3, 12 would be right: the logits are counted a quarter short, which for GPT
-125M is 6 % of the whole (84.0 instead of 89.5 TFLOP/s). With f = 4 the formula counts recomputation, so that
-it gives no MFU.
+125M is 6 % of the total (84.0 instead of 89.5 TFLOP/s). With f = 4 the formula counts recomputation, so no
+MFU can be computed from it.
 
-Muon's Newton-Schulz iterations run once per step, whatever the batch size, and count as neither. One
-iteration of an [m, n] matrix, m <= n, takes 4 m^2 n + 2 m^3: X X^T, the square of that, and its product with
-X.
+Muon's Newton-Schulz iterations run once per step, whatever the batch size, and count neither as model FLOPs
+nor as hardware FLOPs. One iteration of an [m, n] matrix X, m <= n, takes 4 m^2 n + 2 m^3: A = X X^T, A^2, and
+the product of the two with X.
 """
 
 from nbtrain.config.arithmetic.attention_kernels import keeps_scores

@@ -1,9 +1,9 @@
 """Size of a frozen matrix in 4 bits (lora.load_in_4bit; arXiv:2305.14314, section 3).
 
-packed     half a byte for each number
-absmax     4 bytes for each block of 64 numbers                              4.5 bits a number
-with double quantization 1 byte for each block, 4 bytes for each 256 blocks,
-           and 4 bytes for the mean of a matrix                              4.127 bits a number
+packed numbers          half a byte for each number
+absmax                  4 bytes for each block of 64 numbers, in all 4.5 bits a number
+with double             1 byte for each block, 4 bytes for each 256 blocks, and 4 bytes for the mean of
+  quantization          a matrix, in all 4.127 bits a number
 """
 
 BLOCK_ELEMENTS = 64

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from nbtrain.config.schema import RunConfig
 
-# From 1 at ratio 0 to 0 at ratio 1.
+# Factor that falls from 1 at ratio 0 (start of the decay) to 0 at ratio 1 (its end).
 SHAPES: dict[str, Callable[[float], float]] = {
     "linear": lambda ratio: 1.0 - ratio,
     "cosine": lambda ratio: 0.5 * (math.cos(math.pi * ratio) + 1.0),

@@ -102,7 +102,7 @@ def block_matrices(shape: Shape, tensor: int) -> tuple[int, int]:
 
 
 def tensors_of_a_layer(shape: Shape) -> int:
-    """Return the number of parameter tensors of a layer."""
+    """Return the number of parameter tensors in a transformer block; a weight and its bias count as two."""
     if shape.own_block is not None:
         return shape.own_block.tensors
     return sum(parameter.copies for parameter in block_parameters(shape, 1))

@@ -1,8 +1,8 @@
 """Bytes of /dev/shm that the data workers of a machine allocate.
 
-A worker passes each tensor of a micro-batch on in shared memory, in whole pages. torch's DataLoader has
-every worker read PREFETCH_FACTOR micro batches ahead before the first step. The semaphores of its queues and
-events are files in /dev/shm too, a page each: 8 for each loader and 3 for each worker.
+A worker passes the tensors of a micro-batch to its rank through shared memory, each in whole pages. torch's
+DataLoader has every worker read PREFETCH_FACTOR micro batches ahead before the first step. The semaphores of
+its queues and events are files in /dev/shm too, a page each: 8 for each loader and 3 for each worker.
 """
 
 from nbtrain.config.schema import RunConfig

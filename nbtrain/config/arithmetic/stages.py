@@ -40,7 +40,7 @@ def cut_evenly(shape: Shape, stages: int, recomputed: bool) -> list[int]:
         others = -(-(layers - in_last) // (stages - 1))
         return max(others * block, in_last * block + logits)
 
-    # Among equally good numbers, take the most even ones: those with the largest last stage.
+    # Several sizes of the last stage may be equally fast: take the largest, which is the most even division.
     most = max(layers // stages, 1)
     last = min(range(most, 0, -1), key=slowest)
     rest, more = divmod(layers - last, stages - 1)

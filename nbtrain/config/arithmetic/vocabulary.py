@@ -1,10 +1,11 @@
 """Vocabulary size that suits a text and a model, and the number of tokens that the text has with it.
 
-seen      95 % of the entries occur at least 100 times in the text: rarer entries are not learned (Gowda and
-          May, arXiv:2004.02334, section 4). Where the sample is too short to count, occurrences fall as
-          1 / size^2, as between 1,024 and 4,096 entries of every text that was measured (docs/choosing.md).
-model     Tao et al., arXiv:2407.13623: embeddings grow as the 0.83rd power of the other parameters; 216,000
-          entries suit 70B parameters of width 8,192.
+largest_seen()    95 % of the entries occur at least 100 times in the text: rarer entries are not learned
+                  (Gowda and May, arXiv:2004.02334, section 4). Where the sample is too short to count,
+                  occurrences fall as 1 / size^2, as between 1,024 and 4,096 entries of every text that
+                  was measured (docs/choosing.md).
+suited_to()       Tao et al., arXiv:2407.13623: embeddings grow as the 0.83rd power of the other
+                  parameters; 216,000 entries suit 70B parameters of width 8,192.
 """
 
 import math
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 LEAST_OCCURRENCES = 100
-# Smaller counts in a sample are not reliable.
+# Minimum number of occurrences in the sample for a vocabulary to be used: smaller counts are not reliable.
 COUNTED = 20
 ROUNDED_TO = 128
 """Multiple to which sizes are rounded: Megatron's make_vocab_size_divisible_by, so that no padding is

@@ -1,5 +1,4 @@
-"""DeepSpeed's configuration, derived from the run's configuration. No other module writes DeepSpeed's
-keys.
+"""DeepSpeed's configuration, derived from the run's. No other module writes DeepSpeed's keys.
 
 Decisions that are made here, and their reasons:
 - ZeRO 0 is for fp32 only. With bf16 or fp16, DeepSpeed's stage 0 makes a dummy optimizer step at start, so

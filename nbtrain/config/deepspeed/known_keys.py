@@ -86,7 +86,7 @@ def table() -> dict[str, Any]:
 
 
 def key_problems(values: Mapping[str, Any], prefix: str = "") -> Iterator[Finding]:
-    """Yield the known problems of a DeepSpeed configuration, in the file's order.
+    """Yield a finding for each key or value that DeepSpeed would reject, in the order of `values`.
 
     The names of top-level keys are not checked here: config/deepspeed/ds_config.py has their list.
     """
@@ -159,7 +159,7 @@ def nearest_key(path: str) -> str:
 
 
 def unknown_optimizer(kind: object) -> str:
-    """Return a sentence that says that DeepSpeed does not know this optimizer; "" if it does.
+    """Return a sentence that says that DeepSpeed does not know this optimizer; "" if DeepSpeed knows it.
 
     The sentence includes the most similar name, if there is one.
     """

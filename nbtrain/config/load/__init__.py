@@ -96,7 +96,7 @@ def load_resolved(path: str | Path) -> RunConfig:
     label = display(path.absolute())
     located = read_yaml(path, label)
     config = _validated(located, label)
-    # The places name every key of the file, sections too.
+    # located.origins has the place of every key in the file, including sections.
     missing = sorted({key for key, _ in flatten(config.model_dump())} - located.origins.keys())
     if missing:
         raise ConfigError(
@@ -211,8 +211,8 @@ def read_with_parents(path: Path, seen: tuple[Path, ...] = ()) -> Located:
     for parent in parents:
         parent_path = path.parent / parent
         if not _is_file_name(parent_path) or preset_run(parent):
-            # A name, as on the command line: of a file next to this one, in the workspace or among the
-            # examples.
+            # A name, as on the command line: the name of a file next to this one, in the workspace or among
+            # the examples.
             beside = parent_path.parent / f"{parent_path.name}.yaml"
             try:
                 parent_path = beside if _is_file(beside) else find(parent)
@@ -308,7 +308,7 @@ def _override_items(overrides: Overrides) -> Iterable[tuple[str, Any]]:
 
 
 def _typed(text: str) -> str:
-    """Return the text as typed, in quotes, without passwords, shortened if it is long."""
+    """Return the user's text in quotes for a message: without passwords, and shortened if it is long."""
     return repr(shortened(text_without_secrets(text)))
 
 
@@ -336,7 +336,7 @@ def flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
         elif isinstance(value, Mapping) and value and dotted not in free_form():
             yield from flatten(value, f"{dotted}.")
         else:
-            # In a YAML, Python's other sequences are lists.
+            # Python's tuples and ranges become lists, as they would be in a YAML.
             plain = list(value) if isinstance(value, tuple | range) else value
             yield dotted, dict(value) if isinstance(value, Mapping) else plain
 

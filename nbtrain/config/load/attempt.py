@@ -1,6 +1,6 @@
 """The record of one attempt in job.json. The ranks of the attempt read only this record and config.yaml.
 
-backend.env (injected faults, traces), the devices that are left -> attempt_record -> job.json -> the ranks
+backend.env (faults, traces), usable devices -> attempt_record() -> job.json -> the ranks
 """
 
 import time

@@ -63,7 +63,8 @@ def tuner_json(config: RunConfig, run_path: str) -> dict[str, Any]:
     given = deepspeed_config(config)
     sizes = _allowed(config, "batch.micro_batch_size", micro_batch_sizes(config))
     given["train_micro_batch_size_per_gpu"] = sizes
-    # The number for the largest size. The tuner keeps the product of this number and the micro-batch size.
+    # The accumulation steps that belong to the largest micro-batch size. The tuner adjusts them to smaller
+    # sizes, so that the product of the two stays the same.
     given["gradient_accumulation_steps"] = sequences_of_rank(config) // max(sizes)
     del given["train_batch_size"]
     given["zero_optimization"]["stage"] = _allowed(config, "parallel.zero_stage", ZERO_STAGES)
@@ -181,7 +182,7 @@ def write_files(job: JobDir, config: RunConfig) -> None:
 def read_given(text: str) -> dict[str, Any]:
     """Return the JSON in --deepspeed_config: the path of a file or, from the tuner, base64.
 
-    Raises ConfigError.
+    Raises ConfigError if the file cannot be read or the content is not a JSON object.
     """
     try:
         if text.endswith(".json"):

@@ -1,5 +1,6 @@
-"""Fields that differ between two configurations of one run; config/rules/resume.py says which of them may
-change.
+"""Fields that differ between two configurations of one run.
+
+config/rules/resume.py says which of them may change when a run is resumed.
 """
 
 import shlex

@@ -1,7 +1,7 @@
 """Change single fields of a configuration that is already loaded.
 
-    with_values(config, {"parallel.zero_stage": 2})       types are checked; places and rules are not
-    with_overrides(config, {"parallel.zero_stage": 2})    the places become overrides; rules are checked too
+    with_values(config, {"parallel.zero_stage": 2})       checks types, not rules; the places stay
+    with_overrides(config, {"parallel.zero_stage": 2})    checks types and rules; the places become overrides
 
 Unlike load(), both take values instead of text and leave default names as they are. Changes of the recipe,
 the architecture, the run's name or the settings that a dataset or tokenizer is made from therefore need

@@ -1,5 +1,4 @@
-"""A run resized to another number of data-parallel ranks, with the same global batch size and the same
-steps.
+"""A run resized to another number of data-parallel ranks, with the same global batch size and steps.
 
     backend.elastic: a restart counts the devices -> fitted -> job.json -> attempt_config (attempt.py)
 

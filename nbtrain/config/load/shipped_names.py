@@ -42,7 +42,10 @@ def refuse_name_of_shipped_tokenizer(config: RunConfig) -> None:
 
 
 def _runs_that_say(name: str) -> Iterator[RunConfig]:
-    """Yield all example runs if any of their files contains the name."""
+    """Yield the example runs that can be loaded, or no runs if no example's file contains `name`.
+
+    The search of the files is fast, and loading every example is slow.
+    """
     folders = example_folders()
     files = [path for folder in folders for path in folder.rglob("*.yaml")]
     if not any(f"name: {name}" in path.read_text(encoding="utf-8", errors="replace") for path in files):

@@ -19,7 +19,7 @@ from nbtrain.config.yaml_source import Located
 def field_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Mapping[str, type[BaseModel] | None]:
     """Return all dotted keys of the schema, read-only.
 
-    The value of a section is its model; the value of a single field is None.
+    The value for a section is the section's pydantic class; the value for any other field is None.
     """
     keys: dict[str, type[BaseModel] | None] = {}
     for name, info in model.model_fields.items():
@@ -93,7 +93,7 @@ def unknown_keys(located: Located) -> list[Finding]:
             dotted = f"{prefix}{key}"
             if dotted not in known:
                 section = prefix.rstrip(".") or "a run"
-                # A key with keys inside was probably meant to be a section, if there is a similar one.
+                # A mapping was probably meant to be a section, so a similar section is suggested first.
                 near = _nearest(dotted, sections) if isinstance(inner, Mapping) else ""
                 near = _numbered(dotted, inner) or near or _nearest(dotted, known)
                 message = f"{shortened(section)} has no key `{shortened(key)}`.{near}"
@@ -107,7 +107,10 @@ def unknown_keys(located: Located) -> list[Finding]:
 
 
 def _numbered(dotted: str, inner: Any) -> str:
-    """Return the hint to write a[0].path, a list entry as messages show it, as a.0.path."""
+    """Return a hint to write the key of a list entry with dots: a.0.path instead of a[0].path.
+
+    `inner` is the value of the key `dotted`. "" if the key has no index in brackets.
+    """
     keys = dotted
     while isinstance(inner, Mapping) and len(inner) == 1:
         ((key, inner),) = inner.items()
@@ -130,7 +133,7 @@ def _nearest(dotted: str, known: Iterable[str]) -> str:
         # Most often people mean the same word in another section; a typing error comes next.
         *words.get(last, []),
         *(siblings[word] for word in difflib.get_close_matches(last, siblings, n=1, cutoff=0.7)),
-        # A part of a word is a hint only when it is long enough to mean something.
+        # A key that contains the typed word is suggested only if the word has more than 3 letters.
         *(key for word, keys in words.items() for key in keys if len(last) > 3 and last in word),
         *(words[word][0] for word in difflib.get_close_matches(last, words, n=1, cutoff=0.65)),
     ]

@@ -86,7 +86,7 @@ NO_TRAINING = re.compile(
     r"(preprocess|prepare|convert|merge|split|build|create|download|tokenize|clean)_?\w*\.py|(?!train_)\w*(_eval|"
     r"evaluate|generate|generation|inference|_server|_cli|checkpoint_util)\w*\.py|setup\.py"
 )
-# Other names that contain GPT. The flags tell whether such a program trains another model.
+# Other program names that contain GPT. The flags tell whether such a program trains another model.
 GPT_NAMES = re.compile(r"(.*[_-])?gpt\d?([_.-].*)")
 GPT_SCRIPTS = re.compile(r"pretrain_gpt\w*\.py|pretrain_llama\w*\.py|pretrain_qwen\w*\.py")
 

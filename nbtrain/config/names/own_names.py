@@ -8,8 +8,8 @@ what a dataset or a tokenizer is made from, and does not name it, therefore gets
     tokenizer.name    data.name
 
 A run with init_from has the tokenizer of the run that it starts from, because its weights know only the ids
-of that tokenizer. If that run does not exist here, it keeps the inherited name. A run whose sources are all
-token ids keeps the inherited name too: no tokenizer can be trained on them.
+of that tokenizer. If that run does not exist here, the new run keeps the inherited name. A run whose sources
+are all token ids keeps the inherited name too: no tokenizer can be trained on them.
 """
 
 import contextlib
@@ -112,7 +112,8 @@ def _has_other_dataset(merged: Located, base: Located, other_tokenizer: bool) ->
         return _dataset_of(merged)["blend"] != _dataset_of(base)["blend"]
     if not _at(merged, "data.sources"):
         return False
-    # A file that names a dataset and no tokenizer describes the dataset of any file that names the tokenizer.
+    # Another tokenizer gives other token ids. If `base` names no tokenizer, its dataset name is meant for
+    # whichever tokenizer the extending file names.
     if other_tokenizer and _at(base, TOKENIZER_NAME):
         return True
     return not _is_shared_part(base) and _dataset_of(merged) != _dataset_of(base)

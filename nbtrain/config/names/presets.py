@@ -1,5 +1,4 @@
-"""Presets: a size such as "13B" can be used instead of the name of a run, and means the shipped run of that
-size.
+"""Presets: a size such as "13B" can be used like a run's name, and means the shipped run of that size.
 
 The sizes are from GPT-3 (arXiv:2005.14165, table 2.1); 345M is GPT-2 medium, 3.7B is from Ascend's example,
 and 135M, 360M, 1B, 3B and 8B are from SmolLM and Llama 3.

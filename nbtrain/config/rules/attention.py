@@ -31,7 +31,10 @@ def groups_divide(config: RunConfig) -> Problems:
 
 
 def patterns_fit_the_layers(config: RunConfig) -> Problems:
-    """Check that a per-layer pattern has one entry for each layer, and that its setting is not null."""
+    """Check that a per-layer list has one entry for each layer.
+
+    window_attn_skip_freq also needs a window_size, and 1 is refused, because no layer would have the window.
+    """
     model = config.model
     for key, of in (("window_attn_skip_freq", "window_size"), ("no_rope_freq", None)):
         pattern = getattr(model, key)

@@ -57,7 +57,7 @@ def global_batch_divides(config: RunConfig) -> Problems:
 
 
 def _micro_batches(config: RunConfig) -> tuple[int, str]:
-    """Return the sequences in one micro batch of all data-parallel ranks: (number, the product as text)."""
+    """Return the sequences in the micro batches of all data-parallel ranks, and the product as text."""
     micro, data = config.batch.micro_batch_size, config.parallel.data_parallel_size
     return micro * data, f"micro_batch_size({micro}) * data_parallel_size({data}) = {micro * data}"
 

@@ -273,7 +273,10 @@ def index_samples_decide_something(config: RunConfig) -> Problems:
 
 
 def attention_backend_takes_a_mask(config: RunConfig) -> Problems:
-    """Check that the flash kernel, which supports only a causal mask, need not isolate documents."""
+    """Check that a run with attention_backend: flash does not keep attention inside documents.
+
+    torch's flash kernel supports only a causal mask, and no mask between documents.
+    """
     if config.model.attention_backend == "flash" and config.data.isolates_documents:
         yield broken(
             config,

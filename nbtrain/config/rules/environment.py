@@ -53,7 +53,7 @@ OWN_VALUES = {
 
 
 def why_reserved(name: str) -> str:
-    """Return why a run must not set a variable, and the fix; "" if it may set the variable.
+    """Return a text that says why a run must not set a variable, and the fix; "" if the run may set it.
 
     The rule applies to backend.env and to variables from a Secret.
     """

@@ -403,7 +403,7 @@ def _flash_without_mask(config: RunConfig) -> str | None:
 
 
 def fp8_has_its_units(config: RunConfig) -> Problems:
-    """Check that FP8 has a Hopper GPU or newer, and matrix dimensions that are multiples of 16."""
+    """Check that a run with FP8 has a Hopper or newer GPU, and matrix dimensions that are multiples of 16."""
     if not config.precision.fp8 or config.resources.device == "cpu":
         return
     device = find_device(config.resources.gpu_type)

@@ -26,7 +26,7 @@ FP8_MULTIPLE = 16
 
 
 class Broken(NamedTuple):
-    """A limit that a layout breaks, as the check of a run (`rule`) and a search (`clause`) report it."""
+    """A limit that a layout breaks, worded for a check of the run (`rule`) and for a search (`clause`)."""
 
     key: str
     """Key of the setting to change, as in a run YAML."""
@@ -45,19 +45,19 @@ def problems_of(config: RunConfig, broken: Iterable[Broken]) -> Problems:
 
 
 def no_multiple(config: RunConfig, key: str, unit: int, words: str) -> Problems:
-    """Yield an error if a setting is not a multiple of `unit`, shown in messages as `words`."""
+    """Yield an error if a setting is not a multiple of `unit`. Messages show `unit` as the text `words`."""
     return problems_of(config, is_multiple(key, value_of(config, key), unit, words))
 
 
 def no_divisor(config: RunConfig, key: str, whole: int, words: str) -> Problems:
-    """Yield an error if a setting does not divide `whole`, shown in messages as `words`."""
+    """Yield an error if a setting does not divide `whole`. Messages show `whole` as the text `words`."""
     return problems_of(config, divides(key, value_of(config, key), whole, words))
 
 
 def divides(key: str, divisor: int, whole: int, words: str) -> Iterator[Broken]:
     """Yield a Broken if `divisor`, the value of `key`, does not divide `whole`.
 
-    `words` is how messages show `whole`.
+    `words` is the text for `whole` in messages, such as a product with its factors.
     """
     if whole % divisor:
         nearest = join(nearest_divisors(divisor, whole))
@@ -69,8 +69,8 @@ def divides(key: str, divisor: int, whole: int, words: str) -> Iterator[Broken]:
 def is_multiple(key: str, value: int, unit: int, words: str, name: str = "") -> Iterator[Broken]:
     """Yield a Broken if a value is not a multiple of `unit`.
 
-    `words` is how messages show `unit`. `name` is what messages call the value if it is not the value of
-    `key` itself.
+    `words` is the text for `unit` in messages, such as a product with its factors. `name` is the name of the
+    value in messages if it is not the value of `key` itself.
     """
     if value % unit:
         nearest = join(nearest_multiples(value, unit))

@@ -12,12 +12,15 @@ class Pairing:
     """Whether two features can be combined: an entry of the table in docs/parallelism.md."""
 
     pair: bool
-    """Whether the two features are a pair: different features that are not on the same axis.
+    """Whether a run could have both features. False for a feature and itself, and for two features on the
+    same axis, such as two ZeRO stages.
     """
     reason: str | None = None
-    """Reason why the two features cannot be combined; None if they can be combined."""
+    """Reason why the two features cannot be combined; None if they can be combined or are not a pair."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Overrides that turn on the two features, including the settings that the features need."""
+    """Overrides that turn on the two features, including the settings that the features need; {} if they are
+    not a pair.
+    """
 
 
 def pairing(first: Feature, second: Feature) -> Pairing:

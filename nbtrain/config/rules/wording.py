@@ -15,7 +15,7 @@ Problems = Iterator[Finding]
 
 
 def value_of(config: RunConfig, key: str) -> Any:
-    """Return the value of a dotted key."""
+    """Return the value of a key such as "batch.global_batch_size" in a run."""
     return functools.reduce(getattr, key.split("."), config)
 
 

@@ -47,7 +47,7 @@ rgn rmy rue rup ruq sah scn sco sdc sdh ses sgs shi shy skr sli smn srn stq sty 
 udm vec vep vls vmf vot vro wuu xal xmf zea zgh
 """
 LANGUAGES = frozenset((ISO_639_1 + WITH_FALLBACK).split())
-# config/rules/data.py also requires visible text.
+# config/rules/data.py also requires that an added token is visible text.
 AddedToken = Annotated[str, Field(min_length=1, max_length=64)]
 
 

@@ -321,7 +321,10 @@ _OF_HUB = re.compile(r"hf://(?:datasets/)?([^/@]+/[^/@]+)(@[^/]+)?(/.*)?")
 
 
 def address_problem(path: str) -> str | None:
-    """Return why an address cannot be the path of a source, and what to do. None for any other path."""
+    """Return a text that says why a URL cannot be the path of a source, and what to do instead.
+
+    None if `path` is not a URL.
+    """
     if "://" not in path:
         return None
     if (match := _OF_HUB.fullmatch(path)) is None:

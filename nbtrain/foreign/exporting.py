@@ -45,7 +45,7 @@ class Exported(Result):
     warnings: tuple[str, ...] = ()
     """Differences in what the program will do, and settings that it rejects."""
     left: str = ""
-    """Sentence without a period that names the settings in neither the text nor its comments; "" if none."""
+    """Sentence without a period that names the settings missing from text and comments; "" if none."""
 
     def as_report(self) -> Report:
         """Return the script or the JSON; in a notebook, with the notes above it."""

@@ -223,7 +223,7 @@ def _onto(source: Reading, layer: Located, onto: str | Path) -> Imported:
 
 
 def _ranks_of_layout(source: Reading, base: RunConfig) -> None:
-    """Set the number of data-parallel ranks of a run whose machines a layout changes."""
+    """Set the number of data-parallel ranks if the layout changes the number of nodes or GPUs of `base`."""
     if not any(key in source.values for key in (NODES, GPUS)):
         return
     ranks = ranks_of(source, base)
@@ -238,7 +238,7 @@ def _ranks_of_layout(source: Reading, base: RunConfig) -> None:
 
 
 def _accumulation_is_the_runs(source: Reading, config: RunConfig) -> None:
-    """Raise ConfigError if the JSON's accumulation steps differ from the run's, as DeepSpeed would."""
+    """Raise ConfigError if the JSON's accumulation steps differ from the run's; DeepSpeed does too."""
     document, key = source.job.deepspeed, "gradient_accumulation_steps"
     steps = document.get(key) if document is not None else None
     if "train_batch_size" in source.auto:
@@ -366,10 +366,10 @@ def _name(job: Job) -> str:
 
 
 def _lists(source: Reading) -> None:
-    """Check lists of flags that only the shell knows.
+    """Check the words, such as $EXTRA_ARGS, that stand for flags which only the shell knows.
 
-    A list that no file sets counts as empty. The import requests any other list from the user, unless no flag
-    that the list may hold affects the run.
+    A variable that no file sets counts as empty. The import requests any other variable from the user, unless
+    no flag that it may hold affects the run.
     """
     for word in source.arguments.lists:
         unknown = word.unknowns[0] if word.unknowns else None
@@ -408,7 +408,7 @@ def _says_nothing(found: Arguments) -> bool:
 
 
 def _other_flags(source: Reading) -> None:
-    """Add a note about each flag that no row reads, or reject the flag if it changes the run."""
+    """Add a note about each flag that is not in a row of the mapping, or reject it if it changes the run."""
     for setting in source.arguments.settings:
         dest = setting.option.dest
         if dest in MAPPED:
@@ -432,7 +432,7 @@ def _other_flags(source: Reading) -> None:
 
 
 def _holds(source: Reading, dest: str, value: Any) -> bool:
-    """Return whether a value always matches what nbtrain does for this model."""
+    """Return whether a flag's value is what nbtrain does for this model in any case."""
     if dest == "encoder_num_layers":
         return bool(value == source.values.get("model.num_layers"))
     return dest == "gradient_accumulation_fusion"
@@ -524,7 +524,10 @@ def read_hints(job: Job) -> dict[str, tuple[Any, str | None, str]]:
 
 
 def _take_hints(source: Reading, hints: dict[str, tuple[Any, str | None, str]]) -> None:
-    """Set the fields from an export's comments, except those in a row whose flags have changed since."""
+    """Set the fields that an export wrote as comments, unless the flags were edited after the export.
+
+    An edited flag makes the comments on all fields in its row of the mapping invalid.
+    """
     said = said_by(source)
     stale: set[str] = set()
     for key, (value, instead, place) in hints.items():

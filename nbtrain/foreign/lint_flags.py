@@ -119,7 +119,10 @@ def sizes_divide(source: Reading) -> Iterator[Finding]:
 
 
 def groups_of(source: Reading) -> str:
-    """Return the setting with the number of query groups; "" if each query head has its own key head."""
+    """Return the parser's name (dest) for the number of query groups.
+
+    Returns "" if each query head has its own key head.
+    """
     if source.value("group_query_attention"):
         return "num_query_groups"
     return "num_key_value_heads" if source.setting("num_key_value_heads") else ""
@@ -281,9 +284,9 @@ def growth_counts_samples(source: Reading) -> Iterator[Finding]:
 
 
 def ramp_up_has_a_successor(source: Reading) -> Iterator[Finding]:
-    """Warn about the old batch ramp-up flag.
+    """Warn about --rampup-batch-size if the program also has its successor, --step-batch-size-schedule.
 
-    --step-batch-size-schedule replaced it in Megatron-LM's own scripts on 2026-04-21.
+    Megatron-LM's own scripts have used the successor since 2026-04-21.
     """
     if source.setting("rampup_batch_size") and source.has("step_batch_size_schedule"):
         sizes = " ".join(str(one) for one in source.value("rampup_batch_size"))

@@ -184,7 +184,7 @@ class _Proof:
         return True
 
     def _launch(self, wanted: dict[str, RunConfig]) -> None:
-        """Run a job for each of the runs. The end of every job is recorded, even after an interrupt."""
+        """Train each of the runs in a new job. Every job's end is recorded, even after an interrupt."""
         try:
             self._launch_all(wanted)
         except BaseException as error:

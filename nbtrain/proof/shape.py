@@ -124,7 +124,7 @@ def fold(sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def make_twin(config: RunConfig, abilities: Abilities = WITHOUT, folder: str = "data/twin") -> Twin:
-    """Derive a run's twin, which passes check.py. Raises ConfigError if the run cannot have a twin.
+    """Derive a run's twin, a valid configuration. Raises ConfigError if the run cannot have a twin.
 
     `folder`, relative to the workspace, will contain the examples for the twin of a fine-tuning run.
     """

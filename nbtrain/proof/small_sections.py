@@ -195,7 +195,10 @@ def small_batch(config: RunConfig, folded: dict[str, int]) -> dict[str, Any]:
 
 
 def _ramp_samples(unit: int, whole: int) -> int:
-    """Return the samples of the longest ramp from `unit` to `whole` that ends by the last of the STEPS."""
+    """Return the number of samples of the twin's batch-size ramp, from `unit` to `whole` samples per step.
+
+    The ramp is the longest that reaches `whole` by the last of the STEPS.
+    """
 
     def last_size(ramp_samples: int) -> int:
         schedule = BatchSchedule(whole, 1, 1, Rampup(unit, unit, ramp_samples))
@@ -298,7 +301,7 @@ def _why_not_on_cpu(kind: str) -> str:
 def small_data(
     config: RunConfig, values: dict[str, Any], folder: str, missing: list[NotProven]
 ) -> list[dict[str, Any]]:
-    """Set `values` to small data of the run's kind.
+    """Set the data and tokenizer in `values` to small data of the same kind as the run's.
 
     Return one dict of settings for each part of a blend, which must be prepared first; [] without a blend.
     """

@@ -53,7 +53,11 @@ class Routes:
         self.options, self.models, self.metrics = options, models, metrics
 
     def app(self, token: str | None, lifespan: Callable[[Any], Any]) -> ASGIApp:
-        """Build the application. If `token` is None, listen only on a socket that no other user can open."""
+        """Build the application, which requires the token as described in tokens.py.
+
+        If `token` is None, every request is accepted, so the application must then listen only on a socket
+        that no other user can open.
+        """
         routes = [
             Route("/", self.page),
             Route("/health", self.health),

@@ -64,7 +64,7 @@ class ChatTemplate(Protocol):
 
 
 class RunTemplate:
-    """The template that a run's training data uses for conversations."""
+    """The template of a run's `data.sources`, in which {role} and {content} stand for a message."""
 
     origin = "from the run's data"
 
@@ -75,7 +75,11 @@ class RunTemplate:
         roles: Sequence[str] = ROLES,
         names: Mapping[str, str] | None = None,
     ):
-        """Store the template. `names` maps a role to its name in the template, if that name differs."""
+        """Store the template.
+
+        `learnt` are the roles whose messages are in the loss, and `roles` all roles that the template allows.
+        `names` maps a role to its name in the template, if that name differs.
+        """
         self._names = names or {}
         header, content, rest = template.partition("{content}")
         self._header = Template(header, ("role",))

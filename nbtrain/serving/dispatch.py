@@ -26,7 +26,7 @@ ENDING = "the server is shutting down."
 
 
 class RequestEvents:
-    """The events of one HTTP request, which may be several requests to the engine."""
+    """The events of one HTTP request, for which the engine may run several requests."""
 
     def __init__(self, dispatcher: "Dispatcher", requests: Sequence[Mapping[str, Any]], is_chat: bool):
         self._dispatcher, self._is_chat = dispatcher, is_chat

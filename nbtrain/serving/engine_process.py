@@ -126,7 +126,10 @@ class EngineProcess:
         return self.each(requests, len(requests))
 
     def each(self, requests: Iterable[Mapping[str, Any]], most: int) -> Iterator[tuple[int, Event]]:
-        """Do the same as stream() for any number of requests, at most `most` of them at a time."""
+        """Run any number of requests, at most `most` at once, and yield (index of the request, event).
+
+        Otherwise the same as stream().
+        """
         running: dict[str, int] = {}
         events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         waiting = enumerate(requests)

@@ -17,7 +17,10 @@ DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 PING_SECONDS = 15.0
 CHECKS = 10
-"""Checks per write_seconds; a stalled client is dropped at most write_seconds / CHECKS too late."""
+"""Number of times that the client is checked in each write_seconds.
+
+A client that has stopped reading is dropped at most write_seconds / CHECKS too late.
+"""
 
 
 class ClientGone(Exception):

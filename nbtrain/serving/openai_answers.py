@@ -117,7 +117,7 @@ class Form:
         return {"index": piece.index, **body, "logprobs": logprobs, "finish_reason": piece.finish_reason}
 
     def role(self, index: int) -> Object:
-        """Return the choice that begins the stream of each choice in a chat completion."""
+        """Return the first entry that a chat completion streams for choice `index`: a role without text."""
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 

@@ -59,7 +59,7 @@ def token_of(file: str | None) -> tuple[str, str | None]:
 
 
 class TokenRequired:
-    """Middleware that accepts only requests with the token."""
+    """Middleware that accepts only requests with the token, except on OPEN_PATHS."""
 
     def __init__(self, app: ASGIApp, token: str):
         self.app, self.token = app, token.encode()

@@ -52,7 +52,7 @@ class Arithmetic:
         self.tokens: list[str] = []
         self.position = 0
         self.skips = 0
-        """Number of surrounding parts that are not evaluated, such as the right side of 0 && ..."""
+        """Number of enclosing subexpressions that are not evaluated, such as the right side of 0 && ..."""
         end = 0
         while text[end:].strip():
             match = _TOKEN.match(text, end)
@@ -177,14 +177,14 @@ class Arithmetic:
         return wrapped(result)
 
     def _skipped(self, strength: int, skip: bool) -> int:
-        """Evaluate a part of the expression, without effects if `skip` is set."""
+        """Evaluate a subexpression, such as the right side of 0 && ...; without effects if `skip` is set."""
         self.skips += skip
         value = self._expression(strength)
         self.skips -= skip
         return value
 
     def _expression(self, least: int) -> int:
-        """Return the value of operands joined by operators whose precedence is at least `least`."""
+        """Return the value of operands that are joined by operators of precedence `least` or higher."""
         self.depth += 1
         if self.depth > MOST_DEPTH * 10:
             raise NotArithmetic("nested too deeply")

@@ -1,4 +1,4 @@
-"""Follows assignments and declarations: NAME=value, lists and tables, export, local, declare."""
+"""Simulates assignments and declarations: NAME=value, lists, associative arrays, export, local, declare."""
 
 import re
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def follow_assignment(shell: Shell, node: "Node") -> None:
-    """Follow NAME=value without a command."""
+    """Simulate NAME=value, an assignment that is not followed by a command."""
     shell.state.status = True
     name, variable = assignment(shell, node)
     shell.set_status(shell.state.status, shell.causes if shell.state.status is None else ())
@@ -100,7 +100,11 @@ def _added_number(shell: Shell, name: str, old: Variable, runs: Runs, place: str
 def _list_value(
     shell: Shell, name: str, node: "Node", old: Variable | None, kind: str, place: str
 ) -> Variable:
-    """Return the value of NAME=(...)."""
+    """Return the list or associative array that NAME=(...) assigns.
+
+    `old` is the variable that NAME+=(...) extends, otherwise None. `kind` is "table" for an associative
+    array, otherwise "list" or "". The value is unknown if an index or key is unknown.
+    """
     elements = dict(old.elements) if old is not None else {}
     index = max((int(key) for key in elements if key.isdigit()), default=-1) + 1
     if old is not None and old.kind == "text" and not text_of(elements.get("0", ())):
@@ -131,7 +135,7 @@ def _list_value(
 
 
 def follow_declaration(shell: Shell, node: "Node") -> None:
-    """Follow export, declare, local, readonly and typeset.
+    """Simulate export, declare, local, readonly and typeset.
 
     All words are expanded before the first variable is set.
     """
@@ -213,7 +217,7 @@ def _name_of(source: Source, node: "Node") -> str:
 
 
 def _ordered(elements: dict[str, Runs], kind: str) -> dict[str, Runs]:
-    """Return the elements of a list, sorted by index."""
+    """Return the elements of a list, sorted by index; those of an associative array, unchanged."""
     if kind == "table" or not all(key.isdigit() for key in elements):
         return elements
     return {key: elements[key] for key in sorted(elements, key=int)}

@@ -4,7 +4,8 @@
          -> words (expansion.py) -> Command (script.py)
 
 A value that only the running shell knows becomes Unknown, with the line at which it was lost. If a condition
-cannot be decided, both branches are followed, and variables that they set differently are unknown afterwards.
+cannot be decided, both branches are simulated, and variables that they set differently are unknown
+afterwards.
 """
 
 from collections.abc import Sequence

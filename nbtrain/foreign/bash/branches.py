@@ -1,4 +1,4 @@
-"""Follows branches: A && B, A || B, !, if and case. If a condition cannot be decided, both are followed."""
+"""Simulates A && B, A || B, !, if and case; both branches if the condition cannot be decided."""
 
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def follow_list(shell: Shell, node: "Node") -> None:
-    """Follow A && B and A || B."""
+    """Simulate A && B and A || B."""
     left = node.children[0]
     operator = next(child.type for child in node.children[1:] if child.type in ("&&", "||"))
     right = [child for child in node.children[1:] if child.is_named and child.type not in IGNORED]
@@ -43,7 +43,7 @@ def follow_list(shell: Shell, node: "Node") -> None:
 
 
 def follow_negation(shell: Shell, node: "Node") -> None:
-    """Follow `! COMMAND`."""
+    """Simulate `! COMMAND`."""
     shell.tested += 1
     shell.block([child for child in node.children if child.type != "!"])
     shell.tested -= 1
@@ -52,7 +52,7 @@ def follow_negation(shell: Shell, node: "Node") -> None:
 
 
 def follow_if(shell: Shell, node: "Node") -> None:
-    """Follow if, elif and else."""
+    """Simulate if, elif and else."""
     parts: list[tuple[list[Node], list[Node]]] = []
     condition: list[Node] = []
     body: list[Node] = []
@@ -91,7 +91,7 @@ def _branches(shell: Shell, parts: list[tuple[list["Node"], list["Node"]]], othe
 
 
 def follow_case(shell: Shell, node: "Node") -> None:
-    """Follow case, matching its patterns in order."""
+    """Simulate case, matching its patterns in order."""
     value_node = node.child_by_field_name("value")
     runs = shell.expansion.value(value_node) if value_node is not None else ()
     items = [child for child in node.children if child.type == "case_item"]

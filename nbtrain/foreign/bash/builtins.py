@@ -1,4 +1,4 @@
-"""Follows builtins that affect the rest of a script: variables, arguments, input, sourced files, exits."""
+"""Simulates builtins that affect the rest of a script: variables, arguments, input, sourced files, exits."""
 
 import re
 from collections.abc import Callable
@@ -36,7 +36,7 @@ SETUP_FILES = re.compile(
     r"(?:.*/)?(?:(?:de)?activate|set_?env|setvars|env_npu|\.?bashrc|\.?(?:bash_)?profile|conda|mamba|nvm|"
     r"modules?|lmod|init_conda)(?:\.sh|\.bash)?|/(?:etc|usr|opt)/.*"
 )
-# `set` options that affect how a script is followed, by letter.
+# `set` options that change how a script is simulated, by letter.
 _SET_OPTIONS = {"e": "errexit", "u": "nounset", "f": "noglob"}
 _OPTION_VALUES = {"read": "dinNptu", "mapfile": "CcdnOsu", "readarray": "CcdnOsu"}
 
@@ -63,7 +63,7 @@ def _printf(shell: Shell, words: list[Runs], place: str) -> None:
 
 
 def _read(shell: Shell, words: list[Runs], place: str) -> None:
-    """Follow read, mapfile and readarray. What they read is known only if the standard input is known."""
+    """Simulate read, mapfile and readarray. What they read is known only if the standard input is known."""
     head, options, names, array = text_of(words[0]), "", [], False
     position, whole = 1, False
     while position < len(words):
@@ -119,7 +119,7 @@ def _read(shell: Shell, words: list[Runs], place: str) -> None:
 
 
 def _set(shell: Shell, words: list[Runs], place: str) -> None:
-    """Follow `set -euo pipefail` and `set -- arguments`."""
+    """Simulate `set -euo pipefail` and `set -- arguments`."""
     options, position = set(shell.state.options), 1
     while position < len(words):
         text = text_of(words[position])
@@ -184,7 +184,7 @@ def _unset(shell: Shell, words: list[Runs], place: str) -> None:
 
 
 def follow_unset(shell: Shell, node: "Node") -> None:
-    """Follow the statement `unset NAME...`, which the parser does not parse as a command."""
+    """Simulate the statement `unset NAME...`, which the parser does not parse as a command."""
     words = [
         word for group in adjacent(shell.source, node.children[1:]) for word in shell.expansion.words(*group)
     ]

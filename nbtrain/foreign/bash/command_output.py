@@ -127,7 +127,7 @@ def _seq(words: list[str], _: str | None) -> str:
 
 
 def _positions(text: str, size: int) -> list[int]:
-    """Return the positions in a list such as 1,3-5,7-, counted from 0."""
+    """Return the positions, from 0 to `size` - 1, that a list of `cut` such as 1,3-5,7- selects."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")

@@ -39,7 +39,8 @@ def compute(shell: Shell, text: str, unknowns: tuple[Unknown, ...], place: str) 
 def arithmetic(shell: Shell, node: "Node", start: int, end: int, place: str) -> bool | None:
     """Evaluate an arithmetic expression with its assignments, and return whether the result is not 0.
 
-    The expression is the text between two bytes of a node. Returns None if only the running shell knows it.
+    The expression is the source text from byte `start` to byte `end`, inside `node`. Returns None if only the
+    running shell knows the result.
     """
     try:
         text = shell.expansion._expression(node, start, end)
@@ -49,7 +50,10 @@ def arithmetic(shell: Shell, node: "Node", start: int, end: int, place: str) -> 
 
 
 def decide(shell: Shell, tokens: list[Token], double: bool, place: str) -> None:
-    """Set the status to the result of a condition, or to None if only the running shell knows it."""
+    """Set the shell's status to the result of a condition; None if only the running shell knows the result.
+
+    `double` is set for [[ ... ]], and not set for [ ... ].
+    """
 
     def number(text: str) -> int:
         return shell.expansion.number(text, place)
@@ -69,7 +73,7 @@ def decide(shell: Shell, tokens: list[Token], double: bool, place: str) -> None:
 
 
 def follow_test(shell: Shell, node: "Node") -> None:
-    """Follow [ ... ], [[ ... ]] and (( ... )) used as a test."""
+    """Simulate [ ... ], [[ ... ]] and (( ... )) used as a test."""
     opening = node.children[0].type
     place = shell.source.place_of(node)
     if opening == "((":
@@ -111,7 +115,7 @@ def _tokens(shell: Shell, nodes: Sequence["Node"], double: bool) -> Iterator[Tok
 
 
 def follow_arithmetic(shell: Shell, node: "Node") -> None:
-    """Follow (( ... ))."""
+    """Simulate (( ... ))."""
     first, last = node.children[0], node.children[-1]
     place = shell.source.place_of(node)
     shell.set_status(arithmetic(shell, node, first.end_byte, last.start_byte, place))

@@ -37,7 +37,10 @@ def report_cut_commands(script: Script, source: Source, root: "Node") -> None:
 
 
 def _rest_after(source: Source, byte: int) -> str:
-    """Return the line after the one that contains a byte, shortened by _first_words()."""
+    """Return the line after the one that contains a byte, shortened by _first_words().
+
+    Returns "" if there is no such line.
+    """
     start = source.text.find(b"\n", byte) + 1
     end = source.text.find(b"\n", start)
     return _first_words(source.slice(start, end)) if 0 < start <= end else ""

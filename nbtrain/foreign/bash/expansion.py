@@ -50,7 +50,7 @@ class Part(NamedTuple):
 
 
 class Values(Protocol):
-    """Interface of a shell (shell.py) that expansions use."""
+    """The methods of a Shell (shell.py) that the expansion of words needs."""
 
     extglob: bool
 
@@ -82,7 +82,7 @@ def literal_unknown(name: str) -> str:
 
 
 class Expansion:
-    """Expander of the words in one source."""
+    """An expander of the words in one source text. `shell` has the values of the variables."""
 
     def __init__(self, shell: Values, source: Source):
         self.shell, self.source = shell, source
@@ -106,7 +106,7 @@ class Expansion:
         return self.joined([part for node in nodes for part in self.parts(node, False)])
 
     def joined(self, parts: Iterable[Part]) -> Runs:
-        """Join the parts of a word that is not split."""
+        """Join the parts of a word into one value, without splitting the word at spaces."""
         runs: list[Run] = []
         for part in parts:
             for number, value in enumerate(part.values):
@@ -122,7 +122,7 @@ class Expansion:
         return text_of(variable.elements.get("0", ()))
 
     def _joined(self, parts: Sequence[Part]) -> list[Runs]:
-        """Build words from parts."""
+        """Build words from parts: unquoted expansions are split at the separators in $IFS."""
         words: list[Runs] = []
         current: list[Run] | None = None
         separators = self._separators()
@@ -154,7 +154,10 @@ class Expansion:
     # --- parts --------------------------------------------------------------------------------------
 
     def parts(self, node: "Node", quoted: bool) -> list[Part]:
-        """Return the parts of a word's node."""
+        """Return the literals and expansions in the node of a word, in order.
+
+        `quoted` says whether double quotes surround the node.
+        """
         kind = node.type
         if kind in EXPANSIONS:
             text = self.source.of(node)
@@ -181,7 +184,7 @@ class Expansion:
         return list(self._plain(node.start_byte, node.end_byte, quoted))
 
     def _plain(self, start: int, end: int, quoted: bool) -> Iterator[Part]:
-        """Yield literal text, line by line, so that each part has its own place."""
+        """Yield the text between two bytes as literals, one per line, so that each has its line number."""
         text = self.source.text
         while start < end:
             stop = text.find(b"\n", start, end) + 1 or end
@@ -207,7 +210,7 @@ class Expansion:
         return Part([tuple(runs)], False, False)
 
     def _between(self, node: "Node", start: int, end: int, quoted: bool) -> list[Part]:
-        """Return the parts of a node's children, and of the text between them."""
+        """Return the parts of a node from byte `start` to `end`: its children, and the text between them."""
         parts: list[Part] = []
         if node.type == "string" and not any(child.type in EXPANSIONS for child in node.children):
             parts.append(Part([(Run("", self.source.place(start), True),)], True, False))
@@ -300,7 +303,7 @@ class Expansion:
         return [tuple(runs)]
 
     def _form(self, node: "Node", text: str, place: str, quoted: bool) -> list[Runs]:
-        """Return the values of ${...}."""
+        """Return the values of ${...}: one value, or several for forms such as ${A[@]}."""
         inner = text[2:-1]
         offset = node.end_byte - len(text.encode()) + 2
         unknown: list[Runs] = [(unknown_run(Unknown(text, "", place, f"{text} is not evaluated")),)]
@@ -392,7 +395,7 @@ class Expansion:
         return None if key is None else [variable.elements.get(key, ())]
 
     def key(self, variable: Variable | None, subscript: str, place: str) -> str | None:
-        """Return the key of an element; None if only the running shell knows it."""
+        """Return the index or key that a subscript names; None if it is unknown or negative."""
         if variable is not None and variable.kind == "table":
             runs = self.text(subscript, place, True)
             return None if unknowns_of(runs) else text_of(runs)
@@ -573,7 +576,11 @@ class Expansion:
     # --- arithmetic ---------------------------------------------------------------------------------
 
     def arithmetic(self, node: "Node", start: int, end: int, shown: str) -> Run:
-        """Return the value of an arithmetic expression between two bytes of a node."""
+        """Return the value of an arithmetic expression, the source text from byte `start` to `end`.
+
+        `shown` is the expression as messages show it. The value is unknown if a part of the expression is
+        unknown or is not evaluated.
+        """
         place = self.source.place_of(node)
         try:
             return Run(str(self.number(self._expression(node, start, end), place)), place)
@@ -584,7 +591,10 @@ class Expansion:
             return unknown_run(Unknown(shown, "", place, f"{shown} is not evaluated"))
 
     def _expression(self, node: "Node", start: int, end: int) -> str:
-        """Return the text of an expression with its expansions replaced."""
+        """Return the text of an arithmetic expression in which expansions are replaced by their values.
+
+        Raises Undecided if one of the values is not known.
+        """
         text, at = "", start
         for child in expansions_in(node):
             if child.start_byte < start or child.end_byte > end:
@@ -672,7 +682,7 @@ def _split(runs: Runs, separators: str) -> Iterator[tuple[bool, Run | None]]:
 
 
 def _without_pattern(runs: Runs) -> Runs:
-    """Return a word, or an unknown value for a file pattern such as data/*.bin."""
+    """Return a word unchanged, or an unknown value if the word is a file pattern such as data/*.bin."""
     open_text = "".join("\0" if run.quoted or run.unknown else run.text for run in runs)
     if not FILE_PATTERN.search(open_text):
         return runs

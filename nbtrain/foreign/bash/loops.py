@@ -1,4 +1,4 @@
-"""Follows loops (for, select, while, until) round by round, as long as each round can be decided."""
+"""Simulates loops (for, select, while, until) round by round, as long as each round can be decided."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def follow_for(shell: Shell, node: "Node") -> None:
-    """Follow `for NAME in WORDS`, `for NAME` over the arguments, and `select`."""
+    """Simulate `for NAME in WORDS`, `for NAME` over the arguments, and `select`."""
     name_node = node.child_by_field_name("variable")
     body = node.child_by_field_name("body")
     if name_node is None or body is None:
@@ -67,7 +67,7 @@ def follow_for(shell: Shell, node: "Node") -> None:
 
 
 def follow_c_for(shell: Shell, node: "Node") -> None:
-    """Follow `for ((start; condition; step))`."""
+    """Simulate `for ((start; condition; step))`."""
     opening = next(at for at, child in enumerate(node.children) if child.type == "((")
     closing = next(at for at, child in enumerate(node.children) if child.type == "))")
     body = node.child_by_field_name("body") or node.children[-1]
@@ -105,7 +105,7 @@ def _step(shell: Shell, node: "Node", span: tuple[int, int], place: str) -> None
 
 
 def follow_while(shell: Shell, node: "Node") -> None:
-    """Follow while and until."""
+    """Simulate while and until."""
     body = node.child_by_field_name("body") or node.children[-1]
     until = node.children[0].type == "until"
     place = shell.source.place_of(node)
@@ -134,7 +134,7 @@ def follow_while(shell: Shell, node: "Node") -> None:
 
 
 def _is_last_round(shell: Shell, body: Sequence["Node"]) -> bool:
-    """Follow one round of a loop, and return whether it was the last."""
+    """Simulate one round of a loop, and return whether it was the last."""
     shell.block(body)
     flow = shell.state.flow
     if flow not in ("break", "continue"):
@@ -147,7 +147,10 @@ def _is_last_round(shell: Shell, body: Sequence["Node"]) -> bool:
 
 
 def _loop_ended(shell: Shell, doubts: tuple[Unknown, ...], departures: int) -> None:
-    """Forget the doubts that arose in a loop, unless the function or an outer loop may have been left too."""
+    """Reset the conditions that decide whether commands still run (State.doubts) to those before a loop.
+
+    They are kept if a statement in the loop may also have left the function or an outer loop.
+    """
     if shell.departures == departures:
         shell.state.doubts = doubts
 
@@ -160,7 +163,11 @@ def _open_loop(
     place: str,
     step: Callable[[], None] | None = None,
 ) -> None:
-    """Follow a loop whose number of rounds only the running shell knows. What it changes becomes unknown."""
+    """Simulate a loop whose number of rounds only the running shell knows.
+
+    Every variable that the loop changes becomes unknown. `causes` are the unknown values that decide the
+    number of rounds. `begin` and `step` set the loop's variable before the first round and after each round.
+    """
     before = shell.state.copy()
     outer, departures = shell.state.doubts, shell.departures
     sink, stdin = shell.sink, shell.stdin
@@ -198,9 +205,10 @@ def _open_loop(
 def _lost_in_loop(
     shell: Shell, name: str, place: str, causes: tuple[Unknown, ...], before: State
 ) -> Variable:
-    """Return the value of a variable that a loop sets whose number of rounds is not known.
+    """Return the value of a variable that is set in a loop with an unknown number of rounds.
 
-    No other variable determines the number of rounds, so the import asks the user for this variable's value.
+    It is the user's value if one was given. Otherwise it is unknown and has no causes, so the import asks the
+    user for this variable, not for the values that decide the number of rounds.
     """
     arguments = [cause for cause in causes if cause.name in ("@", "*", "#") or cause.name.isdigit()]
     reason = "it depends on the script's arguments" if arguments else "a loop sets it"
@@ -212,7 +220,7 @@ def _lost_in_loop(
 
 
 def _differences(before: State, after: State) -> dict[str, str]:
-    """Return the place of each variable that differs, {variable: place}."""
+    """Return {variable: place where it was set} for the variables whose values differ between two states."""
     found = {}
     for name, variable in after.variables.items():
         old = before.variables.get(name)

@@ -122,7 +122,7 @@ def _regex(characters: Sequence[tuple[str, bool]], greedy: bool) -> str:
 
 
 def _in_class(characters: Sequence[tuple[str, bool]], start: int, end: int) -> bool:
-    """Return whether a ] ends a class such as [:alpha:] within brackets."""
+    """Return whether the ] at `end` ends a class such as [:alpha:], not the brackets around the class."""
     text = "".join(letter for letter, _ in characters[start:end])
     return bool(re.search(r"\[:\w*:\Z", text))
 

@@ -1,4 +1,4 @@
-"""Follows pipelines and commands with redirections, whose output becomes input or a file."""
+"""Simulates pipelines and commands with redirections, whose output becomes input or a file."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def follow_pipeline(shell: Shell, node: "Node") -> None:
-    """Follow A | B."""
+    """Simulate A | B."""
     parts = [child for child in node.children if child.is_named and child.type not in IGNORED]
     _piped(shell, parts, shell.stdin)
 
 
 def _piped(shell: Shell, parts: Sequence["Node"], stdin: Runs | None) -> None:
-    """Follow the commands of a pipeline, each in a subshell that reads the previous command's output."""
+    """Simulate the commands of a pipeline, each in a subshell that reads the previous command's output."""
     outer_sink, outer_stdin, outer_certain = shell.sink, shell.stdin, shell.certain
     statuses: list[bool | None] = []
     for number, part in enumerate(parts):
@@ -43,7 +43,7 @@ def _piped(shell: Shell, parts: Sequence["Node"], stdin: Runs | None) -> None:
 
 
 def follow_redirected(shell: Shell, node: "Node") -> None:
-    """Follow a command with redirections, and record the texts that it writes to files."""
+    """Simulate a command with redirections, and record the texts that it writes to files."""
     body = node.child_by_field_name("body")
     outer_stdin, outer_sink = shell.stdin, shell.sink
     written: list[tuple[str, bool]] = []
@@ -94,7 +94,7 @@ def follow_redirected(shell: Shell, node: "Node") -> None:
 
 
 def _descriptor(source: Source, node: "Node", body: "Node | None") -> str:
-    """Return the descriptor in `command 2>> log` if the parser treats it as an argument; otherwise ""."""
+    """Return the file descriptor, 2 in `command 2>> log`, if the parser treats it as an argument; else ""."""
     if body is None or body.type != "command" or not body.children:
         return ""
     text = source.of(body.children[-1])

@@ -1,4 +1,4 @@
-"""Follows a command's redirections: the text on its standard input, and the files that its output goes to."""
+"""Simulates a command's redirections: the text on its standard input, and the files it writes to."""
 
 import re
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def redirect(shell: Shell, node: "Node", written: list[tuple[str, bool]], extra: list["Node"]) -> None:
-    """Follow one redirection, of standard input or of the output.
+    """Simulate one redirection, of standard input or of the output.
 
     Output files are added to `written` as (name, whether the output is appended). Words after the file, which
     belong to the command, are added to `extra`.

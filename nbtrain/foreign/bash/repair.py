@@ -34,7 +34,8 @@ _PLACEHOLDER = re.compile(r"=<[A-Za-z][^<>|&;\n]*>")
 _HERE = re.compile(r"(?<!<)<<-?\s*(['\"\\]?)([A-Za-z_]\w*)\1")
 _SETS = re.compile(r":=|\+\+|--|(?<![=!<>])=(?![=~])")
 _ASSIGNMENT = re.compile(r"(?:(?<=[\s;&|({])|\A)[A-Za-z_]\w*\+?=")
-# Text on a line before an assignment, if a statement begins with this assignment or with earlier assignments.
+# What may precede an assignment on its line if the assignment begins a statement: nothing, an operator or
+# keyword, and other assignments.
 _BEGINS = re.compile(
     r"(?:\A|[;&|({]|\b(?:then|do|else|elif|if|while|until)(?=[ \t]))[ \t]*"
     r"(?:[A-Za-z_]\w*\+?=[^\s()]*[ \t]+)*\Z"
@@ -81,7 +82,11 @@ class Repair:
     # --- ${...}, $((...)), ((...)), [[ ... ]], [ ... ] ----------------------------------------------
 
     def _construct(self, text: str) -> Change | None:
-        """Return a change of the shortest construct that the parser rejects even on its own, or None."""
+        """Return the change that repairs the shortest construct which the parser rejects even on its own.
+
+        Constructs are ${...}, $((...)), ((...)), [[ ... ]] and [ ... ]. Returns None if no construct can be
+        repaired.
+        """
         spans = []
         literals = list(_literals(text))
         for match in _OPENINGS.finditer(text):
@@ -106,7 +111,7 @@ class Repair:
         return None
 
     def _rewritten(self, part: str, opening: str) -> str | None:
-        """Return another form of a construct that the parser reads, or None."""
+        """Return a construct in another form that the parser reads; None if there is no such form."""
         if opening == "[":
             candidates = [f"\\{part}"]
         elif opening == "[[":
@@ -122,7 +127,10 @@ class Repair:
     # --- lines --------------------------------------------------------------------------------------
 
     def _keyword(self, text: str) -> Change | None:
-        """Return a change of `]] then`, `for x do`, `<> file` or `X=$(...) 2> file; ...`, or None."""
+        """Return the change that repairs the first of these forms; None if the text has none of them.
+
+        X=$(...) 2> file; ...    ]] then    for x do    <> file
+        """
         literals = list(_literals(text))
         if (change := _redirected_assignment(text, literals)) is not None:
             return change
@@ -139,9 +147,10 @@ class Repair:
         return None
 
     def _statement(self, text: str) -> Change | None:
-        """Return a change that replaces a statement which the parser rejects even on its own, or None.
+        """Return the change that substitutes a name for a statement which the parser rejects on its own.
 
-        A statement that fills its own lines is preferred, then the smallest compound command.
+        A statement that fills its own lines is preferred, then the smallest compound command. Returns None if
+        there is no such statement, or if the text does not look like bash.
         """
         lines = list(_statements(text))
         simple = [span for span in lines if _is_simple(_unquoted(text[slice(*span)]))]
@@ -159,7 +168,10 @@ class Repair:
 
 
 def _literals(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the spans of single-quoted texts, of comments, and of here-documents that expand nothing."""
+    """Yield (start, end) of each text in which bash expands nothing.
+
+    These are single-quoted texts, comments, and here-documents whose delimiter is quoted.
+    """
     at = 0
     while at < len(text):
         letter = text[at]
@@ -234,10 +246,10 @@ def _end(text: str, at: int, closing: str) -> int | None:
 
 
 def _end_of_line(text: str, start: int) -> int | None:
-    """Return the position after the line that ends the statements which begin at `start`.
+    """Return the position after the line on which the statements that begin at `start` end.
 
-    That line's end is outside of quotes and brackets, and no backslash precedes it. Returns None if a quote
-    or a bracket stays open.
+    The end of that line is outside of quotes and brackets, and no backslash precedes it. Returns None if a
+    quote or a bracket stays open.
     """
     at = start
     while at < len(text):
@@ -264,7 +276,7 @@ def _end_of_line(text: str, start: int) -> int | None:
 
 
 def _is_simple(text: str) -> bool:
-    """Return whether a statement without its quotes is not a part of a compound command or a `case`."""
+    """Return whether a statement, without its quotes, belongs to no compound command and no `case`."""
     return not _COMPOUND.search(text) and text.count(")") <= text.count("(")
 
 
@@ -275,7 +287,7 @@ def _unquoted(text: str) -> str:
 
 
 def _statements(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the first and last position of the statements on each line.
+    """Yield (start, end) of the statements on each line.
 
     Stops where a quote or a bracket stays open.
     """
@@ -296,7 +308,7 @@ def _statements(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _compounds(text: str, lines: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the spans of compound commands: from a line that begins one to the line that ends it."""
+    """Yield (start, end) of each compound command: from a line that begins one to the line that ends it."""
     opened = [_opened(text[slice(*span)]) for span in lines]
     for first, (start, _) in enumerate(lines):
         if not _OPENS.search(_unquoted(text[slice(*lines[first])])):
@@ -315,7 +327,10 @@ PAIRS = (("if", "fi"), ("case", "esac"), ("do", "done"), ("{", "}"))
 
 
 def _opened(text: str) -> list[int]:
-    """Return how many `if`, `case`, `do` and `{` a line leaves open; negative if it closes more."""
+    """Return how many `if`, `case`, `do` and `{` a line leaves open, in the order of PAIRS.
+
+    A number is negative if the line closes more than it opens.
+    """
     words = re.findall(r"(?<![\w./$-])(?:if|fi|case|esac|do|done|[{}])(?![\w./-])", _unquoted(text))
     return [words.count(begin) - words.count(end) for begin, end in PAIRS]
 

@@ -1,10 +1,11 @@
-"""The shell whose statements are followed: its variables, files and blocks, and what is certain about them.
+"""The simulated shell: a script's variables, files and blocks, and what is certain about them.
 
 For a variable that the script does not set, Shell.variable() returns the user's value if one was given, and
 otherwise a value that only the running shell knows.
 
-A Shell does not implement any statement itself. Its Language has a function for each statement and
-builtin (statements.py, builtins.py); each function takes the shell and follows a node in the shell's state.
+A Shell does not implement any statement itself. Its Language has a function for each statement and builtin
+(statements.py, builtins.py); each function takes the shell and changes the shell's state as the statement
+would.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -74,7 +75,7 @@ IGNORED = {
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """The functions with which a shell follows each part of bash."""
+    """The functions that a Shell calls to simulate each kind of statement and each builtin."""
 
     statements: Mapping[str, "Callable[[Shell, Node], None]"]
     """Functions by the node type of a statement."""
@@ -115,24 +116,26 @@ class Shell:
         """{other name: variable} set by declare -n."""
         self.frames: list[dict[str, Variable | None]] = []
         self.departures = 0
-        """Number of followed statements that leave more than a loop, such as `return` or `break 2`."""
+        """Number of simulated statements so far that leave more than one loop, such as `return` or `break 2`.
+        """
         self.conditions: list[tuple[Unknown, ...]] = []
         """Unknown values in the conditions around the current statement."""
         self.in_condition = False
         self.tested = 0
-        """Number of surrounding parts whose status is tested, so that a failure does not end the script."""
+        """Number of enclosing statements that test a status, so that a failure does not end the script."""
         self.stdin: Runs | None = None
         self.sink: list[Run] | None = None
-        """Output of commands that is substituted or piped; None if it is not kept."""
+        """Output collected so far for a substitution or a pipe; None if output is not collected."""
         self.certain = 0, 0
-        """Numbers of conditions and doubts when the sink began.
+        """(number of `conditions`, number of doubts in the state) when `sink` was created.
 
-        Output that is printed under more conditions or doubts may be missing.
+        Output that is printed while there are more conditions or doubts may be missing when the script runs.
         """
         self.causes: tuple[Unknown, ...] = ()
         """Unknown values that the last command's status depends on, if the status is unknown."""
         self.silent = 0
-        """Number of surrounding parts whose commands are not recorded, such as a loop of unknown length."""
+        """Number of enclosing statements whose commands are not recorded, such as a loop of unknown length.
+        """
 
     def variable(self, name: str, place: str) -> Variable | None:
         """Return a variable, or None if it is certainly not set.
@@ -186,7 +189,10 @@ class Shell:
         causes: tuple[Unknown, ...] = (),
         choices: tuple[str, ...] = (),
     ) -> Variable:
-        """Return a variable with the user's value if one was given, otherwise with an unknown value."""
+        """Return the new value of a variable that is set to something unknown.
+
+        That is the user's value if one was given, otherwise an unknown value with the `reason`.
+        """
         if name in self.around.given:
             self.script.used.add(name)
             return text_variable((Run(self.around.given[name], place),))
@@ -242,7 +248,7 @@ class Shell:
         return self.lost(name, place, "a condition decides it", without_duplicates(causes), choices)
 
     def file(self, source: Source, with_comments: bool = False) -> None:
-        """Follow the statements of a source in the current state."""
+        """Simulate the statements of a source in the current state."""
         before = self.source, self.expansion
         tree = parse(source)
         root, source = tree.root, tree.source
@@ -274,7 +280,7 @@ class Shell:
                 )
 
     def block(self, nodes: Sequence["Node"]) -> None:
-        """Follow statements, some of which may run in the background."""
+        """Simulate statements, some of which may run in the background."""
         for number, node in enumerate(nodes):
             if self.state.flow:
                 return
@@ -288,7 +294,7 @@ class Shell:
                 self.statement(node)
 
     def apart(self, node: "Node") -> None:
-        """Follow a statement in a subshell, whose assignments are lost."""
+        """Simulate a statement in a subshell, whose assignments are lost."""
         state = self.state
         self.state = state.copy()
         self.statement(node)
@@ -301,7 +307,7 @@ class Shell:
         self.state.status, self.causes = status, causes
 
     def statement(self, node: "Node") -> None:
-        """Follow one statement."""
+        """Simulate one statement."""
         self.step_on(1, self.source.place_of(node))
         follow = self.language.statements.get(node.type)
         if follow is not None:
@@ -348,7 +354,10 @@ class Shell:
         return source_of_parts(parts)
 
     def under(self, causes: tuple[Unknown, ...], follow: Callable[[], None]) -> None:
-        """Follow statements of which only the running shell knows whether they run."""
+        """Simulate statements, by calling `follow`, of which only the running shell knows whether they run.
+
+        `causes` are the unknown values that decide it.
+        """
         stdin = self.stdin
         self.conditions.append(causes)
         follow()
@@ -361,7 +370,7 @@ class Shell:
     def fork(
         self, causes: tuple[Unknown, ...], follow: Callable[[], None], otherwise: Callable[[], None]
     ) -> None:
-        """Follow two branches. Only the running shell knows which of them runs."""
+        """Simulate two branches. Only the running shell knows which of them runs."""
         start = self.state.copy()
         self.under(causes, follow)
         first, self.state = self.state, start
@@ -370,7 +379,10 @@ class Shell:
         self.causes = causes
 
     def condition(self, nodes: Sequence["Node"]) -> tuple[bool | None, tuple[Unknown, ...]]:
-        """Follow a condition's commands. Return whether it holds, and the unknown values it depends on."""
+        """Simulate a condition's commands. Return whether it holds, and the unknown values it depends on.
+
+        The first value is None if only the running shell knows the result.
+        """
         before, self.in_condition = self.in_condition, True
         self.causes = ()
         self.tested += 1

@@ -1,4 +1,4 @@
-"""Follows simple commands, which consist of assignments, words and redirections.
+"""Simulates simple commands, which consist of assignments, words and redirections.
 
 Each becomes a Command, the effect of a builtin, or the call of a function.
 """
@@ -42,17 +42,17 @@ QUESTIONS = {"egrep", "grep", "command", "which", "type", "pgrep", "diff", "cmp"
 
 
 def follow_command(shell: Shell, node: "Node") -> None:
-    """Follow a simple command."""
+    """Simulate a simple command."""
     simple_command(shell, node, node.children)
 
 
 def follow_word(shell: Shell, node: "Node") -> None:
-    """Follow a statement that is a single word."""
+    """Simulate a statement that is a single word."""
     simple_command(shell, node, [node])
 
 
 def simple_command(shell: Shell, node: "Node", children: Sequence["Node"]) -> None:
-    """Follow a simple command: assignments, words and redirections."""
+    """Simulate a simple command: assignments, words and redirections."""
     outer_stdin, outer_sink, outer_certain = shell.stdin, shell.sink, shell.certain
     own = [child for child in children if child.type in ("file_redirect", "herestring_redirect")]
     written: list[tuple[str, bool]] = []
@@ -109,7 +109,7 @@ def _run_words(shell: Shell, node: "Node", children: Sequence["Node"]) -> None:
 
 
 def _start(shell: Shell, words: list[Runs], assignments: list[tuple[str, Variable]], place: str) -> None:
-    """Run a builtin, call a function, or record a command."""
+    """Simulate a builtin or the call of a function, or record any other command."""
     head = text_of(words[0]) if not unknowns_of(words[0]) else ""
     if form := shell.script.unread.get(head):
         _skip_unread(shell, form, place)
@@ -218,7 +218,7 @@ def _commands_of_script(
 
 
 def _call(shell: Shell, name: str, arguments: list[Runs], assignments: list[tuple[str, Variable]]) -> None:
-    """Follow the body of a function."""
+    """Simulate the body of a function."""
     function = shell.state.functions[name]
     outer_arguments, outer = shell.state.arguments, (shell.source, shell.expansion)
     before = {name: shell.state.variables.get(name) for name, _ in assignments}
@@ -242,7 +242,7 @@ def _call(shell: Shell, name: str, arguments: list[Runs], assignments: list[tupl
 
 
 def _skip_unread(shell: Shell, form: Unread, place: str) -> None:
-    """Follow a statement that the parser does not read. Every variable that it names may change."""
+    """Simulate a statement that the parser does not read. Every variable that it names may change."""
     reason = f"nbtrain does not read {form.shown}, which may set it"
     for name in dict.fromkeys(re.findall(r"(?<![\w$])(?:\$\{)?([A-Za-z_]\w*)", form.text)):
         if name in shell.state.variables or re.search(rf"(?<!\w){name}(\[[^\]]*\])?\+?=", form.text):

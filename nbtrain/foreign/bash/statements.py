@@ -1,4 +1,4 @@
-"""Maps statement types of the syntax tree to the functions that follow them, and defines the short ones."""
+"""Maps statement types of the syntax tree to the functions that simulate them, and has the short ones."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def follow_function(shell: Shell, node: "Node") -> None:
-    """Record a function's body for its calls."""
+    """Record the body of a function, which is simulated at each call."""
     name_node = node.child_by_field_name("name")
     body = node.child_by_field_name("body")
     if name_node is not None and body is not None:
@@ -29,7 +29,7 @@ def follow_function(shell: Shell, node: "Node") -> None:
 
 
 def follow_subshell(shell: Shell, node: "Node") -> None:
-    """Follow ( ... ), whose assignments are lost."""
+    """Simulate ( ... ), whose assignments are lost."""
     inner = [child for child in node.children if child.is_named]
     if shell.source.of(node).startswith("((") and [child.type for child in inner] == ["subshell"]:
         # The parser reads `! ((...))` as two subshells.
@@ -46,7 +46,7 @@ def follow_subshell(shell: Shell, node: "Node") -> None:
 
 
 def follow_compound(shell: Shell, node: "Node") -> None:
-    """Follow { ... } and (( ... ))."""
+    """Simulate { ... } and (( ... ))."""
     if node.children and node.children[0].type == "((":
         follow_arithmetic(shell, node)
     else:

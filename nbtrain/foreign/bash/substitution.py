@@ -85,7 +85,10 @@ def substitute(shell: Shell, source: Source, node: "Node") -> Runs:
 
 
 def _counted(shell: Shell, node: "Node") -> Runs | None:
-    """Return the number of nodes or GPUs that a pipeline counts with `wc -l`, if the scheduler set it."""
+    """Return the number of nodes or GPUs that a pipeline counts with `wc -l`.
+
+    Returns None for any other pipeline, and if the scheduler does not set the number.
+    """
     text = " ".join(shell.source.of(node).split())
     place = shell.source.place_of(node)
     if re.search(r"scontrol show hostnames?\b.*\| *wc -l", text):

@@ -157,7 +157,10 @@ def _with_ended_assignments(source: Source) -> "tuple[Source, Node]":
 
 
 def _redirections_before_a_line(source: Source, root: "Node") -> Iterator[tuple[int, int]]:
-    """Yield the spans of redirections between assignments and the line after them."""
+    """Yield (start, end) of each redirection after an assignment that the next line is wrongly joined to.
+
+    In `X=$(...) 2> file`, the parser takes the words on the next line for the command of the assignment.
+    """
     pending = [root]
     while pending:
         node = pending.pop()

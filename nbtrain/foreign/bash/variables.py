@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Run(NamedTuple):
-    """A part of a value."""
+    """A part of a value: text from one place, or a part that only the running shell knows."""
 
     text: str
     place: str
@@ -63,7 +63,7 @@ class Variable:
 
     @property
     def unknown(self) -> Unknown | None:
-        """The unknown value that the entire variable consists of; None if at least a part is known."""
+        """The unknown value of a text that consists only of this value; None for any other variable."""
         runs = self.elements.get("0", ())
         return runs[0].unknown if self.kind == "text" and len(runs) == 1 else None
 
@@ -89,7 +89,7 @@ def text_variable(runs: Runs, exported: bool = False) -> Variable:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function of the script."""
+    """A function that the script defines."""
 
     source: "Source"
     body: "Node"
@@ -134,7 +134,7 @@ class State:
         )
 
     def take(self, other: "State") -> None:
-        """Continue from another state."""
+        """Replace the contents of this state with those of another state."""
         for name in self.__slots__:
             setattr(self, name, getattr(other, name))
 

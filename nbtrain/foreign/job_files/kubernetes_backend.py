@@ -60,7 +60,11 @@ class PlaceReader:
     def set(
         self, field: str, value: Value | None, convert: Callable[[Any], Any] = lambda found: found
     ) -> None:
-        """Set a field of backend.kubernetes, or list it as not imported if this kind of job lacks it."""
+        """Set a field of backend.kubernetes, or list the value as not imported.
+
+        A value is not imported if this kind of job lacks the field, or if the field already has another
+        value.
+        """
         if value is None or value.value is None:
             return
         if why := NO_PLACE.get(self.job.kind, {}).get(field):
@@ -434,7 +438,11 @@ def _inside(path: str, folder: str) -> bool:
 
 
 def _kind(reader: PlaceReader) -> None:
-    """Set backend.kind if the manifest has an image and a volume for the workspace."""
+    """Set backend.kind if the manifest has an image and a volume for the workspace.
+
+    Otherwise, add a note that says what is missing. The field workspace_path is set to a folder on the
+    volume, and removed if there is no volume.
+    """
     job, tree = reader.job, reader.tree
     key = f"{SECTION}.workspace_path"
     writable = [mount for mount in reader.mounts if not mount.get("read_only")]

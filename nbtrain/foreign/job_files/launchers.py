@@ -108,7 +108,7 @@ MOST_NESTING = 12
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """The machines, and the processes on each machine, that a launcher starts."""
+    """Numbers of machines and processes that a launcher starts; None for those that it does not set."""
 
     nodes: Value | Unknown | None = None
     """Number of machines; None if the launcher leaves the choice to the scheduler."""
@@ -134,7 +134,7 @@ class Allocation:
 
 @dataclass(slots=True)
 class Launch:
-    """One call of a training program."""
+    """A call of a training program that was found in a command, with the ranks that it starts."""
 
     program: Word
     flags: list[Word]
@@ -152,7 +152,7 @@ class Launch:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """A key that is equal for launches of the same training."""
+        """Flags, program and ranks of the call. Two calls with equal keys are the same training."""
         ranks = (self.ranks.nodes, self.ranks.per_node, self.ranks.total)
         shown = tuple(str(count.value) if isinstance(count, Value) else str(count) for count in ranks)
         return (*(word.text for word in self.flags), self.program.text, *shown)
@@ -610,7 +610,7 @@ _PYTHON = Launcher(
 
 @dataclass(slots=True)
 class _Scope:
-    """The launchers and prefixes around a part of a command."""
+    """The launchers, prefixes and environment variables that apply to a part of a command."""
 
     ranks: Ranks = Ranks()
     has_launcher: bool = False
@@ -635,7 +635,7 @@ class Hidden:
 
 
 def launches_of(command: Command, place: Allocation) -> tuple[list[Launch], list[Hidden]]:
-    """Return the launches in a command, and the parts of it that may hide further launches."""
+    """Return the calls of training programs (launches) in a command, and parts that may hide others."""
     hidden: list[Hidden] = []
     found = list(_follow(command, 0, place, _Scope(), hidden))
     return found, hidden
@@ -673,7 +673,7 @@ def _follow(
 def _unknown_head(
     command: Command, start: int, place: Allocation, scope: _Scope, hidden: list[Hidden]
 ) -> Iterator[Launch]:
-    """Follow a command whose first word is unknown, e.g. $PREFIX torchrun or $LAUNCHER train.py."""
+    """Yield the launches in a command whose first word is unknown: $PREFIX torchrun or $LAUNCHER train.py."""
     words = command.words
     unknown = (words[start].unknowns or (None,))[0]
     following = next((at for at in range(start + 1, len(words)) if not words[at].is_outside), len(words))
@@ -764,7 +764,7 @@ def _combined(
     remarks: list[tuple[str, str, str]],
     options: Options,
 ) -> Ranks:
-    """Return the ranks of a launcher that runs inside other launchers."""
+    """Return the ranks of a launcher together with the launchers around it, e.g. torchrun inside srun."""
     outer = scope.ranks
     if name not in TORCHRUNS:
         return Ranks(
@@ -824,7 +824,7 @@ def _launch(command: Command, at: int, scope: _Scope, launcher: str) -> Launch:
 def _python_program(
     command: Command, start: int, place: Allocation, scope: _Scope, hidden: list[Hidden]
 ) -> Iterator[Launch]:
-    """Follow python PROGRAM.py, python -m MODULE, or a program that is itself a launcher."""
+    """Yield the launches in python PROGRAM.py, python -m MODULE, or a program that is itself a launcher."""
     words = command.words
     at = start + 1
     while at < len(words):
@@ -877,7 +877,7 @@ _WRAPPED = frozenset(
 def _shell(
     command: Command, start: int, place: Allocation, scope: _Scope, hidden: list[Hidden]
 ) -> Iterator[Launch]:
-    """Follow bash -c TEXT, bash FILE, and bash with a here-document."""
+    """Yield the launches in bash -c TEXT, bash FILE, and bash with a here-document."""
     words, values = command.words, command.values
     at = start + 1
     while at < len(words) and words[at].text.startswith(("-", "+")):
@@ -944,7 +944,7 @@ def _all(
 def _after_prefix(
     command: Command, start: int, place: Allocation, scope: _Scope, hidden: list[Hidden]
 ) -> Iterator[Launch]:
-    """Follow a prefix such as nsys profile, or an unknown command before a launcher."""
+    """Yield the launches after a prefix such as nsys profile, or after an unknown command."""
     words = command.words
     name = _name(words[start])
     at = start + 1
@@ -995,7 +995,7 @@ def _is_value(words: Sequence[Word], at: int, name: str) -> bool:
 def _submitted(
     command: Command, start: int, place: Allocation, scope: _Scope, hidden: list[Hidden]
 ) -> Iterator[Launch]:
-    """Follow sbatch FILE, sbatch --wrap TEXT, sbatch with a here-document, or salloc COMMAND."""
+    """Yield the launches in sbatch FILE, --wrap TEXT or a here-document of sbatch, or salloc COMMAND."""
     words = command.words
     for at in range(start + 1, len(words)):
         text = words[at].text

@@ -184,7 +184,7 @@ def _mounts(tree: Tree, pod: str) -> Iterator[tuple[str, Word]]:
 
 
 def _listed(tree: Tree, dotted: str) -> list[str]:
-    """Return the dotted keys of the items in a list."""
+    """Return the dotted keys of the items in a list, pods.0, pods.1, ...; [] if it is not a list."""
     found = tree.find(dotted)
     count = len(found.value) if found and isinstance(found.value, list) else 0
     return [f"{dotted}.{at}" for at in range(count)]

@@ -27,7 +27,7 @@ READS = "nbtrain imports only GPT models of Megatron-LM and Megatron-DeepSpeed"
 
 
 def other_program(program: Word, flags: Sequence[Word]) -> tuple[str, str] | None:
-    """Return the place and the sentence that rejects a program, or None for a Megatron GPT."""
+    """Return the place and the sentence that rejects a program; None if it may be a Megatron GPT."""
     name = PurePosixPath(program.text).name
     if not name.endswith(".py"):
         name = f"{name.rpartition('.')[2]}.py"  # a module: python -m examples.inference.server
@@ -61,9 +61,9 @@ def other_program(program: Word, flags: Sequence[Word]) -> tuple[str, str] | Non
 
 
 def _is_open(known: Collection[str], flags: Sequence[Word]) -> bool:
-    """Return whether a variable may hold the flags of a program, and no other flag is known.
+    """Return whether a variable may hold all flags of a program, because no flag is written out.
 
-    The import then requests the variable.
+    The import then asks the user for the variable.
     """
     lists = [
         word
@@ -85,7 +85,7 @@ def _without_flags(program: Word, flags: Sequence[Word], known: int) -> tuple[st
 
 
 def _dialect(flags: Sequence[Word], unknown: Collection[str]) -> tuple[str, str] | None:
-    """Return the place and the sentence that rejects a program with additional flags.
+    """Return the place and the sentence that rejects a program with flags that Megatron lacks.
 
     Returns None if all flags are known, or if no unknown flag identifies the program.
     """

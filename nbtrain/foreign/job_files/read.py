@@ -105,7 +105,11 @@ def read_files(files: Sequence[str | Path], variables: Mapping[str, str] | None 
 
 
 def _jobs_of_scripts(scripts: Mapping[str, Word], values: UserValues, beside_manifest: bool) -> list[Job]:
-    """Return the jobs of all scripts. A script that another script reads is not a job."""
+    """Return the jobs of all scripts. A script that another script reads is not a job.
+
+    With `beside_manifest`, the jobs come from a manifest, so the result is empty; the scripts are read only
+    to find out which of the user's values they use.
+    """
     read: set[str] = set()
     found: dict[str, list[Job] | ConfigError] = {}
     for label, word in scripts.items():

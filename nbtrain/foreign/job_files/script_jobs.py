@@ -169,7 +169,11 @@ def _slurm_variables(lines: Sequence[SbatchLine]) -> tuple[dict[str, Word], froz
 
 
 def _launches(commands: Sequence[Command], place: Allocation) -> tuple[list[Launch], list[Hidden]]:
-    """Return the distinct launches of training, and the commands that may hide further launches."""
+    """Return the distinct calls of training programs, and the commands that may hide further calls.
+
+    If no call trains for certain, the calls that may train are returned; without any such call, the last call
+    of any program.
+    """
     found: list[Launch] = []
     hidden: list[Hidden] = []
     for command in commands:
@@ -186,7 +190,10 @@ def _launches(commands: Sequence[Command], place: Allocation) -> tuple[list[Laun
 
 
 def _trains(launch: Launch) -> bool:
-    """Return whether a program gets Megatron's flags: a script may call other programs before it trains."""
+    """Return whether a program gets enough of Megatron's flags to be the training.
+
+    A script may call other programs first.
+    """
     return knows_flags(launch.flags) >= FEWEST_FLAGS
 
 
@@ -248,7 +255,10 @@ def _job_of(
     launches: Sequence[Launch],
     others: Sequence[Command],
 ) -> Job:
-    """Return the job of a launch. `others` holds the commands that launch nothing."""
+    """Return the job that one call of a training program (`launch`) describes.
+
+    `others` holds the commands that launch nothing.
+    """
     job = Job("shell script", script.label, program=launch.program, flags=launch.flags)
     nodes = launch.ranks.nodes if launch.ranks.nodes is not None else place.nodes
     if nodes is None and launch.launcher == "python" and launch.ranks == type(launch.ranks)():

@@ -51,7 +51,7 @@ class Reading:
         return dest in self.table.by_dest
 
     def setting(self, dest: str) -> Setting | None:
-        """Return the flag that sets a value."""
+        """Return the flag in the argument list that sets `dest`; None if no flag does."""
         return self.arguments.get(dest)
 
     def value(self, dest: str) -> Any:
@@ -59,9 +59,9 @@ class Reading:
         return self.arguments.value(dest)
 
     def known(self, dest: str, key: str) -> Any:
-        """Return a value to compute with.
+        """Return the value that the program would use for `dest`, for use in a computation.
 
-        If only the shell knows the value, the import fails at `key` and None is returned.
+        If only the shell knows the value, the import fails at the field `key` and None is returned.
         """
         return None if self._is_outside(dest, key) else self.value(dest)
 
@@ -109,12 +109,16 @@ class Reading:
         return [Finding("error", "import", key, place, text, cost=FATAL) for key in asked]
 
     def place(self, dest: str) -> str:
-        """Return where a value is set."""
+        """Return the place of the flag that sets `dest`; without such a flag, the name of the job's file."""
         setting = self.setting(dest)
         return setting.place if setting else self.job.label
 
     def set(self, key: str, value: Any, dest: str = "", comment: str = "", place: str = "") -> None:
-        """Set a field from the value of `dest`, or from a place."""
+        """Set a field, and record where its value comes from: the flag that sets `dest`, or `place`.
+
+        `comment` names the source in the run YAML; the default is the flag. If only the shell knows the
+        flag's value, the import fails instead.
+        """
         setting = self.setting(dest) if dest else None
         if self._is_outside(dest, key):
             return
@@ -131,7 +135,7 @@ class Reading:
         self.notes.append(Finding("note", "import", "", place, text))
 
     def fail(self, key: str, place: str, message: str) -> None:
-        """Fail the import unless `key` is overridden."""
+        """Record an error that makes the import fail unless the field `key` is overridden."""
         self.failures.append(Finding("error", "import", key, place, message, cost=FATAL))
 
 
@@ -169,7 +173,7 @@ class Writing:
         return choices is None or value in choices
 
     def cannot(self, key: str, reason: str) -> None:
-        """Record a field that the program lacks, so that it would train a different model.
+        """Record a field that the program lacks, and warn that it would therefore train another model.
 
         `reason` is a clause that follows the program's name.
         """

@@ -22,7 +22,7 @@ class Row:
 
 
 def value_of(config: Any, key: str) -> Any:
-    """Return the value of a dotted field."""
+    """Return the value of a dotted field, such as batch.micro_batch_size."""
     for part in key.split("."):
         config = getattr(config, part)
     return config

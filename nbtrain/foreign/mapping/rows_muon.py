@@ -8,7 +8,7 @@ from nbtrain.foreign.mapping.conversion import Reading, Writing
 from nbtrain.foreign.mapping.rows_model import Row
 
 COEFFICIENTS = "simple"
-# {field: the program's parser value}
+# {field: name of the value in the program's parser (dest)}
 SAME = {
     "optimizer.muon_momentum": "muon_momentum",
     "optimizer.muon_nesterov": "muon_nesterov",
@@ -16,7 +16,7 @@ SAME = {
     "optimizer.muon_scale_mode": "muon_scale_mode",
     "optimizer.muon_extra_scale_factor": "muon_extra_scale_factor",
 }
-# {the program's parser value: (what nbtrain does, the field to override, message)}
+# {name of the value in the program's parser (dest): (what nbtrain does, the field to override, message)}
 FIXED = {
     "muon_coefficient_type": (
         COEFFICIENTS,

@@ -129,7 +129,7 @@ FILL_IN = "Fill in the variables first: envsubst < FILE > NEW_FILE."
 
 
 def whole_number(word: Word | Value, what: str) -> int:
-    """Convert a word to an integer. Raises ConfigError with `what` as the name of the value."""
+    """Convert a word to an integer. Raises ConfigError, whose message calls the value `what`."""
     text = str(word.text if isinstance(word, Word) else word.value)
     try:
         return int(text)
@@ -145,7 +145,10 @@ _UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 
 
 def quantity(word: Value, what: str) -> float:
-    """Convert a Kubernetes quantity such as "8", "500m" or "16Gi". Raises ConfigError naming it `what`."""
+    """Convert a Kubernetes quantity such as "8", "500m" or "16Gi" to a number.
+
+    Raises ConfigError, whose message calls the value `what`.
+    """
     text = str(word.value)
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(m|[kMGTP]i?|Ki)?", text)
     if not match:

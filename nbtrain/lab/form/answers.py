@@ -1,9 +1,9 @@
 """Responses to the launch form's requests, JSON in and JSON out, for the server's routes and the kernel.
 
-form           the form's content for a YAML with overrides: fields, groups, values, and the assessment
-form/assess    a check of the typed values: problems by field, headline, plan, changes, equivalent call
-form/layouts   layouts that the search suggests, each with the changes that it makes
-submit         submits the form's run; in mode twin, starts its twin (lab/form/twin.py)
+    form           the form's content for a YAML with overrides: fields, groups, values, and the assessment
+    form/assess    a check of the typed values: problems by field, headline, plan, changes, equivalent call
+    form/layouts   layouts that the search suggests, each with the changes that it makes
+    submit         submits the form's run; in mode twin, starts its twin (lab/form/twin.py)
 
 A request is {yaml, overrides, typed, name, mode, clone}: `overrides` are the overrides that the form was
 opened with (as in nb.submit, or a JSON object as text), `typed` is {key: text} of the fields that the user

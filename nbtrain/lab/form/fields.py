@@ -210,7 +210,10 @@ def group_of(section: str) -> str:
 
 
 def essentials(given: Mapping[str, Any]) -> list[str]:
-    """Return the keys of the essential fields; `given` has the values of `batch`, None for unset lengths."""
+    """Return the keys of the fields that most runs change, with one field for the training length.
+
+    `given` has the values of the section `batch`; the length that is not None there selects that field.
+    """
     unit = next((unit for unit in UNITS if given.get(f"train_{unit}") is not None), "tokens")
     return [f"batch.train_{unit}" if key == LENGTH else key for key in ESSENTIALS]
 
@@ -264,7 +267,7 @@ def fields_of(section: str) -> tuple[Field, ...]:
 
 
 def _keys_in(model: type[BaseModel]) -> str:
-    """Return a sentence like this one: Keys, with their defaults: rank (8), path (required)."""
+    """Return a sentence about a section's keys, such as "Keys, with their defaults: rank (8)."."""
     defaults = {name: _default(info) for name, info in model.model_fields.items()}
     keys = (f"{name} ({'required' if value is None else value})" for name, value in defaults.items())
     return f"Keys, with their defaults: {', '.join(keys)}."

@@ -33,11 +33,10 @@ MOST_CHANGES = 3
 
 
 def problems_of_name(config: RunConfig, clone_of: str = "") -> list[dict[str, Any]]:
-    """Return why submit() would refuse the run, or would not apply its changes, because a run of this name
-    exists.
+    """Return the problems that a submission would have because a run of this name exists; [] without any.
 
-    The `message` of a problem is one sentence, because the form has buttons for the fixes; `full` is the
-    error message of submit(), which names commands.
+    submit() would refuse the run, or would not apply its changes. The `message` of a problem is one sentence,
+    because the form has buttons for the fixes; `full` is the error message of submit(), which names commands.
     """
     run = RunDir.named(config.name)
     if clone_of and run.exists():
@@ -66,7 +65,7 @@ def _of_paused(request: Request) -> list[dict[str, Any]]:
 
 
 def _of_saved(request: Request) -> list[dict[str, Any]]:
-    """Return why the request would not continue from the run's checkpoints."""
+    """Return the problem that prevents a resume from the run's checkpoints, as a list; [] without one."""
     name, steps = request.run.name, amounts.counted(request.config.train_steps, "step")
     sentences: dict[Check, str] = {
         training_is_the_same: f"{name} was trained with other settings{_named_changes(request, bound=True)}.",
@@ -80,7 +79,7 @@ def _of_saved(request: Request) -> list[dict[str, Any]]:
 
 
 def _refused(sentence: str, check: Check, request: Request) -> list[dict[str, Any]]:
-    """Return a problem with this sentence for the first finding of a check; [] without a finding."""
+    """Return a list with one problem, described by `sentence`, if a check has findings; otherwise []."""
     return [_problem(sentence, full=str(finding)) for finding in check(request)][:1]
 
 

@@ -1,7 +1,7 @@
 """The contents of one output of a widget.
 
-live front end    the widget, and a picture for readers who open the notebook without its kernel
-otherwise         only the picture: in exported HTML, a widget would hide it until a CDN responds
+    live front end    the widget, and a picture for readers who open the notebook without its kernel
+    otherwise         only the picture: in exported HTML, a widget would hide it until a CDN responds
 
 A trusted notebook without its kernel shows "Error displaying widget" instead of the picture. So a second,
 invisible output has the picture again, with a script that replaces the error with the picture. The picture is

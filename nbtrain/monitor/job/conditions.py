@@ -96,10 +96,11 @@ def type_of(state: str) -> str:
 def conditions(
     events: Iterable[Mapping[str, Any]], created_at: float, final: tuple[str, str | None, float, str | None]
 ) -> list[Condition]:
-    """Return a condition for Submitted and one for every state of the job, by the time of the last entry.
+    """Return a condition for Submitted, and one for every state of the job.
 
-    `final` is (state, cause, time of the last change, reason) of the job as it is now. If its reason is None,
-    the reason comes from the events, otherwise from REASONS.
+    The conditions are in the order in which the job last entered the states. `final` is (state, cause, time
+    of the last change, reason) of the job as it is now. If its reason is None, the reason comes from the
+    events, otherwise from REASONS.
     """
     found = {"Submitted": Condition("Submitted", True, created_at, "Submitted", "the job was submitted")}
     current, restart_reason, preempted = "", None, False

@@ -329,7 +329,10 @@ def basics(page: JobDescription) -> list[list[str]]:
 
 
 def fault_rows(spending: Spending) -> list[tuple[str, ...]]:
-    """Return the rows under FAULT_TITLES, oldest first."""
+    """Return the table rows of a run's faults (attempts that failed or were preempted), oldest first.
+
+    FAULT_TITLES has the titles of the columns.
+    """
     return [
         (
             amounts.utc(fault.time),
@@ -394,7 +397,10 @@ def amounts_text(found: Mapping[str, float]) -> str:
 
 
 def replica_rows(replica: Replica) -> list[tuple[str, ...]]:
-    """Return the rows under REPLICA_TITLES: one for the replica, then one for each rank."""
+    """Return the table rows of a replica: one for the replica itself, then one for each of its ranks.
+
+    REPLICA_TITLES has the titles of the columns.
+    """
     rows: list[tuple[str, ...]] = [
         (
             replica.name,

@@ -63,7 +63,7 @@ FAILED_TYPES = frozenset(type_of(state) for state in FAILURES)
 """Types of conditions that are shown as failures."""
 # Maximum number of ranks whose logs are in their replica's menu; the table of ranks offers all logs.
 MOST_IN_MENU = 32
-# Labels of basics() that are about the run, so its page already shows them elsewhere.
+# Labels of basics() that describe the run. The run's page already shows them elsewhere.
 OF_RUN = ("cost of the run",)
 FIGURE_HEADS = ("replica", "metric", "newest", "mean", "peak", "request", "limit")
 

@@ -30,15 +30,16 @@ TONES = {
     PENDING_RANK: "wait",
     STARTING_RANK: "wait",
 }
-"""{phase of a rank: its tone}; all other phases are calm."""
+"""{phase of a rank: tone of its cell}. The tone of all other phases is "calm"."""
 
 
 def rank_strip(page: JobDescription) -> dict[str, Any]:
     """Return the strip of a job's ranks.
 
-    measures   [[key, title, summary], ...]: what the cells can be colored by; the first is the state cells
-    [{"rank", "group", "tone", "words", "message", "texts", "levels"}, ...]: "group" is the replica,
-               "texts" is {measure: text}, and "levels" is {measure: -1 (below the median) to 1 (above)}
+    measures   [[key, title, summary], ...]: what the cells can be colored by; the first is the state
+    cells      [{"rank", "group", "tone", "words", "message", "texts", "levels"}, ...]: "group" is the
+               replica, "texts" is {measure: text}, and "levels" is {measure: -1 (below the median) to
+               1 (above)}
     left_out   number of ranks without a cell
     """
     rows = [(replica, row) for replica in page.replicas for row in replica.ranks]

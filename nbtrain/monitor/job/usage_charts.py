@@ -62,7 +62,7 @@ TIME_STEPS = (
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve in a chart."""
+    """A line in a chart: a metric of one rank or replica over time, or the mean of a group of lines."""
 
     label: str
     points: Points

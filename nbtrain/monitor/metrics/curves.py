@@ -72,7 +72,7 @@ class Curve:
 
     @property
     def means(self) -> array:
-        """For each kept point, the mean of the points that it represents, without NaN and Inf."""
+        """Means of the points that each kept point represents, without NaN and Inf."""
         if self._num == 0:
             return self._means
         mean = self._sum / self._num_finite if self._num_finite else math.nan

@@ -232,7 +232,7 @@ def _tiles(run: RunDescription) -> list[tuple[str, str, str]]:
     progress, curves = run.progress or {}, run.curves
     perplexity = progress.get("validation_perplexity")
     words = "" if perplexity is None else f"ppl {_perplexity(perplexity)}"
-    # Of "NaN since step 121 (samples ...)", show NaN as the value and the rest as the unit.
+    # Split "NaN since step 121 (samples ...)": NaN is the tile's value, and the rest its unit.
     value, _, since = run.nan.partition(" ")
     loss = (value, since) if run.nan else (_figure(progress.get("loss"), ".4f"), "")
     found = [

@@ -51,7 +51,10 @@ class Row(NamedTuple):
     """Modification times of the run's folders, if the row stays valid until they change; otherwise None."""
 
     def is_among(self, archived: bool) -> bool:
-        """Return whether the row belongs to the list of archived runs (`archived`) or of other runs."""
+        """Return whether the row is in the list of archived runs or, without `archived`, of other runs.
+
+        An archived run with an active job is in both lists.
+        """
         return self.archived == archived or (self.active and not archived)
 
 

@@ -1,6 +1,6 @@
 """A job's life as a bar of spans: waiting, tuning, loading, training, validating, saving, restarting, paused.
 
-life(events, created_at, now, phase)  ->  {"begin", "end", "spans": [[kind, begin, end], ...], "totals"}
+    life(events, created_at, now, phase)  ->  {"begin", "end", "spans": [[kind, begin, end], ...], "totals"}
 
 States come from events (told_state), mostly the supervisor's. Phases within a state come from rank 0's
 events, which are written when a phase ends. DeepSpeed's autotuner runs before the supervisor starts, so its

@@ -1,7 +1,7 @@
 """Tables of device use by purpose, and of the cost of faults by kind.
 
-purpose_rows(Spending)      rows of PURPOSE_HEADS: training that was kept, starts, restarts, repeated steps,
-... fault_sums([Fault, ...])    {"preemption": FaultSum, "lost": FaultSum, "failure": FaultSum}
+purpose_rows(Spending)      rows of PURPOSE_HEADS: training that was kept, starts, restarts, ...
+fault_sums([Fault, ...])    {"preemption": FaultSum, "lost": FaultSum, "failure": FaultSum}
 """
 
 from collections.abc import Sequence

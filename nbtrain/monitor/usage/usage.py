@@ -66,7 +66,7 @@ class Points:
         return [slice(first, last) for first, last in itertools.pairwise(bounds)]
 
     def _parts(self, most: int) -> list[slice]:
-        """Divide points into intervals of equal length if their clock was set back."""
+        """Divide points into intervals of equal length. Times may decrease, as after a clock was set back."""
         begin, length = self.times[0], max(self.times) - self.times[0]
         parts: list[slice] = []
         first = place = 0

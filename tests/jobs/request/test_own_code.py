@@ -266,7 +266,7 @@ def test_a_file_starts_as_a_copy_of_our_own_functions(workspace):
         start_code(["loss"], path, tiny)
     with pytest.raises(ConfigError, match="Nearest: loss"):
         code_text(["los"], tiny)
-    with pytest.raises(ConfigError, match="requires the name of a function"):
+    with pytest.raises(ConfigError, match="requires the name of one of these functions"):
         code_text([], tiny)
     # gpt-tiny is the run that start.py itself reads.
     own = bundled(START).read_text()

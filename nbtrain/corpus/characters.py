@@ -2,8 +2,10 @@
 
     letter      letters, marks, and the invisible joiners that spell words in Persian and Hindi
     unspaced    letters in scripts without spaces between words (Han, Kana, Thai, Tibetan, Khmer, ...)
-    digit       decimal digits of any script            number   other numbers: Roman, fractions, superscripts
-    space       characters that str.isspace accepts     punctuation
+    digit       decimal digits of any script
+    number      other numbers: Roman, fractions, superscripts
+    space       characters that str.isspace accepts
+    punctuation
     symbol      all others: + = < > | $ ^ `, emoji, drawing, control, private, unassigned, U+FFFD
 
 A word is a run of letters, digits and numbers; in scripts without spaces, each character is a word.
@@ -87,6 +89,9 @@ def _any_word() -> re.Pattern[str]:
 
 
 def _ranges(chosen: np.ndarray) -> str:
-    """Return the code points with `chosen`, bool [code points], as the ranges of a regex character class."""
+    """Return the ranges of a regex character class that matches the code points with `chosen`.
+
+    `chosen` is bool [code points].
+    """
     edges = np.flatnonzero(np.diff(chosen.astype(np.int8), prepend=0, append=0))
     return "".join(f"\\U{first:08x}-\\U{stop - 1:08x}" for first, stop in edges.reshape(-1, 2).tolist())

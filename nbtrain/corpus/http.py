@@ -1,7 +1,8 @@
 """Downloads over HTTP that resume after an interruption.
 
-urllib3 connects, follows redirects, counts attempts and waits (`Patience` is its Retry). This module decides
-where an interrupted download resumes and which redirects are refused, and keeps secrets out of messages.
+urllib3 connects, follows redirects, counts attempts and waits (`Patience` is a subclass of its Retry). This
+module decides where an interrupted download resumes and which redirects are refused, and keeps secrets out of
+messages.
 """
 
 import contextlib
@@ -54,7 +55,7 @@ LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True)
 class Downloaded:
-    """The record of a downloaded dump, stored next to it as <name>.json."""
+    """The record of a downloaded dump, stored next to the dump as <name>.json."""
 
     file: str
     date: str
@@ -84,7 +85,7 @@ class Patience(Retry):
 
     @classmethod
     def for_address(cls, shown: str) -> "Patience":
-        """Return the retries for a new file, with all attempts left."""
+        """Return a Patience with all attempts left; `shown` is the address in log messages."""
         waits = {"backoff_factor": 1, "backoff_max": LONGEST_WAIT_SECONDS}
         return cls(ATTEMPTS - 1, redirect=MAX_REDIRECTS, status_forcelist=BUSY, shown=shown, **waits)
 
@@ -165,7 +166,10 @@ class MirrorClient:
                 patience = self._again(address, response.retries, error)
 
     def dump(self, address: str, name: str, date: str, sha1: str) -> Downloaded:
-        """Download a file and give it its final name. Raises DataError."""
+        """Download a file to data/download/<name> and return its record. Raises DataError.
+
+        `date` is the dump's date for the record, and `sha1` the hash that the file must have.
+        """
         part = PartialFile(folder() / f"{name}.part", sha1)
         with _silent_urllib3():
             self._receive(address, name, part)

@@ -50,10 +50,10 @@ class PartialFile:
         return headers
 
     def begin(self, response: Any) -> None:
-        """Find out from the response's headers whether the body is the missing bytes or the whole file.
+        """Find out from the response's headers whether the body holds the missing bytes or the whole file.
 
-        If the body is the whole file, the received bytes are discarded. Raises ProtocolError if it is
-        neither.
+        If the body holds the whole file, the bytes received before are discarded. Raises ProtocolError if it
+        holds neither.
         """
         # Only a strong ETag guarantees the same bytes.
         tag = response.headers.get("ETag", "")
@@ -106,7 +106,7 @@ class PartialFile:
         self._json.unlink(missing_ok=True)
 
     def finish(self, path: Path) -> None:
-        """Give the complete file its final name."""
+        """Rename the complete file to `path`, and remove <name>.part.json."""
         self.path.replace(path)
         self._json.unlink(missing_ok=True)
         files.fsync_directory(path.parent)

@@ -88,7 +88,7 @@ class Problem(NamedTuple):
     what: str
 
     def with_place(self) -> str:
-        """Return "file:line: what"."""
+        """Return "file:line: what", or "file: what" if there is no line number."""
         return f"{self.path}{'' if self.line is None else f':{self.line}'}: {self.what}"
 
 

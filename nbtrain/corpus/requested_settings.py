@@ -43,7 +43,10 @@ def origin(config: RunConfig, key: str) -> str:
 
 
 def place_of_setting(config: RunConfig, key: str) -> str:
-    """Return 'gpt.yaml:12: data.sources', or the key alone if no file set it."""
+    """Return where a key was set, and the key: 'gpt.yaml:12: data.sources'.
+
+    If no file set the key, return only the key.
+    """
     where = config.where(key)
     return key if where == "default" else f"{where}: {key}"
 
@@ -67,7 +70,7 @@ def differences(there: Any, here: Any, key: str = "") -> list[tuple[str, str, st
 
 
 def _entries(values: list[Any]) -> str:
-    """Return a list as text; for a list of objects, such as sources, only its length."""
+    """Return a list as text; for a list of objects, such as sources, return only the number of objects."""
     if not any(isinstance(value, dict) for value in values):
         return repr(values)
     return "1 entry" if len(values) == 1 else f"{len(values)} entries"

@@ -1,14 +1,15 @@
 """Paths of one dataset's files in the data directory, and functions that open them.
 
 data/dataset/<name>/
-  <key>_document.bin, .idx              indexed.py; a pair for each of data.json_key and data.extra_json_keys
-  <key>_sentence.bin, .idx              instead, if data.split_sentences splits documents into sequences
-  <key>_document_loss_mask.bin, .idx    uint8 per token: 0 if it is not in the loss; absent if all tokens are
-  manifest.json                         manifest.py; written last; a dataset without it is incomplete
-  index-cache/                          samples/index_files.py
-  baselines.json                        views/baselines.py
-  broken-records.jsonl                  corpus/documents/broken_records.py; only if there are any
-  .encode/                              encode/shard.py: shards of an unfinished encoding
+    <key>_document.bin, .idx            indexed.py: a pair for each key in data.json_key and
+                                        data.extra_json_keys
+    <key>_sentence.bin, .idx            instead, if data.split_sentences splits documents into sequences
+    <key>_document_loss_mask.bin, .idx  uint8 per token: 0 if it is not in the loss; absent if all are
+    manifest.json                       manifest.py; written last; a dataset without it is incomplete
+    index-cache/                        samples/index_files.py
+    baselines.json                      views/baselines.py
+    broken-records.jsonl                corpus/documents/broken_records.py; only if there are any
+    .encode/                            encode/shard.py: shards of an unfinished encoding
 """
 
 import os

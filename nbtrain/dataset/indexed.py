@@ -74,10 +74,10 @@ def check_vocabulary(dtype: np.dtype, vocab_size: int, where: str) -> None:
 class IndexedDataset:
     """A memory-mapped .bin/.idx pair: `dataset[i]` is sequence i, an array of the stored dtype.
 
-    Opening checks the header, both file sizes, the ends of every array, and the first OPENED_BLOCKS blocks of
-    the index. Every other block is checked when it is first read, so no index can cause a read outside the
-    file. With `surplus_allowed`, for repairs, the .bin may hold more tokens than the index counts. Raises
-    DataError if something is inconsistent.
+    Opening checks the header, both file sizes, the first and last entries of every array, and the first
+    OPENED_BLOCKS blocks of the index. Every other block is checked when it is first read, so no index can
+    cause a read outside the file. With `surplus_allowed`, for repairs, the .bin may hold more tokens than the
+    index counts. Raises DataError if something is inconsistent.
 
     Truncating a memory-mapped file kills the process that mapped it. Datasets are therefore replaced by
     rename, never changed in place.
@@ -122,7 +122,7 @@ class IndexedDataset:
         return self.get(sequence)
 
     def get(self, sequence: int, offset: int = 0, length: int | None = None) -> np.ndarray:
-        """Return `length` tokens of a sequence, starting at `offset`; with None, all tokens to its end.
+        """Return `length` tokens of a sequence from `offset` on; None returns all tokens up to its end.
 
         Raises DataError if the sequence is shorter.
         """

@@ -15,7 +15,7 @@ Chunks = Callable[[], Iterable[np.ndarray]]
 """Function that yields an array in chunks. Each call starts at the beginning of the array."""
 FileEntry = dict[str, int | str]
 """A file's `bytes` and `sha256`, as a manifest stores them."""
-# Values per insertion from which copying slices is faster than a mask.
+# With more values than this per inserted value, copying slices is faster than a boolean mask.
 LONG_SLICE = 64
 
 
@@ -61,7 +61,7 @@ def write_index_chunks(
 
 
 def pieces(values: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield views of at most CHUNK entries each, in order."""
+    """Yield consecutive views of `values` with at most CHUNK entries each."""
     return (values[first : first + CHUNK] for first in range(0, len(values), CHUNK))
 
 

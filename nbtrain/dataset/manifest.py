@@ -164,7 +164,10 @@ def dropped_sentences(sources: Sequence[dict[str, Any]]) -> str:
 
 
 def added_counts(manifests: Sequence[DatasetManifest]) -> dict[str, Any]:
-    """Return the sums of several manifests' counts. If one manifest lacks a count, its sum is unknown."""
+    """Return the sums of several manifests' counts.
+
+    If one manifest lacks an optional count, its sum is omitted; if one has `bytes` None, so is the sum.
+    """
     counts = [manifest.counts for manifest in manifests]
     dropped: Counter[str] = Counter()
     for entry in counts:

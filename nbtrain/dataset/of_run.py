@@ -132,8 +132,9 @@ def other_text_of_tokenizer(config: RunConfig) -> str:
 def data_named(text: str, overrides: Sequence[str] = ()) -> RunConfig | str:
     """Return the config of the run that `text` names, or `text` itself if it names a dataset or a prefix.
 
-    A run is named as in every command: an example, a run in the workspace, or the path of a YAML file. Raises
-    ConfigError for an invalid run, and if overrides are given but `text` does not name a run.
+    For the path of a .bin or .idx file, the result is its prefix, without the suffix. A run is named as in
+    every command: an example, a run in the workspace, or the path of a YAML file. Raises ConfigError for an
+    invalid run, and if overrides are given but `text` does not name a run.
     """
     if text.endswith((".bin", ".idx")):
         return text[:-4]
@@ -147,7 +148,7 @@ def data_named(text: str, overrides: Sequence[str] = ()) -> RunConfig | str:
 
 
 def find_dataset(target: str | os.PathLike | RunConfig) -> DatasetFiles:
-    """Return the dataset of a run, a name in the data directory, or a prefix. Raises DataError."""
+    """Return the dataset of a run, or the one that a name, folder or prefix refers to. Raises DataError."""
     if isinstance(target, RunConfig):
         if target.data.blend:
             names = ", ".join(entry.name or entry.prefix or "" for entry in target.data.blend)

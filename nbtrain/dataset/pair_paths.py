@@ -8,7 +8,7 @@ from nbtrain.base.workspace import display
 
 
 def bin_path(prefix: str | os.PathLike) -> Path:
-    """Return the token file of a prefix (`<dir>/<key>_document`)."""
+    """Return the path of the token file for a prefix (`<dir>/<key>_document`)."""
     return Path(f"{os.fspath(prefix)}.bin")
 
 

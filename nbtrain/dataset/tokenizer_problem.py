@@ -12,7 +12,7 @@ class TokenizerProblem(NamedTuple):
     """Reason why a dataset does not belong to a tokenizer."""
 
     of: Literal["ids", "ends"]
-    """ids: another tokenizer encoded the dataset. ends: its documents end in another token."""
+    """Difference: "ids" (another tokenizer encoded the dataset) or "ends" (the end-of-document token)."""
     what: str
     """Clause about the dataset, to follow its name and a colon."""
 

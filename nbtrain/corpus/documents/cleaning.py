@@ -118,6 +118,9 @@ def top_word_fraction(text: str) -> float:
 
 
 def longest_word(kinds: np.ndarray) -> int:
-    """Return the length of the longest run of kinds_of(text) that contains neither SPACE nor UNSPACED."""
+    """Return the length of a text's longest word in characters; `kinds` is kinds_of(text).
+
+    A word is a run of characters that are neither SPACE nor UNSPACED.
+    """
     ends = np.flatnonzero((kinds == characters.SPACE) | (kinds == characters.UNSPACED))
     return int(np.diff(ends, prepend=-1, append=len(kinds)).max()) - 1

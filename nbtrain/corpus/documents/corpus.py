@@ -1,6 +1,8 @@
 """Reads all sources of a dataset as one numbered sequence of parts, and counts what it reads.
 
-sources in order -> parts in order -> (number, source, part), the unit of extraction, encoding and resuming
+    sources in order -> parts in order -> (number, source, part)
+
+A numbered part is the unit of extraction, encoding and resuming.
 """
 
 import logging
@@ -36,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class Task(NamedTuple):
-    """A part, its number within the whole corpus, and the number of its source."""
+    """A part of a source, its number within the whole corpus, and the number of its source."""
 
     number: int
     source: int
@@ -44,7 +46,7 @@ class Task(NamedTuple):
 
 
 class Corpus:
-    """The readers of data.sources.
+    """The readers of all sources of a dataset, in the order of data.sources.
 
     `where` identifies data.sources in messages. `gone` holds the numbers of sources that are no longer on
     disk.
@@ -91,7 +93,7 @@ class Corpus:
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
     def unpacked_bytes(self, most: int) -> int | None:
-        """Return the uncompressed bytes of all sources, but at most `most`; None if a size is unknown."""
+        """Return the uncompressed size of all sources in bytes, at most `most`; None if a size is unknown."""
         num_bytes = 0
         for reader in self.readers:
             size = reader.unpacked_bytes(most - num_bytes)
@@ -240,7 +242,7 @@ class SourceCounts:
         self.unread_keys.update(tally.unread_keys)
 
     def first(self, listed: str = "") -> str:
-        """Return a clause with the first broken records; `listed` is the file that lists all of them."""
+        """Return a clause with the first broken records and, if `listed` is set, the file that lists them."""
         more = f"; and {self.broken - len(self.named):,} more" if self.broken > len(self.named) else ""
         return f"{'; '.join(self.named)}{more}{f'; listed in {listed}' if listed else ''}"
 

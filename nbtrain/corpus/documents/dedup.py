@@ -223,9 +223,10 @@ def shingles(text: str, shingle_words: int) -> list[str]:
 
 
 def bands(threshold: float, num_permutations: int) -> tuple[int, int]:
-    """Return (bands, rows) with the fewest comparisons that miss at most 2 % of pairs at `threshold`.
+    """Return (number of bands, rows per band) with the fewest comparisons for a threshold.
 
-    A pair of similarity s shares a band with probability 1 - (1 - s^rows)^bands.
+    At most 2 % of the pairs with similarity `threshold` are missed. A pair of similarity s shares a band with
+    probability 1 - (1 - s^rows)^bands.
     """
     for rows in range(num_permutations, 0, -1):
         for count in range(1, num_permutations // rows + 1):

@@ -1,10 +1,10 @@
 """Extracts sources that are slow to read: once, with many processes, into data/corpus/.
 
     data/corpus/<source>-<hash of its settings and fingerprint>/
-        000012.jsonl    {"text": ...} per document
-        000012.json     the tally of the part, written last; without it the part counts as missing
-        broken-records.jsonl  the records that could not be read, if any
-        manifest.json   the inputs of the extraction, written when all parts are complete
+        000012.jsonl            {"text": ...} per document
+        000012.json             the tally of the part, written last; without it the part counts as missing
+        broken-records.jsonl    the records that could not be read, if any
+        manifest.json           the inputs of the extraction, written when all parts are complete
 
 An interrupted extraction resumes after the complete parts. The folder may be removed at any time.
 """
@@ -51,7 +51,7 @@ class ExtractedReader(SourceReader):
 
     def read(self, part: SourcePart, tally: Tally) -> Iterator[str]:
         path = Path(part.details[0])
-        # The dataset's counts include those of the extraction.
+        # The tally of the extraction, which the dataset's counts include.
         if (record := files.read_json(path.with_suffix(".json"))) is None:
             missing = display(path.with_suffix(".json"))
             raise DataError(

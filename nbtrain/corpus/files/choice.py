@@ -35,7 +35,7 @@ class Choice:
     def of(
         cls, root: Path, is_wanted: Callable[[str], bool], split: str | None, exclude: list[str], where: str
     ) -> "Choice":
-        """Group the files below `root`. Raises the errors of folder.listed_files."""
+        """Group the files below `root` by why they are skipped. Raises the errors of folder.listed_files."""
         wanted, others = folder.listed_files(root, is_wanted, where)
         choice = cls(others=others)
         matched: set[str] = set()
@@ -52,9 +52,10 @@ class Choice:
         return choice
 
     def mixed_splits(self) -> str | None:
-        """Return the splits of the files to read if there are several, with a held-out one; otherwise None.
+        """Return a clause that counts the files of each split if a held-out split is mixed with other files.
 
-        The result is a clause for messages, as from counted_splits().
+        The clause comes from counted_splits() and covers the files to read. The result is None if they all
+        belong to the same split, or if none of them is held out.
         """
         splits = {split_of(name) for name in self.read}
         return counted_splits(self.read) if len(splits) > 1 and splits & HELD_OUT else None

@@ -1,9 +1,9 @@
 """Opens compressed files as byte streams: .gz, .zst, .bz2 and .xz, including files with several members.
 
-Whether a file is decompressed depends on its first bytes, not on its name. Unlike in the formats' libraries,
-a truncated file is an error in all four formats, and the compressed bytes read are counted. Archives, other
-compression formats and files for another kind of source are recognized and refused, with advice on how to
-read them.
+Whether a file is decompressed depends on its first bytes, not on its name. Unlike in the libraries for these
+formats, a truncated file is an error in all four formats, and the compressed bytes read are counted.
+Archives, other compression formats and files for another kind of source are recognized and refused, with
+advice on how to read them.
 """
 
 import bz2
@@ -92,9 +92,9 @@ LARGEST_WINDOW_BYTES = 1 << 31
 
 
 def packing_of_file(path: Path, where: str) -> str | None:
-    """Return the compression of a file, judging by its first bytes; None if it is not compressed.
+    """Return the suffix of a file's compression, e.g. ".gz"; None if the file is not compressed.
 
-    Raises the errors of open_bytes().
+    The first bytes decide, not the name. Raises the errors of open_bytes().
     """
     with open_bytes(path, where) as stream:
         raw: Any = stream.raw
@@ -102,9 +102,10 @@ def packing_of_file(path: Path, where: str) -> str | None:
 
 
 def unread(begun: bytes, name: str) -> Unread | None:
-    """Return the unsupported archive or compression format of a file, judging by its first bytes, or None.
+    """Return the kind of an archive, of unsupported compression, or of another file that is not read as text.
 
-    A format without known first bytes is recognized by the file name.
+    `begun` holds the file's first bytes. A format without known first bytes is recognized by the file name.
+    The result is None for all other files.
     """
     for kind in (TAR, *UNREAD):
         if kind.magic.match(begun) if kind.magic else name.lower().endswith(kind.suffixes):
@@ -132,7 +133,7 @@ def refusal(kind: Unread, path: Path, where: str) -> DataError:
 
 
 def packing_of(begun: bytes) -> str | None:
-    """Return the supported compression to which a file's first bytes belong; None if there is none."""
+    """Return the suffix of the supported compression that a file's first bytes show, e.g. ".gz", or None."""
     return next((suffix for suffix, magic in MAGIC.items() if magic.match(begun)), None)
 
 

@@ -22,7 +22,10 @@ BATCH_BYTES = 4 << 20
 
 
 class OpenTable(ABC):
-    """An open columnar file. Raises DataError if it cannot be read, has another format or is damaged."""
+    """An open columnar file, which is read in units: record batches (Arrow) or row groups (Parquet).
+
+    Raises DataError if the file cannot be read, has another format or is damaged.
+    """
 
     format: ClassVar[str]  # name of such a file in messages
     units: ClassVar[str]  # plural name of the units in which a part's start and stop count
@@ -50,7 +53,7 @@ class OpenTable(ABC):
 
     @abstractmethod
     def unit_bytes(self, columns: Collection[str] | None) -> list[int]:
-        """Return the bytes of `columns` in each unit of the file; None means all columns."""
+        """Return the size in bytes of `columns` in each unit of the file; None means all columns."""
 
     @abstractmethod
     def batches(self, columns: Sequence[str] | None, start: int, stop: int | None) -> Iterator[Any]:
@@ -58,10 +61,10 @@ class OpenTable(ABC):
 
     @abstractmethod
     def num_values(self, columns: Collection[str], start: int, stop: int | None) -> dict[str, int]:
-        """Count, for each of `columns`, the rows of units `start` to `stop` (None: the end) with a value.
+        """Return {column: rows with a value} for units `start` to `stop` (None: the end) of the file.
 
-        Columns without any value are omitted. If the file has no null count for a column, every row counts as
-        having a value.
+        Only `columns` are counted, and columns without any value are omitted. If the file has no null count
+        for a column, every row counts as having a value.
         """
 
     def parts(self, columns: Collection[str] | None) -> Iterator[SourcePart]:
@@ -131,12 +134,15 @@ class ColumnReader(FileReader):
             yield file
 
     def _check_refused(self, file: OpenTable, where: str) -> None:
-        """Raise DataError if an unread column marks a part of the text as outside the loss."""
+        """Raise DataError if the source's key rules refuse an unread column that holds a value.
+
+        Such a column may, for example, mark a part of the text as outside the loss.
+        """
         if (names := self._ruled(file)) and (values := file.num_values(names, 0, None)):
             self._check(values, where)
 
     def _check_values(self, file: OpenTable, part: SourcePart, where: str) -> None:
-        """Raise DataError if a text column marks rows as not for training, such as split: test.
+        """Raise DataError if the source's key rules refuse a value of an unread text column (split: test).
 
         Reads the values of such columns in the part, whereas _check_refused() reads only statistics.
         """
@@ -149,7 +155,7 @@ class ColumnReader(FileReader):
                         self._check({name: value.as_py()}, where)
 
     def _ruled(self, file: OpenTable) -> list[str]:
-        """Return the unread columns that may be refused by a rule."""
+        """Return the names of the unread columns that a key rule (keys.py) may refuse."""
         policy = record_policy(self.config)
         return [name for name in file.schema.names if not policy.is_counted(name) and name not in self._keys]
 

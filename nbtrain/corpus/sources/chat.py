@@ -106,7 +106,7 @@ class Node(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A message that is ready to be rendered."""
+    """A message in the form in which the template renders it, whatever format the data has."""
 
     role: str
     content: str
@@ -355,7 +355,7 @@ class ChatReader(ExampleReader):
         content_key: str,
         notes: RecordNotes,
     ) -> Turn:
-        """Convert a message that has further keys besides its role and content."""
+        """Convert a message that has further keys besides its role and content to a turn."""
         keys, read = self.message_keys, [role_key, content_key, *TREE_KEYS]
 
         def look_at_part(part: dict[str, Any], own: Container[str], where: str) -> None:
@@ -447,7 +447,7 @@ def _template(text: str | None, name: str) -> Template | None:
 
 
 def threads(root: Node) -> Iterator[tuple[list[Node], int]]:
-    """Yield (messages from the root to a leaf, number shared with the previous path) for each leaf."""
+    """Yield, for each leaf, (messages from the root to it, how many of them the previous path has too)."""
     path: list[Node] = []
     num_shared = 0
     waiting = [(root, 0)]

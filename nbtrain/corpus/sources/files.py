@@ -200,7 +200,7 @@ class FileReader(base.SourceReader):
             yield _grouped(group)
 
     def size_as_text(self, path: Path) -> int:
-        """Estimate how many bytes of text a file holds, to distinguish small files from large ones."""
+        """Return an estimate of the bytes of text in a file, to distinguish small files from large ones."""
         return path.stat().st_size * (USUAL_RATIO if path.suffix.lower() in PACKED else 1)
 
     @abstractmethod

@@ -1,8 +1,8 @@
 """Reads a Hugging Face dataset that save_to_disk wrote: Arrow streams, read with pyarrow alone.
 
-dataset_dict.json {"splits": [...]}     only if there are splits, each in a separate folder
-state.json        {"_data_files": [{"filename": "data-00000-of-00002.arrow"}, ...]}
-dataset_info.json license, citation, homepage
+dataset_dict.json   {"splits": [...]}; only if there are splits, each in a separate folder
+state.json          {"_data_files": [{"filename": "data-00000-of-00002.arrow"}, ...]}
+dataset_info.json   license, citation, homepage
 """
 
 import json

@@ -86,9 +86,9 @@ def text_of(
     """Return the text under a key, or the joined texts of its parts.
 
     `place` is the location of `value` for messages. If `kind` (the kind of the source) is given, the message
-    for a missing key suggests another way to read the record. `look` is called with each part that has
-    further keys, the keys that were read, and the part's location; without `look`, such a part is broken if
-    its further keys hold values. Raises BrokenExample.
+    for a missing key suggests another way to read the record. For each part that has further keys,
+    look(part, keys that were read, location of the part) is called; without `look`, the record is broken if
+    these keys hold values. Raises BrokenExample.
     """
     if key not in value:
         forward = way_forward(value, kind) if kind else ""

@@ -78,13 +78,14 @@ class ArrayLines(compression.BlockStream):
 
     @property
     def consumed_bytes(self) -> int:
-        """Bytes of the file read so far."""
+        """Number of bytes of the file that have been read."""
         raw: Any = self._stream.raw
         return raw.consumed_bytes if isinstance(raw, compression.Unpacked) else raw.tell()
 
     def next_block(self) -> bytes | None:
         element = next(self._elements, None)
-        # In JSON, \r is whitespace like \n, and equally invalid inside a string, but ends no line.
+        # Put the element on one line. In JSON, \r is whitespace like \n and equally invalid inside a string,
+        # but it does not end a line.
         return None if element is None else element.strip().replace(b"\n", b"\r") + b"\n"
 
     def close(self) -> None:
@@ -92,7 +93,7 @@ class ArrayLines(compression.BlockStream):
         super().close()
 
     def _cut(self) -> Iterator[bytes]:
-        """Yield the bytes between the array's commas."""
+        """Yield the bytes of each element, without the commas and brackets of the array around it."""
         buffer = self._stream.read(READ_BYTES).removeprefix(BOM_UTF8)
         start = position = buffer.index(b"[") + 1
         depth = 1

@@ -6,8 +6,8 @@
 
 A key without a rule is counted, with one exception. In fine-tuning records and token ids, a key is refused if
 its name and value look like a mark of what is trained on (is_masked: true, turnWeight: 0.5), or if it is
-another spelling of a key with a rule (toolCalls, System-Prompt). `ignored_keys` of a source turns refused and
-optional keys into counted ones. docs/record-keys.md is generated from TABLES.
+another spelling of a key with a rule (toolCalls, System-Prompt). Refused and optional keys that a source
+lists in `ignored_keys` are only counted. docs/record-keys.md is generated from TABLES.
 """
 
 import re
@@ -120,9 +120,9 @@ class KeyRule:
     setting: str | None = None
     """Field of the source that, if set, names another key to read instead."""
     unread: Use = "counted"
-    """Treatment of a used key in records of a format in which the reader does not use it."""
+    """Treatment of a used key in a record whose format makes the reader ignore the key."""
     matters: Callable[[Any], bool] = holds_value
-    """Whether a value of a refused key changes what is trained on; other values are only counted."""
+    """Function that tells whether a refused key's value changes what is trained on; if not, it is counted."""
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ MARKS = ("train", "training", "trainable", "weight", "loss", "loss_weight", "los
 MASKED = "masked"
 SPANS = ("train_detail", "training_detail")
 
-# Rules for keys that kind: prompt-completion and kind: alpaca do not read.
+# Rules for keys that the kinds prompt-completion and alpaca do not read.
 OTHER_MEANINGS = (
     TOOLS,
     REASONING,

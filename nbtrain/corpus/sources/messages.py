@@ -1,9 +1,9 @@
 """Parses the messages of a record in all their storage formats, and the spans and tool calls of a message.
 
-messages        a list of objects, or of pairs {"human", "assistant"}; the same as JSON text; or
-                {"role": [...], "content": [...]}
-history         [["question", "answer"], ...] -> messages
-train_detail    [{begin_offset, end_offset, train}] -> spans of the content, each in or outside the loss
+messages            a list of objects, or of pairs {"human", "assistant"}; the same as JSON text; or
+                    {"role": [...], "content": [...]}
+history             [["question", "answer"], ...] -> messages
+train_detail        [{begin_offset, end_offset, train}] -> spans of the content, in or outside the loss
 tools, tool_calls   -> JSON, as Hugging Face's chat templates write it
 """
 

@@ -1,10 +1,10 @@
 """Reads pairs of answers to one prompt, one of which is preferred.
 
-    {"prompt", "chosen", "rejected"}                         texts
-    {"chosen", "rejected"}                                   texts with a common beginning, the prompt
-    {"prompt": [...], "chosen": [...], "rejected": [...]}    messages: the prompt, and two continuations
-    {"conversations": [...], "chosen": {...}, "rejected": {...}}    the same, with one message per answer
-    {"chosen": [...], "rejected": [...]}                     conversations with a common beginning
+    {"prompt", "chosen", "rejected"}                               texts
+    {"chosen", "rejected"}                                         texts that begin with the same prompt
+    {"prompt": [...], "chosen": [...], "rejected": [...]}          messages: the prompt, two continuations
+    {"conversations": [...], "chosen": {...}, "rejected": {...}}   the same, with one message per answer
+    {"chosen": [...], "rejected": [...]}                           conversations with a common beginning
 
 Messages may have any format that chat.py reads. The common beginning of two conversations is outside the
 loss. Answers are compared after rendering: if both render to the same text, the record counts as broken,
@@ -175,7 +175,8 @@ def _is_text_parts(value: Any) -> bool:
 def _common_beginning(chosen: str, rejected: str) -> str:
     """Return the prompt with which two texts begin; "" if they have no common prompt.
 
-    It ends after the last answer mark in the common beginning, or else before the last whitespace in it.
+    The prompt ends after the last ANSWER_MARK in the common beginning or, if there is no such mark, before
+    the last whitespace in it.
     """
     pairs = enumerate(zip(chosen, rejected, strict=False))
     end = next((place for place, (ours, theirs) in pairs if ours != theirs), min(len(chosen), len(rejected)))

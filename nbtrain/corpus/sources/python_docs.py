@@ -1,7 +1,10 @@
 """Reads docstrings of the standard library and of installed packages: English text without a download.
 
-    list the .py files of each package -> one order that mixes all packages evenly -> parse with ast (nothing
-    is ever imported) -> each docstring is one document -> stop at max_bytes
+    list the .py files of each package
+        -> one order that mixes all packages evenly
+        -> parse with ast (nothing is ever imported)
+        -> each docstring is one document
+        -> stop at max_bytes
 
 File k of a package's n files, sorted by a hash of their path, has position (k + 1/2) / n in the order. Every
 range, split or prefix of the order therefore contains each package in proportion to its number of files.
@@ -42,7 +45,7 @@ Entries = list[tuple[str, Callable[[], list[str]]]]
 
 
 class Unit(NamedTuple):
-    """An entry of the mixed order: the docstrings of a file, or a help topic."""
+    """An entry in the order that mixes all packages: the docstrings of a file, or a help topic."""
 
     place: float
     package: str

@@ -148,4 +148,7 @@ EXPECTED: dict[str, Callable[[Any], bool]] = {
     "tokens": _is_ids,
     "jsonl": _is_text,
 }
-"""Test of a value for each kind of source: whether the kind reads the value or reports a problem in it."""
+"""Function that tests the value under a key of a shape, for each kind of source.
+
+It accepts values that the kind reads, and values about which the kind reports a problem.
+"""

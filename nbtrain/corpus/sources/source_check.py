@@ -1,7 +1,7 @@
 """Finds mistakes in data.sources from the first records, before any file is read completely.
 
-the file or folder is missing       reports the full path
-no record has the text key          suggests the source entry that would read the records
+the file or folder is missing   reports the full path
+no record has the text key      suggests the source entry that would read the records
 """
 
 from collections.abc import Iterator

@@ -121,7 +121,10 @@ class WikiReader(SourceReader):
         return None
 
     def _first_articles(self, xml: bytes, kept: int) -> tuple[bytes, int]:
-        """Return (`xml` up to the article that reaches max_articles, number of articles so far)."""
+        """Return (`xml`, cut after article number max_articles; number of articles kept so far).
+
+        `kept` is the number of articles that were kept before `xml`.
+        """
         for page, end in dump.pages(xml):
             if isinstance(page, dump.Page) and self._left_out(page) is None:
                 kept += 1

@@ -46,7 +46,10 @@ MOST_SOURCES = 4
 MOST_PATTERNS = 4
 """Maximum number of patterns in a source's `exclude`, so that they fit on a line."""
 LEAST_DOCUMENTS = 200
-"""Minimum number of documents for an even split; plain text with fewer files is cut into documents."""
+"""Minimum number of documents for splits of about the requested sizes.
+
+Plain text with fewer files is cut into documents, because each file would be one document.
+"""
 DOCUMENT_BYTES = (1 << 10, 64 << 10)
 """Minimum and maximum size in bytes of the documents into which a plain text is cut."""
 
@@ -157,7 +160,7 @@ def _expanded(path: str | Path) -> list[Path]:
 
 
 def _sources_in(path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    """Return the entries of data.sources that read a file or a folder."""
+    """Return the entries of data.sources that read a file or a folder; add what they skip to `notes`."""
     name = display(path)
     if not folder.is_folder(path, name):
         return [_source_of_file(path)]

@@ -31,7 +31,10 @@ def ids_before_text(tokenizer: Any) -> list[int]:
 
 
 def ids_before_text_of_two_files(folder: Path, tokenizer: Any) -> list[int]:
-    """Return the ids before a text for vocab.json and merges.txt, as their tokenizer_config.json requests."""
+    """Return the ids that transformers puts before a text, for a folder with vocab.json and merges.txt.
+
+    The result is the bos id if tokenizer_config.json sets add_bos_token, otherwise an empty list.
+    """
     found = bos_id(folder, tokenizer) if settings_of(folder).get("add_bos_token") else None
     return [] if found is None else [found]
 

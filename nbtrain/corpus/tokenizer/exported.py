@@ -147,7 +147,10 @@ def entries_of(folder: Path) -> dict[str, int]:
 
 
 def framing_ids(folder: Path, default: int | None = None) -> dict[str, int | None]:
-    """Return the bos, eos and pad ids from tokenizer_config.json; a missing eos id becomes `default`."""
+    """Return {bos_token_id, eos_token_id, pad_token_id} for the tokens in tokenizer_config.json.
+
+    The id of a missing token is None, except that a missing eos id becomes `default`.
+    """
     entries = entries_of(folder)
     found = {
         f"{kind}_token_id": entries.get(own_token(folder, f"{kind}_token") or "")

@@ -181,10 +181,10 @@ def adopt(
 ) -> dict[str, Any]:
     """Import a tokenizer into `directory` and return its manifest, which is written last.
 
-    `added_tokens` become separate entries. `path` is a tokenizer.json, a folder that holds one, or a folder
-    with GPT-2's vocab.json and merges.txt; it may be `directory` itself. If a folder has all three files,
-    tokenizer.json is used, because only that file defines how words are split; in a folder that nbtrain
-    created, the other two are used.
+    Each of `added_tokens` becomes an entry of the vocabulary. `path` is a tokenizer.json, a folder that holds
+    one, or a folder with GPT-2's vocab.json and merges.txt; it may be `directory` itself. If a folder has all
+    three files, tokenizer.json is used, because only that file defines how words are split; in a folder that
+    nbtrain created, the other two are used.
 
     Raises DataError if there is no tokenizer, if it cannot be read or lacks `eod_token`, or if vocab.json and
     merges.txt belong to a model other than GPT-2.

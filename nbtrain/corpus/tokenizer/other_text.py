@@ -12,10 +12,11 @@ NAMED_SOURCES = 2
 
 
 def other_text_of(directory: Path, wanted: dict[str, Any]) -> str:
-    """Return a clause on the other text that the tokenizer in `directory` was trained on, otherwise "".
+    """Return a clause on a tokenizer's training text if it is not the dataset's text; otherwise "".
 
-    `wanted` holds the sources and the cleaning of a dataset, as corpus/requested_settings.py records them.
-    Returns "" also if the tokenizer was imported, so that its training text is unknown, or does not exist.
+    `directory` is the tokenizer's folder. `wanted` holds the sources and the cleaning of the dataset, as
+    corpus/requested_settings.py records them. Returns "" also if the tokenizer was imported, so that its
+    training text is unknown, or does not exist.
     """
     manifest = read_manifest(directory)
     trained = manifest and manifest["trained"]

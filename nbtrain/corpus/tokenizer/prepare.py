@@ -149,7 +149,10 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
 
 
 def _why_kept(config: RunConfig) -> str:
-    """Return a clause on why a run uses a tokenizer trained on other text; "" if the run has no sources."""
+    """Return a clause on why a run uses a tokenizer trained on other text, beginning with a semicolon.
+
+    The clause is "" if the run has neither init_from nor sources.
+    """
     if config.init_from is not None:
         return f"; the weights from init_from ({config.init_from}) were trained with its ids"
     return f"; selected by {place_of_setting(config, 'tokenizer.name')}" if config.data.sources else ""
@@ -163,7 +166,10 @@ def _has_text(config: RunConfig) -> bool:
 def _check_own(
     config: RunConfig, manifest: dict[str, Any] | None, directory: Path, others: list[str]
 ) -> None:
-    """Raise DataError if a run without tokenizer.name would use a tokenizer trained on other text."""
+    """Raise DataError if a run without tokenizer.name would use a tokenizer not trained on the run's text.
+
+    `others` names the other datasets that were encoded with the tokenizer.
+    """
     if config.names_tokenizer or config.init_from is not None or not _has_text(config):
         return
     name, trained = config.tokenizer.name, manifest and manifest["trained"]
@@ -275,7 +281,7 @@ def _refuse_strange(directory: Path, manifest: dict[str, Any] | None) -> None:
 
 
 def _named(manifest: dict[str, Any]) -> str:
-    """Return a clause with the two properties that distinguish a tokenizer from others."""
+    """Return a clause that identifies a tokenizer: its hash and its end-of-document token."""
     return f"sha256 {manifest['sha256'][:12]}, ends documents with {manifest['eod_token']}"
 
 

@@ -114,7 +114,7 @@ def _of_normalizer(document: dict[str, Any]) -> str | None:
 
 
 def _of_added_tokens(document: dict[str, Any]) -> str | None:
-    """Return the objection to the added tokens, or None.
+    """Return the feature of the added tokens that fastokens may handle differently, or None.
 
     Special tokens do not matter, because they are encoded as text.
     """
@@ -163,7 +163,10 @@ def _of_words(step: dict[str, Any] | None) -> Agreement:
 
 
 def _is(step: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Return whether a step has the settings `wanted`; a setting that the step lacks counts as true."""
+    """Return whether a step of a tokenizer.json's processing, such as its pre-tokenizer, is as `wanted`.
+
+    `wanted` holds settings and their values. A setting that the step lacks counts as true.
+    """
     return all(step.get(key, True) == value for key, value in wanted.items())
 
 

@@ -28,7 +28,11 @@ COUNTED_SHARE = 0.95
 
 
 def fits_of(texts: Sequence[str]) -> list[VocabularyFit]:
-    """Measure each of SIZES on some texts, up to the size at which there are no more merges."""
+    """Measure a vocabulary of each size in SIZES on some texts, and return the results by size.
+
+    If the texts do not have enough merges for the larger sizes, the last result is for the largest
+    vocabulary that they allow.
+    """
     unspaced = training.unspaced_fraction(training.peek(texts)[0]) > 0.5
     train_bytes = UNSPACED_TRAIN_BYTES if unspaced else TRAIN_BYTES
     with Progress("measuring vocabularies", len(SIZES) + 1, "") as progress:
@@ -58,7 +62,10 @@ def _up_to(texts: Sequence[str], num_bytes: int) -> list[str]:
 
 
 def _counts(state: dict[str, Any], size: int, texts: Sequence[str]) -> np.ndarray:
-    """Count the occurrences of each of the first `size` entries in some texts."""
+    """Return how often each of the first `size` entries occurs in some texts, int64 [size].
+
+    The texts are encoded with these entries only.
+    """
     import tokenizers
     from tokenizers.models import BPE
 

@@ -272,7 +272,7 @@ class Tokenizer:
 
     @property
     def unknown_id(self) -> int | None:
-        """Id of the unknown token; None if every text has tokens, or if text without a token is an error."""
+        """Id of the token for text that has no other token; None without such a token (unknown.py)."""
         return self.manifest["unknown_id"]
 
     def _encode_whole(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

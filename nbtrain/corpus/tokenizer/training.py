@@ -144,10 +144,11 @@ def _batches(texts: Iterable[str], train_bytes: int | None) -> Iterator[list[str
 
 MEMINFO = Path("/proc/meminfo")
 # Peak resident memory of training 52,000 entries: (bytes without any text, additional bytes per byte of text
-# with spaces between words, additional bytes per byte of text without them). Measured with tokenizers 0.23.3:
-# books 104, 127, 140 and 149 MiB at 5, 10, 20 and 29 MB, 313 at 100 MB; 388 languages 213 MiB at 4 MB;
-# Chinese 192, 313 and 536 MiB at 1.25, 2.5 and 5 MB. With rustbpe 0.1.0: books 100, 110, 125 and
-# 138, 251 at 100 MB; 388 languages 138; Chinese 126, 191 and 316.
+# with spaces between words, additional bytes per byte of text without them). Measured peaks in MiB:
+#     text            size of the text in MB     tokenizers 0.23.3          rustbpe 0.1.0
+#     books           5, 10, 20, 29, 100         104, 127, 140, 149, 313    100, 110, 125, 138, 251
+#     388 languages   4                          213                        138
+#     Chinese         1.25, 2.5, 5               192, 313, 536              126, 191, 316
 MEMORY_FIT = {"tokenizers": (220 << 20, 2.5, 97.0), "rustbpe": (140 << 20, 1.7, 53.0)}
 
 
@@ -162,7 +163,7 @@ def memory_estimate_bytes(train_bytes: int, trainer: Trainer, unspaced_fraction:
 
 
 def unspaced_fraction(texts: Iterable[str]) -> float:
-    """Return the share of a text's UTF-8 bytes that is in scripts without spaces between words."""
+    """Return the share of some texts' UTF-8 bytes that is in scripts without spaces between words."""
     num_bytes = num_unspaced = 0
     for text in texts:
         size = len(text.encode())

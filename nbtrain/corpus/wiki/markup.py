@@ -1,7 +1,11 @@
 r"""Processes the markup of wikitext with one scan for each kind of markup, in this order.
 
-    comments, <ref>, <gallery> ... dropped; <math>, <pre>, <nowiki> ... put aside  ->  templates  ->  tables
-    dropped  -> links  ->  bold and italic marks  ->  headings
+    tags         comments, <ref>, <gallery> ... are dropped; <math>, <pre>, <nowiki> ... are put aside
+    templates    are replaced with the text that readers see
+    tables       are dropped
+    links        are replaced with their labels
+    quotes       bold and italic marks are removed
+    headings     become lines
 
 No scan backtracks, so the time for a page is proportional to its size, even if markup is not closed. Scans
 leave marks for later scans in the text: the constants below, which are characters that XML cannot contain.
@@ -81,7 +85,8 @@ SUPERSCRIPTS = str.maketrans("0123456789+-=()", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺�
 SUBSCRIPTS = str.maketrans("0123456789+-=()", "₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎")
 FIGURES = re.compile(r"[0-9+\-=()]{1,12}")
 SIGNED_NUMBER = re.compile(r"[+-]?[0-9]+(?:[.,][0-9]+)*")
-# The beginning of a chemical formula, before a number of atoms; not "log", "7F" or "FF", before a base.
+# Symbols of the chemical elements. A subscript after a formula is a number of atoms; a subscript after "log",
+# "7F" or "FF" is a base, so these must not be taken for formulas.
 ELEMENT = """
 A[cglmrstu]|B[aehikr]?|C[adeflmnorsu]?|D[bsy]|E[rsu]|F[elmr]?|G[ade]|H[efgos]?|I[nr]?|Kr?|L[airuv]|M[cdgnot]|N[abdeihop]?
 O[gs]?|P[abdmortu]?|R[abefghnu]|S[bcegimnr]?|T[abcehils]|U|V|W|Xe|Yb?|Z[nr]

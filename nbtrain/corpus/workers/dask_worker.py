@@ -29,7 +29,7 @@ class Order(NamedTuple):
     lease: str
     token: str
     make: bytes
-    """Pickled function that returns the function for parts, loaded only if the software matches."""
+    """Pickled `make` of ordered_map(), unpickled only if the worker has the software in `software`."""
 
 
 @functools.cache

@@ -55,9 +55,10 @@ _looked = 0.0
 
 
 def hold(path: Path, token: str, worker: str, wait_seconds: float = SEEN_AFTER_SECONDS) -> None:
-    """Put this worker under a lease. Raises DataError if this machine cannot see the lease file.
+    """Wait until this worker sees its lease file, which stop_if_ended() then checks.
 
-    Raises Ended if the lease has already ended.
+    Raises DataError if this machine cannot see the file after `wait_seconds`, and Ended if the lease has
+    already ended.
     """
     global _held, _looked
     until = time.monotonic() + wait_seconds

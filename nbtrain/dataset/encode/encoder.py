@@ -1,10 +1,10 @@
 """Encodes one part of a corpus into a shard of tokens, lengths and deduplication data in a work folder.
 
-    <work>/000012.bin          tokens of data.json_key, EOD included
-           000012-key-<key>.bin  the tokens of each of data.extra_json_keys
-           000012-mask.bin     uint8 per token: 1 if it is in the loss (datasets with tokens outside the loss)
-           000012.npz          lengths, and per document: digest, text bytes, sequences, MinHash signature
-           000012.json         ShardRecord; written last; a shard without it is ignored
+    <work>/000012.bin              tokens of data.json_key, EOD included
+           000012-key-<key>.bin    tokens of each of data.extra_json_keys
+           000012-mask.bin         uint8 per token: 1 if it is in the loss; only for datasets with a mask
+           000012.npz              lengths, and per document: digest, text bytes, sequences, MinHash signature
+           000012.json             ShardRecord; written last; a shard without it is ignored
 
 If one process encodes all shards in order, it writes their tokens into in-order.bin, in-order-key-<key>.bin
 and in-order-mask.bin, one shard after another. If no document is a duplicate, these files need no joining.

@@ -39,7 +39,7 @@ class SourceTotals:
     unknown_tokens: int = 0
     """Number of tokens that replace text which the tokenizer cannot encode."""
     loss_tokens: int = 0
-    """Number of tokens in the loss, if the dataset has a mask."""
+    """Number of tokens in the loss; 0 if the dataset has no loss mask."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Number of documents dropped as duplicates, by reason; the shards' tallies hold the other reasons."""
     first_sequence: int = 0

@@ -23,7 +23,7 @@ LARGEST_SEQUENCE_TOKENS = 2**31 - 1
 
 @dataclass(frozen=True)
 class EncodeSettings:
-    """The settings that determine a shard's content, together with its part."""
+    """The settings that, together with the part of the corpus, determine a shard's content."""
 
     work: Path
     readers: tuple[SourceReader, ...]
@@ -45,7 +45,7 @@ class EncodeSettings:
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """The contents of a shard, and the tally of the part that was read."""
+    """The record of a finished shard: its counts, its files, and the tally of the part that was read."""
 
     number: int
     source: int

@@ -37,7 +37,7 @@ class GPTDatasets:
     names: tuple[str, ...] = ()
     """Dataset names that Sample.dataset refers to by index; empty if there is only one dataset."""
     is_masked: bool = False
-    """Whether some positions may be outside the loss."""
+    """Whether some positions of training samples may be outside the loss."""
 
 
 def build_datasets(
@@ -49,9 +49,9 @@ def build_datasets(
     """Build the datasets of a run, using or creating the indices in index-cache/.
 
     When a run is resumed, `index_samples` comes from its data state. None uses data.index_samples or, if that
-    is not set, the number of samples that train_tokens needs. `skipped_samples` are skipped, so the run reads
-    that many samples further. Pass `opened` if the run's dataset is already open. Raises DataError if the
-    data is missing or damaged, or does not fit the run.
+    is not set, the number of samples that train_tokens needs. `skipped_samples` is the number of samples
+    that the run skips, so it reads that many samples further. Pass `opened` if the run's dataset is already
+    open. Raises DataError if the data is missing or damaged, or does not fit the run.
     """
     opened = opened or open_dataset(config)
     manifest = opened.manifest

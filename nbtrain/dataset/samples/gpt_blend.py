@@ -107,7 +107,7 @@ def _choices(shares: np.ndarray, counts: np.ndarray, start: int, length: int) ->
     begins = start + stretch * np.arange(-(-length // stretch), dtype=np.int64)
     guessed = _likely_counts(shares, begins)
     guessed[0] = counts
-    # Column s of a row is sample begins[s] + row.
+    # Entry [row, s] of the table belongs to sample begins[s] + row.
     table = _walk_side_by_side(shares, guessed, begins, stretch)
     true = counts.astype(np.int64).copy()
     for number, begin in enumerate(begins.tolist()):

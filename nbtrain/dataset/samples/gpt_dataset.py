@@ -1,14 +1,14 @@
 """Samples of a prepared dataset: int64 arrays of seq_length + 1 tokens, by position in the run's order.
 
     .bin/.idx -> split (documents, contiguous) -> GPTIndex of each split, cached in index-cache/ -> GPTDataset
-    several datasets -> BlendedDataset (gpt_blend.py); whole documents, packed -> PackedDataset
-    (packed_dataset.py)
+    several datasets -> BlendedDataset (gpt_blend.py)
+    whole documents, packed -> PackedDataset (packed_dataset.py)
 
-Training reads positions 0 .. index_samples and possibly further. A run that is later given more tokens first
-reads the remaining samples of its epochs, then makes another pass over the same documents with seed + 1, and
-so on, so earlier positions never change. With shuffle per_epoch, each pass is one epoch, whatever the length
-of the run: the index takes the memory of one epoch, and the order does not depend on train_tokens. Validation
-and test hold the samples of eval_iters global batches, the same samples every time.
+Training reads positions 0 to index_samples - 1, and possibly further. A run that is later given more tokens
+first reads the remaining samples of its epochs, then makes another pass over the same documents with
+seed + 1, and so on, so earlier positions never change. With shuffle per_epoch, each pass is one epoch,
+whatever the length of the run: the index takes the memory of one epoch, and the order does not depend on
+train_tokens. Validation and test hold the samples of eval_iters global batches, the same samples every time.
 """
 
 import logging

@@ -31,7 +31,10 @@ Index = TypeVar("Index")
 
 
 def opened_pass(opened: OrderedDict[int, Index], number: int, open_index: Callable[[int], Index]) -> Index:
-    """Return the index of a pass from `opened`, a cache of the last OPEN_PASSES indices opened."""
+    """Return the index of pass `number`, opened with `open_index` unless it is in the cache `opened`.
+
+    The cache holds the OPEN_PASSES indices that were opened last.
+    """
     if number not in opened:
         opened[number] = open_index(number)
         if len(opened) > OPEN_PASSES:

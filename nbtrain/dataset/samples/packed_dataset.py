@@ -1,7 +1,9 @@
 """Packs complete examples into samples, isolated from each other, for data.packing: best_fit.
 
-    .bin/.idx (+ _loss_mask) -> pieces of the split -> bins of each epoch, cached in index-cache/ ->
-    PackedDataset
+    .bin/.idx (+ _loss_mask)
+        -> pieces of the split
+        -> bins of each epoch, cached in index-cache/
+        -> PackedDataset
 
 Each example in a sample has positions from 0, a separate segment of cu_seqlens, and only its own tokens as
 labels. The unused positions at the end form a segment of padding outside the loss. Samples are numbered

@@ -6,8 +6,8 @@
 
 An example of L tokens takes L - 1 slots: the first L - 1 tokens, with the L - 1 tokens that follow them as
 labels, so no label ever belongs to another example. If an example has more than seq_length + 1 tokens and
-only part of it is in the loss, it is cut after that length (counted as truncated). Text, which is in the loss
-everywhere, becomes several pieces without losing a label.
+only part of it is in the loss, it is truncated to that length. Text, which is in the loss everywhere, becomes
+several pieces without losing a label.
 
 A source of n pieces and weight w is a stream of shuffled rounds of all n pieces, one round after the other.
 Epoch e uses positions ceil(e w n) to ceil((e + 1) w n) of this stream. With weight 0.5, one epoch has one
@@ -198,7 +198,7 @@ class PackedIndex(NamedTuple):
 
 
 def epochs_per_pass(pieces: Pieces, weights: list[float], seq_length: int) -> int:
-    """Return how many epochs hold about LEAST_PASS_SAMPLES samples.
+    """Return the number of epochs in a pass, which is enough for about LEAST_PASS_SAMPLES samples.
 
     Raises DataError if an epoch has less than one example.
     """

@@ -2,10 +2,11 @@
 
     lengths, longest first -> each into the fullest open bin with enough room, otherwise into a new bin
 
-Open bins are kept in a list sorted by their room, with one entry for each different room and a stack of bins
-for each entry, so a placement costs one bisection. Equal lengths go into a bin together: after the first of
-them, that bin has the least room of all bins that can hold the next. Cost: 0.1 to 0.2 CPU seconds for 200,000
-lengths. Fill: 99.9 % on the lengths of natural text (tests/benchmarks/packing.py).
+A bin's room is its free space. Open bins are kept in a list sorted by their room, with one entry for each
+different room and a stack of bins for each entry, so a placement costs one bisection. Equal lengths go into a
+bin together: after the first of them, that bin has the least room of all bins that can hold the next. Cost:
+0.1 to 0.2 CPU seconds for 200,000 lengths. Fill: 99.9 % on the lengths of natural text
+(tests/benchmarks/packing.py).
 """
 
 from bisect import bisect_left, insort
@@ -39,7 +40,7 @@ def pack_best_fit(lengths: np.ndarray, capacity: int) -> Packed:
     order = np.argsort(-lengths, kind="stable")
     values, counts = np.unique(lengths, return_counts=True)
     rooms: list[int] = []
-    """Distinct rooms of open bins, ascending."""
+    """Distinct amounts of free space in open bins, ascending."""
     stacks: dict[int, list[int]] = {}
     num_bins = 0
     chosen: list[int] = []

@@ -149,7 +149,10 @@ def build_split(
 
 
 def all_pairs(opened: OpenDataset, config: RunConfig) -> PreferenceDataset:
-    """Return every pair of the dataset once, regardless of the split and the weights."""
+    """Return all pairs of the dataset that fit into seq_length, from every split and with weight 1.
+
+    The first epoch holds each pair once (see once()).
+    """
     sources = [MixedSource("pairs", 0, _sources(opened, config)[-1].last)]
     return PreferenceDataset(opened, sources, config.model.seq_length, 1, 1, config.data.seed)
 

@@ -1,4 +1,4 @@
-"""Finds the sequences of a run's splits: a stream is cut once; with packing: best_fit, each source is cut."""
+"""Finds the sequences of a run's splits: stream packing cuts a dataset once, best-fit packing each source."""
 
 from nbtrain.config.arithmetic.splits import SPLIT_NAMES, split_bounds
 from nbtrain.config.schema import RunConfig
@@ -22,7 +22,7 @@ def split_ranges(
 
 
 def stream_range(config: RunConfig, num_sequences: int, split: str) -> tuple[int, int]:
-    """Return the sequences [first, last) of a split for packing: stream."""
+    """Return a split's range [first, last) of the dataset's sequences, with packing: stream."""
     bounds = split_bounds(config.data.split, config.data.split_rule, num_sequences)
     return bounds[SPLIT_NAMES.index(split)]
 
@@ -30,7 +30,7 @@ def stream_range(config: RunConfig, num_sequences: int, split: str) -> tuple[int
 def sources_of_split(
     config: RunConfig, opened: OpenDataset, split: str, is_own: bool = True
 ) -> list[MixedSource]:
-    """Return each source's part of a split for packing: best_fit, including empty parts. Raises DataError."""
+    """Return each source's part of a split, with packing: best_fit; parts may be empty. Raises DataError."""
     configured = config.data.sources if is_own else []
     sources = mixed_sources(opened.files, opened.manifest, configured, len(opened.indexed))
     return of_split(sources, config.data.split, config.data.split_rule, split)

@@ -61,7 +61,10 @@ class DataState:
         return replace(self, consumed_samples=self.consumed_samples + num_samples)
 
     def skipping(self, first: int, last: int) -> "DataState":
-        """Return the state skipping positions [first, last). Raises DataError if the run is past `first`."""
+        """Return a state that also skips the positions [first, last).
+
+        Raises DataError if the run is past `first`, or if these positions overlap a skipped range.
+        """
         reached = self.position(self.consumed_samples)
         if first < reached:
             raise DataError(

@@ -160,9 +160,10 @@ def _baselines(config: RunConfig) -> Baselines | NoBaselines:
 def _validation_labels(
     config: RunConfig, opened: OpenDataset, parts: list[tuple[int, int]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens before the validation labels, and the labels in the loss.
+    """Return (the token before each label, the labels): all validation labels that are in the loss.
 
-    They come from the whole validation split if the run never validates.
+    If the run never validates, they come from up to MAX_VALIDATION_TOKENS tokens of the validation
+    split, in the loss or not.
     """
     samples = build_datasets(config, opened=opened).valid
     if samples is None or not config.evaluation_samples:

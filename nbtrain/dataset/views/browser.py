@@ -143,6 +143,7 @@ class Documents(Block):
 
 class Browser:
     """The documents of one pair, decoded by the tokenizer `named`, or by the one with the manifest's hash.
+
     Raises DataError if the pair is missing or damaged, or if a named tokenizer does not exist.
     """
 

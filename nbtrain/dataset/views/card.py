@@ -1,8 +1,8 @@
 """The data card: describes a dataset in numbers, plots and documents, read from its .bin/.idx.
 
-data_card("my-dataset")            a dataset by its name in the data directory, or by prefix
-data_card(config)                  a run's dataset, with its splits and the epochs that the run reads
-data_card(config with data.blend)  a BlendCard: each dataset with its share, and their cards
+data_card("my-dataset")             a dataset by its name in the data directory, or by prefix
+data_card(config)                   a run's dataset, with its splits and the epochs that the run reads
+data_card(config with data.blend)   a BlendCard: each dataset with its share, and their cards
 """
 
 import html
@@ -119,7 +119,7 @@ class DataCard(Card, Record):
     unknown_tokens: int | None = None
     """Number of tokens that replace text the tokenizer cannot encode; None if they were not counted."""
     duplicates: dict[str, int] | None = None
-    """Copies found in the .bin, documents checked and all documents; None if copies were not searched for."""
+    """Fields of Duplicates: copies, checked and documents; None if copies were not searched for."""
     seq_length: int | None = None
     warnings: list[str] = field(default_factory=list)
     training_sequences: list[dict[str, Any]] = field(default_factory=list)

@@ -26,13 +26,13 @@ MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Number of checked documents that are copies of another checked document."""
+    """The result of find_duplicates(): how many of the checked documents are copies of one another."""
 
     copies: int
-    """Number of documents that could be dropped: two out of three equal documents."""
+    """Number of documents that could be dropped: of three equal documents, two are copies."""
     checked: int
     documents: int
-    """Number of documents that are not empty."""
+    """Number of non-empty documents in the dataset, checked or not."""
 
     def __str__(self) -> str:
         if self.checked == self.documents:

@@ -1,7 +1,7 @@
 """Displays text with some tokens in the loss so that a wrong mask is visible at a glance.
 
 pieces (text, kind) -> a terminal: green and grey
-                    -> plain text: [[tokens in the loss]] tokens without a loss <EOD>
+                    -> plain text: [[tokens in the loss]] tokens outside the loss <EOD>
                     -> HTML: coloured by style attributes, which an untrusted notebook keeps
 kinds of positions  -> a strip of one line, or an image of it
 """

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from nbtrain.corpus.wiki.markup import ASIDE, DROPPED, GAP
 
-# Certain ends of a sentence. A gap directly after such an end is a footnote marker, unless the sentence
-# continues after the gap.
+# Matches text that certainly ends a sentence. A gap directly after such an end is a footnote marker, unless
+# the sentence continues after the gap.
 BEFORE_NOTE = re.compile(r"(?:[^\W\d_]{4}|[)\]])[.!?][\"'”»’)]*$")
 AFTER_NOTE = re.compile(rf"[{DROPPED}{GAP}]{{0,9}}(?:$|[ \t]\W{{0,9}}([^\W\d_]))")
 IDEOGRAPHIC_END = re.compile(r"[。！？][」』）]*$")

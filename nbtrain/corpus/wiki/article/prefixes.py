@@ -8,7 +8,7 @@ contain older names that <siteinfo> lacks (German "Bild" for "Datei").
 
 from collections.abc import Mapping
 
-# Keys of these namespaces in <siteinfo>.
+# Keys of three namespaces in <siteinfo>.
 MEDIA, FILE, CATEGORY = -2, 6, 14
 
 FILE_NAMES = """

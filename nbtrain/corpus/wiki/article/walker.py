@@ -278,7 +278,7 @@ def _without_empty_sections(lines: list[str]) -> list[str]:
             text_below, blank = 0, False
         else:
             level, title = int(line[2]), line[4:]
-            # 0 means that text follows directly, k that a kept heading of level k follows.
+            # `text_below` is 0 if text follows the heading directly, k if a kept heading of level k does.
             if title and (text_below == 0 or level < text_below < 7):
                 while kept and not kept[-1]:
                     kept.pop()

@@ -109,7 +109,7 @@ def is_yes(value: str) -> bool:
 
 
 def is_known(*values: str) -> bool:
-    """Return whether all of these texts are known, that is, could be evaluated."""
+    """Return whether all of `texts` are known, that is, contain no template that could not be evaluated."""
     return not any(GAP in value for value in values)
 
 

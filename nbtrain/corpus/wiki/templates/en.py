@@ -349,7 +349,7 @@ def circa(call: Call) -> str | None:
 
 
 def span_of(prefix: str) -> Rule:
-    """Return the text of {{reign|1500|1550}}: r. 1500–1550."""
+    """Return the rule for templates such as {{reign|1500|1550}}, which shows r. 1500–1550."""
 
     def rule(call: Call) -> str | None:
         if not call.has_only("lk", "cx", most=2) or not is_known(*call.words):
@@ -411,7 +411,7 @@ def rounded_number(call: Call) -> str | None:
 
 
 def money(symbol: str, after: str = "") -> Rule:
-    """Return the text of {{US$|5 million}}: US$5 million."""
+    """Return the rule for templates such as {{US$|5 million}}, which shows US$5 million."""
 
     def rule(call: Call) -> str | None:
         if not call.has_only("long", "sp", most=1) or call.get("long", "sp"):
@@ -459,7 +459,7 @@ def sortname(call: Call) -> str | None:
 
 
 def harvard(before: str, after: str, year: str) -> Rule:
-    """Return the text of {{harvtxt|Boolos|Jeffrey|1974|p=5}}: Boolos & Jeffrey (1974, p. 5)."""
+    """Return the rule for {{harvtxt|Boolos|Jeffrey|1974|p=5}}, which shows Boolos & Jeffrey (1974, p. 5)."""
 
     def rule(call: Call) -> str | None:
         *names, date = call.words or [""]
@@ -559,7 +559,7 @@ def character(call: Call) -> str | None:
 
 
 def primes(mark: str) -> Rule:
-    """Return the text of {{prime|5}}: 5′."""
+    """Return the rule for templates such as {{prime|5}}, which shows 5′."""
     return around("", mark)
 
 

@@ -131,7 +131,10 @@ def number_and_noun(call: Call) -> str | None:
 
 
 def century(before: str = "", after: str = "", joint: str = "") -> Rule:
-    """Return the text of {{s-|XIX}}: XIXe siècle, and of {{sp-|XVII|au|XVIII}}: XVIIe au XVIIIe siècle."""
+    """Return the rule for templates that show centuries.
+
+    {{s-|XIX}} shows XIXe siècle, and {{sp-|XVII|au|XVIII}} shows XVIIe au XVIIIe siècle.
+    """
 
     def rule(call: Call) -> str | None:
         words = [word for word in call.words if word not in ("e", "er")]
@@ -206,7 +209,7 @@ def lasting(call: Call) -> str | None:
 
 
 def numbered(singular: str, plural: str) -> Rule:
-    """Return the text of {{n°|5}}: no 5, and of {{p.|12-15}}: p. 12-15."""
+    """Return the rule for templates such as {{n°|5}}, which shows no 5, and {{p.|12-15}}: p. 12-15."""
     return lambda call: f"{plural if plural and re.search('[-–,]', call[1]) else singular} {call[1]}".strip()
 
 
@@ -244,7 +247,7 @@ def japanese(call: Call) -> str | None:
 
 
 def abbreviation(short: str) -> Rule:
-    """Return the text of {{M.|Dupont}}: M. Dupont."""
+    """Return the rule for templates such as {{M.|Dupont}}, which shows M. Dupont."""
     return lambda call: f"{short} {' '.join(call.words)}".strip()
 
 

@@ -17,7 +17,7 @@ from nbtrain.corpus.wiki.templates.call import (
 from nbtrain.corpus.wiki.templates.common import inline_quote, labels, mark, power_of_ten
 from nbtrain.corpus.wiki.templates.dates import date_of, date_rule, written, years_between
 
-# The first year of each era, with its month and day.
+# The first day of each era as (year, month, day), with the name of the era.
 ERAS = (
     ((2019, 5, 1), "令和"),
     ((1989, 1, 8), "平成"),

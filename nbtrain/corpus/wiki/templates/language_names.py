@@ -1,6 +1,6 @@
 """Lists names of languages in several languages, from Unicode's CLDR, for templates such as {{lang-de}}."""
 
-# ruff: noqa: E501 (a line a language)
+# ruff: noqa: E501 (one line per language)
 
 COLUMNS = ("en", "de", "fr", "sv", "nl", "es", "ja", "zh")
 TABLE = """

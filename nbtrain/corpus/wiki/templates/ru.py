@@ -131,7 +131,7 @@ def not_translated(call: Call) -> str | None:
 
 
 def icon(name: str) -> Rule:
-    """Return the text of {{ref-en}}: (англ.)."""
+    """Return the rule for templates such as {{ref-en}}, which shows (англ.)."""
     return constant(f"({name})")
 
 

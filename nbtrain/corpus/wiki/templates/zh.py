@@ -64,7 +64,7 @@ def nihongo(call: Call) -> str | None:
 
 
 def money(symbol: str) -> Rule:
-    """Return the text of {{NT$|5萬}}: NT$5萬."""
+    """Return the rule for templates such as {{NT$|5萬}}, which shows NT$5萬."""
     return lambda call: f"{symbol}{call[1]}" if call[1] and call.has_only(most=1) else None
 
 

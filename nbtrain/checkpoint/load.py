@@ -1,8 +1,11 @@
 """Loads a checkpoint into a live engine.
 
-choose  the newest complete folder; incomplete ones are skipped, with an event
-load    checks that it fits the run -> same layout: DeepSpeed's own load, bit for bit; another layout:
-        reshape.py -> random state -> the resume report (live/resume_report.py)
+All ranks call two functions, one after the other:
+
+    choose   returns the newest complete checkpoint; incomplete ones are skipped, with an event
+    load     checks that the checkpoint fits the run
+             -> same layout: DeepSpeed's own load, bit for bit; another layout: reshape.py
+             -> random state -> resume report (live/resume_report.py)
 """
 
 import dataclasses
@@ -136,7 +139,7 @@ def _train_state(saved: dict[str, Any], manifest: dict[str, Any]) -> TrainState:
     values = {key: value for key, value in saved.items() if key in known}
     state = TrainState(**{**values, "data": DataState.from_dict(values["data"])})
     if manifest["evaluated_step"] == manifest["step"] != state.evaluated_step:
-        # The validation was run after the checkpoint had been saved.
+        # The validation was run after the checkpoint had been saved, so its loss is only in the manifest.
         state.validated(manifest["validation_loss"])
     return state
 

@@ -5,9 +5,9 @@
                          folder of links, and the rest is copied in the background (Saver.complete)
         another layout   all files are copied to model/, where reshape.py reads them
 
-A part counts on whichever node it is, because nodes may have changed their numbers. If a part is missing, the
-step is skipped with an event that names the part, and an older step or the newest complete one in model/ is
-used.
+A part counts on whichever node it is found, because nodes may have changed their numbers. If a part is
+missing, the step is skipped with an event that names the part, and an older step or the newest complete one
+in model/ is used.
 """
 
 import logging
@@ -54,20 +54,18 @@ class Start:
 
 @dataclass
 class PendingCopies:
-    """A checkpoint used from the local disks, and the files of it that this rank must still copy to
-    model/.
-    """
+    """The files that this rank must still copy to model/ after a resume from the nodes' own disks."""
 
     step: int
     save_id: str
     manifest: dict[str, Any]
     copy: Callable[[], Described]
-    """Function that copies the files. Raises CheckpointError."""
+    """Function that copies the files and returns their descriptions. Raises CheckpointError."""
 
 
 @dataclass
 class Candidate:
-    """One save of one step, with its parts on all nodes together."""
+    """A save that a run may resume from: the parts of one checkpoint, collected from all nodes."""
 
     step: int
     save_id: str
@@ -213,7 +211,7 @@ def _pass_over(step: int, reason: str, events: EventWriter | None, passed_over: 
 
 
 def _candidates(disk: LocalDisk) -> list[Candidate]:
-    """Return every save that has a part on some node, newest step first, the same on all ranks."""
+    """Return every save that has a part on some node, newest step first. The result is equal on all ranks."""
     listed = gather_objects([asdict(part) for part in disk.parts()] if disk.is_lead else [])
     found: dict[tuple[int, str], Candidate] = {}
     for lead, parts in enumerate(listed):
@@ -328,7 +326,10 @@ def _fetch(disk: LocalDisk, candidate: Candidate, shared: int) -> Start:
 def _shares(
     disk: LocalDisk, candidate: Candidate, chosen: dict[int, Part], same: bool
 ) -> tuple[Described, Described]:
-    """Return (files that this rank must copy before anything is read, files that it can copy later)."""
+    """Return (files that this rank must copy before anything is read, files that it can copy later).
+
+    `same` says whether the run has the checkpoint's layout.
+    """
     first: Described = {}
     later: Described = {}
     leads = sorted(set(disk.lead_of))
@@ -349,7 +350,7 @@ def _shares(
 
 
 def _has(candidate: Candidate, lead: int, name: str) -> bool:
-    """Return whether the node with first rank `lead` has a file of this name, from any rank."""
+    """Return whether the node whose first rank is `lead` has a file of this name, whichever rank wrote it."""
     return any(
         lead in candidate.holders[rank] and name in part.files for rank, part in candidate.parts.items()
     )

@@ -5,8 +5,8 @@
     confirm  checks that all ranks have their parts, writes model/local.json, then prunes
     copy     copies this rank's files to model/, in the background
 
-A full disk never ends the run. The ranks of its node write their files directly to model/, and a save that
-was meant to stay on the nodes is skipped. Either case is reported as an event.
+A full disk never ends the run: the ranks of its node write their files directly to model/ or, if the save was
+meant to stay on the nodes, the save is skipped. Either case is reported as an event.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ class LocalPart:
         disk = self._disk
         replicated = disk.config.parallel.is_replicated
         self.is_copy = replicated and disk.is_lead and disk.rank != 0 and not refused
-        """Whether this rank also writes a complete checkpoint, so that its node alone suffices."""
+        """Whether this rank writes its node's complete copy, so that a resume needs no other node."""
         self._manifest: dict[str, Any] = {}
 
     @contextlib.contextmanager
@@ -90,7 +90,10 @@ class LocalPart:
             self.refused = f"{disk.host}: {error}"
 
     def copy(self) -> Described:
-        """Copy missing files to model/ and return this rank's files. Raises CheckpointError."""
+        """Copy this rank's files that are missing in model/, and return the descriptions of all its files.
+
+        Returns {} if the rank wrote its node's complete copy, which is not copied. Raises CheckpointError.
+        """
         assert self.folder is not None
         if self.is_copy:
             return {}
@@ -109,7 +112,7 @@ class LocalPart:
 
 
 class NodeSaves:
-    """The checkpoints of a run on the nodes' disks, from the view of one writing rank."""
+    """Saves the checkpoints of a run to the nodes' disks; one object for each writing rank."""
 
     def __init__(self, disk: LocalDisk, live: LiveRun):
         self.disk, self.live = disk, live

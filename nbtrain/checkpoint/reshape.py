@@ -179,7 +179,7 @@ def _check_shapes(
 
 
 def targets(engine: Any, parameters: dict[str, nn.Parameter], store: CheckpointStore) -> Iterator[Target]:
-    """Yield all elements that this rank's optimizer holds, with their state allocated and their step set."""
+    """Yield all elements that this rank's optimizer holds. Allocates their moments and sets their step."""
     optimizer = engine.optimizer
     if getattr(optimizer, "swap_optimizer", False) or getattr(optimizer, "params_in_nvme_and_cpu", False):
         raise CheckpointError(
@@ -198,8 +198,9 @@ def targets(engine: Any, parameters: dict[str, nn.Parameter], store: CheckpointS
 
 
 def _common_step(store: CheckpointStore, names: list[str]) -> float:
-    """Return the step that all parameters in one flat tensor have in common. Raises CheckpointError if their
-    steps differ.
+    """Return the optimizer's step count of the parameters in one flat tensor.
+
+    Raises CheckpointError if the parameters have different step counts.
     """
     steps = {store.step(name) for name in names}
     if len(steps) > 1:
@@ -231,7 +232,7 @@ def _moments(
 
 
 def _round_weights(optimizer: Any) -> None:
-    """Round the masters to the model's weights, on all data-parallel ranks."""
+    """Set the model's weights to the rounded masters, on all data-parallel ranks."""
     if hasattr(optimizer, "fp16_partitioned_groups_flat"):
         for flat, half, group in zip(
             optimizer.fp32_partitioned_groups_flat,

@@ -28,8 +28,9 @@ def pass_bad_samples(run: RunDir, data: DataState, events: EventWriter | None = 
 
 
 def skipped_samples(run: RunDir, manifest: dict[str, Any] | None) -> int:
-    """Return the largest number of samples that the run skips, now or according to the data state in a
-    checkpoint's `manifest`.
+    """Return an upper bound of the number of samples that the run skips.
+
+    It adds up the samples of the run's rollbacks and those skipped in the data state of `manifest`, if given.
     """
     ranges = [(entry.first, entry.last) for entry in Rollback.read_all(run.rollbacks_json)]
     if manifest is not None:
@@ -38,7 +39,7 @@ def skipped_samples(run: RunDir, manifest: dict[str, Any] | None) -> int:
 
 
 def _outside(first: int, last: int, ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
-    """Return the parts of [first, last) that lie outside `ranges`, which are ascending."""
+    """Return the parts of [first, last) that are outside `ranges`, which are ascending."""
     pieces = []
     for begin, end in ranges:
         if first < min(begin, last):

@@ -73,15 +73,14 @@ class Saver:
         self._local: NodeSaves | None = None if disk is None else NodeSaves(disk, live)
 
     def wish(self) -> int:
-        """Return SAVE if this rank's part of a background save failed, to inform all ranks; NOTHING
-        otherwise.
+        """Return SAVE if this rank's part of a background save failed, otherwise NOTHING.
+
+        If any rank votes SAVE, all ranks call save(), which raises the error on all of them.
         """
         return SAVE if self._in_flight is not None and self._in_flight.error else NOTHING
 
     def poll(self) -> Saved | None:
-        """Return the checkpoint that was completed since the last call, or None. Rank 0 only; does not
-        wait.
-        """
+        """Return the checkpoint completed since the last call, or None. Rank 0 only; does not wait."""
         self._announce()
         announced, self._announced = self._announced, None
         return announced
@@ -343,8 +342,9 @@ def publish_manifest(run: RunDir, step: int, manifest: dict[str, Any]) -> None:
 
 
 def pruned(live: LiveRun, manifest: dict[str, Any], started: float, stall_seconds: float | None) -> Saved:
-    """Remove the checkpoints that need not be kept besides the new one with this manifest, and return the new
-    one's record. Only rank 0 calls it.
+    """Remove the older checkpoints that need not be kept, and return the Saved of the new checkpoint.
+
+    `manifest` is the new checkpoint's. Only rank 0 calls it.
     """
     options, step, described = live.config.checkpoint, manifest["step"], manifest["files"]
     removed = manifests.prune(live.run, step, options.keep_last, options.keep_every_steps, options.keep_best)

@@ -1,4 +1,4 @@
-"""A checkpoint of any layout in DeepSpeed's universal format, for its own loader and for other tools.
+"""Converts a checkpoint of any layout to DeepSpeed's universal format, for its loader and for other tools.
 
     <to>/zero/<canonical name>/{fp32,exp_avg,exp_avg_sq,step}.pt    whole tensors; the vocabulary without its
                                                                     padding; for a matrix that Muon updates
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield one "progress" per parameter, then one "end"."""
+    """Convert, and yield one "progress" answer for each parameter, then one "end" answer."""
     run = RunDir(request["run_dir"])
     step, torn = whole_step(run, request.get("step"))
     for number, reason in torn:

@@ -1,7 +1,7 @@
 """The user's file, imported by each rank from its copy in the run directory.
 
-load_user_code(run, config) -> UserCode     hash compared, file imported
-code.call("scalars", 7)                     an error names the file's line and becomes CodeError
+    code = load_user_code(run, config)   compares the copy's hash, imports it, returns a UserCode
+    code.call("scalars", 7)              calls a function; its error becomes a CodeError with the file's line
 
 After an error in the user's file, the job is not restarted, because the next attempt would fail in the same
 way.
@@ -32,10 +32,10 @@ COLLECTIVES = ("torch/distributed/", "nbtrain/parallel/mappings.py")
 
 
 class UserCode:
-    """The functions of one file."""
+    """An imported user's file, whose functions can be called."""
 
     def __init__(self, code: CodeFile):
-        """Import the file. Raises CodeError, with the line, if that fails."""
+        """Import the file. Raises CodeError with the failing line if the import fails."""
         self.path, self.name, self._lines = code.path, code.name, dict(code.lines)
         self.parameters, self.sha256 = dict(code.parameters), code.sha256
         # The module gets a name that no installed package has, because the user's file may be named like a
@@ -142,7 +142,7 @@ def load_user_code(run: RunDir, config: RunConfig) -> UserCode | None:
 
 
 def checked(path: Path) -> CodeFile:
-    """Read a user's file without importing it. Raises CodeError with all problems that are found."""
+    """Return a user's file, parsed but not imported. Raises CodeError with all problems that are found."""
     code = read_code(path)
     if code.problems:
         raise CodeError("\n".join(str(problem) for problem in code.problems))

@@ -1,4 +1,4 @@
-"""Beam search: extends the continuations with the largest log-probability together.
+"""Beam search: extends the most likely continuations of a prompt in parallel, one token in each step.
 
 Scores and the end of the search follow transformers' generate (num_beams, early_stopping=False,
 length_penalty). The score of a finished text is its log-probability divided by n ** length_penalty, where n
@@ -54,9 +54,10 @@ class Beams:
         return self.generation.num_beams
 
     def advance(self, logits: torch.Tensor) -> Step:
-        """Choose the next beams from logits [b, v], and return what each of them continues.
+        """Choose the next beams from logits [b, v] of the current beams.
 
-        After the first step there are num_beams beams.
+        Returns, for each new beam, the beam that it continues and its next token. After the first step there
+        are num_beams beams.
         """
         values = logits.float().log_softmax(-1)
         if self.generation.repetition_penalty != 1:

@@ -54,10 +54,10 @@ class Request:
         return [] if self.prompt == [eod_id] else self.prompt[self.before_text :]
 
     def shown_prompt(self, tokenizer: Tokenizer) -> Event:
-        """Return the event's "prompt" for a request with echo: {"text", "tokens", "first", ["offsets"]}.
+        """Return the value of "prompt" in the first event of a request with echo.
 
-        "first" is the text of the first token. "offsets", the position in the text at which each token
-        begins, is present only if log-probabilities are requested.
+        It is {"text", "tokens", "first", ["offsets"]}. "first" is the text of the first token. "offsets", the
+        position in the text at which each token begins, is present only if log-probabilities are requested.
         """
         text, first = self.text_prompt(tokenizer.eod_id), token_text(tokenizer.bytes_of(self.prompt[0]))
         # If the prompt's last tokens end inside a character, the new text begins with that character.
@@ -116,7 +116,7 @@ class Choice:
 
     @property
     def shareable(self) -> list[int]:
-        """Tokens that may be copied from another slot instead of read, as their logits are not needed."""
+        """Tokens whose logits are not needed, so that another slot's keys and values may be copied."""
         return [] if self.wants_prompt else self.pending[:-1]
 
     def needs_logits(self, start: int, count: int) -> range:

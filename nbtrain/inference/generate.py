@@ -18,10 +18,10 @@ Each line of stdout is a JSON object too:
     {"kind": "ready", "step", "dtype", "device", "tensor_parallel_size", "max_batch", "positions",
      "vocab_size", "eod"}                                   the model is loaded
     {"kind": "events", "events": [...], "running", "waiting"}
-                                                            {"id", "accepted"} for an accepted request;
-                                                            {"id", "error", "message"} for a refused request,
-                                                            and if the error is a ContextLengthError, its
-                                                            numbers; and engine.py's events
+                                                            each event is {"id", "accepted"} for an accepted
+                                                            request, {"id", "error", "message"} for a refused
+                                                            one (with the numbers of a ContextLengthError), or
+                                                            an event of engine.py
     {"kind": "error", "error", "message"}                   the process ends with this NbtrainError
 
 The client is serving/engine_process.py.

@@ -93,7 +93,10 @@ class Ranks:
 
 
 def join(rank: int, size: int, store: str) -> Group:
-    """Join the process group of all ranks, and return it. Every rank must call this."""
+    """Join the process group of all ranks, and return it. Every rank must call this.
+
+    `store` is the path of the file through which the ranks find each other.
+    """
     # Without this, gloo looks up the host's name, which may wait for DNS.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"

@@ -58,7 +58,7 @@ class Scored:
 
     @property
     def shareable(self) -> list[int]:
-        """Tokens that may be copied from another slot instead of read, as their logits are not needed."""
+        """Tokens whose logits are not needed, so that another slot's keys and values may be copied."""
         return self.request.context[:-1]
 
     def needs_logits(self, start: int, count: int) -> range:

@@ -72,8 +72,9 @@ def _rescale(
     init: Initializer,
     parallel: ModelParallel,
 ) -> None:
-    """Add the IA3 vector for a layer's keys and values, or for the activations inside the MLP, if `target` is
-    one of these layers.
+    """Add an IA3 vector to `layer`, for its keys and values or for its inputs (activations inside the MLP).
+
+    Does nothing if `target`, the layer's kind, is neither query_key_value nor dense_4h_to_h.
     """
     if target == "query_key_value":
         if config.query_groups % parallel.tensor.size:

@@ -180,7 +180,7 @@ def causal_attention(
     if kernel == "blocked":
         if dropout:
             raise ValueError(f"attention with a softcap does not support dropout, but dropout is {dropout:g}")
-        # The compiler would unroll the blocks.
+        # The compiler would unroll the loop over blocks, so the function stays out of compiled graphs.
         apply = _uncompiled_blocks if torch.compiler.is_compiling() else _BlockedAttention.apply
         return apply(query, key, value, mask, window, softcap)
     mask = _with_band(mask, queries, keys, window, query.device)

@@ -1,9 +1,9 @@
 """Document boundaries in the form that a run's attention kernel needs, for whole sequences or for chunks.
 
 With context parallelism, a rank has two chunks of each sequence, and attention computes one after the other
-(parallel/context.py). Each chunk has its own boundaries, which are built once for all layers. If they are
-lengths, a chunk has boundaries even if its sequence is a single document, because torch's other GPU kernels
-would need a mask.
+(parallel/context.py). Each chunk has its own boundaries, which are built once for all layers. If the
+kernel needs boundaries as lengths, a chunk that does not begin its sequence has boundaries even if the
+sequence is a single document, because torch's other GPU kernels would need a mask.
 
 Shapes: b sequences, s tokens
 """
@@ -35,7 +35,10 @@ def bounds_of_chunks(
     in_lengths: bool,
     device: torch.device,
 ) -> tuple[Documents | None, ...]:
-    """Return the document boundaries for each of this rank's chunks. `tokens` is the size [b, s]."""
+    """Return the document boundaries for each of this rank's chunks; None for a chunk that needs none.
+
+    `tokens` is the size [b, s].
+    """
     batch, length = tokens
     size, found = length // (context.CHUNKS * group.size), []
     for start in context.own_starts(length, group):

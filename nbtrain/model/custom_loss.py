@@ -1,6 +1,7 @@
 """Computes a user-defined loss from the last hidden states.
 
-hidden states -> fp32 logits of this rank's token ids -> [logits of all ids] -> loss(...) -> sum / denominator
+    hidden states -> fp32 logits of this rank's token ids -> logits of all ids, unless loss() has the
+    parameter `vocabulary` -> loss(...) -> sum / denominator
 
 Unlike in the fused loss of parallel/cross_entropy.py, the full logits, [b, s, v], are in memory until the end
 of their backward pass. Padding ids are removed. A function with the parameter `vocabulary` receives the

@@ -7,7 +7,7 @@
 
 Torch's autograd would keep every intermediate result. If no gradient is needed, the same operations run
 without an autograd.Function, whose overhead is as large as one of the operations. On a GPU, rms_norm uses
-torch's own kernel. Inside a compiled layer, the compiler decides.
+torch's own kernel. Inside a compiled layer, the compiler decides what to keep.
 
 Shapes: [..] tokens, h hidden, f MLP width
 """

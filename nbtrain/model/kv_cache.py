@@ -6,12 +6,12 @@ GPT.new_cache in gpt.py allocates the memory; this module reads and writes it.
     model(tokens, cache=cache)                    tokens [2, s]: the next s tokens of slots 0 and 1
     cache.place([0, 3], [1, 5])                   the next pass reads 1 token of slot 0 and 5 of slot 3
     model(tokens, cache=cache, logits_at=last)    tokens [1, 6]: the token of slot 0, then those of slot 3
-    cache.lengths                                 number of tokens in each slot; lower it to drop the newest
+    cache.lengths                                 tokens in each slot; lower it to drop the newest tokens
 
 Placed tokens are concatenated without padding, so each weight is read only once for the tokens of all
-sequences. Attention is computed sequence by sequence. For sequences with a single token, as in decoding, it
-is computed in one call if that reads few unneeded keys. On a GPU it always is, because launching a kernel
-takes longer than reading keys.
+sequences. Attention is computed sequence by sequence. For all sequences with a single token, as in
+decoding, it is computed in one call if that call reads few unneeded keys. A GPU always uses one call, because
+launching a kernel takes longer than reading keys.
 
 Shapes: b slots, s tokens per slot, T placed tokens, n heads, g groups, p positions, d head size
 """

@@ -1,7 +1,7 @@
 """Splits a packed matrix into queries, keys and values for an optimizer that works on whole matrices (Muon).
 
-In the packed matrix, Muon would mix the directions of queries, keys and values. names.py describes the order
-of rows.
+Applied to the packed matrix as a whole, Muon would mix the directions of queries, keys and values. names.py
+describes the order of rows.
 """
 
 import torch

@@ -1,7 +1,9 @@
 """Keeps torch's compiler (torch._dynamo), which takes seconds to import, out of uncompiled runs.
 
-uncompiled           excludes a function from compiled graphs
-leave_out_compiler   prevents torch and DeepSpeed from importing the compiler in an uncompiled run
+Two functions do this:
+
+    uncompiled           excludes a function from compiled graphs
+    leave_out_compiler   prevents torch and DeepSpeed from importing the compiler in an uncompiled run
 """
 
 import inspect

@@ -2,10 +2,10 @@
 
 model/gpt_pipe.py passes the GPT's layers. This module changes PipelineModule as follows:
 
-- The split into stages is an argument. PipelineModule would build every layer to count its parameters. -
-Inputs that layers need besides the activations are sent from stage to stage, as a Program defines. - Only the
-repeated layers are recomputed, without reentrant checkpointing. DeepSpeed's own recomputation includes the
-  embedding, whose input has no gradient, and therefore fails by default.
+- The split into stages is an argument. PipelineModule would build every layer to count its parameters.
+- Inputs that layers need besides the activations are sent from stage to stage, as a Program defines.
+- Only the repeated layers (`repeated`) are recomputed, without reentrant checkpointing. DeepSpeed's own
+  recomputation includes the embedding, whose input has no gradient, and therefore fails by default.
 
 DeepSpeed sends a stage's output, a tensor or a tuple of tensors, to the next stage, and sends back the
 gradients of its floating-point tensors. The first micro batch determines shapes and formats.
@@ -40,17 +40,17 @@ class BuiltLayer(LayerSpec):
 class Program(Protocol):
     """Defines what a stage does with a micro batch.
 
-    enter() builds `extra` from the inputs other than the activations; layers do not change it.
+    enter() builds `extra`, the inputs of layers other than the activations. Layers do not change it.
     """
 
     def enter(self, inputs: torch.Tensor | tuple) -> tuple[torch.Tensor, Any]:
-        """Return (the first layer's input, extra) from a micro batch or from the previous stage's output."""
+        """Return (input of the first layer, extra) from a micro batch or the previous stage's output."""
 
     def run(self, layers: Sequence[Callable], x: torch.Tensor, extra: Any) -> Any:
-        """Run the layers in order."""
+        """Run the layers in order, and return the last one's output."""
 
     def run_again(self, layers: Sequence[Callable], x: torch.Tensor, extra: Any) -> Any:
-        """Run the layers in order and keep only x. The backward pass runs the layers again."""
+        """Run the layers in order and keep only their input x. The backward pass runs the layers again."""
 
     def leave(self, x: Any, extra: Any) -> torch.Tensor | tuple:
         """Return the tensors for the next stage or, on the last stage, for the loss."""

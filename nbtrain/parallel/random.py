@@ -106,9 +106,10 @@ class TensorParallelStream:
 
 
 class _Remembered(contextlib.AbstractContextManager):
-    """Records the stream's state on entry.
+    """A context that records the stream's state on entry.
 
-    With `repeats`, replays its state and restores the stream on exit.
+    With `repeats`, the stream continues from the state that `repeats` recorded, and gets its own state back
+    on exit.
     """
 
     def __init__(self, stream: TensorParallelStream, repeats: "_Remembered | None" = None):

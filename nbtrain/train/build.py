@@ -1,7 +1,9 @@
 """Builds everything that a trainer needs, in one fixed order.
 
-refusals -> newest complete checkpoint -> data -> process groups -> model -> engine -> patches -> the
-checkpoint's state
+build() and Built.load() do the following:
+
+    refuse unsupported settings -> newest complete checkpoint -> data -> process groups -> model -> engine
+    -> patches -> load the checkpoint
 """
 
 import contextlib
@@ -59,7 +61,7 @@ from nbtrain.train.health.stability import StepGuard
 
 @dataclass
 class Built:
-    """The parts of a training process, as returned by build()."""
+    """Everything that a trainer needs, as returned by build()."""
 
     run: RunDir
     events: EventWriter | None
@@ -205,7 +207,8 @@ def build(
     own_loss = None
     if code is not None and code.defines("loss"):
         own_loss = OwnLoss(code, datasets.names)
-        # The denominator of a micro batch's sum is known from the masks of the step.
+        # The user's loss() returns a sum, which is divided by the number of tokens in the step's masks, so
+        # every batch needs a mask.
         datasets = dataclasses.replace(datasets, is_masked=True)
     engine = build_engine(config, groups, stream, own_loss, own_layer(code))
     tokenizer, train = datasets.manifest.tokenizer_sha256, datasets.train
@@ -280,7 +283,8 @@ def build_engine(
         model.loss_function = own_loss
         if layer_function is not None:
             for layer in model.layers:
-                # A user's block may use a weight outside the module that owns the weight.
+                # A user's block may use a weight outside the module that owns the weight, so ZeRO 3 must
+                # gather all weights of the block together.
                 deepspeed.utils.set_z3_leaf_module(layer, True)
     if config.lora is not None:
         freeze(canonical_parameters(model))

@@ -3,8 +3,8 @@
     output/<run>/jobs/<job>/provenance/<attempt>.json      settings, versions, device, data
     output/<run>/code/<sha256>.json                        SHA-256 of each file of nbtrain
 
-monitor/run/certificate.py makes the certificate of the run from these files, proof/reproduce.py compares them
-with the machine on which a part of the run is trained again.
+monitor/run/certificate.py makes the certificate of the run from these files, and proof/reproduce.py compares
+them with the machine on which a part of the run is trained again.
 """
 
 from nbtrain.base import files

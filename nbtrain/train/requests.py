@@ -1,7 +1,9 @@
 """Requests and limits that make a run stop or save before it is finished.
 
-Requests     SIGTERM, and control/request.json on rank 0
-ExitLimits   minutes or steps, as Megatron's --exit-duration-in-mins and --exit-interval
+A run is stopped or saved early for one of two reasons:
+
+    Requests     a SIGTERM to this rank, or a request in control/request.json, which rank 0 reads
+    ExitLimits   a job's limit in minutes or steps, as Megatron's --exit-duration-in-mins and --exit-interval
 """
 
 import os
@@ -63,7 +65,8 @@ class ExitLimits:
     """The limits of one job, which is `age_seconds` old at the start.
 
     At a limit, the job validates if a validation is due, saves and stops; another job can then continue the
-    run. This helps on machines with a time limit per job, and for runs that are looked at from time to time.
+    run. This helps on machines with a time limit per job, and for runs whose results are inspected at
+    intervals.
     """
 
     def __init__(self, batch: BatchConfig, age_seconds: float):

@@ -92,7 +92,7 @@ class Validation(NamedTuple):
     rewards: Rewards | None = None
     """Rewards of preference pairs, with dpo."""
     dataset_losses: Mapping[str, float] = MappingProxyType({})
-    """Loss of each dataset of a blend or mixture that has a token in the loss."""
+    """{name: mean loss} of each dataset in a blend or mixture that has tokens in the loss."""
 
 
 @dataclass

@@ -1,6 +1,4 @@
-"""One optimizer step: its batch size, learning rate, micro batches, engine call, and result, and the error at
-the smallest fp16 loss scale.
-"""
+"""One optimizer step: sets batch size and learning rate, reads the micro batches, and calls the engine."""
 
 import contextlib
 import time

@@ -3,8 +3,8 @@
     <local_dir>/<run>-<run id>/
         global_step<N>/
             mp_rank_00_model_states.pt, ...   files written by this node's ranks
-            parts/<rank>.json                 by rename, when all files of that rank are on the disk
-        view/global_step<N>/                  links to the files that a resume reads: here, or in model/
+            parts/<rank>.json                 record of that rank's part, written last, by rename
+        view/global_step<N>/                  links to the files that a resume reads, here or in model/
 
 A part without its record does not count. This module knows only the parts of its node; local_resume.py asks
 all nodes. An OSError of this disk never ends a run, because the state can still be written to model/.
@@ -70,7 +70,8 @@ class LocalDisk:
         # Set by the launcher; a rank that is started manually is on node 0.
         self.node = int(os.environ.get("GROUP_RANK", "0"))
         self.root = local_run_folder(config.checkpoint.local_dir, self.node, self.host, run)
-        # Two nodes on one machine have separate disks if their folders differ, as with {node}.
+        # Two nodes on one machine count as separate disks if their folders differ, for example because
+        # checkpoint.local_dir contains {node}.
         places: list[tuple[str, str, int]] = gather_objects((self.host, str(self.root), self.node))
         here = (self.host, str(self.root), self.node)
         self.ranks_here = [rank for rank, place in enumerate(places) if place == here]
@@ -99,10 +100,10 @@ class LocalDisk:
         return []
 
     def make_room(self, step: int) -> str:
-        """Remove an earlier attempt's files of this step, and return why the next save cannot use the disk:
-        an error, or too little free space. Return "" if it can.
+        """Remove an earlier attempt's files of this step, and check that this disk has room for a checkpoint.
 
-        Called by the node's first rank.
+        Returns a message that says why the disk cannot be used (an error, or too little free space); "" if it
+        can be used. Called by the node's first rank.
         """
         folder = self.checkpoint(step)
         try:
@@ -174,8 +175,9 @@ def note_local(disk: LocalDisk, step: int, save_id: str, copied: bool) -> None:
     listed = LocalSaves.of(disk.run)
     known = next((save for save in listed.saves if save.save_id == save_id), None)
     if known is None:
-        # When a copy ends, newer local saves may be in the list and stay there. A new save, however, replaces
-        # those of later steps, which were made before a resume from an older step.
+        # When a copy to model/ ends, newer local saves may be in the list and stay there. A new save,
+        # however, removes later steps from the list: they were saved before the run resumed from an older
+        # step.
         newer = [save for save in listed.saves if copied and save.step > step]
         older = [save for save in listed.saves if save.step < step]
         known = LocalSave(step, save_id, disk.hosts, disk.job_id, disk.attempt, time.time())

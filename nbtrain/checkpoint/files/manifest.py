@@ -2,8 +2,9 @@
 keep.
 
     model/global_step<N>/
-        mp_rank_00_model_states.pt, *_optim_states.pt, ...    DeepSpeed's
-        manifest.json                                         ours: size and SHA-256 of each; by rename, last
+        mp_rank_00_model_states.pt, *_optim_states.pt, ...    files that DeepSpeed writes
+        manifest.json                                         size and SHA-256 of each file; nbtrain writes it
+                                                              last, by rename
 
 A folder without a manifest, or whose files differ from the manifest, does not count: it is skipped with the
 reason, and the next older one is used. If the trainer rejects the contents, the manifest is moved to

@@ -28,7 +28,7 @@ SUFFIX = ".pt"
 PIECE_BYTES = 16 << 20
 # Fewer bytes than these are hashed faster in the same thread than in another one.
 SMALL_BYTES = 1 << 20
-# Finds the name of the function or class that torch's reader refuses to call in its error message.
+# Finds, in an error message of torch's reader, the name of the function or class that it refuses to call.
 REFUSED = re.compile(r"GLOBAL ([\w.]+)")
 # Classes, as (module, name), whose objects are in DeepSpeed's files in addition to tensors and plain values.
 DEEPSPEED_TYPES = (
@@ -37,7 +37,7 @@ DEEPSPEED_TYPES = (
     ("deepspeed.runtime.zero.config", "ZeroStageEnum"),
     ("deepspeed.utils.tensor_fragment", "fragment_address"),
 )
-# Exceptions of torch's reader for damaged bytes, or bytes made to confuse it.
+# Exceptions that torch's reader raises for damaged or maliciously modified bytes.
 DAMAGED = (
     *(pickle.UnpicklingError, RuntimeError, EOFError, AttributeError, LookupError, TypeError, ValueError),
 )
@@ -151,7 +151,8 @@ def _deepspeed_types() -> list[Any]:
 def start_writeback(file: IO[bytes], start: int, count: int) -> None:
     """Ask the system to write a range of a file to the disk now, so that the final fsync has little left."""
     if count >= SMALL_BYTES and hasattr(os, "posix_fadvise"):
-        # Linux starts to write dirty pages that are not needed soon; it keeps those that it has not written.
+        # Told that the range is not needed soon, Linux starts to write its dirty pages. It drops only pages
+        # that are already on the disk, so no data is lost.
         os.posix_fadvise(file.fileno(), start, count, os.POSIX_FADV_DONTNEED)
 
 
@@ -173,10 +174,10 @@ def _addresses(state: Any) -> set[int]:
 class _HashedStream:
     """A stream for torch.save that writes to `file`, and counts and hashes the bytes.
 
-    SHA-256 is as slow as a quick disk, so `hasher` computes it in another thread. A tensor in host memory may
-    be hashed while later ones are written, because `state` holds its bytes, and they must not change before
-    the file is complete. Other bytes belong to torch, which may free them after write(), such as a copy from
-    a GPU: write() waits until they are hashed.
+    SHA-256 is as slow as a quick disk, so `hasher` computes it in another thread. A tensor of `state` in host
+    memory may still be hashed while later tensors are written: `state` keeps its bytes, which must not change
+    before the file is complete. All other bytes, such as a copy of a tensor from a GPU, belong to torch and
+    may be freed after write(), so write() waits until they are hashed.
     """
 
     file: IO[bytes]
@@ -189,7 +190,7 @@ class _HashedStream:
         self._lasting = _addresses(state)
         self._hashed: list[Future[None]] = []
         self._started = 0
-        """Bytes that the system was asked to write to the disk."""
+        """Number of bytes, from the file's beginning, that the system was asked to write to the disk."""
         self._small = bytearray()
         """Bytes between two tensors, which are hashed with the next large piece."""
 

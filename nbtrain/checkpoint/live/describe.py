@@ -98,14 +98,15 @@ def described_parameters(live: LiveRun) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for described in gather_objects(held):
         for name, entry in described.items():
-            # The tied word embedding is on the last stage too.
+            # The last stage also has the tied word embedding; the first stage's entry is kept.
             found.setdefault(name, entry)
     return found
 
 
 def optimizer_names(live: LiveRun) -> list[list[str]] | None:
-    """Return, for each parameter group, the parameter names that the indices in torch's optimizer state stand
-    for. Only for ZeRO 0; None for other stages.
+    """Return the parameter names of each optimizer group, in order; None unless the run uses ZeRO 0.
+
+    Torch's optimizer state, which only ZeRO 0 saves, has indices instead of names.
     """
     if live.config.parallel.zero_stage:
         return None

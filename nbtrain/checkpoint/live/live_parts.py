@@ -1,9 +1,11 @@
 """Finds each parameter's elements in the tensors that a live optimizer steps, for every ZeRO stage.
 
-ZeRO 0                  every parameter is a separate tensor
-ZeRO 1, 2               one flat tensor for each group; it has a fragment of the parameter, or none of it
-(and BF16_Optimizer)
-ZeRO 3                  one flat tensor for each sub-group: the parameters' padded parts, concatenated
+The tensors depend on the ZeRO stage:
+
+    ZeRO 0                  every parameter is a separate tensor
+    ZeRO 1, 2               one flat tensor for each parameter group, with this rank's fragments of the
+    (and BF16_Optimizer)    group's parameters; it may contain no element of some parameters
+    ZeRO 3                  one flat tensor for each sub-group: the parameters' padded parts, concatenated
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,11 +22,11 @@ class LivePart(NamedTuple):
     start: int
     count: int  # type: ignore[assignment]  # not tuple's method
     offset: int
-    """Index of the first element in the tensor that the optimizer steps."""
+    """Index of the part's first element in the flat LiveTensor.tensor."""
 
 
 class LiveTensor(NamedTuple):
-    """A tensor that the optimizer steps."""
+    """A tensor that the optimizer steps, and the parts of parameters in it."""
 
     group: dict[str, Any]
     """The optimizer's parameter group to which the tensor belongs; its "name" is the name in optimizer.py."""
@@ -32,7 +34,7 @@ class LiveTensor(NamedTuple):
     """fp32: the master weights or, in ZeRO 0, the parameter itself."""
     parts: list[LivePart]
     names: list[str]
-    """Names of the parameters of which this or any other rank has a part in this tensor."""
+    """Names of the parameters that have a part in this tensor, on this rank or on any other rank."""
 
 
 def misplaced(tensors: Iterable[LiveTensor], parameters: dict[str, nn.Parameter]) -> list[str]:

@@ -37,7 +37,7 @@ from nbtrain.dataset.samples.state import DataState
 
 # Entries of a layout (describe.py) that are fields of the section `parallel`, under the same name.
 SIZES = (*SIZE_KEYS, "zero_stage")
-# Sizes that the layouts of older checkpoints do not contain, with the value that they stand for.
+# {size that the layouts of older checkpoints do not contain: its value in these checkpoints}
 ABSENT = {"context_parallel_size": 1}
 # The YAML key that determines each entry of a layout, for messages.
 LAYOUT_KEYS = {key: f"parallel.{key}" for key in (*SIZES, "sub_group_size")} | {
@@ -46,15 +46,15 @@ LAYOUT_KEYS = {key: f"parallel.{key}" for key in (*SIZES, "sub_group_size")} | {
     "offload_optimizer": "parallel.offload_optimizer.device",
     "offload_param": "parallel.offload_param.device",
 }
-# {entry: the entry from which it follows}. An entry is reported only if the entry from which it follows is
-# unchanged.
+# {entry of a layout: the entry that determines it}. If the determining entry has changed, only that entry is
+# reported.
 FOLLOWS = {"stage_layers": "pipeline_parallel_size", "sub_group_size": "zero_stage"}
 
 # Prefixes of environment variables that choose algorithms. OMP_NUM_THREADS is not among them, because
 # device() reports the threads.
 VARIABLES = ("MKL_", "CUBLAS_", "NCCL_")
-# Variables with these prefixes that do not choose an algorithm, but only what is logged and where the ranks
-# meet.
+# Exceptions: variables that start with one of VARIABLES but only determine what is logged and how the ranks
+# find each other.
 NO_ALGORITHM = re.compile(r"NCCL_(DEBUG\w*|SOCKET_IFNAME|COMM_ID)")
 HASH_CHARACTERS = 12
 

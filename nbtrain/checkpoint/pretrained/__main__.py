@@ -1,16 +1,18 @@
 """`python -m nbtrain.checkpoint.pretrained`: one JSON request on stdin, JSON lines on stdout.
 
-request   {"target": "hf" | "consolidated" | "gguf" | "peft", "run_dir", "step", "dtype", "to",
-           "max_shard_bytes", "bos"}
-              writes the weights of a checkpoint into the folder `to`, which has the config.json and the
-              tokenizer already, and compares the written model with the run; bos is the token that
-              a gguf file says to put before a text, or null
-          {"target": "megatron", "tree", "to", "order", "tokens"}
-              joins a tree of Megatron into the file `to`; order and tokens may be null
-answers   {"kind": "progress", "stage": "write" | "check", "done", "total"}
-          {"kind": "end", "bytes", "difference", "seconds", "notes"}
-          {"kind": "end", "order", "notes"}       of a tree
-          {"kind": "error", "error", "message"}   an NbtrainError's class and message
+These are the requests and their answers:
+
+    request   {"target": "hf" | "consolidated" | "gguf" | "peft", "run_dir", "step", "dtype", "to",
+               "max_shard_bytes", "bos"}
+                  writes the weights of a checkpoint into the folder `to`, which already has the config.json
+                  and the tokenizer, and compares the written model with the run; bos is the token that
+                  llama.cpp is to put before each text (recorded in a gguf file), or null
+              {"target": "megatron", "tree", "to", "order", "tokens"}
+                  joins a Megatron checkpoint tree into the file `to`; order and tokens may be null
+    answers   {"kind": "progress", "stage": "write" | "check", "done", "total"}
+              {"kind": "end", "bytes", "difference", "seconds", "notes"}   after an export
+              {"kind": "end", "order", "notes"}                            after a Megatron tree was joined
+              {"kind": "error", "error", "message"}                        an NbtrainError's class and message
 """
 
 import errno

@@ -1,9 +1,10 @@
 """Checks an exported folder by comparing its logits with the logits of our own layers.
 
-Both models compute all layers in step, in fp32, with one layer of each in memory, from the weights in the
-format in which they are written. A layer whose output differs is reported by name. The tolerance is 1e-4 of
-the largest logit, or 1e-4 if that is below 1: an epsilon of 1e-5 instead of 1e-6, or another form of GELU,
-causes differences from 1e-3 on.
+The two models run layer by layer, side by side, in fp32, with one layer of each in memory. Their weights are
+in the format in which the folder stores them. If the logits differ, the first layer whose output differs is
+reported. The logits may differ by at most 1e-4 times the largest logit, or by 1e-4 if the largest logit is
+below 1. Real mistakes exceed this: an epsilon of 1e-5 instead of 1e-6, or another form of GELU, causes
+differences of 1e-3 or more.
 """
 
 import dataclasses
@@ -31,8 +32,10 @@ SEED = 1234
 
 @torch.no_grad()
 def compare(plain: PlainModel, weights: FullParameters, config: RunConfig) -> Iterator[float]:
-    """Yield the largest difference of the outputs so far after each layer, and finally the largest difference
-    of the logits. Raises CheckpointError if the logits differ by more than the tolerance.
+    """Compare the two models on random tokens.
+
+    After each layer, yields the largest difference between their outputs so far; finally, yields the largest
+    difference of the logits. Raises CheckpointError if the logits differ by more than the tolerance.
     """
     ours = OurModel(weights, config)
     length = min(MOST_TOKENS, config.model.resolved_max_position_embeddings)

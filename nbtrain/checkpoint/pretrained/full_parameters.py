@@ -60,7 +60,7 @@ class FullParameters:
         return found[: self.vocab_size] if name in OF_VOCABULARY else found
 
     def tensor(self, known: TensorMap, name: str) -> torch.Tensor:
-        """Return a tensor of a model family, assembled from parts of the model's parameters."""
+        """Return the tensor `name` of an exported folder, assembled from parameters as `known` says."""
         users, shape = known.users[name], known.tensors[name]
         parameter, piece = users[0]
         if piece == Piece(0, known.shapes[parameter][0], name) and shape == known.shapes[parameter]:

@@ -6,7 +6,7 @@ which this module replaces:
     llama, smollm3    llama.cpp rotates pairs of neighbours, so the rows of query and key are put in that
                       order; llama3's scaling is the tensor rope_freqs
     qwen2, qwen3      unchanged
-    gpt2              matrices [outputs, inputs]; query, key and value in thirds
+    gpt2              matrices [outputs, inputs]; rows of all queries, then all keys, then all values
 
 Norms and biases are fp32 whatever the format of the matrices. Models and tokenizers that llama.cpp cannot
 compute or read are refused.

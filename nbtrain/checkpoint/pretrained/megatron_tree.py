@@ -68,7 +68,9 @@ COLUMN_PARALLEL = ("word_embeddings.weight", "output_layer.weight")
 class MegatronWeights:
     """Whole parameters of a tree by canonical name, with all rows of its padded vocabulary.
 
-    `order` ("groups" or "thirds") of query, key and value is used if the files do not determine it.
+    `order` is the row order of query, key and value if the files do not determine it: "groups" (queries, key
+    and value of one group after the other) or "thirds" (all queries of a rank, then all keys, then all
+    values).
     """
 
     def __init__(self, tree: MegatronTree, order: str = "groups"):

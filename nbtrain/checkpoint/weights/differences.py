@@ -24,7 +24,7 @@ def main() -> int:
 
 
 def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield one "progress" per parameter, one "tensor" per tensor that differs, then one "end"."""
+    """Yield a "progress" answer per parameter, a "tensor" answer per tensor that differs, then an "end"."""
     before, now = (CheckpointStore(Path(request[key])) for key in ("before", "now"))
     total = sum(parameter.count for parameter in before.parameters.values())
     compared = done = 0

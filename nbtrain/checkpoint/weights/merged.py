@@ -3,7 +3,8 @@
     W + s B A                            s is lora.scale
     W + s [B_q A_q; B_k A_k; B_v A_v]    packed queries, keys and values, in the rows of each group
     rows of trained tokens               replace the rows of embedding and output layer
-    l * W, l * b; W * l                  IA3: rows of keys and values with their biases; the MLP's columns
+    l * W, l * b                         IA3, l is its vector: rows of keys and values, and their biases
+    W * l                                IA3: columns of the MLP's second matrix
 
 The sums are computed in fp32, from the masters. As in a checkpoint, any range of elements of any
 tensor-parallel part can be read.

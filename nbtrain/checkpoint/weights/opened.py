@@ -1,7 +1,9 @@
 """Opens the weights of a checkpoint, or of the model that `init_from` names, to be read by any layout.
 
-open_checkpoint(run, step)    a checkpoint; for a run with adapters, the adapters and the frozen weights
-weights_of(start, config)     a folder or a checkpoint of another run, with this run's vocabulary
+Both functions return weights that are read by canonical name and chunk by chunk:
+
+    open_checkpoint(run, step)    a checkpoint; for a run with adapters, merged with the frozen weights
+    weights_of(start, config)     a model folder or another run's checkpoint, with this run's vocabulary
 """
 
 from pathlib import Path
@@ -21,9 +23,9 @@ from nbtrain.pretrained.start import RunStart, Start, open_start, refuse_changed
 
 
 def open_checkpoint(run: RunDir, step: int) -> CheckpointStore | MergedWeights:
-    """Open a checkpoint of a run, with its adapters merged.
+    """Open a checkpoint of a run, with its adapters merged into the frozen weights.
 
-    Raises CheckpointError if the frozen weights of its adapters are missing or have changed.
+    Raises CheckpointError if the frozen weights are missing or have changed since the adapters were trained.
     """
     store = CheckpointStore(run.checkpoint(step))
     if not any(map(is_adapter, store.parameters)):

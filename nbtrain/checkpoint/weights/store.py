@@ -2,8 +2,8 @@
 
     store = CheckpointStore(folder)
     store.full("layers.0.mlp.dense_h_to_4h.weight", "fp32")         the whole tensor
-    store.read(name, "exp_avg", TensorPart(1, 4, dim=0), 0, 1000)   1,000 elements of the second of four
-                                                                    tensor ranks' part
+    store.read(name, "exp_avg", TensorPart(1, 4, dim=0), 0, 1000)   the first 1,000 elements of the part for
+                                                                    the second of four tensor ranks
 
 The optimizer and ZeRO keep a state for each parameter: fp32 (the master weight), step, and for Adam exp_avg
 and exp_avg_sq, for Muon momentum_buffer. The parameter's group says which optimizer steps it. For each
@@ -54,7 +54,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class StoredParameter:
-    """A parameter of the whole model."""
+    """How a checkpoint stores a parameter of the model: its whole shape, sharding and optimizer group."""
 
     name: str
     shape: tuple[int, ...]
@@ -242,7 +242,7 @@ class CheckpointStore:
         return out.flatten()[start - top * ours :][:count]
 
     def _local(self, parameter: StoredParameter, state: str, rank: int, first: int, end: int) -> torch.Tensor:
-        """Return elements [first, end) of the part of stored tensor rank `rank`."""
+        """Return elements [first, end) of the part that tensor rank `rank` of the saved layout held."""
         found = []
         for piece in self._pieces_of(parameter.name, rank):
             begin, stop = max(first, piece.start), min(end, piece.start + piece.count)

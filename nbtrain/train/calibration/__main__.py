@@ -36,8 +36,9 @@ MODEL_FORMATS = {"cpu": ["fp32", "bf16"], "gpu": ["bf16"]}
 FIGURES = {"cpu": 2 + 17 + 2 * (4 + 14 + 4) + 20, "gpu": 2 + 5 * 8 + (4 + 12 + 5) + 8, "collectives": 30}
 # Number of these measurements that time engine steps; an engine is built for each of them.
 ENGINES = {"cpu": 20, "gpu": 8}
-# Shares of the time beyond one per measurement: for engine steps (engine_steps.SLICES), and for attention and
-# blocks, whose forward pass is also measured alone.
+# The time is divided into slices, one for each measurement. These are the additional slices in one start of
+# the ranks: engine steps get several (engine_steps.SLICES), and attention and blocks get one more, because
+# their forward pass is also measured alone.
 MORE_SLICES = {"cpu": 2 * 20 + 2 * (4 + 7), "gpu": 2 * 8 + (4 + 6)}
 # Seconds that an idle CPU needs to import torch, DeepSpeed and the optimizer, and to build an engine.
 START_SECONDS = 15.0
@@ -81,8 +82,9 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def measured_until(now: float, until: float, slices: list[int], engines: list[int]) -> float:
     """Return the time by which the next start of the ranks must finish its measurements.
 
-    `slices` and `engines` have one entry for each remaining start. Imports and building engines get the time
-    they need, up to half of the remaining time. The rest is divided equally among the slices.
+    `slices` and `engines` have one entry for each remaining start: its number of time slices (MORE_SLICES)
+    and its number of engines to build. Imports and building engines get the time they need, up to half of
+    the remaining time. The rest is divided equally among the slices.
     """
     left = END_SHARE * (until - now)
     fixed = [START_SECONDS + BUILD_SECONDS * count for count in engines]
@@ -92,8 +94,10 @@ def measured_until(now: float, until: float, slices: list[int], engines: list[in
 
 
 def plan_of(device: str, cores: int) -> list[tuple[int, int, list[str], int]]:
-    """Return (ranks, threads per rank, parts, measurements) for each start of the ranks; on a GPU machine,
-    `cores` is the number of GPUs.
+    """Return (ranks, threads per rank, parts, number of measurements) for each start of the ranks.
+
+    The parts say what is measured: "kernels", "steps" (of engines), "collectives". On a GPU machine, `cores`
+    is the number of GPUs.
     """
     own, between = FIGURES[device], FIGURES["collectives"]
     if device == "gpu":

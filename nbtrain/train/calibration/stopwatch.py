@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 LEAST_CALLS, MOST_CALLS = 3, 200
-# A task that takes longer than this many slices is called only once.
+# A task whose single call takes longer than this many times its share of the time is called only once.
 SLOW_SLICES = 5
 
 
@@ -41,8 +41,8 @@ class Stopwatch:
     def seconds(self, task: Callable[[], object], slices: float = 1.0) -> float:
         """Return the median seconds of one call, averaged over the ranks.
 
-        All calls together, including one to warm up, take `slices` shares of the remaining time. A task that
-        takes longer than SLOW_SLICES times that is called only once.
+        All calls together, including one to warm up, take `slices` shares of the remaining time. If the first
+        call takes more than SLOW_SLICES times as long as that, the task is called only once.
         """
         slice_seconds = self._agreed(self._left_seconds() * slices / max(self.slices, slices))
         self.slices -= slices

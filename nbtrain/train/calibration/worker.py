@@ -23,7 +23,7 @@ ZERO_STAGES = (0, 1, 3)
 
 
 def main(request: dict[str, Any]) -> None:
-    """Measure with this number of ranks. Rank 0 prints one JSON line per measurement."""
+    """Run the measurements of `request` with the other ranks. Rank 0 prints one JSON line for each."""
     world = startup.start(request["device"], TIMEOUT_SECONDS)
     watch = Stopwatch(
         world.device,
@@ -42,7 +42,7 @@ def main(request: dict[str, Any]) -> None:
 
 
 def figures(watch: Stopwatch, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the measurements that the request selects for these ranks."""
+    """Run the parts that the request selects (kernels, steps, collectives), and yield each measurement."""
     on_gpu = watch.device.type == "cuda"
     if "kernels" in request["parts"]:
         sizes = kernels.GPU_SIZES if on_gpu else kernels.CPU_SIZES

@@ -252,7 +252,7 @@ def _try_tokens(code: UserCode, settings: GPTConfig, model: GPT) -> None:
 
 @contextlib.contextmanager
 def _narrow(settings: GPTConfig) -> Iterator[None]:
-    """Add the sizes of the two-layer model to an error raised by the user's block."""
+    """Add the sizes of the two-layer model to the message of an error raised by the user's block."""
     try:
         yield
     except CodeError as error:

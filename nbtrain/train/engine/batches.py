@@ -1,6 +1,6 @@
 """Micro batches of one rank, in the global order of dataset/samples/state.py.
 
-    step        the next positions after the data state; the batch schedule says how many
+    step        the next positions of the training order, as many as the batch schedule says
     micro batch a row of micro_batch_size x data_parallel_size of these positions
     rank r      the r-th of data_parallel_size equal parts of that row
 
@@ -70,8 +70,8 @@ class Batch(NamedTuple):
 
     @property
     def bounds(self) -> dict[str, Any]:
-        """Return the model's keyword arguments other than tokens and labels; empty for a batch without
-        positions and documents.
+        """Arguments position_ids, cu_seqlens and max_seqlen of the model; {} if the batch has neither
+        positions nor documents.
         """
         bounds: dict[str, Any] = {}
         if self.position_ids is not None:
@@ -99,7 +99,10 @@ def training_rows(
 
 
 def evaluation_rows(num_samples: int, micro_batch_size: int, rank: int, size: int) -> Iterator[list[int]]:
-    """Yield the positions of each micro batch of a data-parallel rank, for the first samples of a split."""
+    """Yield the positions of each micro batch of data-parallel rank `rank` of `size`.
+
+    The positions of all ranks together are 0 .. num_samples - 1.
+    """
     yield from rank_positions(np.arange(num_samples), micro_batch_size, rank, size).tolist()
 
 
@@ -184,7 +187,7 @@ class DatasetLosses:
 
     @property
     def noted(self) -> "_NotedLosses":
-        """An adapter with which a validation records its token losses here."""
+        """This object with the interface `Noted`, through which a validation records token losses."""
         return _NotedLosses(self)
 
     def sums(self, sequence_ranks: int = 1) -> torch.Tensor:
@@ -212,7 +215,7 @@ class _NotedLosses(NamedTuple):
 
 
 class _Readable(Dataset):
-    """View of a dataset without its length, which the loader would otherwise use."""
+    """A dataset in the form that torch's loader reads: samples by position, without a length."""
 
     def __init__(self, dataset: Samples):
         self._dataset = dataset

@@ -38,8 +38,8 @@ def clip_without_zero(engine: Any, groups: ParallelGroups) -> None:
 def model_norm(module: nn.Module, groups: ParallelGroups) -> torch.Tensor:
     """Return the norm over all gradients of the model, a scalar on the device that is equal on all ranks.
 
-    A parameter that several tensor-parallel ranks hold counts once, as does the copy of a tied embedding on
-    the last stage.
+    A parameter that several tensor-parallel ranks hold counts only once. So does a tied embedding: its copy
+    on the last stage is not counted.
     """
     is_first = groups.tensor_model_parallel.rank == 0
     gradients = [

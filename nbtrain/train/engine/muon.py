@@ -208,7 +208,7 @@ class Exchange:
         """Apply `function` in place to all whole matrices, each on one rank, and update `updates` with the
         results.
 
-        `updates` have the shapes of the tensors. Parts are sent in `dtype`.
+        Each of the `updates` has the shape of its tensor in self.tensors. Parts are sent in `dtype`.
         """
         if self.stage.size == 1:
             wholes = []
@@ -242,7 +242,7 @@ class Exchange:
             piece.copy_(answer)
 
     def _parts(self, taken: torch.Tensor) -> dict[str, list[tuple[int, int, torch.Tensor]]]:
-        """Return for each matrix [(tensor rank, start, view of the received part)]."""
+        """Return the received parts of each matrix: [(tensor rank, first element, view of `taken`)]."""
         found: dict[str, list[tuple[int, int, torch.Tensor]]] = {name: [] for name in self.owned}
         offset = 0
         for entries in self.received:

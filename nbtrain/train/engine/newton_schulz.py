@@ -1,10 +1,11 @@
 """Computes the nearest matrix with orthogonal rows by Newton-Schulz iterations, Muon's update of a matrix.
 
-    X = M / |M|, wide side second;   A = X X^T,  X <- a X + (b A + c A^2) X,  a few times
+    X = M / |M|, transposed if M has more rows than columns
+    a few times:  A = X X^T,  X <- a X + (b A + c A^2) X
 
-Five iterations bring singular values between 0.003 and 1 to 0.7 to 1.2. The coefficients and the number of
-iterations are taken from Keller Jordan's Muon (kellerjordan.github.io/posts/muon, and torch.optim.Muon).
-config/arithmetic/flops.py counts their FLOPs.
+Five iterations move singular values between 0.003 and 1 into the range from 0.7 to 1.2. The coefficients and
+the number of iterations are taken from Keller Jordan's Muon (kellerjordan.github.io/posts/muon, and
+torch.optim.Muon). config/arithmetic/flops.py counts their FLOPs.
 """
 
 from collections.abc import Iterable
@@ -20,10 +21,10 @@ STACK_ELEMENTS = 2**24
 
 
 def orthogonalize_(matrices: Iterable[tuple[torch.Tensor, float]], steps: int, dtype: torch.dtype) -> None:
-    """Replace each matrix [.., i] by its orthogonal matrix times a factor; all leading dimensions are rows.
+    """Replace each matrix [.., i] by the nearest orthogonal matrix times a factor.
 
-    The products are computed in `dtype`: compared with exact arithmetic, bf16 changes an update by 1 to 10 %,
-    fp32 by 1e-5.
+    `matrices` has pairs (matrix, factor). All leading dimensions of a matrix count as rows. The products are
+    computed in `dtype`: compared with exact arithmetic, bf16 changes an update by 1 to 10 %, fp32 by 1e-5.
     """
     by_shape: dict[tuple[int, int], list[tuple[torch.Tensor, float]]] = {}
     for view, factor in matrices:

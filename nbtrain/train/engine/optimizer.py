@@ -1,8 +1,9 @@
 """The optimizer that DeepSpeed wraps: AdamW, or Muon with AdamW, in two groups chosen by canonical name.
 
-    AdamW   decay, no_decay       matrices and embeddings decay; biases and norms do not
-    Muon    matrices, others      the matrices of the blocks, and everything else; of the others, embeddings
-                                  and output layer decay (embedding_decay)
+    AdamW   decay         matrices and embeddings, which decay
+            no_decay      biases and norms, which do not decay
+    Muon    matrices      the matrices of the blocks, which decay
+            others        everything else; of these, only embeddings and output layer decay (embedding_decay)
 
 Every rank has both groups, because ZeRO runs one collective per group and does not accept an empty group. For
 this reason Muon has no third group for embeddings, which a middle stage of a pipeline would not have.
@@ -37,7 +38,10 @@ OTHERS = "others"
 def parameter_groups(
     named_parameters: Named, weight_decay: float, muon: bool = False
 ) -> list[dict[str, Any]]:
-    """Return two parameter groups, each in the order of `named_parameters`, whose names are canonical."""
+    """Return the two parameter groups, each in the order of `named_parameters`, whose names are canonical.
+
+    A run with adapters has a single group, because all adapters belong to the same one.
+    """
     members: dict[str, list[nn.Parameter]] = {
         name: [] for name in ((MATRICES, OTHERS) if muon else (DECAY, NO_DECAY))
     }

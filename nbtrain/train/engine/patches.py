@@ -1,6 +1,6 @@
-"""The list of everything in DeepSpeed that nbtrain replaces, installed in one place (train/build.py).
+"""PATCHES, the list of everything in DeepSpeed that nbtrain replaces; train/build.py installs the patches.
 
-A row without `install` works by inheritance, or is called where it is needed; `where` names its file. After
+A row without `install` works by inheritance, or is called where it is needed, in the file `where`. After
 an update of DeepSpeed, check each row: if its test passes without the row, remove the row.
 """
 

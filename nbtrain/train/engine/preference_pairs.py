@@ -25,7 +25,7 @@ class PairFigures:
 
     @property
     def noted(self) -> "_Noted":
-        """An adapter with which a validation records its token losses here."""
+        """This object with the interface `Noted`, through which a validation records token losses."""
         return _Noted(self)
 
     def log_probabilities(self) -> Iterator[tuple[Batch, torch.Tensor]]:

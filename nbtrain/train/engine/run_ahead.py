@@ -2,9 +2,9 @@
 device.
 
 In every step, DeepSpeed's ZeRO 1 and 2 check on the host whether the norm of the gradients is finite, to skip
-the step if it is not, and its BF16_Optimizer checks whether there is anything to clip. Both replace a norm
-that is NaN or Inf by -1, from a tensor that torch reads on the host. Each of these operations waits for the
-whole backward pass, and then the device waits for the host to launch the rest.
+the step if it is not, and its BF16_Optimizer checks whether there is anything to clip. Both also replace a
+norm that is NaN or Inf by -1, and torch reads this -1 from a tensor on the host. Each of these operations
+waits for the whole backward pass, and then the device waits for the host to launch the rest.
 
 StepGuard (stability.py) checks loss and norm anyway, from a copy and one step later. If its policy is to stop
 or to roll back, DeepSpeed's checks have no effect, because the weights after a bad step are never saved. The
@@ -59,8 +59,9 @@ def _unseen(norm: torch.Tensor | float) -> bool:
 
 
 def _mask(input: torch.Tensor, device: Any = None, val: float = -1.0) -> None:
-    """Replace deepspeed.runtime.utils.mask_nan_or_inf_with_val_inplace: the same result, with the value as a
-    number on the host instead of a tensor.
+    """Replace deepspeed.runtime.utils.mask_nan_or_inf_with_val_inplace, without waiting for the device.
+
+    The result is the same, but `val` stays a number instead of becoming a tensor.
     """
     input.masked_fill_(input.isfinite().logical_not(), val)
 

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 # Metrics of a single step fluctuate around their threshold. An alert is therefore repeated only after this
 # many checks in a row within the limit.
 CLEAR_INTERVALS = 10
-# Fields of logging.alerts that are compared with a fraction, and the name that an alert prints.
+# {field of logging.alerts that limits a fraction: name of the metric in the alert's message}
 THRESHOLDS = {
     "min_mfu": "MFU",
     "max_communication_fraction": "communication",
@@ -37,14 +37,16 @@ class Alerts:
         self._raised: dict[str, int] = {}
 
     def is_raised(self, name: str) -> bool:
-        """Return whether the alert was reported and has not ended since. It ends after CLEAR_INTERVALS checks
-        in a row within the limit.
+        """Return whether an alert was reported and has not ended since.
+
+        It ends after CLEAR_INTERVALS checks in a row within the limit.
         """
         return name in self._raised
 
     def check(self, name: str, crossed: bool, message: str, step: int) -> None:
-        """Report `message` if the metric has newly `crossed` its limit. Must be called at every check of the
-        metric.
+        """Report `message` if `crossed` is true and the alert is not raised already.
+
+        `crossed` says whether the metric is beyond its limit now. Call it at every check of the metric.
         """
         if crossed:
             if name not in self._raised:
@@ -55,7 +57,8 @@ class Alerts:
             self._raised[name] += 1
             if self._raised[name] >= CLEAR_INTERVALS:
                 del self._raised[name]
-                # "max_rank_slowdown of rank 1" names a setting; an alert of the loss does not.
+                # An alert may be named after a setting, as in "max_rank_slowdown of rank 1"; "loss" is not a
+                # setting.
                 key = name.partition(" ")[0]
                 what = f"logging.alerts.{key}" if hasattr(self._limits, key) else key
                 over = (

@@ -7,9 +7,9 @@ An event file has more than one curve of some scalars:
     <tag> vs samples    by the count of samples
 
 A resumed run writes some steps again. For each tag, TensorBoard's data server then drops the older points
-from the first rewritten step on. torch's purge_step is not written: TensorBoard without its data server (no
-wheel for ARM) compares it with the counts of tokens too, and would drop these curves entirely at each
-restart.
+from the first rewritten step on. torch's purge_step is not written: without the data server, for which ARM
+has no wheel, TensorBoard compares purge_step with the counts of tokens and samples too, and would drop these
+curves entirely at each restart.
 
 This module does not import torch, so that tests can write a run's files without torch.
 """
@@ -29,7 +29,7 @@ FLUSH_SECONDS = 10
 
 
 class MetricsWriter:
-    """A writer on rank 0. `step` is the step at which the run starts: 0, or a checkpoint's."""
+    """Writes scalars on rank 0. `step` is the step at which the run starts: 0 or the loaded checkpoint's."""
 
     def __init__(self, folder: Path, step: int):
         self._events = EventFileWriter(str(folder), max_queue_size=1000, flush_secs=120)
@@ -56,12 +56,12 @@ class MetricsWriter:
         self._events.add_event(Event(wall_time=wall_time, step=step, summary=summary))
 
     def text(self, name: str, content: str) -> None:
-        """Write a text panel of TensorBoard, shown unformatted."""
+        """Write `content` for TensorBoard's Text tab under `name`, shown as preformatted text."""
         summary = text_pb(f"{name}/text_summary", "    " + content.replace("\n", "\n    "))
         self._events.add_event(Event(wall_time=time.time(), step=0, summary=summary))
 
     def flush(self) -> None:
-        """Flush everything to the files."""
+        """Write everything that is still buffered to the files."""
         self._flushed = time.monotonic()
         self._metrics.flush()
         self._events.flush()

@@ -371,8 +371,9 @@ class Report:
         self.alerts.check("overflow_steps", count > OVERFLOW_WINDOW_STEPS // 2, message, result.step)
 
     def _dataset_losses(self, result: StepResult) -> dict[str, float | None]:
-        """Return each dataset's loss, named as in metrics.py; None for a dataset without a token in the
-        step's loss.
+        """Return {name in metrics.py: loss} of each dataset; {} if datasets are not distinguished.
+
+        The loss is None for a dataset without a token in the step's loss.
         """
         if result.dataset_losses is None:
             return {}
@@ -383,7 +384,7 @@ class Report:
         }
 
     def _rewards(self, result: StepResult) -> dict[str, float | None]:
-        """Return the rewards of pairs, named as in metrics.py; empty without dpo."""
+        """Return {name in metrics.py: reward} over the step's pairs; {} without dpo."""
         if result.pair_sums is None:
             return {}
         self._newest_rewards = own = Rewards.of(result.pair_sums)
@@ -395,7 +396,7 @@ class Report:
         }
 
     def _code_scalars(self, result: StepResult) -> dict[str, float]:
-        """Return the scalars of the user's file, named as in metrics.py."""
+        """Return {name in metrics.py: scalar} from the user's loss() and scalars(); {} if there are none."""
         own = dict(result.code_scalars)
         if self._code is not None and self._code.defines("scalars"):
             own |= own_scalars(self._code, result.step)

@@ -22,7 +22,7 @@ from nbtrain.train.figures.throughput import StepTimer
 
 @dataclass(frozen=True)
 class Spread:
-    """The seconds that each rank computed in one step."""
+    """The computing time of each rank in one logged step, and how much slower it was than its stage."""
 
     seconds: tuple[float, ...]
     """Seconds of forward and backward pass without collectives, by rank."""
@@ -57,7 +57,7 @@ class Spread:
 
     @property
     def slowdown(self) -> float:
-        """Slowdown of the slowest rank."""
+        """Slowdown of the slowest rank, as a fraction."""
         return self.slowdowns[self.slowest_rank]
 
     def __str__(self) -> str:

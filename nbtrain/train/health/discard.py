@@ -12,8 +12,8 @@ def discard_gradients(engine: Any) -> None:
     """Discard the gradients accumulated for the coming step, as if the step had never begun.
 
     Weights, master weights, moments and the optimizer's step count do not change; DeepSpeed's counters are as
-    after a step that DeepSpeed skips. For every optimizer that nbtrain builds, the effect is the same as of
-    an fp16 overflow in DeepSpeed, except that the loss scale does not change. All ranks call it instead of
+    after a step that DeepSpeed skips. For every optimizer that nbtrain builds, the effect is the same as that
+    of an fp16 overflow in DeepSpeed, except that the loss scale does not change. All ranks call it instead of
     engine._take_model_step (deepspeed/runtime/engine.py; the branches on `overflow` in zero/stage_1_and_2.py,
     zero/stage3.py and bf16_optimizer.py, 0.19). Raises TypeError for an unknown optimizer.
     """

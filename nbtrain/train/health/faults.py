@@ -27,7 +27,7 @@ _PIECE_BYTES = 64 << 20
 
 
 class Faults:
-    """The faults of this rank in this attempt."""
+    """The faults to inject into this rank in this attempt."""
 
     def __init__(self, orders: Sequence[dict[str, Any]], rank: int, attempt: int):
         self._mine = [

@@ -15,8 +15,9 @@ NAMES_SHOWN = 3
 
 
 def bad_weights(module: torch.nn.Module, world: World) -> str:
-    """Return the names of the parameters with a NaN or Inf on any rank, as a list for messages that is cut
-    after NAMES_SHOWN names; "" if all weights are finite.
+    """Return the names of the parameters with a NaN or Inf on any rank, as text for a message.
+
+    The text has at most NAMES_SHOWN names. It is "" if all weights are finite.
 
     All ranks call it together, and each waits for its device. Each rank reads its own part of the weights;
     weights offloaded to NVMe are not read.

@@ -110,13 +110,13 @@ class HeartbeatWriter:
         finally:
             self._inner_seconds = outer_inner + time.monotonic() - started
             self._depth -= 1
-            # An outermost phase is not left here: the next phase follows, or the rank exits, and then the
-            # last reported phase must stay "end".
+            # After an outermost phase, the reported phase stays unchanged: either the next phase follows, or
+            # the rank exits and the last reported phase must be "end".
             if self._depth:
                 self._enter(outer)
 
     def beat(self, step: int | None = None) -> None:
-        """Count a sign of progress; cheap enough to be called for every micro batch."""
+        """Record that the rank has made progress, at `step` if given. Cheap enough for every micro batch."""
         if step is not None:
             self.step = step
         self._beats += 1

@@ -113,7 +113,7 @@ class StepHistory:
         return sum(self.losses) / len(self.losses)
 
     def good(self, loss: float, has_loss: bool) -> None:
-        """Record a good step."""
+        """Record a good step, and its loss if a token is in the loss."""
         if has_loss:
             self.losses.append(loss)
         else:
@@ -361,7 +361,7 @@ class StepGuard:
 
 
 def _bad_ranks(own_losses: list[float | None]) -> list[int]:
-    """Return the ranks whose own loss is NaN or Inf."""
+    """Return the ranks whose own loss is NaN or Inf, from the losses of all ranks."""
     return [rank for rank, own in enumerate(own_losses) if own is not None and not math.isfinite(own)]
 
 
@@ -373,7 +373,7 @@ def _describe(
     own_losses: list[float | None],
     history: StepHistory,
 ) -> str:
-    """Describe what is wrong with a step, on which ranks and samples.
+    """Return a message that says what is wrong with a step, on which ranks and samples.
 
     `own_losses` holds the losses of all ranks, with None for a rank without a loss.
     """

@@ -6,7 +6,7 @@
                                     pytorch.org/memory_viz
 
 N is the last step of the cycle. A cycle is profile.wait_steps, warmup_steps and active_steps, and is repeated
-`repeat` times. By default, steps 3 to 5 and 8 to 10 of the job are recorded, as in the upstream example.
+`repeat` times. By default, steps 3 to 5 and 8 to 10 of the job are recorded.
 """
 
 import contextlib

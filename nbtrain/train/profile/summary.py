@@ -45,7 +45,7 @@ TIMELINE_BARS = 500
 
 @dataclass
 class Operator:
-    """The calls of one operator; matrix products have an entry per set of shapes."""
+    """All calls of one operator. Matrix products with different shapes count as different operators."""
 
     name: str
     category: str

@@ -62,7 +62,7 @@ def category_of(name: str) -> str:
 
 
 Stretch = tuple[str, str, Interval, float, bool]
-"""(name, category, interval, FLOPs, whether the interval begins a call)."""
+"""An interval of work: (operator, category, interval, FLOPs, whether the interval begins a call)."""
 
 
 def on_host(events: list[dict[str, Any]], thread: Any, parts: dict[str, list[Interval]]) -> Iterator[Stretch]:
@@ -98,8 +98,8 @@ def on_host(events: list[dict[str, Any]], thread: Any, parts: dict[str, list[Int
                 # Times are rounded: an inner event may seem to end after its outer one.
                 end = min(end, open_events[-1][2])
             open_events.append((_name(event), category, end))
-            # A first interval of a nanosecond carries what counts once per call, because summarize() needs an
-            # interval with a length.
+            # The first nanosecond of each call is yielded as a separate interval, which marks the call's
+            # beginning and carries its FLOPs. An empty interval would be ignored by summarize().
             reached = min(end, event["ts"] + 1e-3)
             yield _name(event), category, (event["ts"], reached), product_flops(event), True
 

@@ -1,6 +1,7 @@
-"""The last step of a twin's chain: one process loads a checkpoint's weights and computes the run's loss.
+"""Exports a twin's weights to one file, loads them in one process, and computes the validation loss.
 
-proof/prove.py has the fork server call `main` as one rank.
+This is the last check of `nbtrain twin`, after the twin's training. proof/prove.py has the fork server call
+`main` as one rank.
 """
 
 from pathlib import Path

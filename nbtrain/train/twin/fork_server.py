@@ -8,11 +8,11 @@
         {"id": 1, "signal": 15, "rank": 0}
             -> sends the signal to this rank or, if rank is null, to all ranks that still run
 
-            -> sends the signal to this rank or, if rank is null, to all ranks still running
-a few steps of a small model. A fork is safe before there is a second thread, a process group or a parallel
-region, and the server has none of these: it imports, forks and waits. If there is a second thread, it refuses
-to fork. Every launch begins as if the ranks had just been started: with their own environment, their own log
-and a new port.
+`nbtrain twin` and tests use it to run many ranks on few cores. It is for CPUs only, where a rank's imports
+take longer than a few steps of a small model. A fork is safe before there is a second thread, a process group
+or a parallel region, and the server has none of these: it imports, forks and waits. If there is a second
+thread, it refuses to fork. Forked ranks begin as if they had been started as new processes: with their own
+environment, their own log and a new port.
 
 If a rank dies, the other ranks wait for it in a collective; they are killed after `linger_seconds`. The
 server ends, together with its ranks, when its standard input is closed or the process that holds it dies.
@@ -210,7 +210,7 @@ def _be_rank(request: dict[str, Any], rank: int, port: int) -> None:
 
 
 def _abilities() -> dict[str, Any]:
-    """Return {dtype: whether this machine's accelerator can train in it} for fp16 and bf16."""
+    """Return {dtype: whether DeepSpeed's accelerator on this machine supports it} for fp16 and bf16."""
     from deepspeed.accelerator import get_accelerator
 
     accelerator = get_accelerator()

@@ -24,7 +24,7 @@ BOUNDS = '"train": (0.0, 0.9), "valid": (0.9, 0.97), "test": (0.97, 1.0)'
 
 
 def code_text(functions: Sequence[str], config: RunConfig) -> str:
-    """Return the text of a file with nbtrain's own functions of these names, for a run.
+    """Return the text of a Python file with nbtrain's own versions of these functions, adapted to a run.
 
     Raises ConfigError for an unknown name, and for dataset() if the run's samples are not windows.
     """
@@ -87,7 +87,7 @@ def _bounds_of(config: RunConfig) -> str:
 
 
 def start_code(functions: Sequence[str], path: Path, config: RunConfig) -> Path:
-    """Write a file with nbtrain's own functions of these names, for a run, and return its path.
+    """Write a file with nbtrain's own versions of these functions, adapted to a run; return its path.
 
     Raises ConfigError if the file exists, and the errors of code_text().
     """

@@ -43,7 +43,7 @@ DEMO = "gpt-tiny"
 
 @dataclass(frozen=True, repr=False)
 class NewRun(Result):
-    """A run for a user's text, which prints, and shows in a notebook cell, as a list of choices."""
+    """A run for a user's text, shown as a list of choices when printed or at the end of a notebook cell."""
 
     name: str
     found: str
@@ -58,7 +58,7 @@ class NewRun(Result):
     """Path of the written YAML; None if it was not written."""
     notes: tuple[str, ...] = field(default=())
     before: tuple[str, ...] = ()
-    """Commands that first train the run from which a fine-tuning starts; () if it is already trained."""
+    """Commands that first train the run from which a fine-tuning starts; () if no such training is needed."""
 
     @property
     def next_commands(self) -> list[str]:
@@ -142,7 +142,7 @@ def write_new_run(
 
 
 def name_for(path: Path) -> str:
-    """Return a valid run name derived from the name of a file or folder."""
+    """Return a run name derived from the name of a file or folder; "my-run" if that gives no valid name."""
     stem = path.name.lower().partition(".")[0]
     name = re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:MOST_NAME_CHARS].strip("-")
     return name if valid_name(name) else "my-run"
@@ -270,7 +270,10 @@ def _start(init_from: str | None) -> tuple[str, str, RunConfig, bool]:
 
 
 def _newest_run() -> str | None:
-    """Return the name of the run with the newest checkpoint among runs trained from scratch, or None."""
+    """Return the name of the run with the newest checkpoint among runs trained from scratch.
+
+    Returns None if no such run has a checkpoint.
+    """
     found = []
     for name in run_names():
         run = RunDir.named(name)

@@ -1,10 +1,12 @@
 """Read the observations of a run's newest job from its records: the input of planner/advice/advice.py.
 
-job.json                 how the newest attempt ended
-exit records             the numbers in an error message about memory
-scalars                  parts of a step, memory and MFU over the last steps
-summary.json             the number of steps
-environment.json         the machine's number of CPU cores
+These records are read:
+
+    job.json                 how the newest attempt ended
+    exit records             the numbers in an error message about memory
+    scalars                  parts of a step, memory and MFU over the last steps
+    summary.json             the number of steps
+    environment.json         the machine's number of CPU cores
 """
 
 import statistics
@@ -94,7 +96,9 @@ def _last(view: RunView, name: str) -> int:
 
 
 def _share(view: RunView, name: str, step: float | None) -> float | None:
-    """Return a part's share of the step: its mean time divided by the mean step time; None if not measured.
+    """Return the share of the step time that a part such as "data_seconds" takes; None if it is not measured.
+
+    The share is the part's mean time divided by the mean step time.
 
     Means are used because waits come in bursts.
     """

@@ -42,10 +42,10 @@ SAID_BYTES = 1 << 20
 
 
 class Attempt:
-    """The ranks of one attempt, and what the supervisor knows of them."""
+    """The ranks of one attempt, and what the supervisor knows about them."""
 
     def __init__(self, job: JobDir, config: RunConfig, number: int, launcher: Launcher, first_step: int = 0):
-        """Create an attempt that starts from the checkpoint of `first_step`; 0 means the beginning."""
+        """Prepare an attempt that starts from the checkpoint of step `first_step`; 0 for no checkpoint."""
         self._job = job
         self._config = config
         self._number = number
@@ -56,13 +56,16 @@ class Attempt:
         self.hang: str | None = None
         """Description of the ranks that hung, if the ranks were killed because of a hang; else None."""
         self.stuck: str | None = None
-        """Description of where the ranks were when the first rank gave up waiting; None if none gave up."""
+        """Description of where the ranks were when the first rank gave up waiting for another rank.
+
+        None if no rank gave up.
+        """
         self.awaited: int | None = None
-        """The rank that hung, or for which the others waited; None if it is not known."""
+        """Rank that hung, or for which the other ranks waited; None if that rank is not known."""
         self.stacks: dict[int, list[str]] = {}
         """{rank: innermost frames} of the ranks that hung and could write their stacks."""
         self.killed_at: float | None = None
-        """Time of the supervisor's first SIGKILL, in seconds since the epoch; None if it sent none."""
+        """Time of the supervisor's first SIGKILL, in seconds since the epoch; None if it sent no SIGKILL."""
         self._killed_after = ""
         self._stop_asked_at: float | None = None
         self._stop_now = False
@@ -136,7 +139,7 @@ class Attempt:
         return f"limit: {configured}"
 
     def ask_stop(self, now: bool = False) -> None:
-        """Start the time limit for ranks that were asked to stop through control/.
+        """Start the time limit within which the ranks must exit; control/ has already asked them to stop.
 
         With `now`, the ranks are killed at once.
         """
@@ -233,7 +236,8 @@ class Attempt:
 
         This happens only once per attempt.
         """
-        # A rank that is gone is the one that the others waited for, or its exit record is about to arrive.
+        # If a rank has no process and no exit record, the others waited for this rank, or its record is about
+        # to arrive.
         if self._asked_about_peers or self.ranks.gone:
             return
         self._asked_about_peers = True

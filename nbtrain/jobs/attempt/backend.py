@@ -29,7 +29,7 @@ Value = TypeVar("Value")
 
 
 class Launcher(Protocol):
-    """Starts a job's ranks, each under a wrapper, and sends them signals; attempt.py decides when."""
+    """Interface that starts a job's ranks, each under a wrapper, and signals them when attempt.py says so."""
 
     end_message: str
     """Why the attempt ended, for an attempt in which no rank lived long enough to report a reason."""
@@ -56,7 +56,7 @@ class Launcher(Protocol):
         """Wait until the last process has exited; return whether a process had to be killed."""
 
     def heartbeat(self, rank: int) -> Heartbeat | None:
-        """Return the rank's newest heartbeat of this attempt."""
+        """Return the rank's newest heartbeat in this attempt; None if it has not written a heartbeat yet."""
 
     def exit_record(self, rank: int) -> ExitRecord | None:
         """Return the rank's exit record; None until its wrapper has written it."""
@@ -118,7 +118,7 @@ class Capabilities:
 
 
 class Backend:
-    """A place where jobs run, chosen with `backend.kind`.
+    """Interface to a place where jobs run, chosen with `backend.kind`.
 
     Every backend writes the same records to the run directory.
     """
@@ -169,7 +169,7 @@ class Backend:
         return read_state(job, time.time())
 
     def settle(self, job: JobDir) -> None:
-        """Wait until a job that its scheduler has ended also counts as ended for readers."""
+        """Wait until the end of a job that its scheduler has ended is also in the job's own records."""
 
     def cancel(self, job: JobDir, now: bool) -> bool:
         """Ask the job to save and exit, or with `now` to exit at once.
@@ -199,11 +199,11 @@ class Backend:
         raise NotImplementedError
 
     def logs(self, job: JobDir, rank: int | str, lines: int) -> list[str]:
-        """Return the last lines of a rank's log, or of "supervisor"."""
+        """Return the last `lines` lines of a rank's log; `rank` may also be "supervisor"."""
         return tail_lines(log_path(job, rank), lines)
 
     def follow(self, job: JobDir, rank: int | str) -> Iterator[str]:
-        """Yield the lines added to a rank's log, from now until the newest job ends."""
+        """Yield the lines added to a rank's log, from now until the run's newest job ends."""
         return follow(job.run, rank)
 
     def next_change(self, job: JobDir, seconds: float) -> None:
@@ -240,10 +240,7 @@ class Backend:
         return self.starts_again(job)
 
     def starts_again(self, job: JobDir) -> str:
-        """Return text that says that the scheduler will start the job again after ending it.
-
-        Returns "" if the scheduler will not.
-        """
+        """Return a message if the scheduler will start the job again after ending it; "" if it will not."""
         return ""
 
     def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
@@ -263,7 +260,10 @@ BACKENDS = {
 """{backend.kind: module}. A module is imported on first use; its BACKEND is the backend."""
 
 READ_FROM_FILES = ("local", "hosts")
-"""Backends without a scheduler: Backend reads a job's state, logs and events from the run directory."""
+"""Kinds of backend without a scheduler.
+
+The state, logs and events of their jobs are in the run directory, where class Backend can read them.
+"""
 
 CAPABILITIES = {
     "local": Capabilities(save=True, stop_in_order=True, pause=True),
@@ -271,7 +271,10 @@ CAPABILITIES = {
     "kubernetes": Capabilities(save=True, stop_in_order=True, pause=True),
     "slurm": Capabilities(save=True, stop_in_order=True, pause=True, pause_ends_allocation=True),
 }
-"""{backend.kind: capabilities}. A run's buttons use this table without importing the module or numpy."""
+"""{backend.kind: capabilities}.
+
+The buttons of the job page use this table, so that no backend's module and no numpy is imported.
+"""
 
 
 def backend_of(kind: str) -> Backend:
@@ -315,7 +318,7 @@ def _known(table: Mapping[str, Value], kind: str) -> Value:
 
 
 def network_interface(config: "RunConfig") -> str | None:
-    """Return the network interface that the backend's settings name for traffic between ranks, or None."""
+    """Return the network interface for traffic between ranks from the backend's settings; None if not set."""
     section = getattr(config.backend, config.backend.kind, None)
     return getattr(section, "network_interface", None)
 

@@ -9,9 +9,10 @@ from nbtrain.config.schema import RunConfig
 
 
 def fix_of(kind: str, config: RunConfig) -> str:
-    """Return the fix for an attempt that ended with `kind`, for a run with these settings.
+    """Return a fix for an attempt that ran out of disk space or of memory, for a run with these settings.
 
-    The fix is a sentence without its full stop.
+    `kind` is DISK, DEVICE_MEMORY, SHARED_MEMORY or HOST_MEMORY of base/run_directory/end_kinds.py. The fix is
+    a sentence without its full stop.
     """
     if kind == end_kinds.DISK:
         fewer = ", or lower checkpoint.keep_last" if config.checkpoint.keep_last > 1 else ""

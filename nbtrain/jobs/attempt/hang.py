@@ -2,8 +2,8 @@
 
 When one rank stops, all others soon wait for it in their next collective. The culprit is therefore not the
 rank that became silent first, but the rank for which the others wait. A rank in a collective waits for those
-of the collective's ranks that have not entered it. Followed to the end, this leads to ranks that wait for no
-other rank.
+of the collective's ranks that have not entered it. Following these waits from rank to rank leads to ranks
+that wait for no other rank: the culprits.
 """
 
 import re
@@ -195,7 +195,8 @@ def whereabouts(one: Standstill) -> str:
 def _gone_host(ranks: list[Standstill], guilty: list[Standstill]) -> str:
     """Return text that names the nodes that are gone; "" if there are none.
 
-    A node is gone if all its ranks are frozen while a rank on another host is not.
+    A node is gone if all its ranks are frozen while a rank on another host is not. No node is named if a rank
+    in `guilty` is not frozen.
     """
     hosts: dict[str, list[Standstill]] = {}
     for rank in ranks:
@@ -213,10 +214,10 @@ def _gone_host(ranks: list[Standstill], guilty: list[Standstill]) -> str:
 
 
 def _all_in_one_place(ranks: list[Standstill]) -> str:
-    """Return text for a hang without a culprit; "" for any other hang.
+    """Return text about a hang for which no single rank can be blamed; "" for any other hang.
 
-    That is a hang in which no rank has reported, or in which every rank waits in a collective and the ranks
-    are on several hosts.
+    No rank can be blamed if no rank has reported, or if every rank waits in a collective and the ranks are on
+    several hosts.
     """
     first, seconds = ranks[0], max((rank.still_seconds for rank in ranks), default=0.0)
     if all(rank.beat is None for rank in ranks) and len(ranks) > 1:
@@ -250,7 +251,7 @@ def _call(collective: Collective) -> str:
 
 
 def numbers(ranks: Iterable[int]) -> str:
-    """Return the ranks with ranges, such as "0-3, 8" for the ranks 0 1 2 3 8."""
+    """Return rank numbers as text in which three or more consecutive ranks are a range, such as "0-3, 8"."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and runs[-1][-1] == rank - 1:
@@ -269,7 +270,7 @@ def stuck_words(rank: int, stack: list[str]) -> str:
 
 
 def main_stack(log: str, frames: int = 8) -> list[str]:
-    """Return the main thread's innermost frames from faulthandler's output in a rank's log, or []."""
+    """Return the main thread's innermost frames from the stacks in a rank's log; [] if it has no stacks."""
     heads = [line for line in log.splitlines() if line.startswith(("Thread 0x", "Current thread 0x"))]
     if not heads:
         return []

@@ -30,7 +30,7 @@ RECORD_SECONDS = 2.0
 
 
 class Phase(StrEnum):
-    """Phase of an attempt."""
+    """Phase of an attempt; the diagram above shows which phase can follow which."""
 
     RUNNING = "running"
     STOPPING = "stopping"
@@ -39,7 +39,7 @@ class Phase(StrEnum):
 
 
 class Action(StrEnum):
-    """Action that the supervisor must take."""
+    """Action that is due; KEEP leaves the ranks alone, and KILL kills them."""
 
     KEEP = "keep"
     SIGNAL = "signal"
@@ -54,7 +54,7 @@ class Observed:
     patience_seconds: float
     """Seconds that ranks may take to save and exit; see patience_seconds()."""
     saving_at: float | None = None
-    """Time at which a rank last reported writing a checkpoint or starting to exit; None if no rank does."""
+    """Time at which a rank last showed that it is saving or exiting; None if no rank is."""
     training: bool = False
     """Whether rank 0 has finished loading. Before that, there is nothing to save."""
     launcher_ended: bool = False
@@ -75,7 +75,7 @@ class Observed:
 
 
 def patience_seconds(shutdown_timeout_seconds: float, save_seconds: float) -> float:
-    """Return the seconds that ranks may take to stop: the configured limit, or twice the longest save."""
+    """Return the seconds that ranks may take to stop: the larger of the limit and twice the longest save."""
     return max(shutdown_timeout_seconds, SAVE_TIMES * save_seconds)
 
 
@@ -101,7 +101,11 @@ def time_is_over(now: float, asked_at: float, patience: float, saving_at: float 
 
 
 def phase_of(observed: Observed) -> Phase:
-    """Return the phase of an attempt; if several phases apply, the last in order."""
+    """Return the phase of an attempt.
+
+    Once the launcher has ended, the phase is ENDED, or STOPPING while ranks may still save because another
+    process killed the launcher. Before that, a requested stop takes precedence over a failed rank.
+    """
     if observed.launcher_ended:
         may_save = observed.launcher_killed_at is not None and not observed.killed and observed.processes_left
         return Phase.STOPPING if may_save else Phase.ENDED

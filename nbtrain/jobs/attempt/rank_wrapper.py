@@ -10,7 +10,7 @@
 
 The job's final state comes only from these records, because the launcher's own exit code is 1 after any
 failure. If the rank and the kernel disagree, the kernel is right: a rank that reported "finished" and then
-died by a signal counts as killed.
+died by a signal counts as killed, unless the signal was TERM, which can arrive while Python is exiting.
 
 The wrapper imports only the standard library, because it runs once per rank, and keeps nothing in memory
 while the rank trains.
@@ -46,7 +46,7 @@ MAX_DETAIL_CHARACTERS = 12_000
 
 
 def main(command: list[str]) -> int:
-    """Run `command` as the rank; return 0 if the rank exited in an orderly way, else 1."""
+    """Run `command` as the rank; return 0 if its outcome is one of outcomes.LEFT_IN_ORDER, else 1."""
     die_with_parent(signal.SIGTERM)
     rank, attempt = int(os.environ["RANK"]), int(os.environ["NBTRAIN_ATTEMPT"])
     job = JobDir(RunDir(os.environ["NBTRAIN_RUN_DIR"]), os.environ["NBTRAIN_JOB"])

@@ -64,14 +64,14 @@ class RankWatch:
 
 
 def last_saving(watches: Iterable[RankWatch]) -> float | None:
-    """Return the latest saving_at of several ranks; None if no rank has one."""
+    """Return the latest saving_at of several ranks; None if no rank is saving or exiting."""
     return max((at for watch in watches if (at := watch.saving_at) is not None), default=None)
 
 
 class Patience:
     """Time limit for ranks that were asked to exit, extended by their heartbeats.
 
-    It is for processes other than the supervisor.
+    It is for processes other than the ranks' own supervisor.
     """
 
     def __init__(self, heartbeats: Iterable[Path], seconds: float):
@@ -113,7 +113,7 @@ class Ranks:
         return stood_still
 
     def saving_at(self) -> float | None:
-        """Return when a running rank last reported writing a checkpoint or starting to exit, or None."""
+        """Return when a running rank last showed that it is saving or exiting; None if no rank is."""
         return last_saving(watch for watch in self.watches.values() if watch.record is None)
 
     def _excuse(self, now: float) -> float:

@@ -38,6 +38,6 @@ class Reserve:
             write()
 
     def release(self) -> None:
-        """Remove the reserve file; an error of the disk is ignored."""
+        """Remove the reserve file; disk errors are ignored."""
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)

@@ -85,15 +85,18 @@ class Circumstances:
     hang: str | None = None
     """Description of the ranks that hung and since when; None if the ranks were not killed for a hang."""
     stuck: str | None = None
-    """Description of where the ranks were when the first rank gave up waiting for a peer, or None."""
+    """Description of where the ranks were when the first rank gave up waiting for a peer.
+
+    None if no rank gave up.
+    """
     awaited: int | None = None
-    """The rank that hung, or for which the others waited; None if it is not known."""
+    """The rank that hung, or for which the other ranks waited; None if that rank is not known."""
     memory: HostMemory = field(default_factory=HostMemory)
     """The kernel's memory counters during the attempt."""
     pids: Mapping[int, int] = field(default_factory=dict)
     """{rank: process id} of the ranks that have reported."""
     killed_at: float | None = None
-    """Time of the supervisor's first SIGKILL, in seconds since the epoch; None if it sent none."""
+    """Time of the supervisor's first SIGKILL, in seconds since the epoch; None if it sent no SIGKILL."""
     killed_after: str = ""
     """Text such as "61 s after the request (limit: ...)" for ranks killed after a stop; "" for others."""
     first_step: int = 0
@@ -101,22 +104,22 @@ class Circumstances:
     gone: tuple[int, ...] = ()
     """Ranks without an exit record that were gone before the supervisor killed any rank."""
     launcher_signal: int | None = None
-    """The signal with which another process killed the ranks' launcher; None if none did."""
+    """The signal with which another process killed the ranks' launcher; None if no process did."""
     trained: bool = True
     """Whether rank 0 finished loading. Before that, there is nothing to save."""
     mode: str = "full"
     """The run's mode. Only mode full trains to the end and saves checkpoints."""
     saved_step: int | None = None
-    """The step of the run's newest checkpoint, which may be on the nodes' own disks, or None."""
+    """The step of the run's newest checkpoint, which may be on the nodes' own disks; None without one."""
     reached_step: int | None = None
-    """The last step that any rank has reported, in its exit record or in a heartbeat; None if none has."""
+    """The last step that any rank reported, in its exit record or a heartbeat; None without a report."""
     node_left: str = ""
     """Text about the node that is gone or that its scheduler ended, if that is why ranks stopped; else ""."""
     launcher_message: str = ""
     """How the launcher ended, for an attempt in which no rank lived long enough to report."""
 
     def fix(self, kind: str) -> str:
-        """Return the fix for an end of this kind, for the run's settings."""
+        """Return fix_of() for an end of this kind, for the configuration with which the ranks trained."""
         return fix_of(kind, self.config)
 
 
@@ -131,16 +134,20 @@ class Verdict:
     retry: bool = False
     """Whether another attempt can help."""
     signature: tuple | None = None
-    """Value that is equal for two failures with the same place and reason; None if not compared."""
+    """Value that is equal for two failures with the same place and reason; None if it is not compared."""
     step: int | None = None
     kind: str = ""
-    """Kind of the end, one of base/run_directory/end_kinds.py; "" for any other end."""
+    """Kind of the end, a value from base/run_directory/end_kinds.py; "" for an end without a kind."""
     rank: int | None = None
-    """Rank that failed first, or for which the others waited; None if it is not known."""
+    """Rank that failed first, or for which the other ranks waited; None if that rank is not known."""
     given_up: str = ""
     """Why there is no further attempt, although one could help; "" otherwise."""
     bad_samples: tuple[int, int] | None = None
-    """Samples that a rollback skips: the positions [first, last) in the training order that the step read."""
+    """Samples that the bad step read: positions [first, last) in the training order.
+
+    None if the attempt did not end with a rollback, which skips these samples and those between them and the
+    newest checkpoint.
+    """
 
 
 def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Verdict:
@@ -231,9 +238,10 @@ def _kept(around: Circumstances, step: int | None) -> str:
 def _stop_out_of_order(
     records: Mapping[int, ExitRecord], around: Circumstances, step: int | None, saved: str
 ) -> tuple[str, int | None]:
-    """Return the cause of a stop in which a rank failed or was killed, and the rank named in the cause.
+    """Return (cause, rank) for a requested stop during which a rank failed or was killed.
 
-    The rank may have failed after it had saved. The rank is None if the cause does not name one.
+    `rank` is the rank that the cause names; None if the cause names no rank. That rank may have failed after
+    it had saved.
     """
     killed, kept = around.killed_at is not None, around.saved_step
     first = _first_failure(records, around)
@@ -454,7 +462,10 @@ def _lost_peer(record: ExitRecord) -> bool:
 
 
 def lost_a_peer(records: Mapping[int, ExitRecord]) -> bool:
-    """Return whether ranks failed and all of them gave up waiting for another rank, which may hang."""
+    """Return whether every failed rank gave up waiting for another rank, which may hang.
+
+    Returns False if no rank failed.
+    """
     bad = _bad(records)
     return bool(bad) and all(_lost_peer(record) for record in bad)
 

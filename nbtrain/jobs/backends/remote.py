@@ -119,7 +119,10 @@ class RemoteLauncher:
         raise NotImplementedError
 
     def launch(self, config: RunConfig, attempt: int) -> None:
-        """Start missing agents. The ranks start once all agents have reported, in poll()."""
+        """Start the agents, unless all of them report already.
+
+        Once all have reported, poll() starts the ranks.
+        """
         self._config, self._attempt, self._order, self._ended = config, attempt, None, None
         self._failed_at = {}
         self.end_message = ""
@@ -135,7 +138,7 @@ class RemoteLauncher:
         self._launched_at = time.monotonic()
 
     def poll(self) -> int | None:
-        """Return 0, or the worst exit code of all nodes, once the attempt has ended; None while it runs."""
+        """Return 0, or the largest exit code of all nodes, once the attempt has ended; None while it runs."""
         if self._ended is None:
             self._look_at_nodes()
             self._ended = self._after_order() if self._order else self._before_order()
@@ -207,7 +210,10 @@ class RemoteLauncher:
         return beat if beat and beat.attempt == self._attempt else None
 
     def exit_record(self, rank: int) -> ExitRecord | None:
-        """Return the rank's exit record, with its time converted to the supervisor's clock."""
+        """Return the rank's exit record, with its time converted to the supervisor's clock.
+
+        Returns None if there is no record yet.
+        """
         record = ExitRecord.read(self._job.exit_record(rank, self._attempt))
         watch = self._watches.get(self._node_of(rank))
         if record is None or watch is None:
@@ -274,7 +280,7 @@ class RemoteLauncher:
         """Do nothing; the scheduler takes the devices itself."""
 
     def missing(self) -> str:
-        """Return the nodes whose agents do not report, such as "nodes 1, 3"; "" if all agents report."""
+        """Return the nodes whose agents are silent or exiting, such as "nodes 1, 3"; "" if there are none."""
         self._look_at_nodes()
         nodes = range(self._config.resources.nodes)
         gone = [str(node) for node in nodes if not self._fresh(node)]
@@ -411,7 +417,7 @@ class RemoteLauncher:
         return f"{words}, not even after the order to end the ranks"
 
     def _silent_words(self, nodes: list[int], seconds: float) -> str:
-        """Return text that says that these nodes are gone: none of their agents reported for `seconds`."""
+        """Return a message that these nodes are gone because their agents have not reported for `seconds`."""
         if len(nodes) == 1:
             return f"node {self._hosts_of(nodes)} is gone: its agent has not reported for {seconds:.0f} s"
         return (

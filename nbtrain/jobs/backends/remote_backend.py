@@ -79,7 +79,7 @@ class RemoteBackend(Backend):
         return word
 
     def settle(self, job: JobDir) -> None:
-        """Wait while the supervisor of a job that the scheduler has ended may still record the end."""
+        """Give the supervisor time to record the end of a job that the scheduler has already ended."""
         deadline = time.monotonic() + ENGINE_SILENCE_SECONDS + ASK_SECONDS
         record = JobRecord.read(job.job_json)
         if record is None or record.state not in ACTIVE or record.supervisor is None:

@@ -33,7 +33,7 @@ from nbtrain.planner.calibration.calibration_doubts import doubts
 from nbtrain.planner.calibration_view import blocks, picture
 
 # Limits and default of the measuring time. The minimum is the time in which two idle cores import torch and
-# start the engines.
+# build DeepSpeed's engines.
 LEAST_SECONDS, MOST_SECONDS, DEFAULT_SECONDS = 60.0, 3600.0, 180.0
 DISK_BYTES = 256 << 20
 CHUNK_BYTES = 4 << 20
@@ -43,7 +43,7 @@ END_SECONDS = 2.0
 
 @dataclass(frozen=True, repr=False)
 class Calibrated(Result):
-    """Result of a calibration, which prints, and shows in a notebook cell, as a table."""
+    """Result of a calibration, shown as a table when printed or at the end of a notebook cell."""
 
     calibration: Calibration
     path: Path | None

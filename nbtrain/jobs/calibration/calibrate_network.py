@@ -41,12 +41,15 @@ LEAST_SECONDS, MOST_SECONDS, DEFAULT_SECONDS = 10.0, 3600.0, 60.0
 
 @dataclass(frozen=True, repr=False)
 class CalibratedNetwork(Result):
-    """Result of a calibration between machines, which prints, and shows in a notebook cell, as a table."""
+    """Result of a calibration between machines, shown as a table when printed or in a notebook cell."""
 
     network: MeasuredNetwork
     path: Path
     named_bytes_per_second: float | None
-    """Bandwidth set in the run, which its plans use instead of the measured one; None if it sets none."""
+    """Bandwidth in the run's configuration; None if the configuration sets no bandwidth.
+
+    The run's plans use this bandwidth instead of the measured bandwidth.
+    """
 
     def as_report(self) -> Report:
         """Return the measured network, and the path to which the measurement was written."""

@@ -224,7 +224,10 @@ def a_checkpoint_is_complete(request: Request) -> Checks:
 
 
 def data_is_the_same(request: Request, data: RunData) -> Checks:
-    """Check that the dataset has not been rebuilt since the newest checkpoint; that changes the order."""
+    """Check that the dataset has not been rebuilt since the newest checkpoint.
+
+    Training cannot continue on a rebuilt dataset, which has its samples in another order.
+    """
     run, config = request.run, request.config
     step, now = request.existing.checkpoints.complete_step, data.dataset_sha256
     if step is None or now is None:
@@ -269,7 +272,7 @@ def was_trained_with(run: RunDir, config: RunConfig) -> bool:
 
 
 def _clone(run: RunDir, before: RunConfig, config: RunConfig) -> str:
-    """Return the command that trains `config` under another name."""
+    """Return the `nbtrain clone` command that trains `config` as a new run."""
     return f"`nbtrain clone {run.name} NEWNAME{as_overrides(before, config)}`"
 
 

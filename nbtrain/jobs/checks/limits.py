@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 # Number of significant digits of a proposed training length, which is rounded down.
 LENGTH_DIGITS = 2
-# Factors that are tried in turn on the proportional length. The plan is not exactly proportional to it,
-# because validation and checkpoints have their own intervals.
+# Factors on the training length, tried in turn after it is shortened in proportion to the exceeded limit. A
+# plan is not exactly proportional to the length, because validation and checkpoints have their own intervals.
 SHRINKINGS = (1.0, 0.95, 0.8)
 
 

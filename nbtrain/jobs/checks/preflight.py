@@ -245,8 +245,9 @@ def host_memory_suffices(launch: Launch) -> Iterator[Finding]:
 def notification_is_possible(launch: Launch) -> Iterator[Finding]:
     """Check the program in notify.command and the address in the variable that notify.url_variable names.
 
-    This machine is checked because with backend hosts the supervisor runs here, and Slurm passes it this
-    environment. On Kubernetes nothing is checked: a pod has the programs of its image.
+    This machine is checked because with backends local and hosts the supervisor runs here, and with Slurm the
+    supervisor gets the environment of this machine. On Kubernetes nothing is checked, because a pod has the
+    programs of its image.
     """
     config = launch.config
     notify = config.notify

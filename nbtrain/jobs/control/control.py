@@ -137,9 +137,10 @@ def _harder(job: JobDir, state: str, now: bool) -> str:
 
 
 def give_up_silent(job: JobDir, heard: float) -> None:
-    """Give up a supervisor on another host if job.json stays unchanged after the time `heard`.
+    """Declare a supervisor on another host dead if job.json does not change for UNHEARD_SECONDS.
 
-    It counts as dead UNHEARD_SECONDS after this call.
+    `heard` is the modification time of job.json when the caller last read it. control/given_up.json records
+    the decision. Does nothing for a job that a scheduler runs.
     """
     record, backend = JobRecord.read(job.job_json), backend_of_job(job)
     supervisor = record.supervisor if record and record.backend not in ENGINES else None
@@ -319,7 +320,7 @@ def unpause(job: JobDir) -> None:
 
 @by_its_owner
 def request_save(job: JobDir, wait_seconds: float | None = None) -> int | None:
-    """Request that a running job saves a checkpoint at its next step and continues.
+    """Make a running job save a checkpoint at its next step and continue.
 
     With `wait_seconds`, wait for the checkpoint and return its step; otherwise, return None at once. Raises
     JobError if the job is not active, waits in a queue, saves nothing (mode: perf, eval), or has not saved in

@@ -13,12 +13,12 @@ CUDA_FOLDER = "/usr/local/cuda"
 
 
 def nvme_tools() -> dict[str, bool]:
-    """Return {tool: whether it exists} for what DeepSpeed needs to compile its NVMe extension."""
+    """Return {tool: whether it exists} for the tools with which DeepSpeed compiles its NVMe extension."""
     return {**_compiler_and_ninja(), "libaio's headers (Debian: libaio-dev)": _header("libaio.h")}
 
 
 def quantization_tools() -> dict[str, bool]:
-    """Return {tool: whether it exists} for what DeepSpeed needs to compile quantization (ZeRO++)."""
+    """Return {tool: whether it exists} for the tools with which DeepSpeed compiles quantization (ZeRO++)."""
     nvcc = f"CUDA's compiler nvcc (in $CUDA_HOME/bin, PATH or {CUDA_FOLDER}/bin)"
     return {**_compiler_and_ninja(), nvcc: has_nvcc()}
 
@@ -43,9 +43,9 @@ def has_nvcc() -> bool:
 
 
 def has_compiler(variable: str, *names: str) -> bool:
-    """Return whether a compiler exists.
+    """Return whether the compiler that the environment variable `variable` names exists.
 
-    It is the compiler that the environment variable `variable` names, or one of `names` if that is not set.
+    If the variable is not set, return whether any of the compilers `names` exists.
     """
     named = os.environ.get(variable)
     return any(shutil.which(name) for name in ([named] if named else names))

@@ -142,7 +142,7 @@ def _names(entries: list[str], gpus: tuple[Gpu, ...]) -> list[str]:
 
 
 def core_numbers(queue: Queue) -> list[int]:
-    """Return the cores that all jobs share.
+    """Return the numbers of the CPU cores that all jobs in the queue share.
 
     They are the cores that this process may use, within its container's limit and the limit in devices.json.
     """

@@ -113,7 +113,7 @@ def rank_variables(config: RunConfig, job: JobDir, attempt: int, cores: int) -> 
 
 
 def common_variables(config: RunConfig, job: JobDir, attempt: int) -> dict[str, str]:
-    """Return the added variables that are the same on every machine, except those in the attempt's record."""
+    """Return the variables to add to a rank's environment that are the same on every machine."""
     variables = {
         JOB_MARKER: job.job_id,
         "NBTRAIN_ATTEMPT": str(attempt),

@@ -68,7 +68,10 @@ class HostMemory:
 
     @property
     def possibility(self) -> str:
-        """Text about kills on the machine that may include this one; "" if none is known."""
+        """Text about out-of-memory kills anywhere on the machine, one of which may explain a killed process.
+
+        "" if there were no such kills, or if their number cannot be read.
+        """
         if not self.machine_oom_kills:
             return ""
         killed = "1 process" if self.machine_oom_kills == 1 else f"{self.machine_oom_kills} processes"
@@ -77,7 +80,7 @@ class HostMemory:
 
     @property
     def no_evidence(self) -> str:
-        """Text for a kill if evidence() and possibility are empty."""
+        """Text to show for a killed process if both evidence() and possibility are ""."""
         if self.oom_kills == 0 or self.machine_oom_kills == 0:
             return f"the kernel counts no such kill{self._used()}"
         return "the kernel's counters are not readable"

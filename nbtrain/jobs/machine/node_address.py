@@ -48,7 +48,8 @@ def own_address(wanted_interface: str | None = None) -> tuple[str, str]:
 
     The address of the host's own name is preferred if an interface has it, because a cluster's administrator
     chose it. A loopback address is only the last resort: Debian's /etc/hosts gives the host name 127.0.1.1,
-    which no other machine can reach. Raises JobError if `wanted_interface` does not exist or has no address.
+    which no other machine can reach. With `wanted_interface`, only the address of that interface is returned.
+    Raises JobError if `wanted_interface` does not exist or has no address.
     """
     stats = psutil.net_if_stats()
     found = {

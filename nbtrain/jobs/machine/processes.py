@@ -57,7 +57,7 @@ def signal_name(number: int) -> str:
 def marked_pids(job_ids: Iterable[str], *also: str) -> list[int]:
     """Return the pids of live processes with the marker of one of these jobs, except this process.
 
-    With `also`, only processes that have all these variables count; each is a name or NAME=value.
+    `also` are environment variables, each as NAME or NAME=value; only processes that have all of them count.
     """
     wanted = {f"{JOB_MARKER}={job_id}".encode() for job_id in job_ids}
     exact = {variable.encode() for variable in also if "=" in variable}

@@ -55,7 +55,7 @@ def start_supervisor(job: JobDir) -> subprocess.Popen:
 def pod_code(job: JobDir, code: int) -> int:
     """Return the exit code that the pod's operator sees.
 
-    A pod that ends while its job continues must not count as complete.
+    If the job continues, the code is 128 + SIGTERM instead of 0, so that the pod does not count as complete.
     """
     record = JobRecord.read(job.job_json)
     unfinished = record is not None and record.state in ACTIVE

@@ -93,7 +93,7 @@ class FileChange:
 
 
 class Agent:
-    """The agent of the node with this number."""
+    """The agent of one node: it carries out launch orders and reports on the ranks that it has started."""
 
     def __init__(self, job: JobDir, number: int, config: RunConfig):
         """Create the agent. Raises JobError if the run's network interface does not exist."""
@@ -347,7 +347,7 @@ class Agent:
         return ""
 
     def _most_silent_seconds(self, record: JobRecord | None) -> float:
-        """Return the number of seconds for which the supervisor may be silent."""
+        """Return the number of seconds of silence after which the agent counts the supervisor as gone."""
         backend = self._config.backend
         if self.in_pod and record is not None and record.supervisor is None:
             # The supervisor has given up the job, and node 0's next pod may start slowly, for example because

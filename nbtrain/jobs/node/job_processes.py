@@ -45,7 +45,7 @@ class _Process:
     io: dict[str, int] = field(default_factory=dict)
 
     def young(self, boot_seconds: float) -> bool:
-        """Whether the process may be about to run another program."""
+        """Return whether the process is so young that it may still show its parent's environment."""
         return boot_seconds - self.start_ticks / TICKS_PER_SECOND < YOUNG_SECONDS
 
 

@@ -56,6 +56,6 @@ def rdma_counters(folder: Path = INFINIBAND) -> dict[str, float]:
 
 
 def node_limits() -> dict[str, float]:
-    """Return {metric: largest possible value on this machine or pod}."""
+    """Return the upper limits of cpu_cores (cores) and memory_bytes (bytes) on this machine or pod."""
     machine = this_machine()
     return {"cpu_cores": float(machine.cores), "memory_bytes": float(machine.memory_bytes)}

@@ -57,8 +57,8 @@ def prepared(job: JobDir, number: int, leaving: "Leaving") -> bool:
 def prepared_in_allocation(job: JobDir) -> str:
     """If the variables are set, write the job, and redirect the output to its log.
 
-    Returns why this process must exit because another allocation runs the job; "" if it can continue. Raises
-    ConfigError and SubmitError as submit() does.
+    Returns the reason why this process must exit, if another allocation runs the job; "" if this process can
+    continue. Raises ConfigError and SubmitError as submit() does.
     """
     text, run_id = os.environ.pop(RUN_YAML, ""), os.environ.pop(RUN_ID, "")
     if not text:

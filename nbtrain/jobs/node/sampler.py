@@ -200,7 +200,7 @@ class Sampler:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="usage sampler", daemon=True)
         self.failure: str | None = None
-        """Why measuring stopped; None while it works."""
+        """Why the measuring stopped because of an error; None without an error."""
 
     def __enter__(self) -> "Sampler":
         self._thread.start()

@@ -40,7 +40,7 @@ class QueueEntry:
     """Devices that the job has."""
     priority: int
     queued_at: float
-    """Time of submission in seconds since the epoch."""
+    """Time of the submission, or of the resume after a pause, in seconds since the epoch."""
     cause: str | None
 
     @property
@@ -50,7 +50,7 @@ class QueueEntry:
 
     @property
     def cells(self) -> list[str]:
-        """The job's cells in the table."""
+        """The job's row in the table of `nbtrain queue`, in the order of its columns."""
         has = ", ".join(slot.replace("gpu-GPU-", "GPU-") for slot in self.holds)
         return [
             "-" if self.place is None else str(self.place),
@@ -64,7 +64,7 @@ class QueueEntry:
 
 
 class QueueList(Result, list[QueueEntry]):
-    """List of jobs, which prints, and shows in a notebook cell, as the table of `nbtrain queue`."""
+    """List of jobs, shown as the table of `nbtrain queue` when printed or at the end of a notebook cell."""
 
     def as_report(self) -> Report:
         """Return the table, followed by causes that are too long for it and by runs of other workspaces."""
@@ -163,7 +163,7 @@ def waiting_words(mine: Ticket, tickets: Sequence[Ticket], before: Sequence[Tick
 
 
 def _who_has(mine: Ticket, tickets: Sequence[Ticket]) -> list[str]:
-    """Return the names of the jobs that have devices that this job may use, with state and devices."""
+    """Return text about each job that has devices which `mine` may use: its name, state and devices."""
     found = []
     for ticket in tickets:
         if ticket.job_id != mine.job_id and (shared := [slot for slot in ticket.holds if slot in mine.slots]):

@@ -73,7 +73,10 @@ def await_place(queue: Queue, run: RunDir) -> None:
 
 
 def start_again(ticket: Ticket) -> str:
-    """Restart a lost job in its own environment; return the error message, or "" if it was restarted."""
+    """Restart a lost job with the environment variables in its ticket.
+
+    Returns the error message; "" if the job was restarted.
+    """
     command = [ticket.python or sys.executable, "-m", MODULE, ticket.run, ticket.job_id]
     environment = kept_variables(dict(os.environ), ticket.variables)
     try:

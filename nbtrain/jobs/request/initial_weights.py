@@ -48,7 +48,10 @@ class InitialWeights:
     problem: str = ""
     """Why the weights cannot be opened; "" if they can."""
     recorded_sha256: str | None = None
-    """Hash of the weights that the run's first submission recorded; None if `begins`."""
+    """Hash of the weights that the run's first submission recorded.
+
+    None if the next job begins with the weights, or does not read them.
+    """
 
 
 def read_initial_weights(config: RunConfig, begins: bool | None = None) -> InitialWeights:

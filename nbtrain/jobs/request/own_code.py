@@ -1,9 +1,11 @@
 """Check the file that a run's `code` names, try it on the CPU, and copy it into the run directory.
 
-check    findings_of_code       names and parameters of its functions, from the syntax tree
-         code_is_the_same       a trained run keeps the file with which it was submitted
-try      try_code               import it and train one step of a two-layer model, if torch is installed here
-write    write_code             output/<run>/own_code/<name>.py, which the ranks import, and own_code.json
+The functions, in the order in which they are called:
+
+    check    findings_of_code    names and parameters of its functions, from the syntax tree
+             code_is_the_same    a trained run keeps the file with which it was submitted
+    try      try_code            import it and train one step of a two-layer model, if torch is installed here
+    write    write_code          output/<run>/own_code/<name>.py, which the ranks import, and own_code.json
 """
 
 import importlib.util

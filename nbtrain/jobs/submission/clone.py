@@ -1,7 +1,9 @@
 """Make a new run from another run's configuration.
 
-clone(run, name)           write a run directory with run.json and config.yaml; start nothing
-submit_clone(run, name)    submit the new run; write nothing if it is refused
+The two functions:
+
+    clone(run, name)           write a run directory with run.json and config.yaml; start nothing
+    submit_clone(run, name)    submit the new run; write nothing if it is refused
 """
 
 import contextlib

@@ -1,7 +1,9 @@
 """Write the files of a new job, from a checked Launch and its plan: everything that its supervisor needs.
 
-output/<run>/run.json config.yaml plan.json init_from.json own_code.json own_code/
-             jobs/<id>/config.yaml origins.json environment.json deepspeed.json events/ job.json
+The files of a run, and of each of its jobs:
+
+    output/<run>/              run.json config.yaml plan.json init_from.json own_code.json own_code/
+    output/<run>/jobs/<id>/    config.yaml origins.json environment.json deepspeed.json events/ job.json
 """
 
 import logging

@@ -1,6 +1,8 @@
 """Record where each setting of a run was set, in the origins.json of each job.
 
-origins(config, run)  ->  {"lr_schedule.lr": "gpt-tiny.yaml:14", "seed": "override seed=2"}
+For example:
+
+    origins(config, run)  ->  {"lr_schedule.lr": "gpt-tiny.yaml:14", "seed": "override seed=2"}
 """
 
 from typing import Any

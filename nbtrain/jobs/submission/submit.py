@@ -208,7 +208,7 @@ def resume(
 
 
 def _mode_of_resume(run: RunDir, before: RunConfig, config: RunConfig) -> RunConfig:
-    """Return `config` with the mode to use after a job that did not train. Raises SubmitError."""
+    """Return `config` with mode: full after a job with mode: eval. Raises SubmitError after mode: perf."""
     if before.mode == "perf":
         raise SubmitError(
             f"{display(run.path)}: its last job only measured throughput (mode: perf) and left no checkpoint "

@@ -272,7 +272,7 @@ class Journal:
     def attempt_trains(self, beat: Heartbeat | None) -> None:
         """Set the state RUNNING, and record the step that the ranks loaded.
 
-        It is older than the newest checkpoint's step if that checkpoint was torn.
+        This step is lower than the newest checkpoint's step if the newest checkpoint was incomplete.
         """
         found = self.record.first_step
         loaded = beat.progress.checkpoint_step if beat and beat.progress else None
@@ -301,7 +301,8 @@ class Journal:
     def attempt_ended(self, verdict: Verdict) -> str:
         """Complete the attempt's record, which is written together with the next state.
 
-        Returns text about the work that a failure or a preemption lost; "" after any other end.
+        Returns text about the work that is lost after a preemption or after a failure that allows a retry; ""
+        after any other end.
         """
         lost, tokens = "", None
         if verdict.kind == end_kinds.PREEMPTED:
@@ -436,7 +437,7 @@ class Journal:
         try:
             write_certificate(self.job.run)
         except (ValueError, OSError) as error:
-            # A record is damaged, or the disk is full: a certificate may be larger than the reserve, whose
+            # A record is damaged, or the disk is full: certificate.json may be larger than the reserve, whose
             # space the job's final records need.
             self.event("warning", f"certificate.json could not be written: {error}")
 

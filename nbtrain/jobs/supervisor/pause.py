@@ -92,7 +92,10 @@ def _lost_allocations(record: JobRecord, now: float) -> list[tuple[float, float]
 
 
 def hold(job: JobDir, journal: Journal, requests: SignalRequests, verdict: Verdict) -> Verdict | None:
-    """Stay SUSPENDED until the job is resumed. Return None then, or a verdict if the job was stopped."""
+    """Stay SUSPENDED until the job is resumed, and return None.
+
+    If the job is stopped first, return its verdict instead.
+    """
     if requests.why == PAUSE:
         # A stop may have been requested since the ranks exited, for example while devices were released.
         requests.stop, requests.why = False, ""

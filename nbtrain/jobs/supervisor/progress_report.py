@@ -23,7 +23,7 @@ END_SECONDS = 6.0
 
 
 class ProgressReport:
-    """Sends rank 0's progress to the cluster at intervals."""
+    """Sender of rank 0's progress to the job's scheduler, at intervals and at the end of the job."""
 
     def __init__(self, journal: Journal, environment: Mapping[str, str] = os.environ):
         self._journal = journal

@@ -54,9 +54,9 @@ class QueuePlace:
         """
 
     def wait(self, requests: SignalRequests, config: RunConfig) -> Verdict | None:
-        """Wait until the job has its devices; return None then.
+        """Wait until the job has its devices, and return None.
 
-        If a stop or a pause is requested first, leave the queue and return the job's verdict.
+        If a stop or a pause is requested first, leave the queue and return the job's verdict instead.
         """
         if self._locks or self._shares:
             return None
@@ -88,7 +88,7 @@ class QueuePlace:
         return None
 
     def queue_again(self) -> None:
-        """Queue the job after a pause, as if it had just been submitted."""
+        """Set the job's time in the queue to now, so that after a pause it queues behind the waiting jobs."""
         self._queued_at = time.time()
 
     def give_up(self) -> None:
@@ -225,7 +225,8 @@ def place_of(journal: Journal, config: RunConfig) -> QueuePlace | None:
 def _memory_used(slot: str) -> int:
     """Return the memory in use on a GPU, in GiB; 0 for other devices.
 
-    GPUs are chosen in this order, so a GPU that a program outside the queue uses is chosen last.
+    GPUs with the least memory in use are chosen first, so a GPU that a program outside the queue uses is
+    chosen last.
     """
     if not slot.startswith("gpu-"):
         return 0

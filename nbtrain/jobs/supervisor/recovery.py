@@ -2,13 +2,15 @@
 
 How the next attempt starts, by the reason why the attempt ended:
 
-preemption     once the scheduler has given the devices back; any number of times, since it is not a failure
-rollback       at once; the samples from the checkpoint to the bad step are skipped permanently
-full disk      once the disk has room, after at most backend.disk_wait_seconds
-GPU or rank    with backend.elastic, the usable devices are counted, and the next attempt has as many
-               data-parallel ranks as fit on them; the global batch stays the same
-other reasons  at most backend.max_restarts times: at once if the attempt saved a checkpoint, otherwise after
-               a wait that doubles with each attempt that saved no checkpoint
+    preemption     once the scheduler has given the devices back, any number of times
+    rollback       at once; the samples from the checkpoint to the bad step are skipped permanently
+    full disk      once the disk has room, after at most backend.disk_wait_seconds
+    other reasons  after a wait that doubles with each attempt in a row that saved no checkpoint; at once with
+                   backend local if the attempt saved a checkpoint, no GPU failed and backend.elastic is off
+
+Full disks and other reasons count against backend.max_restarts. With backend.elastic, the usable devices are
+counted first, and the next attempt has as many data-parallel ranks as fit on them; the global batch size
+stays the same. A job whose attempts fail twice in a row in the same way is given up.
 """
 
 import itertools
@@ -66,7 +68,7 @@ def recovery_from(
 ) -> Recovery:
     """Return the recovery after an attempt whose `verdict` allows a retry.
 
-    `before` is the verdict on the previous attempt. If the attempt ended with a rollback, it is the last of
+    `before` is the verdict on the previous attempt. If the attempt ended with a rollback, that is the last of
     `rollbacks`. `vain` is the number of newest attempts in a row that saved no checkpoint (saved_nothing()).
     """
     if verdict.kind == end_kinds.ROLLBACK:
@@ -105,8 +107,8 @@ def saved_nothing(attempts: Sequence[AttemptRecord], saved_step: int | None) -> 
 def _after_rollback(config: RunConfig, rollbacks: Sequence[Rollback]) -> Recovery:
     """Return a recovery that retries at once, or gives up after too many rollbacks.
 
-    Too many are more than stability.max_skipped_steps within loss_spike_window_steps, or VAIN_ROLLBACKS
-    without progress.
+    Too many means more than stability.max_skipped_steps rollbacks within stability.loss_spike_window_steps,
+    or VAIN_ROLLBACKS rollbacks without progress.
     """
     stability = config.stability
     newest, window = rollbacks[-1], stability.loss_spike_window_steps
@@ -147,7 +149,7 @@ def starting_point(rollback: Rollback) -> str:
 
 
 def saved_words(job: JobDir) -> str:
-    """Return text that says which step is saved when an allocation ends."""
+    """Return text about the newest saved step, such as "saved at step 40", for the end of an allocation."""
     step = newest_checkpoint_step(job.run)
     said = "nothing is saved yet" if step is None else f"saved at step {step:,}"
     return "; ".join(filter(None, (said, on_nodes_words(job.run))))

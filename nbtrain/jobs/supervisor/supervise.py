@@ -114,7 +114,7 @@ class Supervision:
     attempt_told: int | None = None
     """Number of the newest attempt whose slow saving was reported; None before the first report."""
     pause_ends_allocation: bool = False
-    """Whether the supervisor of a paused job exits too."""
+    """Whether a pause ends the allocation, so that this supervisor exits too."""
     notice: str = ""
     """Newest notice that the job's devices are being taken away; "" without a notice."""
     notice_trouble: str = ""
@@ -149,7 +149,7 @@ def main(run_dir: str, job_id: str, foreground: bool = False) -> int:
 
 
 def asked_again(journal: Journal) -> bool:
-    """Return whether a scheduler has started the job again after ending it, as after a preemption."""
+    """Return whether a scheduler has started the job again after ending it, such as after a preemption."""
     ask = Ask.read(journal.job.control_ask)
     return journal.record.state == CANCELLED and (ask is None or ask.action not in STOPS)
 
@@ -298,9 +298,9 @@ def run_attempts(it: Supervision, run: Callable[[Supervision], Verdict] | None =
 
 
 def wait_for_devices(it: Supervision) -> Verdict | None:
-    """Wait until the job has its devices; return None then.
+    """Wait until the job has its devices, and return None.
 
-    If a stop or a pause is requested first, return the job's verdict.
+    If a stop or a pause is requested first, return the job's verdict instead.
     """
     if it.place is None:
         return None
@@ -344,9 +344,10 @@ def preemption_of(it: Supervision, verdict: Verdict) -> str:
 
 
 def wait_for_return(it: Supervision, verdict: Verdict) -> Verdict | None:
-    """Stay QUEUED without ranks until the devices are back; return None then.
+    """Stay QUEUED without ranks until the devices are back, and return None.
 
-    If the scheduler ends the allocation first, or the job is stopped or paused, return the job's verdict.
+    If the scheduler ends the allocation first, or the job is stopped or paused, return the job's verdict
+    instead.
     """
     requests, journal = it.requests, it.journal
     preemption = journal.record.waiting_preemption
@@ -375,10 +376,10 @@ def wait_for_return(it: Supervision, verdict: Verdict) -> Verdict | None:
 
 
 def pause(it: Supervision, verdict: Verdict) -> Verdict | None:
-    """Stay SUSPENDED, without devices, until the job is resumed; return None then.
+    """Stay SUSPENDED, without devices, until the job is resumed, and return None.
 
-    If the job is stopped first, return its verdict. If a pause ends the allocation, return a SUSPENDED
-    verdict at once, with which this supervisor exits.
+    If the job is stopped first, return its verdict instead. If a pause ends the allocation, return a
+    SUSPENDED verdict at once, with which this supervisor exits.
     """
     if it.pause_ends_allocation and asked_pause(it.job):
         return Verdict(SUSPENDED, paused_words(it.job, verdict))
@@ -523,9 +524,10 @@ def tell_saving(it: Supervision, attempt: Attempt) -> None:
 
 
 def wait_for_room(it: Supervision, verdict: Verdict) -> Verdict | None:
-    """Wait until the disk has room for one more checkpoint; return None then.
+    """Wait until the disk has room for one more checkpoint, and return None.
 
-    If that takes longer than backend.disk_wait_seconds, or a stop is requested, return the job's verdict.
+    If that takes longer than backend.disk_wait_seconds, or a stop is requested, return the job's verdict
+    instead.
     """
     needed = checkpoint_room_bytes(it.config) + SPARE_BYTES
     seconds = it.config.backend.disk_wait_seconds

@@ -118,10 +118,11 @@ def drive(
 ) -> Turn:
     """Run a sweep to its end, and return the runs' last states.
 
-    `at_once` overrides the value in the sweep file. With `again`, each failed, cancelled or only evaluated
-    run is resumed once. `prepare` is called before a run's first submission. Raises JobError if another
-    process is running this sweep, and ConfigError if a run with one of the names exists but does not belong
-    to this sweep.
+    `at_once` overrides the value in the sweep file. With `again`, each run that failed, was cancelled or was
+    evaluated before its end is resumed once. `say` gets each line of progress, and `turn_done` the states
+    after each turn. `prepare` is called before a run's first submission. Raises JobError if another process
+    is running this sweep, and ConfigError if a run with one of the names exists but does not belong to this
+    sweep.
     """
     refuse_other_runs(sweep)
     folder = sweep_folder(sweep.name)
@@ -266,9 +267,9 @@ def state_of(name: str) -> str:
 
 
 def refuse_other_runs(sweep: Sweep) -> None:
-    """Raise ConfigError if a run with one of the sweep's run names is foreign or has other settings.
+    """Raise ConfigError if a run of this sweep has other settings, or if another run has its name.
 
-    A foreign run does not belong to this sweep.
+    A run belongs to this sweep if it has the sweep's label.
     """
     where, foreign = display(sweep.path), []
     for run in sweep.runs:

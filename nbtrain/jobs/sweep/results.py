@@ -1,6 +1,6 @@
 """Results of a sweep: tables of its runs and settings, the best setting, and loss curves over the seeds.
 
-sweep_results(name) -> SweepResults          reads the runs' records; 50 runs take well under a second
+sweep_results() reads the runs' records; 50 runs take well under a second.
 """
 
 import math
@@ -62,7 +62,7 @@ class SweepRow:
     has_steps_left: bool = False
     """Whether the newest job has succeeded with an evaluation before the run's last step."""
     error: str = ""
-    """Why the sweep's last call could not submit or resume the run; "" if it could."""
+    """Why the run could not be submitted or resumed when the sweep was last called; "" if it could."""
 
     @property
     def value(self) -> float | None:
@@ -89,12 +89,12 @@ class SweepRow:
 
     @property
     def is_left(self) -> bool:
-        """Whether the sweep leaves the run alone until the sweep is called again."""
+        """Whether the rule has stopped the run, or it could not be submitted or resumed in the last call."""
         return bool(self.stopped or self.error)
 
     @property
     def trouble(self) -> str:
-        """A sentence about why the run could not be started; "" if it was started after all."""
+        """A sentence about why the run could not be started; "" if it could, or was started later."""
         if not self.error or self.is_done or (self.status is not None and self.status.active):
             return ""
         return f"{self.name} could not be {'started' if self.status is None else 'resumed'}: {self.error}"

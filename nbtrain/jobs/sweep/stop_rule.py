@@ -26,7 +26,7 @@ LEAST_OTHERS = 3
 
 @dataclass(frozen=True)
 class TokenCurve:
-    """A metric by trained tokens, in ascending order of tokens."""
+    """Values of a metric, each with the number of tokens trained until then, in ascending order."""
 
     tokens: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)

@@ -66,7 +66,7 @@ class Sweep:
 
     @property
     def varied(self) -> list[str]:
-        """The keys that differ between runs, in the order of the file."""
+        """The dotted keys that the sweep varies, in the order of the file."""
         keys = dict.fromkeys(key for run in self.runs for key in run.settings)
         return list(keys)
 

@@ -34,7 +34,10 @@ class SweepPlan(Result):
 
     @property
     def totals(self) -> dict[str, float]:
-        """Sums over all runs, as {limit: sum}; a sum is omitted if a plan does not know its part."""
+        """Sums over all runs, as {limit: sum}.
+
+        A sum is omitted if the value for one of the runs is not known.
+        """
         known: dict[str, list[float | None]] = {
             "gpu_hours": [plan.cost.device_hours for plan in self.plans],
             "money": [

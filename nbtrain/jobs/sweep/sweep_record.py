@@ -1,8 +1,10 @@
 """A sweep's folder, and its record sweep.json for readers that do not have the sweep file.
 
-sweeps/NAME/sweep.json     names and settings of the runs, and why some were stopped or could not be started
-           /page.html      the results
-           /sweep.yaml     the sweep file, if the sweep was given as a mapping
+A sweep has these files:
+
+    sweeps/NAME/sweep.json    names and settings of the runs, and why runs were stopped or not started
+    sweeps/NAME/page.html     the results
+    sweeps/NAME/sweep.yaml    the sweep file, if the sweep was given as a mapping
 """
 
 from dataclasses import dataclass, field
@@ -34,7 +36,7 @@ class SweepRecord(Record):
     code: dict[str, str] = field(default_factory=dict)
     """{path in the runs: SHA-256 at the sweep's first start} of each file that a run's `code` names."""
     errors: dict[str, str] = field(default_factory=dict)
-    """{name: why the run could not be submitted or resumed}. The sweep's next call tries again."""
+    """{name: why the run could not be submitted or resumed}. The next call of the sweep tries again."""
     schema_version: int = SCHEMA_VERSION
 
 

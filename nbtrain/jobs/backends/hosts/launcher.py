@@ -147,7 +147,7 @@ def end_predecessor(config: RunConfig, job: JobDir, hosts: Sequence[str]) -> lis
 
 @dataclass
 class HostsHandle(Record):
-    """handle.json: the machines that the job was submitted to, in the order of node numbers."""
+    """Contents of handle.json: the machines that the job was submitted to, in the order of node numbers."""
 
     hosts: list[str] = field(default_factory=list)
     engine: str = "hosts"
@@ -184,7 +184,7 @@ class Runner:
         return self._process.poll()
 
     def end(self) -> None:
-        """End the agents, found by their marker, then kill the launcher with its pdsh and ssh processes."""
+        """End the agents, found by their marker; then kill the launcher and its child processes."""
         for answer in end_marked(self._section, self._hosts, self._job_id, AGENT_END_SECONDS):
             if words := why(answer):
                 print(f"agents could not be ended: {words}", flush=True)

@@ -41,7 +41,7 @@ def versions():
 
 
 def place(interface):
-    """Return the {address, port} at which other machines reach this host, or {trouble}.
+    """Return the {address, port} at which other machines reach this host, or {trouble: the error}.
 
     The agent finds its address and port by the same rules.
     """

@@ -163,9 +163,10 @@ class KubernetesBackend(RemoteBackend):
         return preemption_words([replica(pod, handle.kind == "PyTorchJob") for pod in pods], nodes)
 
     def starts_again(self, job: JobDir) -> str:
-        """Return text that says that the cluster starts the job again; it never returns "".
+        """Return a message that the cluster starts the job again, or that the job is paused; never "".
 
-        If no pod follows, the object's state shows that, or the object is gone.
+        Whether a pod follows is not known here. If none follows, the state of the object shows that later, or
+        the object is gone.
         """
         if asked_pause(job):
             return f"paused; `nbtrain resume {job.run.name}` continues it"
@@ -322,7 +323,7 @@ def _cluster(handle: KubernetesHandle, read_seconds: float = READ_SECONDS) -> Cl
 
 @contextlib.contextmanager
 def _told(job: JobDir, state: str, message: str) -> Iterator[None]:
-    """Write an event about a change of state after the block, if the job has no supervisor to write it."""
+    """Run the block, then write an event about the new state if the job has no supervisor to write it."""
     record = JobRecord.read(job.job_json)
     yield
     if record is not None and record.state in ACTIVE and record.supervisor is None:
@@ -330,7 +331,10 @@ def _told(job: JobDir, state: str, message: str) -> Iterator[None]:
 
 
 def _node_of(job: JobDir, rank: int | str) -> int:
-    """Return the node of a rank or of a node log; the supervisor is on node 0."""
+    """Return the node number for `rank`, which is a rank or the name of a log: "node<k>" or "supervisor".
+
+    The supervisor is on node 0.
+    """
     if isinstance(rank, str):
         return int(named[1]) if (named := NODE.fullmatch(rank)) else 0
     # After a resize, ranks may be on other nodes than config.yaml says.

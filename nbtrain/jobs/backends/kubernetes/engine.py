@@ -38,7 +38,7 @@ MOST_LINES = 1000
 
 @dataclass
 class KubernetesDetails(Record):
-    """kubernetes.json: the last reports on the object and its pods."""
+    """Contents of kubernetes.json: the last reports on the object and its pods."""
 
     known: bool = True
     """Whether states.py knows the object's state. If not, the last known state is kept."""

@@ -93,7 +93,7 @@ def _refusals(config: RunConfig, cluster: Cluster) -> Iterator[Finding]:
 
 
 def _named(config: RunConfig, namespace: str) -> Iterator[tuple[str, str, str, str, str]]:
-    """Yield (field, plural, word, name, how to create it) once for each object that the pods need."""
+    """Yield (field, API resource, kind, name, how to create it) once for each object that the pods need."""
     section, create = config.backend.kubernetes, f"Create it (`kubectl create -n {namespace}"
     claim = ("persistentvolumeclaims", "PersistentVolumeClaim")
     for name in dict.fromkeys(mount.claim for mount in section.mounts):

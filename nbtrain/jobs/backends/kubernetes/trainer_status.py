@@ -34,7 +34,7 @@ FIGURES = (
 
 
 class TrainerStatus:
-    """The address to which a job's progress is reported, and when."""
+    """Sender of a job's progress to the operator's server, at most once every EVERY_SECONDS."""
 
     def __init__(self, url: str, token: Path, ca_cert: Path):
         self._url, self._token, self._ca_cert = url, token, ca_cert
@@ -86,7 +86,7 @@ class TrainerStatus:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Rejects HTTP redirects, so that the token is not sent to another address."""
+    """Handler that rejects HTTP redirects, so that the token is not sent to another address."""
 
     def redirect_request(self, *arguments: Any) -> None:
         return None

@@ -77,7 +77,7 @@ ASK_AGAIN_SECONDS = 2.0
 
 @dataclass
 class SlurmHandle(Record):
-    """handle.json: the Slurm job ids of the job's allocations, oldest first."""
+    """Contents of handle.json: the Slurm job ids of the job's allocations, oldest first."""
 
     numbers: list[str] = field(default_factory=list)
     cluster: str = ""
@@ -97,7 +97,7 @@ def needed_gpus(config: RunConfig) -> int:
 
 
 def _own(job: JobDir, found: SlurmJob | None) -> SlurmJob | None:
-    """Return `found`; None if it is a different job, which got this number after Slurm had lost its state."""
+    """Return `found`; None if it is another job, which got this number after Slurm had lost its state."""
     if found is None:
         return None
     comment, _, _labels = found.comment.partition(",")
@@ -361,9 +361,9 @@ class SlurmBackend(RemoteBackend):
         return cancelled_for(log, os.environ.get("SLURM_JOB_ID", ""), since)
 
     def starts_again(self, job: JobDir) -> str:
-        """Return text that says that Slurm has requeued the job; "" if it has not.
+        """Return a message if Slurm has requeued the job; "" if it has not.
 
-        Slurm counts a restart right after a lost node or a preemption.
+        Slurm increases the job's restart count right after a lost node or a preemption.
         """
         number, before = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_RESTART_COUNT", "0")
         try:
@@ -458,7 +458,7 @@ class SlurmLauncher(RemoteLauncher):
     def poll(self) -> int | None:
         """Return the attempt's exit code; None while it runs.
 
-        If scancel has ended the agents' step, end_message says that.
+        If scancel has ended the agents' step, end_message begins with that.
         """
         if self._ended is not None:
             return self._ended
@@ -474,9 +474,9 @@ class SlurmLauncher(RemoteLauncher):
         super()._end_agents(f"{step}{why}")
 
     def _cancelled_step(self) -> str:
-        """Return "scancel ended step JOB.STEP: ", to begin a message with, if scancel ended the agents' step.
+        """Return "scancel ended step JOB.STEP: " if scancel ended the agents' step; "" if it did not.
 
-        Returns "" if it did not.
+        The text is put before the message that says how the attempt ended.
         """
         number, since = os.environ.get("SLURM_JOB_ID", ""), self._attempt_started_at()
         step = self._newest_cancelled_step()

@@ -109,10 +109,10 @@ def name_of(job: JobDir) -> str:
 
 
 def comment_of(job: JobDir) -> str:
-    """Return the comment that identifies this job: other jobs of the run and later Slurm jobs with its number
-    have different comments.
+    """Return the comment by which this job is recognized in Slurm.
 
-    In the comment that is sent to Slurm, the run's labels follow it.
+    Other jobs of the run, and later Slurm jobs with the same number, have different comments. In the comment
+    that is sent to Slurm, the run's labels follow this text.
     """
     return f"nbtrain/{job.run.name}/{job.job_id}"
 
@@ -158,8 +158,8 @@ def sbatch_options(config: RunConfig, job: JobDir, after: str = "") -> list[str]
 def _dependencies(lines: Iterable[str]) -> tuple[list[str], list[str]]:
     """Return (dependencies, other options) from the run's additional sbatch options.
 
-    They are separated because only the last --dependency counts. Alternatives (?) are omitted: they cannot be
-    combined with a required condition, and the first allocation has already met them.
+    They are separated because only the last --dependency counts. Alternatives, which are joined with ?, are
+    omitted: they cannot be combined with a required condition, and the first allocation has already met them.
     """
     conditions, others = [], []
     for line in lines:
@@ -182,7 +182,7 @@ def python_of(config: RunConfig) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in the format D-HH:MM:SS. Slurm itself rounds them up to whole minutes."""
+    """Return seconds as D-HH:MM:SS, or HH:MM:SS for less than a day; Slurm rounds them up to minutes."""
     whole = math.ceil(seconds)
     days, rest = divmod(whole, 86_400)
     clock = f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"

@@ -100,7 +100,10 @@ WAITING = {
     "TimeLimit": "its time limit has passed",
     "OutOfMemory": "it used more memory than it requested",
 }
-"""{Slurm's reason for waiting or ending: explanation}, without a part after a comma, such as node names."""
+"""{Slurm's reason for waiting or ending: explanation}.
+
+reason_words() looks up the part of a reason after a comma, then the part before it.
+"""
 
 # Names of limits, such as AssocGrpCPURunMinutesLimit, QOSMaxMemoryPerUser, MaxJobsPerAccount or QOSMinGRES.
 # They state whose limit it is (account or quality of service), on which resource, and over which jobs.

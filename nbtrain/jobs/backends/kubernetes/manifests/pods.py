@@ -124,7 +124,7 @@ def template(work: PodWork, main: dict[str, Any]) -> dict[str, Any]:
 
 
 def placement(work: PodWork) -> dict[str, Any]:
-    """Return the fields of a pod's spec other than its containers.
+    """Return the fields of a pod's spec other than its containers and its priority class.
 
     A TrainJob's patches accept only these fields.
     """

@@ -15,7 +15,7 @@ AGENT = "nbtrain.jobs.node"
 
 @dataclass(frozen=True)
 class PodWork:
-    """A job in the form in which its pods run it."""
+    """A job's pods, independent of the object's kind; kinds.write() makes the manifest from it."""
 
     run: str
     run_id: str

@@ -12,7 +12,7 @@ from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 
 
 def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[list[int], list[int]]:
-    """Return (tokens of the context, tokens of the continuation)."""
+    """Encode a context and its continuation; return (token ids of the context, of the continuation)."""
     blanks = len(context) - len(context.rstrip())
     if blanks:
         context, continuation = context[:-blanks], context[-blanks:] + continuation
@@ -24,15 +24,16 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[
 
 
 def prefix_of(tokenizer: Tokenizer) -> int:
-    """Return the token that replaces an empty context, as in HFLM: BOS, or else the end-of-document token."""
+    """Return the id of the token that replaces an empty context, as in HFLM: BOS, or else end of document."""
     return tokenizer.eod_id if tokenizer.bos_id is None else tokenizer.bos_id
 
 
 def tokens_of(tokenizer: Tokenizer, text: str, add_special_tokens: bool | None = None) -> list[int]:
-    """Encode a text as HFLM.tok_encode does, with the tokenizer's prefix, such as Llama 2's <s>.
+    """Return the token ids of a text, encoded as by HFLM.tok_encode.
 
-    By default, a text that already begins with the prefix does not get a second one. If the tokenizer has no
-    prefix, special tokens in the text are encoded as ordinary text.
+    The tokenizer's prefix, such as Llama 2's <s>, is added with add_special_tokens=True, and by default
+    (None) unless the text already begins with it. If the tokenizer has no prefix, special tokens in the text
+    are encoded as ordinary text.
     """
     before = tokenizer.before_text
     if not before:

@@ -25,7 +25,8 @@ class Evaluation(Result, dict[str, EvaluationRecord]):
     def keep(self, outcome: Outcome, started: float, **of: Any) -> None:
         """Create a record of a result, write it to the run's directory, and add it to the results.
 
-        `started` is the time at which the evaluation started. `of` has further fields of the record.
+        `started` is the time at which the evaluation started, in seconds since the epoch. The keyword
+        arguments `of` are the record's other fields, such as its name and task.
         """
         record = EvaluationRecord(
             step=self.step,
@@ -56,7 +57,7 @@ class Evaluation(Result, dict[str, EvaluationRecord]):
 
     @property
     def rows(self) -> list[list[str]]:
-        """Rows of the table, one for each metric of each evaluation."""
+        """Rows of the table, one for each metric of each evaluation, with cells in the order of HEADS."""
         found = []
         for name, record in self.items():
             for metric, estimate in record.metrics.items():
@@ -70,7 +71,9 @@ class Evaluation(Result, dict[str, EvaluationRecord]):
 
 
 def ask(found: Evaluation, tasks: Sequence[Task], score: Score) -> None:
-    """Run `tasks`, and write each result as soon as it is complete.
+    """Run `tasks`, and add each result to `found` (and write it) as soon as it is complete.
+
+    `score` is the model's function that computes log-probabilities (requests.py).
 
     Raises RecordError if a record cannot be written.
     """

@@ -25,13 +25,13 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 class Question(NamedTuple):
-    """A context, its choices, and the index of the correct choice (gold)."""
+    """A context, its choices, and the index of the correct choice (`gold`), counted from 0."""
 
     context: str
     choices: list[str]
     """Choices as they are scored, with a leading space."""
     lengths: list[int]
-    """Number of characters in each choice, without the leading space. acc_norm divides by it."""
+    """Number of characters in each choice, without the leading space, by which acc_norm divides."""
     gold: int
     group: str | None = None
 

@@ -43,14 +43,14 @@ LOCAL = "local"
 
 
 class Answers(Protocol):
-    """The interface through which the harness uses a model."""
+    """The interface of the model that the harness evaluates: its tokenizer, scores and generated text."""
 
     tokenizer: Tokenizer
     positions: int
 
     @property
     def score(self) -> Score:
-        """Function that computes log-probabilities of continuations."""
+        """Function that computes log-probabilities of continuations (requests.py)."""
 
     def generate(self, requests: Iterable[dict[str, Any]]) -> Iterator[tuple[int, str]]:
         """Yield (number of the request, new text), for requests with the fields in config/generation.py."""
@@ -79,10 +79,10 @@ class HarnessTask(NamedTuple):
     """Object from lm_eval: a Task or a Group."""
     source: str
     source_sha256: str | None = None
-    """SHA-256 of the local file; None if the task uses its own data."""
+    """SHA-256 of the local file that replaces the task's data; None if the task uses its own data."""
 
     def leaves(self) -> list[Any]:
-        """Return lm_eval's Tasks: all tasks in a group, or the task itself."""
+        """Return lm_eval's Task objects: all tasks in a group and its subgroups, or the single task."""
         return self.loaded.get_all_tasks() if hasattr(self.loaded, "get_all_tasks") else [self.loaded]
 
 
@@ -140,10 +140,10 @@ def _their_words() -> contextlib.AbstractContextManager[Any]:
 
 
 def _task_file(name: str, file: Path, folder: Path, include_path: Path | None) -> Path:
-    """Write a task file to `folder`, which is the harness's task `name` with a local file as its data.
+    """Write a task file that defines the harness's task `name` with the local `file` as its data.
 
-    Return the path of the task file. Raises DataError if `file` does not exist, and ConfigError if the
-    harness has no such task, or if it is not a single task that a YAML file defines.
+    Return the path of the task file, which is in `folder`. Raises DataError if `file` does not exist, and
+    ConfigError if the harness has no such task, or if it is not a single task that a YAML file defines.
     """
     import lm_eval.tasks
 
@@ -202,10 +202,10 @@ def _own_file(name: str, tasks: Path) -> Path | None:
 
 
 def _own_entry(name: str, tasks: Path) -> Any:
-    """Return the entry for a name in the harness's index of the folder `tasks`; None if there is no entry.
+    """Return the harness's index entry for a task name in the folder `tasks`; None if there is no entry.
 
-    The harness would read all of its 14,000 files, so only the folders whose files contain the name are
-    indexed.
+    To index the whole folder, the harness would read all of its 14,000 files. Therefore only the subfolders
+    whose files contain the name are indexed.
     """
     from lm_eval.tasks import TaskManager
 
@@ -306,13 +306,19 @@ def ask_harness(
 
 
 def _shots(of_each: Mapping[str, int], leaves: Sequence[str]) -> int | None:
-    """Return the number of few-shot examples; None if the tasks in a group have different numbers."""
+    """Return the number of few-shot examples; None if the tasks in a group have different numbers.
+
+    `of_each` is {task name: number}, and `leaves` are the names of the tasks in the group.
+    """
     counts = {int(of_each.get(name) or 0) for name in leaves}
     return counts.pop() if len(counts) == 1 else None
 
 
 def _asked_sha256(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Return a hash over all questions with their prompts and answers, as in lm_eval's task_hashes."""
+    """Return a SHA-256 over lm_eval's hashes of every question, prompt and answer.
+
+    `samples` is {task name: samples}, as lm_eval returns them.
+    """
     digest = hashlib.sha256()
     for name in sorted(samples):
         digest.update(f"{name}\n".encode())
@@ -398,7 +404,10 @@ def harness_model(answers: Answers, chat: ChatText | None = None) -> Any:
 def tokens_with(
     chat: ChatText | None, tokenizer: Tokenizer, text: str, add_special_tokens: bool | None = None
 ) -> list[int]:
-    """Encode a text as tokens_of() does. A chat gets no prefix, because its template includes the prefix."""
+    """Return the token ids of a text as tokens_of() does, or those of a chat.
+
+    A chat is encoded without the tokenizer's prefix, because the chat template includes the prefix.
+    """
     if chat is None:
         return tokens_of(tokenizer, text, add_special_tokens)
     return tokenizer.encode_with_special(text) if chat.has_special_tokens else tokenizer.encode(text).tolist()
@@ -430,9 +439,11 @@ def _generation(
     default_tokens: int,
     chat: ChatText | None = None,
 ) -> dict[str, Any]:
-    """Convert the harness's generation request to the fields of nbtrain's inference engine.
+    """Convert a generation request of the harness to the fields of a request to nbtrain's inference engine.
 
-    Raises ConfigError for unknown settings, and for a maximum length that the model does not support.
+    `context` is the prompt, `how` has the harness's generation_kwargs, and `default_tokens` is the number of
+    new tokens if `how` sets no maximum. Raises ConfigError for unknown settings, and for a maximum length
+    that the model does not support.
     """
     how = dict(how)
     until = how.pop("until", None) or []

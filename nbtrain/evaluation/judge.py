@@ -61,7 +61,7 @@ Conversation = list[dict[str, str]]
 
 @dataclass
 class Judged:
-    """A question, the model's answers, and the judge's reply to each."""
+    """A question with its turns, and for each turn the model's answer and the judge's rating and reason."""
 
     question_id: str
     category: str | None
@@ -72,7 +72,10 @@ class Judged:
     reasons: list[str] = field(default_factory=list)
 
     def conversation(self, turn: int, answered: bool) -> Conversation:
-        """Return the messages up to the question of turn `turn`; with `answered`, also the answer to it."""
+        """Return the messages up to the question of turn `turn`, counted from 0.
+
+        With `answered`, the last message is the model's answer to that question.
+        """
         messages = []
         for number in range(turn + 1):
             messages.append({"role": "user", "content": self.turns[number]})
@@ -122,9 +125,10 @@ class Judge:
         return token
 
     def rate(self, conversation: Conversation, reference: str) -> tuple[float | None, str]:
-        """Ask the judge to rate a conversation's last answer, and return (rating, the judge's reply).
+        """Ask the judge to rate a conversation's last answer, and return (rating from 1 to 10, the reply).
 
-        The rating is None if the replies do not contain one. Raises DataError if the judge does not reply.
+        `reference` is a correct answer that the judge is shown, or "". The rating is None if no reply
+        contains a rating. Raises DataError if the judge does not reply.
         """
         shown = "\n\n".join(f"[{one['role']}]\n{one['content']}" for one in conversation)
         if reference:
@@ -220,7 +224,7 @@ class JudgedQuestions:
                     bar.update()
 
     def judge(self, judge: Judge) -> Outcome:
-        """Let the judge rate all answers, and return the result.
+        """Let the judge rate all answers, and return the scores as an Outcome.
 
         Raises DataError if the judge cannot be reached, or if no reply contains a rating.
         """
@@ -281,7 +285,7 @@ class JudgedQuestions:
 
 
 def _means(questions: Sequence[Judged]) -> list[float]:
-    """Return the mean rating of each question, without questions that have no rating."""
+    """Return each question's mean rating over its turns. Questions without a rating are omitted."""
     known = [[rating for rating in one.ratings if rating is not None] for one in questions]
     return [sum(ratings) / len(ratings) for ratings in known if ratings]
 

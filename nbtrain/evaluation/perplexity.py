@@ -3,7 +3,8 @@
 The tokens of a split are read in the order of the .bin file, in windows whose length is the model's sequence
 length. Each token except the very first is predicted once, from the previous tokens in its window. If the run
 separates documents (data.packing: best_fit, data.inter_document_masking or data.reset_position_ids), windows
-end at document boundaries, and the first token of each document is not predicted.
+end at document boundaries, and the first token of each document is not predicted. Windows without a token in
+the training loss are skipped.
 
     loss           mean of -ln p(token) over the tokens in the training loss (loss mask, eod_mask_loss)
     perplexity     exp(loss); omitted if it is too large for a float
@@ -97,9 +98,10 @@ class Perplexity:
             yield ScoreRequest(tokens[:1], [tokens[1:]])
 
     def take(self, number: int, scored: list[Scored]) -> int:
-        """Add the losses of one window, without tokens that are not in the training loss.
+        """Add the losses of one window's tokens that are in the training loss.
 
-        Return the number of predicted tokens in the window.
+        Return the number of predicted tokens in the window, including those that are not in the training
+        loss.
         """
         start, stop = self._asked.pop(number)
         nats = -np.asarray(scored[0].logprobs, np.float64)
@@ -139,7 +141,10 @@ class Perplexity:
             )
 
     def _windows(self) -> Iterator[tuple[int, int]]:
-        """Yield (start, stop) for each window. The tokens from start + 1 to stop are predicted."""
+        """Yield (start, stop) for each of the first `limit` windows.
+
+        The tokens from start + 1 to stop, counted from the beginning of the .bin file, are predicted.
+        """
         return itertools.islice(self._all_windows(), self.limit)
 
     def _all_windows(self) -> Iterator[tuple[int, int]]:
@@ -150,7 +155,10 @@ class Perplexity:
                     yield start, stop
 
     def _texts(self) -> Iterator[tuple[int, int]]:
-        """Yield the ranges [first, last) of tokens whose boundaries windows must not cross."""
+        """Yield the ranges of tokens that no window may cross, as (first token, last token + 1).
+
+        They are the documents if the run separates documents, and otherwise the ranges of the split.
+        """
         indexed = self._opened.indexed
         for first, last in self._ranges:
             if not self._is_apart:
@@ -171,7 +179,7 @@ class Perplexity:
         return learnt
 
     def _lengths(self, labels: np.ndarray) -> np.ndarray:
-        """Return the number of UTF-8 bytes in each token's text."""
+        """Return the number of UTF-8 bytes in the text of each token in `labels`."""
         for token in np.unique(labels[self._bytes[labels] < 0]):
             self._bytes[token] = len(self._tokenizer.bytes_of(int(token)))
             self._has_unknown |= token == self._tokenizer.unknown_id
@@ -179,11 +187,12 @@ class Perplexity:
 
 
 def _source(opened: OpenDataset) -> tuple[str, list[str]]:
-    """Return (the dataset's name in the record, the parts of the record's own name).
+    """Return (the dataset's name in the record, the words from which the record's own name is formed).
 
-    The parts are unique for each .bin/.idx pair. For the pair in the data directory that a run trains on, the
-    folder's name is enough. Other pairs may be in the same folder, and outside the data directory several
-    folders may have the same name, so their parts are longer.
+    The words must be different for each .bin/.idx pair. For the pair in the data directory that a run trains
+    on, the folder's name is enough. For other pairs, the words also contain the file's name and a hash,
+    because several pairs may be in one folder, and several folders outside the data directory may have the
+    same name.
     """
     files, manifest = opened.files, opened.files.own_manifest()
     folder = files.directory.name

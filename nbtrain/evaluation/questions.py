@@ -40,7 +40,7 @@ class Questions:
         self.total = len(self._questions)
         self._path, self._tokenizer, self._positions = path, tokenizer, positions
         self._asked: dict[int, tuple[int, list[int]]] = {}
-        """{number of the request: (index of the question, indices of its choices)}"""
+        """{number of the request: (index of the question, indices of the choices in the request)}."""
         self._scores: list[dict[int, tuple[float, bool]]] = [{} for _ in self._questions]
         self._truncated = 0
 
@@ -68,10 +68,10 @@ class Questions:
                 yield ScoreRequest(list(tokens), [continuation for _, continuation in choices])
 
     def take(self, number: int, scored: list[Scored]) -> int:
-        """Store the scores of some of a question's choices.
+        """Store the scores of the choices in request `number`.
 
-        Return 1 if all choices of the question have scores now, else 0. A later checkpoint may score the same
-        questions again.
+        Return 1 if all choices of the question have scores now, else 0. The scores of an earlier checkpoint
+        are overwritten.
         """
         place, choices = self._asked[number]
         for choice, one in zip(choices, scored, strict=True):

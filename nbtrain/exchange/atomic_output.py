@@ -22,7 +22,7 @@ def new_place(
     """Yield a temporary folder next to `to`. At the end, the folder, or only its `file`, is renamed to `to`.
 
     The temporary folder is removed if an error occurs. Raises CheckpointError if `to` exists (`other` is the
-    message's advice), or if the disk has less than `needed_bytes` free.
+    advice at the end of that message), or if the disk has less than `needed_bytes` and a reserve free.
     """
     try:
         _must_be_free(to, other)
@@ -55,7 +55,7 @@ def new_place(
 
 
 def _must_be_free(to: Path, other: str) -> None:
-    """Raise CheckpointError if the path exists. `other` is the message's advice."""
+    """Raise CheckpointError, whose message ends with the advice `other`, if the path exists."""
     # If a name is too long, lexists returns False.
     if os.path.lexists(to):
         raise CheckpointError(f"{display(to)} already exists, and it is not overwritten. {other}")

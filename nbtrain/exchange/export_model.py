@@ -58,7 +58,7 @@ FRAMES = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 @dataclass(frozen=True, repr=False)
 class ExportedModel(Result, Record):
-    """The result of an export, shown as one line and the notes."""
+    """The result of an export, shown as a sentence about the written model, and the notes."""
 
     path: Path
     family: str
@@ -67,8 +67,10 @@ class ExportedModel(Result, Record):
     parameters: int
     bytes: int
     difference: float
-    """Largest difference between the logits of the written model and of the run, relative to the largest
-    logit; 0 if the weights were compared bit by bit instead."""
+    """Largest difference between the logits of the written model and of the run.
+
+    It is relative to the largest logit, and 0 if the weights were compared bit by bit instead.
+    """
     seconds: float
     notes: tuple[str, ...] = ()
 
@@ -213,7 +215,7 @@ def _write_tokenizer(
 
 
 def _other_tokens(markers: list[str], pieces: list[str], tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Return a note if other programs encode a conversation differently from training; else ().
+    """Return a tuple with a note if other programs encode a conversation differently from training; else ().
 
     `markers` are special tokens in the template that training encoded as plain text. `pieces` are the parts
     of a conversation that training encoded separately.
@@ -235,9 +237,9 @@ def _other_tokens(markers: list[str], pieces: list[str], tokenizer: Tokenizer) -
 
 
 def _bos_before_text(config: RunConfig, bos: int | None) -> int | None:
-    """Return the id of BOS if the run's tokenizer puts only BOS before a text; else None.
+    """Return the id of the BOS token if the run's tokenizer puts BOS and no other token before a text.
 
-    `bos` is bos_token_id in config.json.
+    Otherwise, and without a tokenizer, the result is None. `bos` is bos_token_id in config.json.
     """
     directory = tokenizer_dir(config.tokenizer.name)
     if read_manifest(directory) is None:
@@ -254,7 +256,7 @@ def _generation_config(run: RunDir, config: RunConfig, ids: dict[str, Any]) -> d
     It is the initial model's generation_config if the run uses that model's tokenizer, and otherwise only
     `ids`. The run's end-of-document token is added to the tokens that end a text, because a run with another
     tokenizer.eod_token than the initial model would otherwise never end its answers. A padding token that
-    also ends a text is replaced by the tokenizer's.
+    also ends a text is replaced by the tokenizer's padding token.
     """
     directory = tokenizer_dir(config.tokenizer.name)
     found = origin_of(run, directory).get("generation_config")

@@ -1,7 +1,8 @@
 """Converts a Megatron checkpoint to a safetensors file in the data directory, from which a run can start.
 
 The process with torch reads the checkpoint, whose files are pickles, with weights_only=True. If the files do
-not determine the order of query, key and value, the user specifies the order, or a text by which it is found.
+not determine the order of the rows of query, key and value, the user specifies the order, or a text: the
+order with the lower loss on the text is used.
 """
 
 import contextlib
@@ -21,10 +22,11 @@ from nbtrain.jobs.gpu_side import stream
 from nbtrain.pretrained.folder import SINGLE
 from nbtrain.pretrained.megatron import ORDERS, MegatronTree
 
-# Number of tokens of the text: enough for a meaningful loss. More tokens would take longer.
+# Number of tokens of the text that are used to find the order of query, key and value: enough for a
+# meaningful loss. More tokens would take longer.
 TEXT_TOKENS = 512
 TEXT_BYTES = 64 << 10
-# Advice if the file exists. The file is named after the run, and there is no option for its path.
+# Advice if the converted file exists. It is named after the run, and there is no option for its path.
 OTHER_NAME = "Choose another NAME, or remove the file if no run starts from it."
 
 

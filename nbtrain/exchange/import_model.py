@@ -68,7 +68,7 @@ SEQUENCE_TOKENS = 2048
 
 @dataclass(frozen=True, repr=False)
 class ImportedModel(Result):
-    """A run that was created from a model, shown as a description of the model."""
+    """A run that was created from a model, shown as a description of the model and of what the run needs."""
 
     config: RunConfig
     path: Path
@@ -155,7 +155,11 @@ def _import(
     section: dict[str, Any],
     notes: list[str],
 ) -> ImportedModel:
-    """Create the run for the model at `place`, whose files will be moved to `kept`."""
+    """Create a run that starts from the model at `place`.
+
+    Its files are at `place` now and will be moved to `kept`, to which the run refers (for a model that is not
+    converted, both paths are the same).
+    """
     model = open_model(place)
     tokenizer = find_tokenizer(model, section)
     # In init_from, a single word would mean the name of a run.
@@ -207,7 +211,7 @@ def _overrides_of_arguments(layer: Located) -> Iterator[Finding]:
 
 
 def _values(name: str, model: PretrainedModel, tokenizer: "FoundTokenizer", init_from: str) -> dict[str, Any]:
-    """Return the settings of the run that follow from the model folder."""
+    """Return the settings of the new run that its name, the model folder and the tokenizer determine."""
     described = model.described
     section = model_section(described, model.path).model_dump(exclude_unset=True)
     sequence = min(described.positions, SEQUENCE_TOKENS)
@@ -226,7 +230,7 @@ def _values(name: str, model: PretrainedModel, tokenizer: "FoundTokenizer", init
 
 
 def _onto(onto: str, name: str) -> Located:
-    """Return the settings of the run `onto` without its model and tokenizer."""
+    """Return the settings of the run `onto` for the new run `name`: all except model and tokenizer."""
     base = load(onto, check=False)
     value = base.model_dump()
     value["model"] = {key: value["model"][key] for key in marked(ModelConfig, OfRun)}
@@ -245,7 +249,7 @@ def _onto(onto: str, name: str) -> Located:
 
 
 def _folder_of(source: str | Path) -> Path:
-    """Return the model's folder: a local path, a path in the workspace, or a download from the Hub."""
+    """Return the path of the model that `source` names: a local folder or file, or a Hub download."""
     if not isinstance(source, str | Path) or not str(source).strip():
         raise ConfigError(f"{source!r} must be the path of a model folder, or hf://ORGANISATION/MODEL.")
     if (found := HUB.fullmatch(str(source))) is not None:

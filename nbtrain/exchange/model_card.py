@@ -4,7 +4,7 @@ Settings, layout and device come from the checkpoint's manifest, because a later
 Step 0 has no manifest, so its card has the settings of the last submission.
 
 The front matter has the form that the Hub expects (library, tags). The user must choose the licence, which
-depends on the licences of the data. These are listed in the card.
+depends on the licences of the data; the card lists the licences of the data.
 """
 
 import math
@@ -161,7 +161,11 @@ def _layout(config: RunConfig) -> str:
 
 
 def _devices(run: RunDir, config: RunConfig, saved: dict[str, Any] | None) -> str:
-    """Return the number and name of the devices; `saved` is the manifest's entry `device`, or None."""
+    """Return the number and name of the devices that trained the checkpoint, such as "8 x H100".
+
+    `saved` is the entry `device` of the checkpoint's manifest. If it is None, the devices come from the
+    records of the newest job.
+    """
     if saved is not None:
         return f"{config.world_size} x {saved['name']}" if saved["kind"] == "gpu" else f"CPU, {saved['name']}"
     job = run.newest_job()

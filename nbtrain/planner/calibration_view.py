@@ -30,7 +30,7 @@ def bandwidths(figure: Figure) -> tuple[float, float]:
 
 
 def latency_seconds(figures: list[Figure]) -> float:
-    """Return the time of the smallest measured message, in seconds."""
+    """Return the latency of a collective in seconds: the time of its smallest measured message."""
     return min(figures, key=lambda figure: figure["bytes"])["seconds"]
 
 
@@ -76,9 +76,7 @@ def _bus_bandwidth(figure: Figure) -> str:
 
 
 def picture(calibration: Calibration) -> Any:
-    """Return a Matplotlib figure with bus bandwidth by message size (left) and rates by number format
-    (right).
-    """
+    """Return a Matplotlib figure: bus bandwidth by message size (left), rates by number format (right)."""
     from nbtrain.planner.picture import new_figure
 
     canvas = new_figure(10, 4)

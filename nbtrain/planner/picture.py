@@ -48,7 +48,7 @@ def plan_picture(plan: Plan) -> "Figure":
 
 
 def _draw_memory(axes: "Axes", plan: Plan) -> None:
-    """Draw a stacked bar for each pipeline stage, or for the fullest of many, and the device's limit."""
+    """Draw a stacked bar for each of the MOST_BARS fullest pipeline stages, and the device's limit."""
     memory, setup = plan.memory, plan.speed.setup
     stages = setup.pipeline_parallel_size
     by_stage = {stage: stage_parts(setup, stage) for stage in range(stages)}
@@ -73,7 +73,8 @@ def _draw_memory(axes: "Axes", plan: Plan) -> None:
             if headroom > 0.15 * device / unit:
                 style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7, "color": GREY}
                 axes.text(left + headroom / 2, row, f"{amounts.size(headroom * unit)} free", **style)
-    # The legend shows sizes of the fullest stage, and only names parts of other stages, such as the logits.
+    # The legend shows the sizes of the fullest stage's parts. Parts that only other stages have, such as the
+    # logits, are listed without sizes.
     elsewhere = {part for stage in shown for part, value in by_stage[stage].items() if value}
     for part in sorted(elsewhere - {part for part, value in by_stage[memory.stage].items() if value}):
         axes.barh(0, 0, color=MEMORY_COLORS[part], label=f"{part.replace('_', ' ')}, other stages")
@@ -104,7 +105,7 @@ def _draw_memory(axes: "Axes", plan: Plan) -> None:
 
 
 def _draw_host(axes: "Axes", memory: MemoryEstimate, unit: int) -> None:
-    """Draw the fullest rank's host memory and its limit as a hatched bar below the others."""
+    """Draw the fullest rank's host memory as a hatched bar below the other bars, with the limit as a line."""
     left = 0.0
     for part, value in memory.host_parts.items():
         if value:
@@ -123,7 +124,7 @@ def _draw_host(axes: "Axes", memory: MemoryEstimate, unit: int) -> None:
 
 
 def _draw_limit(axes: "Axes", limit: float, bottom: float, top: float) -> None:
-    """Draw a memory limit as a dashed line across its bar."""
+    """Draw a memory limit as a vertical dashed line from `bottom` to `top`."""
     axes.plot([limit, limit], [bottom, top], color=RED, linewidth=1.5, linestyle="--")
 
 

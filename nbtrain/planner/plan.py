@@ -70,7 +70,7 @@ RULES: tuple[Callable[[RunEstimates], Iterator[Finding]], ...] = (
 
 
 def kinds_of_layers(model: ModelConfig) -> list[str]:
-    """Return the ways in which a model's layers differ from GPT-3's, each as a few words."""
+    """Return the ways in which a model differs from GPT-3, each as a few words, e.g. "RMSNorm"."""
     words = []
     if model.position_embedding_type == "rope":
         scaling = model.rope_scaling
@@ -122,11 +122,11 @@ class Plan(Result):
     network: NetworkUse | None = None
     """Traffic between machines in a step; None on one machine, or if the device's rates are unknown."""
     interruptions: Interruptions | None = None
-    """Expected failures and lost spot machines, and their cost; None if fewer than one is expected."""
+    """Expected failures and lost spot machines, and their cost; None as in estimate_interruptions()."""
     rests_on: RestsOn | None = None
     """Measurement on which the planned time is based; None if the time is unknown."""
     published: PublishedComparison | None = None
-    """Comparison with a published time of the same example; None for other runs."""
+    """Comparison with the published time of the same run; None if no such run was published."""
 
     @property
     def warnings(self) -> list[str]:
@@ -152,9 +152,7 @@ class Plan(Result):
 
     @property
     def batch_equation(self) -> str:
-        """Tokens per step as an equation, e.g. "4 micro batch x 2 data parallel x ... = 16,384 tokens per
-        step".
-        """
+        """Tokens per step as an equation, e.g. "4 micro batch x ... x 2,048 = 16,384 tokens per step"."""
         config = self.config
         data = config.parallel.data_parallel_size
         return (
@@ -199,7 +197,7 @@ class Plan(Result):
 
     @property
     def layout(self) -> str:
-        """The layout as text: the product of its sizes, the ZeRO stage and the number format."""
+        """The layout as text: the sizes of each kind of parallelism, the ZeRO stage and the number format."""
         parallel, precision = self.config.parallel, self.config.precision
         product = (
             f"data({parallel.data_parallel_size}) * pipeline({parallel.pipeline_parallel_size}) * "
@@ -335,10 +333,10 @@ class Plan(Result):
         return why(self.config, self.parameters, self.duration, self.disk, self.cost, self.speed)
 
     def as_report(self) -> Report:
-        """Return a report with the main results, the findings, all numbers and, in a notebook, their
-        formulas.
+        """Return a report with the main results, the findings and all numbers.
 
-        The findings are placed where readers look first: at the end of text, and at the beginning of HTML.
+        In a notebook, the report also has the formulas of the numbers. The findings are placed where readers
+        look first: at the end of text, and at the beginning of HTML.
         """
         headline, findings = self.headline, Findings(self.findings, "Findings")
         kinds = {"fits": headline["kind"]}

@@ -40,7 +40,7 @@ def write_run(config: RunConfig, path: str | Path, note: str = "", overwrite: bo
 
 
 def target_of(path: str | Path, overwrite: bool = False, option: str = "--force") -> Path:
-    """Return the absolute path of a run YAML that may be written; raises ConfigError otherwise.
+    """Return the absolute path of a run YAML to write; raises ConfigError if it must not be written.
 
     `option` is the command-line option that corresponds to `overwrite`, for the error message.
     """
@@ -135,7 +135,10 @@ def not_written(path: Path, error: OSError) -> ConfigError:
 
 
 def run_text(config: RunConfig, path: Path, note: str = "") -> str:
-    """Return the YAML of a run for `path`: the differences from the YAML from which the run was loaded."""
+    """Return the text of a run YAML for `path`: the differences from the YAML that the run was loaded from.
+
+    If there is no such YAML, or if it is `path` itself, the text has all values of the run.
+    """
     head = "".join(f"# {line}\n" for line in note.splitlines())
     base = _base(config)
     if base is None or base == path:
@@ -171,10 +174,10 @@ def _base(config: RunConfig) -> Path | None:
 
 
 def parent_name(base: Path, path: Path) -> str:
-    """Return how the YAML at `path` refers to `base` in `extends`.
+    """Return the value of `extends` with which the YAML at `path` refers to the YAML `base`.
 
-    This is the file name of `base` in the same folder, its run name if it is a shipped run, and its path
-    otherwise.
+    It is the file name of `base` if both are in the same folder, the run's name if `base` can be found by
+    that name (as shipped runs can), and the path of `base` otherwise.
     """
     if base.parent == path.parent:
         return base.name

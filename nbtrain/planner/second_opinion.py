@@ -26,12 +26,12 @@ class SecondOpinion:
     """DeepSpeed's estimate and the plan's estimate of the same setup, in bytes."""
 
     device_bytes: int
-    """Bytes of model states on one GPU, by DeepSpeed's formula."""
+    """Bytes of model states on one GPU, according to DeepSpeed's formula."""
     host_bytes: int
-    """Bytes of host memory on a node, by DeepSpeed's formula."""
+    """Bytes of host memory on a node, according to DeepSpeed's formula."""
     planned_device_bytes: int
     planned_host_bytes: int
-    """Bytes of host memory on a node, by the plan."""
+    """Bytes of host memory on a node, according to the plan."""
     source: str
     reasons: list[str]
     """Reasons why the two estimates differ."""
@@ -49,7 +49,10 @@ class SecondOpinion:
 
 
 def zero2_bytes(count: int, gpus_per_node: int, nodes: int, offload: bool) -> tuple[int, int]:
-    """Return (host memory of a node, memory of one GPU) in bytes for `count` parameters under ZeRO 1 or 2."""
+    """Return (host memory of a node, memory of one GPU) in bytes for `count` parameters under ZeRO 1 or 2.
+
+    `offload` says whether the optimizer is offloaded to the host.
+    """
     gpus = nodes * gpus_per_node
     if offload:
         return int(count * max(4 * gpus, 16) * MARGIN), 2 * count
@@ -62,7 +65,8 @@ def zero3_bytes(
     """Return (host memory of a node, memory of one GPU) in bytes for `count` parameters under ZeRO 3.
 
     The parameters are sharded as they are created. `largest_layer` is the number of parameters of the largest
-    module. `optimizer` and `weights` say whether these are offloaded to the host.
+    module. `optimizer` and `weights` say whether the optimizer state and the weights are offloaded to the
+    host.
     """
     gpus, largest = nodes * gpus_per_node, 4 * largest_layer
     if optimizer and weights:
@@ -73,7 +77,7 @@ def zero3_bytes(
 
 
 def largest_layer(shape: Shape, tensor: int) -> int:
-    """Return the parameters of the largest module on one of `tensor` tensor-parallel ranks.
+    """Return the number of parameters in the largest module on one of `tensor` tensor-parallel ranks.
 
     A module is counted as in DeepSpeed's model_to_params: its own parameters, without those of its children.
 

@@ -40,14 +40,14 @@ class Why(Result):
     sections: Mapping[str, list[Term]]
 
     def as_report(self) -> Report:
-        """Return the terms by section: each number with its formula, and the source on the next line."""
+        """Return a report of the terms by section, each with its formula, and its source on the next line."""
         blocks = [_Terms(title, terms) for title, terms in self.sections.items()]
         return Report(f"Formulas of the plan of {self.name}", blocks)
 
 
 @dataclass(frozen=True, slots=True)
 class _Terms(Block):
-    """A section of terms. In HTML, each number unfolds to its formula."""
+    """A report block with a section of terms. In HTML, a click on a number shows its formula."""
 
     title: str
     terms: list[Term]
@@ -92,7 +92,7 @@ def why(
     cost: CostEstimate,
     speed: Speed,
 ) -> Why:
-    """Return the terms of a plan's numbers; sections without known numbers are omitted."""
+    """Return the formulas of a plan's numbers by section; sections without known numbers are omitted."""
     memory = explain_memory(speed.setup)
     step = explain_step(speed.setup, speed.rates)
     sections = {

@@ -28,9 +28,11 @@ from nbtrain.pretrained.tensors import Sizes, TensorMap, gpt2_tensors, llama_ten
 # Default of sliding_window in transformers' configuration classes.
 WINDOW = 4096
 LAYER_TYPES = ("full_attention", "sliding_attention")
-# Keys that mark quantized weights: of transformers, of MLX, and of earlier versions of compressed-tensors.
+# Keys in config.json that mark quantized weights. transformers, MLX and earlier versions of
+# compressed-tensors write one of them each, in this order.
 QUANTIZED = ("quantization_config", "quantization", "compression_config")
-# Supported keys in rope_parameters and rope_scaling: ROPE_KEYS for every kind, SCALING_KEYS for one kind.
+# Supported keys in rope_parameters and rope_scaling. ROPE_KEYS are supported for every rope_type, and
+# SCALING_KEYS[rope_type] for that type in addition.
 ROPE_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
 SCALING_KEYS = {
     "default": (),
@@ -46,7 +48,10 @@ WITHOUT_EFFECT = {"attn_factor": 1, "extrapolation_factor": 1, "finetuned": True
 
 
 class Keys:
-    """A config.json, or an object in it, whose values are checked when they are read."""
+    """A config.json, or an object in it, whose values are checked when they are read.
+
+    Every method raises CheckpointError, which names the file and the key, for an invalid value.
+    """
 
     def __init__(self, values: Mapping[str, Any], path: Path, inside: str = ""):
         self.values = values
@@ -58,7 +63,10 @@ class Keys:
         return self.values.get(key) is not None
 
     def integer(self, key: str, default: int | None = None, least: int = 1, most: int | None = None) -> int:
-        """Return an integer from `least` to `most`, or `default` if the key is missing or null."""
+        """Return an integer from `least` to `most`, or `default` if the key is missing or null.
+
+        Without `default`, the key is required. Without `most`, there is no upper limit.
+        """
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.refused(key, f"must be a whole number of at least {least}")
@@ -67,7 +75,10 @@ class Keys:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return a number of at least 0, or `default` if the key is missing or null."""
+        """Return a number of at least 0, or `default` if the key is missing or null.
+
+        Without `default`, the key is required.
+        """
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
             raise self.refused(key, "must be a number of at least 0")
@@ -89,19 +100,22 @@ class Keys:
         return value
 
     def object(self, key: str) -> "Keys":
-        """Return the object under a key; an empty object if the key is missing or null."""
+        """Return the JSON object under a key as Keys; they are empty if the key is missing or null."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, dict):
             raise self.refused(key, "must be an object")
         return Keys(value or {}, self.path, f"{self.inside}{key}.")
 
     def must_be(self, key: str, allowed: Any, default: Any, why: str) -> None:
-        """Raise CheckpointError unless a key has the only supported value."""
+        """Raise CheckpointError unless a key has `allowed`, its only supported value, or is null.
+
+        A missing key counts as `default`. `why` is the rule in the error message.
+        """
         if self.values.get(key, default) not in (allowed, None):
             raise self.refused(key, why)
 
     def refused(self, key: str, rule: str) -> CheckpointError:
-        """Return the error for a value, which names the file, the key, the value and `rule`."""
+        """Return a CheckpointError that names the file, the key, its value and the `rule` that it breaks."""
         found = shortened(repr(self.values.get(key)))
         return CheckpointError(f"{display(self.path)}: {self.inside}{key} = {found}: {rule}.")
 
@@ -116,12 +130,12 @@ class Keys:
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models, with the defaults of its config.json."""
+    """A family of models, with the defaults of the keys in its config.json."""
 
     model_type: str
     title: str
     class_name: str
-    """Class in transformers, as named in config.json."""
+    """Name of the model class in transformers, which config.json lists in `architectures`."""
     tensors: Callable[[Sizes], TensorMap]
     read: Callable[["Family", Keys], "Described"]
     is_tied: bool = False
@@ -145,7 +159,7 @@ class Family:
 
     @property
     def architecture(self) -> str:
-        """Name of the family in model.architecture."""
+        """Name of the family as a value of the field model.architecture."""
         return "gpt3" if self.model_type == "gpt2" else self.model_type
 
 
@@ -156,7 +170,7 @@ class Described:
     family: Family | None
     """Family of the model; None for a consolidated file with nbtrain's own names."""
     fields: dict[str, Any]
-    """Fields of nbtrain's `model` section."""
+    """Values for nbtrain's `model` section, as {field: value}."""
     vocab_size: int
     """Number of rows in the word embedding."""
     positions: int
@@ -276,7 +290,7 @@ def _read_llama(family: Family, keys: Keys) -> Described:
 
 
 def _biases(family: Family, keys: Keys) -> bool:
-    """Return add_bias_linear: whether all linear layers of the blocks have a bias."""
+    """Return the value of model.add_bias_linear: whether all linear layers of the blocks have a bias."""
     attention = family.has_attention_bias and keys.flag("attention_bias", False)
     mlp = family.has_attention_bias and keys.flag("mlp_bias", False)
     if attention != mlp:
@@ -288,7 +302,10 @@ def _biases(family: Family, keys: Keys) -> bool:
 
 
 def _rope(family: Family, keys: Keys, positions: int) -> dict[str, Any]:
-    """Return rotary_base and rope_scaling, from rope_parameters or from the older keys."""
+    """Return the fields rotary_base and rope_scaling of the `model` section.
+
+    They come from rope_parameters, or else from the older keys rope_theta and rope_scaling.
+    """
     new, old = keys.object("rope_parameters"), keys.object("rope_scaling")
     for place in (new, old):
         if nested := next((key for key, value in place.values.items() if isinstance(value, dict)), None):
@@ -318,7 +335,11 @@ def _rope(family: Family, keys: Keys, positions: int) -> dict[str, Any]:
 
 
 def _scaling(place: Keys, top: Keys, positions: int) -> dict[str, Any] | None:
-    """Return the fields of model.rope_scaling; None without scaling. `top` is the whole config.json."""
+    """Return the fields of model.rope_scaling; None if rotary positions are not scaled.
+
+    `place` is the object with the scaling keys (rope_parameters or rope_scaling), and `top` the whole
+    config.json.
+    """
     # In older files, the key is `type`.
     called = "rope_type" if "rope_type" in place else "type"
     kind = place.text(called, "default")
@@ -359,9 +380,10 @@ def _scaling(place: Keys, top: Keys, positions: int) -> dict[str, Any] | None:
 
 
 def _earlier_length(place: Keys, top: Keys, default: int | None = None) -> int:
-    """Return original_max_position_embeddings from `place` or from the top level.
+    """Return original_max_position_embeddings from `place` or from `top`, the top level of config.json.
 
-    Raises CheckpointError if both exist and differ, because programs differ in which key they use.
+    If neither object has the key, the result is `default`; without `default`, the key is required. Raises
+    CheckpointError if both objects have the key and differ, because programs differ in which one they use.
     """
     key = "original_max_position_embeddings"
     if key not in top:
@@ -377,7 +399,11 @@ def _earlier_length(place: Keys, top: Keys, default: int | None = None) -> int:
 
 
 def _windows(family: Family, keys: Keys, layers: int) -> dict[str, Any]:
-    """Return window_size, and window_attn_skip_freq, which says which layers have the sliding window."""
+    """Return the fields window_size and window_attn_skip_freq of the `model` section.
+
+    window_attn_skip_freq has a 1 for each layer with the sliding window; None means all layers. Both fields
+    are None without sliding windows.
+    """
     none = {"window_size": None, "window_attn_skip_freq": None}
     # A missing key means the default window, and null means no window.
     says_none = "sliding_window" in keys.values and "sliding_window" not in keys
@@ -420,7 +446,11 @@ def _windows(family: Family, keys: Keys, layers: int) -> dict[str, Any]:
 
 
 def _layers_without_rope(keys: Keys, layers: int) -> int | list[int] | None:
-    """Return no_rope_freq. In the file's no_rope_layers, a 1 means a layer with rotary positions."""
+    """Return the value of model.no_rope_freq, which says which layers have no rotary positions.
+
+    It is an interval in layers, a list with a 1 for each layer without rotary positions, or None if all
+    layers have them. In the file's no_rope_layers, a 1 means the opposite: a layer with rotary positions.
+    """
     flags = keys.values.get("no_rope_layers")
     if flags is None:
         interval = keys.integer("no_rope_layer_interval", 4)
@@ -436,7 +466,7 @@ def _layers_without_rope(keys: Keys, layers: int) -> int | list[int] | None:
 
 
 def no_rope_pattern(frequency: int | list[int] | None, layers: int) -> list[int]:
-    """Return no_rope_freq as a list with a 1 for each layer without rotary positions."""
+    """Convert a value of model.no_rope_freq to a list with a 1 for each layer without rotary positions."""
     if isinstance(frequency, list):
         return frequency
     return [int(frequency is not None and (layer + 1) % frequency == 0) for layer in range(layers)]

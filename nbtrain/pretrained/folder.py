@@ -38,7 +38,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 PEFT_WEIGHTS = "adapter_model.safetensors"
 # Maximum length of a file name on Linux (NAME_MAX).
 MOST_NAME_BYTES = 255
-# Key in a consolidated file's metadata under which the model is described.
+# Key in a consolidated file's metadata whose value describes the model.
 OWN = "nbtrain"
 
 PEFT_SETTINGS = "adapter_config.json"
@@ -56,7 +56,7 @@ OTHER_WEIGHTS = {".gguf": "llama.cpp (GGUF)", ".h5": "TensorFlow", ".msgpack": "
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """The contents of a model folder, or of one consolidated file."""
+    """The contents of a model folder, or of one consolidated file (all tensors, with nbtrain's own names)."""
 
     path: Path
     config: dict[str, Any]
@@ -133,7 +133,10 @@ def _open_consolidated(path: Path) -> ModelFolder:
 
 
 def _single_file(path: Path) -> Path:
-    """Return the only safetensors file of a folder that has no index."""
+    """Return the only safetensors file of a folder that has no index.
+
+    Raises CheckpointError, with what the folder contains instead, if there is not exactly one such file.
+    """
     if (path / SINGLE).is_file():
         return path / SINGLE
     files = sorted(one for one in path.glob(f"*{SUFFIX}") if one.name != PEFT_WEIGHTS)
@@ -230,9 +233,9 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def what_it_is(path: Path) -> str | None:
-    """Return what a folder is instead of a model folder, and what to do, as the end of a sentence.
+    """Return what a folder contains instead of a model, and what to do; None if it is not recognized.
 
-    An example is "a folder in the Hub's cache: pass FOLDER." Returns None if the folder is not recognized.
+    The text ends a sentence that begins with "FOLDER is", such as "a folder in the Hub's cache: pass FOLDER."
     """
     if not path.is_dir():
         return None

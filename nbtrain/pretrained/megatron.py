@@ -30,10 +30,11 @@ STEP = re.compile(r"(iter_\d{1,18}|release|global_step\d{1,18})")
 OWN_FILE = re.compile(r"mp_rank_(\d{1,6})(?:_(\d{1,6}))?/model_optim_rng\.pt")
 MODEL_FILE = re.compile(r"mp_rank_(\d{1,6})_model_states\.pt")
 LAYER_FILE = re.compile(r"layer_(\d{1,6})-model_(\d{1,6})-model_states\.pt")
-# Orders of the rows of query, key and value: "groups" is by head or group; in "thirds", all queries of a
-# tensor rank come first, then all keys, then all values.
+# Orders of the rows in the packed matrix of queries, keys and values. In "groups", each head's (or query
+# group's) queries, keys and values follow each other. In "thirds", all queries of a tensor rank come first,
+# then all keys, then all values.
 ORDERS = ("groups", "thirds")
-# Arguments without which the model is not known.
+# Arguments that every checkpoint must have, because they determine the sizes of the model.
 NUMBERS = (
     *("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "max_position_embeddings"),
 )
@@ -102,7 +103,10 @@ def find_tree(path: Path) -> MegatronTree | None:
 
 
 def _step_of(path: Path) -> Path | None:
-    """Return the folder of a step; None if `path` is not a Megatron checkpoint."""
+    """Return the folder of the step that `path` refers to; None if `path` is not a Megatron checkpoint.
+
+    `path` is the folder of a step, or the checkpoint's folder, whose newest step is returned.
+    """
     # transformers' Trainer leaves DeepSpeed's files in the folder of a model.
     if not path.is_dir() or (path / CONFIG).is_file():
         return None
@@ -140,7 +144,7 @@ def _check_whole(tree: MegatronTree) -> None:
         tables = [("pipeline rank", tree.files, range(1)), ("layer", tree.layers, range(1, last + 1))]
     else:
         tables = [("pipeline rank", tree.files, range(tree.pipeline_parallel_size))]
-    # Numbers in file names may be huge, so the search stops at the first missing file.
+    # The ranks in file names may be huge numbers, so missing files are counted without listing every rank.
     for what, found, others in tables:
         missing = len(ranks) * len(others) - sum(other in others for _, other in found)
         if missing:
@@ -239,7 +243,7 @@ def fields_of_arguments(args: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def whole_number(args: Mapping[str, Any], name: str, where: str) -> int:
-    """Return an argument that must be a whole number, 1 or more. Raises CheckpointError if it is not."""
+    """Return Megatron's argument `name`. Raises CheckpointError if it is not a whole number of at least 1."""
     value = args.get(name)
     if type(value) is not int or value < 1:
         if name not in args:

@@ -64,7 +64,7 @@ class PretrainedModel:
     described: Described
     map: TensorMap
     tensors: dict[str, Tensor]
-    """Tensors by their name in the map."""
+    """{tensor name in `map.tensors`: tensor, with its file and offset}."""
     twin: Tensor | None = None
     """Output matrix that is stored although it is tied to the word embedding, whose values it must equal.
     None if there is no such matrix."""
@@ -85,7 +85,7 @@ class PretrainedModel:
 
     @property
     def count(self) -> int:
-        """Number of parameters in the model."""
+        """Number of parameters in the model; a tied output matrix is not counted again."""
         return sum(tensor.count for tensor in self.tensors.values())
 
 
@@ -159,7 +159,7 @@ def _named(folder: ModelFolder, family: Family | None, known: TensorMap) -> dict
 def _compare(folder: ModelFolder, wanted: dict[str, tuple[int, ...]], found: dict[str, Tensor]) -> None:
     """Raise CheckpointError if tensors are missing, are unknown or have a wrong shape."""
     where = display(folder.path)
-    # Where the model is described, and how to get complete files.
+    # For the messages: the file that describes the model, and how to get complete files.
     source = "metadata" if folder.is_own else CONFIG
     again = "Copy the file again." if folder.is_own else "Download the folder again."
     extra = [name for name in found if name not in wanted]
@@ -214,9 +214,11 @@ def unwrapped(name: str) -> str:
 
 
 def matched(names: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
-    """Return {name: matching wanted name}. Names without a match are omitted.
+    """Return {name in the file: wanted name that it ends with}.
 
-    Raises CheckpointError if two names match the same wanted name. The caller adds the file to the message.
+    Names that match no wanted name are omitted, and so are names whose prefix does not belong to the model
+    (_is_of). Raises CheckpointError if two names match the same wanted name. The caller adds the file to the
+    message.
     """
     cores = {_core(name): name for name in wanted}
     found: dict[str, tuple[str, str]] = {}
@@ -235,14 +237,17 @@ def matched(names: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
 
 
 def _core(name: str) -> str:
-    """Return a name without the root modules at its beginning."""
+    """Return a name without the root modules (ROOTS, such as `model`) at its beginning."""
     parts = name.split(".")
     first = next(place for place, part in enumerate(parts) if part not in ROOTS)
     return ".".join(parts[first:])
 
 
 def _is_of(prefix: str, common: str) -> bool:
-    """Return whether a prefix belongs to the model: the common prefix, a part of it, or only root modules."""
+    """Return whether a tensor with this prefix belongs to the model, most of whose tensors have `common`.
+
+    The prefix must be `common`, the beginning of `common`, or consist only of root modules (ROOTS).
+    """
     return (
         prefix == common
         or common.startswith(f"{prefix}.")

@@ -33,7 +33,8 @@ from nbtrain.pretrained.peft_files import PREFIX, name_problems, read_settings, 
 from nbtrain.pretrained.tensors import PACKED, Piece, Sizes
 from nbtrain.pretrained.written import family_of
 
-# Settings that can change the meaning of a file's tensors, with the only supported value.
+# Settings of adapter_config.json that can change the meaning of the tensors, each with its only supported
+# value.
 PLAIN = {"use_dora": False, "bias": "none", "modules_to_save": None}
 # Further settings of this kind in peft 0.21.2's LoraConfig. They are not written, because older releases of
 # peft warn about them.
@@ -51,15 +52,19 @@ CONVERTED = ("pissa", "olora", "corda", "lora_ga")
 
 @dataclass(frozen=True)
 class AdaptedModule:
-    """A module of the family's model, and the rows of nbtrain's matrix that belong to it."""
+    """A module of the family's model that has an adapter, and the rows of nbtrain's matrix that it stores."""
 
     name: str
     """Name in the family's model, such as model.layers.0.self_attn.q_proj."""
     weight: str
     """Canonical name of nbtrain's matrix."""
     pieces: tuple[Piece, ...]
+    """Ranges of rows of nbtrain's matrix that the module stores."""
     projections: tuple[int, ...]
-    """For each piece, the index of the adapter's projection that produces the piece's rows."""
+    """For each piece, the index of the adapter's projection that produces the piece's rows.
+
+    In GPT-2's packed module, 0 is the queries, 1 the keys and 2 the values. In other modules, all are 0.
+    """
     inputs: int
     outputs: int
 
@@ -70,7 +75,7 @@ class AdaptedModule:
 
     @property
     def target(self) -> str:
-        """Name of the module in lora.targets."""
+        """Name of nbtrain's module in the setting lora.targets."""
         return self.weight.rpartition(".")[0].rpartition(".")[2]
 
     @property
@@ -208,7 +213,7 @@ def adapter_problems(folder: Path, config: RunConfig) -> list[str]:
 
 
 def wanted_tensors(config: RunConfig) -> list[str]:
-    """Return the names, as in peft, of all tensors that an adapter folder for this model may contain."""
+    """Return peft's names of all tensors that an adapter folder for this model may contain."""
     modules = adapted_modules(config, TARGETS)
     rows = peft_tokens.modules_of_vocabulary(config)
     return [*(tensor for module in modules for tensor in module.tensors), *(one.tensor for one in rows)]
@@ -230,9 +235,10 @@ def modules_begun(
 
 
 def notes_of(folder: Path, config: RunConfig) -> list[str]:
-    """Return a sentence that names the modules without an adapter in `folder`; [] if all have an adapter.
+    """Return a list with a sentence that names the run's modules for which `folder` has no adapter.
 
-    Raises CheckpointError if files are missing or damaged.
+    The list is empty if the folder has an adapter (or IA3 vector) for every module, and for a run without
+    lora. Raises CheckpointError if files are missing or damaged.
     """
     if config.lora is None:
         return []
@@ -284,7 +290,11 @@ def section_fix(folder: Path, config: RunConfig) -> str:
 
 
 def _other_meanings(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a problem for each setting that makes the tensors more than adapters for the unchanged base."""
+    """Yield a clause for each setting with which the tensors are not plain adapters of an unchanged model.
+
+    `found` is the content of adapter_config.json. Examples are use_dora, and an initialization that changes
+    the base model.
+    """
     for key, plain in (PLAIN | ALSO_PLAIN).items():
         if found.get(key, plain) not in (plain, []):
             yield f"{key} is {shortened(repr(found[key]))}, but only {plain!r} is supported"
@@ -305,7 +315,10 @@ def _other_meanings(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 class _Scales:
-    """The scale of each adapter in a file, from adapter_config.json. Raises CheckpointError if invalid."""
+    """The scale of each adapter in a folder: alpha / rank, or alpha / sqrt(rank) with use_rslora.
+
+    Raises CheckpointError for an invalid value in adapter_config.json.
+    """
 
     def __init__(self, found: Mapping[str, Any], path: Path):
         self.path = path

@@ -39,9 +39,10 @@ def read_tensors(folder: Path, wanted: Iterable[str]) -> dict[str, Tensor]:
 
 
 def name_problems(missing: Collection[str], surplus: Collection[str], reason: str) -> list[str]:
-    """Return a clause about the missing tensors of a file, and a clause about unexpected tensors, if any.
+    """Return up to two clauses: one about missing tensors, one about unexpected (surplus) tensors.
 
-    Each clause names the first of these tensors and ends with `reason`.
+    Each clause names the first of the tensors and ends with `reason`. The list is empty if there are neither
+    missing nor unexpected tensors.
     """
     problems = []
     for words, names in (("has no", missing), ("has an unexpected tensor", surplus)):
@@ -55,6 +56,7 @@ def targets_module(settings: Mapping[str, Any], module: str) -> bool:
     """Return whether adapter_config.json targets a module, according to peft's rules.
 
     target_modules and exclude_modules are lists of name endings, or a regular expression for whole names.
+    layers_to_transform limits the layers.
     """
     if _names(settings.get("exclude_modules"), module) or not _names(settings.get("target_modules"), module):
         return False

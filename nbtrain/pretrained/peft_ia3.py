@@ -27,15 +27,16 @@ OPENED = "mlp.dense_4h_to_h"
 
 
 class RescaledModule(NamedTuple):
-    """A module of the family's model, and the positions of its elements in nbtrain's vector."""
+    """A module of the family's model that IA3 rescales, and where its elements are in nbtrain's vector."""
 
     name: str
     vector: str
     """Canonical name of nbtrain's vector."""
     pieces: tuple[tuple[Piece, int | None], ...]
-    """Pieces of the module's rows, each with the index in nbtrain's vector at which it begins.
+    """Ranges of the module's rows, each with the index in nbtrain's vector at which its elements begin.
 
-    The index is None for queries, which have no elements in the vector. The MLP's vector has no pieces, ().
+    The index is None for queries, which have no elements in the vector. () for the MLP's module, whose inputs
+    correspond one to one to the elements of the vector.
     """
     size: int
 

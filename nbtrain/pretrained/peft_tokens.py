@@ -41,7 +41,7 @@ class TokenModule(NamedTuple):
 
     @property
     def short(self) -> str:
-        """Name of the module in the setting trainable_token_indices."""
+        """Last part of the module's name, by which the setting trainable_token_indices refers to it."""
         return self.name.rpartition(".")[2]
 
 
@@ -104,9 +104,9 @@ def said_by(found: Mapping[str, Any], config: RunConfig) -> dict[str, list[int]]
 
 
 def whole_matrix_problem(tensors: Mapping[str, Any], config: RunConfig) -> str:
-    """Return the problem of a file with a whole embedding or output layer; "" if the file has neither.
+    """Return a clause about a whole embedding or output layer in an adapter file; "" if there is none.
 
-    A run with adapters trains only single rows of these matrices.
+    Such a matrix is a problem, because a run with adapters trains only single rows of the two matrices.
     """
     modules = {*(module.name for module in modules_of_vocabulary(config)), TIED_OUTPUT}
     stems = tuple(f"{PREFIX}{module}." for module in modules)

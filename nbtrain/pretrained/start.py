@@ -104,7 +104,7 @@ def hashes_of(start: Start, config: RunConfig) -> dict[str, str]:
 
 
 def refuse_changed(start: Start, sha256: str) -> None:
-    """Raise CheckpointError if the initial weights do not have this hash."""
+    """Raise CheckpointError if the initial weights have changed since submission, when they had this hash."""
     if sha256 != identity_of(start):
         what = (
             "The checkpoint's files"
@@ -144,19 +144,23 @@ def open_start(config: RunConfig, run: RunDir | None = None) -> Start:
 
 
 def is_there(config: RunConfig) -> bool:
-    """Return whether `init_from` exists as a path or a run. An address (with ://) also counts."""
+    """Return whether `init_from` is an existing path or run. An address (with ://) always counts."""
     said = config.init_from
     assert said is not None
     return "://" in said or resolve(said).exists() or (valid_name(said) and RunDir.named(said).exists())
 
 
 def names_run(config: RunConfig) -> bool:
-    """Return whether `init_from` refers to a run. Raises CheckpointError if it may be a run or a folder."""
+    """Return whether `init_from` refers to a run. Raises CheckpointError as _other_run() does."""
     return config.init_from is not None and _other_run(config, output_root()) is not None
 
 
 def _other_run(config: RunConfig, root: Path) -> RunDir | None:
-    """Return the run that `init_from` refers to; None if it is a path, even of a missing file or folder."""
+    """Return the run that `init_from` refers to; None if it is the path of a model folder or file.
+
+    `root` is the output directory in which runs are searched by name. Raises CheckpointError for an address
+    (with ://), for a name that is both a run and a path, and for a name that is neither.
+    """
     said = config.init_from
     assert said is not None
     if "://" in said:
@@ -239,13 +243,13 @@ class Fit(NamedTuple):
     """The differences between the initial weights and a run."""
 
     problems: list[tuple[str, str]]
-    """Differences that are not allowed, each as (key of the run, description)."""
+    """Differences that are not allowed, each as (key of the run YAML, clause about the difference)."""
     notes: list[str]
     """Differences that are allowed, each as a sentence."""
 
 
 def fit(start: Start, config: RunConfig) -> Fit:
-    """Compare initial weights with a run's `model` section, blocks and vocabulary."""
+    """Compare initial weights with a run's `model` section, blocks and vocabulary, and return differences."""
     theirs, ours = model_of_start(start), config.model
     found = Fit([], [])
     compared: set[str] = set()
@@ -277,7 +281,7 @@ def fit(start: Start, config: RunConfig) -> Fit:
 
 
 def _compare_layers(start: Start, config: RunConfig, found: Fit) -> None:
-    """Compare how the blocks are created: by nbtrain, or by layer() in a run's own code."""
+    """Compare how the blocks are created, by nbtrain or by layer() in a run's own code; add to `found`."""
     ours = has_own_layer(config)
     theirs = isinstance(start, RunStart) and "layer" in submitted_functions(start.run)
     if ours and not theirs:
@@ -299,7 +303,10 @@ def _compare_layers(start: Start, config: RunConfig, found: Fit) -> None:
 
 
 def _trained_rows(before: int, config: RunConfig) -> str:
-    """Return a sentence that says how many of the new rows are trained with adapters; "" without lora."""
+    """Return a sentence that says how many of the new vocabulary rows are trained; "" without lora.
+
+    `before` is the number of rows in the initial weights.
+    """
     if config.lora is None:
         return ""
     named = config.lora.trainable_token_indices or ()

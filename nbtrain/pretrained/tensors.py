@@ -125,7 +125,10 @@ def _norm(name: str, sizes: Sizes, width: int = 0) -> Iterator[tuple[str, tuple[
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """`count` rows of a parameter from row `first`, stored as the rows of `tensor` from row `there`."""
+    """A range of a parameter's rows that one tensor of the file stores.
+
+    The `count` rows from row `first` of the parameter are the rows from row `there` of `tensor`.
+    """
 
     first: int
     count: int
@@ -255,7 +258,11 @@ def _llama_place(name: str) -> tuple[int, int, int, bool]:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Return ("layers.0.mlp.dense_h_to_4h.gate", "weight") for "layers.0.mlp.dense_h_to_4h.gate_weight"."""
+    """Split a parameter's name into (module, "weight" or "bias").
+
+    The MLP's gate counts as a module: "layers.0.mlp.dense_h_to_4h.gate_weight" becomes
+    ("layers.0.mlp.dense_h_to_4h.gate", "weight").
+    """
     module, _, kind = name.rpartition(".")
     return (f"{module}.gate", kind.removeprefix("gate_")) if kind.startswith("gate_") else (module, kind)
 
@@ -276,7 +283,11 @@ def _rows_of(pieces: list[Piece]) -> dict[str, int]:
 
 
 def _groups(sizes: Sizes) -> Iterator[tuple[int, str, int, int]]:
-    """Yield (first packed row, "q", "k" or "v", first row in that tensor, number of rows), group by group."""
+    """Yield the ranges of rows in the packed query, key and value, in order.
+
+    Each range is (its first row, "q", "k" or "v", its first row among all queries, keys or values, number of
+    rows).
+    """
     size, first = sizes.head_size, 0
     for group in range(sizes.num_query_groups):
         for kind, heads in (("q", sizes.heads_per_group), ("k", 1), ("v", 1)):
@@ -286,7 +297,7 @@ def _groups(sizes: Sizes) -> Iterator[tuple[int, str, int, int]]:
 
 
 def _packed_of_three(sizes: Sizes, place: str, kind: str) -> list[Piece]:
-    """Return the pieces in q_proj, k_proj and v_proj, group by group."""
+    """Return the pieces of the packed query, key and value in three tensors: q_proj, k_proj and v_proj."""
     return [
         Piece(first, rows, f"{place}.{part}_proj.{kind}", there)
         for first, part, there, rows in _groups(sizes)
@@ -294,7 +305,10 @@ def _packed_of_three(sizes: Sizes, place: str, kind: str) -> list[Piece]:
 
 
 def _packed_of_one(sizes: Sizes, place: str, kind: str) -> list[Piece]:
-    """Return the pieces in c_attn, whose outputs are all queries, then all keys, then all values."""
+    """Return the pieces of the packed query, key and value in one tensor, GPT-2's c_attn.
+
+    Its outputs are all queries, then all keys, then all values.
+    """
     start = {"q": 0, "k": sizes.query_rows, "v": sizes.query_rows + sizes.key_rows}
     return [
         Piece(first, rows, f"{place}.{kind}", start[part] + there, kind == "weight")

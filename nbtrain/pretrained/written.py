@@ -21,7 +21,8 @@ from nbtrain.pretrained.families import FAMILIES, LAYER_TYPES, Family
 OWN_SCHEMA = 1
 # Name of the GGUF file in the temporary export folder.
 GGUF_FILE = "model.gguf"
-# Fields that are not part of the exported model. Its length is max_position_embeddings.
+# Fields that are not part of the exported model. Its sequence length is max_position_embeddings, not the
+# run's seq_length.
 NOT_THE_MODEL = {*marked(ModelConfig, OfRun), "seq_length"}
 # {nbtrain's name of a number format: its name in config.json}
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -29,7 +30,7 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 @dataclass(frozen=True)
 class Need:
-    """A requirement that all models of a family meet."""
+    """A requirement that a run's model must meet to be written as a model of a family."""
 
     field: str
     """Field of the `model` section."""
@@ -66,7 +67,8 @@ _LIKE_LLAMA = (
     _same("activation", "swiglu"),
     *_NO_CAPS,
 )
-# Families in the order in which they are tried. The first family that can express the whole model is used.
+# {family: requirements}, in the order in which families are tried after the run's own family. The first
+# family whose requirements are all met is used.
 NEEDS: dict[str, tuple[Need, ...]] = {
     "gpt2": (
         _same("position_embedding_type", "learned_absolute"),

@@ -1,6 +1,6 @@
 """Advice for a run: ranked changes of its settings, each with its predicted effect.
 
-advise(config, observations) -> Advice      prints as a table; advice.use(1, "new.yaml") writes a changed run
+    advise(config, observations) -> Advice    shown as a table; .use(1, "new.yaml") writes a changed run
 
 `Observations` are plain numbers that jobs/observe.py reads from a run's records. Each observation may suggest
 changes (advice_rules.py). Every suggested change is applied to a copy of the run, and dropped if it breaks a
@@ -32,7 +32,8 @@ from nbtrain.planner.time.duration import estimate_duration
 LEAST_GAIN = 0.02
 # Largest factor by which planned memory is scaled to match measured memory.
 _MOST_FACTOR = 3.0
-# Leave some memory free: planned memory is within 10 % in most cases (docs/evidence/plan-accuracy.md).
+# A change fits if it uses at most this fraction of the device's memory. Planned memory is within 10 % of the
+# measured memory in most cases (docs/evidence/plan-accuracy.md).
 ROOM_FRACTION = 0.95
 
 
@@ -158,7 +159,7 @@ class Advice(Result):
 
 
 def advise(config: RunConfig, observations: Observations) -> Advice:
-    """Return the changes that `observations` of a run suggest, ranked, with their predicted effects."""
+    """Return the changes that `observations` of a run suggest, most useful first, with predicted effects."""
     memory = estimate_memory(config)
     needed = needed_bytes(observations)
     factor = min(max(needed / memory.total_bytes, 1.0), _MOST_FACTOR) if needed else 1.0
@@ -209,7 +210,11 @@ def _unanswered(config: RunConfig, seen: Observations) -> Iterator[str]:
 def _predicted(
     config: RunConfig, proposal: Proposal, factor: float, capacity: int | None, before: float | None
 ) -> Change | None:
-    """Return a proposal with its predicted memory and time; None if it breaks a configuration rule."""
+    """Return a proposal with its predicted memory and time; None if it breaks a configuration rule.
+
+    `factor` is the run's measured memory divided by its planned memory (at least 1), `capacity` the device's
+    memory in bytes, and `before` the planned seconds per step of the unchanged run.
+    """
     try:
         changed = with_overrides(config, proposal.overrides)
     except ConfigError:
@@ -236,7 +241,11 @@ def _predicted(
 
 
 def _rank(change: Change, observations: Observations) -> tuple[Any, ...]:
-    """Return the sort key of a change: changes that fit come first, the largest gain first."""
+    """Return the sort key of a change: changes that fit come first, and among them the largest gain.
+
+    Changes that do not fit come last. After an out-of-memory error, they are sorted by memory, and changes
+    whose memory is unknown come after those that fit.
+    """
     gain = change.gain or 0.0
     if observations.out_of_device_memory:
         unknown = change.memory_bytes is None
@@ -245,7 +254,10 @@ def _rank(change: Change, observations: Observations) -> tuple[Any, ...]:
 
 
 def _optimal(observations: Observations, dropped: int) -> str:
-    """Return a note that no use of the free memory would make the run noticeably faster."""
+    """Return a note that using more memory would not make the run noticeably faster.
+
+    `dropped` is the number of changes that were tried and save less than LEAST_GAIN of a step.
+    """
     others = "the change that would use more memory would save"
     if dropped > 1:
         others = f"each of the {dropped} changes that would use more memory would save"

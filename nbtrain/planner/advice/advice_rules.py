@@ -22,13 +22,14 @@ from nbtrain.planner.lint.allocator import with_expandable_segments
 from nbtrain.planner.lint.remedies import differing, on_device
 from nbtrain.planner.memory import estimate_memory
 
-# Waiting for more than these fractions of a step is worth a change.
+# Ranks may wait for data, and stages for other stages, for these fractions of a step before a change is
+# proposed.
 DATA_FRACTION, BUBBLE_FRACTION = 0.05, 0.10
 # Torch reports reserved but unallocated memory. Below this fraction of the device, such memory is normal.
 FRAGMENTED_FRACTION = 0.05
-# If less than this fraction of the device's memory is used, other settings may use the rest.
+# If less than this fraction of the device's memory is used, changes that use more memory are proposed.
 ROOMY_FRACTION = 0.90
-# Same as GPT-3 (arXiv:2005.14165, appendix B).
+# Proposed value of clip_grad: GPT-3's (arXiv:2005.14165, appendix B).
 CLIP_GRAD = 1.0
 LOADER_WORKERS = 4
 

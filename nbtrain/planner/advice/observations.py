@@ -41,7 +41,7 @@ class Observations:
     step_seconds: float | None = None
     planned_step_seconds: float | None = None
     out_of_memory: OutOfMemory | None = None
-    """Numbers in the message of an out-of-memory error of the device; None without such an error."""
+    """Numbers in the message, if the device ran out of memory; None if it did not."""
     out_of_host_memory: bool = False
     hang: bool = False
     unstable: bool = False

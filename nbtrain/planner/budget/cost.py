@@ -144,14 +144,14 @@ def read_prices() -> Located:
 
 
 def is_prices(path: Path) -> bool:
-    """Return whether a file is a price table, according to its keys."""
+    """Return whether a file is a YAML with the keys of a price table (instead of a run YAML)."""
     if path.suffix not in (".yaml", ".yml") or not path.is_file():
         return False
     return is_price_table(read_yaml(path).value)
 
 
 def checked_prices(path: Path) -> str:
-    """Return a sentence about a valid price table and whether plans use it.
+    """Check a price table; return sentences that say how many devices it has and whether plans use it.
 
     Raises ConfigError if the table is invalid.
     """
@@ -177,7 +177,7 @@ def _read_user(path: Path) -> Located:
 def _price(table: Located, name: str | None, kind: str | None = None) -> Price | None:
     """Return the on-demand price of a device or, with `kind` = "spot", its price as a spot machine.
 
-    None if the table does not list the price.
+    The result is None if the table does not list the price.
     """
     offer = table.value["per_device_hour"].get(name)
     if offer is not None and kind is not None:

@@ -170,7 +170,8 @@ def _opened(pairs: list[DatasetFiles]) -> "tuple[IndexedDataset, ...]":
 def dataset_size(config: RunConfig, dataset: DatasetOnDisk) -> DatasetSize | None:
     """Return the token counts of a dataset; None if no dataset is prepared.
 
-    If the dataset is damaged, `problem` describes the damage.
+    If a file is damaged, or the .idx file and the manifest disagree, the field `problem` of the result says
+    so.
     """
     manifest, indexed, problem = dataset.manifest, dataset.indexed, dataset.problem
     if not indexed:
@@ -202,7 +203,7 @@ def _counts(manifest: DatasetManifest) -> tuple[int, int]:
 
 
 def _train_tokens(config: RunConfig, indexed: "IndexedDataset") -> int:
-    """Return the number of tokens in the training split."""
+    """Return the number of tokens in the training split of one .idx file."""
     first, last = split_bounds(config.data.split, config.data.split_rule, len(indexed))[0]
     if last >= len(indexed):
         return indexed.num_tokens

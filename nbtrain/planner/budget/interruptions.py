@@ -53,13 +53,14 @@ ASSUMED_RESTART_SECONDS = {"gpu": 300.0, "cpu": 15.0}
 MOST_EXPONENT = 20.0
 # Fraction of runs that end within the shown range of times.
 BAND = 0.8
-# With fewer expected interruptions, the plan omits the section unless the run sets their number.
+# If fewer interruptions than this are expected, the plan omits the section, unless the run uses spot machines
+# or sets the number of interruptions.
 FEWEST_WORTH_SAYING = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Distribution of the seconds until one segment, i.e. the training between two saves and a save, is done.
+    """Mean and variance of the seconds that a segment takes: the training between two saves, and one save.
 
     After each interruption, the run restarts and repeats the segment from its beginning.
     """
@@ -71,12 +72,12 @@ class Segment:
 def segment_time(
     seconds: float, restart_seconds: float, mean_between_seconds: float, waiting_seconds: float = 0.0
 ) -> Segment:
-    """Return the mean and the variance of the time until `seconds` have passed without an interruption.
+    """Return the distribution of the time that a segment of `seconds` takes, interruptions included.
 
-    The mean is (M + W) x exp(R / M) x (exp(seconds / M) - 1). Each interruption is followed by
-    `waiting_seconds` W, in which no interruption can happen, and then by a restart, which starts again if it
-    is interrupted. Both moments are infinite beyond MOST_EXPONENT, because such a segment practically never
-    ends.
+    The segment is done when `seconds` have passed without an interruption. The mean is (M + W) x exp(R / M) x
+    (exp(seconds / M) - 1). Each interruption is followed by `waiting_seconds` W, in which no interruption can
+    happen, and then by a restart, which starts again if it is interrupted. Both moments are infinite beyond
+    MOST_EXPONENT, because such a segment practically never ends.
     """
     between = mean_between_seconds
     if (seconds + restart_seconds) / between > MOST_EXPONENT:
@@ -87,7 +88,10 @@ def segment_time(
 
 
 def _pause(restart_seconds: float, waiting_seconds: float, between: float) -> tuple[float, float]:
-    """Return the first two moments of the time from an interruption to the end of the restart after it."""
+    """Return the mean and the mean square of the seconds from an interruption to the end of the restart.
+
+    `between` is the mean number of seconds between two interruptions.
+    """
     wait = waiting_seconds
     mean, square = _until_uninterrupted(restart_seconds, wait, wait * wait, between)
     return wait + mean, wait * wait + 2 * wait * mean + square
@@ -96,16 +100,17 @@ def _pause(restart_seconds: float, waiting_seconds: float, between: float) -> tu
 def _until_uninterrupted(
     seconds: float, pause_mean: float, pause_square: float, between: float
 ) -> tuple[float, float]:
-    """Return the first two moments of the time until `seconds` have passed uninterrupted.
+    """Return the mean and the mean square of the time until `seconds` have passed without an interruption.
 
-    Each interruption is followed by a pause with the given moments.
+    Each interruption is followed by a pause whose mean is `pause_mean` and whose mean square is
+    `pause_square`. `between` is the mean number of seconds between two interruptions.
     """
     ratio = seconds / between
     success, failure = math.exp(-ratio), -math.expm1(-ratio)
     if not failure:
         return seconds, seconds * seconds
-    # Moments of the time of an interruption that comes before `seconds`. For small ratios their series,
-    # because the differences below would lose all digits.
+    # Mean and mean square of the time at which an interruption comes, if it comes before `seconds`. For small
+    # ratios, their power series is used, because the differences below would lose all digits.
     if ratio < 1e-3:
         lost, lost_square = seconds * (1 / 2 - ratio / 12), seconds * seconds * (1 / 3 - ratio / 12)
     else:
@@ -122,8 +127,8 @@ def _until_uninterrupted(
 def best_training_seconds(save_seconds: float, mean_between_seconds: float) -> float:
     """Return the seconds of training between two saves with the shortest expected time; 0 if saves are free.
 
-    Solves (1 - x) x exp(x) = exp(-delta / M) for x = tau / M between 0 and 1 by bisection; the left side
-    decreases.
+    Solves (1 - x) x exp(x) = exp(-delta / M) for x = tau / M by bisection. The left side decreases from 1 to
+    0 as x grows from 0 to 1, so there is one solution.
     """
     wanted = math.exp(-save_seconds / mean_between_seconds)
     low, high = 0.0, 1.0
@@ -165,9 +170,9 @@ class Interruptions:
     seconds: float
     """Expected seconds with save_interval_steps; infinite if the run would practically never end."""
     low_seconds: float
-    """Lower bound of the range that contains the times of 8 of 10 runs."""
+    """Lower bound, in seconds, of the range that contains the times of 8 of 10 runs."""
     high_seconds: float
-    """Upper bound of the range that contains the times of 8 of 10 runs."""
+    """Upper bound, in seconds, of the range that contains the times of 8 of 10 runs."""
     best_seconds: float
     """Expected seconds with best_save_interval_steps."""
     local_interval_steps: int | None = None
@@ -176,7 +181,10 @@ class Interruptions:
     None without checkpoint.local_dir, and on spot machines, which lose their disks when they are reclaimed.
     """
     local_seconds: float | None = None
-    """Expected seconds if no interruption destroys a node's local disk."""
+    """Expected seconds if no interruption destroys a node's local disk.
+
+    None in the same cases as local_interval_steps.
+    """
     on_demand_money: float | None = None
     """Expected cost on on-demand machines, at the usual price and failure rate; None without a price."""
     spot_money: float | None = None
@@ -269,10 +277,10 @@ class _Work:
     """Seconds from an interruption until new machines are available; this time is not paid for."""
 
     def time(self, interval: int, per_second: float, noticed_per_second: float = 0.0) -> Segment:
-        """Return the distribution of the run's time.
+        """Return the distribution of the whole run's time with a save interval in steps.
 
-        `noticed_per_second` is the rate of interruptions that are announced early enough to save. Each of
-        them costs a save and a restart.
+        `per_second` is the rate of interruptions without notice. `noticed_per_second` is the rate of
+        interruptions that are announced early enough to save; each of them costs a save and a restart.
         """
         segments, rest = divmod(self.steps, interval)
         sizes = [(segments, interval), (1 if rest else 0, rest)]
@@ -299,8 +307,8 @@ class _Work:
     def best_interval(self, per_second: float) -> int:
         """Return the save interval, in steps, with the shortest expected time.
 
-        It is at most the whole run, and not shorter than a save in the background, because saves do not
-        overlap.
+        It is at most the length of the run, and at least as long as a save in the background, because saves
+        do not overlap. `per_second` is the rate of interruptions without notice.
         """
         if not per_second:
             return self.steps
@@ -313,10 +321,11 @@ class _Work:
 def estimate_interruptions(
     config: RunConfig, duration: DurationEstimate, disk: DiskEstimate, cost: CostEstimate
 ) -> Interruptions | None:
-    """Return the expected interruptions of a run and their cost, or None.
+    """Return the expected interruptions of a run and their cost.
 
-    None if the plan has no estimate of the time, if the run saves no checkpoints, or if less than one
-    interruption is expected and the run does not set their number.
+    The result is None if the plan has no estimate of the time, if the run saves no checkpoints, or if less
+    than one interruption is expected, the run does not use spot machines and does not set the number of
+    interruptions.
     """
     checkpoint, steps = config.checkpoint, config.train_steps
     if config.mode != "full" or not duration.seconds or duration.save_seconds is None or not steps:
@@ -377,9 +386,9 @@ def estimate_interruptions(
 def _with_local(
     config: RunConfig, duration: DurationEstimate, disk: DiskEstimate, per_second: float
 ) -> dict[str, Any]:
-    """Return the fields of Interruptions about checkpoints on local disks; {} if the run has none.
+    """Return the fields of Interruptions about checkpoints on local disks; {} without checkpoint.local_dir.
 
-    Such checkpoints are saved more often, and read faster.
+    Checkpoints on local disks are saved more often, and read faster, than those in the run directory.
     """
     if config.checkpoint.local_dir is None:
         return {}
@@ -448,8 +457,8 @@ def measured_restart_seconds(run: RunDir) -> float:
 def _band(time: Segment, least: float) -> tuple[float, float]:
     """Return the shortest and the longest time, in seconds, of the middle fraction BAND of all runs.
 
-    The times are assumed to be normally distributed, because a run has many segments. No run is shorter than
-    a run without interruptions.
+    The times are assumed to be normally distributed, because a run has many segments. `least` is the time
+    without interruptions, below which no run can be.
     """
     if not math.isfinite(time.mean):
         return least, math.inf
@@ -468,7 +477,8 @@ def _prices(
 ) -> dict[str, Any]:
     """Return the fields of Interruptions about the cost of on-demand and spot machines.
 
-    Waiting for machines costs no money, so it affects only the time at which the run ends.
+    The result is {} on CPUs, or if neither price is known. Waiting for machines costs no money, so it affects
+    only the time at which the run ends.
     """
     price, spot = cost.on_demand, cost.spot
     assert duration.seconds is not None
@@ -513,9 +523,10 @@ def _paid(work: _Work) -> _Work:
 
 
 def _break_even(money_at: Any, limit: float) -> float:
-    """Return the interruptions per day at which spot machines cost `limit`.
+    """Return the interruptions per day at which spot machines cost as much as `limit`.
 
-    Returns 0 if they cost more even without interruptions.
+    `money_at` is a function that returns the cost of spot machines for a number of interruptions per day.
+    Returns 0 if they cost at least `limit` even without interruptions.
     """
     low, high = 0.0, 1.0
     if money_at(0.0) >= limit:

@@ -46,11 +46,11 @@ class Limit:
     """Field of LimitsConfig, e.g. "gpu_hours"."""
     most: float
     place: str
-    """Place where the limit is set: "limits.yaml:2" or a place of the run."""
+    """File and line where the limit is set, in limits.yaml or in the run's YAML, e.g. "limits.yaml:2"."""
     by_workspace: bool
     """Whether the workspace sets the limit; otherwise the run sets it."""
     looser: str
-    """Place where the run sets a larger limit, which has no effect; "" if the run sets no larger limit."""
+    """File and line where the run sets a larger limit, which has no effect; "" if it sets no larger limit."""
     planned: float | None
     """The planned amount; None if the plan has no estimate of it."""
     why_unknown: str = ""
@@ -75,7 +75,7 @@ class Limit:
 
 
 def amount_of(key: str, value: float) -> str:
-    """Return a value of a limit with its unit."""
+    """Return the value of a limit as text with its unit, e.g. "20,000 GPU hours"."""
     if key == "disk_bytes":
         return amounts.size(round(value))
     unit = {"gpu_hours": " GPU hours", "energy_kwh": " kWh"}.get(key, "" if key == "money" else f" {key}")
@@ -98,7 +98,7 @@ def limits_folders() -> list[Path]:
 
 
 def workspace_limits() -> dict[str, tuple[float, str]]:
-    """Return the smallest value of each limit of the workspace, and where it is set.
+    """Return {limit: (smallest value, file and line where it is set)} for the limits of the workspace.
 
     Raises ConfigError if a file is invalid.
     """
@@ -217,7 +217,7 @@ def _figures(
 
 
 def _unknown(key: str, config: RunConfig) -> tuple[str, str]:
-    """Return (why the plan has no value for a limit, the fix); the fix is "" if there is none."""
+    """Return (why the plan has no value to compare with a limit, fix); the fix is "" if there is none."""
     resources = config.resources
     if key == "epochs":
         return "the number of training tokens is not known before the data are prepared", ""

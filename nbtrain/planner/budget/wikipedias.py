@@ -111,13 +111,13 @@ def estimate_text(config: RunConfig) -> TextEstimate | None:
 
 
 def _suits(config: RunConfig, source: WikiSource) -> bool:
-    """Return whether the assumed bytes per token apply to the run's vocabulary."""
+    """Return whether the assumed bytes per token apply to the run's vocabulary (see the top of this file)."""
     tokenizer = config.tokenizer
     return tokenizer.vocab_size >= LEAST_VOCABULARY and (tokenizer.path is None or source.language == "en")
 
 
 def _tokens(source: WikiSource, suits: bool) -> tuple[float, float, str]:
-    """Return the lowest and the highest number of tokens of a Wikipedia edition, and their basis.
+    """Return (lowest number of tokens, highest number, basis of both) for a Wikipedia edition.
 
     `suits` says whether the vocabulary has the assumed bytes per token.
     """

@@ -7,13 +7,14 @@
     optimizer     seconds per parameter: gradients, their sum over data-parallel ranks, AdamW, ZeRO; with
                   Muon, also its matrix products at the best measured rate
 
-The last two come from measured steps of very small models (train/calibration/engine_steps.py):
+The parts "host" and "optimizer" come from measured steps of very small models
+(train/calibration/engine_steps.py). With m micro batches, a step takes
 
     seconds = F + m (M + L layers) + P parameters + m (layers x block + ends)
 
-has four unknowns for each number of ranks, number format and ZeRO stage, so four models are measured. Between
-measured sizes, the seconds are interpolated as a power of the size. The rates for two ranks are measured on
-one rank while the other rank is busy, because cores share caches and memory.
+F, M, L and P (Overhead) are unknown for each number of ranks, number format and ZeRO stage, so four models
+are measured. Between measured sizes, the seconds are interpolated as a power of the size. The rates for two
+ranks are measured on one rank while the other rank is busy, because cores share caches and memory.
 """
 
 import bisect
@@ -39,13 +40,14 @@ PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """Seconds that DeepSpeed's engine adds to the computation of a step."""
+    """Seconds that DeepSpeed's engine adds to the computation of a step: F, M, L and P in this order."""
 
     step: float
     micro_batch: float
     block: float
     """Seconds per block and micro batch."""
     parameter: float
+    """Seconds per parameter on the rank."""
 
 
 def calibrated_step(setup: Setup, calibration: Calibration) -> dict[str, float] | None:
@@ -66,7 +68,7 @@ def calibrated_step(setup: Setup, calibration: Calibration) -> dict[str, float] 
 
 
 class _Rank:
-    """One rank of a setup, with the rates that were measured with one or two busy ranks."""
+    """One rank of a setup, and its rates as measured while one or two ranks of the machine were busy."""
 
     def __init__(self, setup: Setup, calibration: Calibration):
         self.setup, self.calibration = setup, calibration
@@ -125,13 +127,16 @@ class _Rank:
             whole = self._by_size(figures, lambda figure, name=name: figure[name])  # type: ignore[misc]
             whole += self._attention(name)
             cut = max(whole - share * uncut, 0.0)
-            # A run's MLP may be wider or narrower than 4 h.
+            # The measured block has an MLP of width 4 h, but a run's MLP may be wider or narrower.
             width = (shape.attention_weights + shape.mlp_weights) / (12 * shape.hidden_size**2)
             seconds.append(cut * width / tensor + share * uncut)
         return seconds[0], seconds[1]
 
     def _attention(self, name: str) -> float:
-        """Return the seconds that a longer sequence adds to the measured block's attention."""
+        """Return the seconds by which the setup's sequence length changes the measured block's attention.
+
+        `name` is the pass: "forward" or "backward". Without measurements of attention, the result is 0.
+        """
         figures = self.calibration.of("attention", ranks=self.ranks, dtype=self.setup.dtype)
         points = sorted((figure["seq"], figure[name]) for figure in figures)
         if not points:
@@ -165,16 +170,17 @@ class _Rank:
         return (6 if self.setup.recompute == "full" else 4) * once, 2 * once
 
     def collective(self, kind: str, size: float) -> float:
-        """Return the seconds of a collective over `size` bytes; 0 if none was measured."""
+        """Return the seconds of a collective (such as all_reduce) over `size` bytes; 0 if not measured."""
         figures = self.calibration.of("collective", collective=kind, ranks=2)
         points = sorted((one["bytes"], one["seconds"]) for one in figures)
         # Messages below the smallest measured size take the same time, which is the latency.
         return power_between(points, max(size, points[0][0])) if points else 0.0
 
     def _more_ranks(self, ranks: int, optimizer: float) -> float:
-        """Return the seconds by which sums over more than two ranks lengthen the optimizer step.
+        """Return the seconds by which sums over `ranks` instead of two ranks lengthen the optimizer step.
 
-        `optimizer` is the time of the optimizer step as measured with two ranks.
+        `optimizer` is the time of the optimizer step as measured with two ranks. The result is 0 if sums over
+        `ranks` ranks were not measured.
         """
         two, more = (self.calibration.of("collective", collective="all_reduce", ranks=n) for n in (2, ranks))
         if not two or not more:
@@ -199,7 +205,11 @@ class _Rank:
 
 
 def overhead_of(models: dict[str, Figure], calibration: Calibration, ranks: int) -> Overhead:
-    """Return F, M, L and P, fitted to the steps of the four models; negative values are set to 0."""
+    """Return F, M, L and P, fitted to the steps of the four models; negative values are set to 0.
+
+    `models` is {"base", "micro", "layers" or "wide": its measured step}. All values are 0 if a model is
+    missing.
+    """
     if set(models) != {"base", "micro", "layers", "wide"}:
         return Overhead(0.0, 0.0, 0.0, 0.0)
     left, parameters = {}, {}
@@ -244,9 +254,10 @@ def power_between(points: list[tuple[float, float]], x: float) -> float:
 
 
 def _by_size(figures: list[Figure], hidden: int, tokens: int, value: Callable[[Figure], float]) -> float:
-    """Return the seconds that `tokens` tokens take at a hidden size.
+    """Return the seconds that `tokens` tokens take at a hidden size, interpolated between measurements.
 
-    The measurements are interpolated first by tokens, then by hidden size.
+    `value` returns the seconds of a measurement. The measurements are interpolated first by tokens, then by
+    hidden size.
     """
     by_hidden: dict[int, list[tuple[float, float]]] = {}
     for figure in figures:

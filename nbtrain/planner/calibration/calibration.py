@@ -45,7 +45,7 @@ from nbtrain.base.workspace import data_home, display
 logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
-# Fields of a machine's entry.
+# Fields of a machine's entry in calibration.json.
 KEYS = ("date", "seconds", "device", "disk", "doubts", "figures")
 # The drivers, the kernel and other programs of a machine change within months.
 OLDEST_DAYS = 180
@@ -92,7 +92,7 @@ class Calibration:
         return (today - datetime.date.fromisoformat(self.date)).days
 
     def of(self, what: str, **wanted: Any) -> list[Figure]:
-        """Return the measurements of one kind whose fields match `wanted`."""
+        """Return the measurements of the kind `what`, such as "block", whose fields match `wanted`."""
         return [
             figure
             for figure in self.figures
@@ -136,7 +136,7 @@ def machine_key() -> str:
 
 
 def read_calibration(today: datetime.date | None = None) -> tuple[Calibration | None, str]:
-    """Return (calibration of this machine, ""), or (None, why there is none and how to create one)."""
+    """Return (calibration of this machine, ""), or (None, why no calibration is used and what to do)."""
     path, today = calibration_path(), today or datetime.date.today()
     measure = "Run `nbtrain calibrate` to measure this machine"
     try:
@@ -174,10 +174,10 @@ def read_calibration(today: datetime.date | None = None) -> tuple[Calibration | 
 
 
 def write_calibration(calibration: Calibration) -> Path | None:
-    """Write a machine's measurements to calibration.json, next to other machines, and return its path.
+    """Write a machine's measurements to calibration.json, and return the file's path.
 
-    Doubtful measurements do not replace undoubted ones of the same device that plans still use. In this case,
-    nothing is written, and None is returned.
+    The entries of other machines are kept. Doubtful measurements do not replace undoubted ones of the same
+    device that plans still use. In this case, nothing is written, and None is returned.
     """
     path = calibration_path()
     before, _ = read_calibration()
@@ -216,7 +216,7 @@ def _rate_of_core(machine: str) -> float | None:
 
 
 def _core_measured_apart() -> float | None:
-    """Return measure_core() of a separate process with one thread; None if that process fails."""
+    """Return the result of measure_core() in a separate process with one thread; None if it fails."""
     command = [sys.executable, "-m", "nbtrain.planner.calibration.calibration"]
     try:
         options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": PROCESS_SECONDS}
@@ -228,7 +228,7 @@ def _core_measured_apart() -> float | None:
 
 
 def measure_core() -> float:
-    """Return the best FLOP/s of one core among the products that fit into MEASURE_SECONDS."""
+    """Return the FLOP/s of the fastest matrix product among those computed in MEASURE_SECONDS."""
     import numpy as np
 
     matrix = np.ones((MATRIX_SIZE, MATRIX_SIZE), np.float32)
@@ -248,7 +248,7 @@ def _core() -> str:
 
 
 def _stored_rates(path: Path) -> dict[str, Any]:
-    """Return the stored rates; {} if the file is missing or damaged."""
+    """Return the rates of cores in cpu_rate.json; {} if the file is missing or damaged."""
     try:
         value = files.read_json(path)
     except (OSError, ValueError):

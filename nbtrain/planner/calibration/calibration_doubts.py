@@ -1,10 +1,10 @@
 """Find signs that other programs disturbed a calibration.
 
-load     before the calibration starts, other programs use more than BUSY_SHARE of the measured cores
-spread   for more than UNSTEADY_SHARE of the measurements, there was only one call, or the middle half of the
-         calls spans more than SPREAD_SHARE of the median
-ranks    one rank with all cores is slower, by more than SLOWER_SHARE, than each of two ranks that share the
-         cores, in the best products or in the blocks; only another program can cause this
+load      before the calibration starts, other programs use more than BUSY_SHARE of the measured cores
+spread    for more than UNSTEADY_SHARE of the measurements, there was only one call, or the middle half of
+          the calls spans more than SPREAD_SHARE of the median
+ranks     one rank with all cores is slower, by more than SLOWER_SHARE, than each of two ranks that share
+          the cores, in the best products or in the blocks; only another program can cause this
 """
 
 from nbtrain.base.text.amounts import counted
@@ -39,7 +39,7 @@ def doubts(figures: list[Figure], lacking: float, cores: int) -> list[str]:
 
 
 def slower_alone(figures: list[Figure]) -> list[str]:
-    """Return a clause for each operation in which one rank is slower than each of two ranks."""
+    """Return a clause for each operation in which one rank alone is slower than each of two ranks at once."""
     found = []
     for what, words in (("product", "products"), ("block", "blocks")):
         measured = [figure for figure in figures if figure["what"] == what]

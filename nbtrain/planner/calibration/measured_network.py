@@ -24,7 +24,7 @@ from nbtrain.planner.calibration.calibration import OLDEST_DAYS, Figure, add_ent
 
 SCHEMA_VERSION = 1
 KEYS = ("date", "nodes", "ranks", "figures")
-# Bus bandwidth over algorithm bandwidth is (n - 1) / n for a gather (NVIDIA/nccl-tests doc/PERFORMANCE.md).
+# Names of the two measured collectives.
 GATHER, REDUCE = "all_gather", "all_reduce"
 
 
@@ -73,7 +73,7 @@ def network_path() -> Path:
 
 
 def place_of(config: RunConfig) -> str:
-    """Return the place of a run's ranks as text; runs with the same place use the same network."""
+    """Return the key of a run's machines in network.json; runs with the same key use the same network."""
     backend, resources = config.backend, config.resources
     words: list[str] = [backend.kind]
     if backend.kind == "hosts":
@@ -110,7 +110,7 @@ def read_networks() -> dict[str, MeasuredNetwork]:
 
 
 def _network(place: str, entry: Any) -> MeasuredNetwork | None:
-    """Return an entry of network.json; None if it is damaged."""
+    """Return an entry of network.json as a MeasuredNetwork; None if it is damaged."""
     try:
         network = MeasuredNetwork(place, **{key: entry[key] for key in KEYS})
         datetime.date.fromisoformat(network.date)
@@ -121,7 +121,10 @@ def _network(place: str, entry: Any) -> MeasuredNetwork | None:
 
 
 def measured_network(config: RunConfig, today: datetime.date | None = None) -> MeasuredNetwork | None:
-    """Return the measured network of a run's place; None if there is no recent measurement."""
+    """Return the measured network of a run's machines.
+
+    The result is None if there is no recent measurement, and for a run on one machine.
+    """
     if config.resources.nodes == 1 or config.backend.kind == "local":
         return None
     network = read_networks().get(place_of(config))
@@ -132,7 +135,7 @@ def measured_network(config: RunConfig, today: datetime.date | None = None) -> M
 
 
 def write_network(network: MeasuredNetwork) -> Path:
-    """Write the measurement of a place to network.json, next to other places, and return the file's path."""
+    """Write a measurement to network.json, where entries of other places are kept, and return its path."""
     path = network_path()
     entry = {key: getattr(network, key) for key in KEYS}
     add_entry(path, SCHEMA_VERSION, "networks", network.place, entry)

@@ -1,4 +1,4 @@
-"""The setting that lets torch's memory allocator join free segments."""
+"""The setting with which torch's memory allocator joins free segments (expandable segments)."""
 
 from nbtrain.config.schema import RunConfig
 
@@ -8,10 +8,10 @@ EXPANDABLE = "expandable_segments:True"
 
 
 def with_expandable_segments(config: RunConfig) -> tuple[str, str] | None:
-    """Return torch's allocator variable and its value with expandable segments; None if they are on.
+    """Return (variable, value) that turns expandable segments on; None if the run has turned them on.
 
-    The variable is the one that the run sets, because torch reads the newer name only if the older one is not
-    set. Other settings in its value are kept.
+    The variable is the one of ALLOCATOR_VARIABLES that the run sets, because torch reads the newer name only
+    if the older one is not set. Other settings in its value are kept.
     """
     env = config.backend.env
     name = next((name for name in ALLOCATOR_VARIABLES if name in env), ALLOCATOR_VARIABLES[0])

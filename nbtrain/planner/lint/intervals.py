@@ -11,9 +11,10 @@ SAVE_INTERVAL = "checkpoint.save_interval_steps"
 
 
 def saves_every(config: RunConfig, steps: int, at_least: bool = False) -> int | None:
-    """Return the legal save interval that is nearest to `steps` and less than the run; None if none is legal.
+    """Return the legal save interval nearest to `steps`; None if no interval is legal.
 
-    With `at_least`, an interval of at least `steps` is preferred to a shorter one.
+    The interval is shorter than the run. With `at_least`, an interval of at least `steps` is preferred to a
+    shorter one.
 
     keep_every_steps must stay a multiple of the interval. With keep_best, if the run's interval is a multiple
     of the validation interval, the returned interval is too, because only a checkpoint with a validation can

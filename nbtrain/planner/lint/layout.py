@@ -81,8 +81,10 @@ def _micro_batches(count: int) -> str:
 
 
 def _bubble(config: RunConfig, planned: float) -> float:
-    """Return the planned idle fraction of a step or, if the device is unknown, the fraction with equal
-    stages.
+    """Return the fraction of a step in which stages wait for others: `planned`, unless it is 0.
+
+    If the device is unknown, the plan has no fraction (0). The result is then the fraction for stages of
+    equal cost.
     """
     return planned or _ideal(config)
 
@@ -150,7 +152,7 @@ def _tensor_sizes_inside(config: RunConfig) -> list[int]:
 
 
 def _waiting(estimates: RunEstimates) -> float:
-    """Return the fraction of a step that tensor ranks would save with the links inside a machine."""
+    """Return the fraction of a step that would be saved if tensor ranks shared a machine; 0 if unknown."""
     config, step = estimates.config, estimates.duration.step
     rates = estimates.speed.table_rates
     if step is None or rates is None:

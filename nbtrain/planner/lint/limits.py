@@ -15,7 +15,7 @@ WORDS = {
     "epochs": "the run trains for",
     "disk_bytes": "checkpoints and dataset need",
 }
-"""{limit: subject and verb of a sentence whose object is the planned amount}."""
+"""{limit: beginning of a message that ends with the planned amount}."""
 
 
 def limits_hold(estimates: RunEstimates) -> Iterator[Finding]:

@@ -36,9 +36,10 @@ from nbtrain.planner.lint.remedies import (
 )
 from nbtrain.planner.lint.run_estimates import RunEstimates
 
-# A machine of eight H100 has two CPUs of 56 cores, each with two threads.
+# CPU threads for each rank on a usual machine: eight H100 with two CPUs of 56 cores, each with two threads.
 THREADS_OF_A_RANK = 28
-# Checkpoints are reported from this total size on, or if there are many and they are large together.
+# Kept checkpoints are reported if they have more than MANY_BYTES in total, or if there are more than
+# MANY_CHECKPOINTS of them with more than MANY_BYTES_OF_MANY in total.
 MANY_BYTES = 2**40
 MANY_CHECKPOINTS = 10
 MANY_BYTES_OF_MANY = 10 * 2**30
@@ -141,9 +142,10 @@ def checkpoints_fit_the_disk(estimates: RunEstimates) -> Iterator[Finding]:
 
 
 def _sparser(config: RunConfig, every: int) -> str:
-    """Return, as text, the keep_every_steps with which about ten checkpoints are kept permanently.
+    """Return, as text, a keep_every_steps with which at most about ten checkpoints are kept permanently.
 
-    The value is null if the run already keeps no more than that.
+    `every` is the run's keep_every_steps. If the run already keeps no more than that, the text sets null,
+    with which no checkpoint is kept permanently.
     """
     # keep_every_steps must be a multiple of the interval at which checkpoints are written.
     unit = config.checkpoint.save_interval_steps

@@ -134,7 +134,7 @@ def fragmentation_leaves_room(estimates: RunEstimates) -> Iterator[Finding]:
 
 
 def _after(remedy: Remedy) -> str:
-    """Return the memory after a remedy as text, e.g. "33.6 GiB, and 480.0 GiB of host memory"."""
+    """Return the memory that a rank needs after a remedy, e.g. "33.6 GiB, and 480.0 GiB of host memory"."""
     host = remedy.memory.total_host_bytes
     beside = f", and {amounts.size(host)} of host memory" if host else ""
     return f"{amounts.size(remedy.memory.total_bytes)}{beside}"

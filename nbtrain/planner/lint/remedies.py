@@ -59,7 +59,7 @@ def cheapest_remedy(
     """Return the first change that leaves the fraction `spare` of memory free.
 
     If no change leaves that much, the first change with which the run fits is returned. The result is None if
-    the run fits with no change, or if the device's memory is unknown. `device_bytes` is the memory of an
+    no change makes the run fit, or if the device's memory is unknown. `device_bytes` is the memory of an
     existing device and replaces the memory of the run's own device. The change needs at most `devices`
     devices; a number below MOST_DEVICES means that all devices are in one machine.
     """
@@ -104,7 +104,7 @@ def host_remedy(config: RunConfig) -> Remedy | None:
 
 
 def disk_remedy(config: RunConfig, disk: DiskEstimate, present: int, free: int) -> Changes | None:
-    """Return the changes with which the run keeps as many checkpoints as its disk can hold.
+    """Return the changes with which the run's checkpoints fit its disk, and as many as possible are kept.
 
     `present` is the size of the run's existing checkpoints in bytes, and `free` the free space of the disk.
     Returns None if the disk cannot hold even the newest checkpoint, the best one and the one being written.
@@ -128,8 +128,8 @@ def stages_allowed(config: RunConfig) -> list[int]:
 def nvme_words(config: RunConfig) -> str:
     """Return, as text, the changes that move the run's offloaded state from host memory to NVMe.
 
-    ZeRO 3 is one of the changes. Returns "" if the rules do not allow the changes, or if the run does not fit
-    host memory with them either.
+    ZeRO 3, which NVMe needs, is one of the changes. Returns "" if nothing is offloaded to host memory, if the
+    rules do not allow the changes, or if the run does not fit host memory with them either.
     """
     places: dict[str, Any] = {ZERO: 3}
     for section in ("offload_optimizer", "offload_param"):
@@ -250,9 +250,10 @@ def _offloads(config: RunConfig) -> Iterator[Changes]:
 
 
 def _more_devices(config: RunConfig, sharded: Changes, least: Changes, devices: int) -> Iterator[Changes]:
-    """Yield changes that use two, four, eight ... times as many GPUs.
+    """Yield changes that use two, four, eight ... times as many GPUs, up to `devices`.
 
-    The additional GPUs become data-parallel ranks with ZeRO, or pipeline stages.
+    The additional GPUs become data-parallel ranks with ZeRO, together with the changes in `sharded`, or
+    pipeline stages, together with the changes in `least`.
     """
     parallel, resources = config.parallel, config.resources
     if resources.device == "cpu" or not resources.gpus_per_node:

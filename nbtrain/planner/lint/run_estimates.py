@@ -28,7 +28,7 @@ class RunEstimates:
     network: NetworkUse | None = None
     """Traffic between machines in a step; None on one machine, or if the device's rates are unknown."""
     interruptions: Interruptions | None = None
-    """Expected interruptions and their cost; None if fewer than one is expected."""
+    """Expected interruptions and their cost; None in the cases of estimate_interruptions()."""
 
     @cached_property
     def hours(self) -> float:
@@ -36,7 +36,10 @@ class RunEstimates:
         return (self.duration.seconds or 0.0) / 3600
 
     def share(self, fraction: float, words: str = "") -> Cost:
-        """Return the cost of a fraction of the run's time; `words` if the plan does not estimate the time."""
+        """Return the cost of a fraction of the run's time: device hours, hours and money.
+
+        If the plan does not estimate the time, the cost is only the description `words`.
+        """
         hours = fraction * self.hours
         if not hours:
             return Cost(words=words)
@@ -51,7 +54,10 @@ class RunEstimates:
 
     @property
     def least_epochs(self) -> float | None:
-        """Passes over the training split; the lowest estimate if the dataset is not prepared, else exact."""
+        """Number of passes over the training split; the lowest estimate if the dataset is not prepared.
+
+        None if it cannot be estimated either.
+        """
         if self.epochs is None and self.text is not None:
             return self.text.epochs(self.config.train_tokens)[0]
         return self.epochs

@@ -30,7 +30,8 @@ LEAST_DECAY_FRACTION = 1 / 3
 USUAL_TOKENS = 20
 LEAST_TOKENS, MOST_TOKENS = 0.1, 10_000
 LEAST_PARAMETERS = 100e6
-# Only smaller numbers are assumed to be millions or billions whose zeros were forgotten.
+# If a run lasts for one step and its training length is below this number, the length is assumed to be meant
+# in millions or billions.
 MOST_WITHOUT_ZEROS = 100_000
 # GPT-3's (parameters, learning rate, tokens per step): arXiv:2005.14165, table 2.1.
 GPT3_RATES = (
@@ -88,7 +89,10 @@ def learning_rate_suits_size(estimates: RunEstimates) -> Iterator[Finding]:
 
 
 def _rates_below(config: RunConfig, rate: float) -> str:
-    """Return, as text, the changes that keep other rates below a new lr, e.g. " and min_lr: 1e-05"."""
+    """Return, as text, the changes that keep min_lr and lr_warmup_init below a new lr, `rate`.
+
+    An example is " and min_lr: 1e-05". The text is "" if both are already low enough.
+    """
     schedule = config.lr_schedule
     above = {"min_lr": schedule.min_lr > rate, "lr_warmup_init": schedule.lr_warmup_init >= rate}
     scaled = (
@@ -223,7 +227,7 @@ def _decay_field(config: RunConfig) -> str:
 
 
 def _decay_words(config: RunConfig) -> str:
-    """Return the decay as text, e.g. "lr_decay_steps(4,768 = 2,499,805,184 tokens)"."""
+    """Return the length of the decay as text, e.g. "lr_decay_steps(4,768 = 2,499,805,184 tokens)"."""
     field, tokens = _decay_field(config), f"{config.lr_decay_tokens:,}"
     if field == "lr_decay_tokens":
         return f"{field}({tokens})"
@@ -555,16 +559,19 @@ def _share(estimates: RunEstimates, part: str, otherwise: float) -> float:
 
 
 def _sparser(interval: int, fraction: float) -> int:
-    """Return a round interval, in steps, at which pauses take no more of the time than is usual.
+    """Return a round interval, in steps, at which pauses take at most USUAL_PAUSE_FRACTION of the time.
 
-    `fraction` is the share of the time that they take now, at `interval`.
+    `fraction` is the fraction of the time that pauses take at the run's `interval`.
     """
     ratio = fraction / (1 - fraction) * (1 - USUAL_PAUSE_FRACTION) / USUAL_PAUSE_FRACTION
     return rounded_up(math.ceil(interval * ratio))
 
 
 def _fewer(fraction: float, times: float) -> str:
-    """Return, as text, the share of time that pauses of `fraction` take if they are `times` times rarer."""
+    """Return, as a percentage, the share of the time that pauses take if they are `times` times rarer.
+
+    `fraction` is the share of the time that pauses take now.
+    """
     left = fraction / times
     return f"{left / (1 - fraction + left):.0%}"
 

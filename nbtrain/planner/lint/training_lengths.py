@@ -93,9 +93,10 @@ LENGTHS: tuple[PublishedLength, ...] = (
 
 
 def neighbours(parameters: float, tokens: float) -> tuple[PublishedLength | None, PublishedLength | None]:
-    """Return the published models of a similar size with the next lower and next higher ratio.
+    """Return two published models of a similar size: with the next lower and the next higher ratio.
 
-    The ratio is tokens to parameters. An entry is None if there is no such model.
+    The ratio is training tokens per parameter, compared with tokens / parameters. An entry of the pair is
+    None if there is no such model.
     """
     ratio = tokens / parameters
     similar = [

@@ -38,15 +38,16 @@ from nbtrain.planner.memory.states import weight_element
 from nbtrain.planner.setup.engines import habits_of
 from nbtrain.planner.setup.setup import Setup
 
-# Chunks that FPDT holds on the device in its backward pass: 16-bit chunks of query, key, value, output and
-# the output's gradient, each twice so that copying overlaps with computation, and fp32 chunks of three
-# gradients (DeepSpeed 0.19.8, sequence/fpdt_layer.py, _FPDTGPUOffloadingAttentionImpl_.backward).
+# Numbers of chunks that FPDT holds on the device in its backward pass: 16-bit chunks of query, key, value,
+# output and the output's gradient, each twice so that copying overlaps with computation, and fp32 chunks of
+# three gradients (DeepSpeed 0.19.8, sequence/fpdt_layer.py, _FPDTGPUOffloadingAttentionImpl_.backward).
 FPDT_HALF_CHUNKS = 10
 FPDT_FLOAT_CHUNKS = 3
 # Bytes of a 4-bit number, whose block of 16 numbers shares a one-byte scale (NVIDIA, "Pretraining LLMs with
 # NVFP4", arXiv:2509.25149).
 NVFP4_BYTES = 9 / 16
-# Tensors as wide as a layer's input that FPDT keeps in host memory: input, query, key, value, output.
+# Number of tensors as wide as a layer's input that FPDT keeps in host memory: input, query, key, value,
+# output.
 FPDT_HOST_TENSORS = 5
 
 
@@ -66,11 +67,11 @@ class Kinds(NamedTuple):
         return sum(self)
 
     def times(self, factor: float) -> "Kinds":
-        """Return the bytes of every kind multiplied by `factor`."""
+        """Return Kinds in which the bytes of every kind are multiplied by `factor`."""
         return Kinds._make([factor * value for value in self])
 
     def plus(self, other: "Kinds") -> "Kinds":
-        """Return the sums of the bytes of `self` and `other` for each kind."""
+        """Return Kinds with the sum of `self` and `other` for each kind."""
         return Kinds._make(map(operator.add, self, other))
 
 
@@ -137,7 +138,8 @@ def layer(setup: Setup, recompute: str | None = None, window: bool = False) -> K
     key = groups * shape.kv_channels
     scores = 0.0
     drops_core = recompute == "selective"
-    # With context parallelism, a rank holds the keys of the whole sequence: `seen` times its own tokens.
+    # With context parallelism, a rank holds the keys and values of the whole sequence: `seen` times as many
+    # as those of its own tokens.
     seen = setup.context_parallel_size if own else 1
     copied = 2 * seen * _pairs(setup, window) / (tokens * shape.seq_length) if seen > 1 else 1
     inside = element * (query + 2 * seen * key)
@@ -147,15 +149,15 @@ def layer(setup: Setup, recompute: str | None = None, window: bool = False) -> K
         score = 4 if own else element
         dropped = score + _mask_bytes(setup, score) if shape.attention_dropout else 0
         scores = (score + dropped) * pairs
-        # nbtrain's own kernel repeats the keys and values of each query group.
+        # The keys and values of a query group are repeated for each of its heads.
         wide = max(score, element)
         repeats = groups < heads
         inside = wide * (query + 2 * copied * (query if repeats else key))
         if seen > 1 and not repeats and wide == element:
             # If no copy in another format is needed, the values are the ones gathered with the keys.
             inside += wide * (2 * seen - copied) * key
-    # Share of the tokens whose output the kernel keeps too. Where ranks share sequences, it is a second
-    # tensor.
+    # Fraction of the tokens whose output the kernel keeps. Where ranks share sequences, the kernel's output
+    # is another tensor than attention's output, so both are counted.
     kernel_keeps = _kept_outputs(setup, window)
     inside += 4 * heads * kernel_keeps
     inside += element * query * (1 + (kernel_keeps if setup.sharing > 1 and own else 0))
@@ -220,7 +222,10 @@ def in_flight(setup: Setup, index: int) -> float:
 
 
 class Layers:
-    """Cached bytes that a layer of a setup keeps and allocates again, with and without a sliding window."""
+    """The bytes of a setup's layer, computed once: with and without a sliding window.
+
+    Both methods take `window`, which says whether the layer has sliding-window attention.
+    """
 
     def __init__(self, setup: Setup):
         self.setup = setup
@@ -234,7 +239,7 @@ class Layers:
         return self._kept[window]
 
     def again(self, window: bool) -> float:
-        """Return the bytes that are allocated again while the backward pass recomputes a layer."""
+        """Return the bytes that are allocated again while the backward pass recomputes one layer."""
         if window not in self._again:
             whole = layer(self.setup, "none", window).total
             dropped = self.setup.recompute == "selective"
@@ -245,7 +250,8 @@ class Layers:
 def kept(setup: Setup, stage: Stage, layers: Layers | None = None) -> Kinds:
     """Return the bytes of activations that a stage keeps for all micro batches in flight.
 
-    A caller that computes several stages passes the setup's `layers`, so that they are computed once.
+    A caller that computes several stages passes the same `layers` for all of them, because their bytes are
+    cached.
     """
     layers, count = layers or Layers(setup), _kept_layers(setup, stage)
     found = layers.kept(False).times(count - stage.window_layers)
@@ -255,7 +261,7 @@ def kept(setup: Setup, stage: Stage, layers: Layers | None = None) -> Kinds:
 
 
 def kept_bytes(setup: Setup, stage: Stage, layers: Layers) -> float:
-    """Return kept(...).total in half the time, because a search needs this sum for every layout."""
+    """Return kept(...).total, in half the time: a search needs this sum for every layout."""
     found = layers.kept(False).total * (_kept_layers(setup, stage) - stage.window_layers)
     if stage.window_layers:
         found += layers.kept(True).total * stage.window_layers
@@ -263,7 +269,10 @@ def kept_bytes(setup: Setup, stage: Stage, layers: Layers) -> float:
 
 
 def _kept_layers(setup: Setup, stage: Stage) -> int:
-    """Return the number of layers in a stage; full recomputation rounds it up to whole groups."""
+    """Return the number of layers in a stage.
+
+    Full recomputation rounds it up to whole groups of recompute_interval layers.
+    """
     if setup.recompute != "full":
         return stage.layers
     return -(-stage.layers // setup.recompute_interval) * setup.recompute_interval
@@ -272,7 +281,7 @@ def _kept_layers(setup: Setup, stage: Stage) -> int:
 def live(setup: Setup, stage: Stage, layers: Layers | None = None) -> float:
     """Return the bytes that are allocated again while the backward pass recomputes a group of layers.
 
-    FPDT's working set is included. `layers` is passed as to kept().
+    FPDT's working set is included. For `layers`, see kept().
     """
     whole: float = 0
     if setup.recompute != "none":
@@ -356,9 +365,9 @@ def own_kernel(setup: Setup, window: bool = False) -> bool:
 
 
 def _kept_outputs(setup: Setup, window: bool) -> float:
-    """Return the fraction of tokens whose output the attention kernel keeps for the backward pass.
+    """Return the fraction of tokens (0, 0.5 or 1) whose output the attention kernel keeps.
 
-    torch's math kernel and nbtrain's own kernel keep no output.
+    torch's math kernel and nbtrain's own kernel keep no output for the backward pass.
     """
     if setup.keeps_scores:
         return 0

@@ -1,13 +1,15 @@
 """Device memory that is neither model state nor activation: logits, buffers, CUDA, fragmentation.
 
-logits         nbtrain: one chunk of the fused output layer and cross entropy, the hidden states that enter
-               it, and the two gradients that it computes. Other programs, and a user's own loss(): all logits
-               of a micro batch. The logits are freed before a layer is recomputed, so only the larger of the
-               two counts (estimate.py), except for the gradient of a tied output layer
+logits         nbtrain: one chunk of the fused output layer and cross entropy, the hidden states that
+               enter it, and the two gradients that it computes. Other programs, and a user's own loss():
+               all logits of a micro batch. The logits are freed before a layer is recomputed, so only the
+               larger of the two counts (estimate.py), except for the gradients that the loss leaves for
+               the layers' backward pass (loss_gradients)
 communication  DeepSpeed's buckets; under ZeRO 3 also the parameters that are gathered at the same time
-pipeline       the output of each micro batch in flight that was sent to the next stage; two receive buffers
-workspace      what the peak needs in addition: gradients inside a layer, FP8's rounded copies, or the flat
-               gradient of the step if it is larger than the memory that the activations have freed
+pipeline       the output of each micro batch in flight that was sent to the next stage; two receive
+               buffers
+workspace      what the peak needs in addition: gradients inside a layer, FP8's rounded copies, or the
+               flat gradient of the step if it is larger than the memory that the activations have freed
 runtime        CUDA's context, and NCCL if there are several ranks; on a CPU, the process itself
 reserve        memory lost to fragmentation in torch's allocator
 """
@@ -42,25 +44,27 @@ OLD_CONTEXT_BYTES = (int(1.24 * GIB), int(1.54 * GIB))
 NCCL_BYTES = int(1.5 * GIB)
 # A CPU rank's resident memory in addition to the counted parts: measured with gpt3-tiny.
 CPU_RUNTIME_BYTES = 434 * 2**20
-# Each further communicator has two peers with 24 channels each of 4 + 0.5 + 4.7 MiB (NCCL's constants).
+# Memory of each further NCCL communicator: two peers, each with 24 channels of 4 + 0.5 + 4.7 MiB (NCCL's
+# constants).
 NCCL_MORE_BYTES = int(24 * 2 * 9.2 * 2**20)
 # Free memory between torch's blocks that cannot be returned on a full device, as a fraction of the allocated
-# memory. Fitted to whether the published runs of the training half fitted their GPUs
-# (docs/evidence/plan-accuracy.md). In the other half, fragmentation alone ended one run, with 58.8 of 80 GB
-# allocated.
+# memory. The value was fitted on half of the published runs (the training half), to predict which of them fit
+# their GPUs (docs/evidence/plan-accuracy.md). In the other half, fragmentation alone ended one run, with 58.8
+# of 80 GB allocated.
 RESERVE_FRACTION = 0.05
-# Average fragmentation of the memory that torch reserves without expandable segments, over eight models that
-# were fine-tuned on A100-80GB (arXiv:2401.08156; at worst 33 %). No run is refused because of it, since one
-# in ten of the runs that fitted would be refused (docs/evidence/plan-accuracy.md). A plan that would not fit
-# with it recommends expandable segments, which cost nothing.
+# Average fraction of the reserved memory that is lost to fragmentation without expandable segments, over
+# eight models that were fine-tuned on A100-80GB (arXiv:2401.08156; at worst 33 %). No run is refused because
+# of this loss, since one in ten of the published runs that did fit would be refused
+# (docs/evidence/plan-accuracy.md). If a run would not fit with this loss, its plan recommends expandable
+# segments, which cost nothing.
 AVERAGE_FRAGMENTATION = 0.15
 # Number of queries in a block of nbtrain's own attention kernel (model/attention.py).
 CPU_BLOCK_ROWS, GPU_BLOCK_ROWS = 128, 256
-# A plan that leaves less than this fraction of the device free is tight. Together with the reserve, this
-# keeps torch's allocations at 90 % of the memory that CUDA leaves; the usual rule is 90 to 92 % (stas00,
-# ml-engineering).
+# A plan that leaves less than this fraction of the device's memory free is rated "tight". Together with the
+# reserve, this keeps torch's allocations at 90 % of the memory that CUDA leaves; the usual rule is 90 to 92 %
+# (stas00, ml-engineering).
 SPARE_FRACTION = 0.05
-# Bytes per logit that a user's loss() gets: the fp32 logit, its exponential or log-softmax, and two
+# Bytes per logit in a run with its own loss(): the fp32 logit, its exponential or log-softmax, and two
 # gradients.
 OWN_LOSS_BYTES = 16
 # The driver keeps some of a device's memory: torch gets 79.15 of 80 GiB on an A100, 31.75 of 32 GiB on a
@@ -72,9 +76,9 @@ FREE_FRACTION = 0.14
 
 
 def logits_bytes(setup: Setup, stage: Stage) -> int:
-    """Return the bytes of the output layer and the loss; 0 except on the last stage.
+    """Return the bytes that the output layer and the loss need; 0 except on the last stage.
 
-    See parallel/cross_entropy.py.
+    nbtrain's fused output layer and loss are in parallel/cross_entropy.py.
     """
     if not stage.is_last:
         return 0
@@ -100,11 +104,11 @@ def logits_bytes(setup: Setup, stage: Stage) -> int:
 
 
 def _softmax_bytes(setup: Setup) -> int:
-    """Return the softmax bytes per logit on a GPU: fp32 log-softmax, and an fp32 copy of 16-bit logits.
+    """Return the bytes per logit that the softmax needs on a GPU.
 
-    Only for fp16 does torch have a kernel that needs no copy (ATen/native/SoftMax.cpp, log_softmax). Measured
-    on an H200, 125M with chunks of 8,192 tokens takes 15.8 GiB; the plan, which counts the copy, predicts
-    15.7 GiB.
+    They are the fp32 log-softmax, and an fp32 copy of 16-bit logits. Only for fp16 does torch have a kernel
+    that needs no copy (ATen/native/SoftMax.cpp, log_softmax). On an H200, a 125M run with chunks of 8,192
+    tokens took 15.8 GiB; the plan, which counts the copy, predicts 15.7 GiB.
     """
     is_cast = setup.dtype == "bf16" or (setup.dtype == "fp16" and setup.tensor_parallel_size > 1)
     return 4 + (4 if is_cast else 0)
@@ -132,7 +136,7 @@ def loss_gradients(setup: Setup, stage: Stage) -> int:
 
 
 def passing_logits_bytes(setup: Setup, stage: Stage) -> int:
-    """Return the bytes of the logits that are freed before the last layer's backward pass begins."""
+    """Return the bytes of the output layer that are freed before the last layer's backward pass begins."""
     return logits_bytes(setup, stage) - loss_gradients(setup, stage)
 
 
@@ -196,9 +200,10 @@ def _of_deepspeed(setup: Setup, stage: Stage) -> int:
 
 
 def pipeline_bytes(setup: Setup, stage: Stage, micro_batches: float) -> int:
-    """Return the bytes of sent outputs, kept until their gradients arrive, and of two receive buffers.
+    """Return the bytes of the outputs sent to the next stage, and of up to two receive buffers.
 
-    The last stage sends nothing; some programs keep its logits for as long.
+    Outputs are kept until their gradients arrive. The last stage sends nothing, but some programs keep the
+    logits of the previous micro batch there. The result is 0 without a pipeline.
     """
     if setup.pipeline_parallel_size == 1:
         return 0
@@ -212,10 +217,11 @@ def pipeline_bytes(setup: Setup, stage: Stage, micro_batches: float) -> int:
 
 
 def workspace_bytes(setup: Setup, stage: Stage, freed_before_step: float, room: float) -> int:
-    """Return the bytes that the last layer's backward pass or the optimizer's step needs beyond activations.
+    """Return the bytes that the peak needs in addition to activations and logits.
 
-    `freed_before_step` is the number of bytes of activations and logits that are free during the step. `room`
-    is the number of bytes of logits that are freed before the layers' backward pass, which reuses them.
+    The last layer's backward pass or the optimizer's step needs them, whichever is more. The step can use the
+    `freed_before_step` bytes that activations and logits have freed by then. The backward pass can use the
+    `room` bytes of logits that are freed before it begins.
     """
     backward = max(_backward_bytes(setup) - room, 0)
     return int(max(backward, _step_bytes(setup, stage) - freed_before_step, 0))
@@ -244,8 +250,9 @@ def _backward_bytes(setup: Setup) -> float:
 def _key_gradient_bytes(setup: Setup) -> float:
     """Return the bytes of the gradients of keys and values in nbtrain's context parallelism; else 0.
 
-    With c context-parallel ranks, the gradients of both chunks together take at most 1 + 1/c sequences. Their
-    sum over the whole sequence and its copy in rank order take one sequence each (parallel/context.py).
+    The unit is the keys and values of one whole sequence. With c context-parallel ranks, the gradients of a
+    rank's two chunks together take at most 1 + 1/c of it. Their sum over the whole sequence and its copy in
+    rank order take 1 each (parallel/context.py).
     """
     context = setup.context_parallel_size
     if setup.engine != "nbtrain" or context == 1:
@@ -339,9 +346,9 @@ def fragmented_bytes(allocated: int) -> int:
 def free_block_bytes(setup: Setup, stage: Stage, allocated: int) -> int:
     """Return the bytes of torch's free blocks, including the reserve, which nvidia-smi shows as used.
 
-    The logits and the recomputed layer need separate segments, because torch does not join segments, and it
-    returns them only when memory runs short. While memory is free, the smaller of the two therefore stays
-    reserved as free blocks. The result is limited by the size of the device's memory.
+    The logits and the recomputed layer are never in memory at the same time, but they need separate segments:
+    torch does not join segments, and returns them only when memory runs short. Until then, the smaller of the
+    two stays reserved as free blocks. The result is limited by the size of the device's memory.
     """
     least = reserve_bytes(setup, allocated)
     if not setup.on_gpu:

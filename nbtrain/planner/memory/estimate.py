@@ -41,10 +41,11 @@ HOST_PARTS = ("weights", "gradients", "master_copy", "optimizer", "activations",
 
 # DeepSpeed's default (offload_param.max_in_cpu): parameters kept in host memory while the rest is on NVMe.
 NVME_PARAMETERS_IN_CPU = 1_000_000_000
-# Tensors that the optimizer's step holds in memory for a sub-group on NVMe: masters, gradients, two moments.
+# Number of tensors that the optimizer's step holds in memory for a sub-group (a part of the parameters) on
+# NVMe: master copy, gradients, two moments.
 NVME_OPTIMIZER_TENSORS = 4
-# With async_save: null, the copy is made only if 10 % of host memory stays free, because a fuller machine
-# raises an alert (logging.alerts.max_host_memory_fraction).
+# With async_save: null, the copy of the states is made only if host memory is used up to this fraction,
+# because a fuller machine raises an alert (logging.alerts.max_host_memory_fraction).
 COPY_ROOM_FRACTION = 0.9
 # torch rounds a page-locked buffer up to a power of two, at most twice the tensor (CachingHostAllocator).
 PAGE_LOCKED_FACTOR = 2
@@ -85,7 +86,7 @@ class MemoryEstimate:
 
     @property
     def states_bytes(self) -> int:
-        """Model states: weights, gradients, master copy and optimizer."""
+        """Bytes of model states on the device: weights, gradients, master copy and optimizer."""
         return sum(self.parts[part] for part in STATES)
 
     @property
@@ -99,7 +100,7 @@ class MemoryEstimate:
 
     @property
     def node_host_bytes(self) -> int:
-        """Host memory that all ranks of a node need, during training or at the start, whichever is more."""
+        """Bytes of host memory that all ranks of a node need, in training or at the start if that is more."""
         running = self.total_host_bytes + buffers.CPU_RUNTIME_BYTES if self.host_parts else 0
         return self.ranks_per_node * max(running, self.initial_host_bytes)
 
@@ -120,7 +121,10 @@ def estimate_memory(config: RunConfig) -> MemoryEstimate:
 
 
 def least_memory(config: RunConfig) -> MemoryEstimate:
-    """Estimate a run's memory without the copy for asynchronous saving, unless async_save is true."""
+    """Estimate a run's memory without the copy for asynchronous saving, which is optional.
+
+    Only with async_save: true is the copy included.
+    """
     setup = setup_of(config)
     return estimate(replace(setup, saves_in_background=bool(setup.saves_in_background)))
 
@@ -144,10 +148,10 @@ def estimate_if_fits(setup: Setup) -> MemoryEstimate | None:
 
 
 def decided(setup: Setup) -> Setup:
-    """Return the setup with saves_in_background set to True or False if it was None.
+    """Return the setup with saves_in_background decided: True or False if it was None.
 
-    True means that host memory can hold the copy of the states in addition to everything else that the run
-    keeps there.
+    It becomes True for an nbtrain run if host memory can hold the copy of the states in addition to
+    everything else that the run keeps there.
     """
     if setup.saves_in_background is not None:
         return setup
@@ -226,7 +230,7 @@ def fullest_stage(setup: Setup) -> tuple[Stage, dict[str, int], States]:
 
 
 def _fullest_stage(setup: Setup, most: int | None) -> tuple[Stage, dict[str, int], States] | None:
-    """Return the same as fullest_stage(), or None if a stage needs more than `most` bytes."""
+    """Return the same as fullest_stage(), or None if a stage needs over `most` bytes of device memory."""
     layers = activations.Layers(setup)
     best: tuple[Stage, dict[str, int], States] | None = None
     largest = -1
@@ -294,7 +298,10 @@ def host_parts(setup: Setup, stage: Stage, found: States) -> dict[str, int]:
 
 
 def nvme_buffers(setup: Setup, stage: Stage) -> int:
-    """Return the bytes of host memory for NVMe buffers and for parameters kept there; 0 without NVMe."""
+    """Return the bytes of host memory that offloading to NVMe needs; 0 without NVMe.
+
+    They are buffers, and the parameters that DeepSpeed keeps in host memory.
+    """
     if setup.offload_optimizer != "nvme" and setup.offload_param != "nvme":
         return 0
     found, element = 0, weight_element(setup)
@@ -308,7 +315,10 @@ def nvme_buffers(setup: Setup, stage: Stage) -> int:
 
 
 def snapshot(setup: Setup, found: States) -> int:
-    """Return the bytes of the host copy for asynchronous saving; 0 if the run does not make the copy."""
+    """Return the bytes of the host copy for asynchronous saving; 0 if the run does not make the copy.
+
+    `found` are the model states of the rank.
+    """
     return copy_bytes(found) if setup.saves_in_background else 0
 
 
@@ -318,7 +328,7 @@ def copy_bytes(found: States) -> int:
 
 
 def initial_bytes(setup: Setup, stage: Stage) -> int:
-    """Return a rank's host memory while its model is built.
+    """Return the bytes of a rank's host memory while its model is built.
 
     It holds the rank's fp32 weights (except with ZeRO 3), one whole matrix, and the process.
     """
@@ -345,7 +355,10 @@ def _device(setup: Setup) -> tuple[int | None, str]:
 
 @functools.cache
 def _this_machine_bytes() -> int:
-    """Return the memory that this process may use, cached because reading it is slower than an estimate."""
+    """Return the bytes of memory that this process may use.
+
+    The value is cached, because reading it takes longer than an estimate.
+    """
     return usable_memory_bytes()
 
 

@@ -36,7 +36,10 @@ KINDS = {
 
 
 def explain(setup: Setup, stage: int | None = None) -> list[Term]:
-    """Return the Terms of a pipeline stage's device memory. None means the fullest stage."""
+    """Return the Terms of a pipeline stage's device memory.
+
+    `stage` is the stage's index; None means the fullest stage.
+    """
     setup = decided(setup)
     found = fullest_stage(setup)[0] if stage is None else stage_of(setup, stage)
     parts = stage_parts(setup, found.number)
@@ -101,7 +104,7 @@ def _states_with_adapters(setup: Setup, stage: Stage, parts: dict[str, int]) -> 
 
 
 def _rest(setup: Setup, part: str) -> str:
-    """Explain the bytes that a part has in addition to (or less than) its parameters times bytes."""
+    """Explain why a part of the states is not exactly its parameters times the bytes per parameter."""
     if part == "weights" and setup.autocast:
         return "autocast's 16-bit copies of the matrices, and padding"
     if part == "weights" and setup.hpz_size > 1:

@@ -2,13 +2,14 @@
 
 For a run with the section `lora`, estimate.py itself counts the adapters (Setup.adapter_sizes).
 
-weights                frozen 16-bit weights have no gradients, master copy or moments
-each adapted matrix    an i x o matrix gets r (i + o) trained parameters: A is r x i, B is o x r (section 4.1)
-adapter states         4 bytes of gradient, 4 of master copy and 8 of moments per parameter; ZeRO shards them
-                       as in full training
-activations            the same as in full training, because A's gradient needs each input, and r more values
-                       per token and matrix
-logits                 no gradient of the embeddings
+    weights                frozen 16-bit weights have no gradients, master copy or moments
+    each adapted matrix    an i x o matrix gets r (i + o) trained parameters: A is r x i, B is o x r
+                           (section 4.1)
+    adapter states         4 bytes of gradient, 4 of master copy and 8 of moments per parameter; ZeRO shards
+                           them as in full training
+    activations            the same as in full training, because A's gradient needs each input, and r more
+                           values per token and matrix
+    logits                 no gradient of the embeddings
 """
 
 from dataclasses import replace
@@ -27,7 +28,10 @@ Block = Literal["attention", "mlp"]
 
 
 def adapter_parameters(shape: Shape, layers: int, rank: int, adapted: tuple[Block, ...]) -> int:
-    """Return the number of adapter parameters in `layers` layers; `rank` is LoRA's r."""
+    """Return the number of adapter parameters in `layers` layers.
+
+    `rank` is LoRA's r, and `adapted` the parts of a layer whose matrices have adapters.
+    """
     hidden, ffn = shape.hidden_size, shape.ffn_hidden_size
     edges = 0
     if "attention" in adapted:
@@ -41,7 +45,7 @@ def adapter_parameters(shape: Shape, layers: int, rank: int, adapted: tuple[Bloc
 def estimate_lora(
     setup: Setup, rank: int, adapted: tuple[Block, ...] = ("attention", "mlp")
 ) -> MemoryEstimate:
-    """Estimate the setup's fullest stage with frozen weights and adapters of this rank on its matrices."""
+    """Estimate the setup's fullest stage with frozen weights, and adapters of rank `rank` on its matrices."""
     whole = estimate(setup)
     stage = stage_of(setup, whole.stage)
     trained = adapter_parameters(setup.shape, stage.layers, rank, adapted) // setup.tensor_parallel_size
@@ -62,7 +66,7 @@ def estimate_lora(
 
 
 def _inner(setup: Setup, stage: Stage, rank: int, adapted: tuple[Block, ...]) -> int:
-    """Return the bytes of activations kept for the gradient of B, for the micro batches in flight.
+    """Return the bytes of activations that are kept for the gradient of B, for all micro batches in flight.
 
     Each adapted matrix keeps r values per token; full recomputation keeps none of them.
     """

@@ -49,9 +49,9 @@ def saving_of(config: RunConfig, memory: MemoryEstimate | None = None) -> Saving
 
 
 def saving_here(config: RunConfig) -> Saving:
-    """Return how ranks that start now write checkpoints, and why.
+    """Return how ranks that start now on this machine write checkpoints, and why.
 
-    With backend local, the copy must fit the memory of this machine, even if the run's
+    With backend local, the copy of the states must fit the memory of this machine, even if the run's
     resources.memory_per_node_bytes is larger.
     """
     said, here = config.resources.memory_per_node_bytes, usable_memory_bytes()

@@ -40,7 +40,10 @@ class Stage(NamedTuple):
     """Number of layers with sliding-window attention."""
 
     def groups(self, muon: bool) -> tuple[int, int]:
-        """Return the number of elements in each of the two parameter groups that are passed to DeepSpeed."""
+        """Return the number of elements in each of the two parameter groups that are passed to DeepSpeed.
+
+        The groups are `decay` and `no_decay`, or with Muon `matrices` and `others`.
+        """
         return (self.blocks, self.elements - self.blocks) if muon else (self.decay, self.no_decay)
 
     @property
@@ -50,7 +53,7 @@ class Stage(NamedTuple):
 
     @property
     def matrices(self) -> int:
-        """Elements of the matrices that autocast casts because they are used in matrix products."""
+        """Elements of the matrices in matrix products, which autocast casts to 16 bits."""
         counted = self.parameters
         # Embeddings are only looked up, but tied embeddings are also the last stage's output matrix.
         output = counted.output_layer or (counted.word_embeddings if self.is_last else 0)
@@ -97,7 +100,7 @@ def _stage(shape: Shape, index: int, layers: int, stages: int, tensor: int) -> S
 def shares(
     shape: Shape, layers: int, first: bool, last: bool, tensor: int, ranks: int, muon: bool = False
 ) -> tuple[int, int]:
-    """Return the elements of a rank's parts under ZeRO 3 in both groups.
+    """Return (elements in the first group, in the second group) that a rank holds under ZeRO 3.
 
     Each parameter is padded to a multiple of the ranks (DeepSpeed 0.19.8, partition_parameters.py,
     _aligned_size).
@@ -110,7 +113,7 @@ def shares(
 
 @lru_cache(maxsize=4096)
 def touched(shape: Shape, tensor: int, ranks: int, parts: tuple[int, int]) -> tuple[int, ...]:
-    """Return, for each rank, the elements of all parameters of which its shard holds at least a part.
+    """Return, for each rank, the elements of all parameters that lie at least partly in its ZeRO shard.
 
     Each such parameter is counted whole. `parts` is the number of elements that a rank holds in the flat
     buffers of `decay` and of `no_decay`. The setup must not have a pipeline.
@@ -126,7 +129,7 @@ def touched(shape: Shape, tensor: int, ranks: int, parts: tuple[int, int]) -> tu
 
 
 def matrices_of(setup: Setup, stage: Stage) -> list[tuple[int, int]]:
-    """Return (elements, number of such matrices) for the blocks' matrices on one rank of a stage."""
+    """Return [(elements, number of matrices of this size)] for a stage's block matrices on one rank."""
     ends = stage.is_first, stage.is_last
     sizes = _sizes(setup.shape, stage.layers, *ends, setup.tensor_parallel_size)
     return [(size, copies) for size, copies, kind in sizes if kind == MATRIX]
@@ -152,7 +155,10 @@ def _in_order(shape: Shape, tensor: int) -> tuple[list[int], list[int]]:
 
 
 def _sizes(shape: Shape, layers: int, first: bool, last: bool, tensor: int) -> list[tuple[int, int, str]]:
-    """Return (elements, number of such parameters, kind) for a rank. They add up to count_layers().total."""
+    """Return [(elements, number of parameters of this size, kind)] for a rank of a stage.
+
+    The elements add up to count_layers().total.
+    """
     found = [
         (one.elements, one.copies * layers, MATRIX if one.is_matrix else VECTOR)
         for one in block_parameters(shape, tensor)

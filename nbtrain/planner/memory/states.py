@@ -36,7 +36,7 @@ STEP_BYTES = 4
 
 
 class States(NamedTuple):
-    """Bytes of one rank's model states, and where each part is stored."""
+    """Bytes of one rank's model states, and where each of them is stored: device, host memory or NVMe."""
 
     weights: int
     gradients: int
@@ -47,10 +47,10 @@ class States(NamedTuple):
     weights_place: Where = "device"
     gradients_place: Where = "device"
     optimizer_place: Where = "device"
-    """Place at which the optimizer state and the master copy are stored."""
+    """Where the optimizer state and the master copy are stored."""
 
     def at(self, place: Where) -> tuple[int, int, int, int]:
-        """Return the bytes stored at `place`: weights, gradients, master copy and optimizer state."""
+        """Return the bytes at `place` as (weights, gradients, master copy, optimizer state)."""
         with_optimizer = self.optimizer_place == place
         return (
             self.weights if self.weights_place == place else 0,
@@ -98,7 +98,7 @@ def _padded_groups(setup: Setup, stage: Stage) -> tuple[int, int]:
 
 
 def zero3_share(setup: Setup, stage: Stage, ranks: int) -> int:
-    """Return how many elements a rank holds under ZeRO 3 if all parameters are sharded across `ranks`."""
+    """Return the number of elements per rank if ZeRO 3 shards all parameters across `ranks` ranks."""
     return sum(_zero3_groups(setup, stage, ranks))
 
 
@@ -109,7 +109,11 @@ def _zero3_groups(setup: Setup, stage: Stage, ranks: int) -> tuple[int, int]:
 
 
 def _moments(muon: bool, matrices: int, others: int) -> int:
-    """Return the bytes of the fp32 moments of both parameter groups; one moment for `matrices` if `muon`."""
+    """Return the bytes of the fp32 moments of both parameter groups.
+
+    The arguments `matrices` and `others` are numbers of elements. With `muon`, `matrices` have one moment
+    instead of two.
+    """
     return 4 * ((1 if muon else 2) * matrices + 2 * others)
 
 
@@ -199,7 +203,7 @@ def _with_adapters(setup: Setup, stage: Stage) -> tuple[int, int, int, int]:
 
 
 def adapter_tensors(setup: Setup, stage: Stage) -> list[tuple[int, int]]:
-    """Return (elements, number of such tensors) for all tensors that a rank trains next to frozen weights."""
+    """Return [(elements, number of tensors of this size)] for the trained tensors of a run with adapters."""
     found = [(size, stage.layers) for size in setup.adapter_sizes]
     if setup.trained_row_elements:
         # The first and the last stage each hold a copy of tied weights.
@@ -219,7 +223,7 @@ def frozen_bytes(setup: Setup, stage: Stage) -> int:
 
 
 def dequantized_bytes(setup: Setup) -> int:
-    """Return the bytes that dequantizing a block's largest 4-bit matrix takes; 0 without 4-bit weights.
+    """Return the bytes of a block's largest 4-bit matrix after it is dequantized; 0 without 4-bit weights.
 
     Under autocast, the matrix is first restored in fp32. With double quantization, the constants of its
     quantization blocks are restored in fp32 too.

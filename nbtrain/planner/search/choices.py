@@ -1,15 +1,15 @@
 """Choose the vocabulary, size and length of a run on a text, by a scaling law for repeated text.
 
-text      refused if it has fewer than LEAST_TOKENS tokens in the smallest vocabulary
-size      if a size is requested   the preset, or the nearest size in SMALL
-          on CPUs, or with a       the size with the lowest predicted loss in the time available
-          time limit               (predicted_loss)
-          on GPUs                  the largest size that gets USUAL_TOKENS tokens per parameter from at most
-                                   MOST_EPOCHS passes over the text
-vocabulary                         the largest in which no entry is too rare in the text, up to the number of
-                                   entries that suits the size
-tokens                             the minimum of MOST_EPOCHS passes, USUAL_TOKENS per parameter, and the
-                                   tokens that fit the time
+    text        refused if it has fewer than LEAST_TOKENS tokens in the smallest vocabulary
+    size        if a size is requested: the preset, or the nearest size in SMALL
+                on CPUs, or with a time limit: the size with the lowest predicted loss in the time available
+                (predicted_loss)
+                on GPUs: the largest size that gets USUAL_TOKENS tokens per parameter from at most MOST_EPOCHS
+                passes over the text
+    vocabulary  the largest in which no entry is too rare in the text, up to the number of entries that suits
+                the size
+    tokens      the minimum of MOST_EPOCHS passes, USUAL_TOKENS per parameter, and (for sizes in SMALL) the
+                tokens that fit the time
 
 docs/choosing.md explains the formulas.
 """
@@ -40,7 +40,8 @@ from nbtrain.planner.search.family import LINE
 from nbtrain.planner.search.search import run_on, search
 from nbtrain.planner.time.duration import estimate_duration
 
-# With a SwiGLU of 8/3 the width, these models have as many parameters as GPT-3's layers would give them.
+# The MLP is a SwiGLU whose width is 8/3 of the model's width, so that these models have as many parameters as
+# with GPT-3's layers.
 SMALL = ((2, 128), (4, 128), (4, 192), (4, 256), (6, 320), (6, 384), (8, 512), (10, 640), (12, 768))
 """(layers, width) of models that are smaller than the presets. Their heads have HEAD_SIZE channels."""
 HEAD_SIZE = 64
@@ -52,25 +53,28 @@ CPU_MINUTES = 4.0
 MOST_CORES = 4
 """Maximum number of cores for a small model, which gains little from more cores."""
 MOST_EPOCHS = 4
-"""Number of passes over a text that are nearly as useful as new text: arXiv:2305.16264, section 5."""
+"""Largest number of passes over a text: up to here, they are nearly as useful as new text.
+
+The source is arXiv:2305.16264, section 5.
+"""
 USUAL_TOKENS = 20
 """Usual number of training tokens per parameter: arXiv:2203.15556."""
 LEAST_TOKENS = 20_000
 LEAST_DOCUMENTS = 10
 GPT2_TOKEN_BYTES = 4.4
 STEPS = 400
-"""Number of steps that a schedule needs. The batch size is limited so that the run has at least as many."""
+"""Number of steps that a schedule needs; the batch size is limited so that a run has this many or more."""
 LEAST_STEPS = 20
 WARMUP_FRACTION = 0.05
 """Fraction of a small model's run during which its learning rate rises."""
 SPLITS = (("900,70,30", 34), ("8,1,1", LEAST_DOCUMENTS))
-"""Splits, each with the minimum number of documents that leaves no split empty."""
+"""Values of data.split, each with the minimum number of documents that leaves none of its parts empty."""
 TRAIN_SHARE = 0.9
 
 
 @dataclass(frozen=True)
 class Text:
-    """Size and sources of a text, and how well several vocabularies fit it."""
+    """Size and sources of a text, and the bytes per token that vocabularies of several sizes have on it."""
 
     words: str
     """Description of the text, such as "2.8 MiB of English in 559 documents"."""
@@ -80,7 +84,7 @@ class Text:
     sources: list[dict[str, Any]]
 
     def train_tokens(self, vocab_size: int) -> float:
-        """Return the tokens of one pass over the training split."""
+        """Return the number of tokens in one pass over the training split, with a vocabulary of this size."""
         return TRAIN_SHARE * self.num_bytes / bytes_per_token(self.fits, vocab_size)
 
 
@@ -106,7 +110,7 @@ class Hardware:
 
 @dataclass
 class Choices:
-    """A run that extends another run: the fields that it sets, and the reasons."""
+    """A new run that extends the run `extends`: the fields that it sets, and the reasons for their values."""
 
     extends: str
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -262,7 +266,7 @@ class _Candidate:
 
 
 def _sections(hardware: Hardware, layers: int, width: int, vocab_size: int) -> dict[str, dict[str, Any]]:
-    """Return the sections that change gpt-tiny to a model with these sizes on this hardware."""
+    """Return the sections, {section: {key: value}}, that change gpt-tiny to these sizes and this hardware."""
     sections: dict[str, dict[str, Any]] = {
         "model": {
             "num_layers": layers,
@@ -292,7 +296,7 @@ def _sections(hardware: Hardware, layers: int, width: int, vocab_size: int) -> d
 
 
 def _suited(layers: int, width: int) -> int:
-    """Return the vocabulary size that suits a small model.
+    """Return the vocabulary size that suits a small model of this depth and width.
 
     Each layer has 12 width^2 parameters: 4 width^2 in attention and 8 width^2 in the MLP.
     """
@@ -316,7 +320,10 @@ def _largest_preset(text: Text) -> str | None:
 
 
 def _of_preset(text: Text, hardware: Hardware, size: str, minutes: float | None) -> Choices:
-    """Fit a preset to the text: its model and recipe, a length, and the best layout on the GPUs."""
+    """Choose the settings of a run that trains a preset's model on the text, with the preset's recipe.
+
+    The length suits the text, and the layout is the best one on the GPUs. `minutes` is not used.
+    """
     base = load(str(preset_run(size)), check=False)
     if not hardware.gpus:
         raise ConfigError(
@@ -375,7 +382,10 @@ def _of_preset(text: Text, hardware: Hardware, size: str, minutes: float | None)
 
 
 def _scale_schedule(found: Choices, base: RunConfig, tokens: int, step: int) -> None:
-    """Scale the preset's learning-rate schedule to another length, and set the validation intervals."""
+    """Scale the preset's learning-rate schedule to `tokens`, and set the validation and save intervals.
+
+    `step` is the number of tokens per step.
+    """
     share = tokens / base.train_tokens
     given = base.lr_schedule.model_dump()
     scaled = {
@@ -414,7 +424,11 @@ def _put_text(found: Choices, text: Text, vocab_size: int) -> None:
 def _put_schedule(
     found: Choices, tokens: int, step: int, batch: int, all_tokens: float, sequence: int
 ) -> None:
-    """Choose the warm-up, validations and checkpoints of a run that trains on this number of tokens."""
+    """Choose the warm-up, validations and checkpoints of a run that trains on `tokens` tokens.
+
+    `step` is the number of tokens per step, `batch` the number of sequences per step, and `all_tokens` the
+    number of tokens in all splits of the text.
+    """
     steps = max(tokens // step, 1)
     warmup = warmup_tokens(tokens, step, WARMUP_FRACTION)
     found.put(

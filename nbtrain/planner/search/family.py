@@ -13,7 +13,8 @@ from nbtrain.config.names.presets import PRESETS
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.shape import Shape
 
-# Presets between which models are interpolated. The presets 345M and 3.7B are variants and not in this line.
+# Presets between which models are interpolated, smallest first. The presets 345M and 3.7B are variants of
+# others and are not used.
 LINE = ("125M", "350M", "760M", "1.3B", "2.7B", "6.7B", "13B", "175B")
 # Interpolated widths are multiples of this, so that up to 8 tensor-parallel ranks each get a multiple of 64,
 # which tensor cores compute efficiently (NVIDIA, matrix multiplication background, section 2).
@@ -35,8 +36,8 @@ def parameters(shape: Shape) -> int:
 def line(vocab_size: int, seq_length: int) -> tuple[tuple[str, Shape], ...]:
     """Return the models of the family as (name, shape), smallest first.
 
-    The name is the name of a preset, or gives depth and width. Between two presets, the width grows in steps
-    of WIDTH_STEP, and the depth is interpolated by width.
+    The name is a preset's name, or the depth and width, such as "48 layers, hidden 6144". Between two
+    presets, the width grows in steps of WIDTH_STEP, and the depth is interpolated by width.
     """
     named = [(name, _fitted(preset(name).shape, vocab_size, seq_length)) for name in LINE]
     found = named[:1]

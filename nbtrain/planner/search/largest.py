@@ -208,7 +208,10 @@ def largest_model(space: Space) -> tuple[tuple[str, Shape, ScoredLayout] | None,
 
 
 def compare(space: Space, name: str, tried: list[ScoredLayout]) -> Compared:
-    """Return the fastest tried layout of one kind, and the longest sequence that this kind can train."""
+    """Return the fastest tried layout of one kind, and the longest sequence that this kind can train.
+
+    `name` is a key of WAYS.
+    """
     way = WAYS[name]
     own = [one for one in tried if way(one.layout)]
     best = min((one for one in own if one.step is not None), key=lambda one: one.cost, default=None)
@@ -226,8 +229,8 @@ def compare(space: Space, name: str, tried: list[ScoredLayout]) -> Compared:
 def longest_sequence(space: Space, way: Way) -> int | None:
     """Return the longest sequence, in tokens, for which a layout of one kind fits.
 
-    The search is exact to about a sixteenth and stops at LONGEST. The result is None if SEQUENCE_STEP tokens
-    do not fit.
+    `way` is a function that says whether a layout is of this kind. The result may be too short by about a
+    sixteenth, and is at most LONGEST. The result is None if SEQUENCE_STEP tokens do not fit.
     """
 
     def fits(steps: int) -> bool:
@@ -248,9 +251,9 @@ def longest_sequence(space: Space, way: Way) -> int | None:
 
 
 def roomiest(space: Space, way: Way = WAYS["fused"]) -> ScoredLayout | None:
-    """Return the layout of one kind that leaves the most device memory and fits the host memory.
+    """Return the layout of one kind that leaves the most device memory free and fits the host memory.
 
-    The layout may exceed the device memory. The result is None if no legal layout fits the host memory.
+    It may need more device memory than there is. The result is None if no legal layout fits the host memory.
     """
     best: tuple[int, Layout] | None = None
     for layout in _smallest(space):
@@ -264,9 +267,10 @@ def roomiest(space: Space, way: Way = WAYS["fused"]) -> ScoredLayout | None:
 
 
 def _smallest(space: Space) -> Iterator[Layout]:
-    """Yield the layouts of each legal cut that need little memory.
+    """Yield the layouts that need the least memory: full recomputation, smallest micro batch, no hpZ.
 
-    They have full recomputation, the smallest micro batch, and no hpZ.
+    They are yielded for each legal cut (sizes of the kinds of parallelism), ZeRO stage and kind of
+    offloading.
     """
     for cut in legal(space):
         sizes = micro_batches(space, cut)
@@ -277,7 +281,7 @@ def _smallest(space: Space) -> Iterator[Layout]:
 
 
 def legal(space: Space) -> list[Cut]:
-    """Return the legal cuts whose tensor-parallel groups are inside one machine."""
+    """Return the legal cuts (sizes of parallelism) whose tensor-parallel groups are inside one machine."""
     return [
         cut for cut, reason in cuts(space) if reason is None and cut.tensor <= space.base.devices_per_node
     ]

@@ -34,7 +34,7 @@ RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
 class Cut(NamedTuple):
-    """Sizes of the kinds of parallelism: how a layout divides the work."""
+    """Sizes of the kinds of parallelism: how a layout divides ("cuts") model and batch among ranks."""
 
     tensor: int
     pipeline: int
@@ -44,7 +44,7 @@ class Cut(NamedTuple):
 
     @property
     def flags(self) -> tuple[bool, ...]:
-        """Whether a layout with this cut uses each kind of parallelism, in the order of the fields."""
+        """For each kind of parallelism, in the order of the fields: whether its size is more than 1."""
         return tuple(size > 1 for size in self)
 
     @property
@@ -82,7 +82,7 @@ class Cut(NamedTuple):
 
 
 class Options(NamedTuple):
-    """Settings of a layout other than its sizes."""
+    """Settings of a layout other than its sizes of parallelism and its micro-batch size."""
 
     zero_stage: int
     sequence_parallel: bool
@@ -151,7 +151,7 @@ class Space:
     batch_unit: int
     """Greatest common divisor of the run's global batch sizes, including those of a ramp-up."""
     kept: frozenset[str] = frozenset()
-    """Kinds of settings (combinations.py) that the run uses and no layout changes: precision, FPDT, FP8."""
+    """Names of the features in combinations.py that the run uses and no layout changes, such as FP8."""
     reduce_bucket: int = 500_000_000
     allgather_bucket: int = 500_000_000
     hpz_partition: int | None = None
@@ -321,7 +321,7 @@ def cuts(space: Space) -> Iterator[tuple[Cut, str | None]]:
 
 
 def batch_limit(space: Space) -> str | None:
-    """Explain how many replicas the batch allows if it is too small for the GPUs; else return None."""
+    """Return sentences that say how many replicas the batch allows; None if it allows one per GPU."""
     world, copies = space.world_size, space.batch_unit
     if world <= copies:
         return None
@@ -355,7 +355,7 @@ def cut_problems(space: Space, cut: Cut) -> Iterator[str]:
 
 
 def _broken_by_cut(space: Space, cut: Cut) -> Iterator[Broken]:
-    """Yield the limits in config/rules/limits.py that the sizes of a cut violate."""
+    """Yield the violations of limits in config/rules/limits.py by the sizes of a cut."""
     shape, (tensor, pipeline, ulysses, _, context) = space.base.shape, cut
     yield from limits.heads(shape, tensor, ulysses)
     yield from limits.query_groups(shape, tensor)
@@ -386,7 +386,7 @@ def option_problems(space: Space, cut: Cut, options: Options) -> Iterator[str]:
 
 
 def _broken_by_options(space: Space, cut: Cut, options: Options) -> Iterator[Broken]:
-    """Yield the limits in config/rules/limits.py that the options violate together with this cut's sizes."""
+    """Yield the violations of limits in config/rules/limits.py by the options together with this cut."""
     if options.sequence_parallel:
         yield from limits.sharded_sequence(space.base.shape, cut.tensor, cut.ulysses, cut.context)
     if options.hpz and space.hpz_partition:
@@ -413,7 +413,7 @@ def micro_batch_problems(space: Space, cut: Cut, micro: int) -> Iterator[str]:
 
 
 def broken_by_micro_batch(space: Space, cut: Cut, micro: int) -> Iterator[Broken]:
-    """Yield the limits in config/rules/limits.py that a micro-batch size violates with this cut's sizes."""
+    """Yield the violations of limits in config/rules/limits.py by a micro-batch size with this cut."""
     if space.base.fp8:
         chunk = space.base.fpdt_chunk_tokens
         length, name = (chunk, "fpdt_chunk_tokens") if chunk else (space.base.shape.seq_length, "seq_length")
@@ -463,7 +463,10 @@ def useful_micro_batches(space: Space, cut: Cut) -> list[int]:
 
 @functools.lru_cache(256)
 def combinations(flags: tuple[bool, ...], kept: frozenset[str]) -> tuple[Options, ...]:
-    """Return the options that the table in combinations.py allows for cuts with these flags."""
+    """Return the options that the table in combinations.py allows for cuts with these Cut.flags.
+
+    `kept` are the names of the features that the run uses in any case (Space.kept).
+    """
     places: tuple[Place, ...] = ("none", "cpu")
     every = itertools.product(range(4), (False, True), RECOMPUTATIONS, places, places, (False, True))
     return tuple(options for each in every if not kind_problems(flags, options := Options(*each), kept))
@@ -471,13 +474,13 @@ def combinations(flags: tuple[bool, ...], kept: frozenset[str]) -> tuple[Options
 
 @functools.lru_cache(8192)
 def kind_problems(flags: tuple[bool, ...], options: Options, kept: frozenset[str]) -> tuple[str, ...]:
-    """Return why the table in combinations.py rejects the options with these flags; () if it allows them."""
+    """Return why combinations.py rejects the options for cuts with these Cut.flags; () if it allows them."""
     cut = Cut(*(2 if flag else 1 for flag in flags))
     return tuple(clashes(_present(cut) | _present(options) | kept))
 
 
 @functools.lru_cache(256)
 def _present(part: Cut | Options) -> frozenset[str]:
-    """Return the names of the kinds in the table that a cut or options turn on."""
+    """Return the names of the features in combinations.py that a cut or options turn on."""
     values = part.settings
     return frozenset(kind.name for kind in KINDS if kind.key in values and kind.matches(values.__getitem__))

@@ -14,7 +14,7 @@ from nbtrain.planner.search.search import OFFLOADS, ROOMY_FRACTION, ScoredLayout
 
 
 class Reason(NamedTuple):
-    """A decision about a layout, with its reason."""
+    """The reason for one decision about a layout; `topic` names the decision, such as "ZeRO"."""
 
     topic: str
     words: str
@@ -134,9 +134,10 @@ def _replicas(result: SearchResult, one: ScoredLayout) -> str:
 def _without(
     result: SearchResult, one: ScoredLayout, options: Options, words: str, cut: Cut | None = None
 ) -> str:
-    """Describe the layout with other options or another cut, in a clause that begins with `words`.
+    """Compare a layout with the same layout with other options or another cut, in a clause.
 
-    The clause says that the trainer rejects it, that it does not fit, or how its time and memory differ.
+    The clause begins with `words`. It says that the trainer rejects the other layout, that the other layout
+    does not fit, or how its time and memory differ.
     """
     other = Layout(cut or one.layout.cut, one.layout.micro_batch_size, options)
     if broken := problems(result.space, other):

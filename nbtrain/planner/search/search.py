@@ -73,7 +73,7 @@ class ScoredLayout:
     estimated: MemoryEstimate | None
     """Memory of the layout; None if it exceeds the GPU's memory, because the estimate then stops early."""
     step: StepTime | None
-    """Time of a step; None if the layout does not fit, or if the GPU's rates are not known."""
+    """Time of a step by part; None if the layout does not fit, or if the GPU's rates are not known."""
     fits: bool
     """Whether the layout fits the device's memory, and the host's memory if that is known."""
 
@@ -98,7 +98,7 @@ class ScoredLayout:
 
     @property
     def seconds(self) -> float:
-        """Seconds per step. Raises AssertionError if the layout does not fit."""
+        """Seconds per step. Raises AssertionError if `step` is None."""
         assert self.step is not None
         return self.step.seconds
 
@@ -134,7 +134,10 @@ class RefusedGroup:
     kind: str
     """Kind of reason: "rule", "memory" or "unneeded"."""
     why: str | tuple[ScoredLayout, ...]
-    """The reason, or the layouts that do not fit; the smallest of them gives the reason."""
+    """The reason as a clause, or the layouts that do not fit.
+
+    For these, the clause says how much memory the layout with the smallest need lacks.
+    """
 
     @functools.cached_property
     def reason(self) -> str:
@@ -147,7 +150,7 @@ class RefusedGroup:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """The layouts that fit, best first, and the reasons why all other layouts were excluded."""
+    """The layouts that fit (`ranked`, best first), and why the others were excluded (`refused`)."""
 
     space: Space
     name: str
@@ -162,7 +165,7 @@ class SearchResult:
 
     @property
     def limit(self) -> str | None:
-        """Explanation if no layout is legal because the batch is too small for the GPUs; else None."""
+        """Sentences that explain that the batch is too small for any legal layout; None if this is not so."""
         return None if self.estimated else batch_limit(self.space)
 
 
@@ -317,7 +320,10 @@ def search_space(space: Space, name: str = "a model") -> SearchResult:
 
 
 def _illegal_options(space: Space, legal: list[Cut]) -> Iterator[RefusedGroup]:
-    """Yield the options that the table of combinations rejects for legal cuts, grouped by reason."""
+    """Yield the ZeRO stages, with and without hpZ, that combinations.py rejects, grouped by reason.
+
+    Only `legal` cuts (sizes of parallelism) are considered.
+    """
     found: dict[str, list[str]] = {}
     for flags, count in Counter(cut.flags for cut in legal).items():
         for zero, hpz in itertools.product(range(4), (False, True)):
@@ -329,9 +335,10 @@ def _illegal_options(space: Space, legal: list[Cut]) -> Iterator[RefusedGroup]:
 
 
 def _illegal_micro_batches(space: Space, legal: list[Cut]) -> Iterator[RefusedGroup]:
-    """Yield the micro-batch sizes that a limit rejects for legal cuts, grouped by limit.
+    """Yield the micro-batch sizes that a limit of config/rules/limits.py rejects, grouped by limit.
 
-    The reason of each group is the limit's message for the smallest of these sizes.
+    Only `legal` cuts (sizes of parallelism) are considered. The reason of each group is the limit's message
+    for the smallest rejected size.
     """
     found: dict[str, list[tuple[int, str]]] = {}
     for cut in legal:
@@ -344,7 +351,10 @@ def _illegal_micro_batches(space: Space, legal: list[Cut]) -> Iterator[RefusedGr
 
 
 def _not_estimated(space: Space, legal: list[Cut], tried: int) -> Iterator[RefusedGroup]:
-    """Yield the legal layouts that are not estimated, grouped by reason."""
+    """Yield one group with all legal layouts that were not estimated; nothing if all were.
+
+    `tried` is the number of estimated layouts.
+    """
     every = sum(len(legal_options(space, cut)) * len(micro_batches(space, cut)) for cut in legal)
     if every > tried:
         reason = (
@@ -362,7 +372,7 @@ def _not_estimated(space: Space, legal: list[Cut], tried: int) -> Iterator[Refus
 
 
 def _too_large(tried: list[ScoredLayout]) -> Iterator[RefusedGroup]:
-    """Yield, for each cut, the tried layouts that do not fit, and how many of the tried layouts these are."""
+    """Yield a group for each cut (sizes of parallelism) with those of its tried layouts that do not fit."""
     by_cut: dict[Cut, list[ScoredLayout]] = {}
     for one in tried:
         by_cut.setdefault(one.layout.cut, []).append(one)
@@ -378,9 +388,10 @@ def _too_large(tried: list[ScoredLayout]) -> Iterator[RefusedGroup]:
 
 
 def shortage(one: ScoredLayout) -> str:
-    """Explain why a layout does not fit: the memory that it needs, by how much it is too much, and on what.
+    """Return a clause that says how much memory a layout needs, and how much of that is too much.
 
-    The result is a clause without its subject, such as "needs 90 GiB on the device, 10 GiB too much; ...".
+    The layout must not fit. An example is "needs 90 GiB on the device, 10 GiB too much; the largest part is
+    weights, 40 GiB".
     """
     memory = one.memory
     if not memory.fits:
@@ -397,7 +408,7 @@ def shortage(one: ScoredLayout) -> str:
 
 
 def _some(words: list[str]) -> str:
-    """Join the first three distinct entries as text, and add the number of further entries."""
+    """Join the first three distinct entries as text, followed by the number of other distinct entries."""
     unique = list(dict.fromkeys(words))
     more = len(unique) - 3
     return "; ".join(unique[:3]) + (f"; {more} more" if more > 0 else "")
@@ -431,7 +442,7 @@ def why_not(result: SearchResult, layout: Layout) -> str:
 
 
 def try_cut(space: Space, cut: Cut) -> Iterator[ScoredLayout]:
-    """Estimate the useful layouts of one cut, and yield each, including those that turn out not to fit.
+    """Estimate the useful layouts of one cut (sizes of parallelism); yield them, also if they do not fit.
 
     For each micro-batch size, memory-saving options are tried from weak to strong until a layout fits with
     headroom. Larger micro batches are not tried after a size for which nothing fits.
@@ -458,7 +469,11 @@ def try_cut(space: Space, cut: Cut) -> Iterator[ScoredLayout]:
 
 
 def is_worth(space: Space, cut: Cut, options: Options) -> bool:
-    """Return whether options can be useful with this cut: whether they shard, move or save anything."""
+    """Return whether options can be useful with this cut.
+
+    They are not useful if a ZeRO stage or hpZ neither shards nor offloads anything, or if tensor-parallel
+    ranks do not use sequence parallelism, which costs nothing.
+    """
     ranks = cut.data * cut.sharing
     if ranks == 1 and options.zero_stage > 1 and options.offload_optimizer == "none":
         # With offloading, ZeRO 2 also keeps a single rank's gradients in host memory, and ZeRO 3 its weights.
@@ -474,7 +489,11 @@ def is_worth(space: Space, cut: Cut, options: Options) -> bool:
 def _measures(
     places: tuple[tuple[Place, Place], ...], zero: int, sequence: bool, hpz: bool
 ) -> tuple[Options, ...]:
-    """Return memory-saving options from weak to strong, with recomputation before offloading."""
+    """Return the combinations of recomputation and offloading, from weak to strong.
+
+    Stronger recomputation is tried before offloading. The other options are fixed: ZeRO stage, sequence
+    parallelism and hpZ.
+    """
     return tuple(
         Options(zero, sequence, recompute, *place, hpz)
         for place, recompute in itertools.product(places, RECOMPUTATIONS)
@@ -482,9 +501,9 @@ def _measures(
 
 
 def offloads(space: Space) -> tuple[tuple[Place, Place], ...]:
-    """Return the (optimizer state, weights) places to try, fastest first.
+    """Return where to try to store (optimizer state, weights): on the device or in host memory.
 
-    Host memory is included only if its size is known.
+    The fastest pair comes first. Host memory is included only if its size is known.
     """
     return OFFLOADS if space.base.host_memory_bytes is not None else OFFLOADS[:1]
 

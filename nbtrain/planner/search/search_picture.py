@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 # Layouts slower than this multiple of the best time are not drawn: the others would shrink to one point.
 SLOWEST = 2.0
-# Distance between two numbers, and from the fastest layout to the numbers, as fractions of the plot's size.
+# Horizontal distance between two numbers, and vertical distance from the fastest layout's point to the row of
+# numbers, as fractions of the plot's width and height.
 NUMBER_GAP, NUMBER_DROP = 0.022, 0.09
 
 
@@ -44,7 +45,7 @@ def draw(result: SearchResult, top: int) -> "Figure":
     memory = result.best.memory.device_bytes
     if memory:
         axes.axvline(memory / GIB, color=RED, linestyle="--", linewidth=1.2)
-        # Above the axes, where no layout is drawn.
+        # The label is above the axes, where no layout is drawn.
         axes.annotate(
             f"{result.best.memory.device}: {memory / GIB:.1f} GiB",
             (memory / GIB, 1),

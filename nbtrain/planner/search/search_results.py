@@ -67,13 +67,14 @@ class FoundLayouts(Result):
         return self.result.ranked[number - 1]
 
     def why(self, number: int = 1) -> list[Reason]:
-        """Explain every decision of a layout, in the order in which practitioners decide."""
+        """Explain every decision of layout `number`, in the order in which practitioners decide."""
         return reasons(self.result, self[number])
 
     def why_not(self, **wanted: Any) -> str:
-        """Explain why the best layout with other values, such as tensor_parallel_size=8, is not the best.
+        """Explain why a layout with other values than the best layout's is worse.
 
-        The names are the keys of the run YAML, and `recompute`, `offload_optimizer` and `offload_param`.
+        An example is why_not(tensor_parallel_size=8): all other settings stay as in the best layout. The
+        names are the keys of the run YAML, and `recompute`, `offload_optimizer` and `offload_param`.
         """
         return why_not(self.result, _layout(self.result, wanted))
 
@@ -112,7 +113,7 @@ class FoundLayouts(Result):
 
     @property
     def network(self) -> str:
-        """Description of the network between machines."""
+        """Description of the network between machines, with its source."""
         rates = rates_of(self.result.space)
         return rates.network if rates else "not known"
 
@@ -226,7 +227,7 @@ def _row(result: SearchResult, number: int, one: ScoredLayout) -> tuple[str, ...
 def against(result: SearchResult, one: ScoredLayout) -> str:
     """Format how a layout's step time differs from the best layout's, such as "+4.0%: bubble +0.21 s".
 
-    The result is "-" for the best layout itself. The two parts that differ most are listed.
+    The two parts of a step that differ most are listed. The result is "-" for the best layout itself.
     """
     best = result.best
     assert best is not None

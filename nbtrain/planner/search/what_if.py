@@ -51,13 +51,14 @@ PLACES: dict[str, tuple[Place, Place]] = {
     "optimizer": ("cpu", "none"),
     "optimizer, weights": ("cpu", "cpu"),
 }
-# Weights of each size in the distance between two layouts, per doubling of the size. DP has no weight,
+# Distance between two layouts if one of these sizes is doubled or halved. Doubling DP adds no distance,
 # because it follows from the other sizes.
 WEIGHTS = {"tensor": 2.0, "pipeline": 2.0, "ulysses": 2.0, "context": 2.0, "micro": 1.0}
 # The sizes that divide a replica. DP follows from them.
 MODEL_SIZES = ("tensor", "pipeline", "ulysses", "context")
 MOST_STAGES = 16
-# Values of the control `network` that are not names in the network table.
+# Values of the control `network` besides the names in the network table: the network that is assumed for the
+# GPU, and the bandwidth that the run sets.
 ASSUMED, OWN = "assumed", "the run's own"
 TIMES = {
     "compute": ("compute",),
@@ -77,9 +78,9 @@ class Control(NamedTuple):
     """Kind of control: "slider", "choice" or "switch"."""
     value: Any
     values: tuple[Any, ...]
-    """Values that at least one legal layout has, in order."""
+    """Allowed values in order: each of them occurs in at least one legal layout."""
     free: tuple[bool, ...]
-    """For each value, whether it is legal while all other values except DP stay the same."""
+    """For each value: whether the layout stays legal if only this control and DP change."""
     hint: str
 
 
@@ -90,7 +91,7 @@ class WhatIf:
     space: Space
     layout: Layout
     moved: tuple[str, ...] = ()
-    """Other values that the last change altered, such as "PP 4 -> 2"."""
+    """Values of other controls that the last change had to alter, such as "PP 4 -> 2"."""
 
     @property
     def config(self) -> RunConfig:
@@ -119,7 +120,7 @@ class WhatIf:
 
     @property
     def lack(self) -> str:
-        """Missing memory, such as "3.2 GiB too much"; "" if the layout fits or the device is not known."""
+        """Missing memory, e.g. "3.2 GiB too much"; "" if none is missing or the device is not known."""
         _, words, kind = fit_rating(estimate(self.space.setup(self.layout)))
         return words.removeprefix("no, ") if kind == "bad" else ""
 
@@ -370,9 +371,9 @@ def legal_cuts(space: Space) -> list[Cut]:
 
 
 def _with(layout: Layout, name: str, value: Any, world: int) -> Layout | None:
-    """Return the layout with one value changed and DP adjusted to it.
+    """Return the layout with one control's value changed, and DP adjusted so that all `world` GPUs are used.
 
-    If DP cannot be adjusted, the result does not use all GPUs, and problems() rejects it.
+    If no DP uses all GPUs, DP stays the same, and problems() rejects the result.
     """
     cut, micro, options = layout
     if name in MODEL_SIZES:
@@ -402,7 +403,7 @@ def _has(options: Options, name: str, value: Any) -> bool:
 
 
 def _apart(one: Options, other: Options) -> float:
-    """Return how far two sets of options are apart, as a number to add to a distance of sizes."""
+    """Return the distance between two sets of options, to be added to that between sizes (WEIGHTS)."""
     recompute = abs(RECOMPUTATIONS.index(one.recompute) - RECOMPUTATIONS.index(other.recompute))
     switches = (one.sequence_parallel != other.sequence_parallel) + (one.hpz != other.hpz)
     places = (one.offload_optimizer != other.offload_optimizer) + (one.offload_param != other.offload_param)
@@ -463,9 +464,10 @@ def time_bar(step: StepTime | None) -> list[list[Any]]:
 
 
 def network_bars(setup: Setup, rates: Rates | None) -> list[dict[str, Any]]:
-    """Return bars that compare a step on four networks: seconds that wait for the network, and other seconds.
+    """Return bars that compare a step on four networks, each with the seconds that wait for the network.
 
-    The label also says what hpZ would save, if the layout can use it. The result is [] on one machine.
+    The text `total` also says what hpZ would save, if the layout can use it. The result is [] on one machine,
+    or if the device's rates are not known.
     """
     found = []
     for use in uses_on(setup, rates):

@@ -28,27 +28,38 @@ class Engine:
     """Display name of the program."""
 
     traffic: float = 4.0
-    """How often a step (forward and backward) moves each byte of activations between compute units and
-    memory. Fused kernels move them less often. planner/time/compute.py applies torch.compile's effect."""
+    """Number of times that a step moves each byte of activations between compute units and memory.
+
+    A step is forward and backward. Fused kernels move activations less often. planner/time/compute.py applies
+    torch.compile's effect.
+    """
     flash_generation: int = 2
     """Generation of the flash attention kernel. 1 also stands for Triton's kernel, and 3 for cuDNN's."""
     balanced_ring: bool = True
-    """Whether context parallelism gives every rank an early and a late chunk of the sequence, so that all
-    ranks compute the same share of the causal attention. Otherwise the last rank has the most to compute, and
-    the other ranks wait for it."""
+    """Whether context parallelism gives every rank an early and a late chunk of the sequence.
+
+    All ranks then compute the same share of the causal attention. Otherwise the last rank has the most to
+    compute, and the other ranks wait for it.
+    """
     gathers_keys: bool = False
-    """Whether context-parallel ranks gather the keys and values of a sequence before attention. Otherwise
-    they pass keys and values around a ring, overlapped with attention."""
+    """Whether context-parallel ranks gather the keys and values of a sequence before attention.
+
+    Otherwise they pass keys and values around a ring, overlapped with attention.
+    """
     selective_share: float | None = None
-    """Share of a block's forward pass that selective recomputation repeats. None means that it repeats only
-    the attention scores and, in nbtrain, the MLP's activation."""
+    """Share of a block's forward pass that selective recomputation repeats.
+
+    None means that it repeats only the attention scores and, in nbtrain, the MLP's activation.
+    """
     hidden_data: float = 0.0
     """Share of the backward pass that overlaps with data-parallel traffic."""
     hides_gather: bool = False
     """Whether the gathering of weights in ZeRO 1 and 2 overlaps with the next forward pass."""
     zero_share: float = 1.0
-    """Fraction of the network's bandwidth that ZeRO's collectives reach. DeepSpeed's value was fitted on
-    FITTED_NETWORKS."""
+    """Fraction of the network's bandwidth that ZeRO's collectives reach.
+
+    DeepSpeed's value was fitted on FITTED_NETWORKS.
+    """
     zero3_collectives: int = 1
     """Number of collectives with which ZeRO 3 gathers a block: one in FSDP, one per module in DeepSpeed."""
     hidden_zero3: float = 0.8
@@ -58,11 +69,15 @@ class Engine:
     hidden_pipeline: float = 0.0
     """Share of pipeline traffic that overlaps with computation."""
     scatters_pipeline: bool = False
-    """Whether each tensor-parallel rank sends only its shard of an activation to the next stage (Megatron's
-    scatter-gather)."""
+    """Whether each tensor-parallel rank sends only its shard of an activation to the next stage.
+
+    Megatron calls this scatter-gather.
+    """
     launch_seconds: float = 2e-3
-    """Seconds that the host needs to launch one block's kernels, forward and backward. A block takes at least
-    this long."""
+    """Seconds that the host needs to launch one block's kernels, forward and backward.
+
+    A block takes at least this long.
+    """
     step_seconds: float = 0.01
     """Seconds per step that the host spends outside the blocks: data, norms, logging."""
 
@@ -77,14 +92,15 @@ FITTED_NETWORKS = (50e9, 200e9)
 _DEEPSPEED_COLLECTIVES = 6
 
 _ALL = (
-    # traffic: 125M takes 0.344 s per step on one H200, where torch chooses cuDNN for attention
-    # (docs/evidence/benchmarks.md). The overlap constants are those of the upstream example until nbtrain has
-    # been measured on several GPUs.
+    # `traffic` was set so that a 125M run takes the measured 0.344 s per step on one H200, where torch
+    # chooses cuDNN for attention (docs/evidence/benchmarks.md). The overlap constants are those of the
+    # upstream example until nbtrain has been measured on several GPUs.
     Engine(
         "nbtrain", "nbtrain (DeepSpeed)", traffic=7.0, flash_generation=3, gathers_keys=True, hidden_data=0.5,
         zero_share=0.25, hidden_zero3=0.5, zero3_collectives=_DEEPSPEED_COLLECTIVES,
     ),
-    # 125M in 8 hours on one A100, 1.3B in 8 days on four, by Megatron-DeepSpeed without fused kernels.
+    # Set from two published times of Megatron-DeepSpeed without fused kernels: 125M in 8 hours on one A100,
+    # and 1.3B in 8 days on four.
     Engine(
         "upstream", "the upstream example", traffic=22.0, hidden_data=0.5, zero_share=0.25, hidden_zero3=0.5,
         zero3_collectives=_DEEPSPEED_COLLECTIVES,
@@ -150,27 +166,36 @@ class MemoryHabits:
     waiting_logits: int = 0
     """Bytes per logit of the previous micro batch that the last stage of a pipeline still holds."""
     tied_gradient_waits: bool = False
-    """Whether, with tied weights on one stage, autograd holds the output layer's whole 16-bit gradient during
-    the layers' backward pass until the embedding's gradient is added."""
+    """Whether autograd holds the gradient of a tied output layer during the layers' backward pass.
+
+    The whole 16-bit gradient is held until the embedding's gradient is added. This applies if the embedding
+    and the output layer are on the same stage.
+    """
     gathered_blocks: int = 0
-    """Number of blocks whose whole weights and gradients a rank keeps at the same time under ZeRO 3."""
+    """Number of blocks whose unsharded weights or gradients a rank keeps at the same time with ZeRO."""
     whole_in_pipeline: int = 0
-    """Bytes per parameter of the whole weights and gradients that a pipeline stage keeps for all its micro
-    batches under ZeRO 3."""
+    """Bytes per parameter of unsharded weights and gradients that a pipeline stage keeps with ZeRO.
+
+    They are kept until all micro batches of the step are done.
+    """
     bucket: bool = False
-    """Whether DeepSpeed's buckets for reducing and gathering are allocated in full size."""
+    """Whether the program allocates DeepSpeed's buckets for reducing and gathering in full size."""
     unfused_gate: bool = True
     """Whether the gated MLP keeps the activated gate in addition to gate, up projection and product."""
     selective: Selective = "core"
-    """Activations that selective recomputation drops; "every other product" instead names what is kept."""
+    """Activations that selective recomputation drops.
+
+    "every other product" is an exception: it names the matrix products that are kept.
+    """
     compiled_logits: int | None = None
     """Bytes per logit with torch.compile, which fuses softmax and its gradient; None means `logits`."""
     copied_widths: int = 0
-    """Number of further tensors as wide as the queries that attention keeps: copies that the program makes of
-    query, key and value."""
+    """Number of copies of query, key and value that attention keeps in addition.
+
+    The unit is a tensor as wide as the queries.
+    """
     gathered_inputs: bool = False
-    """Whether sequence parallelism keeps the gathered inputs of matrix products instead of the rank's
-    shard."""
+    """Whether sequence parallelism keeps the gathered inputs of matrix products instead of rank shards."""
     keeps_fp8: bool = False
     """Whether FP8 training keeps the inputs of matrix products in FP8."""
     old_torch: bool = False

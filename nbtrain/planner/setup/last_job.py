@@ -27,7 +27,8 @@ from nbtrain.config.arithmetic.devices import BY_NAME, Device
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.setup.setup import Setup, setup_of
 
-# Fields of a setup that follow from the section `lora`, which is the name that users know.
+# Fields of a setup that follow from the section `lora`. A difference in any of them is reported as "lora",
+# the name that users know.
 _OF_ADAPTERS = frozenset(
     {
         "lora_rank",
@@ -58,7 +59,7 @@ class Measured:
     tokens_per_second: float
     setup: Setup
     differences: tuple[str, ...]
-    """Names of the fields of the setup or its shape that differ from the planned setup; () if none differ."""
+    """Names of the settings that differ from the planned setup; () if none differ."""
     memory_bytes: float | None
     """Peak device memory of rank 0; None if it is not known."""
     pipeline_fraction: float | None
@@ -66,13 +67,13 @@ class Measured:
 
 
 def record_of(config: RunConfig) -> dict[str, Any]:
-    """Return the machine and setup to which this run's measured rate applies, as a part of summary.json."""
+    """Return the machine and setup to which this run's measured rate applies, for summary.json."""
     setup = setup_of(config)
     return {"machine": machine(setup.on_gpu), "setup": record_of_setup(setup)}
 
 
 def record_of_setup(setup: Setup) -> dict[str, Any]:
-    """Return a setup as a JSON object, with the device by its name."""
+    """Return a setup as a JSON object, in which the device is replaced by its name."""
     return {**asdict(setup), "device": setup.device.name if setup.device else None}
 
 
@@ -106,7 +107,10 @@ def _of_kind(kind: Any, value: Any) -> Any:
 
 
 def machine(on_gpu: bool) -> str:
-    """Return the machine to which a rate applies: any machine with the same GPUs, or this machine's cores."""
+    """Return text that identifies the machine to which a measured rate applies.
+
+    A rate of GPUs applies to any machine with the same GPUs, and a rate of cores only to this machine.
+    """
     return "any with these devices" if on_gpu else f"{platform.node()}, {usable_cores()} cores"
 
 
@@ -164,7 +168,7 @@ def _differences(found: Setup, wanted: Setup) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A number that a plan predicts, and its measurement."""
+    """A number that a plan predicts, and the measured value of this number."""
 
     name: str
     """Name of the number: "step", "memory" or "bubble"."""
@@ -217,5 +221,5 @@ def compare(
 
 
 def rows(compared: Iterable[Comparison]) -> dict[str, str]:
-    """Return the comparisons as rows of a plan: {name: text}."""
+    """Return the comparisons as rows of a plan's table: {name: text}."""
     return {one.name: one.text for one in compared}

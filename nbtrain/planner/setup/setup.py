@@ -40,8 +40,10 @@ class Setup:
     nodes: int = 1
     devices_per_node: int = 1
     fabric_bytes_per_second: float | None = None
-    """Network bandwidth of a node in bytes per second, one way, for all its devices together. None means the
-    usual network of the device."""
+    """Network bandwidth of a node in bytes per second, one way, for all its devices together.
+
+    None means the usual network of the device.
+    """
     fabric_reached: float | None = None
     """Fraction of the network's bandwidth that collectives reach; None means the value in time/rates.py."""
     host_memory_bytes: int | None = None
@@ -55,12 +57,14 @@ class Setup:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     virtual_stages: int = 1
-    """Number of model chunks per pipeline rank in an interleaved schedule; 1 is 1F1B."""
+    """Number of model chunks per pipeline rank in an interleaved schedule; 1 means the 1F1B schedule."""
     stage_layers: tuple[int, ...] | None = None
     """Number of blocks in each stage; None for an even split."""
     context_parallel_size: int = 1
-    """Number of context-parallel ranks that share each sequence. In nbtrain, each rank gathers all keys and
-    values; other programs pass them around a ring."""
+    """Number of context-parallel ranks that share each sequence.
+
+    In nbtrain, each rank gathers all keys and values; other programs pass them around a ring.
+    """
     ulysses_size: int = 1
     """Number of Ulysses ranks that share each sequence and its heads (ds_sequence_parallel_size)."""
     data_parallel_size: int = 1
@@ -91,18 +95,22 @@ class Setup:
     fp4: bool = False
     """Whether matrix products use 4-bit numbers with block scales (other programs: NVFP4)."""
     lora_rank: int = 0
-    """Rank of the adapters, which are then the only trained parameters; 0 trains the whole model."""
+    """Rank r of the adapters, which are then trained instead of the model; 0 trains the whole model."""
     prefers: bool = False
     """Whether the run trains on pairs of answers (dpo). The output layer then needs one more matrix product.
     States and activations are the same, because the reference model's results are read from a file."""
     adapter_sizes: tuple[int, ...] = ()
-    """Number of elements of each adapter matrix of a block on one rank, for a run with lora. () means r (rows
-    + columns) for each matrix."""
+    """Number of elements of each adapter matrix of a block on one rank, for a run with lora.
+
+    () means that they are computed as r (rows + columns) for each matrix of the block.
+    """
     adapter_activations: tuple[int, int] = (0, 0)
     """Values per token that a block keeps for its adapters: between A and B, and of dropped-out inputs."""
     trained_row_elements: int = 0
-    """Number of elements in the token rows that are trained along with adapters, in the embedding (and
-    likewise in the output layer if it is not tied)."""
+    """Number of elements in the token rows of the embedding that are trained along with adapters.
+
+    The output layer has as many trained elements if it is not tied to the embedding.
+    """
     load_in_4bit: bool = False
     """Whether the blocks' frozen matrices are stored in 4 bits (QLoRA)."""
     double_quant: bool = False
@@ -130,16 +138,23 @@ class Setup:
     logits_chunk_tokens: int = 0
     """Number of tokens whose logits exist at the same time; 0 means all tokens of the micro batch."""
     own_loss: str = ""
-    """"whole" or "shard" if the run has its own loss(), which gets all logits of a micro batch, for the whole
-    vocabulary or for this rank's shard; "" without an own loss."""
+    """Logits that the run's own loss() gets; "" if the run has no loss() of its own.
+
+    A loss() gets all logits of a micro batch: for the whole vocabulary ("whole"), or for this rank's shard of
+    the vocabulary ("shard").
+    """
     nvme_buffer_elements: int = 0
     nvme_buffer_count: int = 5
     muon_steps: int = 0
-    """Number of Newton-Schulz iterations of Muon, which updates the blocks' matrices. With 0, AdamW updates
-    all parameters."""
+    """Number of Newton-Schulz iterations of Muon, which updates the blocks' matrices.
+
+    With 0, AdamW updates all parameters.
+    """
     saves_in_background: bool | None = False
-    """Whether asynchronous saving keeps a host copy of weights and optimizer state. None if this depends on
-    the available host memory (memory/estimate.py)."""
+    """Whether asynchronous saving keeps a host copy of weights and optimizer state.
+
+    None if this depends on the available host memory (memory/estimate.py).
+    """
     loader_workers: int = 0
     """Number of data-loader processes per rank."""
 

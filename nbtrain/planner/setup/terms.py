@@ -35,7 +35,7 @@ def below(terms: Iterable[Term], name: str) -> list[Term]:
 
 
 def scaled(term: Term, factor: float, why: str) -> Term:
-    """Return the term multiplied by `factor`, with the factor and its reason in the formula."""
+    """Return the term multiplied by `factor`, which the formula shows with its reason `why`."""
     return replace(term, value=term.value * factor, formula=f"({term.formula}) x {factor:g} {why}")
 
 

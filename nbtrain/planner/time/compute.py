@@ -69,14 +69,17 @@ GRADIENT_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class BlockTimes:
-    """Seconds of one block's forward pass for one micro batch on one rank."""
+    """Seconds of one block for one micro batch on one rank.
+
+    The first three fields add up to the forward pass.
+    """
 
     products: float
     attention: float
     memory: float
     """Seconds of the memory-bound operations between the matrix products."""
     backward: float
-    """Seconds of the backward pass of matrices, attention and memory-bound operations."""
+    """Seconds of the backward pass of products, attention and memory-bound operations."""
     recompute: float
     """Seconds of the work that the backward pass repeats."""
 
@@ -93,8 +96,8 @@ def block_times(setup: Setup, engine: Engine, rates: Rates) -> BlockTimes:
     element = DTYPE_BYTES[setup.dtype]
     bandwidth = rates.memory_bytes_per_second
     rate = product_rate(setup, rates)
-    # Output widths of the four matrix products: query/key/value, attention output, MLP up (and gate), MLP
-    # down.
+    # For the four matrix products (query/key/value, attention output, MLP up and gate, MLP down): the width
+    # of the input or output that is not the hidden size.
     ends = (
         query + 2 * shape.kv_width,
         query,
@@ -107,7 +110,7 @@ def block_times(setup: Setup, engine: Engine, rates: Rates) -> BlockTimes:
     attention, attention_backward = attention_seconds(setup, engine, rates)
     kept = kept_bytes(setup) * element / 2
     memory = traffic(setup, engine) * kept / bandwidth / 3
-    # Frozen matrices do not need a gradient.
+    # With adapters, the matrices are frozen, so the product for their gradient is omitted.
     backward = (1 if setup.lora_rank else 2) * products + attention_backward + 2 * memory
     forward = products + attention + memory
     mlp = 2 * tokens * shape.mlp_weights / tensor / rate
@@ -127,7 +130,7 @@ def block_times(setup: Setup, engine: Engine, rates: Rates) -> BlockTimes:
 
 
 def _activation_again(setup: Setup, bandwidth: float) -> float:
-    """Return the seconds that selective recomputation takes to repeat the MLP's activation; 0 if it is kept.
+    """Return the seconds in which selective recomputation repeats the MLP's activation; 0 if it is kept.
 
     The activation's input (in a gated MLP, two inputs) is read and its output is written
     (model/recompute.py). With torch.compile, the compiler decides what is recomputed, so the result is 0.
@@ -140,12 +143,12 @@ def _activation_again(setup: Setup, bandwidth: float) -> float:
 
 
 def traffic(setup: Setup, engine: Engine) -> float:
-    """Return how often a step moves each byte of activations. torch.compile halves it."""
+    """Return the number of times that a step moves each byte of activations; torch.compile halves it."""
     return engine.traffic * (COMPILED_TRAFFIC if setup.compiled else 1.0)
 
 
 def attention_seconds(setup: Setup, engine: Engine, rates: Rates) -> tuple[float, float]:
-    """Return the (forward, backward) seconds of one block's attention core."""
+    """Return the (forward, backward) seconds of one block's attention without its projections."""
     shape, tensor = setup.shape, setup.tensor_parallel_size
     tokens = setup.tokens_per_micro_batch
     seq: float = shape.seq_length
@@ -187,7 +190,7 @@ def masks_chunks(setup: Setup, engine: Engine) -> bool:
 
 
 def flash_generation(setup: Setup, engine: Engine) -> int:
-    """Return the generation of the attention kernel.
+    """Return the generation of the flash attention kernel (Engine.flash_generation) that the setup uses.
 
     cuDNN's kernel (3) is deterministic only on Hopper. For deterministic runs on other GPUs, Transformer
     Engine uses FlashAttention 2.
@@ -216,7 +219,7 @@ def product_rate(setup: Setup, rates: Rates) -> float:
 
 
 def kept_bytes(setup: Setup) -> float:
-    """Return the bytes of a block's activations on one rank, counted as in arXiv:2205.05198 (34 s b h)."""
+    """Return the bytes of a block's 16-bit activations on one rank, as in arXiv:2205.05198 (34 s b h)."""
     shape, tensor, tokens = setup.shape, setup.tensor_parallel_size, setup.tokens_per_micro_batch
     hidden = shape.hidden_size
     whole: float = tokens * hidden * (8 + (2 if shape.hidden_dropout else 0))
@@ -300,8 +303,8 @@ def chunks_of(setup: Setup) -> Chunks:
     if number == 1:
         return ONE_CHUNK
     shape, element = setup.shape, DTYPE_BYTES[setup.dtype]
-    # For one chunk: elements, bytes, bytes in fp32, bytes of its input, and bytes of its scores' fp32
-    # log-sum-exp.
+    # For one chunk of a tensor of the queries' width: `count` elements, `chunk` bytes, `full` bytes in fp32;
+    # bytes of the block's input (`stream`) and of the scores' fp32 log-sum-exp (`sums`).
     count = setup.tokens_per_micro_batch * shape.query_width / number
     chunk, full = element * count, 4 * count
     stream = element * setup.tokens_per_micro_batch * shape.hidden_size / number
@@ -317,7 +320,7 @@ def chunks_of(setup: Setup) -> Chunks:
 
 
 def chunk_seconds(setup: Setup, rates: Rates, attention: tuple[float, float]) -> float:
-    """Return the seconds that FPDT adds to one block.
+    """Return the seconds that FPDT adds to one block for one micro batch; 0 for a single chunk.
 
     `attention` is the (forward, backward) time of the block's attention, with which the traffic overlaps.
     """

@@ -46,7 +46,7 @@ class DurationEstimate:
     tokens_per_second: float | None
     """Throughput of all ranks together at the full batch size; None if the device is not known."""
     bubble_fraction: float
-    """Fraction of a step in which a pipeline stage waits for other stages."""
+    """Fraction of a step in which a pipeline stage waits for other stages; 0 if the device is not known."""
     basis: str
     """Source of the rate, as a sentence without its full stop."""
     step: StepTime | None = None
@@ -54,8 +54,11 @@ class DurationEstimate:
     parts: dict[str, float] = field(default_factory=dict)
     """Seconds of each part of the run: steps, validation, test, checkpoints, local checkpoints."""
     save_seconds: float | None = None
-    """Seconds until one checkpoint is in the run directory: the time of the longest save that this run has
-    measured, or the planned time if the run has not saved yet."""
+    """Seconds until one checkpoint is in the run directory; None if the device is not known.
+
+    They are the time of the longest save that this run has measured, or the planned time if the run has not
+    saved yet.
+    """
     save_basis: str = ""
     """Source of save_seconds, in a few words."""
     saves_in_background: bool = False
@@ -136,7 +139,7 @@ def bubble_fraction(config: RunConfig) -> float:
 
 
 def _parts(config: RunConfig, setup: Setup, rates: Rates, step: StepTime) -> dict[str, float]:
-    """Return the seconds of steps, validation and test."""
+    """Return the planned seconds of the run's steps, validation and test, as {part: seconds}."""
     evaluation = config.evaluation
     one = evaluation.eval_iters * forward_seconds(step)
     test = {"test": one} if one and has_test_split(config.data.split) else {}
@@ -189,7 +192,7 @@ def _save(config: RunConfig, rates: Rates, whole: int, measured_seconds: float) 
 
 
 def _shared_rate(config: RunConfig, rates: Rates) -> float:
-    """Return the bytes per second that each node writes to the run directory."""
+    """Return the bytes per second at which each node writes a checkpoint to the run directory."""
     limit = config.checkpoint.local_copy_bytes_per_second
     return min(rates.disk_bytes_per_second, limit) if limit else rates.disk_bytes_per_second
 
@@ -233,7 +236,7 @@ Kind = Literal["last job", "calibration", "one step", "scaled step", "cpu benchm
 
 @dataclass(frozen=True, slots=True)
 class OwnMeasurement:
-    """A measured run of nbtrain, from which the constants of its engine were set."""
+    """A measured run of nbtrain, from which the constants of nbtrain's engine were set (engines.py)."""
 
     run: str
     """Description of the model and settings."""

@@ -34,7 +34,7 @@ _TENSOR = "arXiv:1909.08053, section 3"
 
 
 def explain(setup: Setup, rates: Rates | None = None) -> list[Term]:
-    """Return the Terms of one step; [] without `rates` for an unknown device."""
+    """Return the Terms of one step. Without `rates`, a device's table rates are used; [] if it is unknown."""
     rates = rates or rates_of_setup(setup)
     step = estimate_step(setup, rates) if rates else None
     if rates is None or step is None:
@@ -109,7 +109,7 @@ def traffic(setup: Setup) -> list[Term]:
             found.append(Term(f"traffic / {kind}", size, "bytes", formula, source))
 
     def blocks_term(kind: str, collective: Collective, what: str, words: str, source: str) -> None:
-        """Add the term of collectives that run in each block for each micro batch."""
+        """Add a term for a collective that runs in each block for each micro batch."""
         formula = f"{_blocks(micro, layers)} x {collective.times:g} {what} x {_share(collective)} x {words}"
         term(kind, micro * layers * collective.sent_bytes, formula, source)
 
@@ -172,7 +172,7 @@ def _share(collective: Collective) -> str:
 
 
 def _data_formula(data: DataTraffic, gathers: Sequence[Collective | None], with_zero_3: bool) -> str:
-    """Return the formula for the bytes that data parallelism and ZeRO send."""
+    """Return the formula, as text, for the bytes that data parallelism and ZeRO send in a step."""
     gradients, copies, weights = data.gradients, data.between_copies, data.weights
     if weights is None:
         return f"all-reduce: {_share(gradients)} x {gradients.num_bytes:,.0f} bytes"
@@ -276,7 +276,7 @@ def _pieces(setup: Setup) -> str:
 
 
 def _chunks(setup: Setup, rates: Rates, times: str) -> tuple[str, str]:
-    """Return the formula for the time spent waiting for FPDT's chunks, and its source."""
+    """Return (formula, source), as text, for the time spent waiting for FPDT's chunks."""
     chunks = chunks_of(setup)
     attention = compute.attention_seconds(setup, ENGINES[setup.engine], rates)
     both = zip(("forward", "backward"), (chunks.forward_bytes, chunks.backward_bytes), attention)

@@ -35,7 +35,7 @@ from nbtrain.planner.time.traffic import (
 
 # hpZ costs memory on every GPU, so it is worthwhile only if it shortens a step by at least this fraction.
 PAYS_FRACTION = 0.05
-# Bandwidths (bytes per second) between which the limit for hpZ is searched.
+# Bandwidths (bytes per second) between which HpzGain.pays_below is searched.
 _SLOWEST, _FASTEST = 1e7, 1e13
 # ZeRO 3 moves each parameter three times per micro batch in 16 bits: gathered for the forward pass, gathered
 # for the backward pass, and its gradient scattered (stas00/ml-engineering, model-parallelism, "Inter-node
@@ -63,7 +63,7 @@ class HpzGain:
     """Whether the run fits the device memory with hpZ; None if that is not known."""
     pays_below: float | None
     """Bandwidth of the network, in bytes per second, below which hpZ saves at least PAYS_FRACTION of a step.
-    0 means on no network, and infinity on every network."""
+    0 means that hpZ saves that much on no network, and infinity that it does on every network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +81,12 @@ class NetworkUse:
     waiting_seconds: float
     """Seconds of the step in which ranks wait for other machines."""
     program_share: float
-    """Fraction of `reached_bytes_per_second` that the program's ZeRO collectives reach (setup/engines.py)."""
+    """Fraction of `reached_bytes_per_second` that ZeRO's collectives in the training program reach."""
     rule_of_thumb_bytes: float | None
-    """Rule of thumb for ZeRO 3's bytes per machine and micro batch: 48 bits x parameters / machines. None for
-    other ZeRO stages."""
+    """Bytes that ZeRO 3 sends per machine and micro batch, by a rule of thumb; None for other ZeRO stages.
+
+    The rule is 48 bits x parameters / machines.
+    """
     micro_batches: int
     has_hpz: bool
     hpz: HpzGain | None
@@ -141,7 +143,10 @@ class NetworkUse:
 
     @property
     def hpz_words(self) -> str:
-        """Clauses that say what hpZ saves or would save, and on which networks it is worthwhile."""
+        """Clauses that say what hpZ saves or would save, and on which networks it is worthwhile.
+
+        "" if the layout cannot use hpZ.
+        """
         gain = self.hpz
         if gain is None:
             return ""
@@ -216,7 +221,10 @@ def _sent(setup: Setup, rates: Rates) -> dict[str, float]:
     blocks = setup.accumulation_steps * (setup.shape.num_layers / setup.pipeline_parallel_size)
 
     def ring(collective: Collective) -> float:
-        """Return the bytes that leave a machine if a collective passes its array through all machines."""
+        """Return the bytes that leave a machine in a collective whose ring passes through all machines.
+
+        The result is 0 if the ranks of the collective are in one machine.
+        """
         size = collective.ranks
         together = ranks_together(setup, rates, size, collective.stride)
         if together == size:
@@ -305,12 +313,15 @@ def on_network(rates: Rates, bytes_per_second: float) -> Rates:
 
 
 def uses_on(setup: Setup, rates: Rates | None, networks: tuple[float, ...] = COMPARED) -> list[NetworkUse]:
-    """Return how a step would use each of several networks, given in bytes per second; [] on one machine."""
+    """Return how a step would use each of several networks, given by their bytes per second.
+
+    The result is [] on one machine, or if the device's rates are not known.
+    """
     if setup.nodes == 1 or rates is None:
         return []
     if rates.network_reached == 1.0:
-        # A measured bandwidth (or gloo's) is what was reached. Of other networks, the usual fraction is
-        # reached.
+        # A measured bandwidth (or gloo's) is already the reached one. The bandwidths in `networks` are
+        # nominal, of which the usual fraction is reached.
         rates = replace(rates, network_reached=USUAL_REACHED)
     found = [network_use(setup, on_network(rates, network)) for network in networks]
     return [use for use in found if use is not None]
@@ -346,9 +357,11 @@ def hpz_gain(setup: Setup, rates: Rates) -> HpzGain | None:
 
 
 def _limit(saved: Any) -> float:
-    """Return the fastest network (bytes per second) on which hpZ saves PAYS_FRACTION of a step.
+    """Return the bandwidth, in bytes per second, of the fastest network on which hpZ is worthwhile.
 
-    The result is 0 if hpZ saves less on every network, and infinity if it saves as much even on the fastest.
+    hpZ is worthwhile if it saves PAYS_FRACTION of a step; `saved` is a function that returns the saved
+    fraction for a bandwidth. The result is 0 if hpZ is worthwhile on no network, and infinity if it is even
+    on _FASTEST.
     """
     if saved(_FASTEST) >= PAYS_FRACTION:
         return math.inf
@@ -373,7 +386,7 @@ def _networks() -> Iterator[float]:
 
 
 def _kind_words(kind: str) -> str:
-    """Return a kind of traffic for readers, e.g. "weights for the forward pass" for "weights, forward"."""
+    """Return a kind of traffic as readable text: "weights for the forward pass" for "weights, forward"."""
     what, _, passed = kind.partition(", ")
     return f"{what} for the {passed} pass" if passed else what
 

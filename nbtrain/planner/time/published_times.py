@@ -1,7 +1,7 @@
 """Times that a published example gives for its own runs, compared with the plan for the same run.
 
-published_time(config) -> PublishedTime     found by the run's model, work and layout, not by its name
-compare_published(config, speed, duration)  also explains the difference from the plan
+    published_time(config) -> PublishedTime     found by the run's model, work and layout, not by its name
+    compare_published(config, speed, duration)  also explains the difference from the plan
 
 Source: t9k/examples, deepspeed/megatron-gpt, README.md and the platform's tutorial (A100 PCIe). The example's
 nine runs train with Megatron-DeepSpeed, which is the engine "upstream" (setup/engines.py).
@@ -44,7 +44,7 @@ class PublishedTime:
     """The time that the example gives for one of its runs."""
 
     run: str
-    """Name of the example's file."""
+    """Name of the run in the example, without the suffix of its file."""
     seconds: float | None
     """Published time, as rounded by the example's authors; None if they published no time."""
     devices: str
@@ -130,8 +130,10 @@ class PublishedComparison:
 
     published: PublishedTime
     planned_seconds: float | None
-    """Planned time of the same run in the published program, on the run's own devices; None if the devices
-    are not known."""
+    """Planned time of the same run in the published program; None if the run's devices are not known.
+
+    It is planned for the run's own devices, not for those of the published time.
+    """
     words: str
     """The published time and the reason why it differs from the plan."""
 
@@ -159,7 +161,10 @@ def compare_published(
 
 
 def _reason(speed: Speed, here: DurationEstimate, there: DurationEstimate) -> str:
-    """Return a clause that says how long the published program is planned to take, and why it differs."""
+    """Return a clause that says how long the published program is planned to take, and why not as nbtrain.
+
+    `here` is the plan for nbtrain, and `there` the plan for the published program.
+    """
     program, ours = ENGINES[PROGRAM], ENGINES[speed.setup.engine]
     assert speed.setup.device is not None and there.seconds is not None
     differences = [

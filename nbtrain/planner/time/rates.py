@@ -42,7 +42,7 @@ INFINITE = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Bandwidth between the ranks of a group, as bus bandwidth in the sense of nccl-tests."""
+    """A connection between the ranks of a group; its bandwidth is the bus bandwidth as in nccl-tests."""
 
     bytes_per_second: float
     """Bandwidth of one device in one direction, for large messages."""
@@ -67,7 +67,7 @@ class Rates:
     across: Link
     """Link between machines. Its bytes_per_second is for all devices of a machine together."""
     network_reached: float = 1.0
-    """Reached fraction of the network's nominal bandwidth, with which `across` was computed."""
+    """Fraction of the network's nominal bandwidth that is reached; it is included in `across`."""
     network: str = ""
     """Description of the network between machines, with its source: named, measured or assumed."""
     inside_devices: int = 8
@@ -75,24 +75,36 @@ class Rates:
     host_bytes_per_second: float = 25e9
     """Bandwidth between a device and host memory, one way."""
     nvme_bytes_per_second: float = 3e9
-    """Bandwidth of a machine's NVMe drive, for offloading. PCIe 3.0 drives reach 3 GB/s, PCIe 4.0 drives 6
-    GB/s."""
+    """Bandwidth of a machine's NVMe drive, for offloading.
+
+    PCIe 3.0 drives reach 3 GB/s, PCIe 4.0 drives 6 GB/s.
+    """
     disk_bytes_per_second: float = 0.18e9
-    """Bytes per second and machine for writing a checkpoint. The default is the network volume in the
-    upstream example's log: 1.8 GB in 10 of the 29 seconds that validation and saving took
-    (planner/time/duration.py)."""
+    """Bytes per second at which each machine writes a checkpoint.
+
+    The default is the network volume in the upstream example's log: 1.8 GB in 10 of the 29 seconds that
+    validation and saving took (planner/time/duration.py).
+    """
     host_adam_parameters_per_second: float = 1.6e9
-    """Parameters per second that Adam updates on the cores of one machine: 10.1e9 parameters in 6.3 s
-    (DeepSpeed's tutorial on offloading, docs/_tutorials/zero-offload.md)."""
+    """Parameters per second that Adam updates on the cores of one machine.
+
+    The default is 10.1e9 parameters in 6.3 s (DeepSpeed's tutorial on offloading,
+    docs/_tutorials/zero-offload.md).
+    """
     scores_flops: float | None = None
-    """FLOP/s of attention that keeps its scores. None means SCORE_PRODUCTS_SHARE (compute.py) of the rate of
-    other matrix products."""
+    """FLOP/s of attention that keeps its scores.
+
+    None means SCORE_PRODUCTS_SHARE (compute.py) of the rate of other matrix products.
+    """
     host_times: float = 1.0
-    """Factor for a program's host time (setup/engines.py); 0 on a CPU, whose rates include the host time."""
+    """Factor for Engine.launch_seconds and step_seconds; 0 on a CPU, whose other rates include host time."""
     source: str = ""
     """Source of the rates, as a sentence without its full stop."""
     calibration: Calibration | None = None
-    """Measurements on this machine for the steps of a CPU run (planner/calibration/calibrated_step.py)."""
+    """Measurements on this machine for the steps of a CPU run (planner/calibration/calibrated_step.py).
+
+    None on GPUs and without a calibration.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +166,8 @@ def rates_of_setup(setup: Setup) -> Rates | None:
         return None
     larger = setup.devices_per_node / setup.device.devices_per_node
     if setup.fabric_bytes_per_second is None and larger > 1:
-        # A machine with more devices than usual has more network cards (DGX-2: 16 V100, 8 cards).
+        # A machine with more devices than usual is assumed to have as many more network cards (DGX-2: 16
+        # V100, 8 cards).
         fabric = larger * setup.device.network_bytes_per_second
         rates = rates_of_device(setup.device, fabric, setup.fabric_reached)
         machine = f"a machine with {setup.devices_per_node} {setup.device.name}"
@@ -163,7 +176,7 @@ def rates_of_setup(setup: Setup) -> Rates | None:
 
 
 def generation(device: Device) -> str:
-    """Return the generation of a device, which is its key in SHARES."""
+    """Return the generation of a device (for other vendors than NVIDIA, the vendor): its key in SHARES."""
     if device.vendor != "NVIDIA":
         return device.vendor
     major, minor = device.compute_capability
@@ -231,11 +244,12 @@ def _rates(device: Device, fabric: float | None, reached: float | None) -> Rates
 # similar core. With AMX, bf16 is up to twice as fast.
 ASSUMED_MATMUL_FLOPS_PER_CORE = 166e9
 SHARE_OF_MATMUL = {"fp32": 0.43, "bf16": 0.76, "fp16": 0.43}
-# gloo's bandwidth through shared memory, for ranks of one core. Two tensor-parallel ranks need 1.18 times the
-# time of two threads: 24 sums of 3.1 MB take 0.12 s of a step (docs/evidence/benchmarks.md).
+# gloo's bandwidth through shared memory, for ranks of one core. A step with two tensor-parallel ranks takes
+# 1.18 times as long as with one rank of two threads, because 24 sums of 3.1 MB take 0.12 s
+# (docs/evidence/benchmarks.md).
 GLOO_BYTES_PER_SECOND = 0.6e9
-# Model FLOPs count all attention scores, but compute.py counts the causal half, at 0.5 + 1.25 instead of 3
-# forward passes.
+# The measured rate is in model FLOPs, which count all attention scores in 3 forward passes (1 forward, 2
+# backward). compute.py counts only the causal half, so 0.5 forward and 1.25 backward.
 _COUNTED_SCORES = (0.5 + 1.25) / 3
 
 
@@ -273,7 +287,8 @@ def rates_of_cores(config: RunConfig, matmul_flops_per_core: float | None) -> Ra
     )
 
 
-# For a gather, bus bandwidth / algorithm bandwidth is (n - 1) / n (NVIDIA/nccl-tests doc/PERFORMANCE.md).
+# The collective from which links are measured. Its bus bandwidth is (n - 1) / n of its algorithm bandwidth
+# (NVIDIA/nccl-tests doc/PERFORMANCE.md).
 _GATHER = "all_gather"
 
 
@@ -311,7 +326,7 @@ def calibrated_rates(rates: Rates, setup: Setup) -> Rates:
 
 
 def _known(measured: dict[str, float], planned: dict[str, float]) -> dict[str, float]:
-    """Return the measured rates of the number formats for which there is a planned rate."""
+    """Return the measured rates, {number format: FLOP/s}, of the formats that also have a planned rate."""
     return {dtype: flops for dtype, flops in measured.items() if dtype in planned}
 
 
@@ -367,15 +382,19 @@ def with_network(rates: Rates, config: RunConfig, use_measured: bool) -> Rates:
 
 @dataclass(frozen=True)
 class Speed:
-    """Everything that decides how fast a run trains."""
+    """Everything that decides how fast a run trains: its setup, rates and earlier measurements."""
 
     setup: Setup
     rates: Rates | None
-    """Rates of the run's devices and links, with this machine's measurements where they apply. None if the
-    device is not known."""
+    """Rates of the run's devices and links; None if the device is not known.
+
+    This machine's measurements are used where they apply.
+    """
     table_rates: Rates | None
-    """Rates of the run's devices and links without measurements, equal on every machine; None if the device
-    is not known."""
+    """Rates of the run's devices and links without measurements; None if the device is not known.
+
+    They are the same on every machine.
+    """
     last_job: Measured | None = None
     """Measurements of the run's last job; None if there are no measurements for the run's devices."""
     save_seconds: float = 0.0

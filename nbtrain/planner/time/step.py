@@ -103,7 +103,11 @@ class StepTime:
 
 
 def estimate_step(setup: Setup, rates: Rates | None = None) -> StepTime | None:
-    """Estimate the time of one step by part; return None without `rates` for an unknown device."""
+    """Estimate the time of one step by part.
+
+    Without `rates`, the device's rates in the device table are used; the result is None if the device is
+    unknown.
+    """
     if rates is None:
         rates = rates_of_setup(setup)
     return step_of_size(setup, rates)(setup.global_batch_size) if rates is not None else None
@@ -116,7 +120,9 @@ def step_of_size(setup: Setup, rates: Rates) -> Callable[[int], StepTime]:
     batch sizes.
     """
     micro_batch: _MicroBatch | None = None
-    # If the size does not count, only the number of micro batches differs, and no new setup is needed.
+    # Usually, another batch size only changes the number of micro batches, and no new setup is needed. A
+    # calibration, and programs whose memory is estimated (_reallocation_seconds), need the setup with the
+    # right size.
     size_counts = rates.calibration is not None or habits_of(setup.engine).gathered_blocks
 
     def estimate_size(global_batch_size: int) -> StepTime:
@@ -150,13 +156,13 @@ class _MicroBatch(NamedTuple):
     whole: float
     """Seconds of all stages for one micro batch, including the output layer."""
     boundary: float
-    """Seconds to send an activation across the slowest boundary between two stages."""
+    """Seconds to send a micro batch's activations across the slowest boundary between two stages."""
     held: int
     """Number of parameters on a rank, before ZeRO."""
     trained: int
     optimizer: float
     exchange: float
-    """Seconds of Muon's traffic."""
+    """Seconds per step of Muon's traffic; 0 with AdamW."""
     data: "_DataTraffic | None"
     """Seconds of data-parallel traffic; None with one data-parallel rank."""
 
@@ -171,8 +177,7 @@ class _DataTraffic(NamedTuple):
     gather: float | None
     """Seconds to gather the weights; None without ZeRO."""
     forward: float
-    """Seconds to gather ZeRO 3's weights before the forward pass; `backward` is the same for the backward
-    pass."""
+    """Seconds to gather ZeRO 3's weights before the forward pass; `backward`: before the backward pass."""
     backward: float
     waits: float
     """Latency of all of ZeRO 3's collectives: one round of the ring for each collective of each block."""
@@ -259,7 +264,7 @@ def _step(setup: Setup, rates: Rates, one: _MicroBatch, micro_batches: int) -> S
 
 
 def forward_seconds(step: StepTime) -> float:
-    """Return the seconds of a forward pass over a batch, as in validation: a third of a step's work."""
+    """Return the seconds of a forward pass over a global batch: a third of a step's work."""
     work = step.compute + step.tensor + step.sequence + step.chunks + step.bubble + step.pipeline
     return work / 3 + step.host
 
@@ -293,12 +298,15 @@ def _data_traffic(setup: Setup, rates: Rates) -> _DataTraffic | None:
 
 
 def _slower(setup: Setup) -> float:
-    """Return the factor by which ZeRO's collectives on GPUs are slower than other collectives; 1 on CPUs."""
+    """Return how many times slower ZeRO's collectives are than other collectives; 1 on CPUs."""
     return 1 / ENGINES[setup.engine].zero_share if setup.on_gpu else 1.0
 
 
 def _data_seconds(setup: Setup, sent: _DataTraffic | None, compute: float, micro_batches: int) -> float:
-    """Return the seconds of data-parallel and ZeRO traffic that do not overlap with computation."""
+    """Return the seconds of data-parallel and ZeRO traffic that do not overlap with computation.
+
+    `compute` is the computation of all micro batches in a step, in seconds.
+    """
     if sent is None:
         return 0.0
     engine = ENGINES[setup.engine]
@@ -322,7 +330,7 @@ def _data_seconds(setup: Setup, sent: _DataTraffic | None, compute: float, micro
 def _reallocation_seconds(setup: Setup) -> float:
     """Return the seconds per micro batch that FSDP spends on freeing and reallocating memory.
 
-    Without room for the blocks that are gathered ahead, torch's allocator does so three times per block. The
+    If the device has no room for BLOCKS_AHEAD blocks, torch's allocator does so three times per block. The
     result is 0 with enough room, and for other programs.
     """
     if not habits_of(setup.engine).gathered_blocks or setup.device is None:

@@ -9,12 +9,12 @@ groups, d head size, c context-parallel ranks):
     ZeRO 3     gathers the weights twice and scatters the gradients once in every micro batch: 3 P b
     ZeRO++     qwZ halves the first gather, hpZ keeps the second gather inside a machine, qgZ sends gradients
                in 4 bits if there are several machines
-    tensor     4 all-reduces of 2 s b h in each block, 6 with full recomputation. Ranks that share query
-    groups
-               also gather query, key and value, (n + 2 g) d, and scatter their gradients
-    context    keys and values of the whole sequence are gathered and their gradients scattered, 2 s g d each.
-               Other programs pass them around a ring c - 1 times, and twice as much in the backward pass
-    Ulysses    8 all-to-alls in each block, of query, key, value and output
+    tensor     4 all-reduces in each block, 6 with full recomputation; each sends 2 s b h. Ranks that share
+               query groups also gather query, key and value, s b (n + 2 g) d, and scatter their gradients
+    context    keys and values of the whole sequence are gathered and their gradients scattered, 2 s b g d
+               each. Other programs pass them around a ring c - 1 times, and twice as much in the backward
+               pass
+    Ulysses    8 all-to-alls in each block, of query, key, value and output; 12 with full recomputation
     pipeline   2 s b h over each boundary, both ways, times the number of model chunks per rank (interleaved)
     Muon       two all-to-alls of a rank's shard of the blocks' matrices, in the format of matrix products
 
@@ -33,14 +33,14 @@ from nbtrain.planner.time.rates import Rates
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 INT4_BYTES = 0.5
-# Maximum number of hops that count. In a tree, hops grow only with the logarithm of the ranks, and the hops
-# of one bucket overlap with the next bucket's traffic.
+# Maximum number of hops whose latency is counted in a collective. In a tree, hops grow only with the
+# logarithm of the ranks, and the hops of one bucket overlap with the next bucket's traffic.
 _MOST_HOPS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The ranks of a collective, and the link between them."""
+    """The number of ranks in a collective, and the link between them."""
 
     size: int
     bytes_per_second: float
@@ -74,7 +74,7 @@ def group_of(setup: Setup, rates: Rates, size: int, stride: int) -> Group:
 
 
 def ranks_together(setup: Setup, rates: Rates, size: int, stride: int) -> int:
-    """Return how many of a group's `size` ranks are connected by the devices' own link; `size` means all.
+    """Return how many ranks of a group are connected by the devices' own link; all are if it is `size`.
 
     Consecutive members of the group are `stride` ranks apart.
     """
@@ -91,7 +91,7 @@ class Collective(NamedTuple):
     ranks: int
     stride: int
     num_bytes: float
-    """Bytes of the array; in an all-to-all, the bytes that a rank holds for all ranks together."""
+    """Bytes of the whole array; in an all-to-all, the bytes that a rank holds for all ranks together."""
     factor: int = 1
     """Number of times that the array is sent: 2 for an all-reduce, 1 for other collectives."""
     times: float = 1
@@ -150,8 +150,7 @@ class DataTraffic(NamedTuple):
     weights_backward: Collective | None = None
     """ZeRO 3's second gather, before the backward pass; None for other stages and with a pipeline."""
     each_micro_batch: bool = False
-    """Whether gradients are scattered and ZeRO 3's weights gathered in each micro batch; otherwise once per
-    step."""
+    """Whether gradients are scattered, and ZeRO 3's weights gathered, per micro batch instead of per step."""
 
 
 def data_traffic(setup: Setup) -> DataTraffic | None:
@@ -213,7 +212,7 @@ def gradient_element(setup: Setup) -> float:
 
 
 def shared_groups_bytes(setup: Setup) -> float:
-    """Return the bytes of a micro batch's query, key and value if tensor ranks share groups, else 0."""
+    """Return the bytes of a micro batch's query, key and value; 0 if no tensor ranks share query groups."""
     shape = setup.shape
     if shape.num_query_groups >= setup.tensor_parallel_size:
         return 0.0
@@ -225,7 +224,8 @@ def traded_bytes(setup: Setup) -> float:
     """Return the mean bytes that a Ulysses rank exchanges in one all-to-all.
 
     The mean is over four all-to-alls: of query, key, value and output. Each tensor-parallel rank exchanges
-    its own heads. Query groups that the ranks do not divide evenly are repeated (parallel/query_groups.py).
+    its own heads. If the number of Ulysses ranks does not divide the number of query groups, groups are
+    repeated (parallel/query_groups.py).
     """
     shape, query = setup.shape, setup.shape.query_width / setup.tensor_parallel_size
     keys = setup.attended_groups * shape.kv_channels
@@ -240,7 +240,10 @@ def boundary_bytes(setup: Setup) -> float:
 
 
 def muon_bytes(setup: Setup) -> float:
-    """Return the bytes of matrices that a rank sends, and receives back, in a step of Muon; 0 with AdamW."""
+    """Return the bytes of matrices that a rank sends, and receives back, in a step of Muon.
+
+    The result is 0 with AdamW, and if one rank has all matrices.
+    """
     ranks = setup.muon_ranks
     if not setup.muon_steps or ranks == 1:
         return 0.0
@@ -250,7 +253,10 @@ def muon_bytes(setup: Setup) -> float:
 
 
 def ring_latency(setup: Setup, rates: Rates, size: int) -> float:
-    """Return the seconds that one small message needs around a ring of `size` ranks, node by node."""
+    """Return the seconds that a small message takes to pass every rank of a ring of `size` ranks.
+
+    Ranks on the same node are next to each other in the ring.
+    """
     across = min(setup.nodes, size)
     if across == 1:
         return (size - 1) * rates.inside.latency_seconds

@@ -225,7 +225,7 @@ def test_documents_are_leafed_through(lab: Lab, page: Any, monkeypatch: pytest.M
     shown = page.locator(".jp-OutputArea pre").last
     shown.get_by_text("text 0.").wait_for()
     screenshot(page, "data-card")
-    page.locator("button[title='the next']").click()
+    page.locator("button[title='next document']").click()
     shown.get_by_text("text 1.").wait_for()
     number = page.locator(".widget-text input[type=number]").first
     number.fill("17")

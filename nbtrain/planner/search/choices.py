@@ -150,7 +150,12 @@ def choose(text: Text, hardware: Hardware, size: str | None = None, minutes: flo
     if hardware.gpus:
         _check_gpu(hardware)
     if size is not None and preset_run(size) is not None:
-        return _of_preset(text, hardware, size, minutes)
+        if minutes is not None:
+            raise ConfigError(
+                f"minutes = {minutes:g} cannot be combined with size = {size}: the text decides how long a "
+                "preset is trained. Omit one of the two, or set batch.max_steps in the new run."
+            )
+        return _of_preset(text, hardware, size)
     if size is not None and size_of(size) is None:
         raise ConfigError(f"size = {size!r} must be a parameter count, such as 3M or 125M.")
     if minutes is None and not hardware.gpus:
@@ -169,7 +174,7 @@ def choose(text: Text, hardware: Hardware, size: str | None = None, minutes: flo
     if size is None and chosen is tried[-1] and hardware.gpus and seconds is None:
         larger = _largest_preset(text)
         if larger is not None:
-            return _of_preset(text, hardware, larger, minutes)
+            return _of_preset(text, hardware, larger)
     return chosen.choices(minutes)
 
 
@@ -319,10 +324,10 @@ def _largest_preset(text: Text) -> str | None:
     return fitting[-1] if fitting else None
 
 
-def _of_preset(text: Text, hardware: Hardware, size: str, minutes: float | None) -> Choices:
+def _of_preset(text: Text, hardware: Hardware, size: str) -> Choices:
     """Choose the settings of a run that trains a preset's model on the text, with the preset's recipe.
 
-    The length suits the text, and the layout is the best one on the GPUs. `minutes` is not used.
+    The length suits the text, and the layout is the best one on the GPUs.
     """
     base = load(str(preset_run(size)), check=False)
     if not hardware.gpus:

@@ -147,6 +147,8 @@ def test_what_is_refused():
     ):
         with pytest.raises(ConfigError, match=words):
             choose(books(3e6), Hardware(2), **options)
+    with pytest.raises(ConfigError, match=r"minutes = 30 cannot be combined with size = 125M"):
+        choose(books(3e12), A100, size="125M", minutes=30)
     # The search of the message is on the GPUs that were named, not on the GPUs of the preset.
     with pytest.raises(
         ConfigError, match="run `nbtrain search 175B --gpus 4 --gpu-type A100-80GB --gpus-per-node 4`"

@@ -352,7 +352,9 @@ def _sources(config: RunConfig, folder: str) -> list[dict[str, Any]]:
 
 
 def in_one_process(config: RunConfig, name: str) -> RunConfig:
-    """Return the same training in one process, with the same samples and padded vocabulary size."""
+    """Return the configuration of the same run for a single process, with the same samples and padded
+    vocabulary size.
+    """
     tensor = config.parallel.tensor_parallel_size
     kept = {"communication_data_type", "process_group_timeout_seconds"}
     parallel = {"zero_stage": 0} | {key: getattr(config.parallel, key) for key in kept}

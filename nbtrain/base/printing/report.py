@@ -406,7 +406,7 @@ class Findings(Block):
 
 @dataclass(eq=False, repr=False)
 class Code(Block):
-    """A text that is shown unchanged, such as a YAML or a command."""
+    """Text that is shown unchanged, such as YAML or a command."""
 
     text: str
     title: str = ""

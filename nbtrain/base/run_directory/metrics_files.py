@@ -71,7 +71,7 @@ class MetricsFile:
     def write(
         self, step: int, wall_time: float, tokens: int, samples: int, scalars: Mapping[str, float]
     ) -> None:
-        """Add a line with scalars of a step by tag. `wall_time` is in seconds since the epoch."""
+        """Add a line with one step's scalars, keyed by tag. `wall_time` is in seconds since the epoch."""
         values = {tag: _encoded(value, tag in EXACT_TAGS) for tag, value in scalars.items()}
         self._add(dict(zip(KEYS, (step, round(wall_time, 6), tokens, samples))) | values)
 

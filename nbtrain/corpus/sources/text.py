@@ -54,7 +54,7 @@ class TextReader(files.FileReader):
             text = content.decode()
         except UnicodeDecodeError as error:
             line = first + content.count(b"\n", 0, error.start)
-            advice = "convert the file, e.g. with iconv -t UTF-8"
+            advice = "convert the file, e.g. with iconv -f ISO-8859-1 -t UTF-8"
             tally.add_broken(path, line, f"not UTF-8 (byte 0x{content[error.start]:02x}); {advice}")
             return
         del content

@@ -279,7 +279,7 @@ def _check_is_text(path: Path) -> None:
         if not text:
             raise DataError(
                 f"{display(path)}: the file is not UTF-8 text (byte 0x{begun[error.start]:02x} at "
-                f"{error.start:,}). Convert it, for example with iconv -t UTF-8, and give the converted file."
+                f"{error.start:,}). Convert it, e.g. with iconv -f ISO-8859-1 -t UTF-8, and pass the result."
             ) from None
     if "\0" in text:
         raise DataError(f"{display(path)}: the file is not text: it contains bytes with the value zero.")

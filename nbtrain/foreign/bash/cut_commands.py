@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def report_cut_commands(script: Script, source: Source, root: "Node") -> None:
-    """Report comments and spaces that end a command which seems to continue."""
+    """Report each comment, and each space after a backslash, that ends a command although the next line seems
+    to continue it.
+    """
     for node in comments(root):
         if cut_by_comment(source, node) and (rest := _rest_after(source, node.end_byte)):
             place = source.place_of(node)

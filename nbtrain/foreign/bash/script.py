@@ -104,5 +104,7 @@ class Surroundings:
     """Texts of the other given files by file name, and by their paths in the container that mounts them."""
 
     def file(self, path: str) -> Word | None:
-        """Return a file by the path that a script names, otherwise by its name; None if it was not given."""
+        """Return the text of the given file at `path`, or else of the given file with the same file name;
+        None if there is neither.
+        """
         return self.files.get(path) or self.files.get(PurePosixPath(path).name)

@@ -162,7 +162,9 @@ Part = tuple[list[int], list[float], list[float], list[float] | None]
 
 
 def _width(points: Curve | Series) -> int:
-    """Return the number of points that a pair of points in a curve represents; 1 if every point is kept."""
+    """Return how many original points each pair of points of a thinned curve stands for; 1 if it is not
+    thinned.
+    """
     return getattr(points, "width", 1)
 
 

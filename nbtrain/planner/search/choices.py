@@ -316,7 +316,7 @@ def _nearest_shape(text: Text, hardware: Hardware, parameters: float) -> tuple[i
 def _largest_preset(text: Text) -> str | None:
     """Return the largest GPT-3 preset for which the text has enough tokens; None if no preset qualifies.
 
-    Enough is USUAL_TOKENS tokens per parameter from MOST_EPOCHS passes over the text.
+    A text has enough tokens if MOST_EPOCHS passes over it yield at least USUAL_TOKENS tokens per parameter.
     """
     vocab_size = largest_seen(text.fits, text.num_bytes)
     tokens = MOST_EPOCHS * text.train_tokens(vocab_size)

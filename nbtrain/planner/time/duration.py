@@ -311,7 +311,7 @@ def _on_gpu(setup: Setup, is_calibrated: bool) -> RestsOn:
             words += f"; nbtrain has not been measured on several {name} GPUs"
         return RestsOn("one step", words, OWN)
     words += (
-        f"; nbtrain has not been measured on {name}, so this step was scaled by the datasheets and by the "
-        "fractions of them that published runs of other programs reached"
+        f"; nbtrain has not been measured on {name}, so this step was scaled by the datasheets of both "
+        "GPUs and by the fraction of the datasheet that published runs of other programs reached"
     )
     return RestsOn("scaled step", words, OWN)

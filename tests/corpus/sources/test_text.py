@@ -110,7 +110,7 @@ def test_text_that_is_not_utf8(workspace, read, part_bytes, size):
     (workspace / "book.txt").write_bytes(b"one\n---\ntwo\nthr\xe9e\n---\nfour\n")
     found = read(text("book.txt", document_separator="---"))
     assert found.records == ["one\n", "four\n"]
-    what = "not UTF-8 (byte 0xe9); convert the file, e.g. with iconv -t UTF-8"
+    what = "not UTF-8 (byte 0xe9); convert the file, e.g. with iconv -f ISO-8859-1 -t UTF-8"
     assert found.problems == [f"book.txt:4: {what}"]
     assert found.counts == {"records": 3, "broken": 1}
     whole = read(text("book.txt"))

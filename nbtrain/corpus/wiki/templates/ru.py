@@ -86,7 +86,7 @@ LANGUAGES = dict(
 
 
 def in_language(call: Call) -> str | None:
-    """Return the text of {{lang-en|London}}: англ. London."""
+    """Return the text of a {{lang-XX|...}} template, e.g. "англ. London" for {{lang-en|London}}, or None."""
     short = LANGUAGES.get(call.name.partition("-")[2])
     return f"{short} {call[1]}" if short and call[1] and call.has_only(most=1) else None
 

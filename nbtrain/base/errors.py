@@ -5,7 +5,8 @@
         ContextLengthError   shorten the prompt, or request fewer new tokens
         CodeError            correct the Python file that `code` names
       DataError          repair or prepare the data
-      CheckpointError    choose another checkpoint, or free space
+      CheckpointError    choose another checkpoint
+        DiskFullError        free up space, or keep fewer checkpoints
       RecordError        restore or remove a damaged file of a run
       JobError           look at the job
         SubmitError      the job was not started: the reason was found before launch
@@ -81,6 +82,10 @@ class CheckpointError(NbtrainError):
     """A checkpoint is missing, incomplete, or does not fit the run."""
 
     exit_code = 4
+
+
+class DiskFullError(CheckpointError):
+    """A checkpoint does not fit on its disk."""
 
 
 class RecordError(NbtrainError, ValueError):

@@ -198,8 +198,8 @@ def _make_room(disk: LocalDisk, step: int) -> None:
     problem = None
     if disk.rank == 0:
         problem = make_room(disk.run, disk.config, disk.run.checkpoint(step))
-    if agreed := broadcast_object(problem):
-        raise CheckpointError(str(agreed))
+    if isinstance(agreed := broadcast_object(problem), CheckpointError):
+        raise agreed
 
 
 def _pass_over(step: int, reason: str, events: EventWriter | None, passed_over: list[str]) -> None:

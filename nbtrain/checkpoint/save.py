@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.errors import CheckpointError
+from nbtrain.base.errors import CheckpointError, DiskFullError
 from nbtrain.base.run_directory.checkpoint_files import files_sha256, newest_saved_step
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.checkpoint.files import manifest as manifests
@@ -97,8 +97,8 @@ class Saver:
         live, step = self.live, state.step
         folder = live.run.checkpoint(step)
         problem = make_room(live.run, live.config, folder) if live.world.rank == 0 else None
-        if agreed := broadcast_object(problem):
-            raise CheckpointError(str(agreed))
+        if isinstance(agreed := broadcast_object(problem), CheckpointError):
+            raise agreed
         if broadcast_object(manifests.size_problem(folder)) is None:
             return time.monotonic() - started
         part = None if self._local is None else self._local.begin(step, self.writer, folder)
@@ -255,9 +255,10 @@ class Saver:
             self.live.tell("checkpoint", words, attempt=self.live.attempt, **vars(saved))
 
 
-def make_room(run: RunDir, config: RunConfig, folder: Path) -> str | None:
-    """Remove an incomplete `folder` of an earlier save. Return the reason why the disk has no room for a
-    checkpoint; None if it has room. Only rank 0 calls it.
+def make_room(run: RunDir, config: RunConfig, folder: Path) -> CheckpointError | None:
+    """Remove an incomplete `folder` of an earlier save, and check that the disk has room for a checkpoint.
+
+    Returns the error to raise on all ranks; None if there is room. Only rank 0 calls it.
     """
     run.model.mkdir(parents=True, exist_ok=True)
     if manifests.size_problem(folder) is None:
@@ -266,11 +267,13 @@ def make_room(run: RunDir, config: RunConfig, folder: Path) -> str | None:
         if folder.exists():
             shutil.rmtree(folder)
     except OSError as error:
-        return f"{folder}: the files of an earlier save cannot be removed: {error.strerror or error}."
+        return CheckpointError(
+            f"{folder}: the files of an earlier save cannot be removed: {error.strerror or error}."
+        )
     needed, free = checkpoint_room_bytes(config), shutil.disk_usage(run.model).free
     if free >= needed:
         return None
-    return (
+    return DiskFullError(
         f"{run.model}: a checkpoint needs {needed / 1e9:,.2f} GB, but only {free / 1e9:,.2f} GB is free. "
         "Free up space, or lower checkpoint.keep_last; then resume the run."
     )

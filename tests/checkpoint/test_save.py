@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nbtrain.base.errors import CheckpointError
+from nbtrain.base.errors import CheckpointError, DiskFullError
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.checkpoint import save
 from nbtrain.checkpoint.save import make_room
@@ -26,11 +26,11 @@ def test_a_disk_that_is_too_small_is_reported_before_anything_is_written(run, mo
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 12_345_678))
     config = load("gpt-tiny")
     needed = checkpoint_room_bytes(config)
-    assert make_room(run, config, run.checkpoint(10)) == (
-        f"{run.model}: a checkpoint needs {needed / 1e9:.2f} GB, but only 0.01 GB is free. Free up space, or "
-        f"lower "
-        "checkpoint.keep_last; then resume the run."
-    )
+    error = make_room(run, config, run.checkpoint(10))
+    # The supervisor recognizes a full disk by this class.
+    assert type(error) is DiskFullError and error.exit_code == CheckpointError.exit_code
+    for part in (f"needs {needed / 1e9:.2f} GB", "0.01 GB is free", "checkpoint.keep_last"):
+        assert part in str(error)
     assert run.checkpoint_steps() == []
 
 
@@ -66,9 +66,9 @@ def test_a_leftover_that_cannot_be_removed_is_a_message(run, monkeypatch):
         raise OSError(errno.ENOTEMPTY, "Directory not empty")
 
     monkeypatch.setattr(save.shutil, "rmtree", busy)
-    assert make_room(run, load("gpt-tiny"), folder) == (
-        f"{folder}: the files of an earlier save cannot be removed: Directory not empty."
-    )
+    error = make_room(run, load("gpt-tiny"), folder)
+    assert type(error) is CheckpointError
+    assert str(error) == f"{folder}: the files of an earlier save cannot be removed: Directory not empty."
 
 
 @pytest.mark.parametrize("counts", [False, True])

@@ -33,13 +33,7 @@ DONE = {
 }
 # Part of the cause of a job that a full disk has ended.
 DISK_IS_FULL = "the disk is full"
-FULL_DISK = re.compile(
-    r"No space left on device|Errno 28\b|Disk quota exceeded|Errno 122\b|"
-    r"a checkpoint needs .* (?:is|are) free",
-    re.IGNORECASE,
-)
-# Part of a message that already tells the user to free space.
-FREE_SPACE = re.compile(r"free (?:up )?space", re.IGNORECASE)
+FULL_DISK = re.compile(r"No space left on device|Errno 28\b|Disk quota exceeded|Errno 122\b", re.IGNORECASE)
 # Messages of torch, Python's multiprocessing and NCCL, some of which also say "No space left on device".
 SHARED_MEMORY = re.compile(
     r"unable to \w+ shared memory|insufficient shared memory|out of shared memory|\bSemLock\(|/dev/shm/"
@@ -65,6 +59,7 @@ TIMED_OUT = re.compile(r"time-?out|timed out", re.IGNORECASE)
 KIND_OF_ERROR = {
     "StabilityError": end_kinds.UNSTABLE,
     "LossScaleError": end_kinds.SMALLEST_LOSS_SCALE,
+    "DiskFullError": end_kinds.DISK,
 }
 # Number of good steps after which the configuration alone does not explain running out of memory.
 STEADY_STEPS = 20
@@ -290,9 +285,10 @@ def _failure(first: ExitRecord, missing: list[int], around: Circumstances, step:
         # Another attempt would find the same small /dev/shm and fail again.
         full = f"{where}: /dev/shm is full: {_last_line(first)}. {around.fix(end_kinds.SHARED_MEMORY)}"
         return Verdict(FAILED, full, step=step, kind=end_kinds.SHARED_MEMORY)
-    if FULL_DISK.search(said):
-        # The message about a checkpoint that does not fit already has a fix; a system error has none.
-        fix = "" if FREE_SPACE.search(first.message) else f". {around.fix(end_kinds.DISK)}"
+    has_fix = KIND_OF_ERROR.get(first.error or "") == end_kinds.DISK
+    if has_fix or FULL_DISK.search(said):
+        # A system error has no fix.
+        fix = "" if has_fix else f". {around.fix(end_kinds.DISK)}"
         full = f"{where}: {DISK_IS_FULL}: {first.message.removesuffix('.')}{fix}"
         return Verdict(FAILED, full, True, step=step, kind=end_kinds.DISK)
     if DEVICE_MEMORY.search(said):

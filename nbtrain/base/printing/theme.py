@@ -2,8 +2,8 @@
 
 A saved output does not know the theme that it is shown in. So every color here contrasts with white and with
 JupyterLab's dark backgrounds (#111111, #212121). The contrast ratio of text is at least 4.2 with white and
-#111111; that of lines and areas is at least 3.0 with all three (tests/base/printing/test_theme.py). No color
-can have a ratio of 4.5 with both white and #111111.
+#111111; the ratio of lines and areas is at least 3.0 with all three (tests/base/printing/test_theme.py). No
+color can have a ratio of 4.5 with both white and #111111.
 """
 
 import html

@@ -99,7 +99,7 @@ def load_file(path: Path, mmap: bool = False) -> Any:
             "another step, or raise checkpoint.keep_last."
         ) from None
     except DAMAGED as error:
-        # torch's own message is left out, because it advises turning the protection off.
+        # torch's own message is omitted, because it advises turning the protection off.
         problem = pointer_problem_of(path) or _why_refused(error)
         raise CheckpointError(f"{display(path)} {problem}.") from None
 

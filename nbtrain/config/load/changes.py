@@ -65,8 +65,8 @@ def as_overrides(before: RunConfig, now: RunConfig, but: Callable[[str], bool] =
 
     "" if there are none. Keys for which `but` returns true are omitted.
     """
-    # Keys inside a removed section are left out, because the section itself becomes null. Weights are left
-    # out, because they are part of data.sources.
+    # Keys inside a removed section are omitted, because the section itself becomes null. Weights are
+    # omitted, because they are part of data.sources.
     own = dict(flatten(now.model_dump()))
     changes = [change for change in changes_between(before, now) if change.key in own and not but(change.key)]
     return "".join(f" {shlex.quote(f'{change.key}={spelled(change.now)}')}" for change in changes)

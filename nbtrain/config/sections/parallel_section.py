@@ -60,9 +60,8 @@ class ActivationCheckpointingConfig(ConfigModel):
 
     granularity: Literal["none", "selective", "full"] = "none"
     """Activations to recompute in the backward pass. none recomputes nothing. selective recomputes
-    activations that are large and cheap to compute: those of the attention core and of the MLP's activation
-    function. full keeps only the input of every `interval_layers` blocks and recomputes all other
-    activations.
+    activations that are large and cheap to compute: the attention core and the MLP's activation function.
+    full keeps only the input of every `interval_layers` blocks and recomputes all other activations.
     """
     interval_layers: Layers = 1
     """Number of blocks that are recomputed together with granularity: full."""

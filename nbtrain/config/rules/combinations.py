@@ -163,11 +163,11 @@ KINDS: tuple[Feature, ...] = (
     _zero_plus("hpz", "hpZ", "hpZ: a second copy of the parameters inside each machine", "zero_hpz", False),
     _zero_plus("qwz", "qwZ", "qwZ: parameters gathered in INT8", "zero_quantized_weights", True),
     _zero_plus("qgz", "qgZ", "qgZ: gradients reduced in INT4", "zero_quantized_gradients", True),
-    Feature("fp32", "fp32", "precision.dtype: fp32", DTYPE, "fp32", axis="precision"),
+    Feature("fp32", "fp32", "fp32: weights and computation in fp32", DTYPE, "fp32", axis="precision"),
     Feature(
         "bf16",
         "bf16",
-        "precision.dtype: bf16, with bf16 weights",
+        "bf16 weights: weights and computation in bf16",
         DTYPE,
         "bf16",
         axis="precision",
@@ -176,13 +176,20 @@ KINDS: tuple[Feature, ...] = (
     Feature(
         "autocast",
         "cast",
-        "precision.dtype: bf16 by autocast, with fp32 weights",
+        "bf16 autocast: fp32 weights, computation in bf16",
         "precision.autocast",
         True,
         also={DTYPE: "bf16"},
         axis="precision",
     ),
-    Feature("fp16", "fp16", "precision.dtype: fp16, with a loss scale", DTYPE, "fp16", axis="precision"),
+    Feature(
+        "fp16",
+        "fp16",
+        "fp16: weights and computation in fp16, with a loss scale",
+        DTYPE,
+        "fp16",
+        axis="precision",
+    ),
     Feature(
         "fp8",
         "fp8",
@@ -202,7 +209,7 @@ KINDS: tuple[Feature, ...] = (
     Feature("muon", "Muon", "Muon for the blocks' matrices", "optimizer.type", "Muon"),
     Feature("compile", "comp", "torch.compile, block by block", "model.compile", True),
     Feature("async_save", "save", "asynchronous saving of checkpoints", "checkpoint.async_save", True),
-    Feature("cpu", "CPU", "resources.device: cpu", "resources.device", "cpu"),
+    Feature("cpu", "CPU", "CPUs: the ranks run on CPU cores", "resources.device", "cpu"),
 )
 
 BY_NAME = {kind.name: kind for kind in KINDS}
@@ -274,7 +281,7 @@ def clashes(present: Collection[str]) -> Iterator[str]:
 
 
 def _name(kind: Feature) -> str:
-    return kind.words.removeprefix("precision.dtype: ").partition(":")[0]
+    return kind.words.partition(":")[0]
 
 
 def kinds_have_what_they_need(config: RunConfig) -> Problems:

@@ -58,7 +58,7 @@ from nbtrain.foreign.syntax.flags import (
     parse,
     tables,
 )
-from nbtrain.foreign.syntax.json_comments import TWICE, Document, read_json
+from nbtrain.foreign.syntax.json_comments import Document, read_json
 from nbtrain.foreign.syntax.located import Word
 from nbtrain.planner.run_file import not_written, parent_name, path_of, refuse_existing, target_of
 
@@ -331,11 +331,13 @@ def _faults(source: Reading, document: Document) -> None:
 
     DeepSpeed refuses a key that is written twice. Megatron's json uses the last value, but refuses comments.
     """
-    for place, words in document.faults:
-        if TWICE in words and source.job.kind in ALONE:
-            source.fail("", place, f"{words.partition(';')[0]}: DeepSpeed refuses that. Remove one of them.")
+    for fault in document.faults:
+        if fault.is_duplicate and source.job.kind in ALONE:
+            source.fail("", fault.place, f"{fault.text}: DeepSpeed refuses that. Remove one of them.")
+        elif fault.is_duplicate:
+            source.note(fault.place, f"{fault.text}; the last value is used.")
         else:
-            source.note(place, f"{words}.")
+            source.note(fault.place, f"{fault.text}.")
 
 
 def _no_program(source: Reading) -> None:

@@ -19,7 +19,7 @@ from nbtrain.foreign.lint_flags import data_parallel_size, number
 from nbtrain.foreign.mapping.conversion import Reading
 from nbtrain.foreign.mapping.deepspeed_keys import accumulation_contradicts, field_of, two_formats
 from nbtrain.foreign.mapping.rows_layout import DEEPSPEED_SCALE, other_format
-from nbtrain.foreign.syntax.json_comments import TWICE, Document
+from nbtrain.foreign.syntax.json_comments import Document
 
 STAGE = "zero_optimization.stage"
 
@@ -35,19 +35,20 @@ def json_is_json(source: Reading) -> Iterator[Finding]:
     itself accepts both, but rejects a key that is written twice.
     """
     alone = source.job.kind == "DeepSpeed JSON"
-    for place, words in source.job.deepspeed.faults if source.job.deepspeed else ():
-        if "refuses" in words and alone:
-            cost = Cost(words="a file that only DeepSpeed itself reads")
-            text = f"{words}. DeepSpeed itself reads Hjson, which allows it."
-            yield Finding("warning", "json_is_json", "", place, text, "Remove it.", cost)
-        elif "refuses" in words:
-            yield Finding("error", "json_is_json", "", place, f"{words}.", "Remove it.", FATAL)
-        elif TWICE in words and alone:
-            text = f"{words.partition(';')[0]}: DeepSpeed refuses that."
-            yield Finding("error", "json_is_json", "", place, text, "Remove one of them.", FATAL)
-        else:
+    for fault in source.job.deepspeed.faults if source.job.deepspeed else ():
+        if fault.is_duplicate and alone:
+            text = f"{fault.text}: DeepSpeed refuses that."
+            yield Finding("error", "json_is_json", "", fault.place, text, "Remove one of them.", FATAL)
+        elif fault.is_duplicate:
             cost = Cost(words="a key that has no effect")
-            yield Finding("warning", "json_is_json", "", place, f"{words}.", "Remove one of them.", cost)
+            text = f"{fault.text}; the last value is used."
+            yield Finding("warning", "json_is_json", "", fault.place, text, "Remove one of them.", cost)
+        elif alone:
+            cost = Cost(words="a file that only DeepSpeed itself reads")
+            text = f"{fault.text}. DeepSpeed itself reads Hjson, which allows it."
+            yield Finding("warning", "json_is_json", "", fault.place, text, "Remove it.", cost)
+        else:
+            yield Finding("error", "json_is_json", "", fault.place, f"{fault.text}.", "Remove it.", FATAL)
 
 
 def json_keys_are_known(source: Reading) -> Iterator[Finding]:
@@ -70,10 +71,7 @@ def json_keys_are_known(source: Reading) -> Iterator[Finding]:
             place = document.place(problem.key)
             yield Finding("warning", "json_keys_are_known", problem.key, place, text, fix, cost)
             continue
-        text = f"{problem.message[:1].upper()}{problem.message[1:]}"
-        text = text.replace(" does not know in ", f" does not know {problem.key.rpartition('.')[2]} in ")
-        text = text.replace(" rejects, because ", f" rejects {problem.key}, because ")
-        yield _error(document, "json_keys_are_known", problem.key, text, "")
+        yield _error(document, "json_keys_are_known", problem.key, problem.message, "")
     kind = document.get("optimizer.type")
     if kind is not None and (words := unknown_optimizer(kind)):
         yield _error(document, "json_keys_are_known", "optimizer.type", words, "")

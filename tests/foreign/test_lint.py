@@ -305,7 +305,7 @@ def test_flags_of_a_job(flags, rule, expected, tmp_path):
             "json_keys_are_known",
             [
                 "error, cannot run: ds_config_125m.json:7: zero_optimization.sub_grup_size",
-                "  DeepSpeed 0.19.8 does not know sub_grup_size in zero_optimization. Nearest: "
+                "  DeepSpeed 0.19.8 has no key sub_grup_size in zero_optimization. Nearest: "
                 "sub_group_size. Remove the key, or correct its name.",
             ],
         ),
@@ -386,9 +386,9 @@ def test_flags_of_a_job(flags, rule, expected, tmp_path):
             "json_keys_are_known",
             [
                 "error, cannot run: ds_config_125m.json:9: gradient_clipping",
-                "  Must be a number, not one.",
+                "  gradient_clipping must be a number, not one.",
                 "error, cannot run: ds_config_125m.json:24: aio.block_size",
-                "  Must be a whole number, not 1M.",
+                "  aio.block_size must be a whole number, not 1M.",
                 "error, cannot run: ds_config_125m.json:21: optimizer.type",
                 "  DeepSpeed 0.19.8 has no optimizer AdanW. Nearest: AdamW.",
             ],

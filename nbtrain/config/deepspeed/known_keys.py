@@ -68,7 +68,7 @@ UNKNOWN_KEY, WRONG_VALUE = "deepspeed_keys_exist", "deepspeed_values_fit"
 def _problem(rule: str, path: str, message: str) -> Finding:
     """Return a finding whose key is dotted from the top level of DeepSpeed's configuration.
 
-    The message is the rule and the fix, worded to follow "...sets PATH, which".
+    The message is a sentence that names the path, and the fix.
     """
     return Finding("error", rule, path, "", message, cost=FATAL)
 
@@ -94,16 +94,16 @@ def key_problems(values: Mapping[str, Any], prefix: str = "") -> Iterator[Findin
     for key, value in values.items():
         path = f"{prefix}{key}"
         if path in rejected:
-            message = f"DeepSpeed {VERSION} rejects, because the feature was removed. Remove the key."
-            yield _problem(UNKNOWN_KEY, path, message)
+            removed = f"DeepSpeed {VERSION} rejects {path}, because the feature was removed."
+            yield _problem(UNKNOWN_KEY, path, f"{removed} Remove the key.")
         elif path in top:
             if rule := broken_rule(top[path], value) or _broken_format(path, value):
-                yield _problem(WRONG_VALUE, path, f"{rule}, not {show(value)}.")
+                yield _problem(WRONG_VALUE, path, f"{path} {rule}, not {show(value)}.")
         elif path in sections:
             if isinstance(value, Mapping):
                 yield from _section_problems(sections[path], value, path)
             elif value is not None and value != AUTO:
-                yield _problem(WRONG_VALUE, path, f"must be a mapping of keys, not {show(value)}.")
+                yield _problem(WRONG_VALUE, path, f"{path} must be a mapping of keys, not {show(value)}.")
         elif isinstance(value, Mapping) and any(known.startswith(f"{path}.") for known in sections):
             yield from key_problems(value, f"{path}.")
 
@@ -136,11 +136,10 @@ def _section_problems(section: Section, values: Mapping[str, Any], path: str) ->
         elif key not in known:
             near = nearest_key(inner)
             hint = f" Nearest: {near}." if near else ""
-            unknown = f"DeepSpeed {VERSION} does not know in {path}.{hint}"
-            message = f"{unknown} Remove the key, or correct its name."
-            yield _problem(UNKNOWN_KEY, inner, message)
+            unknown = f"DeepSpeed {VERSION} has no key {key} in {path}.{hint}"
+            yield _problem(UNKNOWN_KEY, inner, f"{unknown} Remove the key, or correct its name.")
         elif rule := broken_rule(known[key], value):
-            yield _problem(WRONG_VALUE, inner, f"{rule}, not {show(value)}.")
+            yield _problem(WRONG_VALUE, inner, f"{inner} {rule}, not {show(value)}.")
 
 
 def _known(section: Section) -> Section:

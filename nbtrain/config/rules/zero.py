@@ -248,7 +248,7 @@ def deepspeed_extra_is_extra(config: RunConfig) -> Problems:
         yield mistake(
             config,
             f"parallel.deepspeed_extra.{problem.key}",
-            f"parallel.deepspeed_extra sets {problem.key}, which {problem.message}{own}",
+            f"parallel.deepspeed_extra: {problem.message}{own}",
         )
     # No configuration can be derived from a layout that breaks other rules, which report it.
     reported = any(kinds_go_together(config)) or any(layers_fill_the_stages(config))

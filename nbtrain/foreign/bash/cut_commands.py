@@ -16,6 +16,9 @@ from nbtrain.foreign.bash.syntax_tree import (
 if TYPE_CHECKING:
     from tree_sitter import Node
 
+# The rule that a space after a backslash breaks. Such a space is also an argument of the command.
+BACKSLASHES_END_LINES = "backslashes_end_lines"
+
 
 def report_cut_commands(script: Script, source: Source, root: "Node") -> None:
     """Report each comment, and each space after a backslash, that ends a command although the next line seems
@@ -35,6 +38,7 @@ def report_cut_commands(script: Script, source: Source, root: "Node") -> None:
             "the space after the backslash",
             _rest_after(source, match.start()),
             "Make the backslash the last character of its line.",
+            BACKSLASHES_END_LINES,
         )
 
 
@@ -54,13 +58,15 @@ def is_cut_before(script: Script, place: str) -> bool:
     return f"{label}:{int(line) - 1}" in [remark.place for remark in script.remarks]
 
 
-def report_cut(script: Script, place: str, what: str, rest: str, fix: str) -> None:
+def report_cut(
+    script: Script, place: str, what: str, rest: str, fix: str, rule: str = "commands_are_not_cut"
+) -> None:
     """Report that `what` ends a command. `rest` is the text that is therefore not part of the command."""
     lost = f", so {shortened(rest)} is not part of the command" if rest.startswith("-") else ""
     script.remarks.append(
         Finding(
             "warning",
-            "commands_are_not_cut",
+            rule,
             "",
             place,
             f"in bash, {what} ends the command{lost}.",

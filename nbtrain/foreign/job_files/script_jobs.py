@@ -9,6 +9,7 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.findings import Cost, Finding
 from nbtrain.config.names.other_programs import GPT_SCRIPTS, program_of_command
 from nbtrain.foreign.bash.bash_script import command_of_words, read_script
+from nbtrain.foreign.bash.cut_commands import BACKSLASHES_END_LINES
 from nbtrain.foreign.bash.script import Command, Script, Surroundings
 from nbtrain.foreign.bash.variables import word_of
 from nbtrain.foreign.job_files.job import Job
@@ -332,7 +333,7 @@ def take_launch(job: Job, script: Script, launch: Launch, launches: Sequence[Lau
         # A backslash followed by a space gives the program an argument that its parser rejects.
         job.flags = [word for word in job.flags if not word.text or word.text.strip(" #")]
         job.refused += [
-            (remark.place, remark.text) for remark in job.remarks if "backslash" in remark.message
+            (remark.place, remark.text) for remark in job.remarks if remark.rule == BACKSLASHES_END_LINES
         ]
     for word in launch.prefixes:
         unknown = word.unknowns[0] if word.unknowns else None

@@ -303,7 +303,7 @@ def drop_wrong(source: Reading, document: Document) -> None:
     """Drop values that DeepSpeed rejects. The import fails at each of them, and lint reports them."""
     for problem in list(key_problems(document.value)):
         if problem.rule == WRONG_VALUE:
-            source.fail("", document.place(problem.key), f"{problem.key}: {problem.message}")
+            source.fail("", document.place(problem.key), problem.message)
             source.wrong.append(problem)
             *parents, last = problem.key.split(".")
             document.get(".".join(parents)).pop(last) if parents else document.value.pop(last)

@@ -8,7 +8,7 @@ This reader accepts all of these and reports them, so that the file can be read 
 import json
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.files import too_many_digits
@@ -20,7 +20,21 @@ _COMMENTS = {"//": "\n", "#": "\n", "/*": "*/"}
 _PLACEHOLDER = re.compile(r"\$\{\w+\}|\$?[A-Z][A-Z0-9_]{2,}")
 _STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 MOST_DEPTH = 50
-TWICE = "is written twice"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Text that Python's json rejects, or a key that occurs twice in an object."""
+
+    place: str
+    kind: Literal["comment", "comma", "byte order mark", "duplicate"]
+    text: str
+    """The problem as a clause, e.g. "train_batch_size is written twice"."""
+
+    @property
+    def is_duplicate(self) -> bool:
+        """Whether a key occurs twice: Python's json uses the last value, and DeepSpeed rejects the file."""
+        return self.kind == "duplicate"
 
 
 @dataclass(slots=True)
@@ -30,8 +44,7 @@ class Document:
     label: str
     value: dict[str, Any] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)
-    faults: list[tuple[str, str]] = field(default_factory=list)
-    """(place, problem) of text that Python's json rejects, or of keys that it drops silently."""
+    faults: list[Fault] = field(default_factory=list)
 
     def place(self, key: str) -> str:
         """Return where a dotted key was written, or the file name if it was not written."""
@@ -77,14 +90,15 @@ class _Reader:
     def error(self, reason: str) -> ConfigError:
         return ConfigError(f"{self.place}: not JSON: {reason}.")
 
-    def fault(self, words: str) -> None:
-        self.document.faults.append((self.place, words))
+    def refused(self, kind: Literal["comment", "comma", "byte order mark"], shown: str) -> None:
+        """Report text that Python's json refuses, and DeepSpeed's Hjson reads."""
+        self.document.faults.append(Fault(self.place, kind, f"{shown}: Python's json refuses it"))
 
     def blanks(self) -> None:
         """Skip spaces and comments. The first comment of a file is reported."""
         while self.position < len(self.text):
             if self.text[self.position] == "\ufeff":
-                self.fault("a byte order mark: Python's json refuses it")
+                self.refused("byte order mark", "a byte order mark")
                 self.position += 1
                 continue
             if self.text[self.position].isspace():
@@ -94,8 +108,8 @@ class _Reader:
             if not opening:
                 return
             closing = _COMMENTS[opening]
-            if not any("comment" in words for _, words in self.document.faults):
-                self.fault(f"a comment ({opening}): Python's json refuses it")
+            if not any(fault.kind == "comment" for fault in self.document.faults):
+                self.refused("comment", f"a comment ({opening})")
             end = self.text.find(closing, self.position + len(opening))
             if end < 0 and closing == "*/":
                 raise self.error("the comment /* has no end")
@@ -154,7 +168,7 @@ class _Reader:
                 raise self.error(f"the colon after {dotted} is missing")
             self.position += 1
             if name in found:
-                self.document.faults.append((place, f"{dotted} {TWICE}; the last value is used"))
+                self.document.faults.append(Fault(place, "duplicate", f"{dotted} is written twice"))
             found[name] = self.value(dotted, depth + 1)
             self.document.places[dotted] = place
         return found
@@ -175,7 +189,7 @@ class _Reader:
             self.blanks()
         if self.text.startswith(bracket, self.position):
             if comma:
-                self.fault(f"a comma before {bracket}: Python's json refuses it")
+                self.refused("comma", f"a comma before {bracket}")
             self.position += 1
             return True
         if self.position >= len(self.text):

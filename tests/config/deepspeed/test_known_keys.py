@@ -170,7 +170,7 @@ def test_what_deepspeed_reads_without_a_model_has_types_too(values, path, words)
     DeepSpeed converts nothing.
     """
     (problem,) = key_problems(values)
-    assert (problem.key, problem.message) == (path, words)
+    assert (problem.key, problem.message) == (path, f"{path} {words}")
 
 
 def test_values_without_a_model_that_are_taken():

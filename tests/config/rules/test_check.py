@@ -1012,47 +1012,47 @@ BROKEN = {
     "a typing error inside a section of DeepSpeed": (
         "gpt-125m",
         ["parallel.deepspeed_extra={zero_optimization: {sub_grup_size: 5}}"],
-        "@: parallel.deepspeed_extra sets zero_optimization.sub_grup_size, which DeepSpeed 0.19.8 does not "
-        "know in zero_optimization. Nearest: sub_group_size. Remove the key, or correct its name. To set "
-        "sub_group_size, use parallel.sub_group_size.",
+        "@: parallel.deepspeed_extra: DeepSpeed 0.19.8 has no key sub_grup_size in zero_optimization. "
+        "Nearest: sub_group_size. Remove the key, or correct its name. To set sub_group_size, use "
+        "parallel.sub_group_size.",
     ),
     "a value that DeepSpeed does not take": (
         "gpt-125m",
         ["parallel.deepspeed_extra={csv_monitor: {enabled: perhaps}}"],
-        "@: parallel.deepspeed_extra sets csv_monitor.enabled, which must be true or false, not perhaps.",
+        "@: parallel.deepspeed_extra: csv_monitor.enabled must be true or false, not perhaps.",
     ),
     "a value that DeepSpeed reads without a model": (
         "gpt-125m",
         ["parallel.deepspeed_extra={aio: {block_size: 1M}}"],
-        "@: parallel.deepspeed_extra sets aio.block_size, which must be a whole number, not 1M.",
+        "@: parallel.deepspeed_extra: aio.block_size must be a whole number, not 1M.",
     ),
     "a value below DeepSpeed's bound": (
         "gpt-125m",
         ["parallel.deepspeed_extra={zero_optimization: {stage3_max_reuse_distance: -1}}"],
-        "@: parallel.deepspeed_extra sets zero_optimization.stage3_max_reuse_distance, which must be at "
+        "@: parallel.deepspeed_extra: zero_optimization.stage3_max_reuse_distance must be at "
         "least 0, not -1.",
     ),
     "a section that is not a mapping": (
         "gpt-125m",
         ["parallel.deepspeed_extra={aio: 4}"],
-        "@: parallel.deepspeed_extra sets aio, which must be a mapping of keys, not 4.",
+        "@: parallel.deepspeed_extra: aio must be a mapping of keys, not 4.",
     ),
     "a key that DeepSpeed reads in silence": (
         "gpt-125m",
         ["parallel.deepspeed_extra={aio: {thread_count: 2}}"],
-        "@: parallel.deepspeed_extra sets aio.thread_count, which DeepSpeed 0.19.8 does not know in aio. "
+        "@: parallel.deepspeed_extra: DeepSpeed 0.19.8 has no key thread_count in aio. "
         "Nearest: intra_op_parallelism. Remove the key, or correct its name.",
     ),
     "what DeepSpeed had and rejects": (
         "gpt-125m",
         ["parallel.deepspeed_extra={sparse_attention: {mode: fixed}}"],
-        "@: parallel.deepspeed_extra sets sparse_attention, which DeepSpeed 0.19.8 rejects, because the "
+        "@: parallel.deepspeed_extra: DeepSpeed 0.19.8 rejects sparse_attention, because the "
         "feature was removed. Remove the key.",
     ),
     "what ZeRO had and rejects": (
         "gpt-125m",
         ["parallel.deepspeed_extra={zero_optimization: {mics_shard_size: 8}}"],
-        "@: parallel.deepspeed_extra sets zero_optimization.mics_shard_size, which DeepSpeed 0.19.8 rejects, "
+        "@: parallel.deepspeed_extra: DeepSpeed 0.19.8 rejects zero_optimization.mics_shard_size, "
         "because the feature was removed. Remove the key.",
     ),
     "a DeepSpeed key with a typing error": (

@@ -49,7 +49,7 @@ def text(name: str, value: object) -> str:
         value.encode()
     except UnicodeEncodeError as error:
         half = f"character {error.start} is half of a surrogate pair"
-        raise ConfigError(f"the {name} is not valid Unicode text: {half}.") from None
+        raise ConfigError(f"the {name} is not valid Unicode text: {half}. Remove it.") from None
     return value
 
 

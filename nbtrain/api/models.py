@@ -74,7 +74,7 @@ def export_weights(
         raise ConfigError("a run's weights are written unchanged: omit the settings (key=value).")
     if output is not None:
         raise ConfigError(
-            f"-o is for flags and JSON; name the folder after the run: `nbtrain export RUN {output}`."
+            f"-o is only for flags and JSON. Write the folder behind the run: `nbtrain export RUN {output}`."
         )
     if len(folders) > 1:
         raise ConfigError(f"name one folder to write, not {len(folders)}: {', '.join(map(str, folders))}.")

@@ -109,7 +109,7 @@ class Run:
         ended = "was evaluated" if has_succeeded else f"is {state}"
         made = f"{status.step or 0:,} of {steps}"
         return (
-            f"{self.name} {ended} after {made}: plots and texts are from an unfinished run. "
+            f"{self.name} {ended} after {made}: plots and generated texts are from an unfinished run. "
             f"`nbtrain resume {self.name}` continues the run."
         )
 
@@ -287,7 +287,8 @@ class Run:
             return reader_of_job(job).logs(job, rank, lines)
         if isinstance(rank, str):
             raise ConfigError(
-                f"attempt = {attempt}: only ranks have a log per attempt; {rank} has a single log."
+                f"attempt = {attempt}: only ranks have a log per attempt; {rank} has a single log. Omit "
+                "attempt."
             )
         return tail_lines(log_of_attempt(job, rank, whole_number("attempt", attempt)), lines)
 

@@ -34,6 +34,7 @@ def serve(run: RunLike, port: int = 0, step: int | None = None, **options: Any) 
     except TypeError:
         # ServeOptions compared a value with a number, and the value has another type.
         raise ConfigError(
-            f"{options | {'port': port, 'step': step}}: an option has a value of the wrong type."
+            f"{options | {'port': port, 'step': step}}: an option has a value of the wrong type. Pass "
+            "numbers as numbers, not as text."
         ) from None
     return Server(asked)

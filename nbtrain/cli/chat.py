@@ -14,15 +14,18 @@ YOU, FORGET = "you> ", "/new"
 
 
 def add_verbs(under: Any) -> None:
-    """Add the verb below `under`, the subparsers of nbtrain."""
+    """Add the verb `nbtrain chat` to `under`, the subparsers of nbtrain."""
     text = (
-        f"Uses the chat template of the run's data or of its tokenizer. Type {FORGET} to begin another "
-        "conversation, press Ctrl-C to stop an answer and Ctrl-D to end the chat. Messages may also be piped "
-        "in, one per line."
+        "Uses the chat template of the run's data or, if it has none, of the run's tokenizer. Type "
+        f"{FORGET} to begin another conversation, press Ctrl-C to stop an answer and Ctrl-D to end the chat. "
+        "Messages may also be piped in, one per line."
     )
     parser = run_verb(under, "chat", chat, text, "nbtrain chat gpt-tiny-instructions")
     add_sampling(parser)
-    text = "File with the chat template to use, written as in a run YAML or in Jinja. Default: the run's own."
+    text = (
+        "File with the chat template to use, written as in a run YAML or in Jinja. Default: the template of "
+        "the run's data or, if it has none, of the run's tokenizer."
+    )
     parser.add_argument("--chat-template", metavar="FILE", help=text)
     add_loading(parser)
 

@@ -26,7 +26,7 @@ HEADS = ("step", "size", "layout", "validation loss", "state")
 
 
 def add_verbs(under: Any) -> None:
-    """Add `checkpoint ...` below `under`, the subparsers of nbtrain."""
+    """Add the group of verbs `nbtrain checkpoint ...` to `under`, the subparsers of nbtrain."""
     group = add_group(
         under, "checkpoint", "A run can resume in another layout without converting its checkpoints."
     )
@@ -81,7 +81,7 @@ def _row(checkpoint: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _kept_on_nodes(run: "RunDir") -> list[dict[str, Any]]:
-    """Return the checkpoints that are complete but, by the run's records, exist only on the nodes' disks."""
+    """Return the complete checkpoints that, according to the run's records, only the nodes' disks hold."""
     from nbtrain.base.run_directory.checkpoint_files import kept_on_nodes
     from nbtrain.base.run_directory.jobstate import SUCCEEDED
     from nbtrain.base.run_directory.observed_state import read_state
@@ -108,9 +108,9 @@ def _kept_on_nodes(run: "RunDir") -> list[dict[str, Any]]:
 
 
 def _on_nodes(run: "RunDir") -> str:
-    """Return a sentence about a newer checkpoint that is only on the nodes' disks; "" if there is none.
+    """Return a sentence about a checkpoint that exists only on the nodes' disks and is newer than all others.
 
-    The files on this host are checked; other hosts are not contacted.
+    Returns "" if there is no such checkpoint. Checks the files on this host and does not contact other hosts.
     """
     from nbtrain.base.run_directory.checkpoint_files import (
         local_run_folder,
@@ -233,7 +233,7 @@ def inspect(options: argparse.Namespace) -> None:
 
 
 def optimizer_text(parameters: dict[str, Any]) -> str:
-    """Describe each optimizer: its states and, for each group, the number of parameters that it updates."""
+    """Return a text that lists each optimizer's states and the number of parameters in each of its groups."""
     words = []
     for name, groups, kept in (
         ("Muon", ("matrices",), "momentum_buffer"),

@@ -10,7 +10,7 @@ from nbtrain.config.code_file import HOOKS
 
 
 def add_verbs(under: Any) -> None:
-    """Add the verb below `under`, the subparsers of nbtrain."""
+    """Add the verb `nbtrain code` to `under`, the subparsers of nbtrain."""
     parser = config_verb(
         under,
         "code",

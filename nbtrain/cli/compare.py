@@ -10,7 +10,7 @@ from nbtrain.cli.verbs import add_json, add_picture, add_verb, check_picture, co
 
 
 def add_verbs(under: Any) -> None:
-    """Add the verb below `under`, the subparsers of nbtrain."""
+    """Add the verb `nbtrain compare` to `under`, the subparsers of nbtrain."""
     parser = add_verb(
         under,
         "compare",

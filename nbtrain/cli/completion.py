@@ -25,7 +25,7 @@ SHELLS = {
 
 
 def add_verbs(under: Any) -> None:
-    """Add the verb below `under`, the subparsers of nbtrain."""
+    """Add the verb `nbtrain completion` to `under`, the subparsers of nbtrain."""
     parser = add_verb(
         under,
         "completion",

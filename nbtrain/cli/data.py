@@ -22,7 +22,7 @@ FORCE_HELP = "Repeat every step, even if its output is up to date."
 
 
 def add_verbs(under: Any) -> None:
-    """Add `prepare` and `data ...` below `under`, the subparsers of nbtrain."""
+    """Add the verb `prepare` and the group `data ...` to `under`, the subparsers of nbtrain."""
     text = (
         "Downloads and extracts text, trains or imports the tokenizer, writes the tokens as .bin/.idx and "
         "builds the sample indices. Only missing or outdated files are made, so an interrupted command "

@@ -45,7 +45,8 @@ def run_demo(run: str, overrides: list[str]) -> "DemoSummary":
         # again.
         text = json.dumps([files.sha256_of(find_notebook(name)), parameters, config.model_dump_json()])
         key = hashlib.sha256(text.encode()).hexdigest()
-        # Read the record again each time, because a run's first submission creates its folder.
+        # Read the record again for each notebook, because the folder that holds it is created when the run is
+        # first submitted.
         done = (files.read_json(done_record) or {}) if done_record.exists() else {}
         output = folder / f"{name}.ipynb"
         if done.get(name) == key and output.is_file():
@@ -63,8 +64,9 @@ def run_demo(run: str, overrides: list[str]) -> "DemoSummary":
 
 
 def why_not(config: "RunConfig") -> str:
-    """Return a message with the reasons why notebook 03 did not launch the run. The notebook itself shows
-    them and ends without an error.
+    """Return a message with the reasons why notebook 03 did not launch the run.
+
+    The notebook shows these reasons and ends without an error, so `nbtrain demo` has to report them.
     """
     from nbtrain.jobs.checks.preflight import preflight
     from nbtrain.jobs.request.launch import read_launch
@@ -99,7 +101,7 @@ class DemoSummary(Result):
         losses = {
             "training loss": f"{figure(end.get('loss'))} nats per token",
             "validation loss": figure(end.get("last_validation_loss")),
-            "bigram model": f"{figure(getattr(self.base, 'bigram_nats', None))} (add-k, the same tokens)",
+            "bigram model": f"{figure(getattr(self.base, 'bigram_nats', None))} (add-k smoothing)",
             "unigram entropy": figure(getattr(self.base, "unigram_entropy_nats", None)),
             "speed": f"{figure(speed or None, ',.0f')} tokens/s",
         }

@@ -25,7 +25,9 @@ from nbtrain.jobs.machine.build_tools import nvme_tools, quantization_tools
 GIB = 1 << 30
 
 FREELY_INSTALLED = ("jupyterlab", "tensorboard", "papermill")
-WITHOUT_FASTOKENS = ": encoding uses tokenizers instead, which gives the same tokens about 20 times slower"
+WITHOUT_FASTOKENS = (
+    ": the tokenizers package is used instead; it gives the same tokens but takes about 20 times as long"
+)
 
 # (package, first bad version, first good version, the fix)
 KNOWN_BAD = (
@@ -39,7 +41,7 @@ KNOWN_BAD = (
         "tensorboard",
         "0.0",
         "2.20",
-        "Run `pip install -U tensorboard`: older versions conflict with torch 2.11's protobuf.",
+        "Run `pip install -U tensorboard`: older versions conflict with the protobuf that torch 2.11 needs.",
     ),
     (
         "ipykernel",
@@ -51,7 +53,7 @@ KNOWN_BAD = (
 
 
 def report_of(findings: Sequence[Finding]) -> Report:
-    """Return the findings as a table: level, subject and result, and a fix below its row."""
+    """Return a table of the findings: level, subject and result, with any fix in the row below."""
     rows: list[tuple[str, str, str]] = []
     for finding in findings:
         rows.append((finding.level, finding.rule, finding.message))
@@ -130,7 +132,7 @@ def known_bad_findings() -> list[Finding]:
     for name, first_bad, first_good, advice in KNOWN_BAD:
         version = installed(name)
         if version and release(first_bad) <= release(version) < release(first_good):
-            findings.append(_found("warning", name, f"{version} is known to cause trouble", advice))
+            findings.append(_found("warning", name, f"{version} has a known problem", advice))
     return findings
 
 
@@ -209,7 +211,7 @@ def compiler_finding() -> Finding:
 
 
 def extension_findings(gpus: int) -> list[Finding]:
-    """Return a finding for each DeepSpeed extension that says what is missing to compile it, if anything.
+    """Return a finding for each DeepSpeed extension: whether it can be compiled, or which tools are missing.
 
     The extension for quantized ZeRO++ is checked only if the machine has GPUs.
     """

@@ -12,7 +12,7 @@ from nbtrain.cli.verbs import add_json, complete, run_verb
 
 
 def add_verbs(under: Any) -> None:
-    """Add the verb below `under`, the subparsers of nbtrain."""
+    """Add the verb `nbtrain evaluate` to `under`, the subparsers of nbtrain."""
     parser = run_verb(
         under,
         "evaluate",
@@ -24,7 +24,7 @@ def add_verbs(under: Any) -> None:
     )
     text = (
         "Measure perplexity on this dataset, given by its name or the prefix of its .bin/.idx pair. May be "
-        "repeated. Default, if no questions are asked either: the run's own data."
+        "repeated. Without --data, --task, --harness and --judge-questions, the run's own data is used."
     )
     data = parser.add_argument("--data", action="append", metavar="DATASET", help=text)
     complete(data, completers.datasets)
@@ -43,22 +43,22 @@ def add_verbs(under: Any) -> None:
     parser.add_argument(
         "--include-path", metavar="DIR", help="Folder with your own task files for --harness."
     )
-    text = "Number of examples before each --harness question. Default: the task's own number."
+    text = "Number of solved examples before each --harness question. Default: the number in the task's file."
     parser.add_argument("--num-fewshot", type=int, metavar="COUNT", help=text)
-    text = "Put the --harness questions into the chat template of the run or of its model."
+    text = "Format each --harness question as a chat, with the chat template of the run or of its model."
     parser.add_argument("--apply-chat-template", action="store_true", help=text)
     text = (
-        "Ask the open questions in FILE, which has MT-bench's format; another model, the judge, rates the "
-        "answers."
+        "Ask the open questions in FILE, which has MT-bench's format. Another model, the judge, rates the "
+        "run's answers (--judge-url, --judge-model)."
     )
     parser.add_argument("--judge-questions", metavar="FILE", help=text)
     text = "Base URL of the judge's API, without /chat/completions."
     parser.add_argument("--judge-url", default="", metavar="URL", help=text)
     text = "Name of the judge's model on its server."
     parser.add_argument("--judge-model", default="", metavar="NAME", help=text)
-    text = "Environment variable that holds the judge's token. Default: NBTRAIN_JUDGE_TOKEN."
+    text = "Environment variable that holds the API token for the judge. Default: NBTRAIN_JUDGE_TOKEN."
     parser.add_argument("--judge-token-env", default="", metavar="VARIABLE", help=text)
-    text = "Use only the first COUNT windows or questions."
+    text = "Use only the first COUNT windows of each dataset and the first COUNT questions of each task."
     parser.add_argument("--limit", type=int, metavar="COUNT", help=text)
     text = "Evaluate each checkpoint that the run saves, until the run ends."
     parser.add_argument("--follow", action="store_true", help=text)

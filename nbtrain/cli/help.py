@@ -10,7 +10,7 @@ from nbtrain.cli.verbs import add_verb
 
 
 def add_verbs(under: Any) -> None:
-    """Add the verb below `under`, the subparsers of nbtrain."""
+    """Add the verb `nbtrain help` to `under`, the subparsers of nbtrain."""
     parser = add_verb(
         under, "help", show_help, "", "nbtrain help all\nnbtrain help submit\nnbtrain help data card"
     )

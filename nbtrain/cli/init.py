@@ -45,8 +45,9 @@ def copy_workspace(folder: Path) -> list[Path]:
 
 
 def without_dead_links(text: str, folder: Path) -> str:
-    """Replace links to missing files with their text, and remove missing pictures. `folder` is the folder of
-    the page with the `text`.
+    """Return `text` with links to missing files replaced by the link's text, and without missing pictures.
+
+    `folder` is the folder of the page that contains `text`.
     """
 
     def exists(target: str) -> bool:

@@ -20,7 +20,7 @@ from nbtrain.cli.verbs import (
 
 
 def add_verbs(under: Any) -> None:
-    """Add the verbs below `under`, the subparsers of nbtrain."""
+    """Add the verbs `search` and `largest` to `under`, the subparsers of nbtrain."""
     parser = config_verb(
         under,
         "search",
@@ -49,10 +49,11 @@ def add_verbs(under: Any) -> None:
 
 
 def _add_gpus(parser: Parser) -> None:
-    parser.add_argument("--gpus", type=int, metavar="N", help="Total number of GPUs. Default: the run's own.")
-    text = "GPUs per machine. Default: the run's own if it uses several machines, else 8."
+    text = "Total number of GPUs. Default: as many as the run YAML sets."
+    parser.add_argument("--gpus", type=int, metavar="N", help=text)
+    text = "GPUs per machine. Default: the number in the run YAML if the run uses several machines, else 8."
     parser.add_argument("--gpus-per-node", type=int, metavar="N", help=text)
-    text = "The GPU's name in the device table, for example A100-80GB. Default: the run's own."
+    text = "The GPU's name in the device table, for example A100-80GB. Default: the run's type of GPU."
     kind = parser.add_argument("--gpu-type", metavar="NAME", help=text)
     complete(kind, completers.gpu_types)
 

@@ -29,21 +29,21 @@ TARGETS = {
 
 
 def add_verbs(under: Any) -> None:
-    """Add the verbs below `under`, the subparsers of nbtrain."""
+    """Add the verbs `export` and `import-model` to `under`, the subparsers of nbtrain."""
     parser = add_verb(
         under,
         "export",
         export,
-        "Adapters are merged, and the written model is compared with the run. A run's settings can also be "
-        "written as Megatron flags or DeepSpeed JSON.",
+        "LoRA adapters are merged into the weights, and the written model is compared with the run's model. "
+        "The settings of a run can also be written as Megatron flags or DeepSpeed JSON.",
         "nbtrain export gpt-tiny\nnbtrain export gpt-tiny gpt-tiny.gguf --to gguf\n"
         "nbtrain export 13B --to megatron-lm -o pretrain.sh",
     )
     text = "The name, folder or YAML of a submitted run; for Megatron flags and DeepSpeed JSON, any run YAML."
     complete(parser.add_argument("run", metavar="RUN", help=text), completers.runs)
     text = (
-        "The folder or file to write. Default: a path in output/RUN/export that has the step and the target "
-        "in its name. For flags and JSON: settings to change, for example batch.max_steps=2."
+        "For a model: the folder or file to write, by default a path in output/RUN/export that has the step "
+        "and the target in its name. For flags and JSON: settings to change, for example batch.max_steps=2."
     )
     parser.add_argument("words", nargs="*", default=[], metavar="DIR|key=value", help=text)
     listed = "; ".join(f"{target}: {what}" for target, what in TARGETS.items())
@@ -92,8 +92,8 @@ def add_verbs(under: Any) -> None:
     text = "For a Megatron-DeepSpeed checkpoint: the order of the query, key and value rows."
     parser.add_argument("--qkv-order", choices=("groups", "thirds"), help=text)
     text = (
-        "For a Megatron-DeepSpeed checkpoint without --qkv-order: text like the model's training text. The "
-        "order with the lower loss on it is used."
+        "For a Megatron-DeepSpeed checkpoint without --qkv-order: a file with text like the model's training "
+        "text. The order with the lower loss on this text is used."
     )
     parser.add_argument("--text", type=Path, metavar="FILE", help=text)
     parser.add_argument("--overwrite", action="store_true", help="Replace the YAML if it exists.")

@@ -47,7 +47,7 @@ class NotebookAgain(Result):
     before: dict[str, Any]
     now: dict[str, Any]
     differences: list[str]
-    """Settings, versions and code that differ."""
+    """Sentences about the settings, versions and code that differ between the two runs."""
     numbers: str
     """Result of comparing both runs' certificates, or why they were not compared."""
 
@@ -98,8 +98,8 @@ def run_again(name: str, output: Path | None = None) -> NotebookAgain:
     made = records_in(read_notebook(executed.notebook))
     if not made:
         raise JobError(
-            f"{display(executed.notebook)}: its cells started no run this time, but the record in {source} "
-            f"names the run {record['run']}."
+            f"{display(executed.notebook)}: this time the cells started no run, but according to {source} "
+            f"they started the run {record['run']} before. Read the reason in the new notebook's outputs."
         )
     return NotebookAgain(
         source, executed, record, made[-1], list(_differences(record, made[-1])), _numbers(record, made[-1])
@@ -130,7 +130,10 @@ def _record(source: Path, notebook: Any) -> dict[str, Any]:
 def _parameters(
     notebook: Any, tags: tuple[str, ...] = (PARAMETERS_TAG, INJECTED_TAG)
 ) -> Iterator[tuple[str, tuple[int, Any]]]:
-    """Yield (name, (cell number, value or None)) for each parameter, those in papermill's cell last."""
+    """Yield (name, (cell number, value)) for each parameter; papermill's cell comes last.
+
+    The value is None if it is not a literal.
+    """
     for tag in tags:
         for number, cell in enumerate(notebook.cells, 1):
             if tag in cell.metadata.get("tags", []):
@@ -195,7 +198,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[
                 yield f"{'version of ' if kind == 'versions' else ''}{key}: {ours} -> {theirs}"
     if before["code_sha256"] != now["code_sha256"]:
         ours, theirs = (record["code_sha256"][:HASH_CHARACTERS] for record in (before, now))
-        yield f"files of nbtrain: {ours} -> {theirs}"
+        yield f"files of nbtrain: SHA-256 {ours} -> {theirs}"
 
 
 def _numbers(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -41,7 +41,7 @@ class ExecutedNotebook:
     notebook: Path
     html: Path
     unfinished: str | None = None
-    """A message if the run that the notebook waited for was stopped before its end; otherwise None."""
+    """How to continue the run that the notebook waited for, if it was stopped before its end; else None."""
 
 
 def find_notebook(name: str) -> Path:
@@ -213,7 +213,10 @@ def _parameters_cell(source: Path) -> str:
     cells = read_notebook(source).cells
     tagged = [cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])]
     if not tagged:
-        raise ConfigError(f"{source.name} has no cell tagged `parameters`.")
+        raise ConfigError(
+            f"{source.name} has no cell tagged `parameters`. Add this tag to the cell that assigns the "
+            "notebook's parameters."
+        )
     return tagged[0]
 
 

@@ -12,7 +12,7 @@ from nbtrain.cli.verbs import add_verb, complete, config_verb
 
 
 def add_verbs(under: Any) -> None:
-    """Add the verbs below `under`, the subparsers of nbtrain."""
+    """Add the verbs `notebook`, `demo` and `lab` to `under`, the subparsers of nbtrain."""
     parser = add_verb(
         under,
         "notebook",

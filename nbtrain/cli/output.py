@@ -14,12 +14,12 @@ from typing import Any, TextIO
 from nbtrain.base.text import terminal
 
 RED, GREEN, YELLOW, BLUE = 31, 32, 33, 34
-"""Colours of ANSI terminals, which every theme keeps readable on its own background."""
+"""ANSI codes of the foreground colours that terminal themes keep readable on their background."""
 
 TONE_COLORS = {"live": BLUE, "good": GREEN, "wait": YELLOW, "calm": YELLOW, "bad": RED}
-"""Colours of the tones of states (base/run_directory/jobstate.py)."""
+"""{tone: colour}. base/run_directory/jobstate.py assigns a tone to each state of a job."""
 LEVELS = {"ok": GREEN, "note": BLUE, "warning": YELLOW, "error": RED}
-"""Levels of findings."""
+"""{level of a finding: colour}."""
 VERDICTS = {
     "fits: yes": GREEN,
     "fits: no": RED,
@@ -49,7 +49,10 @@ def show(result: Any = "", file: TextIO | None = None, flush: bool = False) -> N
 
 
 def show_text(text: str, end: str = "") -> None:
-    """Print a model's text at once: unchanged to a pipe, with escapes instead of controls on a terminal."""
+    """Print text that a model generated, and flush it.
+
+    On a terminal, control characters are printed as escapes; a pipe or a file gets the text unchanged.
+    """
     print(terminal.printable(text) if sys.stdout.isatty() else text, end=end, flush=True)
 
 
@@ -83,7 +86,10 @@ def colored(text: str) -> str:
 
 @functools.cache
 def _patterns() -> tuple[tuple[re.Pattern[str], Mapping[str, int]], ...]:
-    """Return (pattern with one group for a word, {word: colour}) pairs. Words without a colour become red."""
+    """Return pairs of a pattern and {word: colour}.
+
+    Group 1 of the pattern is the word to colour. A word that the dict lacks becomes red.
+    """
     from nbtrain.base.run_directory import jobstate
 
     states = {state: TONE_COLORS[jobstate.tone_of(state)] for state in jobstate.MEANING}

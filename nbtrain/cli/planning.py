@@ -29,7 +29,7 @@ PROGRAM_HELP = (
 
 
 def add_verbs(under: Any) -> None:
-    """Add the verbs below `under`, the subparsers of nbtrain."""
+    """Add the verbs from `doctor` to `calibrate` to `under`, the subparsers of nbtrain."""
     text = (
         "Checks Python, torch, DeepSpeed, devices, memory and disk space, and suggests a fix for each "
         "problem. Exit code 1 means that a problem must be fixed."

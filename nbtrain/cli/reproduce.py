@@ -21,7 +21,7 @@ STEPS = re.compile(r"(\d+):(\d+)")
 
 
 def add_verbs(under: Any) -> None:
-    """Add the verbs below `under`, the subparsers of nbtrain."""
+    """Add the verbs `certify` and `reproduce` to `under`, the subparsers of nbtrain."""
     parser = run_verb(
         under,
         "certify",
@@ -77,7 +77,7 @@ def certify(options: argparse.Namespace) -> int:
         checked = "certificate.json" if run.certificate_json.is_file() else ""
         checked = " and ".join(filter(None, (checked, str(options.against or ""))))
         if not problems and checked:
-            show(f"\nThe run agrees with {checked}.")
+            show(f"\nThe run matches {checked}.")
         for problem in problems:
             show(f"Differs: {problem}")
     return CheckpointError.exit_code if problems else 0

@@ -35,7 +35,7 @@ JOB_JSON_HELP = "Print the run as JSON, in the form of `nbtrain runs --json`; me
 
 
 def add_verbs(under: Any) -> None:
-    """Add the verbs below `under`, the subparsers of nbtrain."""
+    """Add the verbs from `submit` to `profile` to `under`, the subparsers of nbtrain."""
     parser = config_verb(
         under,
         "submit",
@@ -479,7 +479,7 @@ def pause(options: argparse.Namespace) -> None:
     if state == QUEUED:
         cause = (
             "the scheduler was asked to hold the job and has not confirmed this yet; "
-            f"`nbtrain status {run.name}` shows when it does{f' ({cause})' if cause else ''}"
+            f"`nbtrain status {run.name}` shows when the job is held{f' ({cause})' if cause else ''}"
         )
     show(f"{run.name}: {state}{f': {cause}' if cause else ''}.")
 

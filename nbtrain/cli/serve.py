@@ -26,7 +26,7 @@ from nbtrain.serving.options import ServeOptions
 
 
 def add_verbs(under: Any) -> None:
-    """Add the verbs below `under`, the subparsers of nbtrain."""
+    """Add the verbs `generate` and `serve` to `under`, the subparsers of nbtrain."""
     _add_generate(under)
     _add_serve(under)
 
@@ -56,7 +56,7 @@ def _add_generate(under: Any) -> None:
     )
     text = "Generate this many texts for each prompt."
     parser.add_argument("--samples", dest="n", type=int, default=plain.n, metavar="COUNT", help=text)
-    text = "With --json, print the log-probability of each token and of this many alternatives."
+    text = "With --json, print the log-probability of each token and of the COUNT most likely alternatives."
     parser.add_argument("--logprobs", type=int, metavar="COUNT", help=text)
     add_loading(parser)
     add_json(parser, "Print a JSON object for each text.")
@@ -176,9 +176,11 @@ def _prompts_of(file: str | None) -> list[str]:
         try:
             prompt = json.loads(line).get("prompt")
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{file}:{number}: is not JSON ({error}).") from None
+            raise ConfigError(
+                f'{file}:{number}: is not JSON ({error}). Write {{"prompt": "the text"}}, or the text alone.'
+            ) from None
         if not isinstance(prompt, str):
-            raise ConfigError(f'{file}:{number}: has no text under "prompt".')
+            raise ConfigError(f'{file}:{number}: has no text under "prompt". Write {{"prompt": "the text"}}.')
         found.append(prompt)
     return found
 
@@ -219,23 +221,33 @@ def _add_serve(under: Any) -> None:
     for name, kind, metavar, text in (
         ("threads", int, "COUNT", "Threads for the model on a CPU. Default: all cores."),
         ("max_batch", int, "TEXTS", "Texts to generate at the same time. Default: 16 on a CPU, 64 on a GPU."),
-        ("max_queue", int, "TEXTS", "Texts that may wait; further requests get status 429."),
+        (
+            "max_queue",
+            int,
+            "TEXTS",
+            "Maximum number of waiting texts; further requests get status 429.",
+        ),
         (
             "max_new_tokens",
             int,
             "COUNT",
             "Maximum number of new tokens per text. Default: the model's number of positions.",
         ),
-        ("max_body_bytes", int, "BYTES", "Maximum size of a request."),
+        ("max_body_bytes", int, "BYTES", "Maximum size of a request's body."),
         (
             "request_seconds",
             float,
             "SECONDS",
             "Maximum time for a request, including its time in the queue.",
         ),
-        ("write_seconds", float, "SECONDS", "Disconnect a client that has read nothing for this time."),
+        ("write_seconds", float, "SECONDS", "Disconnect a client that has read nothing for this long."),
         ("grace_seconds", float, "SECONDS", "Time for running requests to finish after SIGTERM."),
-        ("idle_seconds", float, "SECONDS", "Without RUN, unload a model after this time without a request."),
+        (
+            "idle_seconds",
+            float,
+            "SECONDS",
+            "Without RUN, unload a model that gets no request for this long.",
+        ),
     ):
         flag, default = f"--{name.replace('_', '-')}", getattr(plain, name)
         parser.add_argument(flag, type=kind, default=default, metavar=metavar, help=text)

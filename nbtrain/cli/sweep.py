@@ -10,7 +10,7 @@ from nbtrain.cli.verbs import PICTURE_HELP, add_json, add_verb, check_picture, s
 
 
 def add_verbs(under: Any) -> None:
-    """Add the verb below `under`, the subparsers of nbtrain."""
+    """Add the verb `nbtrain sweep` to `under`, the subparsers of nbtrain."""
     parser = add_verb(
         under,
         "sweep",

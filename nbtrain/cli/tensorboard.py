@@ -12,7 +12,7 @@ from nbtrain.cli.verbs import RUN_HELP, add_verb, complete
 
 
 def add_verbs(under: Any) -> None:
-    """Add the verb below `under`, the subparsers of nbtrain."""
+    """Add the verb `nbtrain tensorboard` to `under`, the subparsers of nbtrain."""
     text = "Serves all runs in the output directory to browsers on this machine, until Ctrl-C."
     parser = add_verb(under, "tensorboard", tensorboard, text)
     text = f"Show only this run. {RUN_HELP}"

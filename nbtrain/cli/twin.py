@@ -9,13 +9,13 @@ from nbtrain.cli.verbs import add_json, add_picture, check_picture, config_verb,
 
 
 def add_verbs(under: Any) -> None:
-    """Add the verb below `under`, the subparsers of nbtrain."""
+    """Add the verb `nbtrain twin` to `under`, the subparsers of nbtrain."""
     text = (
         "A twin is a scaled-down run with the same layout. It prepares data, trains, saves, resumes and "
         "exports. Exit code 7 means that a check failed."
     )
     parser = config_verb(under, "twin", twin, text, "nbtrain twin 13B")
-    text = "Start the twin as a submitted job, with its checks and its supervisor."
+    text = "Submit the twin as a job, with the same checks and supervisor as `nbtrain submit`."
     parser.add_argument("--submit", action="store_true", help=text)
     add_json(parser, "Print the report as JSON.")
     add_picture(parser, "Also draw the twin's curves to FILE")

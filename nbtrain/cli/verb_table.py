@@ -127,7 +127,7 @@ RUN = (
 )
 EXIT_CODES = {
     0: "success",
-    1: "doctor found an error, or the system refused a file",
+    1: "doctor found an error, or a file could not be read or written",
     2: "wrong usage or settings, or check found that the run cannot work",
     3: "data is missing or damaged, or does not fit the run",
     4: "a checkpoint is missing or damaged, or does not fit the run",

@@ -27,7 +27,7 @@ KEYS_HELP = (
 )
 
 Completer = Callable[..., Iterable[str]]
-"""Function that argcomplete calls with prefix, action, parser and parsed_args, and that returns words."""
+"""Function that argcomplete calls with prefix, action, parser and parsed_args; it returns the completions."""
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -44,7 +44,7 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 def default_text(action: argparse.Action) -> str:
-    """Return the default of an argument that takes a value, as typed; "" if it has none."""
+    """Return an argument's default as the help shows it; "" for a flag or an argument without a default."""
     value = action.default
     if action.nargs == 0 or value in (None, "", [], argparse.SUPPRESS):
         return ""
@@ -123,7 +123,7 @@ def add_group(under: Any, name: str, text: str) -> Any:
 def config_verb(
     under: Any, name: str, function: Callable, text: str = "", examples: str = "", default: str | None = None
 ) -> Parser:
-    """Add a verb that reads a run YAML: RUN [key=value ...]."""
+    """Add a verb that reads a run YAML and changes its settings: `nbtrain VERB RUN [key=value ...]`."""
     parser = add_verb(under, name, function, text, examples)
     nargs = "?" if default else None
     run = parser.add_argument("run", metavar="RUN", nargs=nargs, default=default, help=CONFIG_HELP)
@@ -133,13 +133,13 @@ def config_verb(
 
 
 def add_overrides(parser: Parser, help_text: str = KEYS_HELP) -> None:
-    """Add [key=value ...], settings that differ from the run's."""
+    """Add the arguments [key=value ...], which change settings of the run."""
     words = parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=help_text)
     complete(words, completers.overrides)
 
 
 def run_verb(under: Any, name: str, function: Callable, text: str = "", examples: str = "") -> Parser:
-    """Add a verb that opens a submitted run: RUN."""
+    """Add a verb that opens a submitted run: `nbtrain VERB RUN`."""
     parser = add_verb(under, name, function, text, examples)
     complete(parser.add_argument("run", metavar="RUN", help=RUN_HELP), completers.runs)
     return parser

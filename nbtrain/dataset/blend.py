@@ -34,7 +34,7 @@ class BlendManifest(DatasetManifest):
 
     @property
     def dataset_sha256(self) -> str:
-        """SHA-256 over the entries' hashes and weights, in order; they determine the blend's samples."""
+        """SHA-256 of the entries' hashes and weights, in order, which determine the blend's samples."""
         lines = [[entry["dataset_sha256"], entry["weight"]] for entry in self.entries]
         return hashlib.sha256(json.dumps(lines).encode()).hexdigest()
 

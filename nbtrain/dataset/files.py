@@ -160,7 +160,7 @@ class DatasetFiles:
         return mask
 
     def remove_leftovers(self) -> None:
-        """Remove an interrupted prepare's temporary files. The caller must hold the lock."""
+        """Remove temporary files of an interrupted `nbtrain prepare`. The caller must hold the lock."""
         for folder in (self.directory, self.index_cache):
             for path in folder.glob(".*.tmp"):
                 path.unlink(missing_ok=True)

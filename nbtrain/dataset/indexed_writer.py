@@ -15,12 +15,16 @@ Chunks = Callable[[], Iterable[np.ndarray]]
 """Function that yields an array in chunks. Each call starts at the beginning of the array."""
 FileEntry = dict[str, int | str]
 """A file's `bytes` and `sha256`, as a manifest stores them."""
-# With more values than this per inserted value, copying slices is faster than a boolean mask.
+# If there are more than LONG_SLICE values for each inserted value, copying slices is faster than a boolean
+# mask.
 LONG_SLICE = 64
 
 
 def write_index(path: Path, dtype: np.dtype, lengths: np.ndarray, documents: np.ndarray | None = None) -> str:
-    """Write an .idx atomically and return its SHA-256. With `documents` None, each sequence is a document."""
+    """Write an .idx atomically and return its SHA-256.
+
+    If `documents` is None, each sequence is a document.
+    """
     num_entries = len(lengths) + 1 if documents is None else len(documents)
 
     def entries() -> Iterator[np.ndarray]:

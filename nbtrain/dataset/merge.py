@@ -40,7 +40,7 @@ from nbtrain.dataset.of_run import find_dataset
 
 @dataclass(frozen=True, repr=False)
 class Merged(Result, Record):
-    """The merged pairs, displayed as a table of the inputs and the result."""
+    """Result of merge(), displayed as a table of the inputs and the merged pairs."""
 
     prefix: str
     inputs: list[dict[str, Any]]
@@ -61,14 +61,17 @@ class Merged(Result, Record):
         blocks: list[Block] = [Table(["", *names[1:]], [[pair[name] for name in names] for pair in pairs])]
         if not self.manifest:
             words = (
-                "No manifest was written, because not every input has a manifest. {} writes the manifest "
-                "when the dataset is used."
+                "No manifest was written, because not every input has a manifest. The first {} of a run that "
+                "uses the dataset writes the manifest."
             )
             blocks.append(Sentence(words.format("`nbtrain prepare`"), words.format("`nb.prepare`")))
         if self.left_out:
             left_out = ", ".join(self.left_out)
             blocks.append(
-                Sentence(f"Not merged, because the inputs were given as prefixes of other pairs: {left_out}.")
+                Sentence(
+                    f"Not merged: {left_out}. An input given as a prefix stands for one pair; give a "
+                    "dataset's name or folder to merge all its pairs."
+                )
             )
         return Report("", blocks)
 

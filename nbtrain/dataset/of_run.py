@@ -120,7 +120,7 @@ def tokenizer_sha256(config: RunConfig) -> str | None:
 
 
 def other_text_of_tokenizer(config: RunConfig) -> str:
-    """Return a clause about other text that the run's tokenizer was trained on; "" if there is none.
+    """Return a clause that names the other text that the run's tokenizer was trained on.
 
     Returns "" if the tokenizer was trained on the run's own text, and for a run with init_from, because its
     weights require that tokenizer.
@@ -180,7 +180,7 @@ def find_dataset(target: str | os.PathLike | RunConfig) -> DatasetFiles:
 
 
 def _in_folder(directory: Path) -> DatasetFiles:
-    """Return the pair in a folder that its manifest trains on; without a manifest, the first pair."""
+    """Return the pair that a folder's manifest names for training; without a manifest, the first pair."""
     manifest = DatasetFiles(directory).manifest()
     if manifest is not None:
         return DatasetFiles(directory, stem=manifest.stem)

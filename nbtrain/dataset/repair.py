@@ -32,7 +32,7 @@ from nbtrain.dataset.of_run import find_dataset
 
 SHOWN_TOKENS = 8
 COPY_BYTES = 1 << 22
-ANOTHER = "This is a different kind of damage: make the dataset again."
+ANOTHER = "A repair of the index cannot undo this damage: make the dataset again."
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,7 +47,7 @@ class Repair(Result):
     found_tokens: int
     """Number of tokens in the .bin."""
     endings: list[str]
-    """The last tokens of the first documents after the repair."""
+    """The last tokens that the first documents would have after the repair, as text."""
 
     @property
     def kept_idx(self) -> Path:
@@ -138,14 +138,18 @@ def plan_repair(target: str | os.PathLike | RunConfig, eod_id: int | None = None
 
 
 def _repaired_lengths(broken: IndexedDataset) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lengths with each document's EOD counted, and each non-empty document's last token."""
+    """Return the lengths with each document's EOD counted, and the positions of the EODs in the .bin.
+
+    Empty documents have no EOD.
+    """
     broken.check()
     documents = broken.document_indices
     last = documents[1:][documents[1:] > documents[:-1]] - 1
     lengths = np.array(broken.lengths)
     if len(lengths) and int(lengths[last].max()) == np.iinfo(np.int32).max:
         raise DataError(
-            f"{display(broken.prefix)}: a document already has the format's maximum length. {ANOTHER}"
+            f"{display(broken.prefix)}: a document already has the maximum length of the .idx format, "
+            f"{np.iinfo(np.int32).max:,} tokens. {ANOTHER}"
         )
     lengths[last] += 1
     return lengths, np.cumsum(lengths, dtype=np.int64)[last] - 1

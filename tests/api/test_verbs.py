@@ -381,7 +381,7 @@ def cancelled(run):
 
 
 UNFINISHED = (
-    "mine is CANCELLED after 11 of 300 steps: plots and texts are from an unfinished run. "
+    "mine is CANCELLED after 11 of 300 steps: plots and generated texts are from an unfinished run. "
     "`nbtrain resume mine` continues the run."
 )
 

@@ -49,11 +49,11 @@ def test_a_cpu_build_beside_a_gpu_is_warned_about(monkeypatch):
 
 
 def test_known_bad_versions_are_named(monkeypatch):
-    """A package version that is known to cause trouble is reported with the fix."""
+    """A package version with a known problem is reported with the fix."""
     monkeypatch.setattr(doctor, "installed", {"ipykernel": "7.0.1"}.get)
     (finding,) = doctor.known_bad_findings()
     row, fix = str(doctor.report_of([finding])).splitlines()
-    assert row == "warning  ipykernel  7.0.1 is known to cause trouble"
+    assert row == "warning  ipykernel  7.0.1 has a known problem"
     assert fix.lstrip().startswith("-> Run `pip install -U ipykernel`")
 
 

@@ -94,7 +94,7 @@ def test_settings_versions_and_code_that_differ_are_named(workspace, papermill):
 
     found = list(_differences(record, now))
     assert found[0] == "model.seed: 7 -> 1234" and found[1].startswith("version of torch: 1.0 -> ")
-    assert found[2].startswith("files of nbtrain: 000000000000 -> ")
+    assert found[2].startswith("files of nbtrain: SHA-256 000000000000 -> ")
 
 
 def test_what_cannot_run_again(workspace, papermill, capsys):

@@ -64,8 +64,8 @@ def test_merged_is_what_one_writer_writes(folder, monkeypatch):
         "          sequences  documents  tokens\ndata/a            3          3       "
         "9\ndata/b            0          0       0\ndata/c            2          2       "
         "5\ndata/all          5          5      14\n\nNo manifest was written, because not "
-        "every input has a manifest. `nbtrain prepare` writes the manifest when the dataset "
-        "is used."
+        "every input has a manifest. The first `nbtrain prepare` of a run that uses the dataset writes "
+        "the manifest."
     )
 
 
@@ -271,8 +271,8 @@ def test_a_prefix_is_one_pair(make_config, workspace):
     assert merged.beside == []
     assert merged.left_out == ["data/dataset/one/title_document"]
     assert str(merged).endswith(
-        "\nNot merged, because the inputs were given as prefixes of other pairs: "
-        "data/dataset/one/title_document."
+        "\nNot merged: data/dataset/one/title_document. An input given as a prefix stands for one pair; "
+        "give a dataset's name or folder to merge all its pairs."
     )
 
 

@@ -66,19 +66,19 @@ def test_documents_of_several_sequences_and_empty_ones(prefix):
             np.arange(6),
             None,
             "data/text_document.bin: the documents would end in 2 different tokens, not in "
-            "one EOD. This is a different kind of damage: make the dataset again.",
+            "one EOD. A repair of the index cannot undo this damage: make the dataset again.",
         ),
         (
             [1, 2, 3, 9, 4, 9],
             8,
             "data/text_document.bin: the documents would end in token 9, but the EOD is 8. "
-            "This is a different kind of damage: make the dataset again.",
+            "A repair of the index cannot undo this damage: make the dataset again.",
         ),
         (
             [1, 2, 3, 9, 4, 9, 5],
             None,
             "data/text_document.bin: the file holds 7 tokens. With one uncounted EOD for "
-            "each of 2 documents, it would hold 6. This is a different kind of damage: make "
+            "each of 2 documents, it would hold 6. A repair of the index cannot undo this damage: make "
             "the dataset again.",
         ),
         (

@@ -100,7 +100,7 @@ def test_the_demo_of_twelve_steps(workspace, monkeypatch, capsys):
     run = open_run("gpt-tiny")
     assert (run.state, run.summary()["steps"]) == ("SUCCEEDED", 12)
     assert f"\nvalidation loss  {run.summary()['last_validation_loss']:.4f}\n" in summary
-    assert f"\nbigram model     {baselines(run.config).bigram_nats:.4f} (add-k, the same tokens)\n" in summary
+    assert f"\nbigram model     {baselines(run.config).bigram_nats:.4f} (add-k smoothing)\n" in summary
     assert re.search(r"speed +[\d,]+ tokens/s", summary) and "Return the " in summary
     assert list(shown) == list(DEMO_NOTEBOOKS) and all(f"{name}.ipynb" in summary for name in shown)
     assert "ok: sha256 of all 2 files matches the manifest" in shown["01_prepare_data"]
@@ -171,7 +171,7 @@ def test_the_demo_trains_a_model_that_knows_its_text(
     assert loss <= base.unigram_entropy_nats - below_unigram_nats
     assert loss < base.bigram_nats or not is_whole
     assert f"\nvalidation loss  {loss:.4f}\n" in summary
-    assert f"\nbigram model     {base.bigram_nats:.4f} (add-k, the same tokens)\n" in summary
+    assert f"\nbigram model     {base.bigram_nats:.4f} (add-k smoothing)\n" in summary
     assert re.search(r"speed +[\d,]+ tokens/s", summary)
 
     import nbformat  # with jsonschema, which takes seconds; every test process collects this file
@@ -222,6 +222,6 @@ def test_a_summary_of_data_too_small_to_validate_on():
     summary = DemoSummary(run, None, "def", [], 3.0)
     lines = [" ".join(line.split()) for line in str(summary).splitlines()]
     assert "training loss 5.2500 nats per token" in lines
-    assert "bigram model - (add-k, the same tokens)" in lines
+    assert "bigram model - (add-k smoothing)" in lines
     assert "unigram entropy -" in lines
     assert "speed 900 tokens/s" in lines

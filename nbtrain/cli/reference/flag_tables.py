@@ -30,7 +30,10 @@ def _flags() -> list[str]:
 
 
 def _spelled(table: Table, dests: tuple[str, ...]) -> str:
-    """Return the first flag of a program for each of the argparse destinations `dests`, as Markdown."""
+    """Return, as Markdown, the flag that sets each of the argparse destinations `dests`.
+
+    If a program has several flags for a destination, the first is listed.
+    """
     return ", ".join(f"`{table.by_dest[dest][0].flags[0]}`" for dest in dests if dest in table.by_dest)
 
 

@@ -87,7 +87,7 @@ def generated(repository: Path) -> dict[Path, str]:
 
 
 def runs_table(training: Path) -> str:
-    """Return the table parameters | tokens | data | file | layout | GPUs | expected time, smallest first."""
+    """Return a Markdown table of the run YAMLs in `training`, smallest model first."""
     rows = []
     configs = [load(path) for path in sorted(training.glob("*.yaml"))]
     configs.sort(key=lambda config: (count_parameters(config).total, config.world_size))
@@ -111,13 +111,13 @@ def runs_table(training: Path) -> str:
 
 
 def presets_table() -> str:
-    """Return the table preset | run: the model sizes that can be given instead of a run."""
+    """Return a Markdown table of the presets, such as 13B, and the run YAML that each one stands for."""
     rows = [(f"`{size}`", f"`{run}`") for size, run in PRESETS.items()]
     return "\n".join(Table(("preset", "run"), rows).markdown())
 
 
 def finetuning_table(folder: Path) -> str:
-    """Return the table file | parameters | trained | layout | GPUs | memory | time, smallest first."""
+    """Return a Markdown table of the fine-tuning run YAMLs in `folder`, smallest model first."""
     heads = (
         *("file", "parameters", "trained", "recomputation", "layout", "GPUs"),
         *("planned memory per rank", "time"),
@@ -337,12 +337,12 @@ def metrics_page() -> str:
         '- JSON has no NaN and no infinity, so these values are the strings `"NaN"`, `"Infinity"` and',
         '  `"-Infinity"`, which `float()` reads.',
         "- Each restart of the trainer begins a new file, `metrics.2.jsonl` and so on. `resumed_from_step`",
-        "  in its header is the step of the checkpoint that it loaded: later steps in the files before it",
-        "  no longer count, because they are trained again.",
+        "  in the header of this file is the step of the checkpoint that the trainer loaded. In the earlier",
+        "  files, ignore the steps after this checkpoint, because the new file has them again.",
         "- A last line without a line end is still being written, or was cut off by a crash. Ignore it.",
         "",
-        "After a restart, TensorBoard shows each step once. Without its data server, for which no ARM wheel",
-        "exists, it shows the steps between the checkpoint and the restart twice.",
+        "After a restart, TensorBoard shows each step once. Without its data server, which does not exist",
+        "for ARM, it shows the steps between the checkpoint and the restart twice.",
         "",
         "## Scalars",
         "",

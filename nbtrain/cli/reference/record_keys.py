@@ -14,14 +14,14 @@ This page lists how each kind of source treats each key of a record. Generated f
 - **used**: the key's value becomes part of the training text or of the loss mask.
 - **refused**: if the key has a value, the record is skipped as broken, and `nbtrain prepare` prints its file,
   line and key, and how to fix it. If more than `max_broken_fraction` of the records (default 0.01) are
-  broken, `nbtrain prepare` ends with an error. Without the key, the model would be trained on a record with
-  a different meaning.
+  broken, `nbtrain prepare` ends with an error. These keys are refused because they change what a record
+  means: without the key, the model would be trained on something else.
 - **counted**: the key is not read. `nbtrain prepare`, `manifest.json` (`unread_keys` of the source) and the
   data card list it with the number of records in which it has a value.
 
 null, `""`, `[]`, `{}`, and lists and objects that contain only these, do not count as values. A key that no
-table lists is counted. Fine-tuning records and token ids have these exceptions, which are refused because the
-key may select what is trained on:
+table lists is counted. In fine-tuning records and token ids, the following keys are refused even if no table
+lists them, because they may select what is trained on:
 
 - a key whose name contains one of the words *mask*, *loss*, *train*, *weight*, *label*, *learn* or
   *supervised* (`is_masked`, `turnWeight`, `no-loss`), and whose value is a flag, a number or a list;

@@ -106,7 +106,7 @@ class Encoder:
                 batch.append(record)
                 chars += length
                 if chars >= BATCH_CHARS:
-                    del record  # only the batch refers to it now, and frees it once it is encoded
+                    del record  # so that only the batch refers to the text, and _add() can free it
                     self._add(shard, batch, reader)
                     batch, chars = [], 0
             if batch:

@@ -106,7 +106,7 @@ def join(
 def _without_duplicates(
     work: Path, records: Sequence[ShardRecord], cleaning: CleaningConfig, totals: list[SourceTotals]
 ) -> list[np.ndarray | None]:
-    """Return a bool array [documents] per shard: whether to keep each document. None keeps all of them."""
+    """Return, for each shard, a bool array [documents]: True for a document to keep. None keeps them all."""
     exact = ExactIndex() if cleaning.exact_dedup else None
     near = NearIndex(cleaning.near_dedup) if cleaning.near_dedup.enabled else None
     stays: list[np.ndarray | None] = []
@@ -130,7 +130,7 @@ def _without_duplicates(
 
 
 def _place(record: ShardRecord, own: Path, in_order: Path) -> tuple[Path, int]:
-    """Return the file that holds a shard's tokens, and the byte offset at which they begin."""
+    """Return the file that holds a shard's tokens, and the byte offset of the first token."""
     start = record.starts.get(in_order.name)
     return (own, 0) if start is None else (in_order, start)
 
@@ -224,11 +224,11 @@ class _Pair:
     def _copy(
         self, content: IO[bytes], stream: IO[bytes] | None, num_bytes: int, on_bytes: Callable[[int], None]
     ) -> None:
-        """Hash the next `num_bytes` of `content`, and write them to `stream` unless it is None."""
+        """Hash the next `num_bytes` of `content`, and write them to `stream` unless `stream` is None."""
         while num_bytes:
             piece = self._buffer[: content.readinto(self._buffer[:num_bytes])]  # type: ignore[attr-defined]
             if not piece:
-                raise OSError(None, "a shard became shorter while it was read", content.name)
+                raise OSError(None, "the shard became shorter while it was read", content.name)
             self.digest.update(piece)
             if stream is not None:
                 stream.write(piece)

@@ -57,8 +57,8 @@ class EncodeProgress:
         self._next = 0
         self._started = self._shown = time.monotonic()
         # _size: bytes of all finished parts. _kept_*: documents and tokens of an earlier run's shards.
-        # _done: text bytes, documents and tokens of this run's finished parts. _own: those encoded in this
-        # process.
+        # _done: text bytes, documents and tokens of the parts that this run has finished. _own: text bytes,
+        # documents and tokens that this process has encoded, also of unfinished parts.
         self._size = self._kept_documents = self._kept_tokens = 0
         self._done = np.zeros(3, np.int64)
         self._own = np.zeros(3, np.int64)

@@ -116,7 +116,7 @@ class _InOrder:
 
     @contextlib.contextmanager
     def writer(self, path: Path) -> Iterator["_Hashed"]:
-        """Open a file at the end of its last complete shard. On success, the new shard is flushed to disk."""
+        """Open a file at the end of its last complete shard, to append one shard, and sync it afterwards."""
         if path.name not in self.ends:
             self._digests[path.name] = hashlib.sha256()
         digest = self._digests.pop(path.name, None)
@@ -136,7 +136,7 @@ class _InOrder:
 
 
 class _Hashed:
-    """A stream that hashes the bytes as they are written, so that joining need not read them again."""
+    """A stream that hashes the bytes while it writes them, so that join.py need not read the file again."""
 
     def __init__(self, stream: IO[bytes], digest: Any):
         self._stream, self._digest = stream, digest
@@ -173,7 +173,10 @@ class _Tokens:
         return np.arange(len(self.offsets) - 1) if self.document_ends is None else self.document_ends - 1
 
     def count_by_document(self, flags: np.ndarray) -> np.ndarray:
-        """Return the number of flagged ids in each document, int64 [documents]. `flags` has a bool per id."""
+        """Return the number of ids in each document whose flag is True, int64 [documents].
+
+        `flags` holds a bool for each id.
+        """
         before = np.concatenate([[0], np.cumsum(flags, dtype=np.int64)])
         return np.diff(before[self.offsets[self.last_sequences + 1]], prepend=0)
 

@@ -93,7 +93,8 @@ def prepare_dataset(
             shutil.rmtree(dataset.work)
         say("kept", note)
         return opened
-    # A work folder means that files without a manifest come from an interrupted prepare, not from the user.
+    # If there is a work folder, an interrupted `nbtrain prepare` wrote the files without a manifest, not the
+    # user.
     begun = dataset.work.is_dir()
     encoding = _Encoding(config, dataset, corpus, loaded)
     strange = [name for name in encoding.file_names() if (dataset.directory / name).is_file()]
@@ -103,7 +104,7 @@ def prepare_dataset(
             f"not make that file. To use it, leave data.sources empty; to replace it, {FORCE}."
         )
     refuse_name_of_shipped_dataset(config)
-    why = "an earlier prepare did not finish" if begun else "the dataset did not exist"
+    why = "an earlier `nbtrain prepare` did not finish" if begun else "the dataset did not exist"
     why = why if manifest is None else "force"
     manifest = encoding.run(manifest, workers)
     if encoding.num_kept:
@@ -116,7 +117,7 @@ def prepare_dataset(
 
 
 def _worker(settings: EncodeSettings) -> Callable[[Task], ShardRecord]:
-    """Return a worker process's encoder, which reports its progress in a file that the parent reads."""
+    """Return the encoder of a worker process. It writes its progress to a file that the parent reads."""
     return partial(_kept_or_made, settings.work, Encoder(settings, WorkerCounters(settings.work)))
 
 
@@ -130,7 +131,7 @@ def _kept_or_made(work: Path, encoder: Encoder, task: Task) -> ShardRecord:
 
 
 class _Encoding:
-    """One encoding of a dataset."""
+    """The encode step for one dataset: its settings, its work folder and its progress."""
 
     def __init__(self, config: RunConfig, dataset: DatasetFiles, corpus: Corpus, loaded: Tokenizer | None):
         self.config, self.dataset, self.corpus, self.loaded = config, dataset, corpus, loaded

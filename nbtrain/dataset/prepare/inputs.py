@@ -149,7 +149,10 @@ def _same_text(config: RunConfig, corpus: Corpus, manifest: DatasetManifest, wit
 
 
 def _has_tokens(record: Record, tokenizer: Tokenizer) -> bool:
-    """Return whether the encoder keeps a document. Token ids and preference pairs are always kept."""
+    """Return whether the encoder would store a document, that is, whether its text has tokens.
+
+    Token ids and preference pairs are always stored.
+    """
     if isinstance(record, TokenIds | Preference):
         return True
     texts = [text for text, _ in record.pieces] if isinstance(record, Example) else [text_of(record)]
@@ -161,7 +164,7 @@ def _sizes(fingerprint: dict[str, Any]) -> Any:
 
 
 def _size(entry: Any) -> Any:
-    """Return the size from a file's [bytes, time]. A downloaded file has only a sha1, which is returned."""
+    """Return the size from a file's recorded [bytes, time], or the sha1 recorded for a downloaded file."""
     return entry[0] if isinstance(entry, list) else entry
 
 

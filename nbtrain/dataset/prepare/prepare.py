@@ -4,8 +4,8 @@
 
 A step is skipped if the manifest of the existing data names the same inputs, never because a file exists.
 Data prepared for other inputs is not replaced, because runs refer to it by hash: choose another name, or
-pass force=True. Data from an interrupted prepare has no manifest and is not used, but its complete parts are
-reused.
+pass force=True. Data from an interrupted `nbtrain prepare` has no manifest and is not used, but its complete
+parts are reused.
 """
 
 import contextlib
@@ -82,7 +82,7 @@ def prepare(config: RunConfig, force: bool = False, through: StepName = "index")
             "space, or set NBTRAIN_DATA to a writable folder. Finished work is kept: run the command again."
         ) from error
     finally:
-        # Remove the empty folder that a prepare without output leaves, because it would look like a dataset.
+        # If nothing was written, remove the empty folder, because it would look like a dataset.
         with contextlib.suppress(OSError):
             dataset.directory.rmdir()
     return report
@@ -96,7 +96,7 @@ def _prepare_text(
     force: bool,
     wanted: tuple[str, ...],
 ) -> OpenDataset | None:
-    """Run the steps from the sources to the tokens. Return None if the encode step is not wanted."""
+    """Run the steps from download to encode. Return the dataset, or None if encode is not to be run."""
     data = config.data
     manifest = dataset.manifest()
     is_needed = bool(data.sources) and (force or manifest is None or not is_trained(config))
@@ -167,7 +167,7 @@ def _check_packages(config: RunConfig) -> None:
 
 @contextlib.contextmanager
 def _step(report: PrepareReport, name: str) -> Iterator[Say]:
-    """Time one step and add it to the report. The body must call say(action, reason) once."""
+    """Time one step and add it to the report. The `with` block must call say(action, reason) once."""
     begun = time.perf_counter()
     said: list[str] = []
     yield lambda action, reason: said.extend((action, reason))

@@ -1,4 +1,4 @@
-"""Chooses the processes that encode a prepare's parts: this process, local workers, or a Dask cluster."""
+"""Chooses the processes that encode a run's text: this process, local workers, or a Dask cluster."""
 
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ def local(num_workers: int) -> Workers:
 
 
 class ChosenWorkers:
-    """Workers of one prepare. A cluster exists from its first use until the `with` block ends."""
+    """Worker processes of one prepare() call. A cluster runs from its first use until the `with` block ends."""
 
     def __init__(self, config: RunConfig):
         self.config = config
@@ -44,7 +44,7 @@ class ChosenWorkers:
         self.close()
 
     def close(self) -> None:
-        """Shut down the cluster early, when no part is left to process."""
+        """Shut down the cluster before the end of the `with` block, once no part remains to be processed."""
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None

@@ -125,7 +125,7 @@ def refuse_without_loss(config: RunConfig, datasets: GPTDatasets) -> None:
 
 
 def may_have_no_loss(config: RunConfig, opened: OpenDataset | OpenBlend) -> bool:
-    """Return whether refuse_without_loss() may have to read samples, without building indices."""
+    """Return whether refuse_without_loss() may have to read samples. Builds no indices to find out."""
     if config.data.resolved_packing == "best_fit" or config.dpo is not None:
         return False
     entries = opened.entries if isinstance(opened, OpenBlend) else (opened,)

@@ -40,7 +40,7 @@ NUM_STRETCHES = 512
 
 
 class BlendSizes(NamedTuple):
-    """Sizes that a rule computes for N samples and the given weights."""
+    """Sizes that a split_rule computes for N requested samples and the given weights."""
 
     weights: list[float]
     """Normalized weights that the choice of samples uses."""
@@ -79,7 +79,7 @@ def fill_blend_index(
 ) -> np.ndarray:
     """Fill both arrays, [n] each, for normalized `weights`. Return each dataset's number of samples.
 
-    The result equals the result of upstream's sequential loop. Here a block is divided into stretches that
+    The result equals the result of Megatron's sequential loop. Here a block is divided into stretches that
     are computed in parallel from estimated counts. Two computations from different counts soon agree, so
     after a wrong estimate only the beginning of the stretch is computed again, until it agrees with the first
     result.
@@ -98,7 +98,10 @@ def fill_blend_index(
 
 
 def _choices(shares: np.ndarray, counts: np.ndarray, start: int, length: int) -> np.ndarray:
-    """Return the datasets of samples [start, start + length), int16, given the `counts` before `start`."""
+    """Return the dataset of each sample in [start, start + length), int16.
+
+    `counts` holds each dataset's number of samples before `start`.
+    """
     stretch = -(-length // NUM_STRETCHES)
     if stretch < NUM_STRETCHES:
         chosen = np.empty(length, np.int16)
@@ -118,7 +121,7 @@ def _choices(shares: np.ndarray, counts: np.ndarray, start: int, length: int) ->
 
 
 def _walk(shares: np.ndarray, counts: np.ndarray, start: int, chosen: np.ndarray) -> None:
-    """Run upstream's loop to fill `chosen`, and update `counts` in place."""
+    """Fill `chosen` with Megatron's sequential loop, and update `counts` in place."""
     for place in range(len(chosen)):
         number = int((shares * float(max(start + place, 1)) - counts).argmax())
         chosen[place] = number
@@ -130,7 +133,7 @@ def _correct(
 ) -> None:
     """Correct `chosen`, which was computed from wrong counts.
 
-    Runs the loop until it agrees with the existing result.
+    Runs the sequential loop from the right `counts` until its choices agree with those in `chosen`.
     """
     apart = int(np.abs(difference).sum())
     place = 0
@@ -147,9 +150,9 @@ def _correct(
 
 
 def _walk_side_by_side(shares: np.ndarray, counts: np.ndarray, begins: np.ndarray, length: int) -> np.ndarray:
-    """Run the loop for all stretches in parallel, from `counts` [stretches, datasets].
+    """Run the sequential loop for all stretches in parallel, from `counts` [stretches, datasets].
 
-    Returns int16 [length, stretches].
+    Returns the dataset of each sample, int16 [length, stretches].
     """
     chosen = np.empty((length, len(begins)), np.int16)
     current = counts.astype(np.float64)  # whole numbers below 2^53: exact
@@ -167,9 +170,9 @@ def _walk_side_by_side(shares: np.ndarray, counts: np.ndarray, begins: np.ndarra
 
 
 def _likely_counts(shares: np.ndarray, samples: np.ndarray) -> np.ndarray:
-    """Estimate the counts after each of `samples`: int64 [samples, datasets].
+    """Estimate how often each dataset is chosen for the first k samples, for each k in `samples`.
 
-    The counts after k samples are near w_i k and add up to k.
+    Returns int64 [samples, datasets]. The counts after k samples are near w_i k and add up to k.
     """
     exact = shares * samples[:, None]
     counts = np.floor(exact).astype(np.int64)

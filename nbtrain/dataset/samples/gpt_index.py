@@ -137,7 +137,10 @@ def _fill_document_index(
 
 
 def _shuffle(index: np.ndarray, cut: int, epochs: Epochs, generator: "np.random.RandomState") -> None:
-    """Shuffle the index; if the last epoch is shuffled separately, the parts before and after `cut`."""
+    """Shuffle the index in place.
+
+    If the last epoch is shuffled separately, index[:cut] and index[cut:] are shuffled one after the other.
+    """
     for part in (index[:cut], index[cut:]) if epochs.separate_last_epoch else (index,):
         generator.shuffle(part)
 
@@ -145,9 +148,9 @@ def _shuffle(index: np.ndarray, cut: int, epochs: Epochs, generator: "np.random.
 def _fill_sample_index(
     index: np.ndarray, own_lengths: np.ndarray, first: int, document_index: np.ndarray, seq_length: int
 ) -> None:
-    """Fill the sample index in stretches of the document index.
+    """Fill the sample index, CHUNK_DOCUMENTS entries of the document index at a time.
 
-    Each stretch determines the samples that start in it.
+    The entries of a chunk determine the samples that start in this chunk.
     """
     row, begun = 0, 0
     for place in range(0, len(document_index), CHUNK_DOCUMENTS):

@@ -176,7 +176,7 @@ class PackedDataset:
 
     @property
     def _without_it(self) -> str:
-        """Return a clause about how a run can do without this split; "" for the training split."""
+        """Return a clause that says how to run without this split; "" for the training split."""
         return "" if self.split == "train" else ", or set evaluation.eval_iters: 0 to skip this split"
 
     def _build_pieces(self) -> Pieces:

@@ -88,9 +88,9 @@ def mixed_sources(
 
 
 def of_split(sources: list[MixedSource], split: str, rule: str, name: str) -> list[MixedSource]:
-    """Return each source's part of one split.
+    """Return each source's part of one split. Every source is split separately.
 
-    A single cut across all sources would fill the validation split from the last source only.
+    If the concatenated sources were split once, the validation split would contain only the last source.
     """
     parts = []
     for source in sources:

@@ -74,7 +74,10 @@ class PreferenceDataset(PackedDataset):
         )
 
     def once(self) -> int:
-        """Return the number of samples in the first epoch. It holds each pair once if all weights are 1."""
+        """Return the number of samples in the first epoch.
+
+        If all weights are 1, the first epoch holds each pair once.
+        """
         return int(self._pass(0).epoch_ends[0])
 
     def _description(self) -> dict[str, Any]:

@@ -11,8 +11,9 @@ def split_ranges(
 ) -> list[tuple[int, int]]:
     """Return the [first, last) ranges of a split's sequences, without empty ranges.
 
-    `is_own` says whether the run trains on this dataset. Another dataset is cut at its own sources, by the
-    run's rule. Raises DataError if the manifest, the files and the run do not agree.
+    `is_own` says whether the run trains on this dataset. If not, the sources are read from the dataset's
+    manifest instead of the run's data.sources; the run's data.split applies in both cases. Raises DataError
+    if the manifest, the files and the run do not agree.
     """
     if config.data.resolved_packing == "best_fit":
         ranges = [(part.first, part.last) for part in sources_of_split(config, opened, split, is_own)]
@@ -22,7 +23,7 @@ def split_ranges(
 
 
 def stream_range(config: RunConfig, num_sequences: int, split: str) -> tuple[int, int]:
-    """Return a split's range [first, last) of the dataset's sequences, with packing: stream."""
+    """Return a split's range [first, last) of the dataset's sequences for packing: stream."""
     bounds = split_bounds(config.data.split, config.data.split_rule, num_sequences)
     return bounds[SPLIT_NAMES.index(split)]
 
@@ -30,7 +31,7 @@ def stream_range(config: RunConfig, num_sequences: int, split: str) -> tuple[int
 def sources_of_split(
     config: RunConfig, opened: OpenDataset, split: str, is_own: bool = True
 ) -> list[MixedSource]:
-    """Return each source's part of a split, with packing: best_fit; parts may be empty. Raises DataError."""
+    """Return each source's part of a split for packing: best_fit. A part may be empty. Raises DataError."""
     configured = config.data.sources if is_own else []
     sources = mixed_sources(opened.files, opened.manifest, configured, len(opened.indexed))
     return of_split(sources, config.data.split, config.data.split_rule, split)

@@ -75,7 +75,7 @@ class DataState:
         return replace(self, skipped_sample_ranges=tuple(ranges))
 
     def position(self, sample: int) -> int:
-        """Return the position of sample number `sample`, counting only the samples that are trained on."""
+        """Return the position of the run's sample number `sample`; skipped positions have no number."""
         return int(self._positions(np.array([sample]))[0])
 
     def step_positions(self, global_batch_size: int) -> np.ndarray:
@@ -88,7 +88,7 @@ class DataState:
         ranges = np.array(self.skipped_sample_ranges, np.int64)
         lengths = ranges[:, 1] - ranges[:, 0]
         skipped = np.concatenate([[0], np.cumsum(lengths)])
-        # The j-th range begins at this number of trained samples.
+        # Element j is the number of samples that are trained on before skipped range j.
         begins = ranges[:, 0] - skipped[:-1]
         return samples + skipped[np.searchsorted(begins, samples, side="right")]
 

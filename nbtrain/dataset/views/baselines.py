@@ -7,7 +7,8 @@
 The unit is nats per token. The samples are the run's validation samples, and only labels in the loss count,
 so that the baselines and the trained model's validation loss cover the same tokens. V is the vocabulary size.
 For each model, k is the value from a fixed grid with the lowest loss, which favours the baseline, never the
-trained model. Pairs cross document ends, as samples do. Counts cover at most 20 million training tokens,
+trained model. A pair of tokens
+for the bigram counts may span two documents, as samples do. Counts cover at most 20 million training tokens,
 taken from the beginning of each source (`train_tokens` says how many tokens).
 """
 
@@ -136,8 +137,8 @@ def _baselines(config: RunConfig) -> Baselines | NoBaselines:
     if len(train_tokens) < 2 or not num_validation:
         return NoBaselines(
             f"{display(dataset.prefix)}: split {config.data.split} leaves {len(train_tokens):,} training "
-            f"tokens and {num_validation:,} validation documents; baselines need at least 2 and 1. Use more "
-            "text or another data.split."
+            f"tokens and {num_validation:,} validation documents; baselines need at least 2 training tokens "
+            "and 1 validation document. Use more text or another data.split."
         )
     context, target = _validation_labels(config, opened, valid)
     if not len(target):

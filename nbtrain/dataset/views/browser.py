@@ -42,7 +42,7 @@ class Document:
     """Number of tokens in the whole document, EOD included."""
     sequences: int
     pieces: list[tuple[str, bool]]
-    """The text in pieces, each with whether it is in the loss; a single piece without a loss mask."""
+    """(text, whether it is in the loss) of each piece of the text; one piece if there is no loss mask."""
     cut: bool
     """Whether the document continues after the pieces."""
     masked: bool
@@ -142,7 +142,7 @@ class Documents(Block):
 
 
 class Browser:
-    """The documents of one pair, decoded by the tokenizer `named`, or by the one with the manifest's hash.
+    """The documents of one pair, decoded by the tokenizer `named`, or by the tokenizer in the manifest.
 
     Raises DataError if the pair is missing or damaged, or if a named tokenizer does not exist.
     """
@@ -233,8 +233,8 @@ class Browser:
         """Return the number of the next document that contains `text`, and the number to continue from.
 
         The search starts at document `start`, ignores case, and covers the first SEARCHED_TOKENS tokens of
-        each document. Without a match, the first value is None. After `seconds` the search stops; the second
-        value is then less than num_documents, if documents are left.
+        each document. Without a match, the first value is None. The search stops after `seconds`; if it
+        has not reached the last document by then, the second value is less than num_documents.
         """
         wanted = text.casefold()
         deadline = time.monotonic() + seconds
@@ -263,7 +263,10 @@ class Browser:
         ]
 
     def decode(self, ids: np.ndarray, cut: bool) -> str:
-        """Return the text of `ids`. If they were `cut`, an incomplete last character is omitted."""
+        """Return the text of `ids`.
+
+        `cut` says whether the document continues; if so, an incomplete last character is omitted.
+        """
         if self._decoder is None:
             return " ".join(map(str, ids.tolist()))
         size = self._decoder.vocab_size
@@ -279,9 +282,10 @@ class Browser:
 def _find_tokenizer(
     target: Any, manifest: DatasetManifest | None, named: str | None
 ) -> tuple[Decoder | None, str | None]:
-    """Return a decoder and its folder or file: the named tokenizer, or the one with the manifest's hash.
+    """Return a decoder and its folder or file: the named tokenizer, or the tokenizer in the manifest.
 
-    The run's tokenizer is tried before others in the data directory. Returns (None, None) if no tokenizer
+    The manifest names a tokenizer by its hash. The run's tokenizer is compared with this hash first, then the
+    others in the data directory. Returns (None, None) if no tokenizer
     fits. Raises DataError.
     """
     if named is not None:

@@ -349,7 +349,7 @@ def _other_text_warnings(manifest: DatasetManifest | None, config: RunConfig | N
     clause = other_text_of(folder, manifest.settings or {}) if folder else ""
     if not clause:
         return []
-    return [f"{clause}: it needs more tokens for this text than a tokenizer trained on this text."]
+    return [f"{clause}: this tokenizer needs more tokens for the text than a tokenizer trained on the text."]
 
 
 def _epoch_warnings(splits: list[dict[str, Any]], of: str = "") -> list[str]:

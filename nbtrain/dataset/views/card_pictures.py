@@ -41,7 +41,7 @@ def bars_svg(names: Sequence[str], values: Sequence[float], label: str) -> bytes
 
 
 def _place(edges: Sequence[int], value: int) -> float | None:
-    """Return the position of a length on the histogram's axis, or None if it is outside."""
+    """Return the x position of a length on the histogram's axis, or None if the axis does not reach it."""
     for place, (low, high) in enumerate(itertools.pairwise(edges)):
         if low <= value <= high:
             return place - 0.5 + (value - low) / (high - low)

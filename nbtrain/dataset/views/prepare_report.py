@@ -21,11 +21,11 @@ EXAMPLE_CHARS = 1200
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a prepare."""
+    """One step of `nbtrain prepare`."""
 
     name: str
     action: str
-    """made, kept, or used (supplied by the user and unchanged)."""
+    """Result of the step: its output was "made", "kept", or "used" (supplied by the user and unchanged)."""
     reason: str
     seconds: float
 

@@ -783,7 +783,7 @@ def test_a_stop_is_orderly(make_config, workspace, small_parts):
     assert "Traceback" not in err and "leaked" not in err
     kept = len(list(work.glob("[0-9]*.json")))
     report = prepare(config, through="encode")
-    assert f"an earlier prepare did not finish ({kept} part" in report.steps[-1].reason
+    assert f"an earlier `nbtrain prepare` did not finish ({kept} part" in report.steps[-1].reason
 
 
 MEMORY = """

@@ -108,7 +108,8 @@ def test_no_validation_tokens(make_config, texts):
     tokens = make_dataset(config, texts).counts["tokens"]
     reason = (
         f"data/dataset/small/text_document: split 1,0,0 leaves {tokens:,} training tokens and 0 validation "
-        "documents; baselines need at least 2 and 1. Use more text or another data.split."
+        "documents; baselines need at least 2 training tokens and 1 validation document. Use "
+        "more text or another data.split."
     )
     with pytest.raises(DataError) as caught:
         baselines(config)

@@ -29,7 +29,7 @@ def local(num_workers: int) -> Workers:
 
 
 class ChosenWorkers:
-    """Worker processes of one prepare() call. A cluster runs from its first use until the `with` block ends."""
+    """Worker processes of one prepare() call. A cluster runs from its first use to the `with` block's end."""
 
     def __init__(self, config: RunConfig):
         self.config = config

@@ -7,9 +7,9 @@
 The unit is nats per token. The samples are the run's validation samples, and only labels in the loss count,
 so that the baselines and the trained model's validation loss cover the same tokens. V is the vocabulary size.
 For each model, k is the value from a fixed grid with the lowest loss, which favours the baseline, never the
-trained model. A pair of tokens
-for the bigram counts may span two documents, as samples do. Counts cover at most 20 million training tokens,
-taken from the beginning of each source (`train_tokens` says how many tokens).
+trained model. A pair of tokens for the bigram counts may span two documents, as samples do. Counts cover at
+most 20 million training tokens, taken from the beginning of each source (`train_tokens` says how many
+tokens).
 """
 
 import logging

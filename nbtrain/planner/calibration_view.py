@@ -68,7 +68,7 @@ def blocks(calibration: Calibration) -> list[Block]:
                 f"Collectives of {amounts.counted(ranks, 'rank')}: latency, and bus bandwidth by array size"
             )
             shown.append(Table(["", *columns], rows, title))
-    return [*shown, Items(calibration.doubts, "In doubt:")]
+    return [*shown, Items(calibration.doubts, "Reasons to doubt these measurements:")]
 
 
 def _bus_bandwidth(figure: Figure) -> str:
@@ -125,7 +125,7 @@ def network_blocks(network: MeasuredNetwork) -> list[Block]:
     return [
         Sentence(reached),
         Table(["bytes", *columns], rows, "Time and bus bandwidth of collectives by array size"),
-        Items(doubts, "In doubt:"),
+        Items(doubts, "Reasons to doubt these measurements:"),
     ]
 
 

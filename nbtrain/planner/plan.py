@@ -122,7 +122,10 @@ class Plan(Result):
     network: NetworkUse | None = None
     """Traffic between machines in a step; None on one machine, or if the device's rates are unknown."""
     interruptions: Interruptions | None = None
-    """Expected failures and lost spot machines, and their cost; None as in estimate_interruptions()."""
+    """Expected failures and lost spot machines, and their cost.
+
+    None if estimate_interruptions() returns None.
+    """
     rests_on: RestsOn | None = None
     """Measurement on which the planned time is based; None if the time is unknown."""
     published: PublishedComparison | None = None

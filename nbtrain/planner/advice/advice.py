@@ -181,7 +181,8 @@ def advise(config: RunConfig, observations: Observations) -> Advice:
         name = config.name
         notes.append(
             "The run has not recorded any step, but advice needs the records of a job. Run "
-            f"`nbtrain submit {name}` to start a job, or `nbtrain plan {name}` to predict one."
+            f"`nbtrain submit {name}` to start a job, or `nbtrain plan {name}` to see the planned memory and "
+            "time."
         )
     if observations.failed and not changes:
         notes.extend(_unanswered(config, observations))
@@ -263,7 +264,7 @@ def _optimal(observations: Observations, dropped: int) -> str:
         others = f"each of the {dropped} changes that would use more memory would save"
     return (
         f"{observations.memory_fraction:.0%} of the device's memory is used, which may already be optimal: "
-        f"{others} less than {LEAST_GAIN:.0%} of a step. Free memory costs nothing."
+        f"{others} less than {LEAST_GAIN:.0%} of a step. Unused memory does not slow the run down."
     )
 
 

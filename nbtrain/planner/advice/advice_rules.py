@@ -134,7 +134,7 @@ def _hang(config: RunConfig) -> Iterator[Proposal]:
     if config.parallel.process_group_timeout_seconds < 1800:
         longer = {"parallel.process_group_timeout_seconds": 1800}
         slow = f"{why}; if that rank was only slow (e.g. during a save), a longer time-out helps"
-        yield Proposal("Longer time-out of collectives", longer, slow, predictable=False)
+        yield Proposal("Longer time-out for collectives", longer, slow, predictable=False)
 
 
 def _calmer(config: RunConfig, seen: Observations) -> Iterator[Proposal]:
@@ -154,7 +154,7 @@ def _calmer(config: RunConfig, seen: Observations) -> Iterator[Proposal]:
         halved["lr_schedule.min_lr"] = schedule.min_lr / 2
     if config.optimizer.muon_lr is not None:
         halved["optimizer.muon_lr"] = config.optimizer.muon_lr / 2
-    yield Proposal("Half the learning rate", halved, why, predictable=False)
+    yield Proposal("Halve the learning rate", halved, why, predictable=False)
     least = usual_warmup_tokens(config)
     if config.lr_warmup_tokens < least:
         share = f"{config.lr_warmup_tokens / config.train_tokens:.1%}"

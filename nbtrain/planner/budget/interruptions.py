@@ -60,9 +60,10 @@ FEWEST_WORTH_SAYING = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Mean and variance of the seconds that a segment takes: the training between two saves, and one save.
+    """Mean and variance of the time that a segment takes, in seconds and seconds squared.
 
-    After each interruption, the run restarts and repeats the segment from its beginning.
+    A segment is the training between two saves, plus one save. After each interruption, the run restarts and
+    repeats the segment from its beginning.
     """
 
     mean: float
@@ -431,7 +432,7 @@ def _restart(config: RunConfig, reading: float, disk: DiskEstimate) -> tuple[flo
         return measured, "measured in earlier restarts of this run"
     start = ASSUMED_RESTART_SECONDS[config.resources.device]
     size = amounts.size(disk.checkpoint_bytes)
-    return start + reading, f"assumed: {start:g} s, plus the time to read {size} at write speed"
+    return start + reading, f"assumed: {start:g} s, plus the time to read {size} at the disk's write rate"
 
 
 def measured_restart_seconds(run: RunDir) -> float:

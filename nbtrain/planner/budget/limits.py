@@ -236,5 +236,5 @@ def _unknown(key: str, config: RunConfig) -> tuple[str, str]:
         return f"there is no price for {name}", f"Set per_device_hour.{name} in {prices}."
     return (
         "the plan cannot estimate the time on this device",
-        "Set resources.gpu_type to a device from the device table.",
+        "Set resources.gpu_type to one of the GPU types that `nbtrain schema` lists.",
     )

@@ -53,9 +53,9 @@ class Overhead:
 def calibrated_step(setup: Setup, calibration: Calibration) -> dict[str, float] | None:
     """Return the seconds of a step by part (PARTS); None if the calibration does not apply to the setup.
 
-    It applies to a CPU run on one machine in fp32 or bf16, without offloading, shared sequences, LoRA or
-    preference pairs (dpo). The measured steps train all weights, with three matrix products in the output
-    layer.
+    It applies to a CPU run on one machine in fp32 or bf16, without offloading, Ulysses, context parallelism,
+    LoRA and preference pairs (dpo). The measured steps train all weights, with three matrix products in the
+    output layer.
     """
     measured = calibration.of("block", dtype=setup.dtype)
     if setup.on_gpu or not measured or setup.nodes > 1 or setup.offload_optimizer != "none":

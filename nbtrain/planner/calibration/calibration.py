@@ -211,7 +211,7 @@ def _rate_of_core(machine: str) -> float | None:
         try:
             files.write_json(path, {**stored, machine: round(rate)})
         except OSError as error:
-            logger.debug("%s cannot be written (%s). The rate will be measured again.", path, error.strerror)
+            logger.debug("%s cannot be written (%s). The next plan measures again.", path, error.strerror)
     return rate
 
 
@@ -223,7 +223,7 @@ def _core_measured_apart() -> float | None:
         done = subprocess.run(command, env={**os.environ, **_ONE_THREAD}, check=True, **options)
         return float(done.stdout.split()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        logger.debug("The rate of a core could not be measured: %s", error)
+        logger.debug("The FLOP/s of a CPU core cannot be measured (%s). The plan assumes a rate.", error)
         return None
 
 

@@ -95,9 +95,9 @@ def _ideal(config: RunConfig) -> float:
 
 
 def tensor_ranks_share_a_machine(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that tensor-parallel ranks share a machine.
+    """Check that the ranks of a tensor-parallel group are on the same machine.
 
-    They sum activations in every layer, and links between machines are slower than links inside one.
+    These ranks sum activations in every layer, and links between machines are slower than links inside one.
     """
     config = estimates.config
     tensor, gpus = config.parallel.tensor_parallel_size, config.resources.gpus_per_node
@@ -152,7 +152,10 @@ def _tensor_sizes_inside(config: RunConfig) -> list[int]:
 
 
 def _waiting(estimates: RunEstimates) -> float:
-    """Return the fraction of a step that would be saved if tensor ranks shared a machine; 0 if unknown."""
+    """Return the fraction of a step that is saved if no tensor-parallel group spans machines.
+
+    The result is 0 if the time of a step is not known.
+    """
     config, step = estimates.config, estimates.duration.step
     rates = estimates.speed.table_rates
     if step is None or rates is None:
@@ -174,8 +177,8 @@ def data_traffic_is_hidden(estimates: RunEstimates) -> Iterator[Finding]:
         return
     parallel, micro = config.parallel, config.batch.micro_batch_size
     fix = (
-        "Run `nbtrain search` to find layouts that send less data, with tensor parallelism inside a machine "
-        "or a pipeline."
+        "Run `nbtrain search RUN` to find layouts that send less data, with tensor parallelism inside a "
+        "machine or with a pipeline."
     )
     key, saved = "parallel.zero_stage", step.data / step.seconds
     better = []
@@ -229,8 +232,8 @@ def network_keeps_up(estimates: RunEstimates) -> Iterator[Finding]:
             "memory."
         )
     fix.append(
-        "Run `nbtrain search` to compare layouts on this network; pipeline parallelism sends the least data "
-        "between machines."
+        "Run `nbtrain search RUN` to compare layouts on this network; pipeline parallelism sends the least "
+        "data between machines."
     )
     if network_of(config.resources)[0] is None:
         fix.append("If your machines have another network, set resources.network.")
@@ -255,8 +258,9 @@ def hpz_stays_inside_a_machine(estimates: RunEstimates) -> Iterator[Finding]:
     if not parallel.zero_hpz:
         return
     if size != ranks:
-        effect = f"only {size} of the machine's ranks {'shares' if size == 1 else 'share'} each copy of the "
-        effect += "parameters."
+        effect = f"each copy of the parameters is split across only {size} of the machine's ranks."
+        if size == 1:
+            effect = "each rank holds a complete copy of the parameters."
         if size > ranks:
             effect = "parameters are still gathered across machines."
         on_machine = "1 rank" if ranks == 1 else f"{ranks} ranks"
@@ -331,7 +335,7 @@ def fpdt_chunks_are_large_enough(estimates: RunEstimates) -> Iterator[Finding]:
 
 
 def sequences_are_shared_the_faster_way(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that ranks share sequences by the faster of Ulysses and context parallelism.
+    """Check whether sequences are split across ranks by the faster of Ulysses and context parallelism.
 
     With few ranks, gathering keys may send less than exchanging heads; with many ranks, it sends more.
     """
@@ -354,9 +358,9 @@ def sequences_are_shared_the_faster_way(estimates: RunEstimates) -> Iterator[Fin
         config,
         "sequences_are_shared_the_faster_way",
         f"parallel.{ours}",
-        f"A step takes {amounts.amount(step.seconds, digits=3)} s, of which the {size} ranks that share a "
-        f"sequence spend {step.sequence / step.seconds:.0%} exchanging tokens. With {theirs}({size}), a step "
-        f"would take {amounts.amount(other.seconds, digits=3)} s.",
+        f"Each sequence is split across {size} ranks, which spend {step.sequence / step.seconds:.0%} of a "
+        f"step exchanging tokens. A step takes {amounts.amount(step.seconds, digits=3)} s with "
+        f"{ours}({size}), and would take {amounts.amount(other.seconds, digits=3)} s with {theirs}({size}).",
         f"Set parallel.{theirs}: {size} and parallel.{ours}: 1.",
         estimates.share(saved, "idle time"),
     )

@@ -15,7 +15,7 @@ WORDS = {
     "epochs": "the run trains for",
     "disk_bytes": "checkpoints and dataset need",
 }
-"""{limit: beginning of a message that ends with the planned amount}."""
+"""Beginning of the message about each limit. The planned amount follows it, such as "12 days"."""
 
 
 def limits_hold(estimates: RunEstimates) -> Iterator[Finding]:

@@ -204,7 +204,7 @@ def a_checkpoint_comes_before_the_end(estimates: RunEstimates) -> Iterator[Findi
 
 
 def best_is_looked_for_often(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check that checkpoints are saved at validations: only such a checkpoint can be the best one."""
+    """Check that every save is at a step with a validation: keep_best considers only such checkpoints."""
     config = estimates.config
     checkpoint, evaluation = config.checkpoint, config.evaluation
     save, validate = checkpoint.save_interval_steps, evaluation.eval_interval_steps
@@ -236,6 +236,7 @@ def nvme_folder_is_here(estimates: RunEstimates) -> Iterator[Finding]:
                 f"parallel.{name}.nvme_path",
                 f"parallel.{name}.nvme_path = {offload.nvme_path} does not exist on this machine. The run "
                 "starts only if the folder exists on the machine that trains.",
+                f"Create the folder on that machine, or set parallel.{name}.nvme_path to an existing folder.",
             )
 
 
@@ -330,9 +331,9 @@ def timeout_is_in_seconds(estimates: RunEstimates) -> Iterator[Finding]:
     if least <= seconds <= most:
         return
     guess, unit = (seconds / 1000, "milliseconds") if seconds > most else (seconds * 60, "minutes")
-    effect = "a slow checkpoint can take longer than that and end the run."
+    effect = "a checkpoint that takes longer ends the run."
     if seconds > most:
-        effect = "ranks would wait that long for a rank that is gone."
+        effect = "if a rank dies, the other ranks wait that long before the run ends."
     yield finding_of(
         config,
         "timeout_is_in_seconds",

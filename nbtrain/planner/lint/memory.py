@@ -92,8 +92,8 @@ def own_blocks_are_counted(estimates: RunEstimates) -> Iterator[Finding]:
             "code",
             f"The blocks come from layer() in {config.code}, and their parameters have not been counted yet. "
             f"The plan counts nbtrain's own block instead, with {ours:,} parameters. {estimated}.",
-            "Run `nbtrain submit`: if torch is installed, it counts the parameters in a trial before it "
-            "starts the job.",
+            "Run `nbtrain submit RUN`. If torch is installed, the command counts the parameters in a trial "
+            "before it starts the job.",
             Cost(words="the accuracy of the plan"),
         )
         return
@@ -182,7 +182,7 @@ def host_memory_fits(estimates: RunEstimates) -> Iterator[Finding]:
 
 
 def model_is_made_in_host_memory(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check host memory at the start, when every rank creates its part of the model there."""
+    """Check that host memory suffices at the start, when each rank builds its part of the model there."""
     config, memory, given = (
         estimates.config,
         estimates.memory,
@@ -252,9 +252,9 @@ def _is_slip(estimates: RunEstimates) -> bool:
 
 
 def sequence_ranks_hold_all_weights(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check the ZeRO stage of a run whose ranks share sequences.
+    """Check the ZeRO stage of a run with Ulysses or context parallelism.
 
-    Sharing sequences shards only tokens; weights, gradients and moments need ZeRO.
+    They split only the tokens of a sequence across ranks. Only ZeRO shards weights, gradients and moments.
     """
     config, memory = estimates.config, estimates.memory
     parallel = config.parallel
@@ -268,7 +268,7 @@ def sequence_ranks_hold_all_weights(estimates: RunEstimates) -> Iterator[Finding
     if stages := stages_allowed(config):
         fix = (
             f"Set parallel.zero_stage: {stages[-1]}, which shards {STAGE_DIVIDES[stages[-1]]} across "
-            "data-parallel ranks and across ranks that share sequences."
+            "data-parallel ranks, including the ranks across which each sequence is split."
         )
     elif parallel.fpdt_chunk_tokens:
         fix = ""  # FPDT supports neither tensor nor pipeline parallelism

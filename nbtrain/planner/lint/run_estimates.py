@@ -28,7 +28,7 @@ class RunEstimates:
     network: NetworkUse | None = None
     """Traffic between machines in a step; None on one machine, or if the device's rates are unknown."""
     interruptions: Interruptions | None = None
-    """Expected interruptions and their cost; None in the cases of estimate_interruptions()."""
+    """Expected interruptions and their cost; None if estimate_interruptions() returns None."""
 
     @cached_property
     def hours(self) -> float:

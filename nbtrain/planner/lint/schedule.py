@@ -75,14 +75,18 @@ def learning_rate_suits_size(estimates: RunEstimates) -> Iterator[Finding]:
     usual = float(f"{table * scale:.1g}")
     ratio = rate / (table * scale)
     words = f"{ratio:.0f} times" if high else f"only 1/{1 / ratio:.0f} of"
-    effect = "A rate this high often makes the loss diverge" if high else "A model learns little at this rate"
+    effect = (
+        "A learning rate this high often makes the loss diverge"
+        if high
+        else "A model learns little at this learning rate"
+    )
     yield finding_of(
         config,
         "learning_rate_suits_size",
         "lr_schedule.lr",
-        f"lr({rate:g}) is {words} {usual:g}, the usual rate for {amounts.count(parameters)} parameters and "
-        f"{amounts.count(tokens)} tokens per step (GPT-3's table, arXiv:2005.14165, table 2.1, scaled by the "
-        f"square root of the batch). {effect}.",
+        f"lr({rate:g}) is {words} {usual:g}, the usual learning rate for {amounts.count(parameters)} "
+        f"parameters and {amounts.count(tokens)} tokens per step (GPT-3's table, arXiv:2005.14165, table "
+        f"2.1, scaled by the square root of the batch). {effect}.",
         f"Set lr_schedule.lr: {usual:g}{_rates_below(config, usual)}.",
         Cost(words="the run, if the loss diverges" if high else "a worse model"),
     )

@@ -93,10 +93,10 @@ LENGTHS: tuple[PublishedLength, ...] = (
 
 
 def neighbours(parameters: float, tokens: float) -> tuple[PublishedLength | None, PublishedLength | None]:
-    """Return two published models of a similar size: with the next lower and the next higher ratio.
+    """Return the published models of a similar size with the next lower and the next higher ratio.
 
-    The ratio is training tokens per parameter, compared with tokens / parameters. An entry of the pair is
-    None if there is no such model.
+    The ratio is the number of training tokens per parameter, which is compared with tokens / parameters. An
+    entry of the pair is None if no published model of a similar size has a lower (or higher) ratio.
     """
     ratio = tokens / parameters
     similar = [
@@ -113,7 +113,8 @@ def neighbours(parameters: float, tokens: float) -> tuple[PublishedLength | None
 def is_far(parameters: float, tokens: float) -> bool:
     """Return whether no published model of a similar size has a similar ratio of tokens to parameters.
 
-    Similar ratios differ by at most FAR times. False if no published model has a similar size.
+    Two ratios are similar if they differ by at most a factor of FAR. The result is False if no published
+    model has a similar size.
     """
     found = [length for length in neighbours(parameters, tokens) if length is not None]
     ratio = tokens / parameters

@@ -20,14 +20,14 @@ model/recompute.py).
 torch's math kernel computes its scores in fp32 in every number format, and keeps fp32 copies of query, key
 and value (aten, transformers/attention.cpp). nbtrain's own kernel (for bf16 and windows on a CPU, and for
 capped scores) keeps only query, key and value. A dropout mask takes one byte per element on a GPU; on a CPU
-it has the format of the tensor that it masks. Where ranks share sequences, attention's output exists twice if
-the kernel keeps it. With context parallelism, each rank holds the keys and values of the whole sequence
-(parallel/context.py). FPDT (arXiv:2408.16978) keeps query, key, value, input and output in host memory, and
-recomputes the MLP one chunk at a time.
+it has the format of the tensor that it masks. With Ulysses or context parallelism, attention's output exists
+twice if the kernel keeps it. With context parallelism, each rank holds the keys and values of the whole
+sequence (parallel/context.py). FPDT (arXiv:2408.16978) keeps query, key, value, input and output in host
+memory, and recomputes the MLP one chunk at a time.
 
 The counts are within 5 % of the bytes that autograd keeps, on one rank
-(tests/planner/memory/test_activations_saved.py) and on each of two ranks that share the model
-(test_activations_cut.py).
+(tests/planner/memory/test_activations_saved.py) and on each of two ranks across which the model
+is sharded (test_activations_cut.py).
 """
 
 import operator
@@ -156,8 +156,8 @@ def layer(setup: Setup, recompute: str | None = None, window: bool = False) -> K
         if seen > 1 and not repeats and wide == element:
             # If no copy in another format is needed, the values are the ones gathered with the keys.
             inside += wide * (2 * seen - copied) * key
-    # Fraction of the tokens whose output the kernel keeps. Where ranks share sequences, the kernel's output
-    # is another tensor than attention's output, so both are counted.
+    # Fraction of the tokens whose output the kernel keeps. If sequences are split across ranks, the kernel's
+    # output is another tensor than attention's output, so both are counted.
     kernel_keeps = _kept_outputs(setup, window)
     inside += 4 * heads * kernel_keeps
     inside += element * query * (1 + (kernel_keeps if setup.sharing > 1 and own else 0))
@@ -222,7 +222,7 @@ def in_flight(setup: Setup, index: int) -> float:
 
 
 class Layers:
-    """The bytes of a setup's layer, computed once: with and without a sliding window.
+    """Activation bytes of one layer with and without a sliding window, each computed once and cached.
 
     Both methods take `window`, which says whether the layer has sliding-window attention.
     """
@@ -261,7 +261,7 @@ def kept(setup: Setup, stage: Stage, layers: Layers | None = None) -> Kinds:
 
 
 def kept_bytes(setup: Setup, stage: Stage, layers: Layers) -> float:
-    """Return kept(...).total, in half the time: a search needs this sum for every layout."""
+    """Return kept(...).total in half the time, because a search needs this sum for every layout."""
     found = layers.kept(False).total * (_kept_layers(setup, stage) - stage.window_layers)
     if stage.window_layers:
         found += layers.kept(True).total * stage.window_layers

@@ -118,7 +118,7 @@ def loss_gradients(setup: Setup, stage: Stage) -> int:
     """Return the bytes of gradients that the loss leaves in memory for the layers' backward pass.
 
     In nbtrain, these are the fp32 gradient of the word embeddings and the gradient of the hidden states,
-    which every tensor-parallel rank holds whole. In programs that leave the loss to autograd, it is the
+    which every tensor-parallel rank holds in full. In programs that leave the loss to autograd, it is the
     output layer's gradient if the weights are tied, because ZeRO cannot shard it before the embedding's
     gradient is added. DeepSpeed's own estimate for ZeRO 3 also counts these 2 bytes per parameter of the
     largest layer (docs/code-docs/source/memory.rst).
@@ -154,10 +154,10 @@ def communication_bytes(setup: Setup, stage: Stage) -> int:
     if habits.whole_in_pipeline and setup.zero_stage and setup.pipeline_parallel_size > 1:
         found += habits.whole_in_pipeline * count
     elif habits.gathered_blocks and setup.zero_stage == 2:
-        # Gathered 16-bit weights stay until the backward pass; gradients of a few blocks are whole.
+        # Gathered 16-bit weights stay until the backward pass; gradients of a few blocks are unsharded.
         found += element * (count + habits.gathered_blocks * _block(stage) + _largest_end(stage))
     elif habits.gathered_blocks and (setup.zero_stage or setup.shard_size):
-        # Whole weights and gradients of a few blocks, and of embedding and output.
+        # Unsharded weights and gradients of a few blocks, and of embedding and output.
         blocks = min(habits.gathered_blocks, stage.layers)
         found += 2 * element * (blocks * _block(stage) + _largest_end(stage))
     elif setup.zero_stage == 3:

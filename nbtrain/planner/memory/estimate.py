@@ -230,7 +230,7 @@ def fullest_stage(setup: Setup) -> tuple[Stage, dict[str, int], States]:
 
 
 def _fullest_stage(setup: Setup, most: int | None) -> tuple[Stage, dict[str, int], States] | None:
-    """Return the same as fullest_stage(), or None if a stage needs over `most` bytes of device memory."""
+    """Return the result of fullest_stage(), or None if a stage needs over `most` bytes of device memory."""
     layers = activations.Layers(setup)
     best: tuple[Stage, dict[str, int], States] | None = None
     largest = -1

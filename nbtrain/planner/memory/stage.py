@@ -113,10 +113,11 @@ def shares(
 
 @lru_cache(maxsize=4096)
 def touched(shape: Shape, tensor: int, ranks: int, parts: tuple[int, int]) -> tuple[int, ...]:
-    """Return, for each rank, the elements of all parameters that lie at least partly in its ZeRO shard.
+    """Return, for each rank, the number of elements in the parameters that overlap its ZeRO shard.
 
-    Each such parameter is counted whole. `parts` is the number of elements that a rank holds in the flat
-    buffers of `decay` and of `no_decay`. The setup must not have a pipeline.
+    All elements of these parameters are counted, also those outside the shard. `parts` is the number of
+    elements that a rank holds in the flat buffers of `decay` and of `no_decay`. The setup must not have a
+    pipeline.
     """
     found = [0] * ranks
     for sizes, part in zip(_in_order(shape, tensor), parts):

@@ -8,11 +8,11 @@
     optimizer     Adam's two fp32 moments, or Muon's single moment for a matrix, and a step count per tensor
 
 ZeRO shards the master copy and the optimizer state (stage 1), the gradients (2) and the weights (3) across
-the data-parallel ranks, including ranks that share sequences: arXiv:1910.02054, section 5. Offloading moves
-the states to host memory or NVMe. Gradients move with the optimizer, because its step runs on the host. The
-step reads an fp32 gradient of this rank's shard, which is stored in addition to the sums. With fp32 weights,
-ZeRO 2 sums the micro batches in host memory, parameter by parameter: if two ranks each own a part of a
-parameter, both store its whole gradient (stage_1_and_2.py, async_accumulate_grad_in_cpu_via_gpu).
+the data-parallel ranks, including Ulysses and context-parallel ranks: arXiv:1910.02054, section 5. Offloading
+moves the states to host memory or NVMe. Gradients move with the optimizer, because its step runs on the host.
+The step reads an fp32 gradient of this rank's shard, which is stored in addition to the sums. With fp32
+weights, ZeRO 2 sums the micro batches in host memory, parameter by parameter: if two ranks each own a part of
+a parameter, both store its whole gradient (stage_1_and_2.py, async_accumulate_grad_in_cpu_via_gpu).
 
 The bytes for nbtrain are exact (tests/planner/memory/test_states_allocated.py): ZeRO 1 and 2 pad each of the
 two parameter groups to a multiple of 2 x ranks (DeepSpeed 0.19.8, stage_1_and_2.py and bf16_optimizer.py,

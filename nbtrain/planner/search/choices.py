@@ -53,7 +53,7 @@ CPU_MINUTES = 4.0
 MOST_CORES = 4
 """Maximum number of cores for a small model, which gains little from more cores."""
 MOST_EPOCHS = 4
-"""Largest number of passes over a text: up to here, they are nearly as useful as new text.
+"""Largest number of passes over a text. Up to this number, a repeated pass is nearly as useful as new text.
 
 The source is arXiv:2305.16264, section 5.
 """

@@ -36,7 +36,8 @@ WAYS: dict[str, Way] = {
     "pure ZeRO 3": lambda layout: layout.cut.parts == 1 and layout.options.zero_stage == 3,
     "fused": lambda layout: True,
 }
-# Sequence lengths are multiples of this, so that ranks share a sequence equally and kernels get whole tiles.
+# Sequence lengths are multiples of this, so that a sequence can be split evenly across ranks and kernels get
+# whole tiles.
 SEQUENCE_STEP = 1024
 LONGEST = 2**22
 SCHEMA_VERSION = 1
@@ -101,8 +102,8 @@ class Largest(Result):
                 f"size is a multiple of {self.space.batch_unit:,})."
             )
             return [
-                f"No layout of {self.name} on {world} is legal. {why} For every reason, run `nbtrain search "
-                "RUN --refused`."
+                f"No layout of {self.name} on {world} is legal. {why} To see why each layout is "
+                "illegal, run `nbtrain search RUN --refused`."
             ]
         if self.model is None:
             found.append(
@@ -223,7 +224,7 @@ def compare(space: Space, name: str, tried: list[ScoredLayout]) -> Compared:
     alone = cut_problems(space, Cut(1, 1, 1, space.world_size))
     reason = next(alone, None) if name == "pure ZeRO 3" else None
     gpus = amounts.counted(space.world_size, "GPU")
-    return Compared(name, None, longest, reason or f"no layout on {gpus} is legal")
+    return Compared(name, None, longest, reason or f"no layout of this kind is legal on {gpus}")
 
 
 def longest_sequence(space: Space, way: Way) -> int | None:
@@ -289,7 +290,7 @@ def legal(space: Space) -> list[Cut]:
 
 def with_length(space: Space, tokens: int) -> Space:
     """Return the search space of the same run with another sequence length."""
-    assert space.config is not None, "a space of a run"
+    assert space.config is not None, "the search space must have a run"
     values = {"model.seq_length": tokens}
     if space.base.shape.learned_positions:
         values["model.max_position_embeddings"] = tokens
@@ -304,7 +305,7 @@ def with_model(space: Space, shape: Shape) -> Space:
 
     Adapters, batch and machines stay as in the run.
     """
-    assert space.config is not None, "a space of a run"
+    assert space.config is not None, "the search space must have a run"
     family = preset(LINE[0]).model
     fields = {name: getattr(family, name) for name in marked(ModelConfig, Architecture)}
     for name in SIZES:

@@ -49,7 +49,7 @@ class Cut(NamedTuple):
 
     @property
     def sharing(self) -> int:
-        """Number of ranks that share each sequence."""
+        """Number of ranks across which each sequence is split, by Ulysses or context parallelism."""
         return self.ulysses * self.context
 
     @property

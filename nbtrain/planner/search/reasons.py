@@ -1,6 +1,6 @@
 """Reasons for a layout's settings, in the order in which practitioners decide.
 
-    precision, recomputation, ZeRO, hpZ, offloading, sequence sharing (if used), number of replicas (DP)
+    precision, recomputation, ZeRO, hpZ, offloading, Ulysses or context parallelism (if used), replicas (DP)
 
 Each reason compares the layout, in numbers, with the same layout and a weaker technique: how much memory that
 would need, or how much faster or slower a step would be.
@@ -108,7 +108,7 @@ def _sequences(result: SearchResult, one: ScoredLayout) -> str:
     if cut.context > 1:
         ours, theirs, other = theirs, ours, cut._replace(ulysses=cut.context, context=1)
     found = _without(result, one, one.layout.options, f"with {theirs}", other)
-    return f"{cut.sharing} ranks share each sequence with {ours}: {found}"
+    return f"{ours} splits each sequence across {cut.sharing} ranks: {found}"
 
 
 def _replicas(result: SearchResult, one: ScoredLayout) -> str:

@@ -134,9 +134,9 @@ class RefusedGroup:
     kind: str
     """Kind of reason: "rule", "memory" or "unneeded"."""
     why: str | tuple[ScoredLayout, ...]
-    """The reason as a clause, or the layouts that do not fit.
+    """The reason as a clause; for the kind "memory", the layouts that do not fit.
 
-    For these, the clause says how much memory the layout with the smallest need lacks.
+    `reason` then names the one of them that needs the least memory, and says how much it lacks.
     """
 
     @functools.cached_property
@@ -358,10 +358,11 @@ def _not_estimated(space: Space, legal: list[Cut], tried: int) -> Iterator[Refus
     every = sum(len(legal_options(space, cut)) * len(micro_batches(space, cut)) for cut in legal)
     if every > tried:
         reason = (
-            "they were not estimated, because a layout with a cheaper technique already fits with "
-            f"{ROOMY_FRACTION:.0%} headroom, a smaller micro batch does not fit, SP is off although it costs "
-            "nothing, ranks share sequences although more replicas with a smaller micro batch have the same "
-            "effect, or ZeRO 2, ZeRO 3 or hpZ would neither shard nor offload anything"
+            "they were not estimated, because they cannot be the best. A layout is skipped if a cheaper "
+            f"technique already leaves {ROOMY_FRACTION:.0%} headroom, if a smaller micro batch does not fit, "
+            "or if SP is off although it costs nothing. It is also skipped if it splits sequences where more "
+            "replicas with a smaller micro batch do the same with less traffic, or if its ZeRO 2, ZeRO 3 or "
+            "hpZ would neither shard nor offload anything"
         )
         yield RefusedGroup(
             "more memory-saving techniques or larger micro batches than needed",
@@ -521,8 +522,8 @@ def score(space: Space, layout: Layout) -> ScoredLayout:
 def states_exceed(space: Space, layout: Layout) -> bool:
     """Return whether a layout's model states alone exceed the GPU's memory.
 
-    The result is cached, because layouts that differ only in the micro batch, in how ranks share sequences,
-    or in selective recomputation have the same states.
+    The result is cached, because layouts that differ only in the micro batch, in Ulysses or context
+    parallelism, or in selective recomputation have the same states.
     """
     cut, options = layout.cut, layout.options
     is_full = options.recompute == "full"

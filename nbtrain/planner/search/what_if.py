@@ -317,10 +317,10 @@ LABELS = {
     "gpus": ("GPUs", "slider", "total number of GPUs, on machines of equal size"),
     "network": ("network", "choice", "network between machines, from the network table"),
     "data": ("DP", "slider", "data parallelism: replicas of the model"),
-    "tensor": ("TP", "slider", "tensor parallelism: ranks that share each layer's matrices"),
+    "tensor": ("TP", "slider", "tensor parallelism: ranks across which each layer's matrices are sharded"),
     "pipeline": ("PP", "slider", "pipeline parallelism: stages of layers"),
-    "ulysses": ("Ulysses", "slider", "Ulysses: ranks that share each sequence and its heads"),
-    "context": ("CP", "slider", "context parallelism: ranks that share each sequence and gather its keys"),
+    "ulysses": ("Ulysses", "slider", "Ulysses: ranks across which each sequence and its heads are split"),
+    "context": ("CP", "slider", "context parallelism: ranks across which each sequence is split"),
     "micro": ("micro-batch", "slider", "sequences in one forward pass of a rank"),
     "zero": ("ZeRO", "choice", "states sharded across the replicas: 1 optimizer, 2 gradients, 3 weights"),
     "sequence": ("SP", "switch", "Megatron's sequence parallelism, inside the tensor-parallel group"),
@@ -403,7 +403,7 @@ def _has(options: Options, name: str, value: Any) -> bool:
 
 
 def _apart(one: Options, other: Options) -> float:
-    """Return the distance between two sets of options, to be added to that between sizes (WEIGHTS)."""
+    """Return the distance between two sets of options. nearest() adds the distance of the sizes (WEIGHTS)."""
     recompute = abs(RECOMPUTATIONS.index(one.recompute) - RECOMPUTATIONS.index(other.recompute))
     switches = (one.sequence_parallel != other.sequence_parallel) + (one.hpz != other.hpz)
     places = (one.offload_optimizer != other.offload_optimizer) + (one.offload_param != other.offload_param)

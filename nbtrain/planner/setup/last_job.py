@@ -162,7 +162,7 @@ def _differences(found: Setup, wanted: Setup) -> tuple[str, ...]:
     if adapters := _OF_ADAPTERS.intersection(names):
         names = [*(name for name in names if name not in adapters), "lora"]
     if wanted.pipeline_parallel_size == 1 and "stage_layers" in names:
-        names.remove("stage_layers")  # num_layers says it
+        names.remove("stage_layers")  # With one stage, it says the same as num_layers.
     return (*shape, *names)
 
 

@@ -61,26 +61,28 @@ class Setup:
     stage_layers: tuple[int, ...] | None = None
     """Number of blocks in each stage; None for an even split."""
     context_parallel_size: int = 1
-    """Number of context-parallel ranks that share each sequence.
+    """Number of context-parallel ranks across which each sequence is split.
 
     In nbtrain, each rank gathers all keys and values; other programs pass them around a ring.
     """
     ulysses_size: int = 1
-    """Number of Ulysses ranks that share each sequence and its heads (ds_sequence_parallel_size)."""
+    """Number of Ulysses ranks across which sequences and heads are split (ds_sequence_parallel_size)."""
     data_parallel_size: int = 1
     sequence_parallel: bool = False
     deterministic: bool = False
     """Whether attention adds gradients in a fixed order (other programs: Megatron's --deterministic-mode)."""
     overlap_tensor: bool = False
-    """Whether tensor-parallel traffic is split and overlapped with matrix products (other programs:
-    Megatron's --tp-comm-overlap, torchtitan's asynchronous tensor parallelism)."""
+    """Whether tensor-parallel traffic is split and overlapped with matrix products.
+
+    Only other programs do this: Megatron's --tp-comm-overlap, torchtitan's asynchronous tensor parallelism.
+    """
     fpdt_chunk_tokens: int = 0
 
     zero_stage: int = 0
     shard_size: int | None = None
     """Number of ranks across which ZeRO shards states (HYBRID_SHARD); None means the whole data axis."""
     hpz_size: int = 1
-    """Number of ranks that share ZeRO++'s second copy of the parameters; 1 means no second copy."""
+    """Number of ranks across which ZeRO++'s second copy of the parameters is sharded; 1 means no copy."""
     quantized_weights: bool = False
     quantized_gradients: bool = False
     offload_optimizer: Place = "none"
@@ -97,8 +99,11 @@ class Setup:
     lora_rank: int = 0
     """Rank r of the adapters, which are then trained instead of the model; 0 trains the whole model."""
     prefers: bool = False
-    """Whether the run trains on pairs of answers (dpo). The output layer then needs one more matrix product.
-    States and activations are the same, because the reference model's results are read from a file."""
+    """Whether the run trains on pairs of answers (dpo).
+
+    The output layer then needs one more matrix product. States and activations are the same as without
+    dpo, because the reference model's results are read from a file.
+    """
     adapter_sizes: tuple[int, ...] = ()
     """Number of elements of each adapter matrix of a block on one rank, for a run with lora.
 
@@ -160,7 +165,7 @@ class Setup:
 
     @property
     def sharing(self) -> int:
-        """Number of ranks that share each sequence."""
+        """Number of ranks across which each sequence is split."""
         return self.ulysses_size * self.context_parallel_size
 
     @property
@@ -175,7 +180,7 @@ class Setup:
 
     @property
     def model_size(self) -> int:
-        """Number of ranks that hold one replica of the model, not counting ranks that share sequences."""
+        """Number of ranks that hold one replica of the model, without Ulysses and context-parallel ranks."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
@@ -193,7 +198,7 @@ class Setup:
 
     @property
     def tokens_per_micro_batch(self) -> int:
-        """Number of tokens of a micro batch on one rank. Ranks that share sequences divide the tokens."""
+        """Number of tokens of a micro batch on one rank. Ulysses and context parallelism split the tokens."""
         return self.shape.seq_length * self.micro_batch_size // self.sharing
 
     @property

@@ -63,7 +63,9 @@ class HpzGain:
     """Whether the run fits the device memory with hpZ; None if that is not known."""
     pays_below: float | None
     """Bandwidth of the network, in bytes per second, below which hpZ saves at least PAYS_FRACTION of a step.
-    0 means that hpZ saves that much on no network, and infinity that it does on every network."""
+
+    0 means that hpZ does not save this fraction on any network, and infinity that it does on every network.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,8 +322,8 @@ def uses_on(setup: Setup, rates: Rates | None, networks: tuple[float, ...] = COM
     if setup.nodes == 1 or rates is None:
         return []
     if rates.network_reached == 1.0:
-        # A measured bandwidth (or gloo's) is already the reached one. The bandwidths in `networks` are
-        # nominal, of which the usual fraction is reached.
+        # A measured bandwidth (or gloo's) is what collectives reach. Bandwidths in `networks` are nominal.
+        # Collectives reach the usual fraction of them.
         rates = replace(rates, network_reached=USUAL_REACHED)
     found = [network_use(setup, on_network(rates, network)) for network in networks]
     return [use for use in found if use is not None]

@@ -161,7 +161,7 @@ def compare_published(
 
 
 def _reason(speed: Speed, here: DurationEstimate, there: DurationEstimate) -> str:
-    """Return a clause that says how long the published program is planned to take, and why not as nbtrain.
+    """Return a clause with the planned time of the published program, and why nbtrain's time is different.
 
     `here` is the plan for nbtrain, and `there` the plan for the published program.
     """

@@ -74,9 +74,9 @@ def group_of(setup: Setup, rates: Rates, size: int, stride: int) -> Group:
 
 
 def ranks_together(setup: Setup, rates: Rates, size: int, stride: int) -> int:
-    """Return how many ranks of a group are connected by the devices' own link; all are if it is `size`.
+    """Return how many of a group's `size` ranks are connected by the devices' own link.
 
-    Consecutive members of the group are `stride` ranks apart.
+    The result is `size` if all of them are. Consecutive members of the group are `stride` ranks apart.
     """
     per_node = max(setup.devices_per_node, 1)
     joined = max(per_node, rates.inside_devices) if rates.inside_devices > 8 else per_node

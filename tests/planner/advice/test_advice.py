@@ -228,7 +228,8 @@ def test_a_failure_without_a_change_says_its_cause_and_where_to_look():
 def test_a_run_without_a_step_names_what_comes_first():
     assert str(advise(load("gpt-125m"), Observations("NEW"))).splitlines()[-1] == (
         "note: The run has not recorded any step, but advice needs the records of a job. Run `nbtrain "
-        "submit gpt-125m` to start a job, or `nbtrain plan gpt-125m` to predict one."
+        "submit gpt-125m` to start a job, or `nbtrain plan gpt-125m` to see the planned memory and "
+        "time."
     )
 
 

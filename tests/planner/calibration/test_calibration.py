@@ -149,7 +149,9 @@ def test_a_calibration_in_doubt_is_used_for_a_week(machine):
         found is None
         and "it is 8 days old (2026-11-15), and a doubtful calibration is trusted for 7 days" in why
     )
-    assert str(Report("", blocks(doubtful))).endswith("In doubt:\n  - other programs used 2.0 of 2 cores")
+    assert str(Report("", blocks(doubtful))).endswith(
+        "Reasons to doubt these measurements:\n  - other programs used 2.0 of 2 cores"
+    )
 
 
 def test_what_is_in_doubt():

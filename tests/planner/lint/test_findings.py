@@ -90,8 +90,8 @@ FOUND = {
         [*HPZ, "parallel.zero_hpz_partition_size=2"],
         "hpz_stays_inside_a_machine",
         "parallel.zero_hpz_partition_size",
-        "parallel.zero_hpz_partition_size is 2, but a machine has 4 ranks, so only 2 of the "
-        "machine's ranks share each copy of the parameters.",
+        "parallel.zero_hpz_partition_size is 2, but a machine has 4 ranks, so each copy of the parameters is "
+        "split across only 2 of the machine's ranks.",
         "Set parallel.zero_hpz_partition_size: 4, or null.",
         "costs memory or traffic that hpZ should save",
     ),
@@ -134,8 +134,8 @@ FOUND = {
         ],
         "sequences_are_shared_the_faster_way",
         "parallel.context_parallel_size",
-        "A step takes 5.82 s, of which the 4 ranks that share a sequence spend 37% exchanging tokens. With "
-        "ds_sequence_parallel_size(4), a step would take 5.1 s.",
+        "Each sequence is split across 4 ranks, which spend 37% of a step exchanging tokens. A step takes "
+        "5.82 s with context_parallel_size(4), and would take 5.1 s with ds_sequence_parallel_size(4).",
         "Set parallel.ds_sequence_parallel_size: 4 and parallel.context_parallel_size: 1.",
         "costs 59 min, 4 GPU hours",
     ),
@@ -154,9 +154,9 @@ FOUND = {
         ["lr_schedule.lr=1.2e-2"],
         "learning_rate_suits_size",
         "lr_schedule.lr",
-        "lr(0.012) is 20 times 0.0006, the usual rate for 126.6M parameters and 524.3k tokens per step "
-        "(GPT-3's table, arXiv:2005.14165, table 2.1, scaled by the square root of the batch). A rate this "
-        "high often makes the loss diverge.",
+        "lr(0.012) is 20 times 0.0006, the usual learning rate for 126.6M parameters and 524.3k tokens per "
+        "step (GPT-3's table, arXiv:2005.14165, table 2.1, scaled by the square root of the batch). A "
+        "learning rate this high often makes the loss diverge.",
         "Set lr_schedule.lr: 0.0006.",
         "costs the run, if the loss diverges",
     ),
@@ -197,9 +197,9 @@ FOUND = {
         ["lr_schedule.lr=3e-5"],
         "learning_rate_suits_size",
         "lr_schedule.lr",
-        "lr(3e-05) is only 1/20 of 0.0006, the usual rate for 126.6M parameters and 524.3k tokens per step "
-        "(GPT-3's table, arXiv:2005.14165, table 2.1, scaled by the square root of the batch). A model "
-        "learns little at this rate.",
+        "lr(3e-05) is only 1/20 of 0.0006, the usual learning rate for 126.6M parameters and 524.3k tokens "
+        "per step (GPT-3's table, arXiv:2005.14165, table 2.1, scaled by the square root of the batch). A "
+        "model learns little at this learning rate.",
         "Set lr_schedule.lr: 0.0006.",
         "costs a worse model",
     ),
@@ -208,8 +208,9 @@ FOUND = {
         ["lr_schedule.lr=2e-3"],
         "learning_rate_suits_size",
         "lr_schedule.lr",
-        "lr(0.002) is 20 times 0.0001, the usual rate for 12.9B parameters and 2.1M tokens per step (GPT-3's "
-        "table, arXiv:2005.14165, table 2.1, scaled by the square root of the batch). A rate this high often "
+        "lr(0.002) is 20 times 0.0001, the usual learning rate for 12.9B parameters and 2.1M tokens per step "
+        "(GPT-3's table, arXiv:2005.14165, table 2.1, scaled by the square root of the batch). A learning "
+        "rate this high often "
         "makes the loss diverge.",
         "Set lr_schedule.lr: 0.0001.",
         "costs the run, if the loss diverges",
@@ -365,7 +366,7 @@ FOUND = {
         "parallel.offload_param.nvme_path",
         "parallel.offload_param.nvme_path = /no/such/folder does not exist on this machine. The run starts "
         "only if the folder exists on the machine that trains.",
-        "",
+        "Create the folder on that machine, or set parallel.offload_param.nvme_path to an existing folder.",
         "",
     ),
     "more hosts than nodes": (
@@ -441,7 +442,8 @@ FOUND = {
         ["parallel.process_group_timeout_seconds=600000"],
         "timeout_is_in_seconds",
         "parallel.process_group_timeout_seconds",
-        "process_group_timeout_seconds(600000) is 6.9 d: ranks would wait that long for a rank that is gone.",
+        "process_group_timeout_seconds(600000) is 6.9 d: if a rank dies, the other ranks wait that long "
+        "before the run ends.",
         "If you mean 600000 milliseconds, set process_group_timeout_seconds: 600. The default is 600.",
         "costs idle GPUs after a rank is lost",
     ),
@@ -450,8 +452,7 @@ FOUND = {
         ["parallel.process_group_timeout_seconds=30"],
         "timeout_is_in_seconds",
         "parallel.process_group_timeout_seconds",
-        "process_group_timeout_seconds(30) is 30 s: a slow checkpoint can take longer than that and end the "
-        "run.",
+        "process_group_timeout_seconds(30) is 30 s: a checkpoint that takes longer ends the run.",
         "If you mean 30 minutes, set process_group_timeout_seconds: 1800. The default is 600.",
         "costs the run, if a checkpoint is slow",
     ),

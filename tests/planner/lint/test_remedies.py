@@ -196,7 +196,7 @@ def test_sequence_ranks_are_no_shards_of_the_weights():
     )
     assert found.fix == (
         "Set parallel.zero_stage: 3, which shards weights, gradients and optimizer state across "
-        "data-parallel ranks and across ranks that share sequences."
+        "data-parallel ranks, including the ranks across which each sequence is split."
     )
     overrides = ["parallel.pipeline_parallel_size=2", "parallel.ds_sequence_parallel_size=2"]
     piped = load("gpt-13b-4xdp-4xpp", [*overrides, "resources.gpu_type=A100-40GB"])
@@ -217,8 +217,8 @@ def test_the_stage_that_is_named_goes_with_the_run():
     compiled = load("gpt-13b-4xdp-4xpp", [*overrides, "model.compile=true"])
     found = {one.rule: one.fix for one in plan(compiled, use_measured=False).findings}
     assert found["sequence_ranks_hold_all_weights"] == (
-        "Set parallel.zero_stage: 2, which shards gradients and optimizer state across data-parallel ranks "
-        "and across ranks that share sequences."
+        "Set parallel.zero_stage: 2, which shards gradients and optimizer state across data-parallel ranks, "
+        "including the ranks across which each sequence is split."
     )
     assert found["model_is_made_in_host_memory"].startswith("Shard the model across more tensor or pipeline")
 

@@ -184,7 +184,7 @@ def test_context_parallelism_is_found_where_ulysses_cannot_shard_the_heads():
     cut = found[1].layout.cut
     assert cut.tensor == cut.ulysses == 1 < cut.context
     assert dict(found.why(1))["sequences"] == (
-        f"{cut.context} ranks share each sequence with context parallelism: with Ulysses, the trainer "
+        f"context parallelism splits each sequence across {cut.context} ranks: with Ulysses, the trainer "
         f"rejects the layout (ds_sequence_parallel_size({cut.context}) does not divide "
         "num_attention_heads(5))"
     )

@@ -261,7 +261,8 @@ BAD = {
     "a tokenizer.json of nothing": (
         lambda folder: (folder / "tokenizer.json").write_text('{"model": 3}'),
         DataError,
-        "models/small/tokenizer.json: the file is not a tokenizer.json of HF tokenizers.",
+        "models/small/tokenizer.json: the file is not a tokenizer.json of HF tokenizers. Copy or download it "
+        "again.",
     ),
     "a tokenizer without an end": (
         lambda folder: (

@@ -254,7 +254,10 @@ class SourceCounts:
         limit = getattr(reader.config, "max_broken_fraction", None)
         if limit is None or not self.records or self.broken / self.records <= limit:
             return
-        fix = _fitting([reader]) or "Fix the source, or set its keys or max_broken_fraction."
+        fix = _fitting([reader]) or (
+            "Fix the records, correct the source's key settings (such as text_key), or raise its "
+            "max_broken_fraction."
+        )
         raise DataError(
             f"{reader.where}: {self.broken:,} of {self.records:,} records ({self.broken / self.records:.2%}) "
             f"cannot be read, more than max_broken_fraction = {limit:.2%} allows. First: "
@@ -275,6 +278,7 @@ def changed_while_read(
     )
 
 
+FIX_BROKEN = "Fix the records, or correct the source's key settings (such as text_key)."
 # {reason for dropping a record: the setting that controls it}
 LOOSENED_BY = {
     cleaning.TOO_SHORT: "data.cleaning.min_bytes",
@@ -304,9 +308,12 @@ def empty_error(
     if most in LOOSENED_BY:
         advice = f"The rule {most} drops most records: loosen {LOOSENED_BY[most]}, or use other sources."
     elif first:
-        advice = f"First: {first}. {_fitting(readers) or 'Fix the source, or set its keys.'}"
+        advice = f"First: {first}. {_fitting(readers) or FIX_BROKEN}"
     elif most == cleaning.EMPTY:
-        advice = "Most records have no text: set the key that holds it, or use other sources."
+        advice = (
+            "Most records have no text. If the text is under another key, set text_key to that key; "
+            "otherwise use other sources."
+        )
     elif dropped:
         advice = f"Most records are dropped for the reason {most}: use other sources."
     return DataError(f"{where}: the corpus is empty: no document is left ({reasons}). {advice}")

@@ -55,8 +55,8 @@ class ExtractedReader(SourceReader):
         if (record := files.read_json(path.with_suffix(".json"))) is None:
             missing = display(path.with_suffix(".json"))
             raise DataError(
-                f"{missing} is missing. Remove {display(path.parent)} and run prepare again, which extracts "
-                "the source again."
+                f"{missing} is missing, so the extracted text of the source is incomplete. Remove "
+                f"{display(path.parent)} and run `nbtrain prepare RUN.yaml`, which extracts the source again."
             )
         found = Tally.from_dict(record["tally"])
         tally.dropped.update(found.dropped)
@@ -114,7 +114,7 @@ def extracted(
             raise changed_while_read(reader, inputs["fingerprint"], now)
         manifest = {**inputs, "source": reader.describe(), "documents": documents, "parts": parts}
         files.write_json(folder / MANIFEST, manifest)
-    before = f"; parts extracted before: {kept:,}" if kept else ""
+    before = f"; parts kept from an earlier extraction: {kept:,}" if kept else ""
     return ExtractedReader(reader, folder), "made", f"{display(folder)}: {documents:,} documents{before}"
 
 

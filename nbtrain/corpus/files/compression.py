@@ -55,7 +55,7 @@ class Unread(NamedTuple):
 
 def _packed(name: str, magic: bytes | None, suffixes: tuple[str, ...], command: str) -> Unread:
     pattern = None if magic is None else re.compile(magic, re.DOTALL)
-    return Unread(name, pattern, suffixes, f"Unpack it with `{command}`, and use the unpacked file.", command)
+    return Unread(name, pattern, suffixes, f"Unpack it with `{command} FILE`, and use the result.", command)
 
 
 UNREAD = (
@@ -79,7 +79,12 @@ TAR = _packed(
 # Files that are neither text nor compressed, which users pass to line-based sources by mistake.
 OTHER_FILES = (
     Unread("a Parquet file", re.compile(rb"PAR1"), (), "Read it with kind: parquet."),
-    Unread("an Arrow file", re.compile(rb"ARROW1\x00\x00"), (), "Write it as Parquet, or with save_to_disk."),
+    Unread(
+        "an Arrow file",
+        re.compile(rb"ARROW1\x00\x00"),
+        (),
+        "Write the table to a Parquet file, and read that file with kind: parquet.",
+    ),
     Unread("a PDF document", re.compile(rb"%PDF-"), (), "Extract its text to a .txt or .jsonl file."),
 )
 MAGIC_BYTES = 265  # enough for the marker of a tar archive, which is at byte 257

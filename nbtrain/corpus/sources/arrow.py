@@ -177,7 +177,10 @@ def check_columns(schema: Any, columns: Mapping[str, str], where: str, kind: str
         if name not in schema.names:
             listed = ", ".join(map(repr, schema.names[:20]))
             there = f"the columns are {listed}" if listed else "the file has no columns"
-            forward = way_forward(dict.fromkeys(schema.names, True), kind) or f"; set {setting}"
+            forward = (
+                way_forward(dict.fromkeys(schema.names, True), kind)
+                or f"; set {setting} to an existing column"
+            )
             raise DataError(f"{where}: no column {name!r}; {there}{forward}.")
     check_once(schema, columns, where)
 
@@ -204,7 +207,7 @@ def check_texts(schema: Any, columns: Mapping[str, str], where: str, kind: str) 
             there = f"the text columns are {listed}" if listed else "the file has no text columns"
             raise DataError(
                 f"{where}: column {name!r} has type {schema.field(name).type}, not text; {there}. Set "
-                f"{setting}."
+                f"{setting} to a text column."
             )
 
 

@@ -482,7 +482,8 @@ def _linked(rows: list[Row], tally: Tally) -> "list[Node | BrokenExample]":
             roots.append(nodes[str(row.record["message_id"])])
         elif str(parent) not in nodes:
             what = (
-                f"row {row.number}: no row of its tree has the id in parent_id {str(parent)[:SHOWN_CHARS]!r}"
+                f"row {row.number}: parent_id is {str(parent)[:SHOWN_CHARS]!r}, but no row of the same "
+                "tree has this message_id"
             )
             rule = "the rows of a tree must be adjacent: sort the file by message_tree_id"
             roots.append(BrokenExample(f"{what}; {rule}"))

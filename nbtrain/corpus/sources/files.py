@@ -91,8 +91,8 @@ class FileReader(base.SourceReader):
             )
         if choice.excluded:
             return f"exclude matches every file in the folder ({len(choice.excluded):,}). Change exclude."
-        left_out = f" {sentence}" if (sentence := self._left_out(choice)) else ""
-        return f"the folder contains no {self.wanted_files()}.{left_out}"
+        left_out = self._left_out(choice) or "Change path or kind."
+        return f"the folder contains no {self.wanted_files()}. {left_out}"
 
     def _refuse_choice(self) -> None:
         """Raise DataError if the path is a file, but a setting that applies only to folders is set."""
@@ -263,7 +263,8 @@ def open_lines(path: Path, where: str) -> io.BufferedReader:
         if begun.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
             raise DataError(
                 f"{where}: {display(path)}: the file is UTF-16 (it begins with the bytes "
-                f"{begun[:2].hex(' ')}), not UTF-8. Convert it with iconv -f UTF-16 -t UTF-8."
+                f"{begun[:2].hex(' ')}), not UTF-8. Convert it with `iconv -f UTF-16 -t UTF-8 OLD > NEW`, "
+                "and use the new file."
             )
     except DataError:
         stream.close()

@@ -395,7 +395,10 @@ ALPACA_KEYS = KeyTable(
             unread="refused",
         ),
         EARLIER_TURNS,
-        replace(CONTEXT, fix="If it is the input, name it with input_key; otherwise add it to the input."),
+        replace(
+            CONTEXT,
+            fix="If the key holds the input, set input_key to the key; otherwise add its text to the input.",
+        ),
         QUESTION_PARTS,
         *OTHER_MEANINGS,
     ),

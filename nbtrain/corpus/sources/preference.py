@@ -139,7 +139,7 @@ class PreferenceReader(ChatReader):
         for key, turns in zip(keys, both, strict=True):
             example = self._example(turns, num_shared)
             if example is None:
-                learnt = ", ".join(sorted(self._learnt))
+                learnt = " or ".join(sorted(self._learnt))
                 raise BrokenExample(
                     f"{key!r} has no message with the role {learnt} after the messages that both answers "
                     "share"

@@ -54,7 +54,7 @@ class TextReader(files.FileReader):
             text = content.decode()
         except UnicodeDecodeError as error:
             line = first + content.count(b"\n", 0, error.start)
-            advice = "convert the file, e.g. with iconv -f ISO-8859-1 -t UTF-8"
+            advice = "convert the file, e.g. with `iconv -f ISO-8859-1 -t UTF-8 OLD > NEW`"
             tally.add_broken(path, line, f"not UTF-8 (byte 0x{content[error.start]:02x}); {advice}")
             return
         del content
@@ -77,7 +77,8 @@ class TextReader(files.FileReader):
         )
         return (
             f"no line of the source ({count}) equals document_separator = "
-            f"{self.config.document_separator!r}, so each file is one document.{inside}"
+            f"{self.config.document_separator!r}, so each file is one document.{inside} Set "
+            "document_separator to a line of the files, or remove the setting."
         )
 
     def _inside(self, separator: bytes) -> str | None:

@@ -283,6 +283,9 @@ def _document_bounds(values: np.ndarray, key: str, length: int) -> np.ndarray:
     bounds = np.concatenate([[0], np.cumsum(values)]) if key in DOCUMENT_LENGTHS else values
     if not len(bounds) or bounds[0] != 0 or bounds[-1] != length or (np.diff(bounds) < 0).any():
         if key in DOCUMENT_LENGTHS:
-            raise ValueError(f"the lengths in {key!r} must add up to the number of ids, {length:,}")
+            raise ValueError(
+                f"the lengths in {key!r} must not be negative and must add up to the number of ids, "
+                f"{length:,}; their sum is {bounds[-1]:,}"
+            )
         raise ValueError(f"the positions in {key!r} must ascend from 0 to the number of ids, {length:,}")
     return bounds

@@ -109,7 +109,7 @@ def survey(paths: Sequence[str | Path]) -> Survey:
     for entry in dict.fromkeys(entry for path in paths for entry in _expanded(path)):
         found.sources += _sources_in(entry, found.notes)
     if not found.sources:
-        raise DataError("--text: no file or folder was given.")
+        raise DataError("--text: no file or folder was given. Give at least one.")
     found.sources = _fewer(found.sources)
     if len({_is_plain(kind) for kind in found.kinds}) > 1:
         listed = ", ".join(f"{source['path']} ({source['kind']})" for source in found.sources)
@@ -126,7 +126,10 @@ def survey(paths: Sequence[str | Path]) -> Survey:
     found.files = _counted_files(readers)
     _read(found, readers)
     if not found.documents:
-        raise DataError(f"{found.sources[0]['path']}: no usable text: every document is empty or broken.")
+        raise DataError(
+            f"{found.sources[0]['path']}: no usable text: every document is empty or broken. Give other "
+            "files."
+        )
     found.language = language_of(found.sample)
     return found
 
@@ -228,7 +231,7 @@ def _source_of_file(path: Path) -> dict[str, Any]:
 def _source_of_records(path: Path, records: list[dict[str, Any]], kind: str) -> dict[str, Any]:
     name = display(path)
     if not records:
-        raise DataError(f"{name}: the file contains no records.")
+        raise DataError(f"{name}: the file contains no records. Give another file.")
     source = source_of(records)
     if source is None:
         raise DataError(
@@ -279,10 +282,13 @@ def _check_is_text(path: Path) -> None:
         if not text:
             raise DataError(
                 f"{display(path)}: the file is not UTF-8 text (byte 0x{begun[error.start]:02x} at "
-                f"{error.start:,}). Convert it, e.g. with iconv -f ISO-8859-1 -t UTF-8, and pass the result."
+                f"position {error.start:,}). Convert it, e.g. with "
+                "`iconv -f ISO-8859-1 -t UTF-8 OLD > NEW`, and give the new file."
             ) from None
     if "\0" in text:
-        raise DataError(f"{display(path)}: the file is not text: it contains bytes with the value zero.")
+        raise DataError(
+            f"{display(path)}: the file is not text: it contains bytes with the value zero. Give a text file."
+        )
 
 
 def _fewer(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -136,7 +136,7 @@ def entries_of(folder: Path) -> dict[str, int]:
         entries = {**vocabulary, **{entry["content"]: entry["id"] for entry in added}}
     except (KeyError, TypeError, IndexError):
         what = "a vocab.json in GPT-2's format" if document is None else "a tokenizer.json of HF tokenizers"
-        raise DataError(f"{display(read)}: the file is not {what}.") from None
+        raise DataError(f"{display(read)}: the file is not {what}. Copy or download it again.") from None
     for token, number in entries.items():
         if type(number) is not int or number < 0:
             raise DataError(

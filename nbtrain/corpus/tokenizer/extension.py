@@ -16,6 +16,9 @@ def ids_differ(known: Path, folder: Path) -> str:
     before, now = entries_of(known), entries_of(folder)
     for token, number in sorted(before.items(), key=lambda entry: entry[1]):
         if now.get(token) != number:
-            found = f"has the id {now[token]:,}" if token in now else "is missing"
-            return f"{token!r}, which is {number:,} in {display(known / ONE_FILE)}, {found}"
+            found = f"has the id {now[token]:,} in" if token in now else "is missing from"
+            return (
+                f"the token {token!r} has the id {number:,} in {display(known / ONE_FILE)}, but {found} "
+                f"{display(folder)}"
+            )
     return ""

@@ -38,7 +38,8 @@ def markers_sentence(config: RunConfig) -> tuple[str, str] | None:
     kind = "is a special token" if len(found) == 1 else "are special tokens"
     said = (
         f"the conversation template contains {', '.join(found)}, which {kind} of the tokenizer. Training "
-        f"encodes the template as plain characters, so the model does not see the tokens that it may know."
+        "encodes the template as plain characters, so the model does not see these tokens, which it may "
+        "know from pretraining."
     )
     fix = (
         "List such markers in tokenizer.added_tokens, with a separate tokenizer for this run; their ids stay "

@@ -120,7 +120,10 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
         return loaded
     if not _has_text(config):
         why = "all sources are token ids" if config.data.sources else "data.sources is empty"
-        say("used", f"none, because {why} and {display(directory)} does not exist; text cannot be shown")
+        say(
+            "used",
+            f"none, because {why} and {display(directory)} does not exist; ids cannot be shown as text",
+        )
         return None
     if config.init_from is not None:
         state = "would be trained again" if manifest else "does not exist"

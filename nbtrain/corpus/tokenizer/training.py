@@ -50,7 +50,7 @@ def train(
         )
     batches = _batches(texts, train_bytes)
     if (first := next(batches, None)) is None:
-        raise DataError("the corpus is empty: there is no text to train a tokenizer on.")
+        raise DataError("the corpus is empty: there is no text to train a tokenizer on. Use other sources.")
     trained_by = _train_rustbpe if trainer == "rustbpe" else _train_tokenizers
     return trained_by(chain([first], batches), vocab_size, eod_token)
 

@@ -28,6 +28,7 @@ READ_BYTES = 1 << 20
 # A Wikipedia page has at most 2 MiB of wikitext. Without a limit, a damaged file would fill the memory.
 MAX_PAGE_BYTES = 64 << 20
 HEAD_BYTES = 1 << 20
+AGAIN = "Download the dump again, and compare its SHA-1."
 
 # The beginning of a bz2 stream: its header and the marker of its first block. Other data matches by chance at
 # one of 10^24 positions.
@@ -109,14 +110,17 @@ def open_dump(path: Path, where: str = "data.sources") -> Dump:
                 break
     except _Cut as error:
         if not raw:
-            raise DataError(f"{name}: {error}. Download the dump again, and compare its SHA-1.") from error
+            raise DataError(f"{name}: {error}. {AGAIN}") from error
     raw = raw[:HEAD_BYTES]
     encoding = next((encoding for mark, encoding in ENCODINGS.items() if raw.startswith(mark)), "utf-8")
     head = raw.decode(encoding, errors="replace").lstrip("\ufeff")
     root = re.search(r"<(?![?!])([^\s/>]*)", re.sub(r"<!--.*?-->", "", head, flags=re.DOTALL))
     if root is None or root[1].rpartition(":")[2] != "mediawiki":
         what = f"its first element is <{root[1]}>" if root else "no XML element was found"
-        raise DataError(f"{name}: not a MediaWiki dump: {what}, but it must be <mediawiki>.")
+        raise DataError(
+            f"{name}: not a MediaWiki dump: {what}, but it must be <mediawiki>. Set path to a "
+            "pages-articles dump."
+        )
     if re.search(r"<!(DOCTYPE|ENTITY)", head[: head.find("<mediawiki")], re.IGNORECASE):
         raise DataError(
             f"{name}: the file declares a document type, which a dump never does and which can be abused to "
@@ -126,7 +130,8 @@ def open_dump(path: Path, where: str = "data.sources") -> Dump:
     if declared and not encoding.startswith("utf-16") and declared[1].lower() not in ("utf-8", "us-ascii"):
         raise DataError(
             f"{name}: the encoding is {declared[1]}, but only UTF-8 and UTF-16 are supported. Convert the "
-            "file, e.g. with iconv."
+            f'file with `iconv -f {declared[1]} -t UTF-8 OLD > NEW`, and write encoding="utf-8" in the first '
+            "line of the new file."
         )
     opening = re.search(r"<(?:\w+:)?mediawiki\b[^>]*", head)
     named = opening and re.search(r"""xml:lang=["']([A-Za-z-]{2,20})["']""", opening[0])
@@ -137,7 +142,7 @@ def open_dump(path: Path, where: str = "data.sources") -> Dump:
     try:
         siteinfo = _parse(head[max(0, head.find("<siteinfo")) : end + len("</siteinfo>")].encode())
     except SyntaxError as error:  # lxml's XMLSyntaxError is one
-        raise DataError(f"{name}: its <siteinfo> is not well-formed XML: {error.msg}.") from error
+        raise DataError(f"{name}: its <siteinfo> is not well-formed XML: {error.msg}. {AGAIN}") from error
     namespaces = {
         int(child.get("key")): child.text or ""
         for child in siteinfo.iter("{*}namespace")

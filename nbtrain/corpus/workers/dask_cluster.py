@@ -167,7 +167,8 @@ class DaskCluster:
             paths[name] = resolve(value)
             if not paths[name].is_file():
                 raise DataError(
-                    f"{self.where}.{name}: {display(paths[name])} does not exist or is not a file."
+                    f"{self.where}.{name}: {display(paths[name])} does not exist or is not a file. Correct "
+                    "the path."
                 )
         given = {
             "tls_ca_file": paths.get("tls_ca_file"),

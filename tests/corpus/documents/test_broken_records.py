@@ -82,7 +82,7 @@ def test_too_many_broken_records(make_config, workspace):
     with pytest.raises(DataError) as caught:
         prepare(config, force=True)
     path = "data/dataset/small/.encode/broken-records.jsonl"
-    assert f"; and {len(lines) - 2:,} more; listed in {path}. Fix the source" in str(caught.value)
+    assert f"; and {len(lines) - 2:,} more; listed in {path}. Fix the records" in str(caught.value)
     assert len((workspace / path).read_text().splitlines()) == len(lines) + 1
     assert dataset.broken_records.read_bytes() == before
 
@@ -95,8 +95,8 @@ def test_a_corpus_of_broken_records_alone(make_config, workspace):
     with pytest.raises(DataError) as caught:
         prepare(make_config(data={**tolerant("broken.jsonl"), "name": "broken"}))
     assert str(caught.value).endswith(
-        "; and 2 more; listed in data/dataset/broken/.encode/broken-records.jsonl. Fix the source, or set "
-        "its keys."
+        "; and 2 more; listed in data/dataset/broken/.encode/broken-records.jsonl. Fix the records, or "
+        "correct the source's key settings (such as text_key)."
     )
 
 
@@ -155,7 +155,7 @@ def test_an_extraction_goes_on_when_more_may_be_broken(workspace):
         extracted(open_source(JsonlSource(**source)), lambda total, folder: None)
     reader = open_source(JsonlSource(**source, max_broken_fraction=0.5))
     _, did, why = extracted(reader, lambda total, folder: None)
-    assert did == "made" and why.endswith(": 2 documents; parts extracted before: 1")
+    assert did == "made" and why.endswith(": 2 documents; parts kept from an earlier extraction: 1")
     assert len(list((workspace / "data" / "corpus").iterdir())) == 1
 
 

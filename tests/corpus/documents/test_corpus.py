@@ -120,8 +120,8 @@ def test_too_many_broken_records(workspace):
         counts.check_broken(reader)
     assert str(caught.value) == (
         "data.sources[0]: 3 of 200 records (1.50%) cannot be read, more than max_broken_fraction = 1.00% "
-        "allows. First: a.jsonl:1: not JSON; and 2 more. Fix the source, or set its keys or "
-        "max_broken_fraction."
+        "allows. First: a.jsonl:1: not JSON; and 2 more. Fix the records, correct the source's key "
+        "settings (such as text_key), or raise its max_broken_fraction."
     )
     free = Corpus.open([JsonlSource(kind="jsonl", path="a.jsonl", max_broken_fraction=None)]).readers[0]
     counts.check_broken(free)
@@ -139,12 +139,14 @@ def test_too_many_broken_records(workspace):
         (
             {"broken_record": 1, "empty": 2},
             "a.jsonl:1: not JSON",
-            "(broken_record 1, empty 2). First: a.jsonl:1: not JSON. Fix the source, or set its keys.",
+            "(broken_record 1, empty 2). First: a.jsonl:1: not JSON. Fix the records, or correct the "
+            "source's key settings (such as text_key).",
         ),
         (
             {"empty": 2},
             "",
-            "(empty 2). Most records have no text: set the key that holds it, or use other sources.",
+            "(empty 2). Most records have no text. If the text is under another key, set text_key to that "
+            "key; otherwise use other sources.",
         ),
         (
             {"redirect": 2},

@@ -197,7 +197,7 @@ def test_what_is_not_read_is_named(name, workspace, refusal):
         (workspace / file).write_bytes(content)
         assert refusal(JsonlSource(kind="jsonl", path=file)) == (
             f"run.yaml:7: data.sources[0]: {file}: the file is {name}, which is not supported (compressed "
-            f"text may be .gz, .zst, .bz2 or .xz). Unpack it with `{command}`, and use the unpacked file."
+            f"text may be .gz, .zst, .bz2 or .xz). Unpack it with `{command} FILE`, and use the result."
         )
 
 

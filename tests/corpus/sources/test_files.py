@@ -113,7 +113,7 @@ def test_missing_path_and_empty_folder(workspace, refusal):
     assert refusal(text("empty")) == (
         "run.yaml:7: data.sources[0]: path = 'empty': the folder contains no file with the suffix .txt or "
         ".md "
-        "(also compressed: .gz, .zst, .bz2, .xz)."
+        "(also compressed: .gz, .zst, .bz2, .xz). Change path or kind."
     )
 
 

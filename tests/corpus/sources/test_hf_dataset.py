@@ -113,7 +113,8 @@ def test_folders_that_are_none(workspace, refusal):
         f"{where}path = 'set': split = 'train', but the dataset has no splits. Remove split."
     )
     assert refusal(hf("set", text_key="body")) == (
-        f"{where}set/data-00000-of-00001.arrow: no column 'body'; the columns are 'text', 'n'; set text_key."
+        f"{where}set/data-00000-of-00001.arrow: no column 'body'; the columns are 'text', 'n'; set "
+        "text_key to an existing column."
     )
     (workspace / "set" / "data-00000-of-00001.arrow").unlink()
     assert refusal(hf("set")) == (

@@ -388,8 +388,8 @@ def test_broken_trees(read):
         (
             "data.jsonl",
             None,
-            "row 3: no row of its tree has the id in parent_id 'q'; the rows of a tree must be adjacent: "
-            "sort the file by message_tree_id",
+            "row 3: parent_id is 'q', but no row of the same tree has this message_id; the rows of a tree "
+            "must be adjacent: sort the file by message_tree_id",
         )
     ]
     deleted = [dict(row, deleted=row["message_id"] == "ac") for row in TREE]

@@ -69,7 +69,7 @@ def test_utf16(workspace, refusal, part_bytes, suffix, size, encoding, mark):
     (workspace / f"a.jsonl{suffix}").write_bytes(PACK[suffix](content))
     assert refusal(jsonl(f"a.jsonl{suffix}")) == (
         f"run.yaml:7: data.sources[0]: a.jsonl{suffix}: the file is UTF-16 (it begins with the bytes "
-        f"{mark}), not UTF-8. Convert it with iconv -f UTF-16 -t UTF-8."
+        f"{mark}), not UTF-8. Convert it with `iconv -f UTF-16 -t UTF-8 OLD > NEW`, and use the new file."
     )
 
 
@@ -257,5 +257,5 @@ def test_wikiextractor_without_files(workspace, refusal):
     (workspace / "out").mkdir()
     assert refusal(WikiextractorSource(kind="wikiextractor", path="out")) == (
         "run.yaml:7: data.sources[0]: path = 'out': the folder contains no file named wiki_00, wiki_01, "
-        "..., as wikiextractor writes."
+        "..., as wikiextractor writes. Change path or kind."
     )

@@ -87,7 +87,7 @@ def test_extra_keys(workspace, read, refusal):
     assert found.problems == ["a.parquet:2: 'title' is null"]
     assert refusal(parquet("a.parquet"), ("note",)) == (
         "run.yaml:7: data.sources[0]: a.parquet: no column 'note'; the columns are 'text', 'title', 'n'; set "
-        "data.extra_json_keys."
+        "data.extra_json_keys to an existing column."
     )
 
 
@@ -102,7 +102,7 @@ def test_wrong_columns(workspace, refusal, part_bytes, size):
     )
     assert refusal(parquet("a.parquet", text_key="n")) == (
         "run.yaml:7: data.sources[0]: a.parquet: column 'n' has type int64, not text; the text columns are "
-        "'body'. Set text_key."
+        "'body'. Set text_key to a text column."
     )
 
 

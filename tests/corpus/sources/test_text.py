@@ -73,7 +73,7 @@ def test_utf_16_is_an_error(workspace, read, separator):
         read(text(".", document_separator=separator, max_broken_fraction=None))
     assert str(caught.value) == (
         "run.yaml:7: data.sources[0]: b.txt: the file is UTF-16 (it begins with the bytes ff fe), not UTF-8. "
-        "Convert it with iconv -f UTF-16 -t UTF-8."
+        "Convert it with `iconv -f UTF-16 -t UTF-8 OLD > NEW`, and use the new file."
     )
 
 
@@ -110,7 +110,7 @@ def test_text_that_is_not_utf8(workspace, read, part_bytes, size):
     (workspace / "book.txt").write_bytes(b"one\n---\ntwo\nthr\xe9e\n---\nfour\n")
     found = read(text("book.txt", document_separator="---"))
     assert found.records == ["one\n", "four\n"]
-    what = "not UTF-8 (byte 0xe9); convert the file, e.g. with iconv -f ISO-8859-1 -t UTF-8"
+    what = "not UTF-8 (byte 0xe9); convert the file, e.g. with `iconv -f ISO-8859-1 -t UTF-8 OLD > NEW`"
     assert found.problems == [f"book.txt:4: {what}"]
     assert found.counts == {"records": 3, "broken": 1}
     whole = read(text("book.txt"))
@@ -228,6 +228,6 @@ def test_a_separator_that_is_never_met(workspace, part_bytes, content, doubt, si
         None
         if doubt is None
         else "no line of the source (2 files) equals document_separator = '---', so each file is one "
-        "document." + doubt
+        "document." + doubt + " Set document_separator to a line of the files, or remove the setting."
     )
     assert open_source(text("in"), "here").doubt(0) is None

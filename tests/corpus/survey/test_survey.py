@@ -224,7 +224,7 @@ def test_what_is_refused(workspace, corpus):
     (workspace / "b.pdf").write_bytes(b"%PDF")
     assert "pdftotext" in refusal("b.pdf")
     (workspace / "latin.txt").write_bytes("größer".encode("latin-1") * 1000)
-    assert "the file is not UTF-8 text (byte 0xf6 at 2)" in refusal("latin.txt")
+    assert "the file is not UTF-8 text (byte 0xf6 at position 2)" in refusal("latin.txt")
     lines(workspace / "ids.jsonl", [{"input_ids": [1, 2, 3]}] * 30)
     assert "contains token ids" in refusal("ids.jsonl")
     lines(workspace / "odd.jsonl", [{"numbers": [1]}] * 3)

@@ -59,7 +59,8 @@ def test_check_and_prepare_say_it(theirs, workspace, caplog):
     config = config_of(MARKED, path=str(theirs), eod_token="</s>", vocab_size=64, max_unknown_fraction=1)
     said = (
         "the conversation template contains <s>, </s>, which are special tokens of the tokenizer. Training "
-        "encodes the template as plain characters, so the model does not see the tokens that it may know."
+        "encodes the template as plain characters, so the model does not see these tokens, which it may "
+        "know from pretraining."
     )
     fix = (
         "List such markers in tokenizer.added_tokens, with a separate tokenizer for this run; their ids stay "

@@ -93,7 +93,9 @@ def test_no_text(trainer):
     """A corpus without text is an error instead of a vocabulary of bytes."""
     with pytest.raises(DataError) as caught:
         train([], 300, trainer)
-    assert str(caught.value) == "the corpus is empty: there is no text to train a tokenizer on."
+    assert str(caught.value) == (
+        "the corpus is empty: there is no text to train a tokenizer on. Use other sources."
+    )
 
 
 def test_software(trainer):

@@ -394,8 +394,8 @@ def test_token_ids(make_config, workspace):
     assert str(caught.value) == (
         "data.sources[0]: 1 of 1 records (100.00%) cannot be read, more than max_broken_fraction = 1.00% "
         "allows. First: ids.jsonl:1: token id 300 is outside the vocabulary of 300 entries; listed in "
-        "data/dataset/high/.encode/broken-records.jsonl. Fix the source, or set its keys or "
-        "max_broken_fraction."
+        "data/dataset/high/.encode/broken-records.jsonl. Fix the records, correct the source's key "
+        "settings (such as text_key), or raise its max_broken_fraction."
     )
 
 

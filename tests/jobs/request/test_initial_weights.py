@@ -204,8 +204,9 @@ def test_another_tokenizer_is_refused_with_the_token(tiny, base, tiny_data, work
     source.write_text(json.dumps(document))
     adopt(source, "<|endoftext|>", tokenizer_dir("turned"))
     assert said(starting(tiny, **{"tokenizer.name": "turned"})) == [
-        f"override tokenizer.name=turned: tokenizer.name = turned: 'A', which is {vocabulary['B']} in "
-        f"data/tokenizer/mock/tokenizer.json, has the id {vocabulary['A']}. The run's token ids would "
+        f"override tokenizer.name=turned: tokenizer.name = turned: the token 'A' has the id "
+        f"{vocabulary['B']} in data/tokenizer/mock/tokenizer.json, but has the id {vocabulary['A']} in "
+        "data/tokenizer/turned. The run's token ids would "
         "stand for other text than when the weights were trained. Set tokenizer.name to the tokenizer of the "
         "weights, or to one that has all its tokens with the same ids."
     ]

@@ -260,14 +260,14 @@ def verify(options: argparse.Namespace) -> None:
 
     run = run_of(options).directory
     steps = run.checkpoint_steps()
-    if options.step is not None:
-        steps = [step for step in steps if step == options.step]
     if not steps:
-        which = "no checkpoint" if options.step is None else f"no checkpoint from step {options.step:,}"
+        raise CheckpointError(f"{display(run.model)} contains no checkpoint. Train the run first.")
+    if options.step is not None and options.step not in steps:
         raise CheckpointError(
-            f"{display(run.model)} has {which}. Run `nbtrain checkpoint list {run.name}` to list its "
-            "checkpoints."
+            f"{display(run.model)} has no checkpoint from step {options.step:,}. Run "
+            f"`nbtrain checkpoint list {run.name}` to list its checkpoints."
         )
+    steps = steps if options.step is None else [options.step]
     problems: dict[int, str | None] = {}
     described: dict[int, dict[str, Any]] = {}
     for step in steps:

@@ -178,7 +178,8 @@ class Shell:
         if self.room < 0:
             raise ConfigError(
                 f"{place}: the script's variables expand to more than {MOST_CHARACTERS:,} "
-                f"characters at {name}; no command line is that long."
+                f"characters at {name}; no command line is that long. Check what the script appends to "
+                f"{name} in a loop."
             )
 
     def lost(

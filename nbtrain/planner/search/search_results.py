@@ -153,7 +153,7 @@ class FoundLayouts(Result):
         """Return the lines of refused(), one for each reason."""
         found = sorted(self.result.refused, key=lambda refused: -refused.count)
         shown = found if every else found[:REASONS]
-        items = [f"{refused.words} ({refused.count}): {refused.reason}" for refused in shown]
+        items = [f"{refused.words} ({refused.count:,}): {refused.reason}" for refused in shown]
         if len(shown) < len(found):
             more = amounts.counted(len(found) - len(shown), "more reason")
             items.append(f"{more}; to list all, use --refused, or found.refused(True) in a notebook")

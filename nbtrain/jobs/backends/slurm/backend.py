@@ -83,9 +83,9 @@ class SlurmHandle(Record):
     cluster: str = ""
     engine: str = "slurm"
     asked: bool = False
-    """Whether sbatch was called without a known result.
+    """Whether sbatch was called and its result is not known yet.
 
-    If so, a Slurm job may exist that is not in `numbers`.
+    A Slurm job may then exist that is not in `numbers`.
     """
     resumed: int = 0
     """Number of allocations that followed a pause, which do not count as resubmissions."""
@@ -97,7 +97,10 @@ def needed_gpus(config: RunConfig) -> int:
 
 
 def _own(job: JobDir, found: SlurmJob | None) -> SlurmJob | None:
-    """Return `found`; None if it is another job, which got this number after Slurm had lost its state."""
+    """Return `found` if it is this job's Slurm job, else None.
+
+    After Slurm has lost its state, it may give the number of this job's Slurm job to another job.
+    """
     if found is None:
         return None
     comment, _, _labels = found.comment.partition(",")
@@ -174,7 +177,7 @@ class SlurmBackend(RemoteBackend):
                 if nodes := unavailable_nodes(found.partition):
                     word = replace(word, reason=f"{word.reason}; {nodes}")
         if word.state == QUEUED and asked_pause(job) and found and found.reason == HELD:
-            held = f"paused while waiting: Slurm holds it; `nbtrain resume {job.run.name}` releases it"
+            held = f"paused while waiting: Slurm holds the job; `nbtrain resume {job.run.name}` releases it"
             return replace(word, state=SUSPENDED, reason=held)
         return word
 
@@ -216,8 +219,8 @@ class SlurmBackend(RemoteBackend):
                     call("scontrol", "release", found.number)
             except (JobError, EngineUnseen) as error:
                 raise JobError(
-                    f"{display(job.run.path)}: Slurm does not accept job {job.job_id} again: {error}. The "
-                    "job stays paused."
+                    f"{display(job.run.path)}: Slurm could not resume job {job.job_id}: {error}. The job "
+                    "stays paused."
                 ) from error
 
     def _submit_again(self, journal: Journal, before: SlurmJob | None) -> None:
@@ -414,7 +417,10 @@ class SlurmBackend(RemoteBackend):
         number, cluster = submitted_number(output)
         if not number and not (number := numbered(name_of(job), comment_of(job), handle.numbers) or ""):
             last = (output.strip().splitlines() or ["nothing"])[-1]
-            raise JobError(f"sbatch printed no job number, and Slurm has no such job; sbatch printed: {last}")
+            raise JobError(
+                f"sbatch printed no job number, and Slurm has no job named {name_of(job)}; sbatch printed: "
+                f"{last}"
+            )
         handle.numbers.append(number)
         handle.cluster, handle.asked = cluster, False
         handle.write(job.handle_json)
@@ -422,7 +428,7 @@ class SlurmBackend(RemoteBackend):
 
 
 def _own_number() -> str:
-    """Return the number that sbatch printed for this process's allocation: for an array, the array's."""
+    """Return the number from sbatch for this allocation; for a task of an array, the array's number."""
     return os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID", "")
 
 
@@ -458,7 +464,7 @@ class SlurmLauncher(RemoteLauncher):
     def poll(self) -> int | None:
         """Return the attempt's exit code; None while it runs.
 
-        If scancel has ended the agents' step, end_message begins with that.
+        If scancel has ended the agents' step, end_message begins by saying so.
         """
         if self._ended is not None:
             return self._ended
@@ -495,7 +501,7 @@ class SlurmLauncher(RemoteLauncher):
         return record.attempts[-1].started_at if record and record.attempts else 0.0
 
     def give_back(self) -> None:
-        """Make Slurm requeue the job now, if Slurm would do so at the end of the grace time.
+        """Make Slurm requeue the job now, if Slurm would requeue it anyway at the end of the grace time.
 
         In all other cases, the job keeps its nodes until Slurm ends the allocation.
         """
@@ -506,13 +512,14 @@ class SlurmLauncher(RemoteLauncher):
             if requeues_preempted(partition):
                 call("scontrol", "requeue", number)
         except (JobError, EngineUnseen) as error:
-            print(f"the allocation is kept until Slurm ends it: {error}", flush=True)
+            words = "the job could not be requeued early and keeps its nodes until Slurm ends it"
+            print(f"{words}: {error}", flush=True)
 
     def missing(self) -> str:
         """Return the nodes whose agents do not report and may still come back; "" if there are none.
 
-        It is also "" if the next attempt starts new agents: because the agents' step has ended, or because an
-        agent has been silent for SILENT_STEP_SECONDS although Slurm still lists the step.
+        Returns "" too if the next attempt starts new agents: because the agents' step has ended, or because
+        an agent has been silent for SILENT_STEP_SECONDS although Slurm still lists the step.
         """
         if self._agents is None or self._agents.poll() is not None:
             return ""

@@ -397,7 +397,8 @@ def waiting_words(found: SlurmJob) -> str:
     _, words = STATES[found.state]
     # A state such as CONFIGURING is more informative than the reason, which is from before it.
     name = found.state if words else found.reason or "None"
-    text = f"Slurm job {found.number} waits ({name}): {words or reason_words(name)}"
+    why = (words or reason_words(name)).replace("{number}", found.number)
+    text = f"Slurm job {found.number} waits ({name}): {why}"
     if found.restarts:
         text += f"; requeued {found.restarts} time{'s' if found.restarts > 1 else ''}"
     # Without an estimate, Slurm reports a start in a year.

@@ -9,7 +9,8 @@ import re
 
 from nbtrain.base.run_directory.jobstate import CANCELLED, FAILED, QUEUED, RUNNING, SUCCEEDED, SUSPENDED
 
-RELEASE = "run `scontrol release` to free it"
+# {number} stands for the number of the Slurm job; engine.waiting_words() fills it in.
+RELEASE = "to release it, run `scontrol release {number}`"
 
 STATES = {
     "PENDING": (QUEUED, ""),

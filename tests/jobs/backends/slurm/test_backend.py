@@ -361,7 +361,9 @@ def test_a_paused_job_is_submitted_again_once(at_rest: Callable[..., JobDir], sl
     assert BACKEND.status(job) == (SUSPENDED, PAUSED)
     assert slurm["said"] == []
     slurm.update(scontrol=ENDED, squeue="", sbatch=EngineUnseen("Unable to contact slurm controller"))
-    with pytest.raises(JobError, match=r"again: Unable to contact slurm controller\. The job stays paused\."):
+    with pytest.raises(
+        JobError, match=r"could not resume job .*: Unable to contact slurm controller\. The job stays paused"
+    ):
         BACKEND.unpause(job)
     assert BACKEND.status(job) == (SUSPENDED, PAUSED)
     slurm["sbatch"] = "13\n"
@@ -413,7 +415,7 @@ def test_a_job_that_waits_again_is_not_said_to_save(
     with pytest.raises(JobError) as refused:
         control.cancel(job, wait_seconds=0.0)
     assert str(refused.value).endswith(
-        "s ago and is still QUEUED; none of its ranks is running, so nothing needs to be saved. It ends when "
+        "s after the stop request; none of its ranks is running, so nothing needs to be saved. It ends when "
         "its scheduler starts it again; to end it now, run `nbtrain cancel tiny` again."
     )
 

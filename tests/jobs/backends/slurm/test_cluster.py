@@ -133,10 +133,11 @@ def test_a_job_that_waits_says_why(on_slurm: Callable[..., Any], cluster: slurm.
     wait_until(held, "the reason", END_SECONDS)
     state, cause = status_of(job)
     assert state == QUEUED
-    assert cause.endswith("(JobHeldUser): held by its user; run `scontrol release` to free it")
+    number = cause.partition("Slurm job ")[2].partition(" ")[0]
+    assert cause.endswith(f"(JobHeldUser): held by its user; to release it, run `scontrol release {number}`")
     assert pause(job) == (
         SUSPENDED,
-        "paused while waiting: Slurm holds it; `nbtrain resume tiny` releases it",
+        "paused while waiting: Slurm holds the job; `nbtrain resume tiny` releases it",
     )
     assert cancel(job)[0] == CANCELLED
     assert JobRecord.read(job.job_json).supervisor is None

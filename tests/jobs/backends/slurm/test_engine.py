@@ -96,6 +96,11 @@ def test_a_newer_version_says_why_a_job_waits_and_ended(monkeypatch: pytest.Monk
 GENERAL = "nbtrain does not know this reason; see `scontrol show job` and the cluster's documentation"
 
 
+def numbered(words: str) -> str:
+    """Return an explanation with the number of Slurm job 12 in its command."""
+    return words.replace("{number}", "12")
+
+
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
@@ -132,7 +137,7 @@ GENERAL = "nbtrain does not know this reason; see `scontrol show job` and the cl
 def test_every_reason_is_said_in_words(reason: str, words: str) -> None:
     """A reason that Slurm gives is shown with an explanation; an unknown one gets a general sentence."""
     text = f"JobId=12 JobName=a JobState=PENDING Reason={reason} Dependency=(null) Restarts=0 NodeList="
-    assert word_of(read_scontrol(text), "12").reason == f"Slurm job 12 waits ({reason}): {words}"
+    assert word_of(read_scontrol(text), "12").reason == f"Slurm job 12 waits ({reason}): {numbered(words)}"
 
 
 def test_no_reason_of_slurm_is_without_words() -> None:
@@ -157,7 +162,7 @@ def test_every_state_has_its_place_and_its_words(state: str) -> None:
     assert (
         word.reason
         == {
-            QUEUED: f"Slurm job 12 waits ({state}): {words}"
+            QUEUED: f"Slurm job 12 waits ({state}): {numbered(words)}"
             if words
             else "Slurm job 12 waits (NonZeroExitCode): its exit code is not 0",
             RUNNING: f"Slurm job 12 is {state} on n0{beside}",

@@ -139,7 +139,9 @@ class Attempt:
         return f"limit: {configured}"
 
     def ask_stop(self, now: bool = False) -> None:
-        """Start the time limit within which the ranks must exit; control/ has already asked them to stop.
+        """Start the time limit within which the ranks must exit.
+
+        A request in the job's control/ folder has already asked them to stop.
 
         With `now`, the ranks are killed at once.
         """
@@ -232,9 +234,9 @@ class Attempt:
             self._launcher_signal, self._launcher_killed_at = -code, now
 
     def _ask_about_peers(self, now: float) -> None:
-        """If every failed rank gave up waiting for other ranks, find out which ranks they waited for.
+        """Find out which ranks the failed ranks waited for, if every failed rank gave up waiting.
 
-        This happens only once per attempt.
+        The ranks are examined only once per attempt.
         """
         # If a rank has no process and no exit record, the others waited for this rank, or its record is about
         # to arrive.
@@ -247,9 +249,10 @@ class Attempt:
             self._dump_stacks(live)
 
     def _dump_stacks(self, live: list[Standstill]) -> None:
-        """Make every rank that can do so write the stacks of all its threads to its log.
+        """Make the ranks write the stacks of all their threads to their logs.
 
-        The stacks of the ranks that hang are kept in `stacks`.
+        Ranks that are stopped by a signal, or do not handle STACK_SIGNAL yet, are skipped. The stacks of the
+        ranks that hang are kept in `stacks`.
         """
         able = {
             rank.rank: rank.beat for rank in live if rank.beat and rank.beat.dumps_stack and not rank.stopped

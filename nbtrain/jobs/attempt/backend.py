@@ -29,7 +29,10 @@ Value = TypeVar("Value")
 
 
 class Launcher(Protocol):
-    """Interface that starts a job's ranks, each under a wrapper, and signals them when attempt.py says so."""
+    """Interface that starts a job's ranks, each under a wrapper process, and signals or kills them.
+
+    attempt.py decides when.
+    """
 
     end_message: str
     """Why the attempt ended, for an attempt in which no rank lived long enough to report a reason."""
@@ -50,7 +53,7 @@ class Launcher(Protocol):
         """
 
     def processes_left(self) -> bool:
-        """Return whether any process of the attempt is left; this supervisor does not count."""
+        """Return whether any process of the attempt is left, apart from this supervisor."""
 
     def finish(self) -> bool:
         """Wait until the last process has exited; return whether a process had to be killed."""
@@ -85,7 +88,7 @@ class Launcher(Protocol):
         """
 
     def preemption_trouble(self) -> str:
-        """Return why it is not known whether devices are being taken away; "" if it is known."""
+        """Return why preemption() could not find out whether there is a notice; "" if it could."""
 
     def give_back(self) -> None:
         """Release the devices of a preempted job early, if its scheduler then starts the job again."""
@@ -155,9 +158,9 @@ class Backend:
         """Record the scheduler's id of a job that another program started from its request_text()."""
 
     def taken_elsewhere(self, job: JobDir, run_id: str) -> str:
-        """Return the name of another allocation that runs a job started from request_text().
+        """Return text that names the other allocation that runs the job, such as "Slurm job 12 runs it".
 
-        Returns "" if this allocation runs the job.
+        A file from request_text() can be started twice. Returns "" if this allocation runs the job.
         """
         return ""
 
@@ -169,7 +172,7 @@ class Backend:
         return read_state(job, time.time())
 
     def settle(self, job: JobDir) -> None:
-        """Wait until the end of a job that its scheduler has ended is also in the job's own records."""
+        """Wait for the supervisor to record the end of a job that the scheduler has already ended."""
 
     def cancel(self, job: JobDir, now: bool) -> bool:
         """Ask the job to save and exit, or with `now` to exit at once.
@@ -273,7 +276,7 @@ CAPABILITIES = {
 }
 """{backend.kind: capabilities}.
 
-The buttons of the job page use this table, so that no backend's module and no numpy is imported.
+The buttons of the job page use this table, so that they import neither a backend's module nor NumPy.
 """
 
 
@@ -313,7 +316,10 @@ def _kind_of(job: JobDir) -> str:
 def _known(table: Mapping[str, Value], kind: str) -> Value:
     if kind not in table:
         known = ", ".join(table)
-        raise JobError(f"backend.kind = {kind} is unknown; this version of nbtrain supports {known}.")
+        raise JobError(
+            f"backend.kind = {kind} is unknown; this version of nbtrain supports {known}. Use the version "
+            "that submitted the job."
+        )
     return table[kind]
 
 

@@ -58,6 +58,7 @@ def _less_host_memory(config: RunConfig) -> list[str]:
     if config.resources.device == "cpu" and config.batch.micro_batch_size > 1:
         lower.append("batch.micro_batch_size")
     ways = [f"lower {alternatives(lower)}"] if lower else []
+    in_scheduler = config.backend.kind in ("kubernetes", "slurm")
     if config.checkpoint.async_save:
         ways.append("set checkpoint.async_save: false")
-    return [*ways, "give the job more memory"]
+    return [*ways, "raise resources.memory_per_node_bytes" if in_scheduler else "give the job more memory"]

@@ -264,7 +264,7 @@ def numbers(ranks: Iterable[int]) -> str:
 def stuck_words(rank: int, stack: list[str]) -> str:
     """Return text that says where a rank was stuck. `stack` is the result of main_stack()."""
     if not stack:
-        return f"rank {rank} was stuck; its log does not show in which line of Python"
+        return f"rank {rank} was stuck; its log does not show at which line of its Python code"
     where = FRAME.sub(r"\1:\2", stack[0])
     return f"rank {rank} was stuck at {where}; its log has the stacks of all threads"
 

@@ -13,7 +13,7 @@ from nbtrain.base.run_directory.checkpoint_files import MANIFEST, REJECTED, chec
 from nbtrain.base.run_directory.rundir import RunDir
 
 TEMPORARY = ".*.tmp"
-# Files written by processes without the run's lock, such as those that pause a job or ask its scheduler.
+# Files written by processes without the run's lock, such as those that pause a job or query its scheduler.
 # Writing takes moments, and two machines' clocks differ by less than an hour, so older files are leftovers.
 ANYONES = frozenset(
     {"pause.json", "ask.json", "devices.json", "given_up.json", "engine.json", "kubernetes.json"}

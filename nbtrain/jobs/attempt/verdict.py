@@ -78,7 +78,7 @@ class Circumstances:
     """The configuration with which the ranks trained; it determines which fixes are possible."""
     stop_requested: bool = False
     hang: str | None = None
-    """Description of the ranks that hung and since when; None if the ranks were not killed for a hang."""
+    """Which ranks hung, and for how many seconds; None if the ranks were not killed because of a hang."""
     stuck: str | None = None
     """Description of where the ranks were when the first rank gave up waiting for a peer.
 
@@ -114,7 +114,7 @@ class Circumstances:
     """How the launcher ended, for an attempt in which no rank lived long enough to report."""
 
     def fix(self, kind: str) -> str:
-        """Return fix_of() for an end of this kind, for the configuration with which the ranks trained."""
+        """Return fix_of() for this kind of end and the configuration with which the ranks trained."""
         return fix_of(kind, self.config)
 
 
@@ -129,7 +129,10 @@ class Verdict:
     retry: bool = False
     """Whether another attempt can help."""
     signature: tuple | None = None
-    """Value that is equal for two failures with the same place and reason; None if it is not compared."""
+    """Value that is equal for two failures at the same step with the same cause.
+
+    None for a failure that is not compared with the failures of other attempts.
+    """
     step: int | None = None
     kind: str = ""
     """Kind of the end, a value from base/run_directory/end_kinds.py; "" for an end without a kind."""

@@ -345,6 +345,6 @@ def test_the_main_threads_stack():
     assert stuck_words(3, main_stack(log)) == (
         "rank 3 was stuck at a.py:3 in inner; its log has the stacks of all threads"
     )
-    assert stuck_words(3, []) == "rank 3 was stuck; its log does not show in which line of Python"
+    assert stuck_words(3, []) == "rank 3 was stuck; its log does not show at which line of its Python code"
     deep = "".join(f'  File "a.py", line {number} in f\n' for number in range(20))
     assert len(main_stack(f"Current thread 0x02 (most recent call first):\n{deep}")) == 8

@@ -369,7 +369,12 @@ def test_out_of_memory_on_another_node_is_its_ranks(cluster: Cluster) -> None:
     assert verdict.kind == "host memory"
     assert verdict.cause.startswith("rank 2 was killed at step 6: out of host memory: ")
     evidence = ("(SIGKILL; the kernel's log names process 500; ", "1.00 of 1.00 GiB")
-    assert lacks(verdict.cause, *evidence, "Lower batch.micro_batch_size, or give the job more memory") == []
+    assert (
+        lacks(
+            verdict.cause, *evidence, "Lower batch.micro_batch_size, or raise resources.memory_per_node_bytes"
+        )
+        == []
+    )
 
 
 def test_a_rank_that_is_gone_with_its_wrapper_is_named(cluster: Cluster) -> None:

@@ -158,7 +158,8 @@ class LocalBackend(SupervisedHere):
             yield mistake(config, "", str(error))
             return
         if lacking:
-            yield shortage(config, "", lacking, "Raise the queue's limit, or choose a smaller layout.")
+            fix = "Add GPUs to the list `gpus` in that file, or choose a smaller layout."
+            yield shortage(config, "", lacking, fix)
 
     def end_ranks(self, job: JobDir, grace_seconds: float) -> None:
         """End the ranks, which are found by the job's marker."""

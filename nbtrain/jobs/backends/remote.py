@@ -1,4 +1,6 @@
-"""Run ranks on several machines, through a node agent on each that communicates over the run directory.
+"""Run ranks on several machines, through a node agent on each machine.
+
+The supervisor and the agents communicate through files in the run directory:
 
     supervisor --launch.json, signals.json--> agents (jobs/node/agent.py) --nodes/, exit/, heartbeat/-->
 
@@ -463,7 +465,7 @@ class RemoteLauncher:
         return [record for node in nodes if (record := NodeRecord.read(self._job.node(node)))]
 
     def _look_at_nodes(self) -> None:
-        """Read every agent's record, and update the bounds of the clocks of agents with a new record."""
+        """Read every agent's record; update the bounds of an agent's clock from each new record."""
         now, wall = time.monotonic(), time.time()
         stood_still = now - self._looked_at if self._looked_at is not None else 0.0
         self._looked_at = now

@@ -1,9 +1,9 @@
 """Base class of backends whose supervisor runs elsewhere.
 
-Requests to the supervisor are files, and the state also comes from a scheduler. The state has three sources,
-most trusted first: the job's own records, the scheduler's report, and the fact that the scheduler does not
-respond. The process that queries the scheduler writes the report to engine.json, so that readers need not
-query the scheduler again (base/run_directory/jobstate.py).
+Requests reach the supervisor as files. The job's state has three sources, most trusted first: the job's own
+records, the scheduler's report, and the record of a scheduler that does not respond. The process that queries
+the scheduler writes the report to engine.json, so that readers need not query the scheduler again
+(base/run_directory/jobstate.py).
 """
 
 import contextlib
@@ -33,7 +33,7 @@ class EngineUnseen(Exception):
 
 
 class EngineAway(EngineUnseen):
-    """Raised when this machine cannot query the scheduler at all, because its commands are not installed."""
+    """Raised when the scheduler's commands are not installed or not configured on this machine."""
 
 
 class RemoteBackend(Backend):

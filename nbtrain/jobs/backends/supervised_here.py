@@ -113,7 +113,7 @@ class SupervisedHere(Backend):
         raise NotImplementedError
 
     def _ask_supervisor(self, job: JobDir, action: str) -> bool:
-        """Send `action` to the supervisor, after waiting for it if it is still starting.
+        """Send `action` to the supervisor; if the supervisor is still starting, wait for it first.
 
         Returns False if the supervisor is gone.
         """

@@ -35,7 +35,7 @@ class HostsBackend(SupervisedHere):
         super().submit(job)
 
     def request_text(self, job: JobDir, config: RunConfig, alone: bool = False) -> str:
-        """Return the hostfile, environment files and commands. Raises ConfigError for an invalid hostfile."""
+        """Return the text of dry_text(). Raises ConfigError for an invalid hostfile."""
         return dry_text(config, job, hosts_of(config))
 
     def end_ranks(self, job: JobDir, grace_seconds: float) -> None:
@@ -51,8 +51,9 @@ class HostsBackend(SupervisedHere):
         if left:
             raise JobError(
                 f"job {job.job_id} is LOST, and its remaining processes could not be ended: "
-                f"{'; '.join(left)}. Its agents exit by themselves once their supervisor has been "
-                "gone for backend.node_timeout_seconds."
+                f"{'; '.join(left)}. To try again, run `nbtrain cancel {job.run.name}`. Otherwise, its "
+                "agents exit by themselves once their supervisor has been gone for "
+                "backend.node_timeout_seconds."
             )
 
     def findings(self, config: RunConfig) -> Iterator[Finding]:

@@ -21,9 +21,9 @@ SET = ("DS_ENV_FILE", "PDSH_SSH_ARGS_APPEND", "FANOUT", "DS_ACCELERATOR", "OMPI_
 
 
 def dry_text(config: RunConfig, job: JobDir, hosts: list[str]) -> str:
-    """Return the text of a dry run: hostfile, environment files, and all commands in order.
+    """Return the text of a dry run: the hostfile, the launcher's environment file, and all commands in order.
 
-    Variables of the environment are listed by name, without their values.
+    The variables that agents and ranks inherit are listed by name, without their values.
     """
     hostfile, variables = job.path / "hostfile", job.path / "deepspeed.env"
     settings = runner_environment(config, variables)

@@ -2,10 +2,10 @@
 
     python - JOB_ID GRACE_SECONDS AGENTS_SECONDS
 
-The agent gets TERM: its ranks save, and it kills the ranks that take too long, so it has AGENTS_SECONDS to
-exit. Without an agent, the ranks have GRACE_SECONDS. Then the remaining processes are killed. The program
-prints how many processes it found, how many it killed and how many are left. It uses only the standard
-library.
+The agent gets TERM. It makes its ranks save and kills those that take too long, so it has AGENTS_SECONDS to
+exit. If the host has no agent, the ranks get TERM and have GRACE_SECONDS. Then the remaining processes are
+killed. The program prints how many processes it found, how many it killed and how many are left. It uses only
+the standard library.
 """
 
 import contextlib

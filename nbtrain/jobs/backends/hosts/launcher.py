@@ -101,9 +101,9 @@ class HostsLauncher(RemoteLauncher):
         return start_runner(config, self._job, hosts)
 
     def missing(self) -> str:
-        """Return text with the number of usable machines if they are too few; "" if there are enough.
+        """Return text such as "only 1 of 2 machines is usable"; "" if enough machines are usable.
 
-        Agents need not run yet, because the next attempt starts them.
+        Machines count even without an agent, because the next attempt starts the agents.
         """
         config = self._config
         if time.monotonic() < self._counts_at:
@@ -271,7 +271,7 @@ def runner_command(config: RunConfig, job: JobDir, hosts: list[str], hostfile: P
 
 
 def mpirun_options(section: HostsConfig) -> list[str]:
-    """Return the options of mpirun: one agent per host, with all its cores and backend.hosts' ssh options.
+    """Return the options of mpirun: one agent per host, not bound to cores, and the run's ssh options.
 
     network_interface is not passed on. It applies only to the ranks, because the machine on which mpirun runs
     may have no such interface.

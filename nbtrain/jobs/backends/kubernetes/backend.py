@@ -1,8 +1,8 @@
 """Kubernetes backend: an object's pods start the agents, and node 0's agent starts the supervisor.
 
 The supervisor restarts ranks; the operator restarts lost pods, according to its policy. A supervisor that
-gets TERM together with its pod cannot know whether another pod follows. It therefore gives up the job, and
-the cluster's report shows how the job continues.
+gets TERM together with its pod cannot know whether the cluster will start another pod. It therefore gives up
+the job, and the cluster's report shows how the job continues.
 """
 
 import contextlib
@@ -165,8 +165,8 @@ class KubernetesBackend(RemoteBackend):
     def starts_again(self, job: JobDir) -> str:
         """Return a message that the cluster starts the job again, or that the job is paused; never "".
 
-        Whether a pod follows is not known here. If none follows, the state of the object shows that later, or
-        the object is gone.
+        Whether the cluster starts another pod is not known here. If it starts none, the state of the object
+        shows that later, or the object is gone.
         """
         if asked_pause(job):
             return f"paused; `nbtrain resume {job.run.name}` continues it"
@@ -234,7 +234,7 @@ class KubernetesBackend(RemoteBackend):
             _cluster(handle).patch(KINDS[handle.kind], handle.name, change)
         except Unanswered as error:
             raise JobError(
-                f"{display(job.run.path)}: job {job.job_id} cannot be changed in its cluster now: "
+                f"{display(job.run.path)}: job {job.job_id} could not be paused or resumed in its cluster: "
                 f"{error.words} Try again when the cluster responds."
             ) from error
         self.engine_word(job, at_once=True)
@@ -249,7 +249,7 @@ class PodLauncher(RemoteLauncher):
     _trouble = ""
 
     def launch(self, config: RunConfig, attempt: int) -> None:
-        """Start the ranks, and forget an eviction from an earlier attempt."""
+        """Forget an eviction from an earlier attempt, then launch the ranks as the base class does."""
         self._disruption = ([], "")
         super().launch(config, attempt)
 
@@ -313,7 +313,10 @@ class PodAgents:
 def _handle(job: JobDir) -> KubernetesHandle:
     handle = KubernetesHandle.read(job.handle_json)
     if handle is None:
-        raise JobError(f"job {job.job_id} never reached its cluster: its handle.json does not exist.")
+        raise JobError(
+            f"{display(job.run.path)}: job {job.job_id} was never sent to its cluster: its handle.json does "
+            f"not exist. Run `nbtrain cancel {job.run.name}`, then submit the run again."
+        )
     return handle
 
 

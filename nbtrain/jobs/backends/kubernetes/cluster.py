@@ -85,7 +85,7 @@ class Cluster:
         self._json("POST", self._path(kind), f"create {kind.name} {name}", body=manifest, query=query)
 
     def may(self, verb: str, group: str, resource: str) -> bool | None:
-        """Return whether this user may do the action in the namespace; None if the server does not tell."""
+        """Return whether this user may do the action in the namespace; None if that is not known."""
         asked = {"namespace": self.namespace, "verb": verb, "group": group, "resource": resource}
         body = {
             "apiVersion": "authorization.k8s.io/v1",
@@ -290,7 +290,10 @@ class Cluster:
             yield rest.decode(errors="replace")
 
     def _retried(self, ask: Callable[[], Any], what: str) -> Any:
-        """Return the result of `ask`, with a retry after each pause. Raises Refused or Unanswered."""
+        """Call `ask`, again after each pause while it fails, and return its result.
+
+        Raises Refused or Unanswered.
+        """
         from urllib3.exceptions import HTTPError
 
         for seconds in (*self._back_off_seconds, None):

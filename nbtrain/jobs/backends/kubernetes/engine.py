@@ -55,7 +55,8 @@ def ask(
 ) -> tuple[EngineWord, KubernetesDetails]:
     """Return the current state of the object and the details about its pods.
 
-    `last` is the last known state, and `before` are the last known details. Raises Unanswered and Refused.
+    `last` is the last known state of the object, and `before` contains the last known details, or is None.
+    Raises Unanswered and Refused.
     """
     before = before or KubernetesDetails()
     item, name = cluster.get(KINDS[handle.kind], handle.name), f"{handle.kind} {handle.name}"

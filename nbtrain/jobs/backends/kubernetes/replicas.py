@@ -9,7 +9,7 @@ from typing import Any
 from nbtrain.base.printing.report import Record
 from nbtrain.jobs.backends.kubernetes.tolerant import items, mapping, number
 
-# {Kubernetes' reason for a waiting container: the same in plain words}
+# {Kubernetes' reason for a waiting container: explanation}.
 WAITING = {
     "ErrImagePull": "the image cannot be pulled",
     "ImagePullBackOff": "the image cannot be pulled",

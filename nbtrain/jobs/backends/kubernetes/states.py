@@ -95,7 +95,10 @@ def restarts(item: dict[str, Any]) -> int:
 
 
 def task_pods(item: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the pods in a DeepSpeedJob's status, which some versions list in `status`, not in `replicas`."""
+    """Return the pods of every task in a DeepSpeedJob's status.
+
+    Some versions of the operator list a task's pods under `replicas`, others under `status`.
+    """
     tasks = items(mapping(item.get("status")).get("tasks"))
     return [
         mapping(pod)

@@ -2,8 +2,8 @@
 
 If its feature gate TrainJobStatus is on, the operator sets three variables: the HTTPS address, the file with
 the pod's token, and the file with the certificate authority. Releases of the operator call them
-KUBEFLOW_TRAINER_SERVER_*, and earlier builds KUBEFLOW_TRAINER_STATUS_*. A report that does not arrive never
-delays training: it is tried once, for a few seconds, and the next report replaces it.
+KUBEFLOW_TRAINER_SERVER_*, and earlier builds KUBEFLOW_TRAINER_STATUS_*. Reports never delay training: each is
+sent once, with a timeout of a few seconds, and the next report replaces one that did not arrive.
 supervisor/progress_report.py calls this module.
 """
 

@@ -52,7 +52,7 @@ def own_labels(run: str, run_id: str, job_id: str) -> dict[str, str]:
         if not LABEL_VALUE.fullmatch(value):
             raise SubmitError(
                 f"{key} = {value!r} is not a valid label value: it must have at most 63 letters, digits, "
-                "dots, dashes and underscores."
+                "dots, dashes and underscores. Rename the run."
             )
     return labels
 

@@ -100,7 +100,10 @@ def work_of(config: RunConfig, section: KubernetesConfig, run_id: str, job: JobD
     """Return the PodWork of a job. Raises SubmitError if no image is set."""
     image = section.image or config.resources.image
     if image is None:
-        raise SubmitError(f"{config.name}: neither backend.kubernetes.image nor resources.image is set.")
+        raise SubmitError(
+            f"{config.name}: neither backend.kubernetes.image nor resources.image is set. Set one of "
+            "them to the image that the pods run."
+        )
     resources = config.resources
     return PodWork(
         run=config.name,

@@ -87,8 +87,8 @@ def cancel(job: JobDir, now: bool = False, wait_seconds: float | None = None) ->
             state, cause = backend.status(job)
     if state in ACTIVE:
         raise JobError(
-            f"{display(job.run.path)}: job {job.job_id} was told to stop {time.monotonic() - began:.0f} s "
-            f"ago and is still {state}; {_harder(job, state, now)}"
+            f"{display(job.run.path)}: job {job.job_id} is still {state}, {time.monotonic() - began:.0f} s "
+            f"after the stop request; {_harder(job, state, now)}"
         )
     backend.finish(job, now)
     return state, cause
@@ -180,8 +180,8 @@ def end_cut_off(job: JobDir) -> bool:
 def _cut_off_unwritten(job: JobDir, wait_seconds: float | None) -> bool:
     """Return whether the submission was interrupted before it wrote job.json.
 
-    A submission that is still writing holds the run's lock, and is waited for. Raises JobError if it does not
-    finish in time.
+    A submission that is still writing holds the run's lock; this waits until it releases the lock. Raises
+    JobError if that takes too long.
     """
     began = time.monotonic()
     while not job.job_json.exists():
@@ -287,8 +287,8 @@ def pause(job: JobDir, wait_seconds: float | None = None) -> tuple[str, str | No
     state, _ = _until_stopped(job, ACTIVE - gone, wait_seconds)
     if state in ACTIVE - gone:
         raise JobError(
-            f"{which} was told to pause {time.monotonic() - began:.0f} s ago and is still {state}. It "
-            f"pauses once its ranks have saved; {stop}"
+            f"{which} is still {state}, {time.monotonic() - began:.0f} s after the pause request. It pauses "
+            f"once its ranks have saved; {stop}"
         )
     if state in ACTIVE:
         backend.pause(job)
@@ -355,8 +355,11 @@ def request_save(job: JobDir, wait_seconds: float | None = None) -> int | None:
             break
         time.sleep(POLL_SECONDS)
     state, cause = backend.status(job)
-    why = f": {cause}" if cause else "."
-    raise JobError(f"{which} did not save within {wait_seconds:g} s; it is {state}{why}")
+    now = f"{state}: {cause.rstrip('.')}." if cause else f"{state}."
+    raise JobError(
+        f"{which} did not save within {wait_seconds:g} s of the request. The job is {now} To see what its "
+        f"ranks do, run `nbtrain logs {job.run.name}`."
+    )
 
 
 def wait(

@@ -117,7 +117,7 @@ def delete(run: RunDir, force: bool = False) -> Deletion:
         except OSError as error:
             raise JobError(
                 f"{run.name} is no longer listed as a run, but {error.filename} could not be removed: "
-                f"{error.strerror}. The remaining files are in {display(folder)}."
+                f"{error.strerror}. The remaining files are in {display(folder)}; remove this folder by hand."
             ) from error
     return found
 

@@ -12,7 +12,7 @@ from nbtrain.base.printing.report import Facts, Findings, Report, Sentence
 from nbtrain.base.run_directory.rundir import RunDir
 from nbtrain.base.text.nearest import nearest
 from nbtrain.base.workspace import bundled, display
-from nbtrain.config.code_file import FILE_NAME, HOOKS, code_file
+from nbtrain.config.code_file import FILE_NAME, HOOKS, PASSED, code_file
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.of_run import find_dataset
 
@@ -130,5 +130,6 @@ def describe_code(config: RunConfig) -> Report:
             if record["sha256"] == code.sha256
             else f"another file, with SHA-256 {record['sha256']}"
         )
-        facts["submitted"] = f"{same}; its trial: {record['tried'] or 'none'}"
+        trial = "its trial step passed" if record["tried"] == PASSED else record["tried"] or "not tried"
+        facts["submitted"] = f"{same}; {trial}"
     return Report("", [Facts(facts), Findings(list(code.problems), places=True)])

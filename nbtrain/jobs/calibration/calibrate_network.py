@@ -105,8 +105,9 @@ def calibrate_network(config: RunConfig, seconds: float = DEFAULT_SECONDS) -> Ca
         raise
     record = _record(job) if state == SUCCEEDED else None
     if record is None:
+        why = f"{state}: {cause}" if cause else state
         raise JobError(
-            f"{job.run.name}: nothing was measured: {state}{f', {cause}' if cause else ''}. To see the "
+            f"{job.run.name}: nothing was measured, because the job is {why}. To see the "
             f"ranks' output, run `nbtrain logs {job.run.name}`."
         )
     today = datetime.date.today().isoformat()

@@ -208,7 +208,7 @@ def length_is_not_reached(request: Request) -> Checks:
             key,
             f"{key} ends the run after {amounts.counted(config.train_steps, 'step')}, but "
             f"{display(run.path)} has reached step {step:,}.",
-            "Set a higher limit, or train from scratch under another `name:`.",
+            f"Raise {key}, or train from the beginning under another `name:`.",
         )
 
 

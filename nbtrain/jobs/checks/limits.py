@@ -20,7 +20,7 @@ SHRINKINGS = (1.0, 0.95, 0.8)
 
 
 def findings_over_limits(plan: "Plan") -> list[Finding]:
-    """Return a finding for each limit that the plan exceeds or cannot be compared with yet."""
+    """Return a finding for each limit that the plan exceeds, or for which the plan has no value yet."""
     from nbtrain.planner.lint.limits import limits_hold
 
     return [

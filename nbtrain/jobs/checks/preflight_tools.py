@@ -88,6 +88,7 @@ def nvme_is_ready(launch: Launch) -> Iterator[Finding]:
     for folder in dict.fromkeys(Path(str(value_of(config, key))) for key in keys):
         if not folder.is_dir():
             continue
+        there = [key for key in keys if Path(str(value_of(config, key))) == folder]
         needed = launch.needs.memory.nvme_bytes * min(config.ranks_per_node, config.world_size)
         if (free := shutil.disk_usage(folder).free) < needed:
             yield shortage(
@@ -95,7 +96,7 @@ def nvme_is_ready(launch: Launch) -> Iterator[Finding]:
                 "",
                 f"{folder}: the disk has {size(free)} free, but the state that is offloaded to NVMe needs "
                 f"{size(needed)}.",
-                "Free up space, or choose a folder on a larger disk.",
+                f"Free up space, or set {' and '.join(there)} to a folder on a larger disk.",
             )
 
 

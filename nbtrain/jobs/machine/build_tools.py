@@ -18,7 +18,7 @@ def nvme_tools() -> dict[str, bool]:
 
 
 def quantization_tools() -> dict[str, bool]:
-    """Return {tool: whether it exists} for the tools with which DeepSpeed compiles quantization (ZeRO++)."""
+    """Return {tool: whether it exists} for the tools with which DeepSpeed compiles its ZeRO++ extension."""
     nvcc = f"CUDA's compiler nvcc (in $CUDA_HOME/bin, PATH or {CUDA_FOLDER}/bin)"
     return {**_compiler_and_ninja(), nvcc: has_nvcc()}
 

@@ -76,7 +76,10 @@ def variables_to_keep() -> dict[str, str]:
 
 
 def kept_variables(environment: dict[str, str], kept: dict[str, str]) -> dict[str, str]:
-    """Return `environment` with the variables restored that variables_to_keep() returned as `kept`."""
+    """Return `environment` with the variables in `kept`, the earlier result of variables_to_keep().
+
+    Variables of the same kinds that are not in `kept` are removed.
+    """
     others = {name: value for name, value in environment.items() if not _is_kept(name)}
     return {**others, **kept}
 

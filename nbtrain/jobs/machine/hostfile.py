@@ -16,7 +16,10 @@ LINE = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?)\s+slots=(\
 
 
 def findings_of_hostfile(config: RunConfig) -> list[Finding]:
-    """Return the problems in the run's hostfile, read as by submit; [] if it is not on this machine."""
+    """Return the problems that a submission would find in the run's hostfile.
+
+    Returns [] if the run has no hostfile, or if the file is not on this machine.
+    """
     given = config.backend.hosts.hostfile
     if config.backend.kind != "hosts" or given is None or not resolve(given).is_file():
         return []

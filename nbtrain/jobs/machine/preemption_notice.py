@@ -1,7 +1,7 @@
 """Run backend.preemption_notice at intervals, to learn whether this machine is about to be taken away.
 
-The program exits with 0 if it is. It runs as a child process that no caller waits for, so that a metadata
-service that does not respond delays neither ranks nor signals.
+The program exits with 0 if the machine is about to be taken away. It runs as a child process that no caller
+waits for, so that a metadata service that does not respond delays neither ranks nor signals.
 """
 
 import contextlib

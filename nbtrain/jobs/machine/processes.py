@@ -88,7 +88,7 @@ def children(pid: int) -> list[int]:
 def process_state(pid: int) -> str:
     """Return the kernel's letter for a process's state.
 
-    R: running; S: sleeping; D: waiting for a device; T: stopped; Z: ended; X: gone.
+    R: running; S: sleeping; D: waiting for a device; T: stopped; t: stopped by a debugger; Z: ended; X: gone.
     """
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

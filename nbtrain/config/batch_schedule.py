@@ -100,7 +100,7 @@ class BatchSchedule:
 
     @property
     def total_steps(self) -> int:
-        """Number of complete steps that reach train_tokens."""
+        """Number of steps needed to reach train_tokens. The last step is complete too."""
         wanted = -(-self.train_tokens // self.seq_length)
         steps = self.step_at(wanted)
         return steps + (self.samples_after(steps) < wanted)

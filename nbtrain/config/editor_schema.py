@@ -20,7 +20,8 @@ def editor_schema() -> dict[str, Any]:
     }
     items = {BlendEntry.__name__, *(source.__name__ for source in SOURCE_TYPES)}
     for name, model in (("", schema), *schema["$defs"].items()):
-        # A list is replaced as a whole, so its entries must be complete; a file may omit any other field.
+        # A file may omit fields, which it inherits from the files that it extends. Entries of a list must be
+        # complete, because a list replaces the inherited list instead of being merged with it.
         if name not in items:
             model.pop("required", None)
     return {

@@ -118,7 +118,7 @@ class Generation(Record):
         yield (
             "logit_bias",
             holds,
-            f"biases of at most {MOST_BIASES:,} token ids, each from 0 to {TOKEN_IDS - 1:,}",
+            f"at most {MOST_BIASES:,} biases, each for a token id from 0 to {TOKEN_IDS - 1:,}",
         )
         yield (
             "num_beams",

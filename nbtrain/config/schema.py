@@ -375,7 +375,7 @@ class RunConfig(ConfigModel):
     _run: str | None = PrivateAttr(default=None)
 
     def __eq__(self, other: object) -> bool:
-        # Two runs are equal if their values are, wherever the values were written.
+        # Two runs are equal if all their values are equal. Where the values were written does not matter.
         where = {"imported_from"}
         return isinstance(other, RunConfig) and self.model_dump(exclude=where) == other.model_dump(
             exclude=where
@@ -477,14 +477,14 @@ class RunConfig(ConfigModel):
     def ranks_by_node(self) -> list[int]:
         """Number of ranks on each machine.
 
-        If the ranks do not divide evenly, the first machines have one more.
+        If the ranks do not divide evenly, each of the first machines has one more rank.
         """
         nodes = self.resources.nodes
         return [self.world_size // nodes + (node < self.world_size % nodes) for node in range(nodes)]
 
     @property
     def zero_hpz_partition_size(self) -> int:
-        """Number of ranks that share ZeRO++'s secondary copy of the parameters, with parallel.zero_hpz."""
+        """Number of ranks across which ZeRO++'s secondary parameters are sharded, with parallel.zero_hpz."""
         return self.parallel.zero_hpz_partition_size or self.ranks_per_node
 
     @property
@@ -603,7 +603,7 @@ class RunConfig(ConfigModel):
 
     @property
     def target_tokens(self) -> int:
-        """Number of tokens that are trained after train_steps: the goal that views show.
+        """Number of tokens that the run will have trained on when it ends: the goal of its progress bars.
 
         In a trial (batch.max_steps), it is less than train_tokens.
         """

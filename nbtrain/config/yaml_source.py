@@ -208,8 +208,9 @@ for _tag, _constructor in (
 
 
 class OverridePlace(str):
-    """Place of a value that an override has set, as messages show it. `argument` is the complete
-    key=value.
+    """Place of a value that an override has set, as messages show it.
+
+    `argument` is the complete key=value.
     """
 
     argument: str
@@ -238,9 +239,9 @@ class Located:
     origins: dict[str, str] = field(default_factory=dict)
 
     def merged_with(self, child: "Located") -> "Located":
-        """Merge `child` over self.
+        """Return a copy with the values of `child` merged into it.
 
-        Mappings are merged; all other values are replaced, along with their places.
+        Mappings are merged; all other values of `child` replace values here, along with their places.
         """
         origins = dict(self.origins)
         value = _merge(self.value, child.value, "", origins)
@@ -250,7 +251,7 @@ class Located:
         """Return the place where a dotted key is set.
 
         If the key is not set, return the place of a key inside it or, if there is none, of the key that
-        contains it. None if none of them is set.
+        contains it. Return None if none of these keys is set.
         """
         if key in self.origins:
             return self.origins[key]
@@ -339,7 +340,7 @@ _LONGEST_KEPT = 1 << 16
 
 @functools.lru_cache(maxsize=64)
 def _composed(text: str) -> yaml.Node | None:
-    """Return the nodes of a text. They are cached, because a form reads the same text repeatedly.
+    """Return the YAML nodes of a text. They are cached, because a form reads the same text repeatedly.
 
     Callers must not change the nodes.
     """
@@ -475,14 +476,14 @@ def show(value: Any) -> str:
 
 def spelled(value: Any) -> str:
     """Return a value on one line, spelled as in a run YAML, without passwords."""
-    # A shortcut for most overrides, because every override is spelled.
+    # A shortcut for most overrides, because this function is called for every override.
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if type(value) is int and abs(value) < 10**MOST_DIGITS:
         return str(value)
     if not value and type(value) in (list, dict):
         return "[]" if type(value) is list else "{}"
-    # A form spells hundreds of values for each response, most of them repeatedly.
+    # For each response, a form calls this function with hundreds of values, most of them the same every time.
     return _spelled_scalar(value) if isinstance(value, str | float) else _spelled(value)
 
 

@@ -1,4 +1,4 @@
-"""Encodes a context and its continuation in the same way as lm-evaluation-harness.
+"""Encoding of a context and its continuation, with the same result as in lm-evaluation-harness.
 
 Spaces at the end of the context belong to the continuation. Context and continuation are encoded together. If
 the context alone has n tokens, the continuation is everything after the first n tokens. A text begins with

@@ -89,8 +89,9 @@ class HarnessTask(NamedTuple):
 def load_tasks(names: Sequence[str], include_path: Path | None = None) -> list[HarnessTask]:
     """Load tasks by their names.
 
-    Raises DataError if lm_eval is not installed or cannot load a task, and ConfigError if two tasks have the
-    same name or a name is not known.
+    Raises DataError if lm_eval is not installed or cannot load a task, for example because it does not know
+    the name. Raises ConfigError if `include_path` is not a folder, if NAME in NAME=FILE is not a single task
+    that the harness knows, or if two tasks have the same name.
     """
     try:
         with _their_words():
@@ -102,7 +103,9 @@ def load_tasks(names: Sequence[str], include_path: Path | None = None) -> list[H
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     all_local = include_path is not None or all("=" in name for name in names)
     if include_path is not None and not include_path.is_dir():
-        raise ConfigError(f"include_path = {include_path}: no such folder.")
+        raise ConfigError(
+            f"include_path = {include_path}: no such folder. Set it to the folder with your task files."
+        )
     manager = TaskManager(
         include_defaults=not all_local,
         include_path=None if include_path is None else str(include_path),
@@ -116,7 +119,10 @@ def load_tasks(names: Sequence[str], include_path: Path | None = None) -> list[H
                 loaded = manager.load([str(task_file) if task_file else name])
             except Exception as error:  # whatever the harness, datasets or a task's own code raises
                 said = f"{type(error).__name__}: {error}"
-                raise DataError(f"{asked}: lm-evaluation-harness cannot load this task ({said}).") from None
+                raise DataError(
+                    f"{asked}: lm-evaluation-harness cannot load this task ({said}). Correct the task's "
+                    "name, its YAML file or its data."
+                ) from None
             # For a group, lm_eval also returns the groups inside it. Only the outermost group is evaluated,
             # because it includes their tasks.
             groups = loaded["groups"]
@@ -212,7 +218,8 @@ def _own_entry(name: str, tasks: Path) -> Any:
     written = re.compile(rb"(?<![\w-])" + re.escape(name.encode()) + rb"(?![\w-])")
     folders = {path.parent for path in tasks.rglob("*.yaml") if written.search(path.read_bytes())}
     outermost = [folder for folder in folders if folders.isdisjoint(folder.parents)]
-    # If two files define the same name, the first one counts; if two folders do, the last one counts.
+    # If several files in a folder define the same name, the harness uses the first file. If several folders
+    # define the name, it uses the last folder.
     outermost.sort(key=lambda folder: f"{folder.as_posix()}/", reverse=True)
     manager = TaskManager(include_defaults=False, include_path=[str(folder) for folder in outermost])
     return manager.task_index.get(name)
@@ -404,9 +411,10 @@ def harness_model(answers: Answers, chat: ChatText | None = None) -> Any:
 def tokens_with(
     chat: ChatText | None, tokenizer: Tokenizer, text: str, add_special_tokens: bool | None = None
 ) -> list[int]:
-    """Return the token ids of a text as tokens_of() does, or those of a chat.
+    """Return the token ids of a text, which is a chat in the model's chat template if `chat` is given.
 
-    A chat is encoded without the tokenizer's prefix, because the chat template includes the prefix.
+    Without `chat`, the text is encoded by tokens_of(). A chat is encoded without the tokenizer's prefix,
+    because the chat template includes the prefix.
     """
     if chat is None:
         return tokens_of(tokenizer, text, add_special_tokens)
@@ -414,7 +422,7 @@ def tokens_with(
 
 
 def scored_pairs(pairs: list[tuple[list[int], list[int]]], answers: Answers) -> list[tuple[float, bool]]:
-    """Return (log-probability of the continuation, whether it is greedy) for each pair.
+    """Return (log-probability of the continuation, whether all its tokens are the most likely) for each pair.
 
     A pair is (tokens of the context, tokens of the continuation).
     """
@@ -451,7 +459,7 @@ def _generation(
     most = next((value for name in names if (value := how.pop(name, None)) is not None), default_tokens)
     if not 0 < most < positions:
         raise ConfigError(
-            f"max_gen_toks = {most} must be 1 to {positions - 1:,}, because the model has {positions:,} "
+            f"max_gen_toks = {most} must be from 1 to {positions - 1:,}, because the model has {positions:,} "
             "positions. Set generation_kwargs.max_gen_toks in the task file."
         )
     given, samples = how.pop("temperature", None), how.pop("do_sample", None)
@@ -463,7 +471,8 @@ def _generation(
     }
     if how:
         raise ConfigError(
-            f"generation_kwargs: nbtrain does not support {', '.join(how)}. Change the task file."
+            f"generation_kwargs: nbtrain does not support {', '.join(how)}. Remove unsupported settings from "
+            "generation_kwargs in the task file."
         )
     tokens = tokens_with(chat, tokenizer, context) or [tokenizer.eod_id]
     stops = tuple([until] if isinstance(until, str) else until)

@@ -175,7 +175,10 @@ class Judge:
             )
         except urllib3.exceptions.HTTPError as error:
             kind = getattr(error, "reason", None) or error
-            raise DataError(f"{where}: the judge cannot be reached ({type(kind).__name__}).") from None
+            raise DataError(
+                f"{where}: the judge cannot be reached ({type(kind).__name__}). Check judge_url, and whether "
+                "this machine can connect to the judge's server."
+            ) from None
         if answer.status != 200:
             hint = "" if token else f" Set ${self.token_variable} to the judge's API token."
             hint = hint if answer.status in (401, 403) else ""
@@ -186,7 +189,8 @@ class Judge:
             return str(orjson.loads(answer.data)["choices"][0]["message"]["content"] or "")
         except (ValueError, LookupError, TypeError):
             raise DataError(
-                f"{where}: the response is not a chat completion in the format of OpenAI's API."
+                f"{where}: the response is not a chat completion in the format of OpenAI's API. Set "
+                "judge_url to the base URL of such an API, e.g. https://api.example.com/v1."
             ) from None
 
 
@@ -205,7 +209,10 @@ class JudgedQuestions:
         self.source, self.limit = path.name, limit
         found = [_question(line, number) for number, line in enumerate(lines_of(path))]
         if not found:
-            raise DataError(f"{path}: contains no lines.")
+            raise DataError(
+                f"{path}: contains no lines. Write one question per line; docs/evaluation.md describes the "
+                "format."
+            )
         self.source_sha256 = files.sha256_of(path)
         self.name = file_name("judged", path.stem)
         self.questions = found[:limit]
@@ -259,7 +266,7 @@ class JudgedQuestions:
             said = self.questions[0].reasons[0][:200]
             raise DataError(
                 "none of the judge's replies contains a rating in the form [[5]]. The first reply was: "
-                f"{said!r}."
+                f"{said!r}. Choose another judge_model."
             )
         metrics = {"score": mean(_means(self.questions))}
         longest = max(len(one.turns) for one in self.questions)

@@ -37,7 +37,7 @@ def task_problems(config: RunConfig, tokenizer: Tokenizer | None) -> Iterator[tu
             count = len(read_questions(task.task, path))
             if tokenizer is not None:
                 asked = Questions(task.task, path, tokenizer, config.model.seq_length, task.limit)
-                # Only encoding can find a choice without a token of its own.
+                # Encoding reports choices that the tokenizer merges with the end of the context.
                 for _ in asked.requests():
                     pass
                 first = names.setdefault(asked.name, number)

@@ -22,6 +22,7 @@ import numpy as np
 
 from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.base.run_directory.evaluation_files import Estimate, file_name
+from nbtrain.base.text.amounts import counted
 from nbtrain.base.workspace import dataset_dir, display
 from nbtrain.config.arithmetic.splits import SPLIT_NAMES
 from nbtrain.config.schema import RunConfig
@@ -79,8 +80,9 @@ class Perplexity:
         self.total = sum(stop - start for start, stop in self._windows())
         if not self.total:
             raise DataError(
-                f"{display(dataset.prefix)}: the split {split} ({data.split}) of {len(opened.indexed):,} "
-                "sequences has no tokens to predict. Use another split or more data."
+                f"{display(dataset.prefix)}: the split {split} has no tokens to predict (the dataset has "
+                f"{counted(len(opened.indexed), 'sequence')}, and data.split is {data.split}). Use another "
+                "split, or a larger dataset."
             )
         if opened.manifest.tokenizer_sha256 is None:
             self._check_ids()

@@ -3,7 +3,7 @@
     lambada  acc         fraction of final words that greedy decoding predicts
              perplexity  exp of the mean of -ln p(last word)
     others   acc         fraction of questions whose correct choice has the largest ln p
-             acc_norm    the same, with ln p divided by the number of characters in the choice
+             acc_norm    like acc, but each ln p is divided by the number of characters in its choice
 
 If several choices have the same score, the first of them counts as the model's answer. Standard errors are
 computed over questions.

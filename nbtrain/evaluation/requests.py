@@ -7,7 +7,10 @@ from nbtrain.base.run_directory.evaluation_files import Estimate
 
 
 class ScoreRequest(NamedTuple):
-    """A context and its continuations, as token ids. Each of them has at least one token."""
+    """A context and its continuations, as token ids.
+
+    The context and each continuation have at least one token.
+    """
 
     context: list[int]
     continuations: list[list[int]]
@@ -32,8 +35,8 @@ The results come in any order. Requests are taken from the iterable only when th
 class Outcome(NamedTuple):
     """The result of a task.
 
-    `counts` says how much was evaluated (tokens, examples), and `groups` has the metrics of each group of
-    questions, such as a subject or category.
+    `counts` is {unit: number that was evaluated}, such as {"examples": 100}. `groups` has the metrics of each
+    group of questions, such as a subject or category.
     """
 
     counts: dict[str, int]
@@ -57,7 +60,7 @@ class Task(Protocol):
         """Yield the requests, each of which is built only when it is needed."""
 
     def take(self, number: int, scored: list[Scored]) -> int:
-        """Store the scores of request `number`; return how many of the `total` units they complete."""
+        """Store the scores of request `number`; return the number of units that are complete with them."""
 
     def outcome(self) -> Outcome:
         """Return the result of the task. All requests must have been scored."""

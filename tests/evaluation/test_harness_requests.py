@@ -200,7 +200,7 @@ def test_a_request_for_text(tokenizer):
     assert (sampled["max_new_tokens"], sampled["temperature"], sampled["top_p"]) == (48, 1.0, 0.5)
     assert sampled["prompt"] == [tokenizer.eod_id] and sampled["stop"] == ("x",)
     for wrong, said in (
-        ({"max_gen_toks": 96}, "max_gen_toks = 96 must be 1 to 95, because the model has 96 positions."),
+        ({"max_gen_toks": 96}, "max_gen_toks = 96 must be from 1 to 95, because the model has 96 positions."),
         ({"num_beams": 3}, "generation_kwargs: nbtrain does not support num_beams."),
     ):
         with pytest.raises(ConfigError) as refused:

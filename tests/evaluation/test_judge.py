@@ -171,7 +171,7 @@ def test_what_goes_wrong_is_said_without_the_token(asked, endpoint, monkeypatch)
         asked.judge(Judge(endpoint(lambda *_: (401, "no")).url, "judge"))
     gone = endpoint(lambda *_: (200, ""))
     gone.server.server_close()
-    with pytest.raises(DataError, match=r"the judge cannot be reached \(\w+\)\.$"):
+    with pytest.raises(DataError, match=r"the judge cannot be reached \(\w+\)\. Check judge_url"):
         asked.judge(Judge(gone.url, "judge"))
     for url, model, said in (
         ("ftp://user:pw@x/v1", "m", "judge_url = 'ftp://***@x/v1' must begin with http:// or https://."),

@@ -79,7 +79,7 @@ def test_openais_defaults_and_vllms_names():
         ),
         (
             {"prompt": "a", "logit_bias": {"9" * 20: 1}},
-            f"logit_bias = (({'9' * 20}, 1.0),) must be biases of at most 1,024 token ids, each from 0 to "
+            f"logit_bias = (({'9' * 20}, 1.0),) must be at most 1,024 biases, each for a token id from 0 to "
             "4,294,967,295.",
             "logit_bias",
             "invalid_value",

@@ -40,10 +40,10 @@ def masks_windows(config: RunConfig) -> bool:
 
 
 def masks_parts(config: RunConfig) -> bool:
-    """Return whether, with context parallelism, torch's kernel needs a mask.
+    """Return whether torch's attention kernel needs a mask under context parallelism.
 
-    A rank's queries may begin later in the sequence than its keys. nbtrain's own kernel needs no mask for
-    them. planner/memory/activations.py says where that kernel runs.
+    A mask may be needed because a rank's queries may begin later in the sequence than its keys. nbtrain's own
+    kernel never needs a mask for this; planner/memory/activations.py says in which runs it is used.
     """
     model = config.model
     if config.resources.device == "cpu":

@@ -34,8 +34,8 @@ class BlockParameter(NamedTuple):
 def block_parameters(shape: Shape, tensor: int) -> tuple[BlockParameter, ...]:
     """Return the parameters of one block of this model.
 
-    If the user's layer() builds the blocks and its parameter counts are known, such a block is counted;
-    otherwise, nbtrain's own block.
+    If the user's layer() builds the blocks and its parameter counts are known, the parameters are those that
+    layer() creates. Otherwise, they are the parameters of nbtrain's own block.
     """
     if shape.own_block is not None:
         return _counted(shape.own_block, tensor)

@@ -15,7 +15,7 @@ PARALLELISM = {
 }
 """{kind of parallelism: its name in a layout}. The field `<kind>_parallel_size` sets the kind's size."""
 MODEL_KINDS = tuple(kind for kind in PARALLELISM if kind != "data")
-"""Kinds of parallelism in which several ranks share one replica of the model."""
+"""Kinds of parallelism that spread one replica of the model over several ranks."""
 SIZE_KEYS = tuple(f"{kind}_parallel_size" for kind in PARALLELISM)
 
 

@@ -1,6 +1,7 @@
-"""Number of checkpoints that a run saves: in its run directory, and only on the nodes' own disks.
+"""Number of checkpoints that a run saves in its run directory, and number that it saves only on local disks.
 
-A step that is due for both, and the last step, is saved in the run directory.
+Local disks are the nodes' own disks (checkpoint.local_dir). If both kinds of checkpoints are due at the same
+step, the run saves only the one in its run directory. It also saves its last step there.
 """
 
 import math

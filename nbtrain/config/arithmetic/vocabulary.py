@@ -1,9 +1,9 @@
 """Vocabulary size that suits a text and a model, and the number of tokens that the text has with it.
 
 largest_seen()    95 % of the entries occur at least 100 times in the text: rarer entries are not learned
-                  (Gowda and May, arXiv:2004.02334, section 4). Where the sample is too short to count,
-                  occurrences fall as 1 / size^2, as between 1,024 and 4,096 entries of every text that
-                  was measured (docs/choosing.md).
+                  (Gowda and May, arXiv:2004.02334, section 4). For sizes at which the sample is too short
+                  to count occurrences, they are assumed to fall as 1 / size^2, as they did between 1,024
+                  and 4,096 entries in every text that was measured (docs/choosing.md).
 suited_to()       Tao et al., arXiv:2407.13623: embeddings grow as the 0.83rd power of the other
                   parameters; 216,000 entries suit 70B parameters of width 8,192.
 """
@@ -20,10 +20,11 @@ ROUNDED_TO = 128
 """Multiple to which sizes are rounded: Megatron's make_vocab_size_divisible_by, so that no padding is
 needed.
 """
-SMALLEST, LARGEST = 512, 65_408  # .bin holds 16-bit ids below 65,500
+SMALLEST, LARGEST = 512, 65_408  # A .bin file has 16-bit ids for up to 65,499 entries.
 _REFERENCE = (70e9, 216_000 * 8192)
 _POWER = 0.83
-# Each doubling of the vocabulary adds bytes per token: this factor times what the previous doubling added.
+# Beyond the measured sizes, each doubling of the vocabulary increases the bytes per token by this factor
+# times the increase from the previous doubling.
 _GAIN_FACTOR = 0.85
 
 

@@ -10,8 +10,8 @@ Decisions that are made here, and their reasons:
 - With precision.autocast, DeepSpeed sees an fp32 model, and the model itself casts its weights.
 - There is no `optimizer` key. The engine gets torch's AdamW, whose kernel needs no compiler even with
   offloading, or nbtrain's Muon.
-- DeepSpeed does not know which ranks share sequences, by Ulysses or by context parallelism. It treats them as
-  data-parallel ranks with other tokens, and counts the batch over all of them.
+- DeepSpeed does not know that Ulysses and context parallelism split each sequence between ranks. It treats
+  these ranks as data-parallel ranks with other tokens, and counts the batch over all of them.
 - A pipeline sends complete activations. DeepSpeed would shard them across the tensor-parallel ranks, as if
   all of these ranks held the same activations, which is not so with Megatron's sequence parallelism. The list
   of layers does its own recomputation.
@@ -172,7 +172,7 @@ def nvme_buffer_elements(config: RunConfig) -> int:
 
 
 def bucket_elements(config: RunConfig, asked: int) -> int:
-    """Return the bucket size to use if the run sets `asked` elements.
+    """Return the bucket size, in elements, for a run that sets `asked` elements.
 
     The size is at most the number of parameters of the largest pipeline stage. A bucket that holds all
     gradients is emptied once, at the end, just as a larger one would be: the sums are equal bit by bit.

@@ -37,7 +37,8 @@ def attempt_record(
 
     `async_save` is the plan's decision whether to write checkpoints in the background. If it is None, they
     are written in the background only if the run sets checkpoint.async_save: true. `saving` is a sentence
-    with the decision and its reason. `paused_seconds` do not count towards batch.exit_duration_minutes.
+    with the decision and its reason. `paused_seconds` is the time for which the job was paused, which does
+    not count towards batch.exit_duration_minutes.
 
     Raises ValueError if the fault orders in backend.env are invalid.
     """
@@ -61,8 +62,8 @@ def attempt_record(
 def attempt_config(config: RunConfig, record: AttemptRecord) -> RunConfig:
     """Return the configuration with which the ranks of an attempt train.
 
-    In it, the number of replicas may differ from the run's (backend.elastic), and checkpoint.async_save is
-    true or false instead of null.
+    It is the run's configuration with the attempt's number of replicas and machines, which an elastic restart
+    may have changed (backend.elastic). checkpoint.async_save is true or false, never null.
     """
     asked = config.checkpoint.async_save
     # A record written by an older version has no decision, but the configuration of its run has one.

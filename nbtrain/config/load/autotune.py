@@ -1,8 +1,8 @@
 """Input of DeepSpeed's autotuner, and its result as overrides of the run.
 
 The tuner reads a JSON, changes ZeRO stage and micro-batch size in it, and starts a script with each changed
-JSON (nbtrain/train/tuning/). Here every such JSON becomes overrides of the run, so that a trial trains what
-the rules allow, and the best settings can be applied to the run. The global batch size stays the same: each
+JSON (nbtrain/train/tuning/). This module converts each changed JSON to overrides of the run. The rules then
+check every trial, and the best settings can be applied to the run. The global batch size stays the same: each
 micro-batch size divides the sequences of a rank, and the number of accumulation steps follows.
 """
 
@@ -93,7 +93,7 @@ def micro_batch_sizes(config: RunConfig) -> list[int]:
 
 
 def _allowed(config: RunConfig, key: str, values: tuple[int, ...] | list[int]) -> list[int]:
-    """Return the values with which the run passes all rules."""
+    """Return the values of a field, out of `values`, with which the run passes all rules."""
     found = []
     for value in values:
         try:
@@ -121,7 +121,7 @@ def overrides_of(config: RunConfig, given: Mapping[str, Any]) -> dict[str, Any]:
         if key == "stage":
             overrides["parallel.zero_stage"] = value
         elif key in SAME_NAME:
-            # DeepSpeed's own search has sizes such as 5e8.
+            # DeepSpeed tries sizes such as 5e8, which are floats. nbtrain's fields are integers.
             overrides[f"parallel.{key}"] = int(value) if isinstance(value, float) else value
         elif key in derived:
             raise ConfigError(
@@ -180,8 +180,9 @@ def write_files(job: JobDir, config: RunConfig) -> None:
 
 
 def read_given(text: str) -> dict[str, Any]:
-    """Return the JSON in --deepspeed_config: the path of a file or, from the tuner, base64.
+    """Return the JSON object that the argument --deepspeed_config passes.
 
+    The argument is the path of a JSON file or, if the tuner starts the script, the JSON text in base64.
     Raises ConfigError if the file cannot be read or the content is not a JSON object.
     """
     try:
@@ -192,7 +193,8 @@ def read_given(text: str) -> dict[str, Any]:
     except (OSError, binascii.Error, ValueError, RecursionError) as error:
         raise ConfigError(
             f"--deepspeed_config {text[:60]}: is neither the path of a JSON file nor base64-encoded JSON: "
-            f"{error}. DeepSpeed's launcher passes this argument itself (--autotuning tune)."
+            f"{error}. nbtrain's manifest passes the path, and DeepSpeed's autotuner passes base64: do not "
+            "change this argument."
         ) from error
     if not isinstance(given, dict):
         raise ConfigError(f"--deepspeed_config {text[:60]}: must hold a JSON object, not {given!r:.60}.")

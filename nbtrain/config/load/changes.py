@@ -28,7 +28,7 @@ class Change:
     def bound(self) -> bool:
         """Whether the field must stay the same when a run is resumed.
 
-        Such a change requires a new run.
+        Changing the field then requires a new run.
         """
         return is_bound(self.key)
 
@@ -73,7 +73,7 @@ def as_overrides(before: RunConfig, now: RunConfig, but: Callable[[str], bool] =
 
 
 def _says(config: RunConfig, key: str) -> bool:
-    """Return whether the key itself was set, and not only its section."""
+    """Return whether the key itself was set, and not only its section. Keys in data.sources count as set."""
     return config.sets(key) or key.startswith("data.sources.")
 
 

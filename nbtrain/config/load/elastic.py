@@ -55,9 +55,10 @@ def fitted(config: RunConfig, devices: Sequence[int]) -> RunConfig | None:
 
 
 def _machines(ranks: int, devices: Sequence[int]) -> int | None:
-    """Return how many of the first machines are needed for `ranks`, with the same number on each machine.
+    """Return the smallest number of machines that can hold `ranks`, with the same number of ranks on each.
 
-    None if no number of machines can hold the ranks.
+    `devices` is the number of devices on each machine. Machines are used from the first one on. None if no
+    number of machines can hold the ranks.
     """
     for nodes in range(1, len(devices) + 1):
         if ranks % nodes == 0 and min(devices[:nodes]) >= ranks // nodes:

@@ -33,8 +33,8 @@ def one_line(config: RunConfig) -> str:
             "no_secrets",
             key,
             config.where(key).partition("=")[0],
-            f"{key} has a URL with a user, password or query, any of which may be a secret, and the file "
-            "would show it.",
+            f"{key} has a URL with a user name, password or query, which may be a secret. The files of a dry "
+            "run would show the secret.",
             "Remove that part of the URL, or submit the run without a dry run.",
             FATAL,
         )
@@ -48,8 +48,8 @@ def one_line(config: RunConfig) -> str:
     if len(text) > MOST_CHARS:
         raise ConfigError(
             f"{config.name}: the resolved run has {len(text):,} characters, but an environment variable "
-            f"in the file may have at most {MOST_CHARS:,}. List fewer files in data.sources, or submit the "
-            "run without a dry run."
+            f"in the files of a dry run may have at most {MOST_CHARS:,}. List fewer files in data.sources, or "
+            "submit the run without a dry run."
         )
     return text
 
@@ -62,7 +62,10 @@ def _of_yaml(escape: re.Match[str]) -> str:
 
 
 def from_one_line(text: str, variable: str) -> RunConfig:
-    """Return the run in the text of an environment variable, without checking rules. Raises ConfigError."""
+    """Return the run that an environment variable contains, without checking rules.
+
+    `text` is the variable's value and `variable` its name. Raises ConfigError if the text is not a valid run.
+    """
     config = validate(parse_yaml(text, variable), variable)
     # Commands in messages use this name, because the YAML is on the machine where the manifest was written.
     config._run = "RUN.yaml"

@@ -1,7 +1,7 @@
 """Dataset and tokenizer names of the shipped runs, which no other run may use for different contents.
 
-Whichever run is prepared first, `nbtrain prepare gpt-tiny` then finds its own files or none, never another
-run's.
+This way, `nbtrain prepare gpt-tiny` never finds another run's files under its own names, even if the other
+run was prepared first.
 """
 
 from collections.abc import Iterator

@@ -130,7 +130,7 @@ def _nearest(dotted: str, known: Iterable[str]) -> str:
         word: key for word, keys in words.items() for key in keys if key.rpartition(".")[0] == section
     }
     candidates = [
-        # Most often people mean the same word in another section; a typing error comes next.
+        # The most frequent mistake is the right word in the wrong section. The next is a typing error.
         *words.get(last, []),
         *(siblings[word] for word in difflib.get_close_matches(last, siblings, n=1, cutoff=0.7)),
         # A key that contains the typed word is suggested only if the word has more than 3 letters.

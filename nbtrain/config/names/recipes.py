@@ -86,7 +86,8 @@ def _missing(layer: Located, fields: Mapping[str, Any]) -> Iterator[tuple[str, A
         if isinstance(values, dict)
         for name, value in values.items()
     }
-    # The layer sets the decay length in another unit, or a schedule without one.
+    # The recipe's length of the final decay is dropped if the layer sets this length itself, in any unit, or
+    # sets a decay style that has no final decay.
     schedule = layer.value.get("lr_schedule")
     style = schedule.get("lr_decay_style", "WSD") if isinstance(schedule, dict) else "WSD"
     amount_is_given = style != "WSD" or any(key in written for key in WSD_DECAY)

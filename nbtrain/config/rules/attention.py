@@ -33,7 +33,7 @@ def groups_divide(config: RunConfig) -> Problems:
 def patterns_fit_the_layers(config: RunConfig) -> Problems:
     """Check that a per-layer list has one entry for each layer.
 
-    window_attn_skip_freq also needs a window_size, and 1 is refused, because no layer would have the window.
+    window_attn_skip_freq also needs a window_size, and must not be 1: no layer would then have the window.
     """
     model = config.model
     for key, of in (("window_attn_skip_freq", "window_size"), ("no_rope_freq", None)):
@@ -86,7 +86,7 @@ def capped_scores_have_their_kernel(config: RunConfig) -> Problems:
 
 
 def fpdt_attends_plainly(config: RunConfig) -> Problems:
-    """Check that a run with FPDT does not set model fields that the FPDT kernel does not support."""
+    """Check that a run with FPDT sets no field of `model` that the FPDT kernel does not support."""
     if not (chunk := config.parallel.fpdt_chunk_tokens):
         return
     for name, plain in PLAIN_IN_FPDT.items():

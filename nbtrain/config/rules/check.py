@@ -57,7 +57,7 @@ def global_batch_divides(config: RunConfig) -> Problems:
 
 
 def _micro_batches(config: RunConfig) -> tuple[int, str]:
-    """Return the sequences in the micro batches of all data-parallel ranks, and the product as text."""
+    """Return (micro_batch_size times data_parallel_size, the calculation as text for messages)."""
     micro, data = config.batch.micro_batch_size, config.parallel.data_parallel_size
     return micro * data, f"micro_batch_size({micro}) * data_parallel_size({data}) = {micro * data}"
 
@@ -280,7 +280,10 @@ def muon_settings_have_muon(config: RunConfig) -> Problems:
 
 
 def kept_checkpoints_exist(config: RunConfig) -> Problems:
-    """Check that the checkpoints to keep are ones that the run writes, and that keep_best has validations."""
+    """Check that keep_every_steps is a multiple of save_interval_steps, and keep_best has a validation loss.
+
+    Otherwise, no checkpoint would be kept at some of the steps, or no checkpoint would be the best.
+    """
     checkpoint = config.checkpoint
     if checkpoint.keep_every_steps:
         interval = checkpoint.save_interval_steps

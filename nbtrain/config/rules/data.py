@@ -142,7 +142,7 @@ def paths_are_no_addresses(config: RunConfig) -> Problems:
 
 
 def text_is_cut_in_one_way(config: RunConfig) -> Problems:
-    """Check that a source splits files into documents either at a separator or by size."""
+    """Check that no source sets both ways of splitting files into documents: at a separator and by size."""
     for index, source in enumerate(config.data.sources):
         if isinstance(source, TextSource) and None not in (source.document_separator, source.document_bytes):
             yield mistake(
@@ -206,9 +206,7 @@ def blend_is_whole(config: RunConfig) -> Problems:
 
 
 def packing_goes_with_the_options(config: RunConfig) -> Problems:
-    """Check that a run with packing: best_fit uses no blend and no option that applies only to packing:
-    stream.
-    """
+    """Check that a run with packing: best_fit has no blend and no option of packing: stream."""
     data = config.data
     if data.resolved_packing != "best_fit":
         return

@@ -63,8 +63,8 @@ def why_reserved(name: str) -> str:
 def is_secret(name: str, value: str, addresses: bool = True) -> bool:
     """Return whether a variable has a name like a secret's, or a value that contains a secret.
 
-    A secret is a token or, with `addresses`, a URL with a password or a query. Pass "" as the name of a value
-    that is not a variable.
+    A secret is a token or, if `addresses` is true, a URL with a password or a query. Pass "" as the name if
+    the value does not belong to a variable.
     """
     if SECRET_NAMES.fullmatch(name.upper()) or SECRET_VALUES.search(value):
         return True
@@ -88,7 +88,8 @@ def environment_is_safe(config: RunConfig) -> Problems:
     Their values must not contain secrets, because they are written to files.
     """
     for name, value in config.backend.env.items():
-        # The place of an override would show its value, which may be a secret; hidden() omits it.
+        # If an override sets the variable, the place of the error is the text of the override, which contains
+        # the value. The value may be a secret, so hidden() omits it.
         key = f"backend.env.{name}"
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             yield hidden(

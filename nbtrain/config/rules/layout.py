@@ -196,7 +196,7 @@ def _scaling_has_its_fields(config: RunConfig, scaling: RopeScalingConfig) -> Pr
 
 
 def sequence_divides(config: RunConfig) -> Problems:
-    """Check that ranks that share a sequence get equal parts of it or, with FPDT, of each chunk."""
+    """Check that the ranks that split a sequence get equal parts of it or, with FPDT, of each chunk."""
     parallel, shape = config.parallel, config.shape
     ulysses, context = parallel.ds_sequence_parallel_size, parallel.context_parallel_size
     if parallel.sequence_parallel:

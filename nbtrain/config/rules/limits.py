@@ -163,10 +163,10 @@ def recomputed_layers(interval: int, most: int, pipeline: int) -> Iterator[Broke
 
 
 def sequence(shape: Shape, ulysses: int, context: int, chunk: int) -> Iterator[Broken]:
-    """Require equal parts of a sequence on all ranks that share it.
+    """Require that Ulysses and context parallelism split a sequence into equal parts.
 
-    Each context-parallel rank gets two chunks. With FPDT (`chunk` > 0), Ulysses ranks get equal parts of each
-    chunk.
+    Each context-parallel rank gets two chunks of the sequence. With FPDT (`chunk` > 0, the chunk's tokens),
+    the sequence also divides into chunks, and each chunk is split equally between the Ulysses ranks.
     """
     words, length = f"ds_sequence_parallel_size({ulysses})", shape.seq_length
     yield from is_multiple("model.seq_length", length, ulysses, words)
@@ -183,7 +183,8 @@ def sequence(shape: Shape, ulysses: int, context: int, chunk: int) -> Iterator[B
 def sharded_sequence(shape: Shape, tensor: int, ulysses: int, context: int) -> Iterator[Broken]:
     """Require, with sequence_parallel, that tensor-parallel ranks get equal parts of a sequence.
 
-    If further ranks share the sequence, the part of each of them must divide evenly.
+    If Ulysses or context parallelism splits the sequence first, each part must divide evenly between the
+    tensor-parallel ranks.
     """
     words, unit = f"tensor_parallel_size({tensor})", tensor * ulysses * context
     if ulysses > 1:
@@ -197,8 +198,9 @@ def sharded_sequence(shape: Shape, tensor: int, ulysses: int, context: int) -> I
 def needs_without_mask(setting: str, problem: str) -> str:
     """Return a clause that says why flash attention does not support a setting.
 
-    Instead of a mask, the flash kernel can use sequence lengths. `problem` says what sequence lengths require
-    and what the run has instead.
+    The flash kernel takes no mask. Where other kernels get a mask, it gets sequence lengths, which work under
+    certain conditions only. `problem` is the condition that the run does not meet, and what the run has
+    instead, such as "bf16 or fp16, but precision.dtype is fp32".
     """
     return (
         f"flash attention takes sequence lengths instead of a mask, which with {setting} requires {problem}"
@@ -206,11 +208,11 @@ def needs_without_mask(setting: str, problem: str) -> str:
 
 
 def flash_parts(context: int, problem: str | None) -> Iterator[Broken]:
-    """Require that the flash kernel accepts sequence lengths if context-parallel ranks use it.
+    """Require that a run with flash attention and context parallelism meets the kernel's conditions.
 
-    The queries of a rank may come from a later part of the sequence than the keys, which requires sequence
-    lengths. `problem` is the reason why the kernel does not accept them (attention_kernels.lengths_problem),
-    or None if it does.
+    With context parallelism, a rank's queries may be later in the sequence than its keys, so the flash kernel
+    must be called with sequence lengths. `problem` is the reason why this is not possible
+    (attention_kernels.lengths_problem), or None if it is possible.
     """
     if context > 1 and problem:
         reason = needs_without_mask(f"context_parallel_size({context})", problem)
@@ -255,7 +257,7 @@ def fp8_sides(shape: Shape, tensor: int) -> Iterator[Broken]:
 def fp8_tokens(
     micro: int, length: int, ulysses: int, context: int, name: str = "seq_length"
 ) -> Iterator[Broken]:
-    """Require that a rank multiplies a multiple of 16 tokens at once.
+    """Require that the number of tokens in a rank's matrix products is a multiple of 16.
 
     `name` is the field that sets `length`.
     """
@@ -340,9 +342,9 @@ def four_bit_blocks(lora: LoraConfig, shape: Shape, tensor: int) -> Iterator[Bro
 
 
 def preference_answers(ulysses: int, context: int) -> Iterator[Broken]:
-    """Require, with dpo, that no ranks share a sequence.
+    """Require, with dpo, that no sequence is split between ranks.
 
-    The log-probability of an answer is a sum over its tokens.
+    The log-probability of an answer is a sum over its tokens, and is not summed across ranks.
     """
     for name, size in (("ds_sequence_parallel_size", ulysses), ("context_parallel_size", context)):
         if size == 1:

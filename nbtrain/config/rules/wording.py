@@ -39,7 +39,7 @@ def broken(config: RunConfig, key: str, rule: str, fix: str = "") -> Finding:
 def hidden(config: RunConfig, key: str, message: str, fix: str = "") -> Finding:
     """Return an error about a key whose value may be a secret.
 
-    If an override set the key, the place that the finding shows omits the value.
+    If an override set the key, the place in the error is "override KEY", without the value.
     """
     return replace(mistake(config, key, message, fix), place=config.where(key).partition("=")[0])
 

@@ -92,8 +92,8 @@ def hpz_divides(config: RunConfig) -> Problems:
             "applies only to zero_hpz: true, but zero_hpz is false.",
             "Set zero_hpz: true, or set zero_hpz_partition_size: null.",
         )
-    # null means the ranks of a machine. That number divides unless another rule is broken and reports an
-    # error.
+    # With null, the number of ranks on a machine is used. If it does not divide the ranks, the rule about the
+    # number of machines reports an error.
     if parallel.zero_hpz and (size := parallel.zero_hpz_partition_size) is not None:
         yield from problems_of(config, hpz_partition(size, parallel.data_axis_size))
 
@@ -137,7 +137,11 @@ def elastic_checkpoint_is_not_needed(config: RunConfig) -> Problems:
 
 
 def autocast_is_bf16(config: RunConfig) -> Problems:
-    """Check that autocast is used with bf16 only: it keeps fp32 weights and has no loss scale."""
+    """Check that autocast is used with bf16 only.
+
+    With fp32, there is nothing to cast. With fp16, the run would need a loss scale, which autocast does not
+    have.
+    """
     precision = config.precision
     if precision.autocast and precision.dtype != "bf16":
         yield broken(

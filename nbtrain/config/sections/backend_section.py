@@ -164,10 +164,10 @@ class BackendConfig(ConfigModel):
     once, unless a device failed or backend.elastic is set.
     """
     shutdown_timeout_seconds: PositiveSeconds = 60.0
-    """Seconds that ranks have to save and exit when they are asked to stop, or twice the duration of the
-    run's longest save if that is longer. Ranks that are still running after that are killed. While ranks
-    write a checkpoint, each sign of progress extends the time by the same amount, up to 10 times this value
-    in total.
+    """Seconds that ranks have to save and exit after a request to stop. If twice the duration of the run's
+    longest save is longer, they have that time instead. Ranks that are still running afterwards are killed.
+    While ranks write a checkpoint, each sign of progress extends the time by the same amount, up to 10 times
+    this value in total.
     """
     heartbeat_timeout_seconds: Annotated[float, Field(ge=2, le=YEAR_SECONDS)] = 1800.0
     """Seconds without progress (a step, micro-batch, phase or collective) after which a rank is considered

@@ -199,8 +199,9 @@ class DataConfig(ConfigModel):
     split_rule: Annotated[Literal["megatron-deepspeed", "megatron-core"], Binds("data_state.split_rule")] = (
         "megatron-deepspeed"
     )
-    """Program whose rounding rules assign documents to splits, and samples to the datasets of a blend. For a
-    quarter of all dataset sizes, the two programs differ by one document.
+    """Rounding rules by which documents are assigned to splits, and samples to the datasets of a blend: the
+    rules of Megatron-DeepSpeed or of megatron-core. For a quarter of all dataset sizes, their splits differ
+    by one document.
     """
     seed: Annotated[Seed, Binds("data_state.seed")] = 1234
     """Random seed for shuffling documents and samples."""

@@ -115,9 +115,9 @@ class OptimizerConfig(ConfigModel):
     """AdamW, or Muon with AdamW. Weight decay applies to matrices and embeddings only (GPT-3, appendix B)."""
 
     type: Annotated[Literal["AdamW", "Muon"], Binds("optimizer")] = "AdamW"
-    """Optimizer. AdamW updates all parameters. Muon orthogonalizes the momentum of the blocks' matrices, each
-    as a whole in every parallel layout, while AdamW updates embeddings, output layer, norms and biases
-    (arXiv:2502.16982).
+    """Optimizer. AdamW updates all parameters. Muon updates the blocks' matrices and orthogonalizes the
+    momentum of each matrix, always of the complete matrix, even if ranks hold shards of it. With Muon, AdamW
+    updates embeddings, output layer, norms and biases (arXiv:2502.16982).
     """
     adam_beta1: FractionBelowOne = 0.9
     """AdamW: decay rate of the first moment."""
@@ -126,8 +126,8 @@ class OptimizerConfig(ConfigModel):
     adam_eps: PositiveRate = 1e-8
     """AdamW: epsilon that is added to the square root of the second moment."""
     muon_lr: PositiveRate | None = None
-    """Muon: peak learning rate of the matrices. Their learning rate is the scheduled one times muon_lr / lr,
-    including min_lr. null means lr_schedule.lr.
+    """Muon: peak learning rate of the matrices. At every step, their learning rate is the scheduled learning
+    rate times muon_lr / lr, so it ends at min_lr times muon_lr / lr. null means lr_schedule.lr.
     """
     muon_momentum: FractionBelowOne = 0.95
     """Muon: decay rate of the momentum, which is a running mean of the gradients."""

@@ -20,9 +20,9 @@ class StopRule(ConfigModel):
     """
 
     rule: Literal["median", "bound"]
-    """Rule for stopping a run. median stops it if its metric is above the median of the other runs at the
-    same number of tokens, provided that at least three runs have trained that many tokens. bound stops it if
-    its metric is above `bound`.
+    """Rule for stopping a run. median stops a run whose metric is above the median of the other runs at the
+    same number of tokens, provided that at least three runs have trained on this number of tokens. bound
+    stops a run whose metric is above `bound`.
     """
     metric: Literal["validation_loss", "loss"] = "validation_loss"
     """Metric that the rule compares. Lower is better."""

@@ -107,8 +107,8 @@ class StabilityConfig(ConfigModel):
     trained this many steps.
     """
     max_skipped_steps: PositiveSteps = 10
-    """Maximum number of skipped steps, and of rollbacks, within loss_spike_window_steps. One more fails the
-    job. The third rollback in a row without progress also fails it.
+    """Maximum number of skipped steps, and maximum number of rollbacks, within loss_spike_window_steps. If
+    either number is exceeded, the job fails. The third rollback in a row without progress also fails the job.
     """
 
 

@@ -219,9 +219,9 @@ def test_a_run_that_no_manifest_may_hold_is_refused(manifest, monkeypatch):
     with pytest.raises(ConfigError) as refused:
         manifest({"backend.env": {"HTTPS_PROXY": "http://me:pass@proxy:3128"}})
     assert str(refused.value) == (
-        "override backend.env: backend.env has a URL with a user, password or query, any of which may "
-        "be a secret, and the file would show it. Remove that part of the URL, or submit the run without a "
-        "dry run."
+        "override backend.env: backend.env has a URL with a user name, password or query, which may be "
+        "a secret. The files of a dry run would show the secret. Remove that part of the URL, or submit the "
+        "run without a dry run."
     )
     with pytest.raises(SubmitError) as refused:
         manifest({"backend.kubernetes": {"workload": "DeepSpeedJob", "autotune": "tune"}})

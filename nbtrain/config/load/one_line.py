@@ -48,8 +48,8 @@ def one_line(config: RunConfig) -> str:
     if len(text) > MOST_CHARS:
         raise ConfigError(
             f"{config.name}: the resolved run has {len(text):,} characters, but an environment variable "
-            f"in the files of a dry run may have at most {MOST_CHARS:,}. List fewer files in data.sources, or "
-            "submit the run without a dry run."
+            f"in the files of a dry run may have at most {MOST_CHARS:,}. List fewer files in data.sources, "
+            "or submit the run without a dry run."
         )
     return text
 

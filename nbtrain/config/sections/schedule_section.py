@@ -127,7 +127,7 @@ class OptimizerConfig(ConfigModel):
     """AdamW: epsilon that is added to the square root of the second moment."""
     muon_lr: PositiveRate | None = None
     """Muon: peak learning rate of the matrices. At every step, their learning rate is the scheduled learning
-    rate times muon_lr / lr, so it ends at min_lr times muon_lr / lr. null means lr_schedule.lr.
+    rate times muon_lr / lr, so that min_lr is scaled by this factor too. null means lr_schedule.lr.
     """
     muon_momentum: FractionBelowOne = 0.95
     """Muon: decay rate of the momentum, which is a running mean of the gradients."""

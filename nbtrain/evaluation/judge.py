@@ -180,8 +180,14 @@ class Judge:
                 "this machine can connect to the judge's server."
             ) from None
         if answer.status != 200:
-            hint = "" if token else f" Set ${self.token_variable} to the judge's API token."
-            hint = hint if answer.status in (401, 403) else ""
+            hint = ""
+            if answer.status in (401, 403):
+                variable = f"${self.token_variable}"
+                hint = (
+                    f" Check the token in {variable}."
+                    if token
+                    else f" Set {variable} to the judge's API token."
+                )
             words = _message(answer.data)
             status = f"{answer.status}{words and f': {words}'}"
             raise DataError(f"{where}: the judge returned HTTP status {status}.{hint}")

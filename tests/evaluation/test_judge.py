@@ -155,11 +155,15 @@ def test_what_goes_wrong_is_said_without_the_token(asked, endpoint, monkeypatch)
     for says, words in (
         (
             lambda *_: (401, "wrong key."),
-            "/v1/chat/completions: the judge returned HTTP status 401: wrong key.",
+            "/v1/chat/completions: the judge returned HTTP status 401: wrong key. Check the token in "
+            "$NBTRAIN_JUDGE_TOKEN.",
         ),
         (lambda *_: (404, "no such model"), "the judge returned HTTP status 404: no such model."),
         (lambda *_: (500, "down"), "the judge returned HTTP status 500: down."),
-        (lambda *_: (200, "Good."), "rating in the form [[5]]. The first reply was: 'Good.'."),
+        (
+            lambda *_: (200, "Good."),
+            "rating in the form [[5]]. The first reply was: 'Good.'. Choose another judge_model.",
+        ),
     ):
         there = endpoint(says)
         with pytest.raises(DataError) as error:

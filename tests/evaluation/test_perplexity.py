@@ -193,7 +193,6 @@ def test_an_empty_split(workspace):
     with pytest.raises(DataError) as error:
         task_of(run)
     assert str(error.value) == (
-        "data/dataset/small/text_document: the split valid (100,0,0) of 20 sequences has no tokens to "
-        "predict. "
-        "Use another split or more data."
+        "data/dataset/small/text_document: the split valid has no tokens to predict (the dataset has 20 "
+        "sequences, and data.split is 100,0,0). Use another split, or a larger dataset."
     )

@@ -116,7 +116,7 @@ class Choice:
 
     @property
     def shareable(self) -> list[int]:
-        """Tokens whose logits are not needed, so that another slot's keys and values may be copied."""
+        """Unread tokens that need no logits, so their keys and values may be copied from another slot."""
         return [] if self.wants_prompt else self.pending[:-1]
 
     def needs_logits(self, start: int, count: int) -> range:

@@ -226,7 +226,10 @@ class Engine:
         choice.pending = choice.pending[shared:]
 
     def _next_pass(self) -> tuple[list[Reading], list[Choice | Scored]]:
-        """Return (readings for the next pass, single tokens first; the text that each reading belongs to)."""
+        """Return (readings for the next pass, the text to which each reading belongs).
+
+        Readings of a single token come first.
+        """
         singles: list[tuple[Reading, Choice | Scored]] = []
         longer: list[tuple[Reading, Choice | Scored]] = []
         only_scored = all(isinstance(choice, Scored) for choice in self.running)

@@ -10,7 +10,9 @@ from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 def logprobs_of(
     logits: torch.Tensor, tokens: list[int | None], alternatives: int, tokenizer: Tokenizer
 ) -> list[dict[str, Any] | None]:
-    """Return the log-probability entry of each of r tokens, from logits [r, v]; None for a token of None.
+    """Return the log-probability entry of each of r tokens, from logits [r, v].
+
+    Where `tokens` contains None, the result contains None too.
 
     An entry is {"id", "token", "bytes", "logprob", "top"}; "top" lists entries for the `alternatives`
     likeliest tokens at the same position.

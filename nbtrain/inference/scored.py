@@ -58,7 +58,7 @@ class Scored:
 
     @property
     def shareable(self) -> list[int]:
-        """Tokens whose logits are not needed, so that another slot's keys and values may be copied."""
+        """Context tokens that need no logits, so their keys and values may be copied from another slot."""
         return self.request.context[:-1]
 
     def needs_logits(self, start: int, count: int) -> range:
@@ -76,9 +76,7 @@ class Scored:
         self._is_greedy = self._is_greedy and all(scores.are_likeliest)
 
     def end_of_one(self) -> Event:
-        """Return the event with the scores of the current continuation. Call it once the continuation is
-        complete.
-        """
+        """Return the event with the scores of the current continuation, which must be complete."""
         return {
             "id": self.request.id,
             "index": self.index,

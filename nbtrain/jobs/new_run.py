@@ -37,7 +37,7 @@ FINE_TUNING_EPOCHS = 3
 """Number of passes over the examples; arXiv:2310.16944, section 4.3, uses one to three."""
 LEAST_STEPS = 100
 LEAST_EXAMPLES = 20
-"""Least number of examples; a tenth of fewer examples would be too small a validation split."""
+"""Minimum number of examples. With fewer, the validation split, a tenth of them, would be too small."""
 DEMO = "gpt-tiny"
 
 
@@ -247,7 +247,11 @@ def _fine_tuning(name: str, found: Survey, init_from: str | None) -> tuple[Choic
 
 
 def _start(init_from: str | None) -> tuple[str, str, RunConfig, bool]:
-    """Return (run to start from, base of the new YAML, the run's settings, whether it has a checkpoint)."""
+    """Return the run that the fine-tuning starts from.
+
+    The result is (name of the run, what the new YAML `extends`, configuration of the run or its YAML, whether
+    the run has a checkpoint).
+    """
     if init_from is not None and not (valid_name(init_from) and RunDir.named(init_from).exists()):
         base = load(init_from, check=False)
         if base.init_from is None:
@@ -286,9 +290,9 @@ def _newest_run() -> str | None:
 
 
 def _measured(found: Survey, base: RunConfig) -> tuple[float, int]:
-    """Return (bytes per token, tokens in the longest example) for the sample, with the run's tokenizer.
+    """Encode the sampled examples with the run's tokenizer; return (bytes per token, tokens in the longest).
 
-    If the tokenizer is not prepared, return (a usual number of bytes per token, 0).
+    If the tokenizer is not prepared yet, return (a typical number of bytes per token, 0).
     """
     try:
         tokenizer = Tokenizer.load(tokenizer_dir(base.tokenizer.name))

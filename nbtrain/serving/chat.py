@@ -39,7 +39,7 @@ CONTINUED = "<|the model continues here|> "
 JINJA = re.compile(r"\{[{%]")
 
 Message = Mapping[str, str]
-"""{"role", "content"}"""
+"""A message of a conversation: {"role": ..., "content": ...}."""
 
 
 @dataclass(frozen=True)

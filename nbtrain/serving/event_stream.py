@@ -44,8 +44,10 @@ class EventStream(Response):
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
         self._pieces, self._write_seconds, self._gone = pieces, write_seconds, gone
-        self._is_sending, self._since = False, time.monotonic()
-        """Whether a piece is being sent, and the time since which it is sent or the next one is awaited."""
+        self._is_sending = False
+        """Whether a piece is being sent to the client."""
+        self._since = time.monotonic()
+        """Monotonic time at which the current piece was begun or, between pieces, the last one was sent."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

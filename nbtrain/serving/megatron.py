@@ -96,7 +96,7 @@ def read(body: Any) -> tuple[list[str], Generation]:
 
 
 def wants_beams(body: Mapping[str, Any]) -> bool:
-    """Return whether a request selects beam search, so that its answer has scores; beam_width 1 does too."""
+    """Return whether a request selects beam search, with any beam_width; its answer then has scores."""
     return body.get("beam_width") is not None
 
 

@@ -39,7 +39,11 @@ BOUNDS = {
     "greater_than_equal": ("ge", ("below_min", ">="), "below minimum"),
     "less_than_equal": ("le", ("above_max", "<="), "above maximum"),
 }
-"""{pydantic's error type: (key of the bound, (part of OpenAI's error code, sign), OpenAI's wording)}."""
+"""OpenAI's wording for numbers out of bounds, by pydantic's error type.
+
+Each value is (key of the bound in pydantic's error, (end of OpenAI's error code, comparison sign), words in
+OpenAI's message).
+"""
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 

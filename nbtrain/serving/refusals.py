@@ -14,7 +14,8 @@ from starlette.responses import Response
 
 from nbtrain.serving.json_response import JSONAnswer
 
-# {status: `type` in OpenAI's error object}, for a status with a separate type.
+# `type` in OpenAI's error object for the status codes that have their own type. The other codes have
+# server_error (from 500 on) or invalid_request_error.
 TYPES = {429: "requests"}
 TRIED_AGAIN = (429, 503)
 RETRY_SECONDS = 1

@@ -57,9 +57,10 @@ class Leaving:
     """
 
     def listen(self) -> "Leaving":
-        """Handle TERM and INT, on which the ranks save and exit, followed by the agent; return self.
+        """Install the agent's signal handlers, and return self.
 
-        HUP is ignored, because the ssh connection may be gone.
+        On TERM and INT, the ranks save and exit, and then the agent exits. HUP is ignored, because the ssh
+        connection may be gone.
         """
 
         def leave(number: int, frame: object) -> None:
@@ -158,7 +159,10 @@ class Agent:
             self.record.write(self._job.node(self._number))
         except OSError as error:
             # A full disk must not end the ranks, although the supervisor gets no reports meanwhile.
-            self.say(f"nodes/{self._number}.json cannot be written: {error.strerror}")
+            path = self._job.node(self._number)
+            self.say(
+                f"{path} cannot be written ({error.strerror}), so this node does not report to the supervisor"
+            )
 
     def say(self, words: str) -> None:
         """Print a line to the agent's own log, which is its stdout."""
@@ -323,7 +327,8 @@ class Agent:
         try:
             ended.write(self._job.node_exit(self._number, ended.attempt))
         except OSError as error:
-            self.say(f"the end of attempt {ended.attempt} could not be written: {error.strerror}")
+            path = self._job.node_exit(self._number, ended.attempt)
+            self.say(f"the end of attempt {ended.attempt} could not be written to {path}: {error.strerror}")
 
     def _must_leave(self, leaving: Leaving) -> str:
         if leaving.signal is not None:

@@ -14,7 +14,7 @@ from nbtrain.jobs.machine.processes import JOB_MARKER, NODE_MARKER
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# Beginning of the environment variable with the number of a rank's node.
+# Prefix of the environment entry that contains the number of a rank's node.
 NODE_PREFIX = f"{NODE_MARKER}=".encode()
 # Age in seconds up to which a process may still show its parent's environment, until it runs its own program.
 YOUNG_SECONDS = 5.0

@@ -20,10 +20,11 @@ POLL_SECONDS = 0.2
 
 
 def prepared(job: JobDir, number: int, leaving: "Leaving") -> bool:
-    """If the variables are set, write the job on node 0, or wait for it on other nodes.
+    """Write the job of a dry run's manifest on node 0; on other nodes, wait until node 0 has written it.
 
-    Returns False if a signal tells this process to exit meanwhile; otherwise True. Raises ConfigError and
-    SubmitError as submit() does, and JobError if node 0 does not write the job in time.
+    Does nothing if the manifest's variables are not set or the job is already written. Returns False if this
+    process receives a signal to exit meanwhile; otherwise True. Raises ConfigError and SubmitError as
+    submit() does, and JobError if node 0 does not write the job in time.
     """
     text, run_id = os.environ.pop(RUN_YAML, ""), os.environ.pop(RUN_ID, "")
     if not text or job.job_json.is_file():
@@ -55,10 +56,11 @@ def prepared(job: JobDir, number: int, leaving: "Leaving") -> bool:
 
 
 def prepared_in_allocation(job: JobDir) -> str:
-    """If the variables are set, write the job, and redirect the output to its log.
+    """Write the job of a dry run's batch script, and redirect this process's output to supervisor.log.
 
-    Returns the reason why this process must exit, if another allocation runs the job; "" if this process can
-    continue. Raises ConfigError and SubmitError as submit() does.
+    Does nothing if the script's variables are not set. If another allocation already runs the job, returns a
+    sentence that says so, and this process must exit; otherwise returns "". Raises ConfigError and
+    SubmitError as submit() does.
     """
     text, run_id = os.environ.pop(RUN_YAML, ""), os.environ.pop(RUN_ID, "")
     if not text:

@@ -24,13 +24,14 @@ from nbtrain.jobs.machine.host_memory import HostMemory
 
 WRAPPER_GRACE_SECONDS = 3.0
 POLL_SECONDS = 0.05
-# Seconds to wait for a killed process. One that takes longer waits for a disk that may never respond.
+# Seconds to wait for a killed process to exit. A process that takes longer is blocked by a disk that may
+# never respond.
 ABANDON_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class NodeRanks:
-    """One machine's ranks among all ranks of a job."""
+    """The part of a job's ranks that runs on one machine."""
 
     count: int
     first_rank: int
@@ -149,7 +150,7 @@ class RanksHere:
         return bool(killed)
 
     def memory(self) -> HostMemory:
-        """Return this machine's memory counters since the start."""
+        """Return this machine's memory counters, counted from the start of the current attempt."""
         return HostMemory.now().since(self._memory_before)
 
     def _marked(self, *also: str) -> list[int]:

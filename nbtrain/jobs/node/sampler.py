@@ -27,7 +27,8 @@ from nbtrain.jobs.machine.device_needs import gpus_of_ranks
 from nbtrain.jobs.node.job_processes import Counters, JobProcesses
 from nbtrain.jobs.node.node_counters import node_counters, node_limits
 
-# Interval and number of an attempt's first samples, so that a run of a few seconds also has metrics.
+# An attempt's first samples are taken at this interval in seconds, and there are this many of them, so that a
+# run of a few seconds also has metrics.
 EARLY_SECONDS, EARLY_LOOKS = 0.5, 20
 # Seconds to wait for the thread. A driver that does not respond must not block the job.
 JOIN_SECONDS = 5.0
@@ -80,9 +81,10 @@ class NodeMeter:
             self._tensor = dcgm.TensorActivity(self._gpus)
 
     def sample(self) -> dict[str, dict[str, float | None]]:
-        """Return {subject: {metric: value}}, with None for an unknown value.
+        """Return the current metrics as {subject: {metric: value}}, with None for an unknown value.
 
-        Subjects and metrics are the same in every sample.
+        The subjects are "node", "replica" (all of the job's processes on this node), each rank if there are
+        several, and each GPU. Every sample has the same subjects and metrics.
         """
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         elapsed = now - self._looked_at if self._looked_at is not None else None
@@ -171,9 +173,9 @@ def _sum(all_counters: Iterable[Counters]) -> Counters:
 
 
 def _measured_gpus(used: Sequence[Gpu]) -> list[int]:
-    """Return the driver's numbers of the used GPUs.
+    """Return the driver's indices of the GPUs that the ranks use.
 
-    Parts of GPUs (MIG) are not measured separately: if a part is used, the numbers of all GPUs are returned.
+    MIG slices are not measured separately: if a rank uses a slice, the indices of all GPUs are returned.
     """
     if not used:
         return []
@@ -200,7 +202,7 @@ class Sampler:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="usage sampler", daemon=True)
         self.failure: str | None = None
-        """Why the measuring stopped because of an error; None without an error."""
+        """The error that stopped the measuring, as "TYPE: MESSAGE"; None without an error."""
 
     def __enter__(self) -> "Sampler":
         self._thread.start()

@@ -19,7 +19,10 @@ MODULE = "nbtrain.jobs.queue"
 
 
 def from_before(queue: "Queue") -> "list[Ticket]":
-    """Return the tickets from before the last restart of the machine that have not been refused since."""
+    """Return the tickets of the jobs that the last restart of the machine ended.
+
+    Jobs that could not be restarted since then are omitted.
+    """
     from nbtrain.jobs.machine.queue_folder import system_start
 
     if not queue.path.is_dir():

@@ -19,7 +19,7 @@ from nbtrain.jobs.control.control import ask_priority
 from nbtrain.jobs.machine.queue_folder import Queue, Ticket, devices
 
 CAUSE_LENGTH = 100
-# Largest number of earlier jobs that a cause names.
+# Maximum number of other jobs that are named in the cause of a waiting job.
 NAMED_JOBS = 4
 
 
@@ -37,7 +37,7 @@ class QueueEntry:
     needs: str
     """Devices that the job needs, such as "2 GPUs"."""
     holds: list[str]
-    """Devices that the job has."""
+    """Names of the devices that are locked for the job, such as "gpu-GPU-<uuid>"; [] while it waits."""
     priority: int
     queued_at: float
     """Time of the submission, or of the resume after a pause, in seconds since the epoch."""
@@ -45,7 +45,7 @@ class QueueEntry:
 
     @property
     def line(self) -> str:
-        """The cause as one line; "" without a cause."""
+        """The reason for the job's state as one line; "" without a reason."""
         return " ".join((self.cause or "").split())
 
     @property
@@ -70,7 +70,7 @@ class QueueList(Result, list[QueueEntry]):
         """Return the table, followed by causes that are too long for it and by runs of other workspaces."""
         if not self:
             return Report("", [Sentence("No job on this machine has devices or waits for devices.")])
-        columns = ("PLACE", "NAME", "STATE", "NEEDS", "PRIORITY", "SINCE", "HAS, OR CAUSE")
+        columns = ("PLACE", "NAME", "STATE", "NEEDS", "PRIORITY", "QUEUED", "DEVICES OR REASON")
         long = [f"{entry.name}: {entry.line}" for entry in self if len(entry.line) > CAUSE_LENGTH]
         elsewhere = [
             f"{entry.name} is a run of another workspace: {entry.run}"
@@ -141,7 +141,7 @@ def _entry(ticket: Ticket, place: int | None, now: float) -> QueueEntry:
 
 
 def waiting_before(mine: Ticket, tickets: Sequence[Ticket]) -> list[Ticket]:
-    """Return the earlier waiting tickets whose jobs may use a device that this ticket's job may use."""
+    """Return the tickets that wait in the queue before `mine` and compete with it for a device."""
     return [
         ticket
         for ticket in tickets

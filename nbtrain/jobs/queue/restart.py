@@ -92,7 +92,7 @@ def start_again(ticket: Ticket) -> str:
             timeout=START_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        return f"could not be restarted within {START_SECONDS:g} s"
+        return f"`nbtrain resume` did not finish within {START_SECONDS:g} s"
     except OSError as error:
         return f"{command[0]}: {error.strerror}"
     return "" if answer.returncode == 0 else answer.stdout.strip()[-2000:] or f"code {answer.returncode}"

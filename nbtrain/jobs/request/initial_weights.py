@@ -39,7 +39,7 @@ from nbtrain.pretrained.start import (
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """The weights of init_from as the run's next job finds them, opened once."""
+    """The initial weights of a run's next job (`init_from`), opened once for all checks."""
 
     begins: bool
     """Whether the run has no checkpoint yet, so that its next job begins with these weights."""
@@ -74,14 +74,14 @@ def read_initial_weights(config: RunConfig, begins: bool | None = None) -> Initi
         return InitialWeights(begins, open_start(config, run), recorded_sha256=known)
     except CheckpointError as error:
         why = (
-            " The run needs these weights again: the reference of its preferences (dpo) is not in the index "
-            "cache of its dataset, and must be computed from them."
+            " The run needs these weights again to compute the reference log-probabilities of its preference "
+            "pairs (dpo), which are no longer in the index cache of its dataset."
         )
         return InitialWeights(begins, problem=f"{error}{why if computes_reference else ''}")
 
 
 def _lacks_reference(run: RunDir, config: RunConfig) -> bool:
-    """Return whether the next job of a run with `dpo` must compute the reference for its pairs.
+    """Return whether the next job of a run with `dpo` must compute the pairs' reference log-probabilities.
 
     Returns False if the dataset cannot be opened, which another check reports.
     """
@@ -117,7 +117,7 @@ def read_weights_again(config: RunConfig, weights: InitialWeights) -> InitialWei
         return weights
     again = read_initial_weights(config, begins=True)
     if again.problem:
-        gone = f"{start.title} was removed meanwhile"
+        gone = f"{start.title} was removed while this run was being submitted"
         raise SubmitError(f"{config.where('init_from')}: {gone}: {again.problem}")
     return again
 
@@ -248,9 +248,10 @@ def with_new_tokens(
 
 
 def record_initial(run: RunDir, config: RunConfig, weights: InitialWeights) -> list[str]:
-    """Write init_from.json, which ranks verify and an export reads; return notes on allowed differences.
+    """Write init_from.json, with which the ranks verify the initial weights, and which an export reads.
 
-    If the run begins without init_from, the file of an earlier submission is removed.
+    If the run begins without init_from, the file of an earlier submission is removed. Returns a note about
+    each allowed difference between the weights and the run's settings.
     """
     if weights.begins and config.init_from is None:
         run.init_from_json.unlink(missing_ok=True)

@@ -110,7 +110,7 @@ def try_code(config: RunConfig, code: CodeFile | None, wanted: bool = True) -> s
     if not wanted:
         return OMITTED
     if importlib.util.find_spec("torch") is None:
-        return "not tried: torch is not installed where it was submitted"
+        return "not tried: torch is not installed on the machine that submitted the run"
     logger.info("%s: trying %s with one step of a two-layer model.", config.name, config.code)
     answers = stream("nbtrain.train.code", {"path": str(code.path), "config": config.model_dump(mode="json")})
     tried = next((answer for answer in answers if answer.get("kind") == "tried"), None)

@@ -36,7 +36,7 @@ from nbtrain.planner.plan import Plan
 
 logger = logging.getLogger(__name__)
 
-# Difference in seconds between the clocks of two machines that is not reported.
+# Seconds by which the clocks of two machines may differ before a warning is written.
 CLOCK_SECONDS = 60.0
 
 
@@ -118,11 +118,12 @@ def write_job(
             events.write("config", f"changed on resume: {change}", key=change.key, now=now)
             unit = change.key.removeprefix("batch.train_")
             follows = step and given_unit(config.lr_schedule, "lr_decay") is None
-            # If the unit changed, two fields changed: the one that was set before has the previous length.
+            # If the unit changed, two settings changed. Only the setting in the old unit has a value from
+            # before the change, and this value is the previous training length.
             if follows and unit in UNITS and change.before is not None:
                 before = config.in_tokens(unit, change.before)
                 words = "lr_schedule.lr_decay_tokens is null and follows train_tokens: the learning rate"
-                fell = f"now falls over {config.train_tokens:,} tokens, and over {before:,} before the change"
+                fell = f"now falls over {config.train_tokens:,} tokens; before the change, over {before:,}"
                 events.write("warning", f"{words} {fell}")
         if priority is not None:
             ask_priority(job, priority)

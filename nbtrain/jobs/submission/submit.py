@@ -288,6 +288,11 @@ def _tell_changes(request: Request, why: str, before: RunConfig | None = None) -
                 "To change the priority of a waiting job, run `nbtrain queue %s --priority %s`.",
                 *(shlex.quote(name), change.now),
             )
+        elif not change.bound:
+            logger.warning(
+                "To apply the change, run `nbtrain cancel %s`, then `nbtrain resume %s %s=VALUE`.",
+                *(shlex.quote(name), shlex.quote(name), change.key),
+            )
 
 
 def _quicker(request: Request) -> JobDir | None:
@@ -334,22 +339,22 @@ def _launch(
 ) -> JobDir:
     """Write the run directory and start the job, under the run's lock.
 
-    `started` is a job that its scheduler has already started, with its run id. With `new_priority`, the
+    `started` is (job, run id) of a job that its scheduler has already started. With `new_priority`, the
     priority that the previous job had in the queue is not kept. Without `reads_data`, the checks of data,
     weights and disk space are skipped.
     """
     run, known = request.run, request.existing.newest
     if started and known and known.job_id > started[0].job_id:
         raise SubmitError(
-            f"{display(run.path)}: its newest job is {known.job_id}, which is newer than "
-            f"{started[0].job_id}, and only the newest job may train. To continue the run, {AGAIN}."
+            f"{display(run.path)}: the submitted file starts job {started[0].job_id}, but the run has a "
+            f"newer job, {known.job_id}, and only the newest job may train. To continue the run, {AGAIN}."
         )
     checks: Callable[[Launch], list[Finding]] = functools.partial(preflight, reads_data=reads_data)
     if started:
         checks = preflight_in_allocation
     launch, plan = _checked_launch(request, checks, started=started is not None)
     if started and launch.code:
-        launch = replace(launch, code_tried="not tried: its scheduler has started the job")
+        launch = replace(launch, code_tried="not tried: the scheduler had already started the job")
     elif reads_data:
         block = read_own_block(launch.config)
         tried = code_tried or try_code(launch.config, launch.code, tries_code)
@@ -367,7 +372,10 @@ def _launch(
                 return job
             if taken:
                 if not wanted():
-                    raise SubmitError(f"{display(run.path)}: the run was cancelled before it could restart.")
+                    raise SubmitError(
+                        f"{display(run.path)}: the run was cancelled before it could restart. To continue "
+                        f"it, run `nbtrain resume {run.name}`."
+                    )
                 # Another process may have trained the run before this process got its lock.
                 request = read_run_again(request)
                 refuse_submission(request, training_is_the_same, code_is_the_same)

@@ -406,7 +406,7 @@ class Journal:
         if verdict.state == SUCCEEDED and config and config.mode != "eval":
             cause += f": {amounts.counted(config.train_steps, 'step')}"
             if by := config.shortened_by:
-                cause += f" of {config.scheduled_steps:,} ({by} ends it here)"
+                cause += f" of {config.scheduled_steps:,} ({by} ends the run here)"
         if verdict.state == FAILED:
             cause += disk_note(self.job.run.path)
         if words := on_nodes_words(self.job.run):
@@ -424,7 +424,11 @@ class Journal:
             time.sleep(LAST_WORD_PAUSE_SECONDS)
         path = final_record.keep(self.record)
         with contextlib.suppress(OSError):
-            print(f"the job's end could not be written to job.json; it is in {path}: {cause}", flush=True)
+            print(
+                f"{self.job.job_json} could not be written, so the job's final state, {verdict.state}, is "
+                f"recorded in {path}: {cause}",
+                flush=True,
+            )
 
     def _summarize(self) -> None:
         if self.config is None:

@@ -35,7 +35,8 @@ def wait_for_displaced(journal: Journal) -> None:
     while not displaced.gone():
         if time.monotonic() >= deadline:
             if not displaced.elsewhere():
-                journal.event("warning", f"{named}, has not exited within {DISPLACED_SECONDS:g} s")
+                said = f"{named}, has not exited within {DISPLACED_SECONDS:g} s; the job continues without it"
+                journal.event("warning", f"{said}. If it is still running, kill process {displaced.pid}")
             return
         time.sleep(POLL_SECONDS)
 

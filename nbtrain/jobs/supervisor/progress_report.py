@@ -35,9 +35,9 @@ class ProgressReport:
 
             self._status = trainer_status.TrainerStatus.of(environment)
             if self._status is None:
+                prefix = place.removesuffix("URL")
                 self._tell(
-                    f"{place} is not an https address, or the variable with its token or certificate is not "
-                    "set"
+                    f"{place} is not an https address, or one of {prefix}TOKEN and {prefix}CA_CERT is not set"
                 )
 
     def poll(self, beat: Heartbeat | None) -> None:

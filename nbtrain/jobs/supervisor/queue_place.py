@@ -203,7 +203,9 @@ class QueuePlace:
                     left.update(other.holds)
                 else:
                     other.holds = []
-                    with contextlib.suppress(OSError):  # on a full disk, the locks of its slots tell the same
+                    # If the disk is full and the ticket stays as it is, the devices are free all the same:
+                    # their locks, which are taken below, decide.
+                    with contextlib.suppress(OSError):
                         self._queue.write(other)
         for slot in self._ticket.slots:
             if slot not in left and (descriptor := self._queue.lock_slot(slot)) is not None:

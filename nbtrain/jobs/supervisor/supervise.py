@@ -566,7 +566,7 @@ def fit_devices(it: Supervision, verdict: Verdict) -> Verdict | None:
     if fits is None:
         copy = it.config.world_size // known
         left = f"{amounts.counted(devices, 'device')} {'is' if devices == 1 else 'are'} left"
-        return given_up(verdict, f"{left}, but one copy of the model needs {copy}")
+        return given_up(verdict, f"{left}, but one copy of the model needs {amounts.counted(copy, 'device')}")
     size = fits.parallel.data_parallel_size
     if size != known:
         machines = f" on {fits.resources.nodes} of {nodes} machines" if nodes > 1 else ""

@@ -282,7 +282,8 @@ def refuse_other_runs(sweep: Sweep) -> None:
         elif changes := submitted_changes(before, run.config):
             raise ConfigError(
                 f"{where}: the run {run.name} was submitted with other settings: "
-                f"{'; '.join(map(str, changes))}. Restore them in the file, or give the sweep another name."
+                f"{'; '.join(map(str, changes))}. Restore the earlier values in the file, or give the sweep "
+                "another name."
             )
     if foreign:
         raise ConfigError(

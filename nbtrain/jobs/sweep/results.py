@@ -54,13 +54,13 @@ class SweepRow:
     status: RunStatus | None
     """Status of the run; None before its submission."""
     spending: Spending | None
-    """The run's use of devices; None before its submission, or if its records cannot be read."""
+    """Device hours, money and goodput of the run; None before submission or if its records are damaged."""
     stopped: str
     """Why the sweep has stopped the run; "" if it has not stopped the run."""
     metric: str = "validation_loss"
     """Metric by which the sweep's runs are compared: "loss" if no run has a validation loss."""
     has_steps_left: bool = False
-    """Whether the newest job has succeeded with an evaluation before the run's last step."""
+    """Whether the newest job only evaluated an earlier checkpoint (mode: eval), so training can continue."""
     error: str = ""
     """Why the run could not be submitted or resumed when the sweep was last called; "" if it could."""
 
@@ -163,7 +163,7 @@ class SweepResults(Result):
 
     @property
     def spending(self) -> Spending:
-        """The use of devices by all runs together."""
+        """Device hours, money and goodput of all runs together."""
         return total([row.spending for row in self.rows if row.spending is not None])
 
     @property
@@ -179,8 +179,7 @@ class SweepResults(Result):
             raise JobFailed(
                 f"sweep {self.name}: {amounts.counted(len(names), 'run')} did not succeed: "
                 f"{', '.join(names)}. `nbtrain status RUN` shows why; to resume these runs, run the sweep "
-                "with --again."
-                f"{troubles}"
+                f"again with --again (in a notebook, again=True).{troubles}"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -208,7 +207,7 @@ class SweepResults(Result):
         if len(self.settings) < len(self.rows):
             rows = [(setting.words, str(len(setting.runs)), *_spread(setting)) for setting in self.settings]
             heads = ("SETTING", "RUNS", "MEAN", "LOWEST", "HIGHEST")
-            blocks.append(Table(heads, rows, "Settings, over their seeds"))
+            blocks.append(Table(heads, rows, "Loss of each setting over its seeds"))
         spending = self.spending
         if costs := purpose_rows(spending):
             blocks.append(Table(PURPOSE_HEADS, costs, "Cost of all runs"))

@@ -185,8 +185,8 @@ def _mistakes(config: SweepConfig, located: Located, shown: str) -> Iterator[Fin
         if twice := sorted({name for name in names if names.count(name) > 1}):
             yield mistake(
                 "settings",
-                f"two runs have the same settings: {', '.join(twice)}.",
-                "Remove one of the two.",
+                f"more than one run has the settings of {', '.join(twice)}.",
+                "Remove the repeated values from grid, or the repeated mapping from settings.",
             )
 
 

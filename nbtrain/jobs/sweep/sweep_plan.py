@@ -34,9 +34,9 @@ class SweepPlan(Result):
 
     @property
     def totals(self) -> dict[str, float]:
-        """Sums over all runs, as {limit: sum}.
+        """Sums over all runs, as {name of a limit: sum}, such as {"gpu_hours": 12.5}.
 
-        A sum is omitted if the value for one of the runs is not known.
+        A sum is omitted if one run's value is not known.
         """
         known: dict[str, list[float | None]] = {
             "gpu_hours": [plan.cost.device_hours for plan in self.plans],

@@ -34,7 +34,7 @@ class SweepRecord(Record):
     stopped: dict[str, str] = field(default_factory=dict)
     """{name: why the run was stopped}."""
     code: dict[str, str] = field(default_factory=dict)
-    """{path in the runs: SHA-256 at the sweep's first start} of each file that a run's `code` names."""
+    """Hashes of the files that the runs' `code` names, as {path: SHA-256 at the sweep's first start}."""
     errors: dict[str, str] = field(default_factory=dict)
     """{name: why the run could not be submitted or resumed}. The next call of the sweep tries again."""
     schema_version: int = SCHEMA_VERSION

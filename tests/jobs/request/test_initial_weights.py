@@ -312,7 +312,7 @@ def test_preferences_need_their_weights_again_if_the_reference_is_gone(
     shutil.rmtree(base.checkpoint(12))
     (problem,) = said(config)
     assert "output/tiny/model/global_step12: there is no such checkpoint." in problem
-    assert "the reference of its preferences (dpo) is not in the index cache" in problem
+    assert "to compute the reference log-probabilities of its preference pairs (dpo)" in problem
     description = description_of(config, opened.manifest.dataset_sha256, sha256)
     keep_reference(opened.files.index_cache, description, np.zeros((2, 2), np.float32))
     assert said(config) == [] and read_initial_weights(config).start is None
@@ -492,5 +492,5 @@ def test_a_checkpoint_that_is_removed_before_the_job_is_written_is_chosen_again(
     shutil.rmtree(base.checkpoint(12))
     assert read_weights_again(config, weights).start.step == 8
     pinned = starting(tiny, init_step=12)
-    with pytest.raises(SubmitError, match=r"step 12 of tiny was removed meanwhile: .* steps: 4, 8"):
+    with pytest.raises(SubmitError, match=r"step 12 of tiny was removed while .* submitted: .* steps: 4, 8"):
         read_weights_again(pinned, weights)

@@ -107,7 +107,10 @@ def test_a_setting_of_the_run_that_the_next_submission_does_not_name_is_no_chang
     assert submit(tiny()).job_id == job.job_id
     assert caplog.messages == []
     assert submit(tiny(**{"batch.max_steps": 6})).job_id == job.job_id
-    assert caplog.messages == ["tiny is active; this change is not applied: batch.max_steps: 5 -> 6"]
+    assert caplog.messages == [
+        "tiny is active; this change is not applied: batch.max_steps: 5 -> 6",
+        "To apply the change, run `nbtrain cancel tiny`, then `nbtrain resume tiny batch.max_steps=VALUE`.",
+    ]
 
 
 @pytest.mark.parametrize("state", ["FAILED", "CANCELLED"])

@@ -209,7 +209,9 @@ def test_a_job_that_is_cancelled_while_others_are_started_again_stays_so(holders
     monkeypatch.setattr(
         submit, "make_plan", lambda config, needs: SimpleNamespace(config=config, findings=[])
     )
-    with pytest.raises(SubmitError, match=r"^output/first: the run was cancelled before it could restart\.$"):
+    with pytest.raises(
+        SubmitError, match=r"^output/first: the run was cancelled .*`nbtrain resume first`\.$"
+    ):
         restart.go_on(str(jobs["first"].run.path), jobs["first"].job_id)
 
 

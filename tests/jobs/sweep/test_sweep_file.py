@@ -94,7 +94,7 @@ def test_contents_that_are_not_yaml_are_refused(workspace, contents):
         ),
         (
             "sweep: a\nrun: tiny.yaml\ngrid: {model.seed: [1, 1]}\n",
-            ["two runs have the same settings: a-seed-1"],
+            ["more than one run has the settings of a-seed-1"],
         ),
         (
             "sweep: a\nrun: tiny.yaml\ngrid: {model.seed: [1]}\nstop: {rule: bound, after_tokens: 100}\n",

@@ -161,8 +161,8 @@ def test_a_run_that_has_trained_is_resumed_and_another_job_in_the_way_is_named(m
     with pytest.raises(SubmitError) as refused:
         prepare(older)
     assert str(refused.value) == (
-        f"output/tiny: its newest job is {job.job_id}, which is newer than {job_of(older).job_id}, and only "
-        f"the newest job may train. To continue the run, {AGAIN}."
+        f"output/tiny: the submitted file starts job {job_of(older).job_id}, but the run has a newer job, "
+        f"{job.job_id}, and only the newest job may train. To continue the run, {AGAIN}."
     )
     assert not job_of(older).path.exists()
     checkpoint = job.run.checkpoint(15)

@@ -107,7 +107,7 @@ def test_a_place_that_cannot_be_used_is_said_once(journal):
     ProgressReport(journal, {}).poll(None)
     assert read_events(journal.job) == []
     ProgressReport(journal, {URL: "http://status", TOKEN: "/token", CA_CERT: "/ca"}).close(None)
-    why = f"{URL} is not an https address, or the variable with its token or certificate is not set"
+    why = f"{URL} is not an https address, or one of {TOKEN} and {CA_CERT} is not set"
     assert [event["message"] for event in read_events(journal.job)] == [
         f"progress is not reported to the scheduler: {why}"
     ]

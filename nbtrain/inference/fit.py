@@ -27,7 +27,7 @@ class Needed:
 
     weights: int
     slot: int
-    """Bytes of the keys and values of one text, each stored once."""
+    """Bytes of one text's keys and values at all positions, without copies of heads on several ranks."""
     groups: int
     """Number of key and value heads. With more ranks than heads, several ranks hold copies of a head."""
 
@@ -38,7 +38,7 @@ class Needed:
         return cls(num_parameters * bytes_per_number, numbers * bytes_per_number, config.query_groups)
 
     def slot_over(self, ranks: int) -> int:
-        """Return the bytes of one text summed over `ranks` ranks, including copies of heads."""
+        """Return the bytes of one text's keys and values on `ranks` ranks together, with copies of heads."""
         return self.slot * max(ranks // self.groups, 1)
 
 

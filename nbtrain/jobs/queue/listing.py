@@ -153,7 +153,7 @@ def waiting_words(mine: Ticket, tickets: Sequence[Ticket], before: Sequence[Tick
     """Return text that says what a job waits for: devices, and the jobs that have them or come first."""
     said = f"waits for {mine.devices()}; {free} {'is' if free == 1 else 'are'} free"
     if len(mine.slots) < mine.count:
-        said += f", and the job may use {len(mine.slots)} in total"
+        said += f", and the job may use only {len(mine.slots)} of this machine's devices"
     others = _who_has(mine, tickets)
     others += [f"{_named(ticket, mine)} ({QUEUED})" for ticket in before]
     more = len(others) - NAMED_JOBS

@@ -31,7 +31,10 @@ POLL_SECONDS = 0.1
 
 
 def restart(queue: Queue, everything: bool, say: Callable[[str], None]) -> None:
-    """Restart lost jobs one after another; with `everything`, also jobs that were killed or refused."""
+    """Restart the jobs that a restart of the machine ended, one after another.
+
+    With `everything`, also restart jobs whose supervisor was killed later, and jobs whose restart has failed.
+    """
     if not queue.path.is_dir():
         return
     with (queue.path / "restart").open("ab") as lock:

@@ -10,7 +10,8 @@ with a run depends on the run's state:
     LOST (its processes are gone)                resume it from its newest checkpoint, but leave it alone
                                                  if it is LOST again without a new checkpoint
     FAILED or CANCELLED                          leave it alone, or with `again` resume it once
-    SUCCEEDED, but evaluated before its end      the same
+    SUCCEEDED, but only evaluated (mode: eval)   leave it alone, or with `again` resume it once
+    before its last step
     active                                       wait; the stop rule may stop it
     paused by a user                             wait; the run counts as active
     SUCCEEDED otherwise, or stopped by the rule  nothing; the run is done
@@ -119,10 +120,10 @@ def drive(
     """Run a sweep to its end, and return the runs' last states.
 
     `at_once` overrides the value in the sweep file. With `again`, each run that failed, was cancelled or was
-    evaluated before its end is resumed once. `say` gets each line of progress, and `turn_done` the states
-    after each turn. `prepare` is called before a run's first submission. Raises JobError if another process
-    is running this sweep, and ConfigError if a run with one of the names exists but does not belong to this
-    sweep.
+    only evaluated before its last step is resumed once. `say` gets each line of progress, and `turn_done` the
+    states after each turn. `prepare` is called before a run's first submission. Raises JobError if another
+    process is running this sweep, and ConfigError if a run with one of the names exists but does not belong
+    to this sweep.
     """
     refuse_other_runs(sweep)
     folder = sweep_folder(sweep.name)

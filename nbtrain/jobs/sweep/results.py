@@ -76,7 +76,7 @@ class SweepRow:
             return "could not start" if self.error else "to start"
         if self.stopped and not self.status.active and not self.has_succeeded:
             return "stopped by the rule"
-        return "evaluated before its end" if self.has_steps_left else self.status.state
+        return "only evaluated before its last step" if self.has_steps_left else self.status.state
 
     @property
     def has_succeeded(self) -> bool:

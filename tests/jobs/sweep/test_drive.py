@@ -139,8 +139,8 @@ def test_a_run_that_was_evaluated_before_its_end_has_not_succeeded(sweep, monkey
     drive(read, again=True)
     assert resumed == [evaluated]
     results = sweep_results("seeds")
-    assert [row.state for row in results.rows] == ["evaluated before its end", SUCCEEDED]
-    with pytest.raises(JobFailed, match=rf"1 run did not succeed: {evaluated} \(evaluated before"):
+    assert [row.state for row in results.rows] == ["only evaluated before its last step", SUCCEEDED]
+    with pytest.raises(JobFailed, match=rf"1 run did not succeed: {evaluated} \(only evaluated before"):
         results.must_succeed()
 
 

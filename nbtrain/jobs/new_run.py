@@ -50,7 +50,7 @@ class NewRun(Result):
     """Description of the text, such as "2.8 MiB of English in 559 documents, 1 file"."""
     choices: Choices
     settings: dict[str, Any]
-    """Settings in the YAML, which differ from those of the run or preset that it extends."""
+    """Settings in the YAML: every setting that differs from the YAML that it extends."""
     config: RunConfig
     text: str
     """Text of the run YAML."""
@@ -165,7 +165,7 @@ def _machine(device: str) -> Machine:
 
 
 def _changed(choices: Choices) -> dict[str, Any]:
-    """Return the chosen settings whose values differ from those of the run or preset to extend."""
+    """Return the chosen settings that differ from the YAML that the new YAML extends."""
     base = load(choices.extends, check=False).model_dump()
     found: dict[str, Any] = dict(choices.top)
     for section, values in choices.settings.items():

@@ -279,7 +279,8 @@ def test_a_longer_run_stretches_its_decay(tiny):
         "changed on resume: batch.train_tokens: 1280 -> 2560",
     ]
     assert (
-        lacks(schedule, "lr_schedule.lr_decay_tokens is null ", "2,560 tokens, and over 1,280 before") == []
+        lacks(schedule, "lr_schedule.lr_decay_tokens is null ", "2,560 tokens; before the change, over 1,280")
+        == []
     )
 
 
@@ -1040,8 +1041,9 @@ def test_a_quicker_submission_is_joined(tiny, monkeypatch, caplog, state):
     monkeypatch.setattr("nbtrain.jobs.submission.submit.preflight", meanwhile)
     job = submit(tiny(**{"logging.log_interval_steps": 3}))
     assert (job.job_id, job.run.job_ids()) == (others[0].job_id, [others[0].job_id])
-    (said,) = caplog.messages
+    said, fix = caplog.messages
     assert lacks(said, "tiny ", "not applied: logging.log_interval_steps: 10 -> 3") == []
+    assert "`nbtrain resume tiny logging.log_interval_steps=VALUE`" in fix
 
 
 RACER = """

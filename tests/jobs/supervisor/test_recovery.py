@@ -383,7 +383,7 @@ def test_the_final_record_of_a_read_only_disk_is_kept_elsewhere(supervised, tmp_
     supervised.journal.end(failure(retry=False))
     assert [(record.state, record.cause) for record in kept] == [("FAILED", "rank 0 failed")]
     assert JobRecord.read(supervised.job.job_json).state == "RUNNING"
-    assert f"it is in {tmp_path / 'words'}: rank 0 failed" in capfd.readouterr().out
+    assert f"FAILED, is recorded in {tmp_path / 'words'}: rank 0 failed" in capfd.readouterr().out
 
 
 def test_a_damaged_record_of_an_earlier_job_does_not_keep_the_end_from_being_written(supervised):

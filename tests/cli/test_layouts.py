@@ -86,6 +86,6 @@ def test_largest_prints_answers_and_comparison(capsys):
     assert main(["largest", "1.3B", "--gpus", "1", "--gpu-type", "L4"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(
-        "The largest model of the family that fits on 1 x L4 with sequences of 2,048 tokens "
+        "The largest model of the GPT family that fits on 1 x L4 with sequences of 2,048 tokens "
     )
     assert [line.split("  ")[0] for line in out.splitlines()[-3:]] == ["pure TP x PP", "pure ZeRO 3", "fused"]

@@ -211,7 +211,7 @@ def _unanswered(config: RunConfig, seen: Observations) -> Iterator[str]:
 def _predicted(
     config: RunConfig, proposal: Proposal, factor: float, capacity: int | None, before: float | None
 ) -> Change | None:
-    """Return a proposal with its predicted memory and time; None if it breaks a configuration rule.
+    """Return the change with its predicted memory and time; None if it breaks a configuration rule.
 
     `factor` is the run's measured memory divided by its planned memory (at least 1), `capacity` the device's
     memory in bytes, and `before` the planned seconds per step of the unchanged run.
@@ -269,7 +269,7 @@ def _optimal(observations: Observations, dropped: int) -> str:
 
 
 def _left_out(dropped: int) -> str:
-    """Return a note that `dropped` changes that use more memory save too little time to be listed."""
+    """Return a note about `dropped` changes that use more memory, but save too little time to be listed."""
     if dropped == 1:
         which = "Another change that would use more memory is not listed, because it"
     else:

@@ -97,7 +97,7 @@ def out_of_memory_of(message: str) -> OutOfMemory:
 
 
 def needed_bytes(observations: Observations) -> int | None:
-    """Return the device memory, in bytes, that the run is known to need at least; None if that is unknown."""
+    """Return a lower bound of the device memory that the run needs, in bytes; None if no bound is known."""
     oom = observations.out_of_memory
     if oom is not None and oom.allocated_bytes is not None:
         return oom.allocated_bytes + (oom.tried_bytes or 0)

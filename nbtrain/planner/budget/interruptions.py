@@ -324,8 +324,8 @@ def estimate_interruptions(
 ) -> Interruptions | None:
     """Return the expected interruptions of a run and their cost.
 
-    The result is None if the plan has no estimate of the time, if the run saves no checkpoints, or if less
-    than one interruption is expected, the run does not use spot machines and does not set the number of
+    The result is None if the plan has no estimate of the time, or if the run saves no checkpoints. It is also
+    None if less than one interruption is expected, unless the run uses spot machines or sets the number of
     interruptions.
     """
     checkpoint, steps = config.checkpoint, config.train_steps

@@ -133,9 +133,10 @@ class _Rank:
         return seconds[0], seconds[1]
 
     def _attention(self, name: str) -> float:
-        """Return the seconds by which the setup's sequence length changes the measured block's attention.
+        """Return the seconds to add to the measured block for attention at the setup's sequence length.
 
-        `name` is the pass: "forward" or "backward". Without measurements of attention, the result is 0.
+        The result is negative if sequences are shorter than the block's BLOCK_SEQUENCE tokens, and 0 without
+        measurements of attention. `name` is the pass: "forward" or "backward".
         """
         figures = self.calibration.of("attention", ranks=self.ranks, dtype=self.setup.dtype)
         points = sorted((figure["seq"], figure[name]) for figure in figures)

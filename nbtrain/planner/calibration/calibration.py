@@ -176,8 +176,8 @@ def read_calibration(today: datetime.date | None = None) -> tuple[Calibration | 
 def write_calibration(calibration: Calibration) -> Path | None:
     """Write a machine's measurements to calibration.json, and return the file's path.
 
-    The entries of other machines are kept. Doubtful measurements do not replace undoubted ones of the same
-    device that plans still use. In this case, nothing is written, and None is returned.
+    The entries of other machines are kept. If there are doubts about the new measurements, and plans still
+    use a calibration of the same device without doubts, nothing is written, and None is returned.
     """
     path = calibration_path()
     before, _ = read_calibration()

@@ -169,7 +169,8 @@ def _waiting(estimates: RunEstimates) -> float:
 def data_traffic_is_hidden(estimates: RunEstimates) -> Iterator[Finding]:
     """Check that computation hides data-parallel traffic: gradients and, under ZeRO 3, weights.
 
-    arXiv:1910.02054, section 7, has the volumes of ZeRO. Larger micro batches gather weights less often.
+    arXiv:1910.02054, section 7, derives how many bytes ZeRO sends. Larger micro batches gather weights less
+    often.
     """
     config, step = estimates.config, estimates.duration.step
     rates = estimates.speed.table_rates

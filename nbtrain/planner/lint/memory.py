@@ -290,9 +290,9 @@ def sequence_ranks_hold_all_weights(estimates: RunEstimates) -> Iterator[Finding
 
 
 def full_saves_more_than_selective(estimates: RunEstimates) -> Iterator[Finding]:
-    """Check whether full recomputation would save needed memory.
+    """Check whether a run that is short of memory would save memory with full recomputation.
 
-    Selective recomputation is faster, but keeps more.
+    Selective recomputation is faster, but keeps more activations.
     """
     config, memory = estimates.config, estimates.memory
     if config.parallel.activation_checkpointing.granularity != "selective" or memory.device_bytes is None:

@@ -311,7 +311,7 @@ def fpdt_host_bytes(setup: Setup, stage: Stage) -> int:
 
 
 def _fpdt_chunks(setup: Setup) -> float:
-    """Return the bytes of FPDT's working set: the chunks of attention or one chunk of the MLP, if larger."""
+    """Return the bytes of FPDT's working set: attention's chunks or one chunk of the MLP, the larger."""
     if not setup.fpdt_chunk_tokens:
         return 0
     shape, element = setup.shape, product_element(setup)
@@ -382,7 +382,8 @@ def _kept_outputs(setup: Setup, window: bool) -> float:
 def _mask_bytes(setup: Setup, element: int) -> int:
     """Return the bytes per element of the dropout mask of a tensor whose elements have `element` bytes.
 
-    torch's CPU kernel keeps the scaled mask in the format of the masked tensor, its GPU kernel one byte.
+    torch's CPU kernel keeps the scaled mask in the format of the masked tensor. Its GPU kernel keeps one byte
+    per element.
     """
     return 1 if setup.on_gpu else element
 

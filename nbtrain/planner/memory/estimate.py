@@ -121,10 +121,7 @@ def estimate_memory(config: RunConfig) -> MemoryEstimate:
 
 
 def least_memory(config: RunConfig) -> MemoryEstimate:
-    """Estimate a run's memory without the copy for asynchronous saving, which is optional.
-
-    Only with async_save: true is the copy included.
-    """
+    """Estimate a run's memory; only async_save: true includes the copy for asynchronous saving."""
     setup = setup_of(config)
     return estimate(replace(setup, saves_in_background=bool(setup.saves_in_background)))
 

@@ -47,7 +47,7 @@ class States(NamedTuple):
     weights_place: Where = "device"
     gradients_place: Where = "device"
     optimizer_place: Where = "device"
-    """Where the optimizer state and the master copy are stored."""
+    """Place in which the optimizer state and the master copy are stored."""
 
     def at(self, place: Where) -> tuple[int, int, int, int]:
         """Return the bytes at `place` as (weights, gradients, master copy, optimizer state)."""

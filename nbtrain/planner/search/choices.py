@@ -145,7 +145,7 @@ def choose(text: Text, hardware: Hardware, size: str | None = None, minutes: flo
         ConfigError: `size` or `minutes` is invalid, or the GPU is not known.
     """
     if minutes is not None and not 0 < minutes < 1e6:
-        raise ConfigError(f"minutes = {minutes} must be more than 0.")
+        raise ConfigError(f"minutes = {minutes} must be more than 0 and less than 1,000,000.")
     _refuse_short(text)
     if hardware.gpus:
         _check_gpu(hardware)

@@ -1,4 +1,4 @@
-"""If a run does not fit: the largest model and the longest sequence that do, for three kinds of layout.
+"""The largest model and the longest sequence that fit on given GPUs, for three kinds of layout.
 
 pure TP x PP   every GPU holds a part of the only replica of the model (DP 1)
 pure ZeRO 3    every GPU is a replica and holds a shard of its states (DP only)
@@ -107,12 +107,13 @@ class Largest(Result):
             ]
         if self.model is None:
             found.append(
-                f"No model of the family fits on {world} with sequences of {base.shape.seq_length:,} tokens."
+                f"No model of the GPT family fits on {world} with sequences of {base.shape.seq_length:,} "
+                "tokens."
             )
         else:
             name, shape, one = self.model
             found.append(
-                f"The largest model of the family that fits on {world} with sequences of "
+                f"The largest model of the GPT family that fits on {world} with sequences of "
                 f"{base.shape.seq_length:,} tokens has {amounts.count(parameters(shape))} parameters "
                 f"({name}). The layout is {one.layout.words}."
             )

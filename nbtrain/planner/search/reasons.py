@@ -2,8 +2,8 @@
 
     precision, recomputation, ZeRO, hpZ, offloading, Ulysses or context parallelism (if used), replicas (DP)
 
-Each reason compares the layout, in numbers, with the same layout and a weaker technique: how much memory that
-would need, or how much faster or slower a step would be.
+Each reason compares the layout, in numbers, with the same layout and a weaker technique: how much memory the
+other layout would need, or how much faster or slower its step would be.
 """
 
 from typing import NamedTuple

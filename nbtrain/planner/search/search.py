@@ -216,7 +216,8 @@ def run_on(
     if gpus is None:
         if resources.device == "cpu":
             raise ConfigError(
-                f"{config.name} is a run on CPUs. To search layouts, give the number of GPUs (--gpus, gpus=)."
+                f"{config.name} is a run on CPUs. To search layouts, give the number of GPUs: --gpus 8, "
+                "or in a notebook gpus=8."
             )
         gpus = resources.nodes * resources.gpus_per_node
         gpus_per_node = resources.gpus_per_node if gpus_per_node is None else gpus_per_node
@@ -502,9 +503,9 @@ def _measures(
 
 
 def offloads(space: Space) -> tuple[tuple[Place, Place], ...]:
-    """Return where to try to store (optimizer state, weights): on the device or in host memory.
+    """Return the places to try for (optimizer state, weights): the device or host memory.
 
-    The fastest pair comes first. Host memory is included only if its size is known.
+    The fastest pair of places comes first. Host memory is included only if its size is known.
     """
     return OFFLOADS if space.base.host_memory_bytes is not None else OFFLOADS[:1]
 

@@ -161,7 +161,8 @@ class WhatIf:
                 "resources.network_bytes_per_second": None,
             }
             if value not in self.control(name).values or value == OWN:
-                raise ConfigError(f"network = {value!r} is not in the network table.")
+                known = ", ".join(known for known in self.control(name).values if known != OWN)
+                raise ConfigError(f"network = {value!r} is not in the network table. Known: {known}.")
             space = space_of(with_overrides(self.space.config, settings, check=False))
             found: Layout | None = self.layout
         elif name in ("gpu_type", "gpus"):

@@ -346,14 +346,14 @@ def find_tokenizer(model: PretrainedModel, given: dict[str, Any]) -> FoundTokeni
     if rows <= highest < model.described.vocab_size:
         raise ConfigError(
             f"tokenizer.vocab_size = {rows:,} is too small: the tokenizer in {display(folder)} has ids up to "
-            f"{highest:,}, and each id needs its own row. Set tokenizer.vocab_size to {highest + 1} or more, "
-            "or use another tokenizer (tokenizer.path=...)."
+            f"{highest:,}, and each id needs its own embedding row. Set tokenizer.vocab_size to "
+            f"{highest + 1} or more, or use another tokenizer (tokenizer.path=...)."
         )
     if highest >= rows:
         raise DataError(
             f"{display(folder)}: the tokenizer has ids up to {highest:,}, but the model has only {rows:,} "
-            "rows, so this is another model's tokenizer. Replace it with the right tokenizer, or use another "
-            "one (tokenizer.path=...)."
+            "embedding rows, so this is another model's tokenizer. Replace it with the model's own tokenizer "
+            "(tokenizer.path=...)."
         )
     return FoundTokenizer(folder, given.get("eod_token") or _eod_token(model, entries))
 

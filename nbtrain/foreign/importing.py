@@ -333,7 +333,7 @@ def _faults(source: Reading, document: Document) -> None:
     """
     for fault in document.faults:
         if fault.is_duplicate and source.job.kind in ALONE:
-            source.fail("", fault.place, f"{fault.text}: DeepSpeed refuses that. Remove one of them.")
+            source.fail("", fault.place, f"{fault.text}, which DeepSpeed rejects. Remove one of the two.")
         elif fault.is_duplicate:
             source.note(fault.place, f"{fault.text}; the last value is used.")
         else:
@@ -344,7 +344,11 @@ def _no_program(source: Reading) -> None:
     """Fail the import because the command launches no known program, and report the command."""
     missing = source.job.script_missing
     if missing is None:
-        source.fail("", source.job.label, "the command does not start a training program that nbtrain knows.")
+        words = (
+            "the command does not start a training program that nbtrain knows. Give the file with the "
+            "command that runs a Megatron training script, such as pretrain_gpt.py."
+        )
+        source.fail("", source.job.label, words)
         return
     source.fail(
         "",
@@ -382,8 +386,8 @@ def _lists(source: Reading) -> None:
             texts = " or ".join(shortened(" ".join(text.split())) or "nothing" for text in unknown.choices)
             source.note(
                 unknown.place,
-                f"{unknown.name} is set to {texts}; which of these is not known here, but the imported run "
-                "does not depend on it.",
+                f"{unknown.name} is {texts}, depending on values that are not known. The imported run is the "
+                "same in each case.",
             )
         elif unknown.name:
             source.ask("", unknown)
@@ -476,7 +480,10 @@ def _machine(source: Reading) -> None:
         bare = label.removeprefix("NVIDIA-")
         device = find_device(label) or find_device(bare) or find_device(bare.replace("-", " "))
         if device is None:
-            text = f"{label}: this device is not in the device table. Set resources.gpu_type."
+            text = (
+                f"{label}: this device is not in the device table, so resources.gpu_type is not set. Add "
+                "resources.gpu_type=... to the command."
+            )
             source.note(job.gpu_product.place, text)
         else:
             source.set("resources.gpu_type", device.name, comment=label, place=job.gpu_product.place)
@@ -536,7 +543,9 @@ def _take_hints(source: Reading, hints: dict[str, tuple[Any, str | None, str]]) 
         if instead is not None and spelled(said.get(key)) != instead:
             now = spelled(said.get(key))
             source.note(
-                place, f"{key}={spelled(value)}: ignored, because the flags now set {now}, not {instead}."
+                place,
+                f"{key}={spelled(value)}: this comment of the export is ignored, because the flags now set "
+                f"{now}, not {instead} as in the export.",
             )
             stale |= {one for row in ROWS if key in row.fields for one in row.fields}
     for key, (value, _, place) in hints.items():

@@ -138,7 +138,7 @@ def ranks_share_groups(source: Reading) -> Iterator[Finding]:
     flag = flag_of(source, "tensor_model_parallel_size").lstrip("-")
     rule = "a multiple or a divisor" if dest == "num_query_groups" else "a multiple"
     near = join(nearest_divisors(tensor, groups))
-    text = f"{groups} is not {rule} of {flag}({tensor}); tensor ranks that give complete groups: {near}."
+    text = f"{groups} is not {rule} of {flag}({tensor}); tensor-parallel sizes that fit: {near}."
     fix = f"Set {flag_of(source, 'tensor_model_parallel_size')} to one of {near}."
     yield error(source, "ranks_share_groups", dest, text, fix)
 
@@ -211,7 +211,8 @@ def batch_divides(source: Reading) -> Iterator[Finding]:
     if unit and batch and batch % unit:
         near = join(nearest_multiples(batch, unit))
         text = f"{batch} is not a multiple of micro-batch-size({micro}) * data-parallel({data}) = {unit}."
-        yield error(source, "batch_divides", "global_batch_size", text, f"Nearest: {near}.")
+        fix = f"Set --global-batch-size to one of {near}."
+        yield error(source, "batch_divides", "global_batch_size", text, fix)
 
 
 def samples_are_the_tokens(source: Reading) -> Iterator[Finding]:
@@ -236,11 +237,11 @@ def samples_are_the_tokens(source: Reading) -> Iterator[Finding]:
         text = (
             f"{samples:,} samples of {length:,} tokens are {amounts.count(samples * length)} tokens, but "
             f"train-tokens({tokens:,}) ends training at step {steps:,} of the {shown:,} that the log counts. "
-            f"Progress ends at {steps / shown:.0%}, and the displayed remaining time is {shown / steps:.2f} "
-            "times too long."
+            f"The progress in the log therefore ends at {steps / shown:.0%}, and its remaining time is "
+            f"{shown / steps:.2f} times too long."
         )
         cost = Cost(words="a wrong progress bar")
-    fix = f"Set --train-samples {steps * batch}, which holds the tokens in whole steps."
+    fix = f"Set --train-samples {steps * batch}, the samples of {steps:,} steps."
     flag, place = "--train-samples", source.place("train_samples")
     yield Finding("warning", "samples_are_the_tokens", flag, place, text, fix, cost)
 
@@ -416,8 +417,8 @@ def context_ranks_hold_all_weights(source: Reading) -> Iterator[Finding]:
         "context_ranks_hold_all_weights",
         "--context-parallel-size",
         source.place("context_parallel_size"),
-        f"the {size} context-parallel ranks share each sequence, but not the weights: each rank holds "
-        f"{held}.",
+        f"each sequence is split between the {size} context-parallel ranks, but the weights are not: each "
+        f"rank holds {held}.",
         f"{fix}.",
     )
 

@@ -37,12 +37,12 @@ def json_is_json(source: Reading) -> Iterator[Finding]:
     alone = source.job.kind == "DeepSpeed JSON"
     for fault in source.job.deepspeed.faults if source.job.deepspeed else ():
         if fault.is_duplicate and alone:
-            text = f"{fault.text}: DeepSpeed refuses that."
-            yield Finding("error", "json_is_json", "", fault.place, text, "Remove one of them.", FATAL)
+            text = f"{fault.text}, which DeepSpeed rejects."
+            yield Finding("error", "json_is_json", "", fault.place, text, "Remove one of the two.", FATAL)
         elif fault.is_duplicate:
             cost = Cost(words="a key that has no effect")
             text = f"{fault.text}; the last value is used."
-            yield Finding("warning", "json_is_json", "", fault.place, text, "Remove one of them.", cost)
+            yield Finding("warning", "json_is_json", "", fault.place, text, "Remove one of the two.", cost)
         elif alone:
             cost = Cost(words="a file that only DeepSpeed itself reads")
             text = f"{fault.text}. DeepSpeed itself reads Hjson, which allows it."
@@ -90,8 +90,8 @@ def auto_is_filled_in(source: Reading) -> Iterator[Finding]:
         source.auto[keys[0]],
         f"{', '.join(keys)}: the Trainer of transformers and Accelerate fill in these values from their "
         "arguments, but DeepSpeed does not.",
-        f"Write numbers, or set {', '.join(fields) or 'the fields'} of a run and apply the JSON to it: run "
-        f"`nbtrain import {document.label} --onto RUN`.",
+        f"Write numbers into the JSON. Or create a run that sets {', '.join(fields) or 'these values'}, and "
+        f"apply the JSON to that run: `nbtrain import {document.label} --onto RUN`.",
         Cost(words="values that no program fills in"),
     )
 
@@ -128,7 +128,7 @@ def json_batch_agrees(source: Reading) -> Iterator[Finding]:
                 f"{batch} is not a multiple of train_micro_batch_size_per_gpu({micro}) * "
                 f"gradient_accumulation_steps({steps}) = {micro * steps}, whatever the number of GPUs."
             )
-            fix = f"Nearest: {join(nearest_multiples(batch, micro * steps))}."
+            fix = f"Set train_batch_size to one of {join(nearest_multiples(batch, micro * steps))}."
             yield _error(document, "json_batch_agrees", "train_batch_size", text, fix)
         return
     if steps is None and batch % (micro * data):
@@ -136,7 +136,7 @@ def json_batch_agrees(source: Reading) -> Iterator[Finding]:
             f"{batch} is not a multiple of train_micro_batch_size_per_gpu({micro}) * data-parallel({data}) "
             f"= {micro * data}."
         )
-        fix = f"Nearest: {join(nearest_multiples(batch, micro * data))}."
+        fix = f"Set train_batch_size to one of {join(nearest_multiples(batch, micro * data))}."
         yield _error(document, "json_batch_agrees", "train_batch_size", text, fix)
 
 

@@ -245,7 +245,7 @@ class _Proof:
         if number_format != "fp32":
             words = f"{number_format}, compared with fp32"
             self._add_close("precision", "rounded", "reference", number_format, words)
-        onward = f"step {SAVE_INTERVAL_STEPS} of {ranks}, resumed in one process"
+        onward = f"checkpoint of step {SAVE_INTERVAL_STEPS}, saved by {ranks} and resumed in one process"
         self._add_close("reshape", "reshaped", "exact", "fp32", onward)
         self._add_export("export", "straight", number_format)
         if (exact := self.serving.get("exact", "exact")) != "straight":

@@ -77,8 +77,8 @@ def test_check_says_which_keys_are_auto(workspace, tmp_path, capsys):
         "warning, costs values that no program fills in: hf.json:1: auto",
         "  train_batch_size, optimizer.params.lr: the Trainer of transformers and Accelerate "
         "fill in these values from their arguments, but DeepSpeed does not.",
-        "  Write numbers, or set batch.global_batch_size, lr_schedule.lr of a run and apply "
-        "the JSON to it: run `nbtrain import hf.json --onto RUN`.",
+        "  Write numbers into the JSON. Or create a run that sets batch.global_batch_size, lr_schedule.lr, "
+        "and apply the JSON to that run: `nbtrain import hf.json --onto RUN`.",
     ]
 
 

@@ -197,7 +197,7 @@ def test_another_size_of_the_vocabulary_is_reported(folder):
         import_model("models/small", "few", ["tokenizer.vocab_size=11"])
     assert str(refused.value) == (
         "tokenizer.vocab_size = 11 is too small: the tokenizer in models/small has ids up to 11, and each "
-        "id needs its own row. Set tokenizer.vocab_size to 12 or more, or use another tokenizer "
+        "id needs its own embedding row. Set tokenizer.vocab_size to 12 or more, or use another tokenizer "
         "(tokenizer.path=...)."
     )
     # Rows that the tokenizer does not name stay.
@@ -231,8 +231,8 @@ BAD = {
     "a tokenizer of another vocabulary": (
         lambda folder: write_tokenizer_files(folder, 40),
         DataError,
-        "models/small: the tokenizer has ids up to 39, but the model has only 20 rows, so this is another "
-        "model's tokenizer. Replace it with the right tokenizer, or use another one (tokenizer.path=...).",
+        "models/small: the tokenizer has ids up to 39, but the model has only 20 embedding rows, so this "
+        "is another model's tokenizer. Replace it with the model's own tokenizer (tokenizer.path=...).",
     ),
     "a tokenizer_config.json of nothing": (
         lambda folder: (folder / "tokenizer_config.json").write_text("[" * 100_000),

@@ -303,7 +303,7 @@ def test_muon_is_megatron_lms_of_2025_on(tmp_path):
     for flag, words in (
         (
             "--muon-coefficient-type quintic",
-            ("--muon-coefficient-type quintic: these are other Newton-Schulz coefficients than nbtrain's. "),
+            ("--muon-coefficient-type quintic: these Newton-Schulz coefficients differ from nbtrain's. "),
         ),
         (
             "--muon-tp-mode blockwise",

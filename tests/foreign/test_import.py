@@ -207,7 +207,10 @@ def test_a_script_of_megatron_deepspeed_with_strings_and_a_here_document(tmp_pat
             ["--use-rotary-position-embeddings"],
             "also adds learned positions unless --no-position-embedding is given. Add this",
         ),
-        (["--no-position-embedding"], "without rotary positions: the model would have no positions"),
+        (
+            ["--no-position-embedding"],
+            "without rotary positions: nbtrain does not support models without positions",
+        ),
         (["--train-data-path=a"], "--train-data-path a: this flag changes the run"),
         (["--num-experts=8"], "--num-experts 8: this is a mixture of experts"),
         (["--num-layers-per-virtual-pipeline-stage=2"], "changes the run"),
@@ -219,13 +222,13 @@ def test_a_script_of_megatron_deepspeed_with_strings_and_a_here_document(tmp_pat
         (
             ["--num-layers=$LAYERS"],
             (
-                "--num-layers $LAYERS: $LAYERS is not known here. Write the value into the file, "
-                "or give model.num_"
+                "--num-layers $LAYERS: the value of $LAYERS is not known. Write it into the file, "
+                "or add model.num_"
             ),
         ),
         (
             ["--recompute-granularity=full", "--recompute-method=block"],
-            "nbtrain has a field only for the method uniform",
+            "nbtrain supports only the method uniform. Set --recompute-method uniform.",
         ),
         (
             ["--tokenizer-type=SentencePieceTokenizer"],
@@ -373,7 +376,9 @@ def test_a_value_from_outside_is_asked_for(flags, key, tmp_path):
     """If a value is passed to the script from outside, the error names the field to set instead."""
     with pytest.raises(ConfigError) as error:
         of_megatron_lm(tmp_path, flags)
-    asked = f"job.sh:1: X is not known here (no file sets it); give X=..., or {key}=..."
+    asked = (
+        f"job.sh:1: the value of X is not known (no file sets it). Add X=..., or {key}=..., to the command."
+    )
     assert asked in str(error.value).splitlines()
 
 
@@ -381,7 +386,7 @@ def test_a_batch_from_outside_is_not_missing(tmp_path):
     """A batch size that only the shell knows, or that is no number, is asked for and not called missing."""
     path = tmp_path / "job.sh"
     for text, asked in (
-        ("$BATCH", "give BATCH=..., or batch.global_batch_size=..."),
+        ("$BATCH", "Add BATCH=..., or batch.global_batch_size=..., to the command."),
         ("'$BATCH'", "--global-batch-size = $BATCH: the value must be a whole number"),
     ):
         path.write_text(MEGATRON_LM.replace("--global-batch-size 8", f"--global-batch-size {text}"))
@@ -1102,13 +1107,13 @@ def script_of(tmp_path, lines: str, tail: str):
 @pytest.mark.parametrize(
     ("asked", "lines"),
     [
-        ("a.sh:1: EXTRA is not known", 'if [ -f /etc/moe ]; then EXTRA="--num-experts 8"; fi'),
-        ("a.sh:1: MODE is not known", '[ "$MODE" = moe ] && EXTRA="--num-experts 8"'),
-        ("a.sh:1: MODE is not known", 'case $MODE in\nmoe) EXTRA="--num-experts 8";;\nesac'),
-        ("a.sh:2: EXTRA is not known", 'EXTRA=""\nfor f in $(ls); do EXTRA="$EXTRA $f"; done'),
-        ("a.sh:1: EXTRA is not known", "read -r EXTRA < extra.txt"),
-        ("a.sh:1: EXTRA is not known", "source ./settings.sh"),
-        ("a.sh:1: EXTRA is not known here ($(cat f) is not run)", "EXTRA=$(cat f)"),
+        ("a.sh:1: the value of EXTRA", 'if [ -f /etc/moe ]; then EXTRA="--num-experts 8"; fi'),
+        ("a.sh:1: the value of MODE", '[ "$MODE" = moe ] && EXTRA="--num-experts 8"'),
+        ("a.sh:1: the value of MODE", 'case $MODE in\nmoe) EXTRA="--num-experts 8";;\nesac'),
+        ("a.sh:2: the value of EXTRA", 'EXTRA=""\nfor f in $(ls); do EXTRA="$EXTRA $f"; done'),
+        ("a.sh:1: the value of EXTRA", "read -r EXTRA < extra.txt"),
+        ("a.sh:1: the value of EXTRA", "source ./settings.sh"),
+        ("a.sh:1: the value of EXTRA is not known (nbtrain does not run $(cat f))", "EXTRA=$(cat f)"),
     ],
 )
 @pytest.mark.parametrize("tail", ["$EXTRA", "--data-path d/x_text_document $EXTRA"])
@@ -1217,7 +1222,7 @@ def test_a_secondary_shard_is_taken_over(tmp_path, size):
             {"aio": {"thread_count": 1}},
             "aio.thread_count: not imported; DeepSpeed 0.19.8 ignores it. It reads aio.intra_op_par",
         ),
-        ({"data_efficiency": {"enabled": True}}, "data_efficiency: not imported; it turns nothing on"),
+        ({"data_efficiency": {"enabled": True}}, "data_efficiency: not imported; it enables none of"),
         (
             {"bf16": {"enabled": True}, "zero_optimization": {"stage": 0}},
             "ZeRO 0 with 16-bit weights: imported as zero_stage",

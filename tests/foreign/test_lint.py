@@ -87,9 +87,9 @@ def test_samples_against_tokens_and_the_progress_that_they_show(tmp_path):
         "warning, costs a wrong progress bar: gpt-125m.yaml:26: --train-samples",
         "  2,500,000 samples of 2,048 tokens are 5.12B tokens, but "
         "train-tokens(2,500,000,000) ends training at step 4,769 of the 9,765 that the log "
-        "counts. Progress ends at 49%, and the displayed remaining time is 2.05 times too "
+        "counts. The progress in the log therefore ends at 49%, and its remaining time is 2.05 times too "
         "long.",
-        "  Set --train-samples 1220864, which holds the tokens in whole steps.",
+        "  Set --train-samples 1220864, the samples of 4,769 steps.",
     ]
     short = linted(tmp_path, "--train-samples=1000000", without=["--train-samples"])
     assert "training ends at step 3,906, before train-tokens(2,500,000,000) at step 4,769." in "".join(
@@ -217,8 +217,8 @@ def test_the_175b_script_on_one_node(tmp_path):
             [
                 "error, cannot run: job.yaml:59: --num-key-value-heads",
                 (
-                    "  3 is not a multiple of tensor-model-parallel-size(2); tensor ranks that "
-                    "give complete groups: 1, 3."
+                    "  3 is not a multiple of tensor-model-parallel-size(2); tensor-parallel sizes that "
+                    "fit: 1, 3."
                 ),
                 "  Set --tensor-model-parallel-size to one of 1, 3.",
             ],
@@ -247,7 +247,7 @@ def test_the_175b_script_on_one_node(tmp_path):
             [
                 "error, cannot run: job.yaml:59: --global-batch-size",
                 "  250 is not a multiple of micro-batch-size(16) * data-parallel(1) = 16.",
-                "  Nearest: 240, 256.",
+                "  Set --global-batch-size to one of 240, 256.",
             ],
         ),
         (
@@ -399,7 +399,7 @@ def test_flags_of_a_job(flags, rule, expected, tmp_path):
             [
                 "warning, costs a key that has no effect: ds_config_125m.json:2",
                 "  train_batch_size is written twice; the last value is used.",
-                "  Remove one of them.",
+                "  Remove one of the two.",
             ],
         ),
     ],
@@ -625,5 +625,5 @@ def test_a_json_alone_is_checked(tmp_path):
         "  512 is not a multiple of train_micro_batch_size_per_gpu(5) * "
         "gradient_accumulation_steps(16) = 80, "
         "whatever the number of GPUs.",
-        "  Nearest: 480, 560.",
+        "  Set train_batch_size to one of 480, 560.",
     ]

@@ -66,44 +66,45 @@ def test_an_assignment_has_the_scope_of_bash(lines):
     [
         (
             "TP=1\nsource override.sh",
-            "train.sh:2: TP is not known here (override.sh, which is sourced there, may set",
+            "train.sh:2: the value of TP is not known (override.sh, which is sourced there, may set",
         ),
         (
             "TP=1\n. ./lib/sizes.sh",
-            "train.sh:2: TP is not known here (sizes.sh, which is sourced there, may set it)",
+            "train.sh:2: the value of TP is not known (sizes.sh, which is sourced there, may set it)",
         ),
         (
             "x=1",
-            "train.sh:2: TP is not known here (no file sets it); give TP=..., or parallel.tensor_",
+            "train.sh:2: the value of TP is not known (no file sets it). Add TP=..., or parallel.tensor_",
         ),
         (
             "TP=$(python size.py)",
-            "train.sh:1: TP is not known here ($(python size.py) is not run); give TP=...",
+            "train.sh:1: the value of TP is not known (nbtrain does not run $(python size.py)). Add TP=...",
         ),
         (
             "x=1\nTP=$1",
-            "train.sh:2: 1 is not known here (no file sets it); give 1=..., or parallel.tensor_parallel",
+            "train.sh:2: the value of $1 is not known (it is an argument of the script). Add 1=..., or "
+            "parallel.tensor_",
         ),
         (
             "TP=1\nif [ -f big ]; then\n TP=8\nfi",
-            "train.sh:3: TP is not known here (a condition decides it); give TP",
+            "train.sh:3: the value of TP is not known (it depends on a condition). Add TP",
         ),
         (
             "TP=1\n[ $SIZE = big ] && TP=8",
-            "train.sh:2: SIZE is not known here (no file sets it), and decides TP; give",
+            "train.sh:2: the value of SIZE, which determines TP, is not known (no file sets it). Add",
         ),
         (
             "TP=1\nfor f in $(ls); do TP=$f; done",
-            "train.sh:2: TP is not known here (a loop sets it); give TP=...",
+            "train.sh:2: the value of TP is not known (a loop sets it). Add TP=...",
         ),
         (
             "TP=1\nwhile [ $# -gt 0 ]; do case $1 in --tp) TP=$2; shift;; esac; shift; done",
-            "TP is not known here (it depends on the script's arguments; without arguments, it is 1); "
-            "give TP=...",
+            "the value of TP is not known (it depends on the script's arguments; without arguments, it is "
+            "1). Add TP=...",
         ),
         (
             "TP=${SLURM_NNODES:-1}",
-            "train.sh:1: SLURM_NNODES is not known here (a scheduler sets it; without a scheduler, $",
+            "train.sh:1: the value of SLURM_NNODES is not known (a scheduler sets it; without a scheduler, $",
         ),
     ],
 )
@@ -151,9 +152,9 @@ def test_flags_that_say_nothing_may_stay_undecided(tmp_path):
     text = 'C="{}"\nif [ -n "$KEY" ]; then C="$C {}"; fi\n$C\n'
     command = LAUNCH.replace("$TP", "1").strip()
     found = imported(tmp_path, text.format(command, "--wandb-project x"))
-    assert any("C is set to nothing or --wandb-project x" in note.text for note in found.notes)
+    assert any("C is nothing or --wandb-project x, depending on" in note.text for note in found.notes)
     with pytest.raises(
-        ConfigError, match=r"train\.sh:2: KEY is not known here .* give KEY=\.\.\. or C=\.\.\."
+        ConfigError, match=r"train\.sh:2: the value of KEY, .* is not known .* Add KEY=\.\.\. or C=\.\.\."
     ):
         imported(tmp_path, text.format(command, "--swiglu"))
 
@@ -197,7 +198,10 @@ def test_ascends_script_follows_its_case_and_run_py(tmp_path):
     text = ascend_script()
     with pytest.raises(ConfigError) as error:
         imported(tmp_path, text)
-    assert "train.sh:8: size is not known here (it depends on the script's arguments;" in str(error.value)
+    assert "train.sh:8: the value of size, which determines BATCH, LAYERS, HIDDEN, HEADS, TP, PP, is " in str(
+        error.value
+    )
+    assert "is not known (it depends on the script's arguments;" in str(error.value)
     assert "it is 345M" in str(error.value)
     for overrides, sizes in (
         (("size=1.3B",), (24, 2048, 2, 32)),

@@ -54,7 +54,7 @@ def _printf(shell: Shell, words: list[Runs], place: str) -> None:
         print_output(shell, [words[0], *words[3:]])
         printed, shell.sink, shell.certain = tuple(shell.sink), before, certain
         if unknowns_of(printed):
-            shell.assign(name, shell.lost(name, place, "printf sets it"))
+            shell.assign(name, shell.lost(name, place, "the command printf sets it"))
         else:
             shell.assign(name, text_variable((Run(text_of(printed), place),)))
     else:
@@ -84,9 +84,11 @@ def _read(shell: Shell, words: list[Runs], place: str) -> None:
     known = stdin is not None and not unknowns_of(stdin) and set(options) <= set("rat")
     if not known or stdin is None:
         if stdin is not None:
-            shell.stdin = (unknown_run(Unknown("the input", "", place, f"{head} consumes a part of it")),)
+            shell.stdin = (
+                unknown_run(Unknown("the input", "", place, f"the command {head} reads a part of it")),
+            )
         for name in names or (["REPLY"] if head == "read" else ["MAPFILE"]):
-            shell.assign(name, shell.lost(name, place, f"{head} sets it"))
+            shell.assign(name, shell.lost(name, place, f"the command {head} sets it"))
         shell.set_status(None if head == "read" else True)
         return
     text = text_of(stdin)
@@ -156,8 +158,8 @@ def _shift(shell: Shell, words: list[Runs], place: str) -> None:
 def _getopts(shell: Shell, words: list[Runs], place: str) -> None:
     if len(words) > 2:
         name = text_of(words[2])
-        shell.assign(name, shell.lost(name, place, "getopts sets it"))
-    shell.assign("OPTARG", shell.lost("OPTARG", place, "getopts sets it"))
+        shell.assign(name, shell.lost(name, place, "the command getopts sets it"))
+    shell.assign("OPTARG", shell.lost("OPTARG", place, "the command getopts sets it"))
     shell.set_status(None)
 
 

@@ -31,7 +31,9 @@ def compute(shell: Shell, text: str, unknowns: tuple[Unknown, ...], place: str) 
         causes = error.unknowns if isinstance(error, Undecided) else ()
         for one, other in _SETS.findall(text):
             name = one or other
-            shell.assign(name, shell.lost(name, place, "arithmetic sets it", without_duplicates(causes)))
+            shell.assign(
+                name, shell.lost(name, place, "an arithmetic expression sets it", without_duplicates(causes))
+            )
         shell.causes = without_duplicates(causes)
         return None
 

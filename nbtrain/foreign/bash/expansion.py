@@ -245,7 +245,9 @@ class Expansion:
         if node.type == "command_substitution":
             return Part([self.shell.substitute(self.source, node)], quoted, True)
         if node.type == "process_substitution":
-            return Part([(unknown_run(Unknown(text, "", place, "a command writes it")),)], True, True)
+            return Part(
+                [(unknown_run(Unknown(text, "", place, "it is the output of a command")),)], True, True
+            )
         if node.type == "arithmetic_expansion":
             opening = 3 if text.startswith("$((") else 2
             closing = 2 if opening == 3 else 1
@@ -286,7 +288,7 @@ class Expansion:
             runs = arguments[int(name) - 1] if int(name) <= len(arguments) else ()
             return [tuple(run._replace(quoted=False) for run in runs)]
         if not re.match(r"[A-Za-z_]", name):
-            return [(unknown_run(Unknown(f"${name}", "", place, "only the running shell has it")),)]
+            return [(unknown_run(Unknown(f"${name}", "", place, "only a running shell knows it")),)]
         variable = self.shell.variable(name, place)
         runs = variable.elements.get("0", ()) if variable is not None else ()
         self.shell.spend(sum(len(run.text) for run in runs), place, name)
@@ -306,7 +308,7 @@ class Expansion:
         """Return the values of ${...}: one value, or several for forms such as ${A[@]}."""
         inner = text[2:-1]
         offset = node.end_byte - len(text.encode()) + 2
-        unknown: list[Runs] = [(unknown_run(Unknown(text, "", place, f"{text} is not evaluated")),)]
+        unknown: list[Runs] = [(unknown_run(Unknown(text, "", place, f"nbtrain does not evaluate {text}")),)]
         if inner[:1] == "#" and len(inner) > 1 and (match := PARAMETER.match(inner, 1)):
             return self._length(inner, match, place, unknown)
         indirect = inner[:1] == "!" and len(inner) > 1
@@ -325,7 +327,7 @@ class Expansion:
         operator = re.match(r":?[-=+?]", rest)
         joins = quoted and "*" in (name, subscript) and bool(rest) and not operator
         values = self._elements(name, subscript, place, quoted and not joins)
-        not_evaluated = f"{text} is not evaluated"
+        not_evaluated = f"nbtrain does not evaluate {text}"
         if values is None:
             return [(unknown_run(Unknown(literal_unknown(name), name, place, not_evaluated)),)]
         if not rest:
@@ -440,7 +442,8 @@ class Expansion:
                 part = unknowns[0]
                 reason = part.reason or f"a scheduler sets it; without a scheduler, {shown} is {default}"
                 return [(unknown_run(Unknown(part.text, part.name, place, reason, part.causes)),)]
-            return [(unknown_run(Unknown(self.source.of(node), "", place, "it may be set", (unknowns[0],))),)]
+            reason = "the variable may be set"
+            return [(unknown_run(Unknown(self.source.of(node), "", place, reason, (unknowns[0],))),)]
         elif special:
             arguments = self.shell.arguments() or ()
             is_set = bool(arguments) if name in "@*" else name.isdigit() and int(name) <= len(arguments)
@@ -552,7 +555,7 @@ class Expansion:
         try:
             tree = parse(source)
         except BashSyntaxError:
-            return (unknown_run(Unknown(text, "", place, f"{text} is not evaluated")),)
+            return (unknown_run(Unknown(text, "", place, f"nbtrain does not evaluate {text}")),)
         if tree.unread:
             form = tree.unread[0].shown
             return (unknown_run(Unknown(text, "", place, f"nbtrain does not read {form}")),)
@@ -588,7 +591,7 @@ class Expansion:
             causes = tuple(dict.fromkeys(error.unknowns))
             return unknown_run(Unknown(shown, "", place, "a part of it is not known", causes))
         except NotArithmetic:
-            return unknown_run(Unknown(shown, "", place, f"{shown} is not evaluated"))
+            return unknown_run(Unknown(shown, "", place, f"nbtrain does not evaluate {shown}"))
 
     def _expression(self, node: "Node", start: int, end: int) -> str:
         """Return the text of an arithmetic expression in which expansions are replaced by their values.

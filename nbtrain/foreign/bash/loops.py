@@ -50,7 +50,7 @@ def follow_for(shell: Shell, node: "Node") -> None:
     else:
         arguments = shell.state.arguments
         values, known = list(arguments or ()), arguments is not None
-        unknown = () if known else (Unknown("$@", "@", place, "the caller passes it"),)
+        unknown = () if known else (Unknown("$@", "@", place, "it holds the script's arguments"),)
     if keyword == "select" or not known or len(values) > MOST_ROUNDS:
         lost = shell.lost(name, place, "a loop sets it", ())
         causes = without_duplicates(unknown)

@@ -31,7 +31,7 @@ def print_output(shell: Shell, words: list[Runs]) -> None:
         conditions = [*shell.conditions[shell.certain[0] :], shell.state.doubts[shell.certain[1] :]]
         causes = without_duplicates(part for condition in conditions for part in condition)
         shown = f"$({' '.join(text_of(runs) for runs in words)})"
-        reason = "a condition decides whether it is printed"
+        reason = "a condition determines whether it is printed"
         shell.sink.append(unknown_run(Unknown(shown, "", place, reason, causes)))
         return
     if shell.stdin is not None and (head == "tee" or (head == "cat" and len(words) == 1)):
@@ -56,7 +56,7 @@ def print_output(shell: Shell, words: list[Runs]) -> None:
         shell.sink.append(Run("\n", place))
         return
     shown = " ".join(text_of(runs) for runs in words)
-    found = Unknown(f"$({shown})", "", place, f"$({shown}) is not run", tuple(unknowns))
+    found = Unknown(f"$({shown})", "", place, f"nbtrain does not run $({shown})", tuple(unknowns))
     shell.sink.append(unknown_run(found))
 
 

@@ -246,7 +246,7 @@ class Shell:
         self, name: str, place: str, causes: tuple[Unknown, ...], choices: tuple[str, ...]
     ) -> Variable:
         """Return the value of a variable that two branches set differently."""
-        return self.lost(name, place, "a condition decides it", without_duplicates(causes), choices)
+        return self.lost(name, place, "it depends on a condition", without_duplicates(causes), choices)
 
     def file(self, source: Source, with_comments: bool = False) -> None:
         """Simulate the statements of a source in the current state."""
@@ -275,8 +275,8 @@ class Shell:
                         form.place,
                         f"nbtrain does not read this form of bash: {form.shown}. The variables that it sets "
                         "are not known.",
-                        "Write it in another form if the training uses a variable that it sets.",
-                        Cost(words="values that have to be given by hand"),
+                        "If the training uses one of these variables, write this line in another form.",
+                        Cost(words="values that you have to add by hand"),
                     )
                 )
 
@@ -365,7 +365,7 @@ class Shell:
         self.conditions.pop()
         if self.stdin is not stdin:
             # Only the shell knows whether lines were read.
-            reason = "a condition decides which lines were read"
+            reason = "a condition determines which lines are read"
             self.stdin = (unknown_run(Unknown("the input", "", "", reason, causes)),)
 
     def fork(

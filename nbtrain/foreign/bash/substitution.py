@@ -45,7 +45,7 @@ def substitute(shell: Shell, source: Source, node: "Node") -> Runs:
         if shell.calls > MOST_CALLS:
             printed: Runs = (unknown_run(Unknown(shown, "", place, "it is nested too deeply")),)
         elif text.startswith("`") and "\\" in text:
-            printed = (unknown_run(Unknown(shown, "", place, f"{shown} is not run")),)
+            printed = (unknown_run(Unknown(shown, "", place, f"nbtrain does not run {shown}")),)
         else:
             counted = _counted(shell, node)
             if counted is not None:
@@ -79,7 +79,7 @@ def substitute(shell: Shell, source: Source, node: "Node") -> Runs:
         if len(alone) == 1 and alone[0].unknown is not None and alone[0].unknown.name:
             return (alone[0],)
         nested = tuple(part for unknown in unknowns for part in named_causes(unknown))
-        return (unknown_run(Unknown(shown, "", place, f"{shown} is not run", nested)),)
+        return (unknown_run(Unknown(shown, "", place, f"nbtrain does not run {shown}", nested)),)
     result = text_of(printed).rstrip("\n")
     return (Run(result, place),) if result else ()
 

@@ -227,7 +227,9 @@ def _syntax_error(source: Source, node: "Node") -> BashSyntaxError:
     else:
         line = shortened(text.partition("\n")[0].strip() or "the end of the file")
         line += "" if line.endswith("…") else "."
-        message = f"{source.place_of(node)}: this is not bash, or a form that nbtrain does not read: {line}"
+        message = (
+            f"{source.place_of(node)}: this is not bash, or a form of bash that nbtrain does not read: {line}"
+        )
     return BashSyntaxError(message)
 
 

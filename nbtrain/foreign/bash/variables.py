@@ -145,7 +145,7 @@ class State:
 
 
 # A condition that depends on no variable, such as [ -f FILE ].
-UNNAMED = Unknown("a condition", "", "", "only the running shell knows it")
+UNNAMED = Unknown("a condition", "", "", "only a running shell knows it")
 
 Forget = Callable[[str, str, tuple[Unknown, ...], tuple[str, ...]], Variable]
 

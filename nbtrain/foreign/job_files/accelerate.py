@@ -75,8 +75,8 @@ def accelerate_job(tree: Tree) -> Job:
         job.refused.append(
             (
                 place,
-                f"distributed_type = {kind}: nbtrain trains on GPUs and CPUs, and has no layout for this "
-                "type.",
+                f"distributed_type = {kind}: this type cannot be imported; it must be one of "
+                f"{', '.join(reader)}.",
             )
         )
         return job

@@ -307,7 +307,10 @@ def _train_job(tree: Tree, given: UserValues) -> Job:
     if ranks is not None and str(ranks.value) in ("auto", "gpu"):
         ranks = job.gpus_asked  # torchrun counts the container's GPUs
     elif ranks is not None and not str(ranks.value).isdigit():
-        text = f"numProcPerNode = {ranks.value}: only the cluster knows the number of ranks."
+        text = (
+            f"numProcPerNode = {ranks.value}: only the cluster knows the number of ranks. Add "
+            "resources.gpus_per_node=... to the command."
+        )
         job.asked.append(("resources.gpus_per_node", ranks.place, text))
         ranks = None
     # torchrun's own --nproc_per_node takes precedence over the operator's variable.
@@ -513,6 +516,7 @@ def _take(job: Job, launch: Launch | None) -> None:
                 "resources.nodes",
                 ranks.nodes.place,
                 f"{launch.launcher} starts ranks on {ranks.nodes.value} machines, but the manifest has "
-                f"{job.nodes.value} pods ({job.nodes.place}). Make both equal, or give resources.nodes=...",
+                f"{job.nodes.value} pods ({job.nodes.place}). Make both equal, or add resources.nodes=... "
+                "to the command.",
             )
         )

@@ -50,7 +50,7 @@ def other_program(program: Word, flags: Sequence[Word]) -> tuple[str, str] | Non
         setting = f"{flag.text.partition('=')[0]} {value.text}"
         if value.from_outside:
             return flag.place, (
-                f"{setting}: the value is not known here, and nbtrain trains only dense models. Write the "
+                f"{setting}: the value is not known, and nbtrain trains only dense models. Write the "
                 "number into the script, or remove the flag."
             )
         if value.text not in ("1", ""):

@@ -62,7 +62,8 @@ class UserValues:
                     "there, or set the run's field instead."
                 )
             raise ConfigError(
-                f"{name}={self.values[name]}: {name} is neither a run field nor a variable in these files."
+                f"{name}={self.values[name]}: {name} is neither a run field nor a variable in these files. "
+                "Remove it from the command, or correct its name."
             )
 
 
@@ -225,7 +226,7 @@ def _no_launch(script: Script, hidden: Sequence[Hidden]) -> ConfigError:
         if cover.unknown is not None:
             place, text = question(cover.unknown)
             lines.append(
-                f"{place}: {text}. The command {cover.text} at {cover.place} may launch the training."
+                f"{place}: {text} The command {cover.text} at {cover.place} may launch the training."
             )
         elif cover.file:
             lines.append(
@@ -303,7 +304,7 @@ def _compare_with_place(job: Job, launch: Launch, place: Allocation) -> None:
                 "resources.nodes",
                 nodes.place,
                 f"{launch.launcher} starts ranks on {nodes.value} machines, but {given.value} are requested "
-                f"({given.place}). Make both equal, or give resources.nodes=...",
+                f"({given.place}). Make both equal, or add resources.nodes=... to the command.",
             )
         )
 
@@ -343,14 +344,21 @@ def take_launch(job: Job, script: Script, launch: Launch, launches: Sequence[Lau
             )
         elif unknown is not None:
             job.left.append(
-                (word.place, f"{word.text}: not read; the command after it launches the training.")
+                (
+                    word.place,
+                    f"{word.text}: ignored, because its value is not known; the command after it launches "
+                    "the training.",
+                )
             )
     others = [other for other in launches if other is not launch]
     if others and launch.command.conditions:
         roots = [root for unknown in launch.command.conditions for root in unknown.roots() if root.name]
         if roots:
             names = ", ".join(dict.fromkeys(f"{root.name}=..." for root in roots))
-            job.alternatives = f"{roots[0].place}: which of these jobs runs is not known here; give {names}."
+            job.alternatives = (
+                f"{roots[0].place}: which of these jobs runs depends on values that are not known. "
+                f"Add {names} to the command."
+            )
 
 
 def _line(place: str) -> int:

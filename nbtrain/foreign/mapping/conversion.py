@@ -79,8 +79,8 @@ class Reading:
             self.fail(
                 key,
                 setting.place,
-                f"{setting.text}: {outside.from_outside} is not known here. Write the value into the file, "
-                f"or give {key}=...",
+                f"{setting.text}: the value of {outside.from_outside} is not known. Write it into the file, "
+                f"or add {key}=... to the command.",
             )
         return True
 

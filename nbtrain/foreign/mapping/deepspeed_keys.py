@@ -221,8 +221,8 @@ def _read_data_efficiency(source: Reading, document: Document) -> None:
             source.fail("", document.place(f"{dotted}.enabled"), text)
     if not on:
         text = (
-            "data_efficiency: not imported; it turns nothing on (curriculum_learning, dynamic_batching, "
-            "random_ltd)."
+            "data_efficiency: not imported; it enables none of curriculum_learning, dynamic_batching and "
+            "random_ltd."
         )
         source.note(document.place("data_efficiency"), text)
 

@@ -36,7 +36,10 @@ def _read_positions(source: Reading) -> None:
             )
         elif source.value("add_position_embedding") is False:
             place = source.place("add_position_embedding")
-            words = "the model would have no positions, and nbtrain has no field for that."
+            words = (
+                "nbtrain does not support models without positions. Remove the flag, or add "
+                "model.position_embedding_type=rope to the command."
+            )
             source.fail(key, place, f"--no-position-embedding without rotary positions: {words}")
         return
     flag = "position_embedding_type" if by_type else "use_rotary_position_embeddings"
@@ -122,7 +125,9 @@ def _write_scaling(target: Writing, scaling: Any) -> None:
         target.add("use_rope_scaling")
         target.add("rope_scaling_factor", scaling.factor)
         return
-    target.cannot("model.rope_scaling", f"has no flags for rope_scaling {scaling.kind} x {scaling.factor:g}")
+    target.cannot(
+        "model.rope_scaling", f"has no flags for rope_scaling {scaling.kind} with factor {scaling.factor:g}"
+    )
 
 
 def _read_activation(source: Reading) -> None:

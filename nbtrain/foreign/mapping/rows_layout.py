@@ -254,8 +254,8 @@ def _read_recompute(source: Reading) -> None:
                 source.place("recompute_granularity"),
                 f"--recompute-method {method or 'is missing'}",
             )
-            words = "nbtrain has a field only for the method uniform"
-            source.fail(key, place, f"full recomputation, {found}: {words}.")
+            words = "nbtrain supports only the method uniform. Set --recompute-method uniform."
+            source.fail(key, place, f"full recomputation, {found}: {words}")
             return
         source.set(key, "full", "recompute_granularity")
         source.set(interval, source.value("recompute_num_layers") or 1, "recompute_num_layers")

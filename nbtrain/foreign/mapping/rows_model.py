@@ -264,7 +264,10 @@ def _read_bpe(source: Reading) -> None:
         source.note(source.place("vocab_size"), words)
         return
     if "tokenizer.vocab_size" not in source.values and setting is not None:
-        words = "this must equal the number of entries in the vocabulary file, which was not found here."
+        words = (
+            "the number of entries in the vocabulary file must be equal to this, but the file was not found, "
+            "so nbtrain cannot compare them."
+        )
         source.note(source.place("vocab_size"), f"--vocab-size {size}: {words}")
     source.set("tokenizer.vocab_size", size, "vocab_size")
 
@@ -374,11 +377,11 @@ def _read_load(source: Reading) -> None:
             "",
             load.place,
             f"--load {load.value} differs from --save {save.value} ({save.place}): the run would begin with "
-            "another run's weights, which no field expresses. Remove --load, or set it to the folder of "
+            "another run's weights, which cannot be imported. Remove --load, or set it to the folder of "
             "--save to resume.",
         )
     elif load and not save:
-        words = "the run would begin with another run's weights, which no field expresses. Remove the flag."
+        words = "the run would begin with another run's weights, which cannot be imported. Remove the flag."
         source.fail("", load.place, f"--load {load.value}: {words}")
     elif save:
         source.note(save.place, f"{save.text}: not imported; checkpoints go to output/<run>/model.")

@@ -21,7 +21,7 @@ FIXED = {
     "muon_coefficient_type": (
         COEFFICIENTS,
         "optimizer.muon_num_ns_steps",
-        "these are other Newton-Schulz coefficients than nbtrain's",
+        "these Newton-Schulz coefficients differ from nbtrain's",
     ),
     "muon_tp_mode": (
         "duplicated",

@@ -49,7 +49,8 @@ def _read_batch(source: Reading) -> None:
         and source.value("global_batch_size") is None
     ):
         # Without the flag, Megatron runs one micro batch on each data-parallel rank.
-        source.fail("batch.global_batch_size", source.job.label, "--global-batch-size is missing.")
+        text = "--global-batch-size is missing. Add batch.global_batch_size=... to the command."
+        source.fail("batch.global_batch_size", source.job.label, text)
 
 
 def _write_batch(target: Writing) -> None:
@@ -148,7 +149,10 @@ def _read_length(source: Reading) -> None:
     else:
         flags = "--train-iters or --train-samples"
         flags = f"--train-tokens, {flags}" if source.has("train_tokens") else flags
-        text = f"the files set no training length: {flags} is missing."
+        text = (
+            f"the files set no training length: {flags} is missing. Add batch.train_tokens=... to the "
+            "command."
+        )
         source.fail("batch.train_tokens", source.job.label, text)
 
 

@@ -299,15 +299,15 @@ def _stray(words: Sequence[Word], before: Setting | None) -> Finding:
     After a flag with one value, the words may be the rest of a text that bash splits at its spaces.
     """
     text = " ".join(word.text for word in words)
-    belong = "these words belong to no flag" if words[1:] else "this word belongs to no flag"
+    belong = "these arguments belong to no flag" if words[1:] else "this argument belongs to no flag"
     finding = _wrong(text, words[0].place, f"{text}: {belong}.")
     if before is None or before.place != words[0].place:
         return finding
-    quotes = 'write the array with its quotes where the program gets it, "${ARGS[@]}"'
+    quotes = 'quote the array in the program\'s command, as in "${ARGS[@]}"'
     if words[1:]:
-        fix = f"If these words belong to the value of {before.flag}, {quotes}; otherwise remove them."
+        fix = f"If these arguments belong to the value of {before.flag}, {quotes}; otherwise remove them."
     else:
-        fix = f"If this word belongs to the value of {before.flag}, {quotes}; otherwise remove it."
+        fix = f"If this argument belongs to the value of {before.flag}, {quotes}; otherwise remove it."
     return replace(finding, fix=fix)
 
 

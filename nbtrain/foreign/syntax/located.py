@@ -101,21 +101,22 @@ def question(unknown: Unknown, fields: Sequence[str] = (), dependents: Sequence[
     if not named:
         shown = unknown.name or unknown.text
         reason = f" ({unknown.reason})" if unknown.reason else ""
-        return unknown.place, (
-            f"{shown} is not known here{reason}; give {given}"
-            if given
-            else f"{shown} is not known here{reason}. Write its value into the script."
-        )
+        fix = f"Add {given} to the command." if given else "Write the value into the script."
+        return unknown.place, f"the value of {shown} is not known{reason}. {fix}"
     root = named[0]
-    reason = root.reason or "no file sets it"
+    is_argument = root.name.isdigit()  # $1
+    shown = f"${root.name}" if is_argument else root.name
+    reason = root.reason or ("it is an argument of the script" if is_argument else "no file sets it")
     names = list(dict.fromkeys(part.name for part in named))
     decided = [name for name in dict.fromkeys((unknown.name, *dependents)) if name and name not in names]
-    decides = f", and decides {', '.join(decided)}" if decided else ""
+    decides = f", which determines {', '.join(decided)}," if decided else ""
     wanted = " ".join(f"{name}=..." for name in names)
     if len(decided) == 1:
         wanted += f" or {decided[0]}=..."
-    instead = f", or {given}" if given else ""
-    return root.place, f"{root.name} is not known here ({reason}){decides}; give {wanted}{instead}"
+    instead = f", or {given}," if given else ""
+    return root.place, (
+        f"the value of {shown}{decides} is not known ({reason}). Add {wanted}{instead} to the command."
+    )
 
 
 # Maximum number of fields that a question offers as alternatives to the variable that determines them.

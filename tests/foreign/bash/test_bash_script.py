@@ -406,13 +406,13 @@ def test_bash_leaves_files_by_these_ways(tmp_path):
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ('a\nrun "x', 'a.sh:2: this is not bash, or a form that nbtrain does not read: "x.'),
+        ('a\nrun "x', 'a.sh:2: this is not bash, or a form of bash that nbtrain does not read: "x.'),
         ("A=(1 2", "a.sh:1: the script cannot be read as bash: ) is missing."),
         (
             "cat <<E > x\n1",
             ("a.sh:1: the script cannot be read as bash: the line that ends the here-document is missing."),
         ),
-        ("run ${x", "a.sh:1: this is not bash, or a form that nbtrain does not read: ${x."),
+        ("run ${x", "a.sh:1: this is not bash, or a form of bash that nbtrain does not read: ${x."),
         ("a=1\nif [ $a = 1 ]; then\nrun", "a.sh:2: "),
         ("a=1\nDATA=<path of the data>\nrun $DATA", "a.sh:2: <path of the data> is a placeholder"),
     ],
@@ -442,8 +442,8 @@ def test_a_value_that_is_too_long_for_a_pattern_is_reported_with_the_limit(form)
     [unknown] = read_script(f"A={longest}8\nrun {form}", "a.sh").commands[0].words[1].unknowns
     assert (unknown.name, unknown.place) == ("A", "a.sh:2")
     assert unknown.reason == (
-        f"{form} is not evaluated: its value has 2,001 characters, and nbtrain compares at most 2,000 with a "
-        "pattern"
+        f"nbtrain does not evaluate {form}: its value has 2,001 characters, and nbtrain compares at most "
+        "2,000 with a pattern"
     )
 
 
@@ -456,7 +456,7 @@ def test_a_value_that_is_too_long_for_a_pattern_is_reported_with_the_limit(form)
 )
 def test_a_pattern_that_is_too_long_is_reported_with_the_limit(pattern, limit):
     [unknown] = read_script(f"A=b\nrun ${{A#{pattern}}}", "a.sh").commands[0].words[1].unknowns
-    assert unknown.reason == f"${{A#{pattern}}} is not evaluated: {limit}"
+    assert unknown.reason == f"nbtrain does not evaluate ${{A#{pattern}}}: {limit}"
 
 
 @pytest.mark.slow

@@ -111,7 +111,7 @@ def test_a_launch_is_found_behind_what_starts_it(text):
     [
         (
             f"$LAUNCHER {TRAIN}",
-            "train.sh:1: LAUNCHER is not known here (it contains the launcher); give "
+            "train.sh:1: the value of LAUNCHER is not known (it contains the launcher). Add "
             "LAUNCHER=..., or resources.nodes=... and resources.gpus_per_node=...",
         ),
         (
@@ -121,35 +121,32 @@ def test_a_launch_is_found_behind_what_starts_it(text):
         ),
         (
             "A=$(cat command.txt)\n$A",
-            "train.sh:1: A is not known here ($(cat command.txt) is not run); give A=...",
+            "train.sh:1: the value of A is not known (nbtrain does not run $(cat command.txt)). Add A=...",
         ),
         (
             f"deepspeed --include worker-0@worker-1:0,2 {TRAIN}",
-            "--include selects all GPUs of worker-0, and their number is in the hostfile); "
-            "give resources.gpus_per_node=...",
+            "--include selects all GPUs of worker-0, and their number is in the hostfile). "
+            "Add resources.gpus_per_node=... to the command.",
         ),
         (
             f"deepspeed --include a:0,1@b:0 {TRAIN}",
-            (
-                "--include selects different numbers of GPUs on the machines (a: 2, b: 1)); give "
-                "resources.gpus"
-            ),
+            ("--include selects different numbers of GPUs on the machines (a: 2, b: 1)). Add resources.gpus"),
         ),
         (
             f"N=${{WORLD_SIZE:-1}}\ntorchrun --nnodes $N --nproc_per_node 8 {TRAIN}",
-            "train.sh:1: WORLD_SIZE is not known here (a scheduler sets it; without a scheduler, "
-            "${WORLD_SIZE:-1} is 1); give WORLD_SIZE=..., or resources.nodes=...",
+            "train.sh:1: the value of WORLD_SIZE is not known (a scheduler sets it; without a scheduler, "
+            "${WORLD_SIZE:-1} is 1). Add WORLD_SIZE=..., or resources.nodes=...",
         ),
         (
             f"torchrun --nproc_per_node=gpu --nnodes 1 {TRAIN}",
-            "gpu is not known here (it is the number of GPUs",
+            "the value of gpu is not known (it is the number of GPUs",
         ),
         ("echo torchrun pretrain_gpt.py", "train.sh: the script launches no training: it has no torchrun"),
         (
             f"if [ $P = a ]; then {T} {TRAIN}; else {T} {TRAIN} --seed 2; fi",
             "the files describe 2 jobs: train.sh:1 (pretrain_gpt.py), train.sh:1 "
-            "(pretrain_gpt.py).\ntrain.sh:1: which of these jobs runs is not known here; give "
-            "P=...",
+            "(pretrain_gpt.py).\ntrain.sh:1: which of these jobs runs depends on values that are "
+            "not known. Add P=... to the command.",
         ),
     ],
 )

@@ -114,7 +114,7 @@ def test_an_undecided_number_of_experts_is_no_mixture(tmp_path):
     """A number of experts that only the running shell knows is reported as undecided, and can be given."""
     path = tmp_path / "run.sh"
     path.write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {FLAGS} --num-experts $EXPERTS\n")
-    assert refusal(path).startswith("run.sh:1: --num-experts ${EXPERTS}: the value is not known here")
+    assert refusal(path).startswith("run.sh:1: --num-experts ${EXPERTS}: the value is not known")
     with pytest.raises(ConfigError, match="--num-experts 8: this is a mixture of experts"):
         import_files([path], ["EXPERTS=8"])
 
@@ -295,7 +295,7 @@ def test_fsdp_becomes_zero(strategy, tmp_path):
     [
         (
             "distributed_type: TPU\nnum_processes: 8\n",
-            "distributed_type = TPU: nbtrain trains on GPUs and CPUs",
+            "distributed_type = TPU: this type cannot be imported; it must be one of FSDP, DEEPSPEED, ",
         ),
         (
             "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: ALL}\n",

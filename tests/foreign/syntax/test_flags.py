@@ -126,7 +126,7 @@ def test_values_are_taken_as_argparse_takes_them():
             ("a.sh:1: --fp16=true: --fp16 is a switch without a value; write only --fp16, or remove it."),
         ),
         ("megatron-lm@d98e8a64", "--lr --fp16", "a.sh:1: --lr: the flag needs a value."),
-        ("megatron-lm@d98e8a64", "--fp16 12", "a.sh:2: 12: this word belongs to no flag."),
+        ("megatron-lm@d98e8a64", "--fp16 12", "a.sh:2: 12: this argument belongs to no flag."),
     ],
 )
 def test_what_the_program_would_refuse_is_named(target, text, expected):
@@ -138,9 +138,9 @@ def test_a_text_that_bash_split_is_named_once():
     """Words on the line of a flag with one value are one error, which shows the quotes that bash needs."""
     texts = ("--bf16", "--step-batch-size-schedule", "0:16", "2.4B:320", "12B:1536", "--lr", "1e-4")
     (complaint,) = parse(find_table("megatron-lm"), [Word(text, "a.sh:1") for text in texts]).complaints
-    assert complaint.message == "2.4B:320 12B:1536: these words belong to no flag."
+    assert complaint.message == "2.4B:320 12B:1536: these arguments belong to no flag."
     assert complaint.fix.startswith(
-        "If these words belong to the value of --step-batch-size-schedule, write the array"
+        "If these arguments belong to the value of --step-batch-size-schedule, quote the array"
     )
 
 

@@ -100,7 +100,8 @@ class RunStatus:
     def pill(self) -> tuple[str, Tone]:
         """Label and tone of the state.
 
-        The label is "Stopping..." from a stop request until the job has ended.
+        The label is "Stopping..." from a stop request until the job has ended, and "Pausing..." from a pause
+        request until the job is paused.
         """
         if self.asked == "stop":
             return "Stopping...", "wait"

@@ -326,7 +326,11 @@ def _by_purpose(hours: Mapping[str, float], faults: Sequence[Fault]) -> dict[str
 
 
 def _faults(run: RunDir, attempts: Sequence[_Attempt], finished: bool) -> list[Fault]:
-    """Return a fault for each attempt that another one followed, or that ended a run without success."""
+    """Return the faults of a run, one for each attempt that did not complete the run, oldest first.
+
+    These are the attempts that another attempt followed and, unless the run has `finished`, the last attempt
+    if it has ended. A requested pause or stop that lost no steps is not a fault.
+    """
     found = []
     for attempt, following in zip(attempts, [*attempts[1:], None]):
         record = attempt.record

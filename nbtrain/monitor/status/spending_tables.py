@@ -1,6 +1,6 @@
 """Tables of device use by purpose, and of the cost of faults by kind.
 
-purpose_rows(Spending)      rows of PURPOSE_HEADS: training that was kept, starts, restarts, ...
+purpose_rows(Spending)      rows of PURPOSE_HEADS: training without repeated steps, starts, restarts, ...
 fault_sums([Fault, ...])    {"preemption": FaultSum, "lost": FaultSum, "failure": FaultSum}
 """
 
@@ -22,21 +22,24 @@ from nbtrain.monitor.status.spending import (
 )
 
 PURPOSE_HEADS = ("WHAT", "TIME", "DEVICE HOURS", "SHARE", "MONEY")
-FAULT_KIND_HEADS = ("FAULTS", "TIMES", "STEPS AGAIN", "TIME", "WITHOUT DEVICES", "DEVICE HOURS", "MONEY")
+FAULT_KIND_HEADS = (
+    *("FAULTS", "COUNT", "STEPS REPEATED", "TIME WITH DEVICES", "TIME WITHOUT DEVICES"),
+    *("DEVICE HOURS", "MONEY"),
+)
 PURPOSES = {
-    "training": "training that was kept",
+    "training": "training, without repeated steps",
     "validating": KINDS["validating"],
     "saving": KINDS["saving"],
     "tuning": KINDS["tuning"],
     FIRST_START: "first starts",
-    REPEATED: "steps that were trained again",
+    REPEATED: "repeated steps",
     RESTART: "restarts",
 }
 """{purpose of device use: its name}, in the order of the table."""
 WITHOUT_DEVICES = {"waiting": "waiting in the queue", "paused": "paused"}
 FAULT_KINDS = {
-    "preemption": "devices taken away",
-    "lost": "supervisor or machine gone",
+    "preemption": "preemptions",
+    "lost": "lost supervisor or machine",
     "failure": "failed attempts",
 }
 """{kind of fault: its name}, in the order of the table."""

@@ -78,7 +78,7 @@ def test_a_sweep_runs_so_many_at_once_and_a_second_call_starts_nothing(sweep):
     found = json.loads(json.dumps(results.to_dict()))
     assert found["best"]["mean"] is not None and found["cost"]["faults"] == {}
     assert sum(found["cost"]["hours"].values()) == pytest.approx(results.spending.device_hours)
-    assert "Cost of all runs" in page and "training that was kept" in page
+    assert "Cost of all runs" in page and "training, without repeated steps" in page
     said.clear()
     assert drive(read, command=(FAKE_RANK,), say=said.append).states == turn.states and said == []
     read.path.write_text(read.path.read_text().replace("2560", "5120"))

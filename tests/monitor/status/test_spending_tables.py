@@ -21,9 +21,9 @@ def test_what_was_paid_for_and_what_was_not():
     """Each purpose has its time, device hours, share and money; waiting and pauses have only their time."""
     spending = Spending(10.0, 0.7, SECONDS, FAULTS, 30.0, "USD", hours=HOURS)
     assert purpose_rows(spending) == [
-        ("training that was kept", "1 h 0 min", "7", "70.0%", "21 USD"),
+        ("training, without repeated steps", "1 h 0 min", "7", "70.0%", "21 USD"),
         ("first starts", "3 min 0 s", "0.5", "5.0%", "1.5 USD"),
-        ("steps that were trained again", "4 min 0 s", "1", "10.0%", "3 USD"),
+        ("repeated steps", "4 min 0 s", "1", "10.0%", "3 USD"),
         ("restarts", "2 min 0 s", "1.5", "15.0%", "4.5 USD"),
         ("waiting in the queue", "12 min 0 s", "", "", ""),
         ("paused", "1 min 0 s", "", "", ""),
@@ -38,5 +38,5 @@ def test_the_cost_of_faults_by_their_kind():
     assert sums["failure"].lost_steps == 30 and sums["failure"].money is None
     assert sums["preemption"].waited_seconds == 120 and sums["preemption"].money == pytest.approx(6.0)
     assert fault_kind_rows(Spending(10.0, 0.7, SECONDS, FAULTS, 30.0, "USD"))[0] == (
-        *("devices taken away", "1", "10", "1 min 30 s", "2 min 0 s", "2", "6 USD"),
+        *("preemptions", "1", "10", "1 min 30 s", "2 min 0 s", "2", "6 USD"),
     )

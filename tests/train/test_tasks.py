@@ -134,8 +134,8 @@ def test_scores_are_those_of_the_checkpoint(name, tmp_path, home, forked, monkey
         one["title"]: one["names"]
         for one in metric_charts([{"tag": t, "title": t} for t in view.scalar_names()])
     }
-    assert "task/hellaswag acc_norm" in titles["Answers to tasks"]
-    assert titles["Perplexity of tasks"] == ["task/lambada perplexity"]
+    assert "task/hellaswag acc_norm" in titles["Accuracy on tasks"]
+    assert titles["Perplexity on tasks"] == ["task/lambada perplexity"]
 
 
 def test_a_resume_does_not_ask_a_validated_step_again(tmp_path, home, forked, monkeypatch):

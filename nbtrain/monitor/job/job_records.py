@@ -201,7 +201,11 @@ def _node_records(job: JobDir) -> dict[int, dict[str, Any]]:
 
 
 def _ranks_of(job: JobDir, config: RunConfig, measured: Mapping[int, NodeUsage]) -> dict[int, list[int]]:
-    """Return {replica: its ranks} from the launch order, otherwise measurements, otherwise configuration."""
+    """Return {replica: its ranks}.
+
+    The ranks come from the launch order; without an order, from the measurements of the nodes; without both,
+    from the configuration.
+    """
     order = files.read_json(job.control_launch) or {}
     found = {index: list(node.about.get("ranks") or []) for index, node in measured.items()}
     if not order.get("ranks") and any(found.values()):

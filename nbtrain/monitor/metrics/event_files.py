@@ -28,10 +28,9 @@ def read_event_files(folder: Path) -> dict[str, Series]:
     """Return the scalars in a folder of event files as {tag: Series}.
 
     Files are read in the order in which they were created, and the newest value of a step counts. A
-    SessionLog START, which `purge_step` of torch's SummaryWriter writes, drops the earlier points from its
-    step on. The "step" of some tags counts tokens or samples. For these tags, it drops the points that were
-    written at the time of the earliest point dropped from the other tags, or later. Warns if a file can be
-    read only in part.
+    SessionLog START, which `purge_step` of torch's SummaryWriter writes, replaces all points of the earlier
+    files from its step on: these points are dropped (see _purge()). Warns if only a part of a file can be
+    read.
 
     Raises DataError, which names subfolders with event files, if the folder contains no event file.
     """
@@ -114,8 +113,8 @@ def _number(value: Any) -> float | None:
 def _purge(step: int, series: dict[str, Series]) -> None:
     """Drop the points at or after `step`.
 
-    The "step" of some tags counts tokens or samples. For these tags, drop the points that were written at the
-    time of the earliest point dropped from the other tags, or later.
+    The "step" of some tags counts tokens or samples and cannot be compared with `step`. Their points are
+    dropped by time: from the time at which the first of the other dropped points was written.
     """
     by_step = [points for tag, points in series.items() if not tag.endswith(COUNTED_BY_OTHERS)]
     late = [at for points in by_step for own, at in zip(points.steps, points.wall_times) if own >= step]

@@ -29,15 +29,13 @@ TOGETHER: dict[str, tuple[str, ...]] = {
         *("data_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds", "pipeline_seconds"),
         "communication_seconds",
     ),
-    "Computing, rank by rank": ("compute_max_seconds", "compute_median_seconds", "compute_min_seconds"),
+    "Compute time of the ranks": ("compute_max_seconds", "compute_median_seconds", "compute_min_seconds"),
     "Validation and checkpoints": (
         *("evaluation_seconds", "tasks_seconds", "checkpoint_seconds", "checkpoint_write_seconds"),
     ),
     "Memory": ("host_memory_bytes", "device_memory_bytes"),
     "Share of memory": ("host_memory_fraction", "device_memory_fraction"),
-    "Steps that went wrong": (
-        *("skipped_steps", "overflow_steps", "loss_spikes", "rollbacks", "steps_without_loss"),
-    ),
+    "Bad steps": (*("skipped_steps", "overflow_steps", "loss_spikes", "rollbacks", "steps_without_loss"),),
 }
 """{title of a chart: names of its scalars}; every other scalar gets its own chart."""
 # {prefix of a scalar's name: its label, to which "of" and the dataset's name are appended}
@@ -98,7 +96,7 @@ def metric_charts(tags: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             found.append({"title": f"{words.capitalize()} of each dataset", "names": having})
             blends += having
     tasks = [name for name in there if name.startswith(OF_TASKS)]
-    for title, is_of_perplexity in (("Answers to tasks", False), ("Perplexity of tasks", True)):
+    for title, is_of_perplexity in (("Accuracy on tasks", False), ("Perplexity on tasks", True)):
         if having := [name for name in tasks if name.endswith("perplexity") == is_of_perplexity]:
             found.append({"title": title, "names": having})
     alone = [row for name, row in there.items() if name not in blends + tasks]

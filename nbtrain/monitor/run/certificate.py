@@ -244,10 +244,12 @@ def read_certificate(path: Path) -> RunCertificate | None:
         if certificate is not None:
             certificate.numbers()
             if not certificate.parts:
-                raise ValueError("it has no parts")
+                raise ValueError("its list `parts` is empty")
         return certificate
     except (TypeError, ValueError) as error:
-        raise RecordError(f"{display(path)} is not a run's certificate: {error}") from error
+        raise RecordError(
+            f"{display(path)} is not a run's certificate: {error}. Restore the file."
+        ) from error
 
 
 def differences(before: RunCertificate, now: RunCertificate) -> list[Difference]:
@@ -345,13 +347,13 @@ def certificate_problems(run: RunDir) -> list[str]:
             f"{where}: the chain of hashes differs, first at the checkpoint of step {changed.step:,}"
         )
     if not (found or later) and stored.sha256 != made.sha256:
-        digests = f"{_short(stored.sha256)} -> {_short(made.sha256)}"
+        digests = f"{_short(stored.sha256)} in the file, {_short(made.sha256)} from the run directory"
         found.append(f"{where}: the run's SHA-256 differs: {digests}")
     return found
 
 
 def _attempts_since(run: RunDir, certificate: RunCertificate) -> list[Provenance]:
-    """Return the attempts after the newest one in a certificate; [] if the certificate knows no attempt."""
+    """Return the attempts after a certificate's newest attempt; [] if the certificate names no attempt."""
     known = {_attempt(part.provenance) for part in certificate.parts}
     attempts = list(_provenances(run))
     places = [number for number, attempt in enumerate(attempts) if _attempt(attempt) in known]

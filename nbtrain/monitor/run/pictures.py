@@ -126,7 +126,7 @@ def timing(source: Source) -> "Figure":
     ):
         _curve(ranks, series.get(name), color, label, marker="o")
     slowest, slowdown = series.get("slowest_rank"), series.get("rank_slowdown")
-    title = "Computing, rank by rank"
+    title = "Compute time of the ranks"
     if slowest and slowdown:
         title += f": rank {slowest.values[-1]:.0f} is {slowdown.values[-1]:.0%} slower than its stage"
     _dress(ranks, title, "s")

@@ -155,7 +155,7 @@ def texts_of(run: RunDescription) -> dict[str, Any]:
     charts      see monitor/metrics/chart_data.py
     marks       see monitor/run/advice.py
     ranks       {"heads", "rows": [{"bad", "cells"}]}
-    alerts      title of the page with events
+    alerts      heading of the events, which includes the number of alerts
     job         [[label, text], ...]
     """
     bad = run.status.pill[1] == "bad"

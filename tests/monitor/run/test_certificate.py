@@ -213,7 +213,7 @@ def test_what_changed_without_a_number_is_found(workspace):
     written = files.read_json(run.certificate_json)
     files.write_json(run.certificate_json, {**written, "sha256": "0" * 64})
     [problem] = certificate_problems(run)
-    assert "the run's SHA-256 differs: 000000000000 -> " in problem
+    assert "the run's SHA-256 differs: 000000000000 in the file, " in problem
     files.write_json(run.certificate_json, written)
     path = job.events / "rank0.jsonl"
     path.write_text(path.read_text().splitlines(keepends=True)[0])

@@ -84,7 +84,10 @@ def test_time_of_a_step_and_the_ranks_side_by_side(tmp_path: Path) -> None:
     file.scalar(2, 1.0, 102, "ranks/slowdown of the slowest")
     figure = timing(tmp_path / "run")
     lines = drawn(figure)
-    assert list(lines) == ["Time of a step", "Computing, rank by rank: rank 5 is 100% slower than its stage"]
+    assert list(lines) == [
+        "Time of a step",
+        "Compute time of the ranks: rank 5 is 100% slower than its stage",
+    ]
     parts, ranks = figure.axes
     assert lines["Time of a step"] == [([1, 2], [4.0, 4.0])]
     # The second area extends from the top of the first one to 3 s.

@@ -56,7 +56,7 @@ def file_system_of(folder: Path) -> str | None:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Set the file name of an OSError in NO_ROOM that the block raises without a file name to `path`."""
+    """Add `path` as the file name to an OSError in NO_ROOM that the block raises without a file name."""
     try:
         yield
     except OSError as error:

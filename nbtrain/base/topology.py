@@ -3,9 +3,9 @@
     global rank = (pipeline * data_parallel_size + data) * tensor_parallel_size + tensor
 
 Pipeline is outermost and tensor innermost, as in DeepSpeed's PipeModelDataParallelTopology, so that
-tensor-parallel ranks are neighbors on one node. The data axis includes the ranks that share sequences
-(Ulysses, context parallelism); ranks that share a sequence are neighbors on it. A *size* is the number of
-ranks along one kind of parallelism, and a *rank* is an index along it.
+tensor-parallel ranks are neighbors on one node. With Ulysses or context parallelism, each sequence is split
+between several ranks, which are neighbors on the data axis; the size of the data axis includes them. A *size*
+is the number of ranks along one kind of parallelism, and a *rank* is an index along it.
 """
 
 from dataclasses import dataclass

@@ -159,9 +159,9 @@ def resolved_program(program: str) -> str:
 
 
 def bundled(part: str) -> Path:
-    """Return where notebooks, examples/megatron-gpt, docs or README.md is: in the wheel, or in a clone.
+    """Return the path of a part that comes with nbtrain: notebooks, examples/megatron-gpt, docs or README.md.
 
-    Raises ConfigError if the installation contains neither.
+    The part is in the installed wheel or in the clone. Raises ConfigError if it is in neither.
     """
     for candidate in (PACKAGE / "_bundled" / part, PACKAGE.parent / part):
         if candidate.exists():

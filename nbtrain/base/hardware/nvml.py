@@ -90,7 +90,8 @@ def named_gpu(entry: str, known: tuple[Gpu, ...]) -> Gpu | None:
         return known[int(entry)] if int(entry) < len(known) else None
     if entry.startswith("GPU-") and all(gpu.uuid for gpu in known):
         return next((gpu for gpu in known if gpu.uuid.startswith(entry)), None)
-    # A part of a GPU (MIG), or a GPU whose driver reports no UUIDs: the entry of the variable is not checked.
+    # The driver's list cannot confirm a MIG instance, nor a GPU if the driver reports no UUIDs. The entry is
+    # then used without a check.
     return Gpu(entry, None, entry) if entry.startswith(("GPU-", "MIG-")) else None
 
 

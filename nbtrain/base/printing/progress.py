@@ -81,9 +81,9 @@ class Progress:
         self._last_line = time.monotonic()
         seconds = self._last_line - self._started
         rate = self.done / seconds if seconds > 0 else 0.0
-        unit = self.unit if self.unit == "B" else f" {self.unit}"  # MB, but k documents
+        unit = self.unit if self.unit == "B" else f" {self.unit}"  # "5MB" without a space, but "5k documents"
         amount = count_of(self.done, self.total) if self.total else count(self.done)
-        if self.unit == "B":  # a billion bytes are 1GB
+        if self.unit == "B":  # count() writes a billion as B, which for bytes is G
             amount, speed = amount.replace("B", "G"), count(round(rate, 1)).replace("B", "G")
         else:
             speed = count(round(rate, 1))

@@ -49,7 +49,7 @@ FINAL = frozenset({SUCCEEDED, FAILED, CANCELLED, LOST})
 FAILURES = frozenset({FAILED, LOST})
 """Final states that no user requested."""
 RecordedEnd = Literal["SUCCEEDED", "FAILED", "CANCELLED"]
-"""A final state that a supervisor records, and can therefore report."""
+"""A final state that a supervisor records. LOST is not one of them: it means that the supervisor is gone."""
 RECORDED_ENDS: tuple[RecordedEnd, ...] = get_args(RecordedEnd)
 
 Tone = Literal["live", "good", "wait", "bad", "calm"]

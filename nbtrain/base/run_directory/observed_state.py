@@ -201,8 +201,8 @@ def _left_for_pause(job: JobDir, record: JobRecord) -> bool:
 def _given_up(job: JobDir, supervisor: ProcessIdentity) -> str:
     """Return why a supervisor on another host counts as dead before its time-out; "" if it does not.
 
-    A note in control/given_up.json records that the supervisor counts as dead. A supervisor that writes
-    job.json after that counts as alive again, and finds the request to exit at once.
+    A note in control/given_up.json records that the supervisor counts as dead. If the supervisor writes
+    job.json after the note, it counts as alive again. It then finds the request to exit without saving.
     """
     note = files.read_json(job.control_given_up) if supervisor.elsewhere() else None
     if note is None or job.job_json.stat().st_mtime > job.control_given_up.stat().st_mtime:
@@ -233,7 +233,7 @@ def read_job(job: JobDir, now: float) -> tuple[JobRecord | None, str, str | None
             return None, QUEUED, "the job is being submitted"
         return None, LOST, CUT_OFF
     if record.backend in ENGINES:
-        # Imported here: a list of runs on this machine would pay 5 ms for the records of several machines.
+        # Imported here, because the import takes 5 ms and a list of local runs does not need it.
         from nbtrain.base.run_directory.node_records import EngineWord
 
         word, written_at = EngineWord.read(job.engine_json), job.job_json.stat().st_mtime
@@ -247,7 +247,8 @@ def read_job(job: JobDir, now: float) -> tuple[JobRecord | None, str, str | None
         return record, LOST, f"{why}, while the job was {state}"
     if state != LOST:
         return record, state, cause
-    # The supervisor may have recorded the end and exited between our two reads, or recorded it elsewhere.
+    # The supervisor may have written the end to job.json since the read above. If it could not write there,
+    # it has written a final record to the temporary folder.
     record = JobRecord.read(job.job_json) or record
     state, cause = observed_state(record, now, job.job_json.stat().st_mtime)
     if state == LOST and (words := final_record.read(record)) and words.state in FINAL:

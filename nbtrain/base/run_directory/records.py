@@ -59,7 +59,10 @@ class RenewedRecord(Record):
 
 @functools.cache
 def _inner_records(cls: type[Record]) -> dict[str, tuple[type[Record], object] | None]:
-    """Return {field: (record class, list, dict or None)} for the fields that hold records."""
+    """Return {field: (record class, container)}; the value is None for a field that holds no record.
+
+    The container is list or dict if the field holds several records, and None if it holds one.
+    """
     found: dict[str, tuple[type[Record], object] | None] = {}
     for one in fields(cls):  # type: ignore[arg-type]
         kind: Any = one.type
@@ -429,7 +432,7 @@ class JobRecord(Stamped):
         """
         newest = self.newest_attempt
         progress = beat.progress
-        # The rank has the checkpoint's step before its tokens.
+        # While the rank loads the checkpoint, it sets its step before its number of tokens.
         at_step = newest is not None and beat.step == newest.first_step
         loads = not beat.step or bool(at_step and progress and not progress.consumed_tokens)
         if newest is not None and beat.attempt != newest.attempt:

@@ -30,7 +30,7 @@ def rate(value: float) -> str:
 
 
 def counted(number: int, thing: str) -> str:
-    """Return e.g. "1 step" or "1,024 steps"."""
+    """Return a number with its noun in the singular or plural, such as "1 step" or "1,024 steps"."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 

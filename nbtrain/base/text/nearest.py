@@ -1,6 +1,6 @@
 """The known names that are most similar to an unknown name, for an error message.
 
-config/names/keys.py has the same for keys of a run YAML.
+config/names/keys.py finds the most similar keys of a run YAML.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Background polling of a scheduler while a page shows its job: one thread per job and process.
+"""Background polling of a scheduler while a page shows one of its jobs: one thread for each job.
 
 panel, wait -> look_after(job) -> thread: Backend.next_change, status -> engine.json -> every reader
 """
@@ -24,7 +24,11 @@ _lock = threading.Lock()
 
 
 def look_after(job: JobDir) -> None:
-    """Poll the scheduler of an active job until FORGET_SECONDS after the newest call; returns at once."""
+    """Start a thread that polls the scheduler of an active job, and return at once.
+
+    The thread ends FORGET_SECONDS after the newest call for this job. A call for a job whose thread is
+    running only keeps the thread alive. Nothing is started for jobs without a scheduler.
+    """
     key, now = str(job.path), time.monotonic()
     with _lock:
         watched = key in _looked_at
@@ -43,7 +47,7 @@ def look_after(job: JobDir) -> None:
 
 def _ask(job: JobDir, key: str, kind: str) -> None:
     try:
-        # The reader of the record reports errors in the record or of the disk.
+        # Errors in the record or of the disk are ignored here: the page that reads the record reports them.
         with contextlib.suppress(NbtrainError, OSError):
             backend = backend_of(kind)
             while backend.status(job)[0] in ACTIVE and time.monotonic() - _looked_at[key] < FORGET_SECONDS:

@@ -36,7 +36,10 @@ class OfflinePage(Preprocessor):
 
 
 def without_widgets(nb: Any) -> None:
-    """Remove widgets from outputs that also have a picture, and the saved state if no widget is left."""
+    """Remove widgets from outputs that also have a picture.
+
+    If no widget is left, the notebook's saved widget state is removed too.
+    """
     outputs = [output.get("data", {}) for cell in nb.cells for output in cell.get("outputs", [])]
     for data in outputs:
         if "text/html" in data or "image/png" in data:

@@ -17,7 +17,10 @@ READ_SECONDS = 3.0
 
 
 def plan_page(run: RunDir) -> dict[str, Any]:
-    """Return {"headline", "kind", "tables", "findings"}, with the measurements of the run's last job."""
+    """Return the plan of a run and the measurements of its last job, for the tab Plan.
+
+    The keys are "headline" {name: text}, "kind" (whether the plan fits), "tables" and "findings".
+    """
     from nbtrain.config.load import load_resolved
     from nbtrain.planner.plan import plan
 
@@ -69,8 +72,9 @@ def config_page(run: RunDir, readable: Callable[[Path], object] = lambda path: p
 
 
 def _parent_of(run: RunDir, readable: Callable[[Path], object]) -> RunDir | None:
-    """Return the run that this one was cloned from; None if there is none or its configuration cannot be
-    read.
+    """Return the run from which `run` was cloned.
+
+    None if `run` is not a clone, or if the parent's configuration cannot be read.
     """
     parent = (run.record() or {}).get("parent")
     if not parent or (name := name_of(parent, run.path.parent)) is None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.run_directory.rundir import RunDir, runs_like
 from nbtrain.base.workspace import bundled, display, output_root, workspace
 from nbtrain.config.load import Overrides, find, load
 from nbtrain.config.yaml_source import show
@@ -125,12 +125,16 @@ def form_described(request: Request, anywhere: bool = False) -> dict[str, Any]:
 
 
 def form_assessed(request: Request, anywhere: bool = False) -> dict[str, Any]:
-    """Check a draft and return the result."""
+    """Return the assessment of the typed values: problems, headline, plan, changes and equivalent call."""
     return _assessed(_draft(request, anywhere), request)
 
 
 def form_layouts(request: Request, anywhere: bool = False) -> dict[str, Any]:
-    """Return the best and the rejected layouts of the run on its GPUs, or on `gpus` of `gpu_type`."""
+    """Return the best layouts and the rejected layouts of the run, from a search.
+
+    The search is for the run's own GPUs, or for `gpus` GPUs of the type `gpu_type` if the request has these
+    keys. Raises ConfigError if a value does not fit the schema.
+    """
     from nbtrain.planner.search.search import search
     from nbtrain.planner.search.search_results import FoundLayouts
 
@@ -202,8 +206,9 @@ ANSWERS: dict[str, Callable[[Request, bool], dict[str, Any]]] = {
 
 
 def place() -> str:
-    """Return the folders in which this process finds YAMLs and writes runs. A server and a kernel may use
-    different folders.
+    """Return "<workspace> -> <output directory>" of this process.
+
+    The page compares the texts of the server and the kernel, because the two may use different folders.
     """
     return f"{workspace()} -> {output_root()}"
 
@@ -281,7 +286,7 @@ def run_of(request: Request, anywhere: bool) -> str:
     if clone := request.get("clone"):
         directory = RunDir.named(clone)
         if not directory.exists():
-            raise ConfigError(f"there is no run {clone} under {display(output_root())} to clone.")
+            raise ConfigError(f"clone = {clone!r} must be the name of a run. {runs_like(clone)}")
         run = str(directory.config_yaml)
     if not isinstance(run, str):
         raise ConfigError(f"yaml = {run!r} must be text.")

@@ -92,8 +92,10 @@ class Draft:
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """The changes in the form in which a user would write them: a key inside a section also switches the
-        section on.
+        """The changes as a user would write them, {key: value}.
+
+        The switch of a section is omitted if a key inside the section is set, because that key also switches
+        the section on.
         """
         changes = self.changes
         inside = {every_field()[key].within for key in changes}
@@ -109,9 +111,10 @@ class Draft:
         return self._changed[key] if key in self._changed else self.base_value(key)
 
     def base_value(self, key: str) -> Any:
-        """Return the YAML's value or default of a field, for the chosen recipe, architecture and kind.
+        """Return the value that a field has if the user does not change it.
 
-        In a section that the YAML does not switch on, it is the schema's default.
+        This is the YAML's value, or the default for the chosen recipe, architecture and kind. In a section
+        that the YAML does not switch on, it is the schema's default.
         """
         one = every_field()[key]
         if (one.within and self.base_value(one.within) is None) or self._of_another_kind(key):
@@ -119,11 +122,11 @@ class Draft:
         return one.as_held(_at(self._values_beside_names(one.within or key), key))
 
     def _of_another_kind(self, key: str) -> bool:
-        """Return whether the user changed the kind of the field's section, and thereby the section's keys."""
+        """Return whether the user changed the kind of the field's section, and so the section's keys."""
         return bool(kind := kind_of(key)) and kind in self._changed
 
     def _values_beside_names(self, key: str) -> dict[str, Any]:
-        """Return the YAML's values, with the changes applied that the field of `key` depends on."""
+        """Return the YAML's values after the changes on which the field of `key` depends."""
         if key in OWN_NAMES:
             leading = {
                 name: value for name, value in self._changed.items() if leads_names(name) and name != key
@@ -141,7 +144,10 @@ class Draft:
         return self._of_leading[known]
 
     def _names(self, key: str) -> dict[str, Any]:
-        """Return the changes that the field of `key` depends on: a valid recipe and architecture."""
+        """Return {key: value} of the changes on which the field of `key` depends.
+
+        These are a valid recipe, with a chosen decay style or length, and a valid architecture.
+        """
         changed, names = self._changed, dict[str, Any]()
         if changed.get(RECIPE) in recipes.NAMES:
             names[RECIPE] = changed[RECIPE]
@@ -196,7 +202,7 @@ class Draft:
         self.set(one.key, value)
 
     def type(self, typed: Mapping[str, Any]) -> None:
-        """Set fields to typed texts; `unreadable` lists invalid ones.
+        """Set fields to typed texts, {key: text}. Invalid texts are added to `unreadable` instead.
 
         Raises ConfigError for an unknown key.
         """
@@ -261,7 +267,11 @@ class Draft:
         return Assessment(config, [], preflight(launch), plan(launch.config, needs=launch.needs))
 
     def _other_problems(self, misfits: list[Finding]) -> list[Finding]:
-        """Check the values that the schema accepts, so that all problems are reported at the same time."""
+        """Return the problems that remain if the overrides in `misfits` are dropped.
+
+        The rules between fields can be checked only without values that do not fit the schema. Both kinds of
+        problems are then reported at the same time.
+        """
         fitting = {
             key: value
             for key, value in self.overrides.items()
@@ -296,12 +306,12 @@ class Draft:
         return f"import nbtrain as nb\n\n{name} = {call}\n{name}"
 
     def texts_for(self, configs: Iterable[RunConfig]) -> list[dict[str, str]]:
-        """Return the changes that turn this draft into each of `configs`, as {key: text}."""
+        """Return, for each of `configs`, {key: text} of the changes that turn this draft into it."""
         values = {key: self.value(key) for key in every_field()}
         return [_texts_for(config.model_dump(), values) for config in configs]
 
     def _around(self, function: str) -> tuple[str, str, list[str]]:
-        """Return the text of a call before its overrides, the text after them, and the overrides."""
+        """Return a call in three parts: the text before the overrides, the text after them, the overrides."""
         overrides = dict(self.overrides)
         head, tail = f"{function}({_python(self.run)}", ")"
         if self.clone_of:

@@ -134,8 +134,10 @@ class Field:
         return spelled(value)
 
     def as_held(self, value: Any) -> Any:
-        """Return a value in the form in which a draft stores it. A section that is on becomes {}, because its
-        keys are separate fields. Sources keep only the keys that a user would write.
+        """Return a value in the form in which a draft stores it.
+
+        A section that is on becomes {}, because its keys are separate fields. Sources keep only the keys that
+        a user would write.
         """
         if self.key == "data.sources" and isinstance(value, list):
             return [_short(entry) for entry in value]
@@ -149,8 +151,9 @@ class Field:
 
 
 def _short(source: Any) -> Any:
-    """Return a source without the keys that have their default values, `kind` first. Values that are not a
-    source are returned unchanged.
+    """Return a source without keys that have their default values; the key `kind` comes first.
+
+    A value that is not a source is returned unchanged.
     """
     kind = source.get("kind") if isinstance(source, Mapping) else None
     model = next((model for model in SOURCE_TYPES if kind_of_source(model) == kind), None)
@@ -184,8 +187,9 @@ def field_at(key: str) -> Field | None:
 
 
 def kind_of(key: str) -> str:
-    """Return the key that selects the kind of the field's section, and so the section's set of keys:
-    lora.kind for lora.rank, as config.yaml_source merges them; "" if the section has no kind.
+    """Return the key that selects the kind of the field's section: lora.kind for lora.rank.
+
+    The kind decides which keys the section has. The result is "" if the section has no kind.
     """
     section = key
     while section := section.rpartition(".")[0]:
@@ -197,8 +201,11 @@ def kind_of(key: str) -> str:
 
 @functools.cache
 def following() -> tuple[str, ...]:
-    """Return the keys of fields whose values depend on another field: the recipe, the architecture, the kind
-    of their section, or the fields that dataset and tokenizer names are derived from."""
+    """Return the keys of fields whose values depend on another field.
+
+    The other field is the recipe, the architecture, the kind of their section, or a field from which the
+    names of dataset and tokenizer are derived.
+    """
     known = every_field()
     leads = (*OF_RECIPE, *OWN_NAMES)
     return tuple(key for key in known if key in leads or known[key].within or kind_of(key))

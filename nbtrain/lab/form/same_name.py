@@ -79,7 +79,7 @@ def _of_saved(request: Request) -> list[dict[str, Any]]:
 
 
 def _refused(sentence: str, check: Check, request: Request) -> list[dict[str, Any]]:
-    """Return a list with one problem, described by `sentence`, if a check has findings; otherwise []."""
+    """Return a list with one problem, whose message is `sentence`, if a check has findings; otherwise []."""
     return [_problem(sentence, full=str(finding)) for finding in check(request)][:1]
 
 
@@ -99,7 +99,7 @@ def _named_changes(request: Request, bound: bool) -> str:
 def later_name(name: str) -> str:
     """Return the first of name-2, name-3, ... that is free, for a name that is taken."""
     stem, _, number = name.rpartition("-")
-    # gpt-tiny-2 is a later gpt-tiny; gpt-13 is a name like any other.
+    # The number of gpt-tiny-2 is counted up if a run gpt-tiny exists. The 13 in gpt-13 is part of the name.
     is_numbered = valid_name(stem) and number.isdigit() and RunDir.named(stem).exists()
     return free_name(stem if is_numbered else name)
 

@@ -14,14 +14,16 @@ from nbtrain.monitor.run.run_view import RunView
 
 
 class ActionHandler(NbtrainHandler):
-    """Base of the actions. Each returns {"state", "cause", "name"} within two seconds, with status 202 if it
-    is not done by then. If it fails later, GET run/<name> and GET runs report the error until the next action
-    on the run, or until the job's state changes.
+    """Shared base of the routes of actions. Each responds with {"state", "cause", "name"}.
+
+    The response comes within two seconds, with status 202 if the action is not done by then. If the action
+    fails later, GET run/<name> and GET runs report the error until the next action on the run, or until the
+    job's state changes.
     """
 
     def need_job(self, view: RunView, what: str) -> JobDir:
         if (job := view.job) is None:
-            raise RequestError(409, f"{view.name} has no job to {what}.")
+            raise RequestError(409, f"{view.name} has no job to {what}: the run was never submitted.")
         return job
 
     async def until_answered(
@@ -37,10 +39,9 @@ class ActionHandler(NbtrainHandler):
 
 
 class StopHandler(ActionHandler):
-    """POST run/<name>/stop or cancel {"now"?}: the ranks save a checkpoint and exit; with `now` they are
-    killed.
+    """POST run/<name>/stop or cancel {"now"?}: the ranks save a checkpoint and exit.
 
-    A job that has ended is not changed.
+    With `now` true, the ranks are killed without a checkpoint. A job that has ended is not changed.
     """
 
     async def post(self, name: str) -> None:

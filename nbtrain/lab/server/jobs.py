@@ -75,9 +75,10 @@ def _rank_charts(job: JobDir, rank: int) -> list[dict[str, Any]]:
 
 
 class JobPartHandler(NbtrainHandler):
-    """GET run/<name>/conditions, events, replicas or resources?job=&since=: {"job_id", "state", part}.
+    """GET run/<name>/conditions, events, replicas or resources?job=&since=: one part of the job page.
 
-    `since`, in seconds since the epoch, excludes older events and older points of resources.
+    The response is {"job_id", "state", and the part under its name}. `since`, in seconds since the epoch,
+    excludes older events and older points of resources.
     """
 
     async def get(self, name: str, part: str) -> None:

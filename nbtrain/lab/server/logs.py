@@ -49,7 +49,10 @@ class OneLogHandler(NbtrainHandler):
         rank = self.get_argument("rank", "0")
         known = rank == logs.SUPERVISOR or logs.NODE.fullmatch(rank)
         if not known and not (rank.isascii() and rank.isdigit() and len(rank) < 10):
-            raise RequestError(400, f'rank = {rank[:80]!r} must be a number, "{logs.SUPERVISOR}" or "node0".')
+            raise RequestError(
+                400,
+                f'rank = {rank[:80]!r} must be a number, "{logs.SUPERVISOR}", or a machine such as "node0".',
+            )
         attempt = self.number("attempt")
         job = await self.read(job_named, view.run, self.get_argument("job", None))
         path = await self.read(lambda: confined(logs.log_path(job, rank, attempt)))
@@ -57,9 +60,10 @@ class OneLogHandler(NbtrainHandler):
 
 
 class LogHandler(OneLogHandler):
-    """GET run/<name>/log?rank=&job=&attempt=&offset=&line=: the text from an offset on, around a line, or at
-    the end. `whole` is true for the output of a pod, which is not in a file and is returned completely each
-    time.
+    """GET run/<name>/log?rank=&job=&attempt=&offset=&line=: a part of a log.
+
+    The part begins at the offset, is around the line or, without both, is the end of the log. `whole` is true
+    for the output of a pod, which is not in a file and is returned completely each time.
     """
 
     async def get(self, name: str) -> None:
@@ -81,7 +85,11 @@ class LogFileHandler(OneLogHandler):
         job, rank, path = await self.log_asked_for(name)
         is_written, text = await self.read(path.exists), ""
         if not is_written and not (text := await in_pool(CLUSTER_READERS, output_of, job, rank)):
-            raise RequestError(404, f"{name}: job {job.job_id} has no log {path.name}.")
+            raise RequestError(
+                404,
+                f"{name}: job {job.job_id} has no log {path.name} yet. "
+                "The log is created when its process starts.",
+            )
         self.set_header("Content-Disposition", f'attachment; filename="{name}-{job.job_id}-{path.name}"')
         self.set_header("Content-Type", "text/plain; charset=utf-8")
         if not is_written:
@@ -98,7 +106,7 @@ class LogFileHandler(OneLogHandler):
 
 
 def output_of(job: JobDir, rank: int | str) -> str:
-    """Return the last lines of what `nbtrain logs` prints for a rank without a log; "" if it has one."""
+    """Return the last lines that `nbtrain logs` prints for a rank without a log; "" if it has a log."""
     if logs.read_log(logs.log_path(job, rank), limit_bytes=1).size_bytes:
         return ""
     return "".join(f"{line}\n" for line in reader_of_job(job).logs(job, rank, OUTPUT_LINES))
@@ -164,8 +172,9 @@ def hit_shown(hit: dict[str, Any]) -> dict[str, Any]:
 
 
 class TracebackHandler(NbtrainHandler):
-    """GET run/<name>/log/traceback?rank=&job=: {"rank", "title", "text" or null}; by default of the failed
-    rank.
+    """GET run/<name>/log/traceback?rank=&job=: the last traceback of a rank, by default of the failed rank.
+
+    The response is {"job_id", "state", "rank", "title", "text"}; "text" is null if there is no traceback.
     """
 
     async def get(self, name: str) -> None:

@@ -26,13 +26,18 @@ class NamedScalarsHandler(NbtrainHandler):
         names = tuple(dict.fromkeys(part for part in self.get_argument("tags", TAGS).split(",") if part))
         if len(names) > MOST_TAGS:
             raise RequestError(
-                400, f"tags has {len(names):,} names; at most {MOST_TAGS} go into one request."
+                400,
+                f"tags has {len(names):,} names; a request can have at most {MOST_TAGS}. "
+                "Send several requests, or omit tags for the curves that every run has.",
             )
         return names
 
 
 class MetricsHandler(NamedScalarsHandler):
-    """GET run/<name>/metrics?tags=&x=step|tokens|time&from=&to=&points=: monitor/run/metrics_range.py."""
+    """GET run/<name>/metrics?tags=&x=step|tokens|time&from=&to=&points=: curves in a range of x.
+
+    The response is the result of metrics() in monitor/run/metrics_range.py.
+    """
 
     async def get(self, name: str) -> None:
         view, x = await self.view(name), self.get_argument("x", "step")

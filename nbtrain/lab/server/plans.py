@@ -12,8 +12,9 @@ from nbtrain.lab.server.views import confined
 
 
 class PlanHandler(NbtrainHandler):
-    """GET run/<name>/plan: {"headline", "kind", "tables", "findings"}, with the measurements of the run's
-    last job.
+    """GET run/<name>/plan: the plan of a run and the measurements of its last job.
+
+    The response is {"headline", "kind", "tables", "findings"}, as run_pages.plan_page() returns it.
     """
 
     async def get(self, name: str) -> None:
@@ -23,10 +24,10 @@ class PlanHandler(NbtrainHandler):
 
 
 class ConfigHandler(NbtrainHandler):
-    """GET run/<name>/config: {"yaml", "parent", "differences", "rows"}, as run_pages.config_page() returns
-    them.
+    """GET run/<name>/config: the settings of a run, and their differences from its parent run.
 
-    `parent` is the run that this run was cloned from, null if there is none or it no longer exists.
+    The response is {"yaml", "parent", "differences", "rows"}, as run_pages.config_page() returns it. `parent`
+    is the run from which this run was cloned, null if this run is not a clone or the parent no longer exists.
     """
 
     async def get(self, name: str) -> None:
@@ -36,9 +37,9 @@ class ConfigHandler(NbtrainHandler):
 
 
 class CheckHandler(NbtrainHandler):
-    """POST check {"yaml", "overrides"?}: {"what", "works", "findings"}, most expensive first.
+    """POST check {"yaml", "overrides"?}: check a run. Returns {"what", "works", "findings"}.
 
-    If the run is refused, its problems are error-level findings.
+    The most expensive findings come first. If the run is invalid, its problems are findings of level error.
     """
 
     async def post(self) -> None:

@@ -251,7 +251,7 @@ WORDS: dict[type, str] = {
 }
 WORDLESS = {
     403: "you are not logged in to this server: log in again, or send its token.",
-    405: "this address does not accept this kind of request.",
+    405: "this address does not support the HTTP method of the request.",
     500: "the server failed to answer; its log has the error.",
 }
 

@@ -139,7 +139,11 @@ class SparklinesHandler(NbtrainHandler):
     async def get(self) -> None:
         names = self.get_arguments("name")
         if len(names) > MOST_SPARKLINES:
-            raise RequestError(400, f"{len(names):,} names are given; at most {MOST_SPARKLINES} are allowed.")
+            raise RequestError(
+                400,
+                f"the request has {len(names):,} names; at most {MOST_SPARKLINES} are allowed. "
+                "Send several requests.",
+            )
         self.answer(await self.read(_sparklines, names))
 
 
@@ -153,8 +157,9 @@ def _sparklines(names: list[str]) -> dict[str, Any]:
 
 
 def _look(name: str) -> tuple[RunView, bytes]:
-    """Return a run's view and its description as JSON. A single call returns both, because pages poll
-    each second and every call occupies a thread of the pool.
+    """Return a run's view, and the run's description as JSON.
+
+    A single call returns both, because pages poll each second and every call occupies a thread of the pool.
     """
     from nbtrain.lab.engine_watch import look_after
     from nbtrain.lab.run_actions import run_shown

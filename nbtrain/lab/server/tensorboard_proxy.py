@@ -3,8 +3,8 @@
     <base_url>tensorboard/            TensorBoard itself, behind a proxy (tensorboard_door.py)
     <base_url>nbtrain/tensorboard/    TensorBoard in a frame that keeps it live: what the tile opens
 
-One TensorBoard for the output root shows every run; the page's ?run=NAME selects one run. The page opens on
-the loss.
+One TensorBoard for the output root shows every run; the page's ?run=NAME selects one run. The first cards on
+the page show the loss.
 """
 
 import html

@@ -339,7 +339,7 @@ def test_a_clone_has_a_free_name_and_a_parent(workspace: Path, monkeypatch: pyte
     assert answer("form", {"clone": "first"})["assessment"]["name"] == "first-3"
     with pytest.raises(SubmitError, match="there is already a run first-2"):
         answer("submit", {**request, "name": "first-2"})
-    with pytest.raises(ConfigError, match="there is no run second under output to clone"):
+    with pytest.raises(ConfigError, match=r"clone = 'second' must be the name of a run\. .*`nbtrain runs`"):
         answer("form", {"clone": "second"})
 
 

@@ -100,7 +100,10 @@ def test_clone_makes_a_run_with_these_settings(server: Server, run: RunDir) -> N
     assert again.message == "output/gpt-clone already exists. Choose another name for the clone."
     for name, status in (("../x", 422), ("", 422), (None, 400)):
         assert server.ask("run/gpt-done/clone", "POST", {"name": name}).status == status
-    assert server.ask("run/gpt-clone/stop", "POST").message == "gpt-clone has no job to stop."
+    assert (
+        server.ask("run/gpt-clone/stop", "POST").message
+        == "gpt-clone has no job to stop: the run was never submitted."
+    )
 
 
 def test_no_job_to_act_on(server: Server) -> None:

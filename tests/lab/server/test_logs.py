@@ -40,7 +40,7 @@ def test_log_with_rank_and_offset(server: Server, run: RunDir) -> None:
     for rank in ("../0", "%c2%b2", "9" * 12, "node", "0.0"):
         answer = server.ask(f"run/gpt-done/log?rank={rank}")
         assert answer.status == 400
-        assert answer.message.endswith(' must be a number, "supervisor" or "node0".')
+        assert answer.message.endswith(' must be a number, "supervisor", or a machine such as "node0".')
     for query in ("offset=-1", "attempt=x", f"offset={'9' * 30}"):
         assert server.ask(f"run/gpt-done/log?{query}").status == 400
 
@@ -56,7 +56,10 @@ def test_raw_log_is_a_file_to_save(server: Server, run: RunDir) -> None:
     assert answer.headers["Content-Disposition"] == (f'attachment; filename="gpt-done-{job.job_id}-0.0.log"')
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
     missing = server.ask("run/gpt-done/log/raw?rank=7")
-    assert (missing.status, missing.message) == (404, f"gpt-done: job {job.job_id} has no log 7.0.log.")
+    assert (missing.status, missing.message) == (
+        404,
+        f"gpt-done: job {job.job_id} has no log 7.0.log yet. The log is created when its process starts.",
+    )
 
 
 def test_search_finds_lines_with_their_place(server: Server, failed: RunDir) -> None:

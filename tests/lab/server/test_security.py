@@ -59,7 +59,10 @@ def test_what_changes_something_needs_the_xsrf_token(server: Server, run: RunDir
     answer = server.ask("run/gpt-done/stop", "POST", token=None, opener=opener, **{"X-XSRFToken": xsrf})
     assert (answer.status, answer.json["state"]) == (200, "SUCCEEDED")
     answer = server.ask("run/gpt-done/stop", token=None, opener=opener)
-    assert (answer.status, answer.message) == (405, "this address does not accept this kind of request.")
+    assert (answer.status, answer.message) == (
+        405,
+        "this address does not support the HTTP method of the request.",
+    )
 
 
 @pytest.mark.parametrize(

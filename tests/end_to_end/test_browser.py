@@ -265,7 +265,7 @@ def test_the_what_if_page_snaps_and_writes(lab: Lab, page: Any) -> None:
     slider.focus()
     slider.press("ArrowLeft")
     page.locator(".nbtrain-what-if[data-layout^='PP 2 x DP 8,']").wait_for()
-    shown.locator("text=moved with it: DP 4 -> 8").wait_for()
+    shown.locator("text=also changed: DP 4 -> 8").wait_for()
     shown.locator("select[data-control=zero]").select_option("3 (moves others)")
     page.locator(".nbtrain-what-if[data-layout^='DP 16, ZeRO 3']").wait_for()
     expect(shown.locator(".w-bar", has_text="stage")).to_have_count(0)

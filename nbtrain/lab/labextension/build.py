@@ -95,18 +95,21 @@ def check_names(tools: Path, work: Path) -> None:
     modules = [f"../{path.relative_to(work.parent)}" for path in sorted((work.parent / "ui").rglob("*.js"))]
     command = [str(tools / "jlpm"), "run", "tsc", *options, *modules]
     done = subprocess.run(command, cwd=work, stdout=subprocess.PIPE, text=True)
-    # Its other errors are of types, which JavaScript does without.
+    # tsc also reports types that do not match. They are ignored, because JavaScript declares no types.
     if bad := [line for line in done.stdout.splitlines() if NO_SUCH_NAME.search(line)]:
         sys.exit("\n".join(bad))
 
 
 def run(command: Iterable[str | Path], folder: Path) -> None:
-    """Run a tool of the build; exit with its exit code if it fails."""
+    """Run a tool of the build. If the tool fails, exit with its output and a message."""
     words = [str(word) for word in command]
     environment = {**os.environ, "PATH": f"{Path(words[0]).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
     done = subprocess.run(words, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode:
-        sys.exit(f"{done.stdout}\n{' '.join(words[1:])} failed in {folder}; node 20 or newer is needed.")
+        sys.exit(
+            f"{done.stdout}\n`{' '.join(words[1:])}` in {folder} ended with exit code {done.returncode}. "
+            "The build needs node 20 or newer: `node --version` shows yours."
+        )
 
 
 if __name__ == "__main__":

@@ -1,2 +1,2 @@
-// Numbers of modules by their order: by default they come from paths, and every folder would give another bundle.
+// Number the modules in their order. The default ids come from paths, so each folder would give a different bundle.
 module.exports = { optimization: { moduleIds: "natural" } };

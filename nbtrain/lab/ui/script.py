@@ -31,13 +31,19 @@ def script(entry: str) -> str:
 def _join(name: str, parts: dict[str, str], importers: tuple[str, ...]) -> None:
     """Add `name` to `parts`, after the modules that it imports."""
     if name in importers:
-        raise ValueError(f"lab/ui: {' -> '.join([*importers, name])} import each other")
+        raise ValueError(
+            f"lab/ui: modules import each other in a circle: {' -> '.join([*importers, name])}. "
+            "Move the common part to a module that imports none of them."
+        )
     if name in parts:
         return
     text = (FOLDER / f"{name}.js").read_text(encoding="utf-8")
     for names, relative in IMPORT.findall(text):
         imported = posixpath.normpath(posixpath.join(posixpath.dirname(name), relative))
         if " as " in names:
-            raise ValueError(f"lab/ui/{name}.js renames what it imports from {imported}.js")
+            raise ValueError(
+                f"lab/ui/{name}.js renames an import from {imported}.js with `as`. Import the name "
+                "unchanged, because joined modules share one scope."
+            )
         _join(imported, parts, (*importers, name))
     parts[name] = IMPORT.sub("", text)

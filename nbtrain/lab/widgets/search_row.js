@@ -1,5 +1,5 @@
-// The row that searches the documents of a dataset: a text, a button, and the kernel's answer. A search is one
-// message that carries its text. A text widget and a button would send two, in an order that nothing fixes.
+// The row that searches the documents of a dataset: a text field, a button, and the kernel's answer. A search is
+// one message that contains the text. A text widget and a button would send two messages in either order.
 
 function render({ model, el }) {
   const row = document.createElement("div"), label = document.createElement("label");
@@ -18,12 +18,12 @@ function render({ model, el }) {
   next.className = "jupyter-widgets jupyter-button widget-button";
   next.style.width = "70px";
   next.textContent = "next";
-  next.title = "the next document that has this text";
+  next.title = "Show the next document that contains this text";
   answer.className = "widget-html";
   answer.setAttribute("role", "status");
   row.append(label, text, next, answer);
   el.append(row);
-  // Or JupyterLab and the notebook would take the keys for their shortcuts.
+  // Without this, JupyterLab and the notebook would treat the keys as shortcuts.
   row.dataset.lmSuppressShortcuts = "true";
   row.addEventListener("keydown", (event) => event.stopPropagation());
 

@@ -160,8 +160,9 @@ def _usage(charts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _timed(title: str, table: Mapping[str, Any], most: int = MOST_ROWS) -> str:
-    """Return a table of the job page as HTML, with at most `most` rows. If the rows have times, the newest
-    rows are kept, otherwise the first rows.
+    """Return a table of the job page as HTML, with at most `most` rows.
+
+    If the rows have times, the last `most` rows are shown, which are the newest; otherwise the first ones.
     """
     rows, heads = table["rows"], table["heads"]
     timed = any(row["time"] is not None for row in rows)
@@ -175,7 +176,7 @@ def _timed(title: str, table: Mapping[str, Any], most: int = MOST_ROWS) -> str:
 
 
 def _events(run: RunDescription) -> str:
-    """Return the important and the newest events of a run."""
+    """Return the important and the newest events of a run as an HTML table; "" without events."""
     shown = in_sight(run.events, MOST_EVENTS)
     times = (utc(event["time"]) for event in shown)
     rows = [[at, event["kind"], event["writer"], event["message"]] for at, event in zip(times, shown)]

@@ -80,7 +80,7 @@ def charts_in_rows(
 
 
 def beside(content: str, width: int) -> str:
-    """Return HTML in a box of `width` pixels, which is placed next to others if the page is wide enough."""
+    """Return `content` in an HTML box of `width` pixels. Boxes are side by side if the page has room."""
     # A legend longer than its chart is wrapped; otherwise it would cover the next chart.
     box = f"display:inline-block;vertical-align:top;width:{width}px;max-width:100%;margin:0 12px 6px 0"
     return f'<div style="{box}">{content}</div>'

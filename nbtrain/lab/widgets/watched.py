@@ -1,11 +1,12 @@
-"""Marks a notebook that was executed without a live front end, if its run was stopped before its end."""
+"""A mark in notebooks that were executed without a live front end and whose run was stopped early."""
 
 import sys
 from typing import Any
 
 from nbtrain.base.printing.notebook import is_watched
 
-# MIME type of an output that no front end shows. It makes `nbtrain notebook` exit with another code.
+# MIME type of the mark, an output that no front end shows. `nbtrain notebook` ends with a different exit code
+# if the notebook has the mark.
 UNFINISHED = "application/vnd.nbtrain.unfinished+json"
 
 

@@ -1,5 +1,5 @@
-// The what-if page: controls that offer legal values only, and what the layout costs. Every number and word
-// comes from planner/search/what_if.py by the trait `shown`; here they are placed. A change goes to the kernel.
+// The what-if page: controls that offer only legal values, and the cost of the layout. All numbers and texts come
+// from planner/search/what_if.py in the trait `shown`; this script only draws them. It sends changes to the kernel.
 
 const STYLE_ID = "nbtrain-what-if-style";
 const WAIT_MS = 40;
@@ -58,7 +58,7 @@ const words = (value) => (value === true ? "on" : value === false ? "off" : Stri
 
 let controlsMade = 0;
 
-/** One control: made once, filled with the values of each answer. */
+/** A control. Its elements are created once, and show the values of each response from the kernel. */
 class Control {
   constructor(name, kind, send) {
     this.node = element("div", "w-control");
@@ -175,7 +175,7 @@ function render({ model, el }) {
     document.head.append(style);
   }
   const root = element("div", "nbtrain-what-if"), controls = {};
-  // Or JupyterLab would take the arrow keys of a slider for its own, by its shortcuts and by the notebook.
+  // Without this, JupyterLab and the notebook would treat the arrow keys of a slider as shortcuts.
   root.dataset.lmSuppressShortcuts = "true";
   root.addEventListener("keydown", (event) => event.stopPropagation());
   const title = element("div", "w-title"), layout = element("div", "w-layout");
@@ -186,7 +186,7 @@ function render({ model, el }) {
   path.type = "text";
   path.size = 34;
   path.placeholder = "a new run YAML, e.g. my-run.yaml";
-  use.title = "Write this layout as a run YAML. No file is overwritten.";
+  use.title = "Write this layout as a run YAML. An existing file is not overwritten.";
   foot.append(use, path, answer);
   middle.append(left, right);
   root.append(title, layout, three, middle, foot);
@@ -221,7 +221,7 @@ function render({ model, el }) {
       controls[control.name].show(control);
     }
     left.append(moved);
-    moved.textContent = shown.moved.length ? `moved with it: ${shown.moved.join(", ")}` : "";
+    moved.textContent = shown.moved.length ? `also changed: ${shown.moved.join(", ")}` : "";
     rows.replaceChildren(
       ...shown.rows.map((cells) => {
         const row = element("tr");
@@ -235,7 +235,7 @@ function render({ model, el }) {
     const [kind, text] = model.get("answer");
     answer.className = `w-answer ${kind ? `w-${kind}` : ""}`;
     answer.textContent = text;
-    // After a refusal, the control that was moved goes back to the layout's value.
+    // If the kernel refused a change, the control is reset to the value of the layout.
     draw();
   }
   model.on("change:shown", draw);

@@ -47,7 +47,7 @@ const MOST_NAMES_SHOWN = 8;
 const MOST_TIP_ROWS = 12;
 // Distance of the readout from the pointer, in pixels.
 const TIP_PIXELS = 14;
-// "request = limit" is drawn as the limit.
+// A bound with the word "request = limit" gets the style of a limit.
 const boundClass = ({ word }) => (word === "request" ? "nbt-request" : "nbt-limit");
 
 /** Return whether `x` is outside the range of sorted numbers by more than their mean distance and more than `least`. */

@@ -65,7 +65,7 @@ export const usageSpec = (chart) => ({
   top: chart.form === "share" ? 1 : null,
 });
 
-// Four colours that differ for colour-blind readers too; further lines repeat them with dashes (base/printing/look.py).
+// Four colours that differ for colour-blind readers too; further lines repeat them with dashes (base/printing/theme.py).
 const LINE_COLORS = 4;
 const LINE_DASHES = ["", "7 3", "2 3"];
 

@@ -1,7 +1,7 @@
 // Number formats, axis ticks and smoothing for zoomable charts. They give the same results as base/text/amounts.py and
 // monitor/metrics/chart_data.py; tests/lab/ui/numbers.json has the expected results for both languages.
 
-/** Round as Python does: a tie, which only exact binary fractions can be, goes to the even digit. */
+/** Round as Python does: a number exactly halfway between two results is rounded to the one with the even last digit. */
 function fixed(value, digits) {
   const scaled = Math.abs(value) * 10 ** digits, low = Math.floor(scaled);
   const tie = scaled < 1e15 && scaled - low === 0.5 && scaled / 10 ** digits === Math.abs(value);

@@ -12,7 +12,7 @@ export class Config {
     this.run = run;
     this.node = element("div", "nbt-padded");
     this.note = element("p", "nbt-empty", READING_CONFIG);
-    this.differences = new DataTable("differences to the parent run");
+    this.differences = new DataTable("differences from the parent run");
     this.yaml = element("pre", "nbt-yaml");
     this.yaml.tabIndex = 0;
     const tools = element("div", "nbt-tools");

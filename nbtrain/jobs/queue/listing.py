@@ -70,7 +70,7 @@ class QueueList(Result, list[QueueEntry]):
         """Return the table, followed by causes that are too long for it and by runs of other workspaces."""
         if not self:
             return Report("", [Sentence("No job on this machine has devices or waits for devices.")])
-        columns = ("PLACE", "NAME", "STATE", "NEEDS", "PRIORITY", "QUEUED", "DEVICES OR REASON")
+        columns = ("PLACE", "NAME", "STATE", "NEEDS", "PRIORITY", "SINCE", "DEVICES OR REASON")
         long = [f"{entry.name}: {entry.line}" for entry in self if len(entry.line) > CAUSE_LENGTH]
         elsewhere = [
             f"{entry.name} is a run of another workspace: {entry.run}"

@@ -79,9 +79,9 @@ def words(text: str) -> list[str]:
 
 @functools.cache
 def _any_word() -> re.Pattern[str]:
-    """Return a pattern that matches one unspaced character, or a run of letters, digits and numbers.
+    """Return a regular expression for a word: an unspaced character, or a run of letters, digits and numbers.
 
-    \\w would not match the vowel signs of Hindi.
+    It does not use \\w, which does not match the vowel signs of Hindi.
     """
     table = kinds()
     spaced = _ranges((table == LETTER) | (table == DIGIT) | (table == NUMBER))
@@ -89,9 +89,9 @@ def _any_word() -> re.Pattern[str]:
 
 
 def _ranges(chosen: np.ndarray) -> str:
-    """Return the ranges of a regex character class that matches the code points with `chosen`.
+    """Return the inside of a regex character class, e.g. "a-zA-Z", that matches the chosen code points.
 
-    `chosen` is bool [code points].
+    `chosen` is bool [code points], True for each code point to match.
     """
     edges = np.flatnonzero(np.diff(chosen.astype(np.int8), prepend=0, append=0))
     return "".join(f"\\U{first:08x}-\\U{stop - 1:08x}" for first, stop in edges.reshape(-1, 2).tolist())

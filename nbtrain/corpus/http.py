@@ -72,11 +72,11 @@ def folder() -> Path:
 
 
 class Patience(Retry):
-    """urllib3's retries after busy servers and broken connections; `shown` is the address in log messages.
+    """Retry policy for urllib3 after busy servers and broken connections.
 
     It waits 2, 4, 8 ... seconds, or as long as the Retry-After header requests. Redirects are counted
     separately. There is no retry after an untrusted certificate, or after a redirect from https to http or to
-    a scheme other than http(s).
+    a scheme other than http(s). `shown` is the address in log messages.
     """
 
     def __init__(self, *arguments: Any, shown: str = "", **settings: Any):

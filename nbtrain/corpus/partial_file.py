@@ -15,7 +15,7 @@ READ_BYTES = 1 << 20
 
 
 class PartialFile:
-    """A file that grows with each response.
+    """An incomplete download; each response appends bytes to its file.
 
     The argument `sha1` is the expected hash of the complete file, and `total` its size in bytes, if known.
     The method sha1() returns the hash of the bytes received so far.
@@ -41,7 +41,10 @@ class PartialFile:
         return self.total is not None and self.bytes == self.total
 
     def range_headers(self) -> dict[str, str]:
-        """Return headers that request the missing bytes, or the whole file if it changed on the server."""
+        """Return headers that request the missing bytes, or the whole file if it changed on the server.
+
+        The result is {} if no bytes have been received yet.
+        """
         if not self.bytes:
             return {}
         headers = {"Range": f"bytes={self.bytes}-"}

@@ -41,9 +41,10 @@ class Preference(NamedTuple):
 
 
 class TokenIds(NamedTuple):
-    """A document of token ids with its loss mask, bool [tokens]; None means that all tokens are in the loss.
+    """A document of token ids.
 
-    `path` and `line` are its location in the source, for a Problem.
+    `learnt` is its loss mask, bool [tokens]; None means that all tokens are in the loss. `path` and `line`
+    are its location in the source, for a Problem.
     """
 
     ids: "np.ndarray"
@@ -60,8 +61,8 @@ class SourcePart:
     """A range of a source that one worker reads independently.
 
     The bounds of parts do not depend on the number of workers. `start` and `stop` are in the reader's units
-    (bytes, row groups, streams). A source that can only be read from its beginning (a compressed file) is
-    read in order, and each part carries its bytes in `content`.
+    (bytes, row groups, record batches). A source that can only be read from its beginning (a compressed file)
+    is read in order, and each part carries its bytes in `content`.
     """
 
     name: str

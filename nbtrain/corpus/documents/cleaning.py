@@ -36,7 +36,7 @@ class Cleaner:
     def __init__(self, config: CleaningConfig):
         self.config = config
         if config.ftfy and find_spec("ftfy") is None:
-            raise missing("ftfy", "data.cleaning.ftfy", "turn ftfy off")
+            raise missing("ftfy", "data.cleaning.ftfy", "set data.cleaning.ftfy: false")
         of_kinds = (config.max_symbol_fraction, config.max_digit_fraction, config.max_word_chars)
         others = (config.max_bytes, config.max_duplicate_line_fraction, config.max_top_word_fraction)
         self._looks_at_kinds = any(limit is not None for limit in of_kinds)

@@ -93,7 +93,10 @@ class Corpus:
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
     def unpacked_bytes(self, most: int) -> int | None:
-        """Return the uncompressed size of all sources in bytes, at most `most`; None if a size is unknown."""
+        """Return the uncompressed size of all sources in bytes, or `most` if they are larger.
+
+        The result is None if the size of a source is unknown.
+        """
         num_bytes = 0
         for reader in self.readers:
             size = reader.unpacked_bytes(most - num_bytes)
@@ -155,7 +158,10 @@ def length_of(record: Record) -> int:
 
 
 def identities(records: Sequence[Record]) -> tuple[list[int], bytes]:
-    """Return (number of UTF-8 bytes of each record, 0 for token ids; concatenated digests of all records)."""
+    """Return (number of UTF-8 bytes of each record, all records' digests joined to one bytes object).
+
+    The number of bytes is 0 for token ids.
+    """
     if set(map(type, records)) == {str}:
         # CPython caches the UTF-8 form of a string, so after the tokenizer has used it, encoding only copies.
         contents = list(map(str.encode, records))  # type: ignore[arg-type]
@@ -184,7 +190,10 @@ def _identity(record: Record) -> tuple[int, bytes]:
 
 
 def text_of(record: Record) -> str:
-    """Return the text that identifies a record; pieces of an example are joined, token ids become bytes."""
+    """Return a text by which records are compared.
+
+    The pieces of an example are joined. For token ids, each byte of the ids becomes one character.
+    """
     if isinstance(record, str):
         return record
     if isinstance(record, Texts):
@@ -195,7 +204,7 @@ def text_of(record: Record) -> str:
 
 
 def compared_text_of(record: Record) -> str:
-    """Return the text that near-duplicate search compares: text_of(), plus the extra texts of a Texts."""
+    """Return the text that near-duplicate search compares: text_of(), and the extra texts of a Texts."""
     return "\x1f".join((record.text, *record.extras)) if isinstance(record, Texts) else text_of(record)
 
 

@@ -25,7 +25,7 @@ from nbtrain.corpus.optional import optional
 DIGEST_BYTES = 16
 RUN_ENTRIES = 1 << 22  # maximum length of a run, so that merging never copies the whole index
 LARGEST_NUMBER = 2**32 - 1  # largest number of a kept document, stored in four bytes in each band
-NOTHING = np.uint32(0xFFFFFFFF)  # all values in the signature of a text without words
+NOTHING = np.uint32(0xFFFFFFFF)  # value of every entry in the signature of a text without words
 PAIRS = 1 << 17  # candidate pairs compared at once: 17 MB with 128 hash functions
 
 
@@ -89,7 +89,7 @@ class SortedRuns:
 
     @property
     def num_bytes(self) -> int:
-        """Return the memory of the entries in bytes."""
+        """Return how many bytes of memory the entries occupy."""
         return sum(keys.nbytes + values.nbytes for keys, values in self._runs)
 
 
@@ -113,7 +113,7 @@ class ExactIndex:
 
     @property
     def num_bytes(self) -> int:
-        """Return the memory of the index in bytes."""
+        """Return how many bytes of memory the index occupies."""
         return self._seen.num_bytes
 
 
@@ -158,8 +158,8 @@ class NearIndex:
         if len(kept) + len(new) > LARGEST_NUMBER:
             raise DataError(
                 f"data.cleaning.near_dedup can compare at most {LARGEST_NUMBER:,} documents, but the sources "
-                "contain more. Turn it off, or prepare the text as several datasets and mix them with "
-                "data.blend."
+                "contain more. Set data.cleaning.near_dedup.enabled: false, or prepare the text as several "
+                "datasets and mix them with data.blend."
             )
         numbers = np.arange(len(kept), len(kept) + len(new), dtype=np.uint32)
         del kept  # a bytearray cannot grow while there is a view of it
@@ -200,7 +200,7 @@ class NearIndex:
 
     @property
     def num_bytes(self) -> int:
-        """Return the memory of the index in bytes."""
+        """Return how many bytes of memory the index occupies."""
         return self._bands.num_bytes + len(self._kept)
 
 

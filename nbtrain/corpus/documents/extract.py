@@ -36,7 +36,10 @@ MANIFEST = "manifest.json"
 
 
 class ExtractedReader(SourceReader):
-    """Reads the extracted documents of another reader; otherwise it behaves like that reader."""
+    """Reads the documents that were extracted from the source of another reader, `original`.
+
+    Fingerprint, settings and licence are those of the original source.
+    """
 
     kind = "extracted"
 
@@ -84,7 +87,7 @@ class ExtractedReader(SourceReader):
 def extracted(
     reader: SourceReader, choose: Callable[..., Workers], force: bool = False
 ) -> tuple[ExtractedReader, str, str]:
-    """Extract a source unless that is done already.
+    """Extract a source, unless a complete extraction is in data/corpus/ already.
 
     Returns (reader of the extracted documents, "made" or "kept", clause for the report).
     `choose(total_bytes, folder=...)` returns the workers, which write into that folder. Raises DataError if

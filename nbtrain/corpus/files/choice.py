@@ -52,17 +52,16 @@ class Choice:
         return choice
 
     def mixed_splits(self) -> str | None:
-        """Return a clause that counts the files of each split if a held-out split is mixed with other files.
+        """Return counted_splits() of the files to read, if a held-out split is mixed with other files.
 
-        The clause comes from counted_splits() and covers the files to read. The result is None if they all
-        belong to the same split, or if none of them is held out.
+        The result is None if all these files belong to one split, or if none belongs to a held-out split.
         """
         splits = {split_of(name) for name in self.read}
         return counted_splits(self.read) if len(splits) > 1 and splits & HELD_OUT else None
 
 
 def counted_splits(names: list[str]) -> str:
-    """Return the number of files in each split and the first file, as "train: 2 (a/train.jsonl, ...)"."""
+    """Return each split's number of files and first file, e.g. "train: 2 (a/train.jsonl, ...); ..."."""
     parts = []
     for split in ("train", "validation", "test", None):
         own = [name for name in names if split_of(name) == split]

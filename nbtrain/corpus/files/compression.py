@@ -119,7 +119,7 @@ def unread(begun: bytes, name: str) -> Unread | None:
 
 
 def advice(name: str, suffixes: tuple[str, ...]) -> str | None:
-    """Return the format and the unpacking command for a file such as data.jsonl.lz4; None for other names.
+    """Return a clause with the format and unpacking command of a file such as data.jsonl.lz4, or None.
 
     The name must end with one of `suffixes`, followed by the suffix of an unsupported format.
     """

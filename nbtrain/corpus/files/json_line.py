@@ -38,7 +38,7 @@ def _value(content: bytes) -> Any:
     try:
         return json.loads(content.decode().rstrip(" \t\r\n"), parse_int=_integer)
     except json.JSONDecodeError:
-        raise  # what orjson rejected may be readable; this error then shows the actual problem
+        raise  # orjson may have stopped at something that json accepts: this error is the actual problem
     except (ValueError, RecursionError):
         raise refusal from None
 

@@ -93,7 +93,10 @@ def known_roles(source: Any) -> list[str]:
 
 
 def answering_role(learnt: Sequence[str]) -> str:
-    """Return the role in which the model answers: "assistant" if `learnt` has it, else its first role."""
+    """Return the role in which the model answers: "assistant" if `learnt` contains it, else its first role.
+
+    `learnt` holds the roles whose messages are in the loss.
+    """
     return ASSISTANT if ASSISTANT in learnt else learnt[0]
 
 
@@ -447,7 +450,10 @@ def _template(text: str | None, name: str) -> Template | None:
 
 
 def threads(root: Node) -> Iterator[tuple[list[Node], int]]:
-    """Yield, for each leaf, (messages from the root to it, how many of them the previous path has too)."""
+    """Yield (messages, number of messages shared with the previous path) for each path from root to leaf.
+
+    The shared messages are the first ones of a path.
+    """
     path: list[Node] = []
     num_shared = 0
     waiting = [(root, 0)]

@@ -120,7 +120,7 @@ class KeyRule:
     setting: str | None = None
     """Field of the source that, if set, names another key to read instead."""
     unread: Use = "counted"
-    """Treatment of a used key in a record whose format makes the reader ignore the key."""
+    """Treatment of a used key in a record from which the reader does not read it: "counted" or "refused"."""
     matters: Callable[[Any], bool] = holds_value
     """Function that tells whether a refused key's value changes what is trained on; if not, it is counted."""
 

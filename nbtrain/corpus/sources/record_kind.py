@@ -148,7 +148,7 @@ EXPECTED: dict[str, Callable[[Any], bool]] = {
     "tokens": _is_ids,
     "jsonl": _is_text,
 }
-"""Function that tests the value under a key of a shape, for each kind of source.
+"""Test of the values under a shape's keys, by kind of source.
 
-It accepts values that the kind reads, and values about which the kind reports a problem.
+A test accepts the values that the kind can read, and values that the kind should report as broken.
 """

@@ -30,7 +30,10 @@ class Shape:
         return all(holds_value(record.get(key)) for key in self.keys)
 
     def advice(self, record: Mapping[str, Any], kind: str) -> str:
-        """Return advice for a source of `kind` that found such a record; "" if its settings already fit."""
+        """Return advice for a source of `kind` that received a record of this format.
+
+        The result is "" if the kind fits and no setting has to be added.
+        """
         optional = {name: key for name, key in self.optional.items() if key in record}
         lines = ", ".join(f"{name}: {key}" for name, key in {**self.settings, **optional}.items())
         if self.kind == kind:
@@ -122,7 +125,10 @@ def way_forward(record: Mapping[str, Any], kind: str) -> str:
 
 
 def _other_spelling(record: Mapping[str, Any], own: str) -> str:
-    """Return advice as way_forward() does, if keys are spelled unlike the shape's, e.g. "Instruction"."""
+    """Return way_forward()'s advice for a record whose keys differ from a shape's only in their spelling.
+
+    An example is "Instruction" instead of "instruction".
+    """
     names = {letters_of(name): name for name, value in record.items() if holds_value(value)}
     fitting = [shape for shape in SHAPES if all(letters_of(key) in names for key in shape.keys)]
     for shape in sorted(fitting, key=lambda shape: shape.kind != own):

@@ -21,7 +21,7 @@ PLAIN = ("jsonl", "parquet")
 
 
 def source_problems(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Yield (problem, fix) for each source of a run in which a mistake is found."""
+    """Yield (problem, fix) for each source of a run whose settings contain a mistake."""
     for number, source in enumerate(config.data.sources):
         path = getattr(source, "path", None)
         if path is None:

@@ -111,8 +111,8 @@ class TextReader(files.FileReader):
 def _of_size(lines: Iterable[bytes], num_bytes: int) -> Iterator[tuple[int, int, bytes]]:
     """Yield documents of about `num_bytes`, as _documents() does, each ending at an empty line if possible.
 
-    Without an empty line, a document ends at the last line end before it would exceed twice that size. A line
-    that is longer by itself is cut after a space or full stop, or at least between two characters.
+    Without an empty line, a document ends at the last line end before it would exceed twice that size. A
+    single line longer than that is cut after a space or full stop, or at least between two characters.
     """
     first, number, size = 1, 0, 0
     begun: list[bytes] = []

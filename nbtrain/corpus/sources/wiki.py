@@ -121,9 +121,9 @@ class WikiReader(SourceReader):
         return None
 
     def _first_articles(self, xml: bytes, kept: int) -> tuple[bytes, int]:
-        """Return (`xml`, cut after article number max_articles; number of articles kept so far).
+        """Return (`xml` up to the end of article number max_articles, number of articles kept so far).
 
-        `kept` is the number of articles that were kept before `xml`.
+        `kept` is the number of articles that were kept from the dump before `xml`.
         """
         for page, end in dump.pages(xml):
             if isinstance(page, dump.Page) and self._left_out(page) is None:

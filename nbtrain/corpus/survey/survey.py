@@ -54,7 +54,10 @@ DOCUMENT_BYTES = (1 << 10, 64 << 10)
 """Minimum and maximum size in bytes of the documents into which a plain text is cut."""
 
 PLAIN_FILES = ("text", "jsonl", "parquet")
-"""Kinds of source whose files are searched for in a folder; the final kind depends on the records."""
+"""Kinds of source whose files survey() looks for in a folder.
+
+For files of records, the kind in the result depends on the keys of the records.
+"""
 CONVERTED_BY = {
     ".pdf": "pdftotext",
     ".docx": "pandoc -t plain",
@@ -163,7 +166,10 @@ def _expanded(path: str | Path) -> list[Path]:
 
 
 def _sources_in(path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    """Return the entries of data.sources that read a file or a folder; add what they skip to `notes`."""
+    """Return the entries of data.sources that read a file or a folder.
+
+    Adds clauses about files that the entries skip to `notes`.
+    """
     name = display(path)
     if not folder.is_folder(path, name):
         return [_source_of_file(path)]
@@ -292,7 +298,7 @@ def _check_is_text(path: Path) -> None:
 
 
 def _fewer(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Merge entries for files of the same folder that are read alike into one entry for the folder.
+    """Merge entries for files of the same folder that have equal settings into one entry for the folder.
 
     Raises DataError if too many entries remain.
     """

@@ -83,7 +83,10 @@ def remember(folder: Path, key: dict[str, str], difference: str | None) -> None:
 
 
 def key_of(tokenizer_json_sha256: str, eod_token: str) -> dict[str, str]:
-    """Return what determines the result: the tokenizer, the versions of the engines, the compared texts."""
+    """Return the key under which the result is stored.
+
+    It consists of the hashes of tokenizer.json and of the compared texts, and the versions of the engines.
+    """
     texts = hashlib.sha256("\0".join((*HARD_TEXTS, eod_token)).encode("utf-8", "surrogatepass"))
     return {
         "tokenizer.json": tokenizer_json_sha256,

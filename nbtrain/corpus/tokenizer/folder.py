@@ -26,8 +26,8 @@ EOD_TOKEN = "<|endoftext|>"
 
 SCHEMA_VERSION = 1
 
-# Keys that every manifest has. The manifest of an imported tokenizer also has source and kept, before_text if
-# there is such text, and added_tokens and extends if tokens were added.
+# Keys that every manifest has. The manifest of an imported tokenizer also has source and kept, and
+# added_tokens and extends if tokens were added. before_text may be missing if it is empty.
 KEYS = (
     "schema_version",
     "vocab_size",
@@ -184,7 +184,7 @@ def adopt(
     Each of `added_tokens` becomes an entry of the vocabulary. `path` is a tokenizer.json, a folder that holds
     one, or a folder with GPT-2's vocab.json and merges.txt; it may be `directory` itself. If a folder has all
     three files, tokenizer.json is used, because only that file defines how words are split; in a folder that
-    nbtrain created, the other two are used.
+    nbtrain created, the other two are used, unless tokens are added.
 
     Raises DataError if there is no tokenizer, if it cannot be read or lacks `eod_token`, or if vocab.json and
     merges.txt belong to a model other than GPT-2.

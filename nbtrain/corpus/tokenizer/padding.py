@@ -33,6 +33,8 @@ UNUSED_BYTES = (*range(0xFF, 0xF4, -1), 0xC1, 0xC0)
 def give_padding(folder: Path, end_ids: Collection[int], vocab_size: int) -> str | None:
     """Set a padding token in an exported tokenizer's settings and return it; None if no token qualifies.
 
+    If no token qualifies and pad_token is set to a token that ends a text, pad_token is set to null.
+
     If the settings already have a padding token that does not end a text, the files stay unchanged.
     `vocab_size` is the number of rows of the model's embedding; tokens with ids beyond it do not qualify.
     """

@@ -97,6 +97,8 @@ def vocabulary_of(
 ) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Convert pairs (bytes of a token, rank), as in rustbpe and tiktoken, to vocab.json and merges.txt.
 
+    Returns ({entry: id}, merges as pairs of entries, in the order of training).
+
     These pairs do not list merges. The merge of a token is the pair that remains when only merges with lower
     ranks are applied to its bytes.
     """

@@ -95,8 +95,8 @@ def download(language: str, date: str, mirror: str, sha1: str | None, where: str
     except OSError as error:
         raise DataError(
             f"{where}: {display(Path(error.filename or folder()))}: {error.strerror or error}. The received "
-            f"bytes are kept: free up space, or set NBTRAIN_DATA to a folder on another disk, then run the "
-            f"command again."
+            "bytes are kept. Free up space or correct the permissions, or set NBTRAIN_DATA to a folder on "
+            "another disk, then run the command again."
         ) from error
 
 
@@ -134,7 +134,7 @@ def locked(path: Path, where: str) -> Iterator[None]:
         except BlockingIOError:
             what = (
                 f"another process is downloading this Wikipedia into {display(folder())}. Wait until it has "
-                "finished."
+                "finished, then run the command again."
             )
             raise DataError(f"{where}: {what}") from None
         except OSError as error:

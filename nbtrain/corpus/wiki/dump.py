@@ -57,7 +57,7 @@ class Page(NamedTuple):
 
 
 class BrokenPage(NamedTuple):
-    """A page that is not well-formed XML."""
+    """A page that cannot be read; `what` is the reason, e.g. that the XML is not well-formed."""
 
     title: str
     what: str

@@ -250,7 +250,7 @@ def _joint(text: str, start: int, end: int) -> str:
 
 
 def _with_joints(words: str) -> str:
-    """Return the text of a link or template, with JOINT between its outer apostrophes and those around it."""
+    """Return the text of a link or template, with JOINT before an initial and after a final apostrophe."""
     if "'" not in words:
         return words
     begin, end = JOINT * words.startswith("'"), JOINT * words.endswith("'")

@@ -211,7 +211,7 @@ def test_ftfy_missing(monkeypatch):
         Cleaner(CleaningConfig(ftfy=True))
     assert str(caught.value) == (
         "data.cleaning.ftfy needs the package ftfy, which is not installed. Install it with "
-        f"`{install_command('data')}`, or turn ftfy off."
+        f"`{install_command('data')}`, or set data.cleaning.ftfy: false."
     )
     assert Cleaner(CleaningConfig())("text") == ("text", None)
 

@@ -262,8 +262,9 @@ def test_full_disk(mirror, monkeypatch):
 
         patch.setattr(files, "fsync_file", fsync_file)
         assert refusal(mirror) == (
-            f"{WHERE}: data/download/{name}.part: No space left on device. The received bytes are kept: free "
-            f"up space, or set NBTRAIN_DATA to a folder on another disk, then run the command again."
+            f"{WHERE}: data/download/{name}.part: No space left on device. The received bytes are kept. Free "
+            "up space or correct the permissions, or set NBTRAIN_DATA to a folder on another disk, then run the "
+            "command again."
         )
     assert name not in there()
     fetch(mirror)
@@ -402,7 +403,7 @@ def test_two_at_once(mirror):
     with downloads.locked(downloads.folder() / ".testwiki.lock", WHERE):
         assert refusal(mirror) == (
             f"{WHERE}: another process is downloading this Wikipedia into data/download. Wait until it has "
-            f"finished."
+            f"finished, then run the command again."
         )
 
 

@@ -47,8 +47,8 @@ def _is_note(gap: re.Match[str]) -> bool:
 def drop_sentences(lines: list[str], language: str, segment: Segment) -> list[str]:
     """Remove the sentences that contain a gap from `lines`, and return these sentences.
 
-    Lines may become empty. A sentence may begin on an earlier line, so the lines of a paragraph are examined
-    together.
+    Lines may become empty, and a heading with a gap always does. A sentence may begin on an earlier line, so
+    the lines of a paragraph are examined together.
     """
     dropped: list[str] = []
     for index, line in enumerate(lines):

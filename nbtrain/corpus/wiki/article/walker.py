@@ -55,8 +55,8 @@ class Walker:
     """Converts the wikitext of one dump to text.
 
     `namespaces` holds the namespaces in the dump's <siteinfo>, as {key: name}, and may be empty. `wiki` holds
-    the dump's language and name. `segment` splits text into sentences; without it, a line with a gap is
-    dropped as a whole.
+    the dump's language and name. `segment` splits text into sentences; without it, a whole paragraph is
+    dropped if it contains a template that cannot be evaluated.
     """
 
     def __init__(

@@ -109,12 +109,12 @@ def is_yes(value: str) -> bool:
 
 
 def is_known(*values: str) -> bool:
-    """Return whether all of `texts` are known, that is, contain no template that could not be evaluated."""
+    """Return whether all values are known: none contains a template that cannot be evaluated."""
     return not any(GAP in value for value in values)
 
 
 def argument(number: int, *names: str) -> Rule:
-    """Return a rule that shows the positional argument `number`, or the first non-empty one in `names`."""
+    """Return a rule that shows the first non-empty argument among `names`, or else argument `number`."""
 
     def rule(call: Call) -> str | None:
         return call.get(*names) or call[number]
@@ -133,7 +133,10 @@ def constant(text: str) -> Rule:
 
 
 def around(before: str, after: str = "", number: int = 1, *names: str) -> Rule:
-    """Return a rule that shows an argument between two texts, or nothing if the argument is empty."""
+    """Return a rule that shows `before`, an argument and `after`, or nothing if the argument is empty.
+
+    The argument is the first non-empty one among `names`, or else the positional argument `number`.
+    """
 
     def rule(call: Call) -> str | None:
         value = call.get(*names) or call[number]
@@ -143,7 +146,7 @@ def around(before: str, after: str = "", number: int = 1, *names: str) -> Rule:
 
 
 def names(text: str) -> frozenset[str]:
-    """Return the names in a text that separates them with | and line breaks."""
+    """Return the names in a text in which | and line breaks separate the names."""
     return frozenset(
         name for part in text.split("\n") for entry in part.split("|") if (name := entry.strip())
     )

@@ -39,7 +39,10 @@ def named_text(call: Call) -> str | None:
 
 
 def mark(call: Call) -> str | None:
-    """Return "" for a mark of doubt; None if the mark contains words, because its text is then unknown."""
+    """Return the text of a mark of doubt such as {{citation needed}}: "", because it is not part of the text.
+
+    The result is None if an argument contains letters, which the mark may show in the sentence.
+    """
     return None if any(letter.isalpha() for word in call.words for letter in word) else ""
 
 

@@ -51,7 +51,7 @@ def bruch(call: Call) -> str | None:
 
 
 def height(call: Call) -> str | None:
-    """Return the text of {{Höhe|2345|DE-NN}}: 2345 m, without the name of the height datum."""
+    """Return the text of {{Höhe|2345|DE-NN}}: 2345 m ü. NN."""
     number = german(call[1])
     if number is None or not call.has_only("link", most=2) or call[2] not in HEIGHT_SYSTEMS:
         return None

@@ -105,7 +105,7 @@ def lang_xx(call: Call) -> str | None:
 
 
 def lang_rus(call: Call) -> str | None:
-    """Return the text of {{lang-rus|Слово|slovo|p=slovə}}: Russian: Слово, slovo, IPA: [slovə]."""
+    """Return the text of {{lang-rus|Слово|slovo|p=slovə}}: Russian: Слово, romanized: slovo, IPA: ..."""
     if not call[1] or not call.has_only("r", "p", "a", "y", "label", most=3):
         return None
     shown = f"Russian: {call[1]}"
@@ -488,7 +488,7 @@ def sic(call: Call) -> str | None:
 
 
 def quote(call: Call) -> str | None:
-    """Return the text of {{quote|text|author|source}}: the text, and below it the author."""
+    """Return the text of {{quote|text|author|source}}: the text, and below it the author and the source."""
     text = call.get("text", "quote") or call[1]
     if not text:
         return ""

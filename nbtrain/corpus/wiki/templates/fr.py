@@ -182,7 +182,7 @@ def date(call: Call) -> str | None:
 
 
 def age_at(call: Call) -> str | None:
-    """Return the text of {{Date de décès|...}}: the date of death, with the age when both days are given."""
+    """Return the text of {{Date de décès|14|7|1789}}: 14 juillet 1789; None with âge=, which adds the age."""
     if not call.has_only("âge", most=6):
         return None
     found = date_of(call[3], call[2], call[1], "fr")

@@ -26,7 +26,7 @@ class Tables(NamedTuple):
     unseen_beginnings: tuple[str, ...]
     unseen_endings: tuple[str, ...]
     unlisted: Callable[[str, Call], str | None] | None
-    """Function (name as written, call) -> text, for templates that are in no table; None if there is none."""
+    """Function (name as written, call) -> text for templates that are in no table, or None."""
 
 
 @cache

@@ -67,7 +67,7 @@ class NumberFormat:
         return NumberFormat(is_lakh=True) if language in LAKHS else None
 
     def write(self, number: str) -> str:
-        """Return a number in plain form with this language's separators."""
+        """Return a number in plain form (-1234.5) with this language's separators."""
         sign, digits = (number[0], number[1:]) if number[:1] in "+-" else ("", number)
         whole, point, fraction = digits.partition(".")
         if len(whole) >= self.least_digits:
@@ -83,7 +83,7 @@ class NumberFormat:
         return self.thousands.join(reversed(groups))
 
     def read(self, text: str) -> str | None:
-        """Convert a number with this language's separators to plain form; None if it is not a number."""
+        """Convert a number with this language's separators to plain form (-1234.5); None for other text."""
         text = text.translate(MINUS_SIGNS)
         if self.thousands == " ":
             text = SPACES.sub("", text)

@@ -59,7 +59,7 @@ def death(call: Call) -> str | None:
 
 
 def nihongo(call: Call) -> str | None:
-    """Return the text of {{nihongo|東京|東京|Tōkyō}}: 東京（東京，Tōkyō）."""
+    """Return None for {{nihongo|...}}, because its text in the Chinese Wikipedia is not known here."""
     return None
 
 

@@ -263,8 +263,8 @@ def test_full_disk(mirror, monkeypatch):
         patch.setattr(files, "fsync_file", fsync_file)
         assert refusal(mirror) == (
             f"{WHERE}: data/download/{name}.part: No space left on device. The received bytes are kept. Free "
-            "up space or correct the permissions, or set NBTRAIN_DATA to a folder on another disk, then run the "
-            "command again."
+            "up space or correct the permissions, or set NBTRAIN_DATA to a folder on another disk, then run "
+            "the command again."
         )
     assert name not in there()
     fetch(mirror)

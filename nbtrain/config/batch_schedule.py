@@ -54,7 +54,10 @@ def _tokens(text: str) -> int:
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """Batch sizes of all steps of a run. Every step is complete, so the last one may exceed train_tokens."""
+    """Batch sizes of all steps of a run.
+
+    Every step has its full batch size, so the tokens of all steps may be more than train_tokens.
+    """
 
     global_batch_size: int
     seq_length: int
@@ -100,7 +103,7 @@ class BatchSchedule:
 
     @property
     def total_steps(self) -> int:
-        """Number of steps needed to reach train_tokens. The last step is complete too."""
+        """Number of steps needed to reach train_tokens, with a complete last step."""
         wanted = -(-self.train_tokens // self.seq_length)
         steps = self.step_at(wanted)
         return steps + (self.samples_after(steps) < wanted)

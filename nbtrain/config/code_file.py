@@ -184,7 +184,7 @@ def code_sha256(config: RunConfig) -> str | None:
 
 
 def defines(config: RunConfig, function: str) -> bool:
-    """Return whether the run's code defines the given one of HOOKS."""
+    """Return whether the run's code defines `function`, which is one of HOOKS."""
     code = code_file(config)
     return code is not None and function in code.functions
 
@@ -199,7 +199,7 @@ def own_loss(config: RunConfig) -> str:
     """Return which logits the run's own loss() gets: "shard" or "whole"; "" if the code has no loss().
 
     "shard" means the logits of this rank's shard of the vocabulary, which a loss() with the parameter
-    `vocabulary` gets. "whole" means all logits.
+    `vocabulary` gets. "whole" means the logits of the complete vocabulary.
     """
     code = code_file(config)
     if code is None or "loss" not in code.functions:

@@ -60,7 +60,7 @@ from nbtrain.config.yaml_source import NotWritten, OverridePlace
 SCHEMA_VERSION = 1
 
 
-# Number of steps in mode: perf if batch.max_steps is not set. The first quarter is not timed
+# Number of steps in mode: perf if batch.max_steps is not set. The first quarter of the steps is not timed
 # (train/figures/throughput.py).
 PERF_STEPS = 20
 

@@ -11,6 +11,9 @@ sizes between them.
     output      V h if it is not tied
 
 With biases each matrix has one more row: q + 2 k, h, f (gated 2 f) and h numbers.
+
+V is the vocabulary size, h the hidden size, p the number of learned positions, q the width of all query
+heads, k the width of all key heads, f the width of the MLP, and d the size of one head.
 """
 
 from dataclasses import dataclass

@@ -5,9 +5,15 @@
     dense_h_to_4h      A [r, h] whole, B [f, r] sharded; two of them if the MLP is gated
     dense_4h_to_h      A [r, f] sharded, B [h, r] whole
 
-With lora.kind: ia3 there are a vector for keys and values [2 g d] and one for the MLP [f], both sharded.
+r is the rank of the adapters, h the hidden size, n the number of attention heads, g the number of query
+groups, d the size of one head and f the width of the MLP. A matrix that is marked "whole" is complete on
+every tensor-parallel rank.
 
-lora.trainable_token_indices adds [i, h], whole on each rank that has the embedding or the output layer.
+With lora.kind: ia3, each block has a vector for keys and values [2 g d] and a vector for the MLP [f], both
+sharded.
+
+lora.trainable_token_indices with i token ids adds [i, h], complete on each rank that has the embedding or the
+output layer.
 """
 
 from nbtrain.config.schema import RunConfig

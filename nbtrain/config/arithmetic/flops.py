@@ -6,6 +6,9 @@ Per token and forward pass, a product with an [m, n] matrix costs 2 m n:
                4 s h               scores and their product with the values, over all s positions
     logits     2 h V
 
+h is the hidden size, f the width of the MLP, s the sequence length, V the vocabulary size and L the number of
+layers.
+
 The backward pass costs twice the forward one. Causality is not deducted, as in Megatron-LM (arXiv:2104.04473,
 section 5.1), so that MFU is comparable with published numbers. A sliding window is not deducted either:
 Megatron-LM's count (training.py, num_floating_point_operations) ignores --window-size. With f = 4 h the sum
@@ -17,14 +20,14 @@ Recomputation counts as hardware FLOPs, not as model FLOPs. Full activation chec
 forward pass twice. Selective checkpointing computes the scores and their product with the values twice, if
 the attention kernel keeps the scores (attention_kernels.py); recomputing the MLP's activation takes no
 product. Products that flash attention repeats inside its own backward pass are not counted, as is usual. A
-device's share is the total divided by world_size: tensor, pipeline, Ulysses and context-parallel ranks share
-the products of the same sequences, data-parallel ranks process other sequences, and no product is computed on
-two ranks.
+device's share is the total divided by world_size: the products of a sequence are split between the tensor,
+pipeline, Ulysses and context-parallel ranks, data-parallel ranks process other sequences, and no product is
+computed on two ranks.
 
-Megatron-DeepSpeed logs `24 f B s L h^2 (1 + s/6h + V/16Lh)` with f = 3, or 4 with activation checkpointing.
-The 16 is right for f = 4. For f = 3, 12 would be right: the logits are counted a quarter short, which for GPT
-125M is 6 % of the total (84.0 instead of 89.5 TFLOP/s). With f = 4 the formula counts recomputation, so no
-MFU can be computed from it.
+Megatron-DeepSpeed logs `24 c B s L h^2 (1 + s/6h + V/16Lh)` for a batch of B sequences, where c is 4 with
+activation checkpointing and 3 without. The 16 is right for c = 4. For c = 3, 12 would be right: the formula
+counts a quarter too few FLOPs for the logits, which for GPT 125M is 6 % of the total (84.0 instead of 89.5
+TFLOP/s). With c = 4, the formula counts recomputation, so no MFU can be computed from it.
 
 Muon's Newton-Schulz iterations run once per step, whatever the batch size, and count neither as model FLOPs
 nor as hardware FLOPs. One iteration of an [m, n] matrix X, m <= n, takes 4 m^2 n + 2 m^3: A = X X^T, A^2, and

@@ -64,9 +64,10 @@ def count_stage_parameters(config: RunConfig, stage: int) -> Parameters:
 def count_layers(shape: Shape, layers: int, first: bool, last: bool, tensor: int) -> Parameters:
     """Return the parameter counts of one rank with `layers` layers.
 
-    `first` and `last` say whether it also has the first and the last part of the model. In a pipeline, the
-    first and the last stage each hold a copy of tied word embeddings. Norms and positions are on every rank;
-    block_parameters.py says which parameters of a block are sharded.
+    `first` and `last` say whether the rank is on the first and on the last pipeline stage. In a pipeline, the
+    first and the last stage each hold a copy of tied word embeddings. `tensor` is the number of
+    tensor-parallel ranks, each of which has complete norms and positions; block_parameters.py says which
+    parameters of a block are sharded.
     """
     sums = {"attention": 0, "mlp": 0, "layernorm": 0, "own": 0}
     for parameter in block_parameters(shape, tensor):

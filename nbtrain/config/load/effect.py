@@ -1,4 +1,4 @@
-"""The settings of a run that may affect the numbers of its training, for the run's certificate."""
+"""The settings of a run that may affect the numbers of its training, for the run's certificate.json."""
 
 from typing import Any
 

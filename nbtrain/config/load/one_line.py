@@ -1,4 +1,4 @@
-"""A resolved run as the value of an environment variable, and back, for the files of a dry run."""
+"""Conversion between a resolved run and the value of an environment variable, for the files of a dry run."""
 
 import json
 import re

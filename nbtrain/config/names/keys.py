@@ -63,7 +63,7 @@ def holds_text(key: str) -> bool:
 
 @functools.cache
 def entry_models() -> Mapping[str, type[BaseModel]]:
-    """Return {key of a list: the model of its entries}, for lists whose entries are sections."""
+    """Return {key of a list: pydantic class of its entries}, for lists whose entries are sections."""
     models: dict[str, type[BaseModel]] = {}
     for prefix, model in {"": RunConfig, **field_keys()}.items():
         for name, info in model.model_fields.items() if model else ():

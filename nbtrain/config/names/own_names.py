@@ -1,8 +1,9 @@
 """Names of datasets and tokenizers: a run inherits a name only together with the settings that it stands for.
 
-A run that extends gpt-tiny and has other text must neither encode that text with the demo's tokenizer nor
-train the demo's tokenizer on it. A layer (a file over what it extends, or overrides over a file) that changes
-what a dataset or a tokenizer is made from, and does not name it, therefore gets a separate name:
+A run that extends gpt-tiny and has other text must not encode that text with gpt-tiny's tokenizer. Nor must
+it store a tokenizer that is trained on that text under gpt-tiny's name. A layer (a file over what it extends,
+or overrides over a file) that changes what a dataset or a tokenizer is made from, and does not name it,
+therefore gets a separate name:
 
     data.name         the run's name if the layer sets it, otherwise the run's name and a hash of the settings
     tokenizer.name    data.name
@@ -30,8 +31,9 @@ from nbtrain.config.yaml_source import Located, NotWritten, read_yaml
 
 # Settings that decide the content of a dataset, in addition to its tokenizer.
 MAKES_DATASET = ("sources", "blend", "cleaning", "json_key", "extra_json_keys", "split_sentences")
-# Settings that decide a tokenizer: one that is trained (in addition to its text), and one that is imported.
+# Settings that decide a trained tokenizer, in addition to the text that it is trained on.
 MAKES_TRAINED = ("vocab_size", "train_bytes", "trainer", "train_seed", "eod_token")
+# Settings that decide an imported tokenizer.
 MAKES_BROUGHT = ("path", "added_tokens", "eod_token")
 
 OWN_NAMES = DATA_NAME, TOKENIZER_NAME = "data.name", "tokenizer.name"

@@ -321,7 +321,7 @@ def tasks_have_validations(config: RunConfig) -> Problems:
 
 
 def local_checkpoints_have_a_place(config: RunConfig) -> Problems:
-    """Check checkpoint.local_dir, and that the settings that depend on it agree with it."""
+    """Check that checkpoint.local_dir is valid, and that the settings for it are consistent with it."""
     checkpoint, key = config.checkpoint, "checkpoint.local_dir"
     if (folder := checkpoint.local_dir) is None:
         for name in ("local_save_interval_steps", "local_copy_bytes_per_second"):

@@ -56,7 +56,7 @@ def tokens_are_added_to_a_tokenizer(config: RunConfig) -> Problems:
             "List each token once.",
         )
     for token in added:
-        shown = token.replace("\u200c", "").replace("\u200d", "")  # joiners inside one visible sign
+        shown = token.replace("\u200c", "").replace("\u200d", "")  # joiners inside an emoji or letter
         if not shown.isprintable() or token != token.strip():
             yield broken(
                 config,

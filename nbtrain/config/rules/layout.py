@@ -242,7 +242,7 @@ def fpdt_has_its_kernels(config: RunConfig) -> Problems:
 
 
 def layout_fits_resources(config: RunConfig) -> Problems:
-    """Check that there is one process for each GPU or, on CPU, equally many on every machine."""
+    """Check that every GPU gets one rank or, on CPU, that every machine gets the same number of ranks."""
     parallel, resources, world = config.parallel, config.resources, config.world_size
     data, pipeline = parallel.data_parallel_size, parallel.pipeline_parallel_size
     tensor, sharing = parallel.tensor_parallel_size, parallel.sequence_ranks
@@ -298,7 +298,7 @@ def gpu_type_is_known(config: RunConfig) -> Problems:
 def network_is_known(config: RunConfig) -> Problems:
     """Check that resources.network is in the network table, and that only one field sets the bandwidth.
 
-    network_reached_fraction needs a bandwidth, and a CPU run assumes none.
+    network_reached_fraction is a fraction of a bandwidth, so on CPUs it needs one of the fields that set it.
     """
     resources = config.resources
     named = resources.network is not None or resources.network_bytes_per_second is not None

@@ -17,14 +17,14 @@ from nbtrain.config.rules.wording import Problems, broken
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sections.parallel_section import ParallelConfig
 
-# Buffers for one group of the optimizer on NVMe: master weights, gradients and Adam's two moments.
+# Minimum number of buffers for an optimizer on NVMe: master weights, gradients and Adam's two moments.
 NVME_OPTIMIZER_BUFFERS = 4
 
 
 def offload_has_its_place(config: RunConfig) -> Problems:
     """Check that offloading to NVMe has a folder and enough buffers.
 
-    The settings for offloading must not be set without it.
+    The other settings for offloading must not be set if offloading is off.
     """
     for name in ("offload_optimizer", "offload_param"):
         key, offload = f"parallel.{name}", getattr(config.parallel, name)

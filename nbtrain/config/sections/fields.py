@@ -107,7 +107,7 @@ LayerPattern: Any = Annotated[
     Annotated[Layers, Tag(EVERY)] | _PatternList,
     Discriminator(lambda value: EACH if isinstance(value, list) else EVERY),
 ]
-# A checkpoint of a run, by its step or by a word.
+# A checkpoint of a run: the number of its step, or the word newest or best.
 STEP, WORD = "<step>", "<word>"
 CheckpointStep: Any = Annotated[
     Annotated[PositiveSteps, Tag(STEP)] | Annotated[Literal["newest", "best"], Tag(WORD)],

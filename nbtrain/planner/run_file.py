@@ -174,7 +174,7 @@ def _base(config: RunConfig) -> Path | None:
 
 
 def parent_name(base: Path, path: Path) -> str:
-    """Return the value of `extends` with which the YAML at `path` refers to the YAML `base`.
+    """Return the value of `extends` in the YAML at `path` that makes it extend the YAML `base`.
 
     It is the file name of `base` if both are in the same folder, the run's name if `base` can be found by
     that name (as shipped runs can), and the path of `base` otherwise.

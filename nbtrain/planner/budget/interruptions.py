@@ -456,10 +456,10 @@ def measured_restart_seconds(run: RunDir) -> float:
 
 
 def _band(time: Segment, least: float) -> tuple[float, float]:
-    """Return the shortest and the longest time, in seconds, of the middle fraction BAND of all runs.
+    """Return (lower, upper) bounds, in seconds, of the times that the middle 80 % (BAND) of runs take.
 
     The times are assumed to be normally distributed, because a run has many segments. `least` is the time
-    without interruptions, below which no run can be.
+    without interruptions. No run is faster, so the lower bound is at least `least`.
     """
     if not math.isfinite(time.mean):
         return least, math.inf

@@ -80,7 +80,7 @@ def loaders_have_cores(estimates: RunEstimates) -> Iterator[Finding]:
 
 
 def _loaders_of_unknown_cores(config: RunConfig, workers: int, ranks: int) -> Iterator[Finding]:
-    """Report more data workers than a usual machine has cores, if the number of cores is unknown."""
+    """Report more data workers per rank than a usual machine has hardware threads per GPU."""
     if workers > THREADS_OF_A_RANK:
         starters = "the only rank" if ranks == 1 else f"the {ranks:,} ranks"
         yield finding_of(

@@ -104,7 +104,7 @@ def _states_with_adapters(setup: Setup, stage: Stage, parts: dict[str, int]) -> 
 
 
 def _rest(setup: Setup, part: str) -> str:
-    """Explain why a part of the states is not exactly its parameters times the bytes per parameter."""
+    """Return the reason why a part of the states is not its parameters times the bytes per parameter."""
     if part == "weights" and setup.autocast:
         return "autocast's 16-bit copies of the matrices, and padding"
     if part == "weights" and setup.hpz_size > 1:

@@ -355,7 +355,7 @@ def cut_problems(space: Space, cut: Cut) -> Iterator[str]:
 
 
 def _broken_by_cut(space: Space, cut: Cut) -> Iterator[Broken]:
-    """Yield the violations of limits in config/rules/limits.py by the sizes of a cut."""
+    """Yield the limits of config/rules/limits.py that the sizes of a cut violate."""
     shape, (tensor, pipeline, ulysses, _, context) = space.base.shape, cut
     yield from limits.heads(shape, tensor, ulysses)
     yield from limits.query_groups(shape, tensor)
@@ -386,7 +386,7 @@ def option_problems(space: Space, cut: Cut, options: Options) -> Iterator[str]:
 
 
 def _broken_by_options(space: Space, cut: Cut, options: Options) -> Iterator[Broken]:
-    """Yield the violations of limits in config/rules/limits.py by the options together with this cut."""
+    """Yield the limits of config/rules/limits.py that the options violate together with this cut."""
     if options.sequence_parallel:
         yield from limits.sharded_sequence(space.base.shape, cut.tensor, cut.ulysses, cut.context)
     if options.hpz and space.hpz_partition:
@@ -413,7 +413,7 @@ def micro_batch_problems(space: Space, cut: Cut, micro: int) -> Iterator[str]:
 
 
 def broken_by_micro_batch(space: Space, cut: Cut, micro: int) -> Iterator[Broken]:
-    """Yield the violations of limits in config/rules/limits.py by a micro-batch size with this cut."""
+    """Yield the limits of config/rules/limits.py that a micro-batch size violates with this cut."""
     if space.base.fp8:
         chunk = space.base.fpdt_chunk_tokens
         length, name = (chunk, "fpdt_chunk_tokens") if chunk else (space.base.shape.seq_length, "seq_length")

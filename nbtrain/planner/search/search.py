@@ -374,7 +374,7 @@ def _not_estimated(space: Space, legal: list[Cut], tried: int) -> Iterator[Refus
 
 
 def _too_large(tried: list[ScoredLayout]) -> Iterator[RefusedGroup]:
-    """Yield a group for each cut (sizes of parallelism) with those of its tried layouts that do not fit."""
+    """Group the tried layouts that do not fit by cut (sizes of parallelism), and yield the groups."""
     by_cut: dict[Cut, list[ScoredLayout]] = {}
     for one in tried:
         by_cut.setdefault(one.layout.cut, []).append(one)

@@ -71,7 +71,7 @@ class FoundLayouts(Result):
         return reasons(self.result, self[number])
 
     def why_not(self, **wanted: Any) -> str:
-        """Explain why a layout with other values than the best layout's is worse.
+        """Explain why the best layout would be worse with other values of some settings.
 
         An example is why_not(tensor_parallel_size=8): all other settings stay as in the best layout. The
         names are the keys of the run YAML, and `recompute`, `offload_optimizer` and `offload_param`.

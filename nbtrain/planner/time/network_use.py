@@ -362,8 +362,8 @@ def _limit(saved: Any) -> float:
     """Return the bandwidth, in bytes per second, of the fastest network on which hpZ is worthwhile.
 
     hpZ is worthwhile if it saves PAYS_FRACTION of a step; `saved` is a function that returns the saved
-    fraction for a bandwidth. The result is 0 if hpZ is worthwhile on no network, and infinity if it is even
-    on _FASTEST.
+    fraction for a bandwidth. The result is 0 if hpZ is worthwhile on no network, and infinity if hpZ is
+    worthwhile even on a network with the bandwidth _FASTEST.
     """
     if saved(_FASTEST) >= PAYS_FRACTION:
         return math.inf

@@ -38,7 +38,7 @@ class Launcher(Protocol):
     """Why the attempt ended, for an attempt in which no rank lived long enough to report a reason."""
 
     def launch(self, config: "RunConfig", attempt: int) -> None:
-        """Start the ranks of an attempt. If this process dies, the ranks save and exit."""
+        """Start the ranks of an attempt. If the supervisor process dies, the ranks save and exit."""
 
     def poll(self) -> int | None:
         """Return the launcher's exit code, negative if a signal killed it; None while it runs."""
@@ -82,9 +82,9 @@ class Launcher(Protocol):
     def preemption(self, signalled: bool = False) -> str:
         """Return the notice that the job's devices are being taken away; "" if there is no notice.
 
-        Only the scheduler's own record and backend.preemption_notice count. `signalled` tells that the
-        scheduler has sent this process a signal: the scheduler's record is then requested even if no machine
-        has received a notice.
+        Only the scheduler's own record and backend.preemption_notice count. `signalled` is
+        True if the scheduler has sent the supervisor a signal: the scheduler's record is then requested even
+        if no machine has received a notice.
         """
 
     def preemption_trouble(self) -> str:
@@ -110,9 +110,9 @@ class Capabilities:
     save: bool
     """Whether a checkpoint can be requested without ending the job."""
     stop_in_order: bool
-    """Whether the job can be ended after a checkpoint.
+    """Whether `cancel` can make the job save a checkpoint before it ends.
 
-    Otherwise `cancel` kills the job, and the steps since its newest checkpoint are lost.
+    Otherwise, `cancel` kills the job, and the steps since its newest checkpoint are lost.
     """
     pause: bool = False
     """Whether a pause can free the job's devices without ending the job."""
@@ -140,7 +140,7 @@ class Backend:
         """
 
     def warnings(self, config: "RunConfig", machine: "Machine") -> list[str]:
-        """Return a warning for each request that the submitting `machine` cannot fully meet.
+        """Return a warning for each resource request that the submitting `machine` cannot fully meet.
 
         Each warning is a sentence without its full stop.
         """
@@ -149,8 +149,8 @@ class Backend:
     def request_text(self, job: JobDir, config: "RunConfig", alone: bool = False) -> str:
         """Return the text that submit() would send to the scheduler, or the commands that it would start.
 
-        Returns "" if there is neither. With `alone`, the text is a file with which the scheduler's own
-        command can start the run before any of its files exists.
+        Returns "" if there is neither. With `alone`, the text is that of a file that starts the run with
+        the scheduler's own command, such as sbatch, before the run directory exists.
         """
         return ""
 

@@ -44,7 +44,7 @@ class Standstill:
 
     @property
     def frozen(self) -> bool:
-        """Whether even the thread that writes heartbeats is silent.
+        """Whether the rank does not even write heartbeats, which a separate thread of it does.
 
         The process is then stopped or starved, or waits for a disk or driver that does not respond.
         """

@@ -121,7 +121,7 @@ def read_until_exit(child: subprocess.Popen, reader: int) -> dict:
 
 
 def drain(reader: int, content: bytearray) -> bool:
-    """Read the current content of the pipe; return False at its end."""
+    """Append the pipe's current content to `content`; return False once no process can write to the pipe."""
     while True:
         try:
             chunk = os.read(reader, 65536)

@@ -71,7 +71,7 @@ def last_saving(watches: Iterable[RankWatch]) -> float | None:
 class Patience:
     """Time limit for ranks that were asked to exit, extended by their heartbeats.
 
-    It is for processes other than the ranks' own supervisor.
+    It serves processes other than the ranks' supervisor, such as `nbtrain cancel`.
     """
 
     def __init__(self, heartbeats: Iterable[Path], seconds: float):

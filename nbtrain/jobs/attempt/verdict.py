@@ -78,7 +78,7 @@ class Circumstances:
     """The configuration with which the ranks trained; it determines which fixes are possible."""
     stop_requested: bool = False
     hang: str | None = None
-    """Which ranks hung, and for how many seconds; None if the ranks were not killed because of a hang."""
+    """Text that says which ranks hung and for how long; None if the ranks were not killed for a hang."""
     stuck: str | None = None
     """Description of where the ranks were when the first rank gave up waiting for a peer.
 
@@ -310,9 +310,9 @@ def _failure(first: ExitRecord, missing: list[int], around: Circumstances, step:
     gone = ""
     if missing:
         were = (
-            "which was killed with its wrapper"
+            "which was killed with its wrapper process"
             if len(missing) == 1
-            else "which were killed with their wrappers"
+            else "which were killed with their wrapper processes"
         )
         gone = f" (no exit record from rank{'s' * (len(missing) > 1)} {_ranks(missing)}, {were})"
     signature = None if missing else (first.step, first.message)
@@ -413,9 +413,9 @@ def _without_witness(missing: list[int], around: Circumstances, step: int | None
         words = f": {around.launcher_message}" if around.launcher_message else ""
         said = f"the launcher ended before any rank wrote an exit record{words}"
         return Verdict(FAILED, said, retry=True, step=step)
-    said = f"the wrappers of ranks {_ranks(gone)} were killed, and the ranks with them"
+    said = f"the wrapper processes of ranks {_ranks(gone)} were killed, and the ranks with them"
     if len(gone) == 1:
-        said = f"rank {gone[0]}'s wrapper was killed, and rank {gone[0]} with it"
+        said = f"rank {gone[0]}'s wrapper process was killed, and rank {gone[0]} with it"
     pids = (around.pids.get(rank) for rank in gone)
     if evidence := next(filter(None, (around.memory.evidence(pid) for pid in pids)), ""):
         said += f": out of host memory ({evidence}). {around.fix(end_kinds.HOST_MEMORY)}"

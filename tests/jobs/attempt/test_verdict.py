@@ -38,7 +38,7 @@ def test_success_needs_every_rank():
     verdict = judged(record(0, "finished"), world_size=2)
     assert verdict.state == "FAILED"
     assert verdict.retry
-    assert verdict.cause.startswith("rank 1's wrapper was killed, and rank 1 with it, not by nbtrain")
+    assert verdict.cause.startswith("rank 1's wrapper process was killed, and rank 1 with it, not by nbtrain")
 
 
 def test_a_killed_wrapper_is_the_cause_and_not_its_peers_words():
@@ -48,7 +48,7 @@ def test_a_killed_wrapper_is_the_cause_and_not_its_peers_words():
     """
     others = (record(0, "failed", message=GLOO), record(1, "killed", signal=9, code=None, time=9.0))
     verdict = judged(*others, world_size=3, stuck="rank 2 stopped 60 s ago", killed_at=5.0, gone=(2,))
-    assert verdict.cause.startswith("rank 2's wrapper was killed, and rank 2 with it, not by nbtrain")
+    assert verdict.cause.startswith("rank 2's wrapper process was killed, and rank 2 with it, not by nbtrain")
     assert (verdict.retry, verdict.step, verdict.kind) == (True, 7, "no record")
     assert "pair.cc" not in verdict.cause and "stopped" not in verdict.cause
     assert verdict.rank == 2
@@ -60,9 +60,11 @@ def test_a_killed_wrapper_is_the_cause_and_not_its_peers_words():
     assert (all_gone.cause, all_gone.retry) == (f"{left}; no exit record from ranks 0, 1", True)
     assert all_gone.rank == 0
     both = judged(record(0, "failed", message=GLOO), world_size=3, gone=(1, 2)).cause
-    assert both.startswith("the wrappers of ranks 1, 2 were killed, and the ranks with them, not by nbtrain")
+    assert both.startswith(
+        "the wrapper processes of ranks 1, 2 were killed, and the ranks with them, not by nbtrain"
+    )
     alone = judged(world_size=1, gone=(0,), launcher_message="exit code 1")
-    assert alone.cause.startswith("rank 0's wrapper was killed")
+    assert alone.cause.startswith("rank 0's wrapper process was killed")
     counted = HostMemory(oom_kills=1, limit_bytes=3 << 30, peak_bytes=3 << 30)
     starved = judged(record(0, "failed", message=GLOO), world_size=2, gone=(1,), memory=counted)
     assert (

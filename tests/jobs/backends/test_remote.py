@@ -387,7 +387,7 @@ def test_a_rank_that_is_gone_with_its_wrapper_is_named(cluster: Cluster) -> None
     assert cluster.launcher.poll() == 9
     ends = {rank: ExitRecord(rank, 0, 10.0, 0, None, "stopped", 6) for rank in range(3)}
     verdict = judge(ends, Circumstances(4, cluster.config, launcher_message=cluster.launcher.end_message))
-    assert verdict.cause.startswith("rank 3's wrapper was killed, and rank 3 with it, not by nbtrain")
+    assert verdict.cause.startswith("rank 3's wrapper process was killed, and rank 3 with it, not by nbtrain")
 
 
 @pytest.mark.parametrize(

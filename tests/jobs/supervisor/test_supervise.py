@@ -148,7 +148,7 @@ def test_a_killed_wrapper_and_a_killed_launcher_are_named_as_such(fake, start):
     first, second = JobRecord.read(job.job_json).attempts
     assert (first.reason, second.given_up) == ("no record", "backend.max_restarts = 1 is used up")
     assert first.failed_rank == 1
-    assert first.cause.startswith("rank 1's wrapper was killed, and rank 1 with it, not by nbtrain")
+    assert first.cause.startswith("rank 1's wrapper process was killed, and rank 1 with it, not by nbtrain")
     assert state == "FAILED"
     assert re.fullmatch(
         r"the launcher of the ranks was killed by SIGKILL, not by nbtrain, so its ranks stopped at step \d+; "

@@ -70,19 +70,19 @@ class NodeWatch:
     heard_at: float
     """Monotonic time at which the agent's record last changed."""
     ahead_at_least: float
-    """Lower bound of the agent's wall clock minus the supervisor's.
+    """Lower bound for the seconds by which the agent's wall clock is ahead of the supervisor's.
 
     It follows from the fact that a record is written before the supervisor reads it.
     """
     ahead_at_most: float = math.inf
-    """Upper bound of the agent's wall clock minus the supervisor's.
+    """Upper bound for the seconds by which the agent's wall clock is ahead of the supervisor's.
 
     It follows from the fact that an order is given before an agent reads it.
     """
 
     @property
     def clock_ahead_seconds(self) -> float:
-        """Agent's wall clock minus the supervisor's: the value nearest to 0 that both bounds allow.
+        """Seconds by which the agent's wall clock is ahead: the value nearest to 0 that both bounds allow.
 
         It is 0 if disk delays can explain the difference, and negative if the agent's clock is behind.
         """
@@ -326,7 +326,7 @@ class RemoteLauncher:
             kind = self._config.backend.kind
             section = getattr(self._config.backend, kind, None)
             fix = (
-                f"Set backend.{kind}.network_interface"
+                f"Set backend.{kind}.network_interface to an interface that all machines have"
                 if hasattr(section, "network_interface")
                 else "Check the network of these machines"
             )
@@ -393,7 +393,7 @@ class RemoteLauncher:
         if (code := self._agents.poll()) is not None and not self._reporting(ends):
             return (
                 f"the process that started the agents exited with code {code}, and the agents have stopped "
-                "reporting"
+                "reporting; see logs/supervisor.log"
             )
         return ""
 
@@ -406,7 +406,7 @@ class RemoteLauncher:
         return [f"{self._silent_words(lost, silent)} (limit: backend.node_timeout_seconds = {limit:g})"]
 
     def _unanswered(self) -> str:
-        """Return text about the nodes that did not respond to the order to end.
+        """Return text about the nodes that did not respond to the order to end their ranks.
 
         Nodes that are also silent are reported as gone.
         """

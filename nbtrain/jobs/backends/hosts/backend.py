@@ -35,7 +35,7 @@ class HostsBackend(SupervisedHere):
         super().submit(job)
 
     def request_text(self, job: JobDir, config: RunConfig, alone: bool = False) -> str:
-        """Return the text of dry_text(). Raises ConfigError for an invalid hostfile."""
+        """Return the text of a dry run (dry_text.py). Raises ConfigError for an invalid hostfile."""
         return dry_text(config, job, hosts_of(config))
 
     def end_ranks(self, job: JobDir, grace_seconds: float) -> None:

@@ -87,7 +87,7 @@ def problems_here(config: RunConfig) -> Iterator[Finding]:
         yield mistake(
             config,
             "backend.hosts.ssh_config",
-            f"{section.ssh_config} does not exist.",
+            f"backend.hosts.ssh_config = {section.ssh_config}: this file does not exist.",
             "Correct backend.hosts.ssh_config, or remove it to use ~/.ssh/config.",
         )
     python = python_of(section)
@@ -151,7 +151,10 @@ def on_hosts(config: RunConfig, hosts: list[str]) -> Iterator[Finding]:
 def looked_at(
     config: RunConfig, hosts: list[str], seconds: float
 ) -> list[tuple[str, dict[str, Any], list[Finding]]]:
-    """Return (host, output of its probe, problems except missing GPUs) for all hosts, checked in parallel."""
+    """Check all hosts in parallel, and return (host, output of its probe, its problems) for each.
+
+    Missing GPUs are not among the problems.
+    """
     folder = nearest_existing(output_root())
     if not folder.is_dir():
         folder = folder.parent  # preflight reports the file that is in the way

@@ -177,7 +177,7 @@ class Runner:
         self._section, self._hosts, self._job_id = section, hosts, job_id
 
     def poll(self) -> int | None:
-        """Return the launcher's exit code, the largest of all hosts; None while it runs.
+        """Return the launcher's exit code, which is the largest of all hosts' codes; None while it runs.
 
         The code is 255 if a connection was lost.
         """

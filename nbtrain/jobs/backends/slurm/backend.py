@@ -92,7 +92,7 @@ class SlurmHandle(Record):
 
 
 def needed_gpus(config: RunConfig) -> int:
-    """Return the number of GPUs that each node needs."""
+    """Return the number of GPUs that the run needs on each node; 0 with device: cpu."""
     return config.resources.gpus_per_node if config.resources.device == "gpu" else 0
 
 
@@ -345,8 +345,8 @@ class SlurmBackend(RemoteBackend):
     def after_preemption(self, job: JobDir, config: RunConfig) -> str:
         """Return text that says how a preempted job continues; "" if it does not.
 
-        Either Slurm requeues the job, or the job is submitted again, because Slurm cancels preempted jobs or
-        because the time limit was reached while the job waited. A preempted job that a user cancels with
+        The job continues if Slurm requeues it. Otherwise, go_on() requests its next allocation here if Slurm
+        cancelled the preempted job, or ended it at its time limit. A preempted job that a user cancels with
         scancel is not submitted again.
         """
         if words := self.starts_again(job):

@@ -72,8 +72,8 @@ def call(*arguments: str, folder: Path | None = None, environment: Mapping[str, 
     By default, the command has this process's environment. A command that only reads is called again if a
     signal ends it: Slurm signals every process of a job, including the command that queries the reason.
 
-    Raises EngineUnseen if Slurm does not respond, EngineAway if it is not installed or not configured on this
-    machine, and JobError if it rejects the command.
+    Raises EngineUnseen if Slurm does not respond, EngineAway if Slurm is not installed or not configured on
+    this machine, and JobError if Slurm rejects the command.
     """
     program = shutil.which(arguments[0])
     if program is None:
@@ -309,8 +309,8 @@ def _read_line(line: str) -> SlurmJob:
 def _preempt_time(fields: Mapping[str, str]) -> str:
     """Return the time at which Slurm took the job's nodes away; "" if it did not.
 
-    PreemptMode=SUSPEND also sets PreemptTime, but only suspends the job, and keeps the time when the job runs
-    again.
+    With PreemptMode=SUSPEND, the job is only suspended and keeps its nodes. Slurm then sets PreemptTime too,
+    and does not clear it when the job runs again.
     """
     text = fields.get("PreemptTime", "")
     preempted, suspended = moment(text), moment(fields.get("SuspendTime", ""))

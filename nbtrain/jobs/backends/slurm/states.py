@@ -103,7 +103,7 @@ WAITING = {
 }
 """{Slurm's reason for waiting or ending: explanation}.
 
-reason_words() looks up the part of a reason after a comma, then the part before it.
+If a reason contains a comma, reason_words() looks up the part after the comma first, then the part before it.
 """
 
 # Names of limits, such as AssocGrpCPURunMinutesLimit, QOSMaxMemoryPerUser, MaxJobsPerAccount or QOSMinGRES.

@@ -79,7 +79,7 @@ def _dataset_of(config: RunConfig) -> str:
 
 
 def _bounds_of(config: RunConfig) -> str:
-    """Return the text of the splits' bounds in start.py, for a run's data.split."""
+    """Return the text that replaces BOUNDS in start.py: the bounds of each split in a run's data.split."""
     shares = [float(share) for share in config.data.split.split(",")]
     ends = [round(sum(shares[:number]) / sum(shares), 6) for number in range(4)]
     bounds = zip(SPLITS, itertools.pairwise(ends), strict=True)

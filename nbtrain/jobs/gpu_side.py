@@ -26,8 +26,8 @@ def stream(module: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Run `python -m <module>` with `request`, and yield its response objects as they arrive.
 
     Lines that are not a JSON object are output of libraries and are skipped. Closing the iterator ends the
-    process. If the process reports {"kind": "error", "error", "message"}, that NbtrainError is raised; if it
-    dies without such a report, an NbtrainError with its last output is raised.
+    process. If the process reports {"kind": "error", "error": class, "message": text}, an error of that
+    class is raised; if it dies without an error report, an NbtrainError with its last output is raised.
     """
     # This is a file and not a pipe, because nothing reads it meanwhile and a full pipe would block the
     # process.

@@ -75,7 +75,7 @@ class CalibratedNetwork(Result):
         }
 
     def picture(self) -> Any:
-        """Return a Matplotlib figure of the bus bandwidth of both collectives by size."""
+        """Return a Matplotlib figure of the bus bandwidth of each measured collective by message size."""
         return network_picture(self.network)
 
 
@@ -138,7 +138,7 @@ def network_run(config: RunConfig) -> RunConfig:
 
 
 def _refuse_unwritable(path: Path) -> None:
-    """Raise JobError if the result could not be stored, before a job is started."""
+    """Raise JobError if the result cannot be written to `path`; called before a job is started."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):

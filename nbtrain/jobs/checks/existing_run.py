@@ -52,7 +52,7 @@ Check = Callable[[Request], Checks]
 
 
 def refuse_submission(request: Request, *checks: Check, data: RunData | None = None) -> None:
-    """Raise SubmitError with every finding of the checks, and of data_is_the_same if `data` is given."""
+    """Run the checks, and data_is_the_same if `data` is given; raise SubmitError with all their findings."""
     findings = run_checks(checks, request)
     findings += run_checks([data_is_the_same], request, data) if data is not None else []
     refuse(findings, SubmitError)
@@ -237,8 +237,8 @@ def data_is_the_same(request: Request, data: RunData) -> Checks:
     if then not in (None, now):
         yield _about_folder(
             f"{display(run.path)} was trained on dataset {config.data.name} with SHA-256 {then[:12]}..., but "
-            f"the dataset has since been rebuilt and its SHA-256 is now {now[:12]}...: the checkpoint of "
-            f"step {step:,} cannot continue on it.",
+            f"the dataset has since been rebuilt and its SHA-256 is now {now[:12]}...: training cannot "
+            f"continue on it from the checkpoint of step {step:,}.",
             "Restore the dataset, or train on the new one under another `name:`.",
         )
 

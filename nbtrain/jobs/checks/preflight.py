@@ -111,7 +111,7 @@ def devices_suffice(launch: Launch) -> Iterator[Finding]:
         yield shortage(
             config,
             "resources.nodes",
-            f"the run needs {resources.nodes} machines, but backend `local` has 1.",
+            f"the run needs {resources.nodes} machines, but backend `local` uses this machine only.",
             "Set backend.kind to hosts, slurm or kubernetes, or set resources.nodes=1 with a layout that "
             "fits one machine.",
         )
@@ -217,7 +217,7 @@ def _on(machine: Machine, config: RunConfig) -> RunConfig:
 
 
 def shared_memory_suffices(launch: Launch) -> Iterator[Finding]:
-    """Check that this machine's /dev/shm holds the batches of the data workers."""
+    """Check that this machine's /dev/shm is large enough for the batches of the data workers."""
     yield from too_little_here(launch.config, launch.machine.host)
 
 
@@ -229,7 +229,8 @@ def host_memory_suffices(launch: Launch) -> Iterator[Finding]:
     if needed > machine.memory_bytes:
         parts = ", ".join(f"{name} {size(part)}" for name, part in estimate.host_parts.items() if part)
         if remedy := host_remedy(_on(machine, config)):
-            fix = f"Set {remedy.words}; a rank then needs {size(remedy.memory.total_host_bytes)} of it."
+            less = size(remedy.memory.total_host_bytes)
+            fix = f"Set {remedy.words}; a rank then needs {less} of host memory."
         else:
             nvme = nvme_words(_on(machine, config))
             fix = f"Use a machine with more memory{f', or set {nvme}' if nvme else ''}."
@@ -418,7 +419,8 @@ def data_is_whole(launch: Launch) -> Iterator[Finding]:
 def _problem_of_contents(config: RunConfig, data: RunData) -> str:
     """Return why an opened dataset cannot serve the run; "" if it can.
 
-    The reasons are other settings, changed files, and a dataset without a token in the loss.
+    Possible reasons: the dataset was made with other settings, its files have changed, or none of its tokens
+    counts in the loss.
     """
     # Imported here because these modules need NumPy, which a run without data does not.
     from nbtrain.dataset.prepare.inputs import check_same_settings

@@ -31,9 +31,9 @@ SLOW_POLL_SECONDS = 1.0
 UNHEARD_SECONDS = 60.0
 # Time that a supervisor needs on a busy machine, in addition to shutdown_timeout_seconds.
 SUPERVISOR_SECONDS = 60.0
-# Limit for one submission, which calls git, the GPU driver and a busy disk.
+# Seconds that a submission may take: it calls git and the GPU driver, and may wait for a busy disk.
 SUBMISSION_SECONDS = 60.0
-# An operator needs a second or two to report that it holds a job without ranks.
+# Seconds to wait until a scheduler reports that a job without ranks is paused; an operator needs one or two.
 ENGINE_SECONDS = 15.0
 # Seconds from a supervisor's last check for a pause to the end of its allocation, on a network disk.
 LEAVING_SECONDS = 5.0

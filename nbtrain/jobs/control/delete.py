@@ -160,7 +160,7 @@ def _closed(folder: Path) -> JobError:
 def _let_go(job: JobDir, newest: bool, force: bool) -> None:
     """Remove what a job left outside the run directory: processes, scheduler objects and its final record.
 
-    A `newest` job whose machines cannot be reached raises JobError, or with `force` only logs a warning.
+    With `newest`, raises JobError if the job's machines cannot be reached; with `force`, only logs a warning.
     """
     if newest:
         # A supervisor may still be sending a notification after it has written the job's final state.

@@ -213,7 +213,7 @@ def test_host_memory_beside_the_gpus(tiny):
     assert lacks(message, "only 16.0 GiB is available (per rank: ", "gradients") == []
     assert "optimizer" in message
     assert host_memory(found(config, replace(machine, memory_bytes=512 * GIB))) == []
-    assert "Set parallel.offload_optimizer.device: none; a rank then needs 0 B of it." in message
+    assert "Set parallel.offload_optimizer.device: none; a rank then needs 0 B of host memory." in message
 
 
 def test_a_remedy_for_the_gpus_that_are_there(tiny):

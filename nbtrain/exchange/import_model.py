@@ -157,8 +157,8 @@ def _import(
 ) -> ImportedModel:
     """Create a run that starts from the model at `place`.
 
-    Its files are at `place` now and will be moved to `kept`, to which the run refers (for a model that is not
-    converted, both paths are the same).
+    The model's files are at `place` now and will be moved to `kept`, to which the run refers. For a model
+    that is not converted, both paths are the same.
     """
     model = open_model(place)
     tokenizer = find_tokenizer(model, section)

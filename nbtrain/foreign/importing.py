@@ -238,7 +238,7 @@ def _ranks_of_layout(source: Reading, base: RunConfig) -> None:
 
 
 def _accumulation_is_the_runs(source: Reading, config: RunConfig) -> None:
-    """Raise ConfigError if the JSON's accumulation steps differ from the run's; DeepSpeed does too."""
+    """Raise ConfigError if the JSON's accumulation steps differ from the run's, as DeepSpeed would."""
     document, key = source.job.deepspeed, "gradient_accumulation_steps"
     steps = document.get(key) if document is not None else None
     if "train_batch_size" in source.auto:
@@ -438,7 +438,7 @@ def _other_flags(source: Reading) -> None:
 
 
 def _holds(source: Reading, dest: str, value: Any) -> bool:
-    """Return whether a flag's value is what nbtrain does for this model in any case."""
+    """Return whether a flag sets what nbtrain does for this model even without the flag."""
     if dest == "encoder_num_layers":
         return bool(value == source.values.get("model.num_layers"))
     return dest == "gradient_accumulation_fusion"

@@ -1,4 +1,4 @@
-"""Checks an argument list: flags that exist, sizes that divide, ranks that fill the machines, length."""
+"""Checks an argument list: unknown flags, sizes that do not divide each other, idle machines, length."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -144,7 +144,7 @@ def ranks_share_groups(source: Reading) -> Iterator[Finding]:
 
 
 def ranks_share_the_sequence(source: Reading) -> Iterator[Finding]:
-    """Check that each context-parallel rank gets two equal chunks.
+    """Check that each sequence can be split into two equal chunks for each context-parallel rank.
 
     Megatron-LM requires this when it starts (validate_args in megatron/training/arguments.py).
     """
@@ -216,9 +216,9 @@ def batch_divides(source: Reading) -> Iterator[Finding]:
 
 
 def samples_are_the_tokens(source: Reading) -> Iterator[Finding]:
-    """Check that samples and tokens agree.
+    """Check that --train-samples and --train-tokens are the same amount of training.
 
-    Megatron-DeepSpeed ends at its token limit, but counts steps, remaining time and data by samples.
+    Megatron-DeepSpeed ends at --train-tokens, but counts steps, remaining time and data by --train-samples.
     """
     tokens, samples = number(source, "train_tokens"), number(source, "train_samples")
     length, batch = number(source, "seq_length"), number(source, "global_batch_size")
@@ -374,9 +374,9 @@ def image_is_of_the_programs_time(source: Reading) -> Iterator[Finding]:
 def context_ranks_hold_all_weights(source: Reading) -> Iterator[Finding]:
     """Note how much memory the model's states take on each context-parallel rank.
 
-    Context-parallel ranks share the tokens, but not the weights and gradients. Without the distributed
-    optimizer, they do not share the optimizer states either. FSDP, which can also shard the weights, gets no
-    note.
+    Each sequence is split between context-parallel ranks, but each rank has all weights and gradients and,
+    without the distributed optimizer, all optimizer states. With FSDP, which can also shard the weights,
+    there is no note.
     """
     size, hidden = number(source, "context_parallel_size"), number(source, "hidden_size")
     layers = number(source, "num_layers")

@@ -100,7 +100,7 @@ class Keys:
         return value
 
     def object(self, key: str) -> "Keys":
-        """Return the JSON object under a key as Keys; they are empty if the key is missing or null."""
+        """Return the JSON object under a key as Keys, without any key if the object is missing or null."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, dict):
             raise self.refused(key, "must be an object")

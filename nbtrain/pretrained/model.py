@@ -66,8 +66,10 @@ class PretrainedModel:
     tensors: dict[str, Tensor]
     """{tensor name in `map.tensors`: tensor, with its file and offset}."""
     twin: Tensor | None = None
-    """Output matrix that is stored although it is tied to the word embedding, whose values it must equal.
-    None if there is no such matrix."""
+    """The output matrix in the file, if the output is tied to the word embedding; None if it is not stored.
+
+    Its values must equal the embedding's.
+    """
 
     @property
     def path(self) -> Path:
@@ -244,9 +246,10 @@ def _core(name: str) -> str:
 
 
 def _is_of(prefix: str, common: str) -> bool:
-    """Return whether a tensor with this prefix belongs to the model, most of whose tensors have `common`.
+    """Return whether a tensor with `prefix` belongs to the model.
 
-    The prefix must be `common`, the beginning of `common`, or consist only of root modules (ROOTS).
+    `common` is the prefix of most of the model's tensors. The prefix must be `common`, the beginning of
+    `common`, or consist only of root modules (ROOTS).
     """
     return (
         prefix == common

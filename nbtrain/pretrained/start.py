@@ -104,7 +104,7 @@ def hashes_of(start: Start, config: RunConfig) -> dict[str, str]:
 
 
 def refuse_changed(start: Start, sha256: str) -> None:
-    """Raise CheckpointError if the initial weights have changed since submission, when they had this hash."""
+    """Raise CheckpointError if the hash of the initial weights is not `sha256`, their hash at submission."""
     if sha256 != identity_of(start):
         what = (
             "The checkpoint's files"
@@ -144,7 +144,7 @@ def open_start(config: RunConfig, run: RunDir | None = None) -> Start:
 
 
 def is_there(config: RunConfig) -> bool:
-    """Return whether `init_from` is an existing path or run. An address (with ://) always counts."""
+    """Return whether `init_from` is an existing path or run. For an address (with ://), return True."""
     said = config.init_from
     assert said is not None
     return "://" in said or resolve(said).exists() or (valid_name(said) and RunDir.named(said).exists())

@@ -127,7 +127,7 @@ def _norm(name: str, sizes: Sizes, width: int = 0) -> Iterator[tuple[str, tuple[
 class Piece:
     """A range of a parameter's rows that one tensor of the file stores.
 
-    The `count` rows from row `first` of the parameter are the rows from row `there` of `tensor`.
+    Rows first to first + count of the parameter are rows there to there + count of `tensor`.
     """
 
     first: int

@@ -46,11 +46,11 @@ LOCKS = ".twins"
 
 @contextlib.contextmanager
 def alone(run: RunDir, word: str = "twin") -> Iterator[None]:
-    """Lock the folder of a twin or reproduction inside the `with` block; `word` names which of the two it is.
+    """Lock the folder of a twin or reproduction inside the `with` block.
 
-    Raises SubmitError if another process has locked the folder. The lock of the run directory is not enough,
-    because submit acquires that lock for each job, and a twin consists of several jobs in several
-    directories.
+    `word` is "twin" or "reproduction", for the message. Raises SubmitError if another process has locked the
+    folder. The lock of the run directory is not enough, because submit acquires that lock for each job, and a
+    twin consists of several jobs in several directories.
     """
     folder = run.path.parent / LOCKS / run.name
     folder.mkdir(parents=True, exist_ok=True)

@@ -195,7 +195,7 @@ class _Proof:
             raise
 
     def _launch_all(self, wanted: dict[str, RunConfig]) -> None:
-        """Launch runs at the same time, with no more ranks in total than the largest run has."""
+        """Train runs in parallel, with at most as many ranks at the same time as the largest run has."""
         waiting, running = deque(wanted.items()), deque[tuple[str, int, JobDir, Launch]]()
         room = max((config.world_size for config in wanted.values()), default=0)
         while waiting or running:
@@ -218,7 +218,7 @@ class _Proof:
                 end_job(job, self._note(name, self.server.wait(launch), place))
 
     def _note(self, name: str, ended: Ended, place: str) -> str | None:
-        """Record the cost of a launch. If it failed, record the cause with `place`, and return the cause."""
+        """Record the time of a launch. If it failed, record the cause with `place`, and return the cause."""
         self.seconds[name] = self.seconds.get(name, 0.0) + ended.seconds
         self.cpu_seconds[name] = self.cpu_seconds.get(name, 0.0) + ended.cpu_seconds
         cause = None if ended.succeeded else cause_of(ended)
@@ -227,7 +227,7 @@ class _Proof:
         return cause
 
     def _export(self, name: str) -> None:
-        """Export a run's newest weights to one file, and evaluate it in a single process like `reference`."""
+        """Export a run's newest weights to one file, and evaluate them with the settings of `reference`."""
         run = self.runs[name]
         log = run.path / EXPORT_LOG
         ended = self.server.run(1, EXPORT, [str(run.path), str(self.runs["reference"].path)], log=log)

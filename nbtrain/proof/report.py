@@ -42,7 +42,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Curve:
-    """A run's loss and gradient norm at each step and its validation losses, all bit-exact."""
+    """A run's loss and gradient norm at each step and its validation losses, with all bits."""
 
     losses: Mapping[int, float]
     norms: Mapping[int, float]

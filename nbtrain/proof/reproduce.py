@@ -254,7 +254,7 @@ def _window(
 
 
 def _part(run: RunDir, certificate: RunCertificate, start: int, first: int, last: int) -> CertifiedPart:
-    """Return the part of the run that trained the last step of the window.
+    """Return the certificate's part with the job that trained the last step of the window.
 
     Raises ConfigError if settings changed between `start` and the window's last step, or if the run has no
     record of how those steps were trained.
@@ -304,7 +304,7 @@ def _refuse_changed(run: RunDir, certificate: RunCertificate, step: int) -> None
 
 
 def _kept_steps(run: RunDir, certificate: RunCertificate) -> list[int]:
-    """Return the steps of the certified checkpoints that the run still has, ascending."""
+    """Return the steps of the checkpoints that are in the certificate and still exist, ascending."""
     return [step for step in _complete_steps(run) if certificate.checkpoint(step) is not None]
 
 

@@ -124,7 +124,8 @@ def small_model(
 def _small_heads(config: RunConfig, tensor: int, ulysses: int) -> tuple[int, int | None]:
     """Return the twin's (attention heads, query groups).
 
-    Ranks share a group or hold complete groups, as in the run. The groups are None if the run sets none.
+    As in the run, each tensor rank has complete groups or a part of one group. The number of groups is None
+    if the run does not set it.
     """
     model, parallel = config.model, config.parallel
     ranks, groups = tensor * ulysses, model.num_query_groups
@@ -197,7 +198,7 @@ def small_batch(config: RunConfig, folded: dict[str, int]) -> dict[str, Any]:
 def _ramp_samples(unit: int, whole: int) -> int:
     """Return the number of samples of the twin's batch-size ramp, from `unit` to `whole` samples per step.
 
-    The ramp is the longest that reaches `whole` by the last of the STEPS.
+    It is the largest number with which the last of the STEPS has `whole` samples.
     """
 
     def last_size(ramp_samples: int) -> int:
@@ -352,8 +353,9 @@ def _sources(config: RunConfig, folder: str) -> list[dict[str, Any]]:
 
 
 def in_one_process(config: RunConfig, name: str) -> RunConfig:
-    """Return the configuration of the same run for a single process, with the same samples and padded
-    vocabulary size.
+    """Return the configuration that trains a run in a single process.
+
+    Its samples and its padded vocabulary size equal the run's.
     """
     tensor = config.parallel.tensor_parallel_size
     kept = {"communication_data_type", "process_group_timeout_seconds"}

@@ -177,7 +177,7 @@ class Arithmetic:
         return wrapped(result)
 
     def _skipped(self, strength: int, skip: bool) -> int:
-        """Evaluate a subexpression, such as the right side of 0 && ...; without effects if `skip` is set."""
+        """Evaluate a subexpression, such as the right side of A && B; if `skip` is set, without assignments."""
         self.skips += skip
         value = self._expression(strength)
         self.skips -= skip

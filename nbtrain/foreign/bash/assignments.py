@@ -171,7 +171,7 @@ def follow_declaration(shell: Shell, node: "Node") -> None:
 
 
 def _is_new_local(shell: Shell, keyword: str, options: str, name: str) -> bool:
-    """Return whether a declaration makes a variable local that the function has not declared yet."""
+    """Return whether a declaration creates a local variable that the function has not declared before."""
     is_local = keyword in ("local", "declare", "typeset") and "g" not in options
     return bool(shell.frames) and is_local and name not in shell.frames[-1]
 
@@ -217,7 +217,7 @@ def _name_of(source: Source, node: "Node") -> str:
 
 
 def _ordered(elements: dict[str, Runs], kind: str) -> dict[str, Runs]:
-    """Return the elements of a list, sorted by index; those of an associative array, unchanged."""
+    """Return the elements sorted by index for a list, and unchanged for an associative array."""
     if kind == "table" or not all(key.isdigit() for key in elements):
         return elements
     return {key: elements[key] for key in sorted(elements, key=int)}

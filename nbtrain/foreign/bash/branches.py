@@ -1,4 +1,4 @@
-"""Simulates A && B, A || B, !, if and case; both branches if the condition cannot be decided."""
+"""Simulates A && B, A || B, !, if and case. Both branches are simulated if a condition is undecided."""
 
 from typing import TYPE_CHECKING
 

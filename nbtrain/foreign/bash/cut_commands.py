@@ -1,4 +1,4 @@
-"""Reports commands that end earlier than it seems: at a comment, or at a space after a line's backslash."""
+"""Reports commands that end too early: at a comment, or at a space after the backslash of a line."""
 
 import re
 from typing import TYPE_CHECKING
@@ -21,9 +21,7 @@ BACKSLASHES_END_LINES = "backslashes_end_lines"
 
 
 def report_cut_commands(script: Script, source: Source, root: "Node") -> None:
-    """Report each comment, and each space after a backslash, that ends a command although the next line seems
-    to continue it.
-    """
+    """Report comments, and spaces after a backslash, that end a command before its next line."""
     for node in comments(root):
         if cut_by_comment(source, node) and (rest := _rest_after(source, node.end_byte)):
             place = source.place_of(node)

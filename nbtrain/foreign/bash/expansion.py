@@ -541,7 +541,7 @@ class Expansion:
     # --- operands -----------------------------------------------------------------------------------
 
     def operand(self, start: int, end: int, place: str, quoted: bool) -> Runs:
-        """Return the word inside ${X:-word} after its own expansion."""
+        """Expand the word in ${X:-word}, and return its value."""
         return self.text(self.source.slice(start, end), self.source.place(start), quoted)
 
     def text(self, text: str, place: str, quoted: bool) -> Runs:
@@ -727,7 +727,7 @@ def _slash(rest: str, start: int) -> int:
 
 
 def _colon(text: str) -> tuple[str, str, str]:
-    """Split the START:LENGTH of a substring at the colon that is outside of brackets."""
+    """Split the START:LENGTH of ${X:START:LENGTH} at the colon that is outside of brackets."""
     depth = questions = 0
     for at, letter in enumerate(text):
         depth += {"(": 1, "{": 1, "[": 1, ")": -1, "}": -1, "]": -1}.get(letter, 0)
@@ -825,7 +825,7 @@ Letter = tuple[str, str] | Part
 
 
 def _letters(parts: Iterable[Part]) -> list[Letter]:
-    """Split the unquoted text of a word into characters. Its other parts are kept whole."""
+    """Split the unquoted text of a word into characters. Its other parts are not split."""
     letters: list[Letter] = []
     for part in parts:
         if part.quoted or part.is_expansion:

@@ -147,9 +147,9 @@ def _is_last_round(shell: Shell, body: Sequence["Node"]) -> bool:
 
 
 def _loop_ended(shell: Shell, doubts: tuple[Unknown, ...], departures: int) -> None:
-    """Reset the conditions that decide whether commands still run (State.doubts) to those before a loop.
+    """Reset State.doubts, the conditions that decide whether commands still run, to its value before a loop.
 
-    They are kept if a statement in the loop may also have left the function or an outer loop.
+    It is not reset if a statement in the loop may also have left the function or an outer loop.
     """
     if shell.departures == departures:
         shell.state.doubts = doubts

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def print_output(shell: Shell, words: list[Runs]) -> None:
-    """Add a command's output to the text that a substitution or pipe collects; without one, do nothing."""
+    """Add a command's output to the text that the surrounding substitution or pipe collects, if any."""
     if shell.sink is None:
         return
     unknowns = [part for runs in words for part in unknowns_of(runs)]

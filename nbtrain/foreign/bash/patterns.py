@@ -352,7 +352,10 @@ def _searched(runs: Runs, pattern: Runs) -> bool:
 
 
 def _decided(parts: Sequence[bool | Undecided], decisive: bool) -> bool:
-    """Return the result of parts joined by || (decisive: True) or && (False)."""
+    """Return the result of joining parts by || or &&. `decisive` is True for ||, and False for &&.
+
+    Raises Undecided if the result depends on an undecided part.
+    """
     if any(part is decisive for part in parts):
         return decisive
     unknowns = [part for part in parts if isinstance(part, Undecided)]

@@ -47,7 +47,7 @@ class Command:
 
     @property
     def words(self) -> list[Word]:
-        """The values as words, built once and cached.
+        """The command's words, built from `values` once and cached.
 
         All commands of a script are examined again for every launcher call that is found in it.
         """
@@ -99,12 +99,13 @@ class Surroundings:
     unset: frozenset[str] = frozenset()
     """Variables that the scheduler is known not to set."""
     open_names: re.Pattern[str] | None = None
-    """Pattern of variables that a scheduler or an operator sets, but whose values are not known here."""
+    """Pattern of variables that a scheduler or an operator sets, but whose values nbtrain does not know."""
     files: Mapping[str, Word] = field(default_factory=dict)
     """Texts of the other given files by file name, and by their paths in the container that mounts them."""
 
     def file(self, path: str) -> Word | None:
-        """Return the text of the given file at `path`, or else of the given file with the same file name;
-        None if there is neither.
+        """Return the text of the given file at `path`; None if there is no such file.
+
+        If no file was given under this path, a given file with the same file name is used.
         """
         return self.files.get(path) or self.files.get(PurePosixPath(path).name)

@@ -192,7 +192,7 @@ class Shell:
     ) -> Variable:
         """Return the new value of a variable that is set to something unknown.
 
-        That is the user's value if one was given, otherwise an unknown value with the `reason`.
+        The new value is the user's if one was given, otherwise an unknown value with the `reason`.
         """
         if name in self.around.given:
             self.script.used.add(name)
@@ -355,9 +355,9 @@ class Shell:
         return source_of_parts(parts)
 
     def under(self, causes: tuple[Unknown, ...], follow: Callable[[], None]) -> None:
-        """Simulate statements, by calling `follow`, of which only the running shell knows whether they run.
+        """Simulate statements that may or may not run, by calling `follow`.
 
-        `causes` are the unknown values that decide it.
+        `causes` are the unknown values that decide whether the statements run.
         """
         stdin = self.stdin
         self.conditions.append(causes)
@@ -412,10 +412,10 @@ class Shell:
 
 
 def _other_causes(name: str, causes: Iterable[Unknown]) -> tuple[Unknown, ...]:
-    """Return the causes of a variable's value.
+    """Return the unknown values (causes) that determine the variable `name`.
 
-    A cause with the variable's own name comes from an earlier round of a loop; it is replaced by its own
-    causes.
+    A cause with the variable's own name comes from an earlier round of a loop. It is replaced by the causes
+    that it has itself.
     """
     return without_duplicates(
         part

@@ -1,4 +1,4 @@
-"""Maps statement types of the syntax tree to the functions that simulate them, and has the short ones."""
+"""Maps the types of statements to the functions that simulate them, and contains the short functions."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING

@@ -63,7 +63,7 @@ class Variable:
 
     @property
     def unknown(self) -> Unknown | None:
-        """The unknown value of a text that consists only of this value; None for any other variable."""
+        """The unknown value, if the variable is a text that consists of nothing else; otherwise None."""
         runs = self.elements.get("0", ())
         return runs[0].unknown if self.kind == "text" and len(runs) == 1 else None
 
@@ -140,7 +140,7 @@ class State:
 
     @property
     def exported(self) -> dict[str, Variable]:
-        """The variables that a command started here inherits."""
+        """The variables that a command inherits if it is started in this state."""
         return {name: variable for name, variable in self.variables.items() if variable.exported}
 
 

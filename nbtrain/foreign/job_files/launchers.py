@@ -329,7 +329,10 @@ def _deepspeed(options: Options, place: Allocation, outer: Ranks) -> Ranks:
 
 
 def _filters(text: str) -> dict[str, set[int] | None]:
-    """Return the slots in a filter such as worker-0@worker-1:0,2, {host: slots}; None means all slots."""
+    """Return {host: indices of its GPUs} for a filter such as worker-0@worker-1:0,2.
+
+    None instead of indices means all of the host's GPUs.
+    """
     found: dict[str, set[int] | None] = {}
     for part in text.split("@"):
         name, colon, slots = part.strip().partition(":")
@@ -368,7 +371,7 @@ def _sizes(hosts: dict[str, int]) -> str:
 
 
 def _hostfile(word: Word | None, place: Allocation) -> dict[str, int] | None:
-    """Return the slots in a hostfile that the script writes or that was given, {host: slots}.
+    """Return {host: number of slots} from a hostfile that the script writes or that was given.
 
     Returns None without such a hostfile.
     """
@@ -436,7 +439,7 @@ def _mpirun(options: Options, place: Allocation, outer: Ranks) -> Ranks:
 
 
 def _mpi_hosts(options: Options, place: Allocation) -> dict[str, int] | None:
-    """Return the slots in -H a:8,b:8, -hosts a,b or a hostfile, {host: slots}; None without any of them."""
+    """Return {host: number of slots} from -H a:8,b:8, -hosts a,b or a hostfile; None without any of them."""
     word = options.get("H", "host", "hosts")
     if word is not None and not word.unknowns:
         hosts: dict[str, int] = {}
@@ -482,7 +485,7 @@ def _python(options: Options, place: Allocation, outer: Ranks) -> Ranks:
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """Describes how a launcher reads its options, and what it starts."""
+    """A launcher: how it reads its options, and how many ranks it starts."""
 
     ranks: Callable[[Options, Allocation, Ranks], Ranks]
     switches: frozenset[str]
@@ -493,7 +496,7 @@ class Launcher:
     {option: number of values}.
     """
     starts_program: bool = True
-    """Whether its first argument must be a Python program rather than any command."""
+    """Whether the launcher's first argument must be a Python program; otherwise, it may be any command."""
     joins: bool = False
     """Whether a short option may be joined with its value, as in -N4."""
 

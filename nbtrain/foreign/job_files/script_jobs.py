@@ -204,7 +204,7 @@ def _is_gpt(launch: Launch) -> bool:
 
 
 def _may_train(launch: Launch) -> bool:
-    """Return whether a program may train although its flags are not known here."""
+    """Return whether a program may train although nbtrain does not know its flags."""
     if PurePosixPath(launch.program.text).name.startswith("pretrain"):
         return True
     return any(word.from_outside and word.is_outside for word in launch.flags)

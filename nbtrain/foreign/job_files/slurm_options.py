@@ -156,7 +156,7 @@ class GpuRequest:
 
     @property
     def gres(self) -> str:
-        """The same request in the format of --gres."""
+        """The GPU request in the format of --gres, e.g. gpu:a100:4."""
         return ":".join(part for part in ("gpu", self.kind, str(self.per_node.value)) if part)
 
 

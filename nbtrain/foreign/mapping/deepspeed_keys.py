@@ -26,7 +26,7 @@ from nbtrain.foreign.mapping.rows_model import value_of
 from nbtrain.foreign.syntax.json_comments import Document
 
 ZERO = "zero_optimization"
-# {field: key} with the same value on both sides.
+# {field of the run: key of the JSON} for fields and keys with equal values.
 SAME_KEYS = {
     **{
         f"parallel.{name}": f"{ZERO}.{name}"
@@ -345,7 +345,7 @@ def read_alone(source: Reading, document: Document) -> None:
 
 
 def accumulation_contradicts(source: Reading, ranks: Any) -> str:
-    """Return a sentence if batch, micro batch, accumulation steps and data-parallel ranks contradict.
+    """Return a sentence if batch, micro batch, accumulation steps and data-parallel ranks disagree.
 
     DeepSpeed asserts that they agree. The flags provide what the JSON does not set. Returns "" if they agree.
     """

@@ -1,4 +1,4 @@
-"""Rows of the mapping: query groups, head sizes, query-key norms, windows, layers without rope, caps."""
+"""Rows of the mapping: query groups, head size, query-key norms, windows, layers without rope, logit cap."""
 
 import ast
 from typing import Any

@@ -376,7 +376,7 @@ def context_ranks_hold_all_weights(source: Reading) -> Iterator[Finding]:
 
     Each sequence is split between context-parallel ranks, but each rank has all weights and gradients and,
     without the distributed optimizer, all optimizer states. With FSDP, which can also shard the weights,
-    there is no note.
+    nothing is reported.
     """
     size, hidden = number(source, "context_parallel_size"), number(source, "hidden_size")
     layers = number(source, "num_layers")

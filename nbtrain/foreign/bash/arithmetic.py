@@ -177,7 +177,7 @@ class Arithmetic:
         return wrapped(result)
 
     def _skipped(self, strength: int, skip: bool) -> int:
-        """Evaluate a subexpression, such as the right side of A && B; if `skip` is set, without assignments."""
+        """Evaluate a subexpression, such as the B of A && B. If `skip` is set, it assigns no variable."""
         self.skips += skip
         value = self._expression(strength)
         self.skips -= skip

@@ -104,7 +104,7 @@ class Surroundings:
     """Texts of the other given files by file name, and by their paths in the container that mounts them."""
 
     def file(self, path: str) -> Word | None:
-        """Return the text of the given file at `path`; None if there is no such file.
+        """Return the text of the given file at `path`; None if it was not given.
 
         If no file was given under this path, a given file with the same file name is used.
         """

@@ -11,7 +11,7 @@ from nbtrain.base.workspace import resolve, typed_path
 
 
 def misused(name: str, value: object, expected: str) -> ConfigError:
-    """Return the error for an argument of the wrong type; a long value is shortened."""
+    """Return the ConfigError for an argument of the wrong type. Its message shortens a long value."""
     return ConfigError(f"{name} = {reprlib.repr(value)} ({type(value).__name__}) must be {expected}.")
 
 
@@ -64,5 +64,8 @@ def wait_wanted(wait: str) -> bool:
 
 
 def existing_path(path: str | os.PathLike) -> Path:
-    """Return the absolute path of a file named by a user: as typed if that exists, else in the workspace."""
+    """Return the absolute path of a file that a user named.
+
+    The result is the typed path if it exists, otherwise the path below the workspace.
+    """
     return typed.absolute() if (typed := typed_path(path)).exists() else resolve(path)

@@ -317,6 +317,6 @@ def _file(path: Any) -> Path:
 
 
 def _on_path(name: str) -> str:
-    """Return NAME unchanged, or NAME=FILE with the absolute path of the file."""
+    """Return the task with FILE as an absolute path if it is NAME=FILE; return NAME unchanged."""
     task, equals, file = name.partition("=")
     return f"{task}={existing_path(file)}" if equals else task

@@ -47,7 +47,7 @@ def what_if(
     gpu_type: str | None = None,
     overrides: Overrides = None,
 ) -> "WhatIfPage":
-    """Show sliders and choices for a run's layout that snap to valid values and redraw memory and time.
+    """Show sliders and menus for a run's layout. They snap to valid values and redraw memory and time.
 
     The first line says whether the layout fits, its time and its disk space. The button writes the
     layout as a run YAML.

@@ -23,7 +23,7 @@ class NotLaunched(Result):
     """
 
     is_launched = False
-    """Always False, but True for a Run, so that a notebook can tell whether there is a run to work with."""
+    """False for a NotLaunched, True for a Run. A notebook reads it to see whether there is a run."""
 
     def __init__(self, config: RunConfig, shortages: list[str], command: str, request: str = ""):
         self.config, self.shortages, self.command, self.request = config, shortages, command, request
@@ -81,7 +81,7 @@ class NotLaunched(Result):
 
 
 def not_launched(config: RunConfig, shortages: list[str]) -> NotLaunched:
-    """Return a NotLaunched for these shortages, or for a dry run. It lists placeholders first."""
+    """Return a NotLaunched for these shortages; for a dry run, the list is empty. Placeholders are added."""
     from nbtrain.jobs.submission.dry_run import request_text
 
     shortages = [finding.text for finding in placeholders_of(config)] + shortages

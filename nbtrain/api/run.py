@@ -165,9 +165,10 @@ class Run:
     def _say_resume(
         self, said: ResumeCertificate | None, say: Callable[[str], None]
     ) -> ResumeCertificate | None:
-        """Print what the newest attempt restored from its checkpoint, unless it was printed as `said` before.
+        """Print what the newest attempt restored from its checkpoint; return its resume report.
 
-        Returns the attempt's resume report; None if the attempt restored nothing.
+        Prints nothing if the report equals `said`, the report that was printed last. Returns None if the
+        attempt restored nothing.
         """
         from nbtrain.base.printing.report import Report
         from nbtrain.monitor.run.status_text import resume_report
@@ -189,12 +190,15 @@ class Run:
                 note_unfinished(self._stopped)
 
     def must_finish(self) -> None:
-        """Raise JobFailed in a notebook's last cell under papermill if the run was stopped before its end."""
+        """Raise JobFailed if the run was stopped before its end and papermill executes the notebook.
+
+        For the last cell of a notebook.
+        """
         if self._stopped and not is_watched():
             raise JobFailed(self._stopped)
 
     def report(self) -> Any:
-        """Return the state as a static picture that stays in a saved notebook."""
+        """Return the run's state as HTML with static pictures, which a saved notebook keeps."""
         from IPython.display import HTML
 
         from nbtrain.lab.widgets.panel import report_html

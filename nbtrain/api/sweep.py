@@ -73,8 +73,9 @@ def sweep_status(name: str) -> "SweepResults":
 
 
 def _prepare(run: "SweepRun") -> None:
-    """Prepare a run's data, which runs with the same data share. Raises SubmitError if the run could not
-    start even with its data.
+    """Prepare the data of a sweep's run; runs with equal data settings share the result.
+
+    Raises SubmitError if the run could not start even with its data.
     """
     from nbtrain.config.code_file import defines
     from nbtrain.dataset.prepare.prepare import prepare

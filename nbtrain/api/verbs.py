@@ -169,7 +169,7 @@ def calibrate(
             load(network, overrides), number("seconds", USUAL if seconds is None else seconds)
         )
     if overrides:
-        raise ConfigError("overrides are settings of a run: name that run with network=.")
+        raise ConfigError("overrides change a run: name that run with network=, or omit overrides.")
     from nbtrain.jobs.calibration.calibrate import DEFAULT_SECONDS
     from nbtrain.jobs.calibration.calibrate import calibrate as measure
 
@@ -235,13 +235,16 @@ def submit(
 ) -> Run | NotLaunched | Path:
     """Start a run as a detached job, join it if it is active, or resume it if it ended early.
 
-    A run that was trained to its end is refused with SubmitError. With finished="open" it is opened instead,
-    if `run` has the settings of one of its jobs, so that a notebook can be run twice. If the machine is too
-    small, SubmitError is raised; with too_small="explain", a NotLaunched is returned instead, unless
-    something else is also wrong. Missing data is refused; with prepared=False, it is prepared first. With
-    `dry_run`, nothing is submitted: Slurm's batch script, the Kubernetes manifest or the commands for hosts
-    are written to this file. If torch is installed here, the run's own Python file (`code`) is first tried
-    with one step of a two-layer model, unless try_code=False.
+    A run that was trained to its end is refused with SubmitError. With finished="open", this run is opened
+    instead, provided that `run` has the settings of one of its jobs, so that a notebook can be run twice.
+
+    If the machine is too small, SubmitError is raised; with too_small="explain", a NotLaunched is returned
+    instead, unless something else is also wrong. Missing data is refused; with prepared=False, it is prepared
+    first. If torch is installed here, the run's own Python file (`code`) is first tried with one step of a
+    two-layer model, unless try_code=False.
+
+    With `dry_run`, nothing is submitted: Slurm's batch script, the Kubernetes manifest or the commands for
+    hosts are written to this file.
     """
     from nbtrain.jobs.checks.existing_run import is_not_finished, refuse_submission, was_trained_with
     from nbtrain.jobs.queue.after_boot import start_after_boot
@@ -284,7 +287,7 @@ def submit(
 
 
 def _noted(run: Run) -> Run:
-    """Store the record of a run in the notebook that this call runs in, if any. Return the run."""
+    """Store a record of the run in the outputs of the notebook, if one made this call. Return the run."""
     from nbtrain.lab.widgets.record import note_record
 
     note_record(run.directory)

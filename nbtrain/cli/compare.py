@@ -27,7 +27,7 @@ def add_verbs(under: Any) -> None:
     parser.set_defaults(more="runs")
     text = "Also compare the runs that `nbtrain runs -l RULES` lists, for example sweep=lr-study."
     parser.add_argument("-l", "--label", action="append", default=[], metavar="RULES", help=text)
-    text = "YAML with published results of other models, which become columns (docs/runs.md)."
+    text = "YAML with published results of other models, which become columns of the table (docs/runs.md)."
     parser.add_argument("--published", type=Path, metavar="FILE", help=text)
     add_json(parser)
     add_picture(parser, "Also draw the curves to FILE")

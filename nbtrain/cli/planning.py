@@ -57,7 +57,8 @@ def add_verbs(under: Any) -> None:
     parser.add_argument("name", metavar="NAME", help="The name of the run.")
     text = "Files, folders or quoted patterns: .txt, .md, .jsonl, .json, .parquet, also compressed."
     parser.add_argument("--text", nargs="+", required=True, metavar="PATH", dest="texts", help=text)
-    parser.add_argument("--size", help="Model parameters, for example 3M or 125M. Default: chosen for you.")
+    text = "Number of model parameters, for example 3M or 125M. Default: a size that suits text and machine."
+    parser.add_argument("--size", help=text)
     parser.add_argument(
         "--gpus", type=int, metavar="N", help="Number of GPUs to train on. Default: this machine's."
     )
@@ -65,7 +66,8 @@ def add_verbs(under: Any) -> None:
     parser.add_argument("--gpus-per-node", type=int, metavar="N", help="GPUs per machine. Default: up to 8.")
     text = "Longest training time in minutes. Default: 4 on CPUs; on GPUs, no limit other than the text."
     parser.add_argument("--minutes", type=float, metavar="M", help=text)
-    start = parser.add_argument("--init-from", metavar="RUN", help="Run that a fine-tuning run starts from.")
+    text = "For a fine-tuning run: the run whose model it starts from."
+    start = parser.add_argument("--init-from", metavar="RUN", help=text)
     complete(start, completers.configs)
     parser.add_argument(
         "-o", "--output", type=Path, metavar="YAML", help="File to write. Default: NAME.yaml in this folder."
@@ -86,7 +88,7 @@ def add_verbs(under: Any) -> None:
     text = "Write the run YAML to this file instead of printing it."
     parser.add_argument("-o", "--output", type=Path, metavar="YAML", help=text)
     parser.add_argument("--overwrite", action="store_true", help="Replace the YAML if it exists.")
-    onto = parser.add_argument("--onto", metavar="RUN", help="Apply a DeepSpeed JSON to this run.")
+    onto = parser.add_argument("--onto", metavar="RUN", help="Run to which a DeepSpeed JSON is applied.")
     complete(onto, completers.configs)
     parser.add_argument("--from", dest="program", default="", metavar="PROGRAM", help=PROGRAM_HELP)
     parser.set_defaults(more="words")
@@ -101,7 +103,7 @@ def add_verbs(under: Any) -> None:
     parser.add_argument("--resolved", action="store_true", help="Print the run as YAML with all its keys.")
     add_json(parser, "Print the findings as JSON.")
     parser.add_argument("--from", dest="program", default="", metavar="PROGRAM", help=PROGRAM_HELP)
-    # The words may include files: check looks at each word.
+    # The words after RUN may be files as well as key=value: check() tells them apart.
     parser.set_defaults(more="overrides")
 
     add_verb(under, "schema", schema, "Editors use it to complete and check run YAMLs.")

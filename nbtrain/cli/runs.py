@@ -30,7 +30,7 @@ from nbtrain.cli.verbs import (
 from nbtrain.monitor.runs.run_filter import SORTS
 
 WAIT_HELP = "Wait until the job ends, and exit with 7 unless it succeeds."
-NO_TRY_HELP = "Do not first try the run's own Python file (`code`) with one step of a two-layer model."
+NO_TRY_HELP = "Start the job without first trying the run's Python file (`code`) on a two-layer model."
 JOB_JSON_HELP = "Print the run as JSON, in the form of `nbtrain runs --json`; messages go to stderr."
 
 

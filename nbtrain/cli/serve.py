@@ -165,7 +165,7 @@ def _prompts_of(file: str | None) -> list[str]:
             # Not splitlines(), which also cuts at U+2028 and U+0085 inside a JSON string.
             lines = stream.read().split("\n")
     except UnicodeDecodeError:
-        raise ConfigError(f"{file} is not UTF-8 text.") from None
+        raise ConfigError(f"{file} is not UTF-8 text. Convert it to UTF-8.") from None
     found = []
     for number, line in enumerate(lines, 1):
         if not line.strip():

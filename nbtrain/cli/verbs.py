@@ -180,7 +180,7 @@ def is_override(word: str) -> bool:
 
 def run_of(options: argparse.Namespace) -> "Run":
     """Return the run named on the command line of a verb added by run_verb."""
-    from nbtrain.api.run import open_run  # a data verb would spend 30 ms on records that it never reads
+    from nbtrain.api.run import open_run  # Imported here: a data verb would spend 30 ms on it.
 
     return open_run(options.run)
 

@@ -22,8 +22,8 @@ def tokenizer_problem(
 ) -> TokenizerProblem | None:
     """Return why a dataset does not belong to the tokenizer in `directory`, whose manifest is `tokenizer`.
 
-    Returns None if it does, or if the dataset's tokenizer is unknown, as for pairs that another program
-    wrote.
+    Returns None if the dataset belongs to the tokenizer, or if the dataset's tokenizer is unknown, as for
+    pairs that another program wrote.
     """
     theirs, ours = manifest.tokenizer_sha256, tokenizer["sha256"]
     if theirs is None:

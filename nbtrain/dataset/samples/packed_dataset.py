@@ -46,7 +46,7 @@ Index = TypeVar("Index", Pieces, PackedIndex)
 
 
 class PackedDataset:
-    """One split of packed samples.
+    """The packed samples of one split.
 
     Sample.dataset and dataset_ids are indices into `dataset_names`, the names of the sources.
     """

@@ -155,8 +155,8 @@ def build_pieces(
 def _learnt(mask: IndexedDataset, first: int, last: int, seq_length: int) -> tuple[np.ndarray, np.ndarray]:
     """Return two bool arrays [sequences], computed from the loss mask.
 
-    The first says whether all tokens of a sequence are in the loss, the second whether any label of its first
-    seq_length + 1 tokens is.
+    The first array says whether all tokens of a sequence are in the loss. The second says whether at least
+    one label of its first seq_length + 1 tokens is in the loss.
     """
     is_text, is_learnt = np.zeros(last - first, bool), np.zeros(last - first, bool)
     for start, stop in spans(mask, first, last):

@@ -67,7 +67,7 @@ def _identity(path: Path, manifest: DatasetManifest) -> list[int | str]:
 
 
 def _remembered(dataset: DatasetFiles) -> dict[str, list[int | str]]:
-    with contextlib.suppress(ValueError):  # incomplete file: nothing is remembered
+    with contextlib.suppress(ValueError):  # An incomplete file counts as none.
         value = files.read_json(dataset.directory / REMEMBERED)
         if isinstance(value, dict):
             return value

@@ -56,8 +56,8 @@ def find_duplicates(indexed: IndexedDataset) -> Duplicates:
         drawn = np.random.default_rng(SEED).integers(0, len(filled), MAX_DOCUMENTS)
         chosen = filled[np.unique(drawn)]
     deadline = time.monotonic() + MAX_SECONDS
-    # Every NUM_PARTS-th document at a time, so that the checked ones are spread over the dataset if time runs
-    # out.
+    # Each pass checks every NUM_PARTS-th document, so that the checked documents are spread over the dataset
+    # if time runs out.
     keys, done = [], []
     for part in range(NUM_PARTS):
         if part and time.monotonic() > deadline:

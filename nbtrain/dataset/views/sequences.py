@@ -27,14 +27,14 @@ from nbtrain.dataset.views.browser import Browser
 NUM_SEQUENCES = 2
 SHOWN_DOCUMENTS = 8
 SHOWN_TOKENS = 60
-"""Number of tokens that are decoded of each document."""
+"""Maximum number of tokens of each document that are decoded."""
 READ, LOSS, PADDING = range(3)
 """Indices into marked.KINDS."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A document in a sequence, or a part of a document."""
+    """A document in a training sequence, or the part of the document that the sequence holds."""
 
     first: int
     last: int

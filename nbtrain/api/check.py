@@ -20,7 +20,7 @@ CHECK_SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, repr=False)
 class Checked(Result):
-    """Findings about a run or files, most expensive first. It prints like the output of `nbtrain check`."""
+    """Findings about a run or files, most expensive first. `print` shows them as `nbtrain check` does."""
 
     what: str
     """Name of the run, or of the files."""

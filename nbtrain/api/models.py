@@ -116,7 +116,7 @@ def export_run(run: RunLike, to: str, overrides: Overrides = None) -> "Exported"
 
     `to` is "megatron-lm", "megatron-deepspeed" (each with @VERSION, by default the newest) or "deepspeed". A
     cell shows the script; `.notes` lists settings that the program lacks, and `.write(path)` writes the file.
-    This is an older name of nb.export, which does the same.
+    This function is an older name of nb.export.
     """
     from nbtrain.foreign.exporting import export as write
 

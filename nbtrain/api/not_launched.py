@@ -81,7 +81,7 @@ class NotLaunched(Result):
 
 
 def not_launched(config: RunConfig, shortages: list[str]) -> NotLaunched:
-    """Return a NotLaunched for these shortages; for a dry run, the list is empty. Placeholders are added."""
+    """Return a NotLaunched that lists the run's placeholders, then `shortages` (empty for a dry run)."""
     from nbtrain.jobs.submission.dry_run import request_text
 
     shortages = [finding.text for finding in placeholders_of(config)] + shortages

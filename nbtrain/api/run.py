@@ -192,7 +192,7 @@ class Run:
     def must_finish(self) -> None:
         """Raise JobFailed if the run was stopped before its end and papermill executes the notebook.
 
-        For the last cell of a notebook.
+        Call it in the last cell of a notebook.
         """
         if self._stopped and not is_watched():
             raise JobFailed(self._stopped)

@@ -44,7 +44,7 @@ class TwinRun(Result):
         """Return at once, because the twin has finished."""
 
     def report(self) -> Any:
-        """Plot the curves, and their differences from a run in one process, as a Matplotlib figure."""
+        """Return a Matplotlib figure of the twin's curves and their differences from a run in one process."""
         from nbtrain.monitor.run.twin_picture import draw
 
         return draw(self._report.to_dict())

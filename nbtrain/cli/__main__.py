@@ -1,6 +1,6 @@
 """The command line's entry point: finds the verb, turns errors into exit codes, and handles a closed pipe.
 
-`nbtrain help` lists the verbs (cli/verb_table.py). A verb's module is imported when the verb is used. It
+`nbtrain help` lists the verbs (cli/verb_table.py). A verb's module is imported when the verb is used; it
 calls the same functions that notebooks call.
 """
 

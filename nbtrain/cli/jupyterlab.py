@@ -1,4 +1,4 @@
-"""`nbtrain lab`: JupyterLab with the notebooks, reachable from this machine only, with no news requests."""
+"""`nbtrain lab`: starts JupyterLab on the notebooks, for this machine only and without its news requests."""
 
 import os
 import sys

@@ -148,7 +148,7 @@ def data_named(text: str, overrides: Sequence[str] = ()) -> RunConfig | str:
 
 
 def find_dataset(target: str | os.PathLike | RunConfig) -> DatasetFiles:
-    """Return the dataset of a run, or the one that a name, folder or prefix refers to. Raises DataError."""
+    """Return the dataset of a run, or the dataset that a name, folder or prefix means. Raises DataError."""
     if isinstance(target, RunConfig):
         if target.data.blend:
             names = ", ".join(entry.name or entry.prefix or "" for entry in target.data.blend)

@@ -14,7 +14,10 @@ def sources_table(
     is_grid: bool = False,
     **more: Callable[[Source], Any],
 ) -> Table:
-    """Return a table of each source's documents, bytes and tokens, and `more` columns by name."""
+    """Return a table with a row for each source: its documents, bytes, tokens and bytes per token.
+
+    Each of `more` adds a column: the keyword is the heading, and the function returns the cell of a source.
+    """
     columns: list[str | Column] = [
         "source",
         "documents",

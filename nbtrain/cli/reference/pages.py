@@ -223,7 +223,10 @@ def _architectures() -> Iterator[str]:
 
 
 def _sets(sets: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a table of the fields in which named sets differ, and a sentence about the fields that agree."""
+    """Yield a table of the fields that differ between `sets`, and a sentence with the fields that are equal.
+
+    `sets` is {name: {field: value}}.
+    """
     alike, rows = [], []
     for field in next(iter(sets.values())):
         values = [f"`{show(values[field])}`" for values in sets.values()]

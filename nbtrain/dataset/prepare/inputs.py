@@ -66,7 +66,7 @@ def _changed_sources(corpus: Corpus, then: list[dict[str, Any]], now: list[dict[
 
 
 def gone_sources(config: RunConfig) -> list[int]:
-    """Return the numbers of the sources whose file or folder no longer exists."""
+    """Return the indices in data.sources of the sources whose file or folder no longer exists."""
     paths = [getattr(source, "path", None) for source in config.data.sources]
     return [number for number, path in enumerate(paths) if path is not None and _is_gone(resolve(path))]
 

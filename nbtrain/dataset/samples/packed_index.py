@@ -52,11 +52,11 @@ class MixedSource:
 def mixed_sources(
     files_: DatasetFiles, manifest: DatasetManifest, configured: Sequence[Any], num_sequences: int
 ) -> list[MixedSource]:
-    """Return the sources in a manifest, or a single source with the dataset's name if it has no ranges.
+    """Return the sources in a manifest; if the manifest has no ranges, return the dataset as one source.
 
     Names and weights come from `configured`, the run's data.sources. They are not part of the prepared text,
-    so a run may change them. A run without sources uses those in the manifest. Raises DataError if the
-    manifest, the files and the run do not agree.
+    so a run may change them. A run without data.sources uses the names and weights in the manifest. Raises
+    DataError if the manifest, the files and the run do not agree.
     """
     places: list[Any] = [source.get("sequences") for source in manifest.sources]
     if not places or None in places:

@@ -104,7 +104,8 @@ def pair_pieces(
 ) -> tuple[Pieces, int]:
     """Return the pairs that fit into seq_length, and the number of pairs that do not.
 
-    Each row holds the pair's sequence, the start of its second example, and its positions. Raises DataError
+    Each row holds the pair's sequence number, the token at which its second example starts, and the number of
+    positions that the pair takes. Raises DataError
     for a sequence that is not a pair.
     """
     rows: list[np.ndarray] = []

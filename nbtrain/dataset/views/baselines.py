@@ -163,7 +163,7 @@ def _validation_labels(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (the token before each label, the labels): all validation labels that are in the loss.
 
-    If the run never validates, they come from up to MAX_VALIDATION_TOKENS tokens of the validation
+    If the run never validates, the labels come from up to MAX_VALIDATION_TOKENS tokens of the validation
     split, in the loss or not.
     """
     samples = build_datasets(config, opened=opened).valid

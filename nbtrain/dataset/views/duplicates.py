@@ -1,6 +1,6 @@
 """Finds documents in a .bin that are byte-for-byte copies of others, in bounded time and memory.
 
-    length and four tokens of every document -> those that share all five -> hash of their tokens
+    key (length and four tokens) of every document -> documents with equal keys -> hash of all their tokens
 
 A dataset that nbtrain prepared has no such copies if cleaning.exact_dedup was on. A dataset from another
 program may have some.

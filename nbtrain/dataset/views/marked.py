@@ -45,7 +45,7 @@ def lines_of(text: str) -> str:
 
 
 def text_of(pieces: Sequence[Piece], colour: bool = False) -> str:
-    """Return printable text in which the tokens in the loss are in brackets, or coloured (`colour`)."""
+    """Return printable text in which the tokens in the loss are in brackets or, with `colour`, coloured."""
     parts = []
     for kind, group in groupby(pieces, key=lambda piece: piece[1]):
         shown = lines_of("".join(text for text, _ in group))

@@ -110,7 +110,7 @@ def _kept_on_nodes(run: "RunDir") -> list[dict[str, Any]]:
 def _on_nodes(run: "RunDir") -> str:
     """Return a sentence about a checkpoint that exists only on the nodes' disks and is newer than all others.
 
-    Returns "" if there is no such checkpoint. Checks the files on this host and does not contact other hosts.
+    Returns "" without such a checkpoint. Checks the files on this host and does not contact other hosts.
     """
     from nbtrain.base.run_directory.checkpoint_files import (
         local_run_folder,

@@ -103,7 +103,7 @@ def reproduce(options: argparse.Namespace) -> int:
 
 
 def window_of(text: str | None) -> tuple[int, int] | None:
-    """Parse "A:B" into (A, B); return None if there is no text. Raises ConfigError for other texts."""
+    """Parse "A:B" into (A, B); return None without a text. Raises ConfigError for other texts."""
     if text is None:
         return None
     if (matched := STEPS.fullmatch(text)) is None:

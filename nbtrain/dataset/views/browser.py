@@ -42,7 +42,7 @@ class Document:
     """Number of tokens in the whole document, EOD included."""
     sequences: int
     pieces: list[tuple[str, bool]]
-    """(text, whether it is in the loss) of each piece of the text; one piece if there is no loss mask."""
+    """(text, whether it is in the loss) of each piece of the text; a single piece without a loss mask."""
     cut: bool
     """Whether the document continues after the pieces."""
     masked: bool

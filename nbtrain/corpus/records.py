@@ -110,7 +110,7 @@ class Tally:
     """Counts of what was found while reading one part."""
 
     records: int = 0
-    """Records read, broken ones included."""
+    """Number of records read, including broken ones."""
     lines: int = 0
     """Lines in the part; the next part of the file continues the numbering (Problem.line)."""
     broken: int = 0
@@ -119,7 +119,7 @@ class Tally:
     dropped: Counter[str] = field(default_factory=Counter)
     """Number of skipped records by reason: dropped by a rule, or broken."""
     separators: int = 0
-    """Lines that separate documents, in text that is split at such lines."""
+    """Number of separator lines, in text that is split into documents at these lines."""
     sentences: int = 0
     """Sentences of the text converted from wikitext, including dropped ones; 0 for all other sources."""
     dropped_sentences: int = 0
@@ -127,7 +127,7 @@ class Tally:
     unknown_templates: Counter[str] = field(default_factory=Counter)
     """Occurrences of templates that cannot be evaluated, by name."""
     unread_keys: Counter[str] = field(default_factory=Counter)
-    """Number of kept records that have a value under a key that was not read (sources/keys.py), by key."""
+    """For each key that was not read (sources/keys.py): the number of kept records with a value under it."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts as a JSON object."""

@@ -224,7 +224,7 @@ class SourceCounts:
     listed: list[Problem] = field(default_factory=list)
     """The first LISTED_PROBLEMS broken records, with line numbers in their files."""
     separators: int = 0
-    """Lines that separate documents, in text that is split at such lines."""
+    """Number of separator lines, in text that is split into documents at these lines."""
     logged_before: bool = False
     """Whether an earlier step has logged the broken records, so that they are not logged again."""
     _lines: Counter[str] = field(default_factory=Counter)

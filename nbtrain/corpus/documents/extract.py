@@ -151,7 +151,7 @@ def _extract(reader: SourceReader, folder: Path, workers: Workers) -> tuple[int,
 
 
 class _Extractor:
-    """Extracts one part. `advance` is called with the bytes of the part processed since the last call."""
+    """Extracts one part, and calls `advance` with the number of bytes processed since the last call."""
 
     def __init__(
         self, reader: SourceReader, folder: Path, advance: Callable[[int], None] = lambda size: None

@@ -68,7 +68,7 @@ class OpenTable(ABC):
         """
 
     def parts(self, columns: Collection[str] | None) -> Iterator[SourcePart]:
-        """Yield ranges of units in which `columns` (None: all) take about PART_BYTES of the file."""
+        """Yield parts: ranges of units whose `columns` (None: all columns) hold about PART_BYTES of data."""
         name, file_bytes, sizes = display(self._path), self._path.stat().st_size, self.unit_bytes(columns)
         start = held = passed = attributed = 0
         for index, num_bytes in enumerate(sizes, start=1):

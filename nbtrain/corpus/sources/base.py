@@ -67,7 +67,7 @@ class SourceReader(ABC):
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
-        """Return JSON values that change whenever the records may have changed.
+        """Return a JSON object that differs from an earlier result if the records may have changed.
 
         Examples are package versions, or the sizes and modification times of files.
         """

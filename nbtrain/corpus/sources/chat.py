@@ -424,13 +424,13 @@ class ChatReader(ExampleReader):
         )
 
     def _tree_of(self, row: Row) -> tuple[str, str | None]:
-        """Return (file, id of the row's message tree); the id is None if the row is not a tree message."""
+        """Return (file, id of the row's message tree); the id is None for a row that is not in a tree."""
         if self.config.messages_key is not None or not _is_message(row.record):
             return row.path, None
         return row.path, str(row.record.get("message_tree_id", "one tree"))
 
     def _is_flat(self, path: Path) -> bool:
-        """Return whether each row of a file is one tree message, judging by its columns or first line."""
+        """Return whether each row of a file is one message of a tree, judging by columns or first line."""
         if is_parquet(path):
             with OpenParquet(path, self.where) as file:
                 return set(MESSAGE_KEYS) <= set(file.schema.names)

@@ -257,7 +257,8 @@ SYSTEM = KeyRule(
     (*SYSTEM_NAMES, "developer"),
     "refused",
     "a system prompt",
-    fix="Put it into the prompt, or use kind: chat, which turns system, question and answer into messages.",
+    fix="Put it into the prompt, or use kind: chat, which turns system prompt, question and answer into "
+    "messages.",
 )
 TOOLS = KeyRule(
     (
@@ -637,7 +638,7 @@ def words_of(name: str) -> set[str]:
 
 @lru_cache(maxsize=4096)
 def letters_of(name: str) -> str:
-    """Return what all spellings of a key have in common: "toolcalls" for tool_calls and Tool-Calls."""
+    """Return a key in lower case without separators: "toolcalls" for tool_calls, toolCalls and Tool-Calls."""
     return re.sub(r"[\W_]+", "", name).lower()
 
 
@@ -651,7 +652,7 @@ class RecordNotes:
     """Refused keys that hold a value, as {location in the record: (key, its rule)}."""
 
     def check(self, kind: str) -> None:
-        """Raise RefusedKeys if the record has a refused key."""
+        """Raise RefusedKeys, which names the keys and the fix, if the record has a refused key."""
         if not self.refused:
             return
         places, rules = ", ".join(self.refused), [rule for _, rule in self.refused.values()]

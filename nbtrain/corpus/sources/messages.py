@@ -86,9 +86,10 @@ def holds_messages(value: Any) -> bool:
 
 
 def earlier_messages(value: Any, key: str) -> list[Any]:
-    """Convert earlier questions and answers, stored as pairs of texts or as messages, to messages.
+    """Return earlier questions and answers as messages.
 
-    Raises BrokenExample if an entry is neither.
+    Each entry of `value` is a pair of texts, a message, or an object with a question and its answer. Raises
+    BrokenExample for other entries.
     """
     if isinstance(value, str):
         try:

@@ -44,7 +44,7 @@ class OpenParquet(arrow.OpenTable):
         return self
 
     def unit_bytes(self, columns: Collection[str] | None) -> list[int]:
-        """Return the uncompressed bytes of `columns` in each row group; a missing column counts as 0."""
+        """Return the uncompressed size in bytes of `columns` in each row group; 0 for a missing column."""
         metadata = self._file.metadata
         paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
         # A column of lists is stored as name.list.element.

@@ -27,8 +27,8 @@ USUAL_SHARE = 0.9
 def source_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return the settings of a source that reads the records; None if no kind of source fits.
 
-    The settings are "kind", and the keys that differ from the defaults of that kind. For plain text, the kind
-    is "jsonl" whatever file the records come from.
+    The result holds "kind", and the settings whose values differ from the defaults of that kind. For plain
+    text, the kind is "jsonl" whatever file the records come from.
     """
     if not records:
         return None

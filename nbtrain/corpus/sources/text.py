@@ -109,7 +109,9 @@ class TextReader(files.FileReader):
 
 
 def _of_size(lines: Iterable[bytes], num_bytes: int) -> Iterator[tuple[int, int, bytes]]:
-    """Yield documents of about `num_bytes`, as _documents() does, each ending at an empty line if possible.
+    """Yield documents of about `num_bytes`, each ending at an empty line if possible.
+
+    The items have the form that _documents() describes.
 
     Without an empty line, a document ends at the last line end before it would exceed twice that size. A
     single line longer than that is cut after a space or full stop, or at least between two characters.

@@ -161,8 +161,8 @@ def _expanded(path: str | Path) -> list[Path]:
             )
             if matches := sorted(plain.glob(str(pattern.relative_to(plain)))):
                 return matches
-        raise DataError(f"{text}: no file or folder matches this pattern.")
-    raise DataError(f"{text}: no such file or folder, here or in the workspace.")
+        raise DataError(f"{text}: no file or folder matches this pattern. Correct the pattern.")
+    raise DataError(f"{text}: no such file or folder, here or in the workspace. Correct the path.")
 
 
 def _sources_in(path: Path, notes: list[str]) -> list[dict[str, Any]]:
@@ -207,7 +207,7 @@ def _sources_in(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     if not found:
         raise DataError(
             f"{name}: the folder contains no text: there is no .txt, .md, .jsonl, .json or .parquet file "
-            f"among its {amounts.counted(num_files, 'file')}."
+            f"among its {amounts.counted(num_files, 'file')}. Give another folder."
         )
     if unread:
         more = f" and {len(unread) - 3:,} more" if len(unread) > 3 else ""

@@ -93,7 +93,7 @@ def _refuse_changed_vocabulary(kept: Path, sha256_of_names: Mapping[str, str]) -
 
 
 def _renew_list(folder: Path) -> None:
-    """Copy the added tokens of tokenizer.json to the list in tokenizer_config.json, if there is such a list.
+    """Copy the added tokens of tokenizer.json to the list in tokenizer_config.json, if it has that list.
 
     Some classes of transformers 5 (Qwen2Tokenizer, GPT2Tokenizer) read added tokens only from the list and
     would split new ones into characters; transformers 4 adds the list's tokens to those of tokenizer.json. If

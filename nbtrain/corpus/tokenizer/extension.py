@@ -10,8 +10,8 @@ from nbtrain.corpus.tokenizer.folder import ONE_FILE
 def ids_differ(known: Path, folder: Path) -> str:
     """Return a clause on the first token of `known` that differs in `folder`; "" if all ids are the same.
 
-    A token differs if the tokenizer in `folder` lacks it or has it under another id. Raises DataError for a
-    damaged tokenizer.json.
+    `known` and `folder` are the folders of two tokenizers. A token differs if the tokenizer in `folder` lacks
+    it or has it under another id. Raises DataError for a damaged tokenizer.json.
     """
     before, now = entries_of(known), entries_of(folder)
     for token, number in sorted(before.items(), key=lambda entry: entry[1]):

@@ -74,7 +74,7 @@ class Agreement(NamedTuple):
     """Whether fastokens may encode with a tokenizer, and which texts it must leave to HF tokenizers."""
 
     objection: str | None
-    """Feature that fastokens may handle differently, as a noun phrase; None if there is no such feature."""
+    """Feature of the tokenizer that fastokens may handle differently, as a noun phrase; None without one."""
     disputed: tuple[str, ...] = ()
     """Texts on which the engines differ; a text that contains one of them is encoded with HF tokenizers."""
 
@@ -163,7 +163,7 @@ def _of_words(step: dict[str, Any] | None) -> Agreement:
 
 
 def _is(step: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Return whether a step of a tokenizer.json's processing, such as its pre-tokenizer, is as `wanted`.
+    """Return whether a step of a tokenizer.json, such as its pre-tokenizer, has the settings in `wanted`.
 
     `wanted` holds settings and their values. A setting that the step lacks counts as true.
     """

@@ -139,7 +139,7 @@ class Tokenizer:
         return ids if ids[: len(before)] == before else [*before, *ids]
 
     def encode_with_special(self, text: str) -> list[int]:
-        """Encode a text in which the characters of a special token mean that token.
+        """Return the token ids of a text in which the characters of a special token mean that token.
 
         The ids in `before_text` are not added.
         """

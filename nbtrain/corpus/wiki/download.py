@@ -101,7 +101,9 @@ def download(language: str, date: str, mirror: str, sha1: str | None, where: str
 
 
 def check_sha1(path: Path, sha1: str, where: str) -> bool:
-    """Compare a dump at the user's path with the setting sha1; return False if that was done before.
+    """Compare the SHA-1 of a dump at the user's path with the setting sha1.
+
+    Returns True if the SHA-1 was computed now, False if an earlier call has verified the unchanged file.
 
     Raises DataError if the SHA-1 differs.
     """

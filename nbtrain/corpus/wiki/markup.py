@@ -146,7 +146,7 @@ def fraction(whole: str, numerator: str, denominator: str) -> str:
 
 
 def tail(parts: list[str]) -> str:
-    """Return the last characters of a text that is given in parts."""
+    """Return the last TAIL_CHARS characters of the joined parts."""
     end = ""
     for part in reversed(parts[-TAIL_CHARS:]):
         end = part[-TAIL_CHARS:] + end

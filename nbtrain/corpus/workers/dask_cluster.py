@@ -74,7 +74,7 @@ class DaskCluster:
         self.address = config.address or f"the Dask cluster ({config.cluster})"
         self._in_order = True
         self.refused = ""
-        """Sentence on why sbatch rejected a worker job; Dask does not submit such a job again."""
+        """Sentence on why sbatch rejected a worker job, which Dask does not submit again; else ""."""
         self._jobs: list[str] = []
         try:
             if config.cluster is not None:

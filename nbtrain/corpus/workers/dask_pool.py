@@ -177,7 +177,11 @@ class DaskPool(Executor):
             self._reminded = now
             said = self.cluster.queue_words()
             logger.warning(
-                "%s has had no worker for %s; waiting.%s", self.cluster.address, elapsed(waited), said
+                "%s has had no worker for %s; waiting up to %s.%s",
+                self.cluster.address,
+                elapsed(waited),
+                elapsed(limit),
+                said,
             )
 
     def _killed(self, error: Any) -> DataError:

@@ -228,7 +228,7 @@ def listed(separator: str, end: str = "") -> Rule:
 
 
 def identifier(label: str) -> Rule:
-    """Return a rule, such as the rule for {{ISBN|978...}}, that shows `label` and a single number."""
+    """Return the rule for templates such as {{ISBN|978...}}, which show `label` and a single number."""
 
     def rule(call: Call) -> str | None:
         return f"{label}{call[1]}" if call[1] and call.has_only("id", most=1) else None

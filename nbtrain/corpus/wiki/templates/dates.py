@@ -137,7 +137,7 @@ def is_day_first(call: Call) -> bool:
 
 
 def date_rule(first: int = 1) -> Rule:
-    """Return a rule that shows a date, from the arguments `first` (the year) and the next two.
+    """Return a rule that shows the date in three arguments: the year in number `first`, then month and day.
 
     The age that {{birth date and age}} also shows is omitted, because it depends on the day of reading.
     """

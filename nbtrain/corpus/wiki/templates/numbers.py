@@ -107,10 +107,10 @@ ENGLISH_FORMAT = NumberFormat()
 
 
 def plain(text: str) -> str | None:
-    """Return a template parameter that is a number with a decimal point, without its commas.
+    """Return a number in a template parameter in plain form: 1234.5 for 1,234.5.
 
-    Returns None if it is not a number, and for 1,5, which some templates read as 15 and others as one and a
-    half.
+    Returns None if the parameter is not a number, and for 1,5, which some templates read as 15 and others as
+    one and a half.
     """
     text = text.strip().translate(MINUS_SIGNS)
     if PLAIN.fullmatch(text):

@@ -64,7 +64,7 @@ _PLACE = re.compile(r"(?P<place>override .+?|\S+:\d+): ")
 
 
 def findings_of(error: NbtrainError) -> list[Finding]:
-    """Return the findings of an error, or one finding with the text of the error if it has no findings.
+    """Return an error's findings. An error without findings becomes one finding with the error's text.
 
     Control characters are escaped, as in the text of the error.
     """

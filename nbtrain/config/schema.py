@@ -1,10 +1,10 @@
 """The schema of a run: frozen pydantic models, one per section, a docstring per field.
 
 A run YAML holds what differs from the file that it `extends:`; the resolved config.yaml in the run directory
-holds every field. Every default is defined here and nowhere else. Derived values are properties, never
+holds every field. Every default is defined once, here or in sections/. Derived values are properties, never
 fields. A rule about one field is part of its type; a rule that involves several fields is a function in
-rules/check.py. Training length is counted in tokens, whichever unit the YAML uses. Names of fields that set a
-period end in `_interval_steps`.
+rules/. Training length is counted in tokens, whichever unit the YAML uses. Names of fields that set a period
+end in `_interval_steps`.
 """
 
 import functools
@@ -453,7 +453,7 @@ class RunConfig(ConfigModel):
     def has_perplexity(self) -> bool:
         """Whether the run's losses have a perplexity.
 
-        Losses over tokens do; a loss over preference pairs (dpo) does not.
+        A loss over tokens has a perplexity; a loss over preference pairs (dpo) does not.
         """
         return self.dpo is None
 

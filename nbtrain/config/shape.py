@@ -61,7 +61,7 @@ class Shape:
     padded_vocab_size: int
     seq_length: int
     num_query_groups: int
-    """Number of key and value heads (arXiv:2305.13245). Without sharing, it is num_attention_heads."""
+    """Number of key and value heads (arXiv:2305.13245): num_attention_heads without grouped queries."""
     kv_channels: int
     """Size of one head; hidden_size / num_attention_heads in most models."""
     learned_positions: int = 0

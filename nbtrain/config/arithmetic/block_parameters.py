@@ -18,7 +18,7 @@ class BlockParameter(NamedTuple):
 
     part: Part
     module: str
-    """Name of the module that contains them, as in model/names.py. "" in a block from layer()."""
+    """Name of the module that contains the parameters, as in model/names.py. "" in a block from layer()."""
     elements: int
     """Number of elements of each parameter."""
     copies: int

@@ -85,7 +85,7 @@ def sequences_of_rank(config: RunConfig) -> int:
 def micro_batch_sizes(config: RunConfig) -> list[int]:
     """Return at most five micro-batch sizes to try, ascending.
 
-    Each of them divides the number of sequences of a rank.
+    Each size divides the number of sequences that one data-parallel rank trains on in each step.
     """
     size, sequences = config.batch.micro_batch_size, sequences_of_rank(config)
     sizes = {size // 2, *(size * multiple for multiple in MULTIPLES)}

@@ -1,7 +1,10 @@
 """Change single fields of a configuration that is already loaded.
 
-    with_values(config, {"parallel.zero_stage": 2})       checks types, not rules; the places stay
-    with_overrides(config, {"parallel.zero_stage": 2})    checks types and rules; the places become overrides
+    with_values(config, {"parallel.zero_stage": 2})       checks types, not rules
+    with_overrides(config, {"parallel.zero_stage": 2})    checks types and rules
+
+In later messages, a value that with_values() has changed keeps its old place, such as "gpt.yaml:12". A value
+that with_overrides() has changed has an override as its place.
 
 Unlike load(), both take values instead of text and leave default names as they are. Changes of the recipe,
 the architecture, the run's name or the settings that a dataset or tokenizer is made from therefore need

@@ -73,8 +73,8 @@ def fields_of(name: str) -> Mapping[str, Any]:
 def expanded(layer: Located, base: Located) -> Located:
     """Return a layer (a file or overrides) with the fields that its architecture sets.
 
-    `base` is what the layer will be merged over. Changes the layer in place. A name that is not an
-    architecture is left to the schema's check. The default does not count as a name that was set.
+    `base` is the configuration over which the layer will be merged. The layer is changed in place. A name
+    that is not an architecture is left to the schema's check. The schema's default does not count as a name.
     """
     key = "model.architecture"
     own, below = (_model_of(one).get("architecture") if key in one.origins else None for one in (layer, base))

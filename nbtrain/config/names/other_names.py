@@ -1,9 +1,10 @@
-"""Names that other training programs use for fields of a run: the name that people type, and nbtrain's field.
+"""Names that other training programs use for settings, and the field of a run that each name means.
 
-A row is the field, then the names. They are options of Megatron-LM and Megatron-DeepSpeed (--tensor-model-
-parallel-size), keys of DeepSpeed's JSON, of GPT-NeoX (model-parallel-size), torchtitan
-(parallelism.context_parallel_degree), Hugging Face's TrainingArguments (per_device_train_batch_size) and
-Lightning's Trainer (accumulate_grad_batches). A field's own name, in whatever section, needs no row.
+A row of the table is a field, followed by its other names. The names are options of Megatron-LM and
+Megatron-DeepSpeed (--tensor-model-parallel-size), and keys of DeepSpeed's JSON, GPT-NeoX
+(model-parallel-size), torchtitan (parallelism.context_parallel_degree), Hugging Face's TrainingArguments
+(per_device_train_batch_size) and Lightning's Trainer (accumulate_grad_batches). A field's own name needs no
+row, even if it is typed in the wrong section.
 """
 
 from nbtrain.base.text.table import rows

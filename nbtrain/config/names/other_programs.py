@@ -99,11 +99,11 @@ class OtherProgram:
 
     name: str
     keys: Keys = ()
-    """Signature of its YAML, TOML or JSON: the file has at least one dotted key of each group."""
+    """Groups of dotted keys. A file with at least one key of each group is a configuration of the program."""
     commands: str = "(?!)"
-    """Regular expression for its command lines, such as "tune run"."""
+    """Regular expression for the program's command lines, such as "tune run"."""
     scripts: str = "(?!)"
-    """Regular expression for its Python programs or modules."""
+    """Regular expression for the program's Python scripts or modules."""
     flags: str = "(?!)"
     """Regular expression for flags that only this program has."""
 

@@ -66,8 +66,8 @@ def _default(key: str) -> Any:
 def expanded(layer: Located, base: Located) -> Located:
     """Return a layer (a file or overrides) with the fields that its recipe and architecture set.
 
-    `base` is what the layer will be merged over. Changes the layer in place. A name that is not a recipe is
-    left to the schema's check. The default does not count as a name that was set.
+    `base` is the configuration over which the layer will be merged. The layer is changed in place. A name
+    that is not a recipe is left to the schema's check. The schema's default does not count as a name.
     """
     own, below = (one.value.get("recipe") if "recipe" in one.origins else None for one in (layer, base))
     if isinstance(own, str) and own in NAMES and own != below:

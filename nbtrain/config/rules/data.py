@@ -384,7 +384,7 @@ def is_loopback(address: str) -> bool:
 def own_dataset_is_alone(config: RunConfig) -> Problems:
     """Check that a run with dataset() in its `code` file sets no other sources or document options.
 
-    They would have no effect.
+    These settings would have no effect.
     """
     if not defines(config, "dataset"):
         return

@@ -61,7 +61,7 @@ def is_bound(key: str) -> bool:
 
 
 def within(key: str, sections: Iterable[str]) -> bool:
-    """Return whether a dotted key is one of `sections` or inside one."""
+    """Return whether a dotted key is one of `sections`, or is inside one of them."""
     return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 

@@ -212,8 +212,8 @@ class BackendConfig(ConfigModel):
     elastic: bool = False
     """Whether a restart counts the usable devices and uses as many data-parallel ranks as fit on them, with
     the same global batch size. With kind: hosts, the restart asks every machine and continues without those
-    that do not respond. With device: cpu, an operator sets the number of devices of one machine
-    (nbtrain.jobs.control.control.ask_devices).
+    that do not respond. CPU cores of a single machine are not counted: with device: cpu, set the number of
+    devices with nbtrain.jobs.control.control.ask_devices().
     """
     env: dict[Word, EnvironmentText] = {}
     """Environment variables for every rank. Some variables that nbtrain itself sets are refused; for the

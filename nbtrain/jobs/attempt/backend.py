@@ -149,8 +149,8 @@ class Backend:
     def request_text(self, job: JobDir, config: "RunConfig", alone: bool = False) -> str:
         """Return the text that submit() would send to the scheduler, or the commands that it would start.
 
-        Returns "" if there is neither. With `alone`, the text is that of a file that starts the run with
-        the scheduler's own command, such as sbatch, before the run directory exists.
+        Returns "" if there is neither. With `alone`, the text is a file that the scheduler's own
+        command, such as sbatch, can start before the run directory exists.
         """
         return ""
 

@@ -31,7 +31,7 @@ class Standstill:
     beat: Heartbeat | None
     """The rank's newest heartbeat; None if it never reported."""
     still_seconds: float
-    """Seconds since anything except the time changed in the rank's heartbeat."""
+    """Seconds since the rank's heartbeat last changed in anything but its time stamp."""
     unwritten_seconds: float
     """Seconds since the rank's heartbeat was last written."""
 

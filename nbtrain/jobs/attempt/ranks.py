@@ -28,7 +28,7 @@ class RankWatch:
     """The last known state of one rank."""
 
     progressed_at: float
-    """Time at which anything except the time last changed in the rank's heartbeat."""
+    """Time at which the rank's heartbeat last changed in anything but its time stamp."""
     written_at: float
     """Time of the last heartbeat, which a separate thread renews even while the rank hangs."""
     beat: Heartbeat | None = None
@@ -43,7 +43,8 @@ class RankWatch:
     def hear(self, beat: Heartbeat | None, now: float) -> None:
         """Record a heartbeat that was read at the time `now`.
 
-        It shows progress if anything except its time changed; the time is ignored, because a clock may jump.
+        The heartbeat shows progress if anything but its time stamp changed; clocks may jump, so the time
+        stamp is ignored.
         """
         if beat is None or beat == self.beat:
             return

@@ -171,7 +171,10 @@ class RemoteLauncher:
             self._end_agents(self._unanswered())
 
     def processes_left(self) -> bool:
-        """Return whether any node has not yet reported that its last process is gone."""
+        """Return whether processes of the attempt may be left on a node.
+
+        That is so if a node is not lost and has not reported that its last process has ended.
+        """
         self._look_at_nodes()
         return self._order is not None and any(
             self._exit_of(node) is None and not self._lost(node) for node in range(len(self._order.agents))
@@ -225,7 +228,7 @@ class RemoteLauncher:
     def memory(self) -> HostMemory:
         """Return the memory counters of all nodes.
 
-        Kills are added up over the nodes; limit and peak are those of the node with the highest peak.
+        Kills are added up over the nodes; limit and peak come from the node with the highest peak.
         """
         ends = [one for node in range(self._config.resources.nodes) if (one := self._exit_of(node))]
         fullest = max(ends, key=lambda end: end.peak_bytes or 0, default=None)

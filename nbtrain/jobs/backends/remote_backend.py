@@ -24,7 +24,7 @@ from nbtrain.jobs.supervisor.pause import stopped_while_paused
 
 # Shortest time in seconds between two queries of the scheduler about a job, by all processes together.
 ASK_SECONDS = 5.0
-# Seconds from a stop request until the scheduler is told to end the remaining processes.
+# Seconds from a stop request until the scheduler is asked to end the remaining processes.
 END_SECONDS = 30.0
 
 

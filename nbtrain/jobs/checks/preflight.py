@@ -1,7 +1,7 @@
 """Checks of this machine before launch: data, folders, disk, memory, devices.
 
-Rules that need only the configuration are in config/rules/check.py. All problems are reported together, each
-one as a mistake to fix or as a machine that is too small.
+Rules that need only the configuration are in config/rules/check.py. All problems are reported together. Each
+is either a mistake in the run's settings or a shortage on this machine.
 """
 
 import os

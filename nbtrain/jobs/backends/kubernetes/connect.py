@@ -71,7 +71,7 @@ def connect(context: str | None = None, namespace: str | None = None) -> Connect
     except (yaml.YAMLError, UnicodeDecodeError, TypeError, AttributeError) as error:
         # The client checks only the form of the YAML, and fails with one of these errors.
         marked = isinstance(error, (yaml.YAMLError, UnicodeDecodeError))
-        said = " ".join(str(error).split()) if marked else "its structure is not that of a kubeconfig"
+        said = " ".join(str(error).split()) if marked else "it does not have the structure of a kubeconfig"
         raise JobError(
             f"{files}: cannot be read as a kubeconfig: {said}. Correct the file, or set KUBECONFIG to "
             "another file."

@@ -128,7 +128,10 @@ def preemption_words(pods: list[Replica], nodes: list[int] | None = None) -> str
 
 
 def exit_words(code: int, reason: str = "") -> str:
-    """Return text about an exit code, such as "exit code 137 (SIGKILL)", since 137 is 128 + SIGKILL."""
+    """Return an exit code as text, with its signal: 137 = 128 + 9 becomes "exit code 137 (SIGKILL)".
+
+    `reason` is Kubernetes' reason for the end of the container, such as OOMKilled, or "".
+    """
     words = f"exit code {code}"
     if code > SIGNALLED:
         with contextlib.suppress(ValueError):

@@ -232,7 +232,7 @@ def test_where_the_cluster_is(stub, tmp_path, monkeypatch):
             "while scanning for the next token found character '\\t' that cannot start any token in "
             '"{file}", line 2, column 1',
         ),
-        (b"<html>502 Bad Gateway</html>\n", "its structure is not that of a kubeconfig"),
+        (b"<html>502 Bad Gateway</html>\n", "it does not have the structure of a kubeconfig"),
         (b"clusters: [\xff]\n", "'utf-8' codec can't decode byte 0xff in position 11: invalid start byte"),
     ],
 )

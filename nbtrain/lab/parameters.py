@@ -96,10 +96,12 @@ def _statements(source: str) -> list[ast.stmt]:
 
 
 def with_source(overrides: Overrides, source: str, dataset: str) -> Overrides:
-    """Return overrides that also set data.sources to one entry, and the name of its dataset.
+    """Return `overrides` extended by the keys data.sources and data.name.
 
-    Without `dataset`, the dataset gets a separate name (config/names/own_names.py). Raises ConfigError, as
-    nb.load does, for overrides or a source that cannot be read.
+    data.sources becomes a list with the one entry `source`, unless `source` is "". data.name becomes
+    `dataset`, unless that is "": the name of the dataset is then derived from the source
+    (config/names/own_names.py). Raises ConfigError, as nb.load does, for overrides or a source that cannot be
+    read.
     """
     added = {"data.sources": f"[{source}]"} if source else {}
     if dataset:

@@ -1,4 +1,7 @@
-"""Make a process end when its parent ends. Standard library, Linux; the constant is from linux/prctl.h."""
+"""A signal from the kernel that ends a process when its parent ends, by the Linux system call prctl.
+
+PR_SET_PDEATHSIG has its value from linux/prctl.h.
+"""
 
 import ctypes
 import os

@@ -166,10 +166,10 @@ def newest_saved_step(run: RunDir) -> int | None:
 
 
 def saved_progress(run: RunDir, reached: TrainingProgress) -> TrainingProgress:
-    """Return the progress `reached` with tokens, samples and losses as they were at its checkpoint_step.
+    """Return `reached` with the tokens, samples and losses of its newest checkpoint.
 
-    They are taken from the checkpoint's manifest and the heartbeats. A loss that is not recorded there is
-    None.
+    These values, at the step `reached.checkpoint_step`, come from the checkpoint's manifest and the
+    heartbeats. A loss that is not recorded there is None.
     """
     assert reached.checkpoint_step is not None
     known: dict[str, Any] = {}
@@ -197,9 +197,9 @@ def measured_save_seconds(run: RunDir) -> float:
 
 
 def on_nodes_words(run: RunDir) -> str:
-    """Return a sentence for the end of a job that names a checkpoint that is only on the nodes' disks.
+    """Return a sentence about the newest checkpoint if it is only on the nodes' disks; otherwise "".
 
-    "" if there is no such checkpoint.
+    The message about the end of a job includes the sentence.
     """
     if (save := only_on_nodes(run)) is None:
         return ""

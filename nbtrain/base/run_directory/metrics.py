@@ -121,7 +121,10 @@ BY_TAG = {scalar.tag: scalar for scalar in SCALARS}
 
 
 def scalar(name: str) -> Scalar:
-    """Return the row of a scalar by its name. In a family, the name is filled in. Raises KeyError."""
+    """Return the row of a scalar by its name. Raises KeyError for an unknown name.
+
+    For a scalar of a family, name and tag of the row have the actual name instead of the placeholder.
+    """
     if name in BY_NAME:
         return BY_NAME[name]
     for family in FAMILIES:

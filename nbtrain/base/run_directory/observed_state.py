@@ -184,9 +184,9 @@ def _before_its_supervisor(
 def _left_for_pause(job: JobDir, record: JobRecord) -> bool:
     """Return whether the supervisor of a Kubernetes job has left because the job is paused.
 
-    The pause ended its pods, which the cluster reports later, and only to a process that asks. The pause
-    request counts only if it is older than job.json, which the supervisor wrote before it left: a newer
-    request may have come too late.
+    This is known before the cluster reports that the job's pods have ended. The pause request counts only if
+    it is older than job.json, which the supervisor writes before it exits: the supervisor may have missed a
+    newer request.
     """
     if record.backend != "kubernetes" or record.state != QUEUED:
         return False

@@ -512,7 +512,7 @@ class ExitRecord(Record):
     """Exit code of the rank. None if a signal ended the rank."""
     signal: int | None
     outcome: str
-    """Outcome of the rank (base/run_directory/outcomes.py)."""
+    """How the process of the rank ended: one of the values in base/run_directory/outcomes.py."""
     step: int | None = None
     message: str = ""
     """Last message of the rank, on one line."""

@@ -92,7 +92,10 @@ CHECKPOINT_PATTERN = re.compile(r"global_step(\d+)")
 
 
 class _Below:
-    """A path below the folder of a RunDir or JobDir, built on access because lists of runs use few."""
+    """A path below the folder of a RunDir or JobDir.
+
+    The path is built when it is accessed, because a list of runs uses only few of the paths.
+    """
 
     def __init__(self, *parts: str):
         self._parts = parts
@@ -204,7 +207,10 @@ class RunDir:
 
     @contextlib.contextmanager
     def locked(self, blocking: bool = True) -> Iterator[bool]:
-        """Hold the run's lock (locks.py). Yield whether it was acquired, which is always so if `blocking`."""
+        """Hold the run's lock (locks.py) while the block runs, and yield whether the lock was acquired.
+
+        With `blocking`, wait for the lock, so that it is always acquired.
+        """
         descriptor = flock_folder(self.path, blocking)
         try:
             yield descriptor is not None

@@ -198,7 +198,7 @@ def encoded(point: Point) -> str:
 
 
 def _number(value: float | None, digits: int) -> str:
-    """Return a value in JSON; whole numbers are exact."""
+    """Return a value as JSON text with `digits` significant digits. Whole numbers keep all digits."""
     if value is None or not math.isfinite(value):
         return "null"
     return str(int(value)) if value == int(value) else f"{value:.{digits}g}"
@@ -207,7 +207,8 @@ def _number(value: float | None, digits: int) -> str:
 def merged(sections: list[Section]) -> list[Section]:
     """Return the newest sections, with the points of each period merged as far as their age allows.
 
-    The age of a point is the time that was measured after it. Clocks of two boots are never compared.
+    The age of a point is the total time covered by the points after it, so the clocks of two boots are never
+    compared.
     """
     joined: list[Section] = []
     for section in sections:

@@ -372,7 +372,7 @@ def _names(problem: str, key: str) -> bool:
 
 
 def _python(value: Any) -> str:
-    """Return a value as Python code in a formatter's style, with text in double quotes."""
+    """Return a value as Python code, formatted as ruff would: text is in double quotes."""
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{_python(key)}: {_python(one)}' for key, one in value.items())}}}"
     if isinstance(value, list):

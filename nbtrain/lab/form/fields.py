@@ -83,7 +83,7 @@ FIELD_UNITS = {
 
 @dataclass(frozen=True)
 class Field:
-    """A field of the launch form."""
+    """A field of the launch form, which sets one key of the run YAML."""
 
     key: str
     """Dotted key, as in an override."""
@@ -102,7 +102,7 @@ class Field:
 
     @property
     def section(self) -> str:
-        """The section of the schema."""
+        """First part of the key: the section of the run YAML that has the field, such as optimizer."""
         return self.key.partition(".")[0]
 
     @property

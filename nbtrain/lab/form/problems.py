@@ -148,7 +148,10 @@ def _just_above(value: float) -> str:
 
 
 def shortages_by_key(shortages: Iterable[Finding]) -> list[dict[str, Any]]:
-    """Return {key, kind, message, rule, fix} for each shortage of this machine; the field shows `rule`."""
+    """Return {key, kind, message, rule, fix} for each shortage of this machine.
+
+    `rule` is the message without the key and value, which the field shows already.
+    """
     found = []
     for finding in shortages:
         field, message = field_at(finding.key), finding.message

@@ -40,7 +40,11 @@ def serve(
     looks: Callable[[], int],
     every_seconds: float = POLL_SECONDS,
 ) -> int:
-    """Run `command` until it ends, or until `looks()` has been 0 for `idle_seconds`; return its exit code."""
+    """Run TensorBoard until it ends or is idle, and return its exit code, or 0 if it was idle.
+
+    `looks` returns the number of connections to TensorBoard. TensorBoard is ended once the number has been 0
+    for `idle_seconds`.
+    """
     process = subprocess.Popen(command)
     last = time.monotonic()
     try:

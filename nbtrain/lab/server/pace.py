@@ -30,7 +30,7 @@ class Pace:
         self._lock = threading.Lock()
 
     def spent(self, cpu_seconds: float, now: float | None = None) -> float:
-        """Add the CPU time of one poll; return `seconds`."""
+        """Add the CPU time of one poll, and return the polling interval in seconds."""
         now = time.monotonic() if now is None else now
         with self._lock:
             if self._since is None or now - self._since > 2 * MOST_SECONDS:

@@ -219,7 +219,7 @@ class NbtrainHandler(APIHandler):
         return await in_pool(LIBRARY, call)
 
     def answer(self, value: dict[str, Any], status: int = 200) -> None:
-        """Send JSON. NaN, which JSON does not have, is replaced."""
+        """Send a value as JSON. NaN and Inf become null, because JSON does not support them."""
         self.set_status(status)
         self.finish(encoded(value))
 

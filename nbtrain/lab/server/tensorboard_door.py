@@ -49,11 +49,11 @@ class Door:
     def __init__(
         self, command: list[str], idle_seconds: float, page: bytes | None = None, root: Path | None = None
     ):
-        """Set the proxy up: `command` starts TensorBoard, without its port; `page` is the page at
-        PAGE_PATH.
+        """Set up the proxy; serve() starts it.
 
-        `root` is the output root whose runs are shown by their names. If it is None, `command` says
-        which runs to show.
+        `command` starts TensorBoard; the proxy adds the option for the port. `page` is the page at PAGE_PATH.
+        `root` is the output directory whose runs TensorBoard shows by their names. If `root` is None, the
+        options in `command` name the folder to show.
         """
         self.command, self.idle_seconds, self.page, self.root = command, idle_seconds, page, root
         self._links: RunLinks | None = None
@@ -63,8 +63,9 @@ class Door:
         self._open, self._last = 0, time.monotonic()
 
     async def serve(self, host: str, port: int, say: Callable[[int], None] = lambda port: None) -> None:
-        """Answer requests until this task is cancelled. With port 0 a free port is used; `say` is called with
-        the port.
+        """Listen and answer requests until this task is cancelled.
+
+        With port 0, a free port is used. `say` is called with the port once the proxy listens.
         """
         linking = None
         try:

@@ -119,13 +119,13 @@ def catch_up(view: RunView) -> None:
 
 @functools.lru_cache(1)
 def watched(root: Path) -> WatchedRuns:
-    """Return the list of the runs in the output directory."""
+    """Return the object that lists the runs of an output directory. One object is kept for all requests."""
     return WatchedRuns(root)
 
 
 @functools.lru_cache(1)
 def columns(root: Path) -> "RunColumns":
-    """Return the columns of the runs in the output directory."""
+    """Return the object that reads the values of added columns for the runs of an output directory."""
     # Imported here, because most lists have no such columns and a server should start without these modules.
     from nbtrain.monitor.runs.run_columns import RunColumns
 
@@ -134,7 +134,7 @@ def columns(root: Path) -> "RunColumns":
 
 @functools.lru_cache(1)
 def sparklines() -> "Sparklines":
-    """Return the sampled losses of the runs in the list."""
+    """Return the object that reads the small loss curves in the list of runs, and caches them."""
     from nbtrain.monitor.metrics.sparklines import Sparklines
 
     return Sparklines()

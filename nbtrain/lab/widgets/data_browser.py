@@ -155,6 +155,6 @@ class LiveBlendCard(BlendCard):
 
 
 def live(card: DataCard | BlendCard) -> DataCard | BlendCard:
-    """Return the card with a browser below it in a live front end."""
+    """Return a copy of the card that is displayed with a document browser below it in a live notebook."""
     values = {each.name: getattr(card, each.name) for each in fields(card)}
     return LiveBlendCard(**values) if isinstance(card, BlendCard) else LiveDataCard(**values)

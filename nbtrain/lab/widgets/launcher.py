@@ -47,7 +47,11 @@ def form_script() -> str:
 
 
 class LaunchForm(anywidget.AnyWidget):
-    """The form of one run. `draft` has its values, `config` is the checked run, `mode` its action."""
+    """The launch form of one run.
+
+    `draft` has the form's values, and `config` is the checked configuration. `mode` is full (train the run)
+    or twin (try its layout at small scale).
+    """
 
     _esm = form_script()
     form_id = traitlets.Unicode().tag(sync=True)

@@ -232,7 +232,7 @@ class ScalarReader:
         return self._take_rows(rows)
 
     def _take_rows(self, rows: list[Row]) -> bool:
-        """Add the scalars of lines, tag by tag."""
+        """Add the scalars of lines, tag by tag. Return whether a scalar was added."""
         by_keys: dict[tuple[str, ...], list[int]] = {}
         for number, row in enumerate(rows):
             by_keys.setdefault(tuple(row), []).append(number)

@@ -212,7 +212,10 @@ def figures(runs: Sequence[Compared], published: Sequence[Published] = ()) -> li
 
 
 def _with_published(rows: Sequence[Row], published: Sequence[Published]) -> list[Row]:
-    """Add a column for each published entry, and a row for each published figure without a row."""
+    """Return the rows with one more value per published entry.
+
+    A published figure that is none of the rows gets a new row at the end.
+    """
     names, written = [row.name for row in rows], {figure.name: figure for figure in FIGURES}
     is_number = [not isinstance(written.get(name), TextFigure) for name in names]
     columns: list[dict[int, float | str]] = []

@@ -51,7 +51,7 @@ class Row(NamedTuple):
     """Modification times of the run's folders, if the row stays valid until they change; otherwise None."""
 
     def is_among(self, archived: bool) -> bool:
-        """Return whether the row is in the list of archived runs or, without `archived`, of other runs.
+        """Return whether the row is in the list of archived runs; with `archived` false, of the other runs.
 
         An archived run with an active job is in both lists.
         """

@@ -191,7 +191,11 @@ def _merged(spans: Sequence[Span]) -> list[Span]:
 
 
 def _coarse(spans: Sequence[Span], begin: float, end: float) -> list[Span]:
-    """Divide the spans into MOST_SPANS parts of equal length, each with its longest kind, and merge them."""
+    """Return at most MOST_SPANS spans that replace many short ones.
+
+    The life is divided into MOST_SPANS parts of equal length. Each part gets the kind that takes most of its
+    time, and adjacent parts of the same kind are merged.
+    """
     width = (end - begin) / MOST_SPANS
     shares: list[dict[str, float]] = [{} for _ in range(MOST_SPANS)]
     for kind, first, last in spans:

@@ -19,7 +19,8 @@ READ_SECONDS = 3.0
 def plan_page(run: RunDir) -> dict[str, Any]:
     """Return the plan of a run and the measurements of its last job, for the tab Plan.
 
-    The keys are "headline" {name: text}, "kind" (good, tight or bad: the fit into memory), "tables" and "findings".
+    The keys are "headline" {name: text}, "kind" (good, tight or bad: the fit into memory), "tables" and
+    "findings".
     """
     from nbtrain.config.load import load_resolved
     from nbtrain.planner.plan import plan

@@ -126,7 +126,7 @@ class Choice:
         return range(count - 1, count) if count == len(self.pending) else range(0)
 
     def newest(self, count: int) -> list[int]:
-        """Return `count` tokens: those that stay before the prompt's text, followed by the newest tokens."""
+        """Return `count` tokens: the kept tokens before the prompt's text, followed by the newest tokens."""
         kept = min(self.request.kept, count - 1)
         return self.tokens[:kept] + self.tokens[len(self.tokens) - count + kept :]
 

@@ -66,7 +66,7 @@ class Scored:
         return range(max(len(self.request.context) - 1 - start, 0), count)
 
     def labels(self, start: int, count: int) -> list[int]:
-        """Return the scored tokens: those that follow the tokens of needs_logits()."""
+        """Return the tokens to score: each follows a token whose index needs_logits() returns."""
         first = len(self.request.context) - 1
         return [self._continuation[start + place - first] for place in self.needs_logits(start, count)]
 

@@ -142,7 +142,7 @@ class EngineProcess:
                     self.send({"kind": "generate", **request, "id": request_id})
                 if not running:
                     return
-                # A request that starts after the process has ended does not receive a None.
+                # The None that announces the end of the process does not reach requests that start after it.
                 has_ended = self.error is not None or self._is_closed
                 if (has_ended and events.empty()) or (event := events.get()) is None:
                     raise self.error or NbtrainError("the model was unloaded while it was generating.")

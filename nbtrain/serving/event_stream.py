@@ -89,7 +89,7 @@ class EventStream(Response):
                 # A piece may be sent at any time, and its client may stall then, so sleep only briefly.
                 await asyncio.sleep(min(left, self._write_seconds / CHECKS))
             elif self._is_sending:
-                # The response then has no end, so uvicorn closes the connection.
+                # The error leaves the response unfinished, so uvicorn closes the connection.
                 raise ClientGone
             else:
                 await self._ping(send)

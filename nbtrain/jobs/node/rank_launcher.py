@@ -40,8 +40,8 @@ def main(arguments: Sequence[str]) -> int:
     asked_to_end: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, frame: asked_to_end.append(received))
-    # These signals are for the ranks, and the launcher gets them if no rank is started yet. By default, they
-    # would end the launcher.
+    # These signals are meant for the ranks. The launcher receives them only before the first rank is started,
+    # and without a handler they would end it.
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda received, frame: None)
     wrappers: list[subprocess.Popen] = []

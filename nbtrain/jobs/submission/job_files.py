@@ -41,7 +41,7 @@ CLOCK_SECONDS = 60.0
 
 
 def make_folder(run: RunDir) -> None:
-    """Create the run directory. Raises SubmitError."""
+    """Create the run directory. Raises SubmitError if it cannot be created."""
     try:
         run.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

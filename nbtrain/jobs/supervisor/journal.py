@@ -195,8 +195,8 @@ class Journal:
     def request(self, action: str, reason: str) -> None:
         """Write control/request.json, which asks the ranks for an action at their next step boundary."""
         before = ControlRequest.read(self.job.control_request)
-        # An earlier supervisor's requests leave only ack.json, and rank 0 ignores all numbers up to the
-        # number in that file.
+        # Once the ranks have exited, a supervisor deletes its request. Its number is still in ack.json, and
+        # rank 0 ignores requests with that number or a lower one.
         done = (files.read_json(self.job.control_ack) or {}).get("request_id", 0)
         self._requests = number = max(before.request_id if before else 0, done, self._requests) + 1
         requests = ControlRequest(number, action, reason, time.time())
@@ -441,8 +441,8 @@ class Journal:
         try:
             write_certificate(self.job.run)
         except (ValueError, OSError) as error:
-            # A record is damaged, or the disk is full: certificate.json may be larger than the reserve, whose
-            # space the job's final records need.
+            # A record is damaged, or the disk is full. On a full disk, only the reserved space is free, and
+            # certificate.json may be larger than that.
             self.event("warning", f"certificate.json could not be written: {error}")
 
 

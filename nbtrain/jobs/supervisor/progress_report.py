@@ -15,8 +15,8 @@ from nbtrain.jobs.supervisor.journal import Journal
 if TYPE_CHECKING:
     from nbtrain.jobs.backends.kubernetes.trainer_status import TrainerStatus
 
-# Variables with the address, which a TrainJob's operator sets in the pod together with two others
-# (backends/kubernetes/trainer_status.py).
+# Environment variables that may contain the scheduler's address. A TrainJob's operator sets one of them in
+# the pod, together with a token and a certificate (backends/kubernetes/trainer_status.py).
 PLACES = ("KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_STATUS_URL")
 # Seconds to wait for the last report at the end of the job.
 END_SECONDS = 6.0

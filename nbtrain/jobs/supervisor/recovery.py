@@ -68,8 +68,9 @@ def recovery_from(
 ) -> Recovery:
     """Return the recovery after an attempt whose `verdict` allows a retry.
 
-    `before` is the verdict on the previous attempt. If the attempt ended with a rollback, that is the last of
-    `rollbacks`. `vain` is the number of newest attempts in a row that saved no checkpoint (saved_nothing()).
+    `before` is the verdict on the previous attempt. If the attempt ended with a rollback, this rollback is
+    the last in `rollbacks`. `vain` is the number of attempts in a row, up to the newest, that saved no
+    checkpoint (saved_nothing()).
     """
     if verdict.kind == end_kinds.ROLLBACK:
         return _after_rollback(config, rollbacks)
@@ -91,7 +92,7 @@ def recovery_from(
 
 
 def saved_nothing(attempts: Sequence[AttemptRecord], saved_step: int | None) -> int:
-    """Count the newest attempts in a row that saved no checkpoint.
+    """Count how many attempts in a row, up to the newest, saved no checkpoint.
 
     `saved_step` is the step of the newest checkpoint; None if there is no checkpoint.
     """
@@ -129,9 +130,9 @@ def _after_rollback(config: RunConfig, rollbacks: Sequence[Rollback]) -> Recover
 
 
 def in_vain(rollbacks: Sequence[Rollback]) -> int:
-    """Count the newest rollbacks of one job to one checkpoint that made no progress.
+    """Count the newest rollbacks of the same job to the same checkpoint without progress between them.
 
-    The count begins with the rollback that first reached the furthest step.
+    The count begins with the first rollback whose attempt reached the furthest step.
     """
     newest = rollbacks[-1]
     place = (newest.job_id, newest.checkpoint_step)

@@ -138,7 +138,8 @@ def main(run_dir: str, job_id: str, foreground: bool = False) -> int:
     journal = Journal(job)
     requests.read_ask(job, at_start=True)
     state = journal.record.state
-    # A job that is at rest here is paused, and this is the next task of its job array.
+    # If the job is paused without a supervisor, this process is the next task of its Slurm job array, and the
+    # pause has not ended.
     if at_rest(journal.record) or (state in FINAL and not asked_again(journal)):
         print(f"job {job_id} is {state}; there is nothing to do", flush=True)
         return 0 if state in (SUCCEEDED, SUSPENDED) else 1

@@ -8,8 +8,8 @@
 In one pass, a step reads the newest token of every text and up to prefill_tokens tokens of new prompts. Then
 each text gets its next token. Slots 0 .. n-1 of the cache belong to the n running texts; when a text ends,
 the last text moves into its slot. If a new prompt begins with tokens that another slot holds, they are copied
-from that slot. Only the new tokens are therefore read for several texts of one prompt and for the next
-question of a conversation.
+from that slot. Therefore several texts of one prompt read the prompt only once, and the next question of a
+conversation reads only its new tokens.
 
 Events of a generation request, in order:
 

@@ -237,8 +237,9 @@ def template_of(config: RunConfig, file: str | None, tokenizer: Path, eod_token:
             return JinjaTemplate(source, tokenizer, ends, f"--chat-template {file}")
         if "{content}" not in source:
             raise ConfigError(
-                f"--chat-template {file}: the file does not contain {{content}}. Write the template as in a "
-                "run YAML, for example <|{role}|>\\n{content}\\n with real line breaks, or in Jinja."
+                f"--chat-template {file}: the file does not contain {{content}}. Write text in which "
+                "{role} and {content} stand for a message, for example <|{role}|>{content}<|end|>, or write "
+                "a Jinja template."
             )
         template = RunTemplate(source)
         template.origin = f"--chat-template {file}"

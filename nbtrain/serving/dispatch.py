@@ -146,7 +146,9 @@ class Dispatcher:
         present = sum(one.texts for one in set(self._answers.values()))
         most = self.process.ready["max_batch"] + self.max_queue
         if answer.texts > most:
-            words = f"the request is for {answer.texts} texts at once; the maximum is {most}."
+            words = (
+                f"the request is for {answer.texts} texts at once; the maximum is {most}. Split the request."
+            )
             raise Refusal(400, words, "n", "invalid_value")
         if present + answer.texts > most:
             raise Refusal(

@@ -138,7 +138,7 @@ class Models:
                     raise Refusal(
                         503,
                         f"{served.name} is answering another request, and only one model can be loaded at a "
-                        "time.",
+                        "time. Please try again once that request is answered.",
                         code="busy",
                     )
                 await self._unload()

@@ -106,7 +106,7 @@ class Form:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def choice(self, piece: Piece, is_chunk: bool) -> Object:
-        """Return the choice for a piece, in a chunk or in a complete response."""
+        """Return a piece as an entry of `choices`, for a chunk or for a complete response."""
         text, logprobs = self._text_and_logprobs(piece)
         if not self.is_chat:
             body: Object = {"text": text}

@@ -31,7 +31,8 @@ DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for max_tokens."""
 
 UNIONS = {
-    "prompt": "must be a string, a list of strings, a list of token ids from 0 on, or a list of such lists",
+    "prompt": "must be a string, a list of strings, a list of token ids (integers >= 0), or a list of lists "
+    "of token ids",
     "stop": "must be a string or a list of strings",
 }
 """Messages for fields that accept several types; pydantic's message would name only the first type."""

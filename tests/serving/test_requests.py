@@ -418,7 +418,7 @@ def test_no_more_may_wait_than_the_queue_holds(dispatcher):
             made.submit([{"n": 6}])
         assert (refusal.value.status, refusal.value.message) == (
             400,
-            "the request is for 6 texts at once; the maximum is 5.",
+            "the request is for 6 texts at once; the maximum is 5. Split the request.",
         )
         first: RequestEvents = made.submit([{"n": 2}, {"n": 3}])
         with pytest.raises(Refusal, match="already running or waiting: 5; texts in this request: 1"):

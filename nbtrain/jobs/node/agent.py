@@ -389,6 +389,6 @@ def agent_of(job: JobDir, number: int) -> Agent:
     if not job.job_json.is_file():
         raise JobError(
             f"{job.path} does not exist on {socket.gethostname()}. Every node must see the output folder "
-            "under the same path: put it on a shared disk, or set NBTRAIN_OUTPUT to a folder on one."
+            "under the same path. Set NBTRAIN_OUTPUT to a folder on a disk that all nodes share."
         )
     return Agent(job, number, load_resolved(job.run.config_yaml))

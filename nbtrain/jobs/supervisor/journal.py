@@ -145,7 +145,7 @@ class Journal:
         """Give up ownership of the job, and record `state` and `cause`.
 
         The state is QUEUED if another allocation continues the job, and SUSPENDED if the job is paused. With
-        `paused`, the job is paused but QUEUED, because its scheduler keeps it.
+        `paused`, the state is QUEUED although the job is paused, because its scheduler still queues it.
         """
         self.check_owner()
         self.forget_request()

@@ -160,7 +160,7 @@ def _mistakes(config: SweepConfig, located: Located, shown: str) -> Iterator[Fin
         yield mistake("grid", "the sweep has no runs.", fix)
     if number > MOST_RUNS:
         words = f"the sweep has {number:,} runs, but at most {MOST_RUNS} are allowed."
-        yield mistake("grid", words, "Remove some values.")
+        yield mistake("grid", words, "Remove values from grid, or mappings from settings.")
     for own in ("name", f"labels.{LABEL}"):
         for part, keys in (
             ("overrides", common),

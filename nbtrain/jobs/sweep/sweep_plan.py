@@ -76,7 +76,8 @@ class SweepPlan(Result):
         if self.problems:
             lines = "\n".join(f"  {problem}" for problem in self.problems)
             raise ConfigError(
-                f"the sweep {self.sweep.name} exceeds limits:\n{lines}\nUse fewer or shorter runs."
+                f"the sweep {self.sweep.name} exceeds limits:\n{lines}\nUse fewer or shorter runs, or raise "
+                "the limits."
             )
 
     def to_dict(self) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def distribution(logits: torch.Tensor, generation: Generation) -> tuple[torch.Te
 
 
 def _likeliest(probabilities: torch.Tensor, share: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return probabilities in descending order with their ids: enough to sum to `share` in every row."""
+    """Return each row's largest probabilities, descending, and their ids: enough to sum to `share`."""
     if probabilities.device.type == "cpu" and probabilities.shape[-1] > LIKELIEST:
         few, ids = probabilities.topk(LIKELIEST)
         if bool((few.sum(-1) >= share).all()):

@@ -35,6 +35,6 @@ class StopStrings:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that is also a beginning of `stop`."""
+    """Return the length of the longest suffix of `text` that is a prefix of `stop`."""
     longest = min(len(stop) - 1, len(text))
     return next((count for count in range(longest, 0, -1) if text.endswith(stop[:count])), 0)

@@ -1,7 +1,7 @@
-"""Create the job of a manifest or batch script from a dry run; its first process writes the run directory.
+"""Create a dry run's job inside its pods or allocation: the first process writes the run directory.
 
-Variables in the manifest or script contain the resolved run, its id, and the Python file that its `code`
-names. They are ignored once job.json exists.
+Environment variables in the manifest or batch script contain the resolved configuration, the run id, and the
+Python file that `code` names. They are ignored once job.json exists.
 """
 
 import os

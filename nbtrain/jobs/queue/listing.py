@@ -150,7 +150,7 @@ def waiting_before(mine: Ticket, tickets: Sequence[Ticket]) -> list[Ticket]:
 
 
 def waiting_words(mine: Ticket, tickets: Sequence[Ticket], before: Sequence[Ticket], free: int) -> str:
-    """Return text that says what a job waits for: devices, and the jobs that have them or come first."""
+    """Return the reason why a job waits: its devices, and the jobs that hold them or come before it."""
     said = f"waits for {mine.devices()}; {free} {'is' if free == 1 else 'are'} free"
     if len(mine.slots) < mine.count:
         said += f", and the job may use only {len(mine.slots)} of this machine's devices"
@@ -163,7 +163,7 @@ def waiting_words(mine: Ticket, tickets: Sequence[Ticket], before: Sequence[Tick
 
 
 def _who_has(mine: Ticket, tickets: Sequence[Ticket]) -> list[str]:
-    """Return text about each job that has devices which `mine` may use: its name, state and devices."""
+    """Return "NAME (STATE, DEVICES)" for each other job that holds devices which `mine` may use."""
     found = []
     for ticket in tickets:
         if ticket.job_id != mine.job_id and (shared := [slot for slot in ticket.holds if slot in mine.slots]):

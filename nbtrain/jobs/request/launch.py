@@ -37,14 +37,14 @@ class Launch:
     code: CodeFile | None = None
     """The Python file that `code` names; None if the run has no `code`."""
     code_tried: str = ""
-    """Result of the trial of the file that `code` names (own_code.py); "" before the trial."""
+    """PASSED, or why the file that `code` names was not tried (own_code.py); "" before the trial."""
 
 
 def read_launch(config: RunConfig, weights: InitialWeights | None = None) -> Launch:
     """Read everything that a run's next job depends on.
 
-    If `weights` come from a Request, its configuration is complete. Otherwise, the weights are read, and the
-    token rows that adapters train are filled in.
+    `weights` come from a Request, whose configuration already contains the token rows that adapters train.
+    Without `weights`, the weights are read, and these token rows are filled in.
     """
     if weights is None:
         weights = read_initial_weights(config)

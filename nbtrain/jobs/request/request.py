@@ -115,7 +115,7 @@ def _changes(existing: RunFacts, config: RunConfig) -> tuple[Change, ...]:
 
 
 def submitted_changes(before: RunConfig, config: RunConfig) -> list[Change]:
-    """Return the changes between an earlier submission of a run and `config`, which was not submitted.
+    """Return the settings that differ between a run's earlier submission and `config`, not yet submitted.
 
     Token rows that the submission filled in (with_new_tokens) do not count as a change if `config` omits
     them, and neither does the mode after mode: eval, which was only for that job. No weights are read.

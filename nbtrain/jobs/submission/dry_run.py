@@ -58,7 +58,7 @@ def dry_run(config: RunConfig, path: str | Path) -> Path:
 
 
 def _warn(config: RunConfig) -> None:
-    """Log the plan's findings about the pods' grace period, which is part of the file."""
+    """Log a warning if the plan finds that the pods' grace period, which the file sets, is too short."""
     from nbtrain.planner.lint.machine import pods_have_time_to_save
     from nbtrain.planner.plan import plan
 

@@ -139,9 +139,9 @@ def prepare_job(config: RunConfig, job: JobDir, run_id: str) -> None:
 
 
 def refuse_hopeless(config: RunConfig) -> None:
-    """Raise the errors that submit() would raise for any data, before the data is prepared.
+    """Make the checks of submit() that do not depend on the data, before the data is prepared.
 
-    Nothing is written.
+    Raises the same errors as submit(). Nothing is written.
     """
     check_config(config)
     refuse_foreign(RunDir.named(config.name))

@@ -73,7 +73,7 @@ class Journal:
         self.lost_attempt: AttemptRecord | None = None
         """The attempt during which the previous allocation was lost; None if no allocation was lost."""
         self.displaced: ProcessIdentity | None = None
-        """The earlier supervisor, if this one took over the job from it during an attempt; else None."""
+        """The supervisor from which this supervisor took over the job during an attempt; otherwise None."""
 
     def take_over(self) -> None:
         """Take ownership of the job by writing this process's identity to job.json.
@@ -231,7 +231,7 @@ class Journal:
         self.reserve.write(lambda: rollback.append(self.job.run.rollbacks_json))
 
     def _try_write(self, write: Callable[[], None]) -> bool:
-        """Write a record; return whether it was written, which a full or read-only disk prevents."""
+        """Write a record; return False if the disk is full or read-only, otherwise True."""
         try:
             write()
         except OSError as error:

@@ -42,7 +42,7 @@ def wait_for_displaced(journal: Journal) -> None:
 
 
 def wait_for_predecessors(journal: Journal, seconds: float) -> None:
-    """End the processes of the run's earlier jobs, and wait up to `seconds` for ranks that still save.
+    """End the processes of the run's earlier jobs; wait up to `seconds` for ranks that are still saving.
 
     Two jobs must not write to the same model/ folder.
     """

@@ -228,9 +228,9 @@ def _pinned(sweep: Sweep, known: dict[str, str]) -> dict[str, str]:
 
 
 def _submit(run: SweepRun, command: tuple[str, ...], tried: dict[str, str]) -> None:
-    """Submit a run; the file that its `code` names is tried only once for all runs with the same trial.
+    """Submit a run. The file that its `code` names is not tried again if an earlier run had the same trial.
 
-    `tried` contains the results of the trials so far, as {settings that the trial depends on: result}.
+    `tried` contains the results of the earlier trials, as {settings that the trial depends on: result}.
     """
     config = run.config
     depends = f"{config.code} {config.model_dump_json(include=TRIED_SECTIONS, exclude=SEEDS)}"

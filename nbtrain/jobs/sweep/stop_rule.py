@@ -21,7 +21,7 @@ from nbtrain.monitor.metrics.series import Series
 from nbtrain.monitor.metrics.tokens import TOKENS_TAG, tokens_at
 
 LEAST_OTHERS = 3
-"""Least number of other runs for a comparison; the median of fewer runs says little."""
+"""Minimum number of other runs to compare a run with; the median of fewer runs says little."""
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,10 @@ def name_in(path: Path) -> str:
 
 
 def _base(run: str, path: Path) -> str:
-    """Return the run YAML on which a sweep is based; a path is relative to the sweep file."""
+    """Return the run YAML, example or preset on which a sweep is based.
+
+    The path of a YAML is looked up relative to the sweep file first.
+    """
     beside = path.parent / run
     return str(beside) if run.endswith((".yaml", ".yml")) and beside.is_file() else run
 

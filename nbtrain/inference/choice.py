@@ -27,18 +27,20 @@ class Request:
     prompt: list[int]
     generation: Generation
     slides: bool
-    """Whether the text may exceed the model's positions.
+    """Whether the text may become longer than the model's positions.
 
-    If the text does, the model reads the newest half of the window again, and generation continues from
-    there.
+    Whenever all positions are used, the model reads the newest half of the tokens again, from position 0 on,
+    and generation continues from there (a sliding window).
     """
     before_text: int = 0
     """Number of tokens that the tokenizer puts before the prompt's text."""
     kept: int = 0
     """Number of tokens before the prompt's text that stay at the start of a sliding window."""
     streams: bool = True
-    """Whether each piece of text gets an event. If not, a text has two events: one for its first piece, so
-    that the time until the first piece can be measured, and one for the rest.
+    """Whether each piece of text gets an event.
+
+    Otherwise, a text has two events: one for its first piece, so that the time until the first piece can be
+    measured, and one for the rest.
     """
     choices: "list[Choice]" = field(default_factory=list)
     new_tokens: int = 0
@@ -50,7 +52,10 @@ class Request:
         return self.generation.echo and self.generation.logprobs is not None
 
     def text_prompt(self, eod_id: int) -> list[int]:
-        """Return the prompt's tokens that are text; [] if the prompt is only an end-of-document token."""
+        """Return the tokens of the prompt's text, without the tokens that the tokenizer puts before it.
+
+        The list is empty if the prompt is only an end-of-document token.
+        """
         return [] if self.prompt == [eod_id] else self.prompt[self.before_text :]
 
     def shown_prompt(self, tokenizer: Tokenizer) -> Event:

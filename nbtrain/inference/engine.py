@@ -370,8 +370,9 @@ class Engine:
     def _entries(
         self, choices: list[Choice], logits: torch.Tensor, tokens: list[int]
     ) -> Sequence[Event | None]:
-        """Return the log-probability entry of each text's token; None for texts whose request did not include
-        log-probabilities.
+        """Return the log-probability entry of each text's token.
+
+        The entry is None for texts whose request did not include log-probabilities.
         """
         found: list[Event | None] = [None] * len(choices)
         for row, (choice, token) in enumerate(zip(choices, tokens)):

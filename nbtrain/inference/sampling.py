@@ -77,10 +77,10 @@ def _likeliest(probabilities: torch.Tensor, share: float) -> tuple[torch.Tensor,
 def penalized(
     logits: torch.Tensor, generation: Generation, present: torch.Tensor, counts: Mapping[int, int]
 ) -> torch.Tensor:
-    """Return a copy of logits [v] with the penalties applied.
+    """Return a copy of logits [v] with the penalties and logit_bias applied.
 
-    `present` has the distinct ids in the prompt and the new text; `counts` has how often each id occurs in
-    the new text.
+    `present` has the distinct token ids in the prompt and the new text. `counts` is {token id: number of its
+    occurrences in the new text}.
     """
     logits = logits.clone()
     if (penalty := generation.repetition_penalty) != 1:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Filters streamed text: `add(piece)` returns the text that cannot be part of a stop string."""
+    """Filters streamed text: `add(piece)` returns the text that can no longer be part of a stop string."""
 
     def __init__(self, stops: Sequence[str] = ()):
         self.stops = tuple(stops)

@@ -371,7 +371,7 @@ def test_what_is_refused(place, tmp_path):
         (
             {"harness": f"helaswag={folder / 'hellaswag.jsonl'}"},
             ConfigError,
-            "helaswag: lm-evaluation-harness has no task of this name. Nearest: hellaswag",
+            "helaswag: lm-evaluation-harness has no task with this name. Nearest: hellaswag",
         ),
         (
             {"harness": "nothing", "include_path": folder / "tasks"},

@@ -45,9 +45,9 @@ def load_initial(live: LiveRun, is_fresh: bool = True) -> None:
     """Load the weights of `init_from`, and report them. All ranks call it together.
 
     With adapters, the weights are loaded into the frozen weights at every start, because checkpoints do not
-    hold frozen weights. If the run `is_fresh`, its trained token rows are then loaded from `init_from` too,
-    and its adapters from lora.init_from. Raises CheckpointError if the weights cannot be used, do not fit the
-    run, or have changed since the run was submitted.
+    hold frozen weights. If `is_fresh` is true (the run does not resume from a checkpoint), its trained token
+    rows are also loaded from `init_from`, and its adapters from lora.init_from. Raises CheckpointError if the
+    weights cannot be used, do not fit the run, or have changed since the run was submitted.
     """
     start, weights = _opened(live)
     config = live.config
@@ -85,7 +85,7 @@ class RowsOfTokens(MadeWhole):
 
     @property
     def parameters(self) -> dict[str, StoredParameter]:
-        """Whole parameters by canonical name."""
+        """Shapes of the trained rows, as StoredParameters by the canonical name of these rows."""
         return {
             name: StoredParameter(
                 name, (len(self.tokens), *self.weights.parameters[matrix].shape[1:]), None, 0
@@ -94,7 +94,7 @@ class RowsOfTokens(MadeWhole):
         }
 
     def full(self, name: str) -> torch.Tensor:
-        """Return the rows of one matrix in fp32."""
+        """Return the initial values of the trained rows `name`: rows of a vocabulary matrix, in fp32."""
         matrix = self._matrices[name]
         width = self.weights.parameters[matrix].shape[1]
         read = (self.weights.read(matrix, MASTER, WHOLE, one * width, width) for one in self.tokens)
@@ -102,8 +102,9 @@ class RowsOfTokens(MadeWhole):
 
 
 def start_sha256(live: LiveRun) -> str:
-    """Return the hash of everything that a run starts from, including adapters. It is the hash recorded at
-    submission or, without one, the hash of the files as they are now.
+    """Return the SHA-256 of the weights that a run starts from, followed by that of its initial adapters.
+
+    These hashes were recorded at submission. If none were recorded, the files are hashed as they are now.
     """
     known = files.read_json(live.run.init_from_json)
     if known is None:

@@ -101,8 +101,9 @@ def load(
 
 
 def check_fits(live: LiveRun, folder: Path, manifest: dict[str, Any], data: DataState) -> None:
-    """Raise CheckpointError with every setting that must not change in a resume (config/rules/resume.py) but
-    has changed.
+    """Raise CheckpointError if a setting has changed that must not change in a resume.
+
+    The message lists all such settings (config/rules/resume.py).
     """
     config = live.config
     found = misfits(

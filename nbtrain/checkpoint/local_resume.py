@@ -88,8 +88,9 @@ class Candidate:
         return f"the files of {'rank' if len(lost) == 1 else 'ranks'} {named} are not on any node"
 
     def chosen(self) -> dict[int, Part]:
-        """Return the parts that make up the checkpoint, by rank: a single part that is complete, or all
-        parts.
+        """Return the parts that make up the checkpoint, by the rank that wrote them.
+
+        If the part of one rank is a complete checkpoint, this part alone is returned, otherwise all parts.
         """
         for rank, part in sorted(self.parts.items()):
             if part.is_whole and self.holders[rank]:

@@ -41,12 +41,14 @@ class LocalPart:
         disk = self._disk
         replicated = disk.config.parallel.is_replicated
         self.is_copy = replicated and disk.is_lead and disk.rank != 0 and not refused
-        """Whether this rank writes its node's complete copy, so that a resume needs no other node."""
+        """Whether this rank writes its node's copy of a replicated state, so that a resume needs no files of
+        another node. False on the node of rank 0, where rank 0 writes the copy.
+        """
         self._manifest: dict[str, Any] = {}
 
     @contextlib.contextmanager
     def written_by(self, engine: Any) -> Iterator[None]:
-        """Let DeepSpeed's `engine` write files on this rank too if the rank writes its node's copy."""
+        """Let DeepSpeed's `engine` write files on this rank, inside the context, if `is_copy` is true."""
         if not self.is_copy:
             yield
             return
@@ -124,7 +126,7 @@ class NodeSaves:
         self._listing = threading.Lock()
 
     def copying(self, step: int) -> None:
-        """Keep the checkpoint of `step` until it has been copied to model/."""
+        """Do not remove the checkpoint of `step` from the nodes' disks until it has been copied to model/."""
         self._copying = step
 
     def begin(self, step: int, writer: CheckpointWriter, folder: Path | None) -> LocalPart | None:

@@ -32,13 +32,16 @@ MOVING = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 @dataclass(frozen=True)
 class Target:
-    """Elements [start, start + count) of this tensor rank's part of a parameter, in this rank's optimizer."""
+    """Consecutive elements of a parameter in this rank's optimizer, to be filled from a checkpoint.
+
+    They are the elements [start, start + count) of this tensor-parallel rank's part of the parameter.
+    """
 
     name: str
     start: int
     count: int
     states: dict[str, torch.Tensor]
-    """fp32 and the moments, as flat views into the live state."""
+    """The fp32 masters and the moments by name, as flat views into the live state."""
 
 
 def load_masters(
@@ -52,9 +55,10 @@ def load_masters(
     """Load the masters of `weights` into a new `engine` at step 0, and set the model's weights to the rounded
     masters.
 
-    `tensor` is (this rank among the tensor-parallel ranks, their number). `names` selects the parameters to
-    load, as far as this pipeline stage has them; None means all trained parameters. At most `piece_elements`
-    of a parameter are read at one time. All ranks call it together. Raises the same errors as load_into().
+    `tensor` is (this process's tensor-parallel rank, the number of tensor-parallel ranks). `names` selects
+    the parameters to load; names that are not on this pipeline stage are ignored, and None means all trained
+    parameters. At most `piece_elements` elements of a parameter are read at one time. All ranks call it
+    together. Raises the same errors as load_into().
     """
     parameters = dict(trained_parameters(engine.module))
     loaded = parameters if names is None else {name: parameters[name] for name in names if name in parameters}
@@ -120,8 +124,9 @@ def _partitioned(optimizer: Any) -> Iterator[None]:
 def load_into(engine: Any, store: CheckpointStore, tensor: tuple[int, int], padded_vocab_size: int) -> None:
     """Load masters, moments, steps, weights, loss scale and counters of `store` into `engine`.
 
-    `tensor` is (this rank among the tensor-parallel ranks, their number). All ranks call it together. Raises
-    CheckpointError if the checkpoint lacks a parameter of the model, or has it in another shape.
+    `tensor` is (this process's tensor-parallel rank, the number of tensor-parallel ranks). All ranks call it
+    together. Raises CheckpointError if the checkpoint lacks a parameter of the model, or has it in another
+    shape.
     """
     parameters, optimizer = dict(trained_parameters(engine.module)), engine.optimizer
     _check_shapes(store, parameters, tensor, padded_vocab_size)

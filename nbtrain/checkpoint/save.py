@@ -50,9 +50,9 @@ class Saved:
     seconds: float
     """Seconds until the checkpoint was complete, including seconds in which training continued."""
     removed_steps: list[int]
-    """Older checkpoints that were removed."""
+    """Steps of the older checkpoints that were removed after this save."""
     files_sha256: str
-    """SHA-256 over the checkpoint's files; still known after the checkpoint is removed."""
+    """SHA-256 of all files of the checkpoint together; still known after the checkpoint is removed."""
     next_batch_sha256: str | None
     """SHA-256 of the batch that follows the checkpoint; None if there is no further batch."""
 
@@ -240,8 +240,9 @@ class Saver:
         return describe.manifest_of(self.live, state, self._described()) if writes else {}
 
     def _described(self) -> dict[str, Any]:
-        """Return the description of all parameters, which is created at the first call. All ranks must make
-        that call together.
+        """Return the description of all parameters, which the first call creates.
+
+        All ranks must make the first call together.
         """
         if self._parameters is None:
             self._parameters = describe.described_parameters(self.live)

@@ -3,8 +3,8 @@
     <to>/zero/<canonical name>/{fp32,exp_avg,exp_avg_sq,step}.pt    whole tensors; the vocabulary without its
                                                                     padding; for a matrix that Muon updates
                                                                     {fp32,momentum_buffer,step}.pt
-    <to>/zero/<a pipeline's name> -> <canonical name>               links, so that a pipeline of these layers
-                                                                    loads it too
+    <to>/zero/<a pipeline's name> -> <canonical name>               links, so that a DeepSpeed pipeline
+                                                                    of these layers finds the tensors too
     <to>/zero/optimizer_state.pt, <to>/mp_rank_00_model_states.pt   other files that the loader reads
     <to>/../latest_universal                                        the folder's name
 

@@ -23,14 +23,14 @@ NICENESS = 10
 
 
 class Pace:
-    """Limits the copying rate in bytes per second, over all files that are copied with it."""
+    """Limits the total rate, in bytes per second, at which the files that use the same Pace are copied."""
 
     def __init__(self, bytes_per_second: float | None):
         self._rate = bytes_per_second
         self._began, self._spent = time.monotonic(), 0
 
     def spend(self, count: int) -> None:
-        """Count `count` bytes, and sleep if the rate would be exceeded."""
+        """Add `count` copied bytes to the total, and sleep if the copying is ahead of the rate."""
         if self._rate is None:
             return
         self._spent += count

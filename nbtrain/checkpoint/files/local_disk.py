@@ -46,11 +46,11 @@ class Part(Record):
     job_id: str
     attempt: int
     coordinate: list[int]
-    """Coordinate [pipeline, data, tensor] of the rank."""
+    """The rank's coordinates in the layout, [pipeline, data, tensor]."""
     files: Described
     is_whole: bool = False
-    """Whether the files of this rank alone form a complete checkpoint, as on every node if the state is
-    replicated.
+    """Whether this rank's files alone form a complete checkpoint. One rank of each node writes such a
+    checkpoint if the state is replicated.
     """
     manifest: dict[str, Any] = field(default_factory=dict)
     """Manifest of the complete checkpoint without its list of files; {} in the parts of ranks that do not
@@ -88,7 +88,7 @@ class LocalDisk:
         return self.root / f"global_step{step}"
 
     def pace(self) -> Pace:
-        """Return this rank's share of checkpoint.local_copy_bytes_per_second."""
+        """Return a Pace for this rank: checkpoint.local_copy_bytes_per_second divided by the node's ranks."""
         limit = self.config.checkpoint.local_copy_bytes_per_second
         return Pace(limit / len(self.ranks_here) if limit else None)
 
@@ -187,7 +187,10 @@ def note_local(disk: LocalDisk, step: int, save_id: str, copied: bool) -> None:
 
 
 def note_resumed(run: RunDir, step: int, job_id: str, attempt: int) -> None:
-    """Record that this attempt continues from `step`, which makes later local saves invalid. Rank 0 only."""
+    """Record that this attempt continues from `step`, and remove the saves of later steps from the list.
+
+    Only rank 0 calls it.
+    """
     if run.local_json.exists():
         saves = [save for save in LocalSaves.of(run).saves if save.step <= step]
         LocalSaves(saves, job_id, attempt).keep(run)

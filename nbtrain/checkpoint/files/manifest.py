@@ -66,11 +66,11 @@ def describe(folder: Path, names: list[Path]) -> dict[str, dict[str, Any]]:
 
 
 def content_problem(folder: Path, part: int = 0, parts: int = 1) -> str | None:
-    """Return what is wrong with the contents of this reader's share of the files, number `part` of `parts`;
-    None if they are valid.
+    """Return the first problem found in the contents of a checkpoint's files; None if there is none.
 
-    A file is invalid if its SHA-256 differs from the manifest, or if it contains code: the author of the code
-    could have written the manifest too.
+    Only every `parts`-th file is read, starting with file number `part`, so that several readers can divide
+    the work. A file is invalid if its SHA-256 differs from the manifest. It is also invalid if it contains
+    code, whatever its SHA-256, because the author of the code could have written the manifest too.
     """
     manifest = files.read_json(folder / MANIFEST)
     assert manifest is not None
@@ -105,9 +105,9 @@ def problem(folder: Path) -> str | None:
 
 
 def whole_step(run: RunDir, step: int | None = None) -> tuple[int, list[tuple[int, str]]]:
-    """Return (a complete step, [(newer incomplete step, reason), ...]): the given `step` or, if it is None,
-    the newest complete one.
+    """Return (the step of a complete checkpoint, [(newer step, why its checkpoint is incomplete), ...]).
 
+    The first element is the given `step` or, if `step` is None, the step of the newest complete checkpoint.
     Reads all files of the checkpoint. Raises CheckpointError if the checkpoint is not complete, or if there
     is no checkpoint.
     """

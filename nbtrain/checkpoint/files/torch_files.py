@@ -151,13 +151,13 @@ def _deepspeed_types() -> list[Any]:
 def start_writeback(file: IO[bytes], start: int, count: int) -> None:
     """Ask the system to write a range of a file to the disk now, so that the final fsync has little left."""
     if count >= SMALL_BYTES and hasattr(os, "posix_fadvise"):
-        # Told that the range is not needed soon, Linux starts to write its dirty pages. It drops only pages
-        # that are already on the disk, so no data is lost.
+        # This call tells Linux that the range is not needed soon, so Linux starts to write its dirty pages.
+        # Linux drops only pages that are already on the disk, so no data is lost.
         os.posix_fadvise(file.fileno(), start, count, os.POSIX_FADV_DONTNEED)
 
 
 def _addresses(state: Any) -> set[int]:
-    """Return the start addresses of the tensors in host memory, from nested dicts and sequences."""
+    """Return the start address of each tensor in host memory that nested dicts and sequences contain."""
     found, left, seen = set(), [state], set()
     while left:
         value = left.pop()

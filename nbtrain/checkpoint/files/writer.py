@@ -31,7 +31,7 @@ SHARES = "shares"
 POLL_SECONDS = 0.05
 
 Described = dict[str, dict[str, Any]]
-"""{file name: {"bytes", "sha256"}}."""
+"""Descriptions of files: {file name: {"bytes": size, "sha256": hexadecimal digest}}."""
 
 
 class CheckpointWriter:
@@ -92,7 +92,7 @@ class CheckpointWriter:
         return True
 
     def is_data_parallel_writer(self, rank: int) -> bool:
-        """Return whether `rank` writes the weights that several ranks hold."""
+        """Return whether `rank` writes the weights that all data-parallel ranks hold."""
         return rank == 0
 
     def is_decoupled(self) -> bool:
@@ -100,8 +100,9 @@ class CheckpointWriter:
         return False
 
     def preserves_storage_sharing(self) -> bool:
-        """Return False, so that DeepSpeed does not clone every tensor before save(), which copies where
-        necessary.
+        """Return False, so that DeepSpeed does not clone every tensor before it calls save().
+
+        save() itself copies the tensors for which this is necessary.
         """
         return False
 
@@ -165,8 +166,9 @@ class BackgroundSave:
         self._thread.start()
 
     def wait_kept(self) -> str | None:
-        """Wait until the writer may be used again; return the error if its copies could not be written,
-        otherwise None.
+        """Wait until another save may use the writer.
+
+        Returns the error if the writer's copies could not be written, otherwise None.
         """
         self._kept.wait()
         return self.error
@@ -261,7 +263,7 @@ def _apart(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return the same nested dicts and sequences with `change` applied to the tensors."""
+    """Return a copy of nested dicts and sequences in which each tensor is replaced by change(tensor)."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):

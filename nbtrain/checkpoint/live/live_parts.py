@@ -38,10 +38,10 @@ class LiveTensor(NamedTuple):
 
 
 def misplaced(tensors: Iterable[LiveTensor], parameters: dict[str, nn.Parameter]) -> list[str]:
-    """Return the names of the parameters whose elements are not where `tensors` says. Call it before the
-    first step, while masters and weights are equal.
+    """Return the names of the parameters whose elements differ from their parts in `tensors`.
 
-    Parts on another device or on a disk are not checked.
+    Call it before the first step, while masters and weights are equal. Parts on another device or on a disk
+    are not checked.
     """
     found = []
     for held in tensors:

@@ -62,7 +62,7 @@ class LiveRun:
             self.events.write(kind, message, **fields)
 
     def next_batch_sha256(self, data: DataState) -> str | None:
-        """Return the SHA-256 in hex of the global batch after `data`; None without samples."""
+        """Return the SHA-256, in hexadecimal, of the global batch after `data`; None without samples."""
         if self.samples is None:
             return None
         batch_size = self.config.batch_schedule.size_at(data.consumed_samples)

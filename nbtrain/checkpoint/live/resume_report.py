@@ -4,9 +4,9 @@
     data-exact   the next batch is the same, to the token; sums round differently, or dropout is reseeded
     changed      the run continues differently; the reasons say how
 
-The next batch is compared by a hash of its samples' positions in the training order and of their tokens. The
-code and the machine are what conditions() returns; the certificate of the run compares the same
-(train/provenance.py).
+The next batch is compared by a hash of its samples' positions in the training order and of their tokens.
+conditions() describes the code and the machine. train/provenance.py records the same description for the
+whole run.
 """
 
 import functools
@@ -60,8 +60,9 @@ HASH_CHARACTERS = 12
 
 
 def next_batch_sha256(samples: Samples, data: DataState, batch_size: int) -> str | None:
-    """Return the SHA-256 in hex of the global batch after `data`; None if the order ends before the batch
-    does.
+    """Return the SHA-256, in hexadecimal, of the global batch that follows the data state `data`.
+
+    Returns None if the training order ends before the batch is full.
     """
     positions = data.step_positions(batch_size)
     digest = hashlib.sha256(positions.astype("<i8").tobytes())
@@ -103,7 +104,7 @@ def device(kind: torch.device) -> dict[str, Any]:
 
 
 def conditions(kind: torch.device) -> dict[str, Any]:
-    """Return everything besides settings and data that the results depend on, as entries of a manifest."""
+    """Return the code and machine that the results depend on (not settings or data), as manifest entries."""
     return {"versions": software(), "device": device(kind), **_of_this_process()}
 
 
@@ -175,7 +176,7 @@ def _condition_words(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
     known = before["device"]
     for key, old, new in _differences(known, now["device"]):
         if isinstance(old, list) and isinstance(new, list):
-            # Only the instructions that one of the two processors lacks are named.
+            # The lists are long, so only instructions that one of the two processors lacks are named.
             lost, added = (
                 [one for one in own if one not in other] for own, other in ((old, new), (new, old))
             )

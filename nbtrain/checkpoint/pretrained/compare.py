@@ -34,8 +34,9 @@ SEED = 1234
 def compare(plain: PlainModel, weights: FullParameters, config: RunConfig) -> Iterator[float]:
     """Compare the two models on random tokens.
 
-    After each layer, yields the largest difference between their outputs so far; finally, yields the largest
-    difference of the logits. Raises CheckpointError if the logits differ by more than the tolerance.
+    After each layer, yields the largest difference between their outputs so far. Finally, yields the largest
+    difference of the logits, divided by the largest logit if that is above 1. Raises CheckpointError if this
+    quotient exceeds TOLERANCE.
     """
     ours = OurModel(weights, config)
     length = min(MOST_TOKENS, config.model.resolved_max_position_embeddings)

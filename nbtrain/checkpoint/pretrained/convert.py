@@ -86,7 +86,7 @@ def run_of(weights: MegatronWeights) -> RunConfig:
 
 
 def _choose(tree: MegatronTree, config: RunConfig, tokens: list[int] | None) -> tuple[str, str]:
-    """Return (the order with the lower loss, a note for the user that reports both losses)."""
+    """Return (the row order that gives `tokens` the lower loss, a note for the user with both losses)."""
     where = display(tree.folder)
     if not tokens:
         raise CheckpointError(

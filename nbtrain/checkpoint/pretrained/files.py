@@ -35,7 +35,7 @@ def write_sharded(
     """Write tensors into a folder, in files of at most `most_bytes`, and yield the size of each tensor in
     bytes.
 
-    A tensor larger than that gets its own file. `tensor_of` returns a tensor by its name.
+    A tensor that is larger than `most_bytes` gets its own file. `tensor_of` returns a tensor by its name.
     """
     shards = _shards(shapes, dtype.itemsize, most_bytes)
     metadata = {"format": "pt"}

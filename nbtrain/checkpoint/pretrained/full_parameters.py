@@ -35,8 +35,9 @@ class FullParameters:
         self._kept: OrderedDict[str, torch.Tensor] = OrderedDict()
 
     def full(self, name: str) -> torch.Tensor:
-        """Return one parameter in its own shape. Raises CheckpointError if it has a NaN or Inf in this
-        format.
+        """Return one parameter, unsharded, in the format `dtype`.
+
+        Raises CheckpointError if the parameter has a NaN or Inf in this format.
         """
         if name not in self._kept:
             self._kept[name] = self._read(name)
@@ -60,7 +61,7 @@ class FullParameters:
         return found[: self.vocab_size] if name in OF_VOCABULARY else found
 
     def tensor(self, known: TensorMap, name: str) -> torch.Tensor:
-        """Return the tensor `name` of an exported folder, assembled from parameters as `known` says."""
+        """Return the tensor `name` of an exported folder; `known` lists the rows that it consists of."""
         users, shape = known.users[name], known.tensors[name]
         parameter, piece = users[0]
         if piece == Piece(0, known.shapes[parameter][0], name) and shape == known.shapes[parameter]:

@@ -24,7 +24,7 @@ def main() -> int:
 
 
 def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a "progress" answer per parameter, a "tensor" answer per tensor that differs, then an "end"."""
+    """Yield "progress" for each parameter, "tensor" for each tensor that differs, and finally "end"."""
     before, now = (CheckpointStore(Path(request[key])) for key in ("before", "now"))
     total = sum(parameter.count for parameter in before.parameters.values())
     compared = done = 0

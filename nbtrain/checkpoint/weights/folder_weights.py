@@ -48,7 +48,7 @@ class FolderWeights:
 
     @cached_property
     def parameters(self) -> dict[str, StoredParameter]:
-        """Whole parameters without padding, by canonical name, in the model's order."""
+        """Shapes of the unsharded parameters by name, without vocabulary padding, in the model's order."""
         return {
             name: StoredParameter(
                 name, (self.vocab_size, *shape[1:]) if name in OF_VOCABULARY else shape, None, 0

@@ -24,8 +24,8 @@ from nbtrain.parallel.four_bits import FourBitMatrix, FourBits, rounded
 def load_four_bits(engine: Any, weights: Weights, tensor: tuple[int, int], piece_elements: int) -> None:
     """Load this rank's part of `weights` into each 4-bit matrix of `engine`.
 
-    At one time, memory holds one matrix in the run's format and `piece_elements` of the matrix in fp32. The
-    arguments are the same as in reshape.load_masters().
+    At one time, memory holds one matrix in the run's format and `piece_elements` elements of this matrix in
+    fp32. The arguments have the same meaning as in reshape.load_masters().
     """
     for name, matrix in engine.module.named_modules():
         if not isinstance(matrix, FourBitMatrix):
@@ -64,7 +64,7 @@ class FourBitWeights(MadeWhole):
 
     @property
     def parameters(self) -> Mapping[str, StoredParameter]:
-        """Whole parameters without padding, by canonical name."""
+        """Shapes of the unsharded parameters, without vocabulary padding, by canonical name."""
         return self.base.parameters
 
     def full(self, name: str) -> torch.Tensor:
@@ -73,9 +73,7 @@ class FourBitWeights(MadeWhole):
         return rounded(whole, self.how).float()
 
     def unchanged(self, name: str) -> Weights | None:
-        """Return the base weights for parameters that are not quantized (embeddings, norms, biases); None for
-        quantized parameters.
-        """
+        """Return `base` for parameters that are not quantized (embeddings, norms, biases); otherwise None."""
         return None if is_block_matrix(name) else self.base
 
 

@@ -1,4 +1,4 @@
-"""Master weights, read by canonical name and chunk by chunk from a disk, or computed first."""
+"""Sources of master weights, read by canonical name and in chunks, from files or from computed tensors."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,12 +45,13 @@ class MadeWhole:
     _newest: tuple[str, torch.Tensor] | None = None
 
     def full(self, name: str) -> torch.Tensor:
-        """Return a whole parameter, fp32, in its own shape."""
+        """Return an unsharded parameter in fp32."""
         raise NotImplementedError
 
     def unchanged(self, name: str) -> Weights | None:
-        """Return the weights that contain this parameter unchanged, from which it is then read; None if
-        full() computes it.
+        """Return another source that contains this parameter unchanged; read() then reads it there.
+
+        Returns None if full() computes the parameter.
         """
         return None
 
@@ -66,7 +67,7 @@ class MadeWhole:
         """Return elements [start, start + count) of a part of a parameter, like CheckpointStore.read."""
         if (held := self.unchanged(name)) is not None:
             return held.read(name, state, part, start, count, rows)
-        # The newest parameter is kept, because its chunks are requested one after the other.
+        # The parameter that was computed last is kept, because its chunks are requested one after the other.
         if self._newest is None or self._newest[0] != name:
             self._newest = name, self.full(name)
         return _elements(self._newest[1], part, start, count)

@@ -40,15 +40,15 @@ class MergedWeights(MadeWhole):
 
     @property
     def parameters(self) -> Mapping[str, StoredParameter]:
-        """Whole parameters without padding, by canonical name."""
+        """Shapes of the unsharded parameters, without vocabulary padding, by canonical name."""
         return self.base.parameters
 
     def weights(self, name: str) -> torch.Tensor:
-        """Return a whole weight in the number format that the run computes with."""
+        """Return an unsharded weight in the number format that the run computes with."""
         return self.full(name).to(self.dtype)
 
     def full(self, name: str) -> torch.Tensor:
-        """Return a whole weight, fp32, in its own shape."""
+        """Return an unsharded weight in fp32."""
         weight = self.base.read(name, MASTER).view(self.parameters[name].shape)
         if (vector := self._vector(name)) is not None:
             parts = self.qkv_parts if "query_key_value" in name else None
@@ -61,12 +61,12 @@ class MergedWeights(MadeWhole):
         return weight + self.scale * product(a, b, self.qkv_parts)
 
     def unchanged(self, name: str) -> Weights | None:
-        """Return the base weights if no adapter changes this parameter; None otherwise."""
+        """Return `base` if no adapter changes this parameter; None otherwise."""
         beside = (adapters_of(name)[0], trained_rows_of(name), self._vector(name))
         return None if any(one in self.adapters.parameters for one in beside) else self.base
 
     def _vector(self, name: str) -> str | None:
-        """Return the IA3 vector that multiplies a weight or bias; None if there is none."""
+        """Return the name of the IA3 vector that multiplies a weight or bias; None if no vector does."""
         module, _, kind = name.rpartition(".")
         vector = f"{module}.ia3"
         of_bias = kind == "bias" and module.endswith("query_key_value")

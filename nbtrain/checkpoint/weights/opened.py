@@ -41,7 +41,7 @@ def open_checkpoint(run: RunDir, step: int) -> CheckpointStore | MergedWeights:
 
 
 def weights_of(start: Start, config: RunConfig) -> Weights:
-    """Open initial weights with the run's vocabulary."""
+    """Open the weights that a run starts from, with one vocabulary row for each of the run's token ids."""
     if isinstance(start, RunStart):
         return RunWeights(open_checkpoint(start.run, start.step), config.tokenizer.vocab_size)
     return FolderWeights(start, config.tokenizer.vocab_size)
@@ -67,7 +67,7 @@ class RunWeights:
 
     @property
     def parameters(self) -> dict[str, StoredParameter]:
-        """Whole parameters without padding, by canonical name, in the model's order."""
+        """Shapes of the unsharded parameters by name, without vocabulary padding, in the model's order."""
         return {
             name: StoredParameter(name, (self.vocab_size, *one.shape[1:]), None, 0)
             if name in OF_VOCABULARY

@@ -45,7 +45,7 @@ class PeftAdapters(PeftFolder):
 
     @cached_property
     def parameters(self) -> dict[str, StoredParameter]:
-        """Whole parameters by canonical name."""
+        """Shapes of the unsharded parameters, by canonical name."""
         found = {}
         for weight, modules in self._modules.items():
             parts = len({one for module in modules for one in module.projections})

@@ -25,7 +25,7 @@ class PeftVectors(PeftFolder):
 
     @cached_property
     def parameters(self) -> dict[str, StoredParameter]:
-        """Whole parameters by canonical name."""
+        """Shapes of the unsharded parameters, by canonical name."""
         return {name: StoredParameter(name, (len(self.full(name)),), None, 0) for name in self._modules}
 
     def full(self, name: str) -> torch.Tensor:

@@ -43,8 +43,9 @@ LAYER_FILE = re.compile(r"^layer_(\d+)-.*model_states\.pt$")
 
 
 def moments_of(group: str) -> tuple[str, ...]:
-    """Return the states, besides master and step, that the optimizer keeps for this group
-    (model/names.py).
+    """Return the names of the states that the optimizer keeps for an optimizer group (model/names.py).
+
+    The fp32 master and the step, which every group has, are not included.
     """
     return MUON if group == MATRICES else ADAM
 
@@ -54,7 +55,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class StoredParameter:
-    """How a checkpoint stores a parameter of the model: its whole shape, sharding and optimizer group."""
+    """A parameter as a checkpoint stores it: its unsharded shape, its sharding and its optimizer group."""
 
     name: str
     shape: tuple[int, ...]
@@ -131,7 +132,7 @@ class CheckpointStore:
 
     @cached_property
     def parameters(self) -> dict[str, StoredParameter]:
-        """Parameters by canonical name, in the model's order."""
+        """Shape, sharding and optimizer group of each parameter, by canonical name, in the model's order."""
         return {
             name: StoredParameter(name, **{**entry, "shape": tuple(entry["shape"])})
             for name, entry in self.manifest["parameters"].items()
@@ -139,18 +140,18 @@ class CheckpointStore:
 
     @cached_property
     def client_state(self) -> dict[str, Any]:
-        """Data that the trainer saved besides the tensors: {state, random, ...}."""
+        """Data that the trainer saved besides the tensors, such as its progress and its random state."""
         return self._model_file(0, 0)["nbtrain"]
 
     @property
     def counters(self) -> dict[str, int]:
-        """Counters of DeepSpeed: global_steps, global_samples, skipped_steps."""
+        """DeepSpeed's counters: {"global_steps", "global_samples", "skipped_steps"}."""
         common = self._model_file(0, 0)
         return {key: common[key] for key in ("global_steps", "global_samples", "skipped_steps")}
 
     @cached_property
     def global_state(self) -> dict[str, Any]:
-        """Values that ZeRO keeps besides the tensors, from rank 0: loss_scaler, ...; {} without ZeRO."""
+        """Values that ZeRO saves besides tensors, such as loss_scaler, read for rank 0; {} without ZeRO."""
         if not self.zero_stage:
             return {}
         saved = self._optimizer_state(0, 0, 0)
@@ -181,7 +182,7 @@ class CheckpointStore:
         return self._pieces_of(name, 0)[0].step
 
     def full(self, name: str, state: str = MASTER) -> torch.Tensor:
-        """Return one state of a whole parameter, fp32, in its own shape."""
+        """Return one state of a parameter, such as "exp_avg", unsharded and in fp32."""
         return self.read(name, state).view(self._parameter(name).shape)
 
     def read(

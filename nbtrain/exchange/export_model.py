@@ -133,7 +133,7 @@ def export_model(
     if target == "peft" and config.lora is None:
         raise ConfigError(
             f"{display(run.path)}: the run has no adapters (section lora), but --to peft writes only "
-            "adapters."
+            "adapters. Use --to hf."
         )
     if step is None:
         step = step_to_export(run, config.init_from is not None, time.time())

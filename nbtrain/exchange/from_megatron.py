@@ -77,7 +77,7 @@ def ids_of_text(text: str | Path, section: dict[str, Any]) -> list[int]:
         content = path.read_bytes()[:TEXT_BYTES].decode(errors="ignore")
     except OSError as error:
         where = shortened(display(path))
-        raise ConfigError(f"--text {where}: cannot be read: {error.strerror}.") from None
+        raise ConfigError(f"--text {where}: cannot be read: {error.strerror}. Give a text file.") from None
     given, name = section.get("path"), section.get("name")
     if given is None and name is None:
         raise ConfigError(

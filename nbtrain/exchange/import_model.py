@@ -265,7 +265,9 @@ def _folder_of(source: str | Path) -> Path:
         folder = typed.absolute() if typed.exists() else resolve(source)
         is_there = folder.exists()
     except OSError as error:
-        raise CheckpointError(f"{shortened(str(source))}: cannot be read: {error.strerror}.") from None
+        raise CheckpointError(
+            f"{shortened(str(source))}: cannot be read: {error.strerror}. Pass the path of a model folder."
+        ) from None
     if not is_there and HUB_ID.fullmatch(str(source)):
         raise CheckpointError(
             f"{source}: no such folder. If this is a model on the Hub, pass hf://{source} to download it "
@@ -307,7 +309,10 @@ def _fetch(model: str, revision: str | None) -> Path:
             unfinished.unlink(missing_ok=True)
         # The error may come from the library, its HTTP client or the system. Its first line says the cause.
         words = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CheckpointError(f"hf://{model}: huggingface_hub could not download it: {words}") from error
+        raise CheckpointError(
+            f"hf://{model}: huggingface_hub could not download it: {words.rstrip('.')}. Check the name and "
+            "the network, or download the model yourself and pass its folder."
+        ) from error
     if not any(folder.glob(f"*{SUFFIX}")):
         raise CheckpointError(
             f"hf://{model}: the repository has no safetensors file in its top folder (consolidated* is not "

@@ -96,7 +96,7 @@ def export(config: RunConfig, target: str) -> Exported:
 
 
 def _json_alone(config: RunConfig) -> Exported:
-    """Return a run as a JSON alone, for a program that sets model, data, schedule and layout itself."""
+    """Return only a run's DeepSpeed JSON, for a program that sets model, data, schedule and layout itself."""
     text = json.dumps(write_json(config), indent=2) + "\n"
     said = read_json_alone(text)
     ours = dict(flatten(config.model_dump()))

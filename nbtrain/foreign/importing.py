@@ -457,7 +457,9 @@ def _compare_batch(source: Reading) -> None:
         if value is not None and flag is not None and value != flag:
             place = source.origins[key]
             source.fail(
-                key, document.place(dotted), f"{dotted} = {value}, but {place} has {source.comments[key]}."
+                key,
+                document.place(dotted),
+                f"{dotted} = {value}, but {place} has {source.comments[key]}. Make both equal.",
             )
     if words := accumulation_contradicts(source, source.said("parallel.data_parallel_size")):
         place = document.place("gradient_accumulation_steps")

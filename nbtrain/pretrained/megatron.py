@@ -133,7 +133,9 @@ def _said(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError as error:
-        raise CheckpointError(f"{display(path)}: cannot be read: {error.strerror}.") from None
+        raise CheckpointError(
+            f"{display(path)}: cannot be read: {error.strerror}. Check its permissions."
+        ) from None
 
 
 def _check_whole(tree: MegatronTree) -> None:
@@ -247,10 +249,10 @@ def whole_number(args: Mapping[str, Any], name: str, where: str) -> int:
     value = args.get(name)
     if type(value) is not int or value < 1:
         if name not in args:
-            raise CheckpointError(f"{where}: its arguments have no {name}, which is required.")
+            raise CheckpointError(f"{where}: the checkpoint's arguments have no {name}, which is required.")
         raise CheckpointError(
-            f"{where}: its arguments have {name} = {shortened(repr(value))}, which must be a whole number of "
-            "at least 1."
+            f"{where}: the checkpoint's arguments have {name} = {shortened(repr(value))}, which must be a "
+            "whole number of at least 1."
         )
     return value
 

@@ -61,6 +61,9 @@ def _pieces(tensor: Tensor, kind: str) -> Iterator[np.ndarray]:
         while left:
             content = stream.read(min(left, PIECE_BYTES // size * size))
             if not content:
-                raise CheckpointError(f"{display(tensor.path)}: the file became shorter while it was read.")
+                raise CheckpointError(
+                    f"{display(tensor.path)}: the file became shorter while it was read. Wait until no other "
+                    "program writes it, and run the command again."
+                )
             left -= len(content)
             yield np.frombuffer(content, kind)

@@ -212,7 +212,10 @@ class ForkServer:
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             if not select.select([stream], [], [], left)[0]:
                 said = last_output(self._said)
-                raise JobError(f"the fork server did not respond for {START_SECONDS:g} s.\n{said}")
+                raise JobError(
+                    f"the fork server did not respond for {START_SECONDS:g} s. Run the command again when "
+                    "the machine is less busy." + (f" The server's last output:\n{said}" if said else "")
+                )
             content = os.read(stream, 1 << 16)
             if not content:
                 raise self._dead()
@@ -224,4 +227,4 @@ class ForkServer:
         code, said = self._process.wait(), last_output(self._said)
         # `nbtrain cancel` sends TERM, with --now QUIT.
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        return JobError(f"the fork server {how}." + (f" Its last output:\n{said}" if said else ""))
+        return JobError(f"the fork server {how}." + (f" The server's last output:\n{said}" if said else ""))

@@ -178,7 +178,7 @@ class _Proof:
         source = self.runs["exact"].checkpoint(SAVE_INTERVAL_STEPS)
         self.runs["reshaped"] = target = RunDir(self.run.path / PROOF / "reshaped")
         if not source.is_dir():
-            self.errors["reshaped"] = f"{display(source)} does not exist"
+            self.errors["reshaped"] = f"the run `exact` did not save a checkpoint to {display(source)}"
             return False
         shutil.copytree(source, target.checkpoint(SAVE_INTERVAL_STEPS))
         return True
@@ -276,7 +276,7 @@ class _Proof:
         elif missing := [other for other in others if self._error(other)]:
             found = Check(name, "skipped", f"needs the run `{missing[0]}`, which failed")
         elif made is None:
-            found = Check(name, "skipped", "needs a run that was not trained")
+            found = Check(name, "skipped", f"needs the run `{own}`, which was not trained")
         else:
             found = check()
         self.checks.append(found)

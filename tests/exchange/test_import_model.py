@@ -413,7 +413,10 @@ def test_only_what_is_named_is_fetched(folder, workspace, monkeypatch):
         "someone/small: no such folder. If this is a model on the Hub, pass hf://someone/small to download "
         "it with huggingface_hub."
     )
-    with pytest.raises(CheckpointError, match=r"^x{77}\.\.\.: cannot be read: File name too long\.$"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"^x{77}\.\.\.: cannot be read: File name too long\. Pass the path of a model folder\.$",
+    ):
         import_model("x" * 5000, "mine")
     for address in ("hf://small", "hf:someone/small", "https://huggingface.co/someone/small"):
         with pytest.raises(ConfigError) as wrong:

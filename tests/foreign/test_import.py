@@ -1046,7 +1046,7 @@ def test_a_file_of_another_kind_is_named(name, text, message, tmp_path):
         ),
         (
             '{"optimizer": {"type": "Lion"}}',
-            "a.json:1: optimizer.type = Lion: only Adam and AdamW can be imported.",
+            "a.json:1: optimizer.type = Lion: only Adam and AdamW can be imported. Set one of them.",
         ),
         (
             '{"optimizer": {"type": "Adam", "params": {"lr": "1e-4"}}}',

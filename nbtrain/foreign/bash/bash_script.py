@@ -32,7 +32,9 @@ def read_script(text: str | Word, label: str, around: Surroundings | None = None
     try:
         shell.file(source_of(word.text, word.place), True)
     except RecursionError:
-        raise ConfigError(f"{label}: the script is nested too deeply to be read.") from None
+        raise ConfigError(
+            f"{label}: the script is nested too deeply to be read. Give the script that starts the training."
+        ) from None
     shell.finish()
     return script
 

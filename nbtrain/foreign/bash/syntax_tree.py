@@ -39,7 +39,10 @@ class Source:
 
     text: bytes
     segments: tuple[tuple[int, str], ...]
-    """(first byte, place), ascending. The text of `eval` and `bash -c` may come from several lines."""
+    """(first byte of a piece of the text, place where the piece was written), ascending.
+
+    The text of `eval` and `bash -c` may come from several places.
+    """
 
     def place(self, byte: int) -> str:
         """Return the place of a byte, e.g. train.sh:12."""
@@ -78,7 +81,7 @@ class Unread:
 
     @property
     def shown(self) -> str:
-        """The part as messages show it: its first line."""
+        """The first line of the part, for messages."""
         line, _, more = self.text.partition("\n")
         return shortened(f"{line} …" if more else line)
 
@@ -229,6 +232,7 @@ def _syntax_error(source: Source, node: "Node") -> BashSyntaxError:
         line += "" if line.endswith("…") else "."
         message = (
             f"{source.place_of(node)}: this is not bash, or a form of bash that nbtrain does not read: {line}"
+            " Correct it, or write it in another form."
         )
     return BashSyntaxError(message)
 

@@ -73,7 +73,7 @@ def text_of(path: Path) -> str:
         if path.stat().st_size > MOST_BYTES:
             raise ConfigError(
                 f"{path}: the file has {path.stat().st_size:,} bytes, but a job's file may have at most "
-                f"{MOST_BYTES:,}."
+                f"{MOST_BYTES:,}. Give the file that starts the training."
             )
         text = path.read_text(encoding="utf-8")
         if problem := pointer_problem(text.encode()):

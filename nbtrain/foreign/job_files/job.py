@@ -18,7 +18,7 @@ class Job:
     DeepSpeedJob, PyTorchJob, MPIJob, TrainJob, shell script, DeepSpeed JSON or Accelerate configuration.
     """
     label: str
-    """File name."""
+    """Name of the job's file, for messages."""
     name: Word | None = None
     scripts: dict[str, Word] = field(default_factory=dict)
     """Scripts in ConfigMaps, by name; a container may mount them."""

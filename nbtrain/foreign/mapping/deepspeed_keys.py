@@ -420,7 +420,7 @@ def _read_optimizer(source: Reading, document: Document) -> None:
     kind = document.get("optimizer.type")
     if kind is not None and str(kind).lower() not in ("adam", "adamw", "fusedadam"):
         place = document.place("optimizer.type")
-        words = unknown_optimizer(kind) or "only Adam and AdamW can be imported."
+        words = unknown_optimizer(kind) or "only Adam and AdamW can be imported. Set one of them."
         source.fail("", place, f"optimizer.type = {kind}: {words}")
     for name, key in OPTIMIZER.items():
         value = document.get(f"optimizer.params.{name}")

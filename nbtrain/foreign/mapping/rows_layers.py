@@ -32,7 +32,8 @@ def _read_positions(source: Reading) -> None:
             source.fail(
                 key,
                 place,
-                f"--position-embedding-type {kind}: only learned_absolute and rope can be imported.",
+                f"--position-embedding-type {kind}: only learned_absolute and rope can be imported. Set one "
+                "of them.",
             )
         elif source.value("add_position_embedding") is False:
             place = source.place("add_position_embedding")

@@ -49,7 +49,7 @@ def _read(source: Reading) -> None:
         source.fail(
             "optimizer.type",
             place,
-            f"--optimizer {kind}: only adam and muon can be imported.",
+            f"--optimizer {kind}: only adam and muon can be imported. Set one of them.",
         )
         return
     source.set("optimizer.type", "Muon", "optimizer")

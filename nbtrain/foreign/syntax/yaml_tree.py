@@ -44,7 +44,8 @@ class Tree:
         self.count += 1
         if self.count > MOST_NODES:
             raise ConfigError(
-                f"{self.label}: the file has more than {MOST_NODES:,} values, so it is not a job's manifest."
+                f"{self.label}: the file has more than {MOST_NODES:,} values, so it is not a job's manifest. "
+                "Give the manifest of the job."
             )
         # A block of text begins on the line after its mark.
         block = isinstance(node, yaml.ScalarNode) and node.style in ("|", ">")
@@ -183,4 +184,6 @@ def read_documents(text: str, label: str) -> list[Tree]:
             ) from None
         raise ConfigError(f"{label}{line}: not YAML: {getattr(error, 'problem', error)}.") from None
     except RecursionError:
-        raise ConfigError(f"{label}: not a manifest: the values are nested too deeply.") from None
+        raise ConfigError(
+            f"{label}: not a manifest: the values are nested too deeply. Give the manifest of the job."
+        ) from None

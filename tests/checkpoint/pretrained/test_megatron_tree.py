@@ -343,15 +343,15 @@ def test_trees_that_are_not_whole(model, tmp_path, monkeypatch):
         ),
         (
             {"num_layers": "4"},
-            "its arguments have num_layers = '4', which must be a whole number of at least 1",
+            "the checkpoint's arguments have num_layers = '4', which must be a whole number of at least 1",
         ),
         (
             {"padded_vocab_size": None},
-            "its arguments have padded_vocab_size = None, which must be a whole number of at",
+            "the checkpoint's arguments have padded_vocab_size = None, which must be a whole number of at",
         ),
         (
             {"num_attention_heads": 0},
-            "its arguments have num_attention_heads = 0, which must be a whole number of at least",
+            "the checkpoint's arguments have num_attention_heads = 0, which must be a whole number of at",
         ),
         ({"num_layers": 10**9}, "num_layers = 1000000000: Input should be less than or equal to 100000"),
         ({"num_key_value_heads": 3}, "num_key_value_heads = 3: must divide num_attention_heads = 4"),

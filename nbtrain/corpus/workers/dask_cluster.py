@@ -251,7 +251,8 @@ class DaskCluster:
             if shlex.quote(path) != path:
                 raise DataError(
                     f"{self.where}: the path {path} contains characters that a job script cannot contain. "
-                    "Use paths with only letters, digits and ./_- (set NBTRAIN_DATA)."
+                    "Use only letters, digits and ./_- in paths: set NBTRAIN_DATA to another folder, or "
+                    "install Python in another folder."
                 )
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)

@@ -100,7 +100,7 @@ def _action(key: str, words: str, title: str, ask: str = "") -> dict[str, Any]:
 def _why_no_pause(run: RunDir) -> str:
     mode = kept_config(run.config_yaml).mode
     if mode != "full":
-        return f"With mode: {mode} no checkpoint is saved, so the job could not continue after a pause."
+        return f"With mode: {mode}, no checkpoint is saved, so the job could not continue after a pause."
     return "This job's backend cannot pause a job."
 
 
@@ -111,7 +111,7 @@ def _why_no_save(run: RunDir, state: str) -> str:
         return "The job is waiting, and none of its ranks is running."
     mode = kept_config(run.config_yaml).mode
     if mode != "full":
-        return f"With mode: {mode} no checkpoint is saved."
+        return f"With mode: {mode}, no checkpoint is saved."
     return "This job's backend cannot request a checkpoint."
 
 
@@ -124,7 +124,7 @@ def _why_no_resume(run: RunDir) -> str:
 def _stop(run: RunDir) -> dict[str, Any]:
     config = kept_config(run.config_yaml)
     if config.mode != "full":
-        return _action("stop", "Stop", f"End the job. With mode: {config.mode} no checkpoint is saved.")
+        return _action("stop", "Stop", f"End the job. With mode: {config.mode}, no checkpoint is saved.")
     patience = patience_seconds(config.backend.shutdown_timeout_seconds, measured_save_seconds(run))
     title = (
         "The ranks save a checkpoint at the next step and exit. Ranks that still run after "

@@ -103,11 +103,11 @@ def test_a_mode_that_saves_nothing_says_so(job):
     job.run.config_yaml.write_text(text.replace("mode: full", "mode: eval"))
     found = actions(job.run, "RUNNING")
     stop = found[-1]
-    assert stop["title"] == "End the job. With mode: eval no checkpoint is saved."
+    assert stop["title"] == "End the job. With mode: eval, no checkpoint is saved."
     assert [action["key"] for action in found] == ["clone", "stop"]
     buttons = off(job.run, found, "RUNNING")
-    assert buttons["pause"]["title"].startswith("With mode: eval no checkpoint is saved")
-    assert buttons["save"]["title"] == "With mode: eval no checkpoint is saved."
+    assert buttons["pause"]["title"].startswith("With mode: eval, no checkpoint is saved")
+    assert buttons["save"]["title"] == "With mode: eval, no checkpoint is saved."
 
 
 def test_a_run_that_was_evaluated_before_its_end_can_be_resumed(job):

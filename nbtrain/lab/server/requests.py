@@ -162,37 +162,47 @@ class NbtrainHandler(APIHandler):
         return {key: found for key, found in value.items() if found is not None}
 
     def number(self, argument: str, default: int | None = None, most: int | None = None) -> int | None:
-        """Return an integer from the query. Raises 400 for other text, and for a number above `most`."""
+        """Return a whole number from the query, or `default` if the query does not have the argument.
+
+        Raises 400 for other text, and for a number above `most`.
+        """
         text = self.get_argument(argument, None)
         if text is None:
             return default
         if not (text.isascii() and text.isdigit()) or len(text) > 18:
-            raise RequestError(400, f"{argument} = {text[:80]!r} must be a number.")
+            raise RequestError(400, f"{argument} = {text[:80]!r} must be a whole number of at least 0.")
         if most is not None and int(text) > most:
             raise RequestError(400, f"{argument} = {int(text):,} must be at most {most:,}.")
         return int(text)
 
     def real(self, argument: str) -> float | None:
-        """Return a finite number from the query, e.g. a time; None if it is missing."""
+        """Return a finite number from the query, e.g. a time; None if the query does not have the argument.
+
+        Raises 400 for other text.
+        """
         text = self.get_argument(argument, None)
         try:
             value = None if text is None else float(text)
         except ValueError:
             value = float("nan")
         if value is not None and not abs(value) < float("inf"):
-            raise RequestError(400, f"{argument} = {str(text)[:80]!r} must be a number.")
+            raise RequestError(400, f"{argument} = {str(text)[:80]!r} must be a finite number.")
         return value
 
     def switch(self, argument: str) -> bool | None:
-        """Return a 0 or 1 from the query as a bool; None if it is missing."""
+        """Return a 0 or 1 from the query as a bool; None if the query does not have the argument.
+
+        Raises 400 for other text.
+        """
         text = self.get_argument(argument, None)
         if text not in (None, "0", "1"):
             raise RequestError(400, f"{argument} = {text[:80]!r} must be 0 or 1.")
         return None if text is None else text == "1"
 
     async def view(self, name: str) -> RunView:
-        """Return the run that the request names. Raises 404 if there is none, and 403 if it is outside the
-        output directory.
+        """Return the view of the run `name`.
+
+        Raises 404 if the run does not exist, and 403 if it is outside the output directory.
         """
         return await self.read(view_of, name)
 
@@ -371,8 +381,9 @@ class Actions:
         self._lock = threading.Lock()
 
     def start(self, job: JobDir, what: str, function: Callable[[], Any], log: Any) -> "Future[Any]":
-        """Return the running action of this kind on the job, or a new one. Raises 409 if too many are
-        running.
+        """Return the action of the kind `what` that is running on the job, or start it.
+
+        Raises 409 if MOST_ACTIONS actions are running.
         """
         key = (what, job.run.name, job.job_id)
         with self._lock:
@@ -421,9 +432,7 @@ class Actions:
         return asdict(failed) if failed and about == [job_id, state] else None
 
     def all_failed(self, runs: Mapping[str, tuple[str | None, str]]) -> dict[str, dict[str, Any]]:
-        """Return the failed actions by the names of the runs. `runs` has the newest job and the state of each
-        run.
-        """
+        """Return {name of a run: its failed action}, from {name: (id of its newest job, state)}."""
         found = {name: self.failed(name, *runs[name]) for name in list(self._failed) if name in runs}
         return {name: failed for name, failed in found.items() if failed}
 

@@ -100,7 +100,10 @@ class RunPanel(anywidget.AnyWidget):
                     return
 
     def _has_ended(self) -> bool:
-        """Read the run once; return whether it has ended."""
+        """Read the run once and update the panel. Return whether the updates are to end.
+
+        They end when the job has ended, the run was replaced, or the panel was closed.
+        """
         from nbtrain.lab.engine_watch import look_after
 
         if self.served:

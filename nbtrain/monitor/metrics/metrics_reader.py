@@ -136,7 +136,10 @@ class ScalarReader:
         return changed
 
     def _start_again(self, sizes: dict[int, tuple[Path, int]]) -> bool:
-        """Drop all points if files were removed or replaced: the folder then has another run's data."""
+        """Drop all points if files were removed or replaced: the folder then has another run's data.
+
+        Return whether the points were dropped.
+        """
 
         def continues(number: int, file: _OpenFile) -> bool:
             if number not in sizes:
@@ -151,7 +154,10 @@ class ScalarReader:
         return True
 
     def _open(self, sizes: dict[int, tuple[Path, int]]) -> bool:
-        """Read the headers of new files, and drop the points of steps that their jobs train again."""
+        """Read the headers of new files, and drop the points of steps that their jobs train again.
+
+        Return whether points were dropped.
+        """
         changed = False
         for number, (path, _) in sizes.items():
             if number in self.files:
@@ -177,7 +183,10 @@ class ScalarReader:
         return changed
 
     def _drop_after(self, step: int) -> bool:
-        """Drop the points after a step, because those steps are trained again."""
+        """Drop the points after a step, because those steps are trained again.
+
+        Return whether there were points after the step.
+        """
         changed = False
         for series in self.series.values():
             if len(series) and series.steps[-1] > step:
@@ -306,7 +315,10 @@ def _first_line(path: Path) -> tuple[bytes, bool]:
 
 
 def resumed_from_step(path: Path) -> int | None:
-    """Return the step that the job of a metrics file resumed from; None if the file is not readable."""
+    """Return the step that the job of a metrics file resumed from.
+
+    None if the header is incomplete, or not a header of a known version.
+    """
     line, is_complete = _first_line(path)
     return _resumed_from_step(line) if is_complete else None
 

@@ -132,4 +132,6 @@ def test_parts_of_a_job(server: Server, failed: RunDir) -> None:
     times = points("")
     assert len(times) == 10
     assert points(f"?since={times[6]}") == times[6:]
-    assert server.ask("run/gpt-failed/resources?since=nan").message == "since = 'nan' must be a number."
+    assert (
+        server.ask("run/gpt-failed/resources?since=nan").message == "since = 'nan' must be a finite number."
+    )

@@ -37,7 +37,7 @@ def test_curves_of_a_run(server: Server, run: RunDir) -> None:
     for query, status, message in (
         ("x=epoch", 400, "x = 'epoch' must be one of step, tokens, time."),
         ("points=5000", 400, "points = 5,000 must be at most 2,000."),
-        ("from=inf", 400, "from = 'inf' must be a number."),
+        ("from=inf", 400, "from = 'inf' must be a finite number."),
         (
             "tags=" + ",".join(f"a{number}" for number in range(65)),
             400,

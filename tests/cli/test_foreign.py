@@ -42,7 +42,10 @@ def test_an_export_is_imported_again(workspace, tmp_path, capsys):
     """An exported script can be imported again; what it cannot express is listed with the reason."""
     script = tmp_path / "run.sh"
     assert cli.main(["export", "gpt-tiny", "--to", "megatron-lm", "-o", str(script), "model.seed=7"]) == 0
-    assert "batch.train_tokens: the program counts samples in whole steps." in capsys.readouterr().out
+    assert (
+        "batch.train_tokens: the program counts samples; they are rounded up to complete steps."
+        in capsys.readouterr().out
+    )
     assert cli.main(["import", str(script)]) == 0
     assert "  seed: 7  # --seed 7" in capsys.readouterr().out
     assert cli.main(["export", "gpt-tiny", "--to", "deepspeed"]) == 0

@@ -57,7 +57,7 @@ class Arithmetic:
         while text[end:].strip():
             match = _TOKEN.match(text, end)
             if not match or depth > MOST_DEPTH:
-                raise NotArithmetic(f"{text[end:].strip()}: not arithmetic")
+                raise NotArithmetic(f"{text[end:].strip()} is not an arithmetic expression")
             self.tokens.append(match.group(1))
             end = match.end()
 
@@ -67,7 +67,7 @@ class Arithmetic:
             return 0
         result = self._expression(0)
         if self.position < len(self.tokens):
-            raise NotArithmetic(f"{self.tokens[self.position]}: not expected")
+            raise NotArithmetic(f"{self.tokens[self.position]} is not expected after an expression")
         return result
 
     def _next(self) -> str:
@@ -85,16 +85,18 @@ class Arithmetic:
             digits, result = digits.lower() if int(base) <= 36 else digits, 0
             for digit in digits:
                 if not 2 <= int(base) <= 64 or letters.index(digit) >= int(base):
-                    raise NotArithmetic(f"{token}: not a number of this base")
+                    raise NotArithmetic(f"{token} is not a number of base {base}")
                 result = result * int(base) + letters.index(digit)
             return wrapped(result)
         if len(token) > 400:
-            raise NotArithmetic("a number of more than 400 digits")
+            raise NotArithmetic("the number has more than 400 digits")
         if token[:2].lower() == "0x":
             return wrapped(int(token, 16))
         if token.startswith("0") and len(token) > 1:
             if re.search("[89]", token):
-                raise NotArithmetic(f"{token}: a number with a leading 0 is octal")
+                raise NotArithmetic(
+                    f"{token} is octal, because it begins with 0, and must not contain 8 or 9"
+                )
             return wrapped(int(token, 8))
         return wrapped(int(token))
 
@@ -121,7 +123,7 @@ class Arithmetic:
         if token[:1].isdigit():
             return self._number(token)
         if not re.match(r"[A-Za-z_]", token):
-            raise NotArithmetic(f"{token or 'the end'}: not expected")
+            raise NotArithmetic(f"a value is missing before {token or 'the end'}")
         if self._next() in _ASSIGNING:
             return self._assignment(token)
         if self._next() in ("++", "--"):
@@ -153,7 +155,7 @@ class Arithmetic:
             return wrapped(quotient if operator == "/" else left - quotient * right)
         if operator == "**":
             if right < 0:
-                raise NotArithmetic("exponent less than 0")
+                raise NotArithmetic("the exponent is less than 0")
             return wrapped(pow(left, right, 2**64))
         if operator in ("<<", ">>"):
             right &= 63
@@ -187,14 +189,14 @@ class Arithmetic:
         """Return the value of operands that are joined by operators of precedence `least` or higher."""
         self.depth += 1
         if self.depth > MOST_DEPTH * 10:
-            raise NotArithmetic("nested too deeply")
+            raise NotArithmetic("the expression is nested too deeply")
         left = self._operand()
         while operator := self._next():
             if operator == "?" and least <= 3:
                 self._take()
                 first = self._skipped(0, not left)
                 if self._take() != ":":
-                    raise NotArithmetic(": is missing")
+                    raise NotArithmetic("the : of A ? B : C is missing")
                 second = self._skipped(3, bool(left))
                 left = first if left else second
                 continue

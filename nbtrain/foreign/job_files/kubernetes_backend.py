@@ -304,8 +304,10 @@ def _pod(reader: PlaceReader, pod: str, main: str) -> None:
     if secrets is not None and isinstance(secrets.value, list):
         names = [entry.get("name") for entry in secrets.value if isinstance(entry, dict)]
         reader.set("image_pull_secrets", Value(names, secrets.place))
-    reader.leave(f"{pod}.restartPolicy", "operators use the restartPolicy of the replica")
-    reader.leave(f"{pod}.terminationGracePeriodSeconds", "it follows from backend.shutdown_timeout_seconds")
+    reader.leave(f"{pod}.restartPolicy", "the operator uses the replica's restartPolicy instead")
+    reader.leave(
+        f"{pod}.terminationGracePeriodSeconds", "nbtrain computes it from backend.shutdown_timeout_seconds"
+    )
     containers = reader.items(f"{pod}.containers")
     names = [entry.get("name") if isinstance(entry, dict) else None for entry in containers]
     at = names.index(main) if main in names else 0

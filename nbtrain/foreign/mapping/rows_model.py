@@ -367,7 +367,7 @@ def _write_data(target: Writing) -> None:
     else:
         target.add("data_path", [f"data/dataset/{data.name}/{file}"])
     target.add("split", data.split)
-    target.unsaid("data.split_rule", "each program has its own rule")
+    target.unsaid("data.split_rule", "each program divides the data into splits by its own rule")
 
 
 def _read_load(source: Reading) -> None:

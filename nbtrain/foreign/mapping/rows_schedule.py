@@ -178,7 +178,9 @@ def _write_length(target: Writing) -> None:
     if unit == "tokens" and target.has("train_tokens"):
         target.add("train_tokens", config.train_tokens)
     else:
-        target.unsaid(f"batch.train_{unit}", "the program counts samples in whole steps")
+        target.unsaid(
+            f"batch.train_{unit}", "the program counts samples; they are rounded up to complete steps"
+        )
     # Write the samples of all steps: Megatron-DeepSpeed ends at the tokens, and its log then shows the right
     # count.
     target.add("train_samples", config.batch.train_samples if unit == "samples" else config.train_samples)
@@ -240,7 +242,10 @@ def _write_rate(target: Writing) -> None:
     in_tokens = target.has("lr_decay_tokens") and not iterations and schedule.lr_decay_samples is None
     if schedule.lr_warmup_fraction and in_tokens:
         target.add("lr_warmup_tokens", config.lr_warmup_tokens)
-        target.unsaid("lr_schedule.lr_warmup_fraction", "the program would apply it to --train-samples")
+        target.unsaid(
+            "lr_schedule.lr_warmup_fraction",
+            "the program would take this fraction of --train-samples instead of the tokens",
+        )
     elif schedule.lr_warmup_fraction:
         target.add("lr_warmup_fraction", schedule.lr_warmup_fraction)
     stems = ["lr_warmup", "lr_decay", *(["lr_wsd_decay"] if target.has("lr_wsd_decay_samples") else [])]
@@ -252,7 +257,10 @@ def _write_rate(target: Writing) -> None:
         if unit is None:
             if stem == "lr_decay" and target.has("train_tokens") and not iterations:
                 _write_amount(target, stem, "tokens", config.train_tokens)
-                target.unsaid("lr_schedule.lr_decay_tokens", "the program would use --train-samples")
+                target.unsaid(
+                    "lr_schedule.lr_decay_tokens",
+                    "the program would decay until --train-samples instead of --train-tokens",
+                )
             continue
         amount = getattr(schedule, f"{stem}_{unit}")
         if iterations:
@@ -273,7 +281,7 @@ def _write_amount(target: Writing, stem: str, unit: str, tokens: int) -> None:
     length = target.config.model.seq_length
     samples = round(tokens / length)
     target.add(f"{stem}_samples", samples)
-    text = "the program counts samples"
+    text = "the program counts samples instead of tokens"
     if samples * length != tokens:
         text += f": {samples:,} samples of {length:,} tokens are {samples * length:,} tokens, not {tokens:,}"
     target.unsaid(f"lr_schedule.{stem}_{unit}", text)

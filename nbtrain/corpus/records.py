@@ -41,14 +41,11 @@ class Preference(NamedTuple):
 
 
 class TokenIds(NamedTuple):
-    """A document of token ids.
-
-    `learnt` is its loss mask, bool [tokens]; None means that all tokens are in the loss. `path` and `line`
-    are its location in the source, for a Problem.
-    """
+    """A document of token ids. `path` and `line` are its location in the source, for a Problem."""
 
     ids: "np.ndarray"
     learnt: "np.ndarray | None" = None
+    """Loss mask of the document, bool [tokens]; None means that all tokens are in the loss."""
     path: str = ""
     line: int | None = None
 

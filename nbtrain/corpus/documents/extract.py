@@ -38,7 +38,7 @@ MANIFEST = "manifest.json"
 class ExtractedReader(SourceReader):
     """Reads the documents that were extracted from the source of another reader, `original`.
 
-    Fingerprint, settings and licence are those of the original source.
+    Fingerprint, settings and licence come from the original source.
     """
 
     kind = "extracted"

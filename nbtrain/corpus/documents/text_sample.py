@@ -8,7 +8,8 @@ contributes
                                         to their size: cheap, but the ends of parts are underrepresented
     parts of compressed files           random documents from every part in proportion to its size: unbiased,
                                         but the file is decompressed, with the texts of a part in memory
-    a source of unknown size            its beginning; its share is that of a source as large as the sample
+    a source of unknown size            its beginning; its share is computed as if the source were as
+                                        large as the sample
 
 The last document from a part may be cut. Texts that encoding would drop (empty, not Unicode, repeated) are
 skipped.

@@ -93,9 +93,9 @@ def known_roles(source: Any) -> list[str]:
 
 
 def answering_role(learnt: Sequence[str]) -> str:
-    """Return the role in which the model answers: "assistant" if `learnt` contains it, else its first role.
+    """Return the role in which the model answers, one of the roles whose messages are in the loss.
 
-    `learnt` holds the roles whose messages are in the loss.
+    It is "assistant" if possible, otherwise the first of these roles.
     """
     return ASSISTANT if ASSISTANT in learnt else learnt[0]
 

@@ -25,10 +25,10 @@ def adapt(
     init: Initializer,
     parallel: ModelParallel,
 ) -> None:
-    """Add an adapter to the layer `name` if the run trains one there; store the layer in 4 bits if requested.
+    """Add the adapter that the run trains on `layer`, if any, and store the layer in 4 bits if requested.
 
-    Raises ValueError if several tensor-parallel ranks share a query group, because the group's rows would be
-    split.
+    `name` is the layer's canonical name. Raises ValueError if an adapter of packed queries, keys and values
+    would split the rows of a query group between tensor-parallel ranks.
     """
     lora, target = config.lora, name.rpartition(".")[2]
     if lora is None:

@@ -57,9 +57,8 @@ class Documents(NamedTuple):
     max_seqlen: int = 0
     """Number of tokens in the longest document."""
     key_cu_seqlens: torch.Tensor | None = None
-    """Cumulative lengths of the documents among the keys, if the queries are only a chunk of a sequence.
-
-    The queries and keys of a document are aligned at their ends.
+    """int32 [m + 1]: cumulative lengths of the documents among the keys, if the queries are only a chunk of
+    each sequence. In each document, the last query and the last key have the same position.
     """
     key_max_seqlen: int = 0
 
@@ -257,7 +256,7 @@ def keeps_weights(
 def _in_sight(
     window: int | None, queries: int, key: torch.Tensor, value: torch.Tensor, documents: Documents | None
 ) -> tuple[int | None, torch.Tensor, torch.Tensor]:
-    """Return (window, key, value) without the keys that no query sees.
+    """Return (window, key, value) after removing the keys that no query sees.
 
     The window becomes None if it hides none of the remaining keys.
     """

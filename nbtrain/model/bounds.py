@@ -1,9 +1,11 @@
 """Document boundaries in the form that a run's attention kernel needs, for whole sequences or for chunks.
 
 With context parallelism, a rank has two chunks of each sequence, and attention computes one after the other
-(parallel/context.py). Each chunk has its own boundaries, which are built once for all layers. If the
-kernel needs boundaries as lengths, a chunk that does not begin its sequence has boundaries even if the
-sequence is a single document, because torch's other GPU kernels would need a mask.
+(parallel/context.py). Each chunk has its own boundaries, which are built once for all layers.
+
+If the kernel takes boundaries as lengths, every chunk except a sequence's first one has boundaries, even if
+the sequence is a single document. Otherwise, torch's other GPU kernels would be used, which need a mask for
+these chunks.
 
 Shapes: b sequences, s tokens
 """

@@ -148,11 +148,13 @@ class LayerParts:
         """Create a parameter with the unsharded shape `shape`.
 
         The values are normally distributed with standard deviation `std` (by default model.init_method_std),
-        or all equal to `value`. With `shard_dim`, each rank has an equal part of that dimension. Otherwise,
-        each rank has the whole parameter, and must multiply the residual stream by it or, with `on_columns`,
-        the rank's own columns between a column and a row layer. Its gradients are summed over the ranks where
-        they differ. Raises ValueError unless t divides the dimension. If `on_columns` is needed but not set,
-        the backward pass raises CodeError.
+        or all equal to `value` if it is given. With `shard_dim`, each rank has an equal part of that
+        dimension; raises ValueError unless t divides it.
+
+        Without `shard_dim`, each rank has the whole parameter, and its gradients are summed over the ranks
+        where necessary. The parameter must multiply the residual stream or, with `on_columns`, the rank's own
+        columns between a column and a row layer. If `on_columns` is needed but not set, the backward pass
+        raises CodeError.
         """
         if not shape:
             raise ValueError(f"the parameter {name!r} has no shape; for a single number, use the shape 1")
@@ -174,19 +176,21 @@ class LayerParts:
         return made
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the residual stream for a product with sharded parameters.
+        """Return the residual stream x for a product with sharded parameters.
 
-        In the backward pass, the gradients of x are summed over the ranks. With sequence parallelism, the
-        tokens of all ranks are gathered. End the region with reduce().
+        With sequence parallelism, the tokens of all tensor-parallel ranks are gathered; otherwise, x is
+        returned unchanged. In the backward pass, the gradients of x are summed over the ranks. copy() begins
+        a region in which the ranks compute different results; end the region with reduce().
         """
         if self._parallel.cuts_tokens:
             return mappings.gather_from_sequence_parallel_region(x, self._parallel.tensor)
         return mappings.copy_to_tensor_model_parallel_region(x, self._parallel.tensor)
 
     def reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the ranks' partial results, for the residual stream.
+        """Return the sum of the ranks' partial results x, to be added to the residual stream.
 
-        reduce() ends the region that copy() begins.
+        With sequence parallelism, the result has only this rank's tokens. reduce() ends the region that
+        copy() begins.
         """
         if self._parallel.cuts_tokens:
             return mappings.reduce_scatter_to_sequence_parallel_region(x, self._parallel.tensor)

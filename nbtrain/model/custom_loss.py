@@ -28,14 +28,14 @@ from nbtrain.parallel.vocabulary import Vocabulary
 class LossBatch:
     """The micro batch that a user-defined loss receives.
 
-    If ranks share sequences, the batch has only this rank's tokens; with context parallelism, these are two
-    chunks that are not adjacent in the sequence.
+    If each sequence is split between ranks, the batch has only this rank's tokens. With context parallelism,
+    these tokens are two chunks that are not adjacent in the sequence.
     """
 
     tokens: torch.Tensor
-    """int64 [b, s]: input tokens; the label of a token is the next token."""
+    """int64 [b, s]: input tokens."""
     labels: torch.Tensor
-    """int64 [b, s]."""
+    """int64 [b, s]: the token that follows each input token."""
     mask: torch.Tensor
     """fp32 [b, s]: 1 for tokens in the loss, 0 for all others."""
     dataset_ids: torch.Tensor | None = None
@@ -60,9 +60,9 @@ class CustomInputs(NamedTuple):
 
     function: LossFunction
     tokens: torch.Tensor
-    """int64 [b, s]."""
+    """int64 [b, s]: input tokens of whole sequences."""
     dataset_ids: torch.Tensor | None
-    """int64 [b, s]."""
+    """int64 [b, s]: see LossBatch; here for whole sequences."""
 
 
 def custom_loss(
@@ -75,7 +75,7 @@ def custom_loss(
     batch: LossBatch,
     denominator: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the sum from the user-defined loss, divided by `denominator`.
+    """Return the sum that the user-defined loss returns, divided by `denominator`.
 
     Without a denominator, the sum is divided by the number of tokens in the loss. hidden is [b, s, h] or,
     with sequence parallelism, this rank's [b, s/t, h]; weight is [v/t, h].

@@ -12,12 +12,12 @@ from nbtrain.parallel.random import TensorParallelStream
 def dropout(
     x: torch.Tensor, probability: float, training: bool, stream: TensorParallelStream | None
 ) -> torch.Tensor:
-    """Apply F.dropout, with random numbers from `stream` if there is one."""
+    """Apply F.dropout, with random numbers from `stream` or, if it is None, from the device's generator."""
     return drawing(stream if training and probability else None, F.dropout, x, probability, training)
 
 
 def drawing(stream: TensorParallelStream | None, function: Callable, *arguments) -> torch.Tensor:
-    """Call function(*arguments), with random numbers from `stream` if there is one."""
+    """Call function(*arguments), whose random numbers come from `stream` unless it is None."""
     return function(*arguments) if stream is None else _drawing_from(stream, function, *arguments)
 
 

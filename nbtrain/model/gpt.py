@@ -8,12 +8,12 @@
     model(tokens)                             logits at every position
     model(tokens, cache=model.new_cache(1))   logits of tokens that follow the cached tokens
 
-Every rank receives whole sequences and selects its own part of them. If ranks share sequences (Ulysses or
-context parallelism), a rank's loss is the mean over its own tokens, and the mean over the ranks is the loss
-of all tokens.
+Every rank receives whole sequences and selects its own part of them. If each sequence is split between ranks
+(Ulysses or context parallelism), a rank's loss is the mean over its own tokens, and the mean over the ranks
+is the loss of all tokens.
 
-Shapes: b sequences, s tokens, h hidden, v padded vocabulary, t tensor-parallel ranks, u ranks that share a
-sequence
+Shapes: b sequences, s tokens, h hidden, v padded vocabulary, t tensor-parallel ranks, u ranks between which
+each sequence is split
 """
 
 import contextlib
@@ -111,13 +111,14 @@ class GPT(nn.Module):
             position_ids: Positions [b, s]; by default 0 .. s-1, or those after the cached tokens.
             cu_seqlens, max_seqlen: Cumulative lengths of documents over the b * s tokens (int32), and the
                 largest length; tokens attend only within their document (attention.documents_of).
-            loss_mask, loss_denominator, token_losses, likeliest: See parallel/cross_entropy.py and, if ranks
-                share sequences, language_model_loss.
-            answers, reference: If given, [b, s] and [P, 2], the loss is the preference loss (preference.py).
-            dataset_ids: Passed to a user-defined loss, [b, s].
+            loss_mask, loss_denominator, token_losses, likeliest: See parallel/cross_entropy.py and, if each
+                sequence is split between ranks, language_model_loss.
+            answers, reference: Fields of Pairs, [b, s] and [P, 2]. If they are given, the loss is the
+                preference loss (preference.py).
+            dataset_ids: Index of each label's dataset [b, s], for a user-defined loss.
 
-        Raises ValueError if there are more tokens than positions, or if logits are requested while ranks
-        share sequences.
+        Raises ValueError if there are more tokens than positions, or if logits are requested while each
+        sequence is split between ranks.
         """
         with products_in(self.config, tokens.device.type):
             documents = self._documents(tokens, cu_seqlens, max_seqlen) if cu_seqlens is not None else None
@@ -143,7 +144,7 @@ class GPT(nn.Module):
         Each slot holds `positions` tokens, by default max_position_embeddings.
         """
         config, weight = self.config, self.word_embeddings.weight
-        # If ranks share a group, each of them stores the group's keys and values.
+        # If the queries of a group are on several ranks, each of them stores the group's keys and values.
         groups = max(config.query_groups // self.parallel.tensor.size, 1)
         pairs = weight.new_empty(
             (
@@ -275,12 +276,14 @@ def language_model_loss(
     """Return the mean loss from the last hidden states, computed by parallel/cross_entropy.py.
 
     hidden has this rank's tokens, [b, s/t, h] or [b, s/u, h]. weight is [v/t, h]; `rows` are the trained rows
-    of config.trained_tokens, if there are any. All other tensors are [b, s], for whole sequences.
+    of config.trained_tokens, if there are any. loss_denominator is a scalar, and reference is [P, 2]. All
+    other tensors are [b, s], for whole sequences.
 
-    If ranks share sequences, the loss is the mean over this rank's tokens. With loss_mask, it is the sum over
-    the rank's unmasked tokens, divided by loss_denominator or, without one, by 1/u of the unmasked tokens of
-    all ranks. token_losses and likeliest are filled for this rank's tokens and are 0 elsewhere. With answers
-    and reference, the loss is the preference loss, which does not support shared sequences.
+    If each sequence is split between ranks, the loss is the mean over this rank's tokens. With loss_mask, it
+    is the sum over the rank's unmasked tokens, divided by loss_denominator. Without loss_denominator, the sum
+    is divided by 1/u of the number of unmasked tokens on all u ranks. token_losses and likeliest are filled
+    for this rank's tokens and are 0 elsewhere. With answers and reference, the loss is the preference loss,
+    for which sequences must not be split.
 
     With `custom`, the loss is user-defined, but token_losses are still the cross entropy. A pass with
     `likeliest` scores a task and always returns the cross entropy.

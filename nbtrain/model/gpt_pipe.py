@@ -14,8 +14,9 @@ trained separately. The logits never exist at full size, because one function co
 and the cross entropy. Documents are sent with the activations as a document number per token, [b, s], and
 each stage builds its mask from these numbers.
 
-The first stage receives whole sequences. If ranks share sequences, it selects this rank's tokens, and each
-stage sends only those. Positions and documents are sent for the whole sequence, because attention needs them.
+The first stage receives whole sequences. If each sequence is split between ranks, the first stage selects
+this rank's tokens, and each stage sends only the activations of these. Positions and documents are sent for
+the whole sequence, because attention needs them.
 
 Shapes: b sequences, s tokens, h hidden, v padded vocabulary, t tensor-parallel ranks
 """
@@ -60,9 +61,9 @@ def build_pipeline(
 
     `stage_layers` has the number of blocks in each stage (config/arithmetic/stages.py). `loss_function` and
     `layer_function` are user-defined functions, or None. All ranks must call this together, because it
-    creates process groups. The engine must not partition the activations and gradients that it sends
-    (`pipe_partitioned` and `grad_partitioned` false), because with sequence parallelism each tensor-parallel
-    rank has different ones.
+    creates process groups. The engine's settings `pipe_partitioned` and `grad_partitioned` must be false.
+    Otherwise, each tensor-parallel rank would send only a part of its activations and gradients, as if they
+    were equal on these ranks, but with sequence parallelism they are not.
     """
     # Imported here, because DeepSpeed must be prepared first (startup.py) and only pipelines need it.
     from nbtrain.parallel.pipeline import BuiltLayer, LayerSpec, Pipeline, TiedLayerSpec
@@ -108,9 +109,9 @@ def pipeline_inputs(
 ) -> Inputs:
     """Return (inputs of the first stage, inputs of the loss) for a micro batch of train/engine/batches.py.
 
-    loss_denominator, token_losses and likeliest are the same as in GPT.forward. Either all micro batches of a
-    run have document boundaries, or none does, because the first micro batch determines which tensors the
-    stages send.
+    loss_denominator, token_losses and likeliest have the same meaning as in GPT.forward. Document boundaries
+    must be in all micro batches of a run or in none, because the first micro batch determines which tensors
+    the stages send.
     """
     inputs = [batch.tokens, _or_nothing(batch.position_ids)]
     if batch.cu_seqlens is not None:

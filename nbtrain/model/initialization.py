@@ -68,11 +68,12 @@ class Initializer:
 
 
 class Zeros(Initializer):
-    """Initializer for a run that will load its weights: zeros and ones on the model's device, in its format.
+    """Initializer for a model whose weights will be loaded: fills them with zeros and ones.
 
-    This avoids drawing matrices and a second copy of the model in host memory. Loading does not set the
-    padding of the vocabulary, which stays 0 and is not used in the softmax. `seed` is the run's seed, for
-    adapters, which the loaded folder does not contain.
+    It creates parameters on the device `device` in the format `dtype`, so that no matrix is drawn and host
+    memory holds no second copy of the model. Loading does not set the padding of the vocabulary, which stays
+    0 and is not used in the softmax. Adapters are drawn, with the run's `seed`, because the loaded folder
+    does not contain them.
     """
 
     def __init__(self, seed: int, device: str, dtype: torch.dtype) -> None:

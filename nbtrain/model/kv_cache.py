@@ -33,7 +33,10 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None
 
 
 class Span(NamedTuple):
-    """The tokens of one sequence in a pass: their place in the pass (`tokens`) and in the slot."""
+    """The tokens of one sequence in a pass.
+
+    `tokens` is their range among the pass's tokens; `start` and `end` are their range in the slot.
+    """
 
     slot: int
     tokens: slice
@@ -61,7 +64,7 @@ class Singles:
     ends: torch.Tensor
     """[count, 1, 1, 1]: number of keys in each sequence, including the new key."""
     masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
-    """{window size: mask}, a cache for mask()."""
+    """Results of mask() by window size, so that layers with the same window compute them once."""
 
     def mask(self, window: int | None) -> torch.Tensor | None:
         """Return the mask of the keys that each sequence sees, bool [count, 1, 1, longest].
@@ -79,7 +82,7 @@ class Singles:
 
 @dataclass(frozen=True)
 class Placed:
-    """The assignment of the tokens of a pass to slots."""
+    """The tokens of one pass, and the slots that they belong to."""
 
     singles: Singles | None
     spans: list[Span]
@@ -151,7 +154,8 @@ class KVCache:
     def reach(self, tokens: torch.Tensor) -> tuple[int, int, torch.Tensor | None]:
         """Return (start, end, position ids) for the tokens of the next pass.
 
-        If the position ids are None, the positions are start .. end - 1.
+        For placed tokens, start is 0, end is one more than the largest position, and the position ids are
+        [1, T]. For others, the position ids are None, and the positions are start .. end - 1.
         """
         if self.placed is not None:
             return 0, max(span.end for span in self.placed.spans), self.placed.position_ids

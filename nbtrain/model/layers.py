@@ -74,9 +74,9 @@ class OutputLayer(nn.Module):
 
 
 class _OfOwnPart(nn.Module):
-    """Base class of layers with unsharded weights.
+    """Base class of layers whose weights are whole on every tensor-parallel rank.
 
-    If `cuts` is true, the weights are applied only to this rank's tokens or heads.
+    `cuts` is whether each rank applies the weights only to its own tokens or heads.
     """
 
     def __init__(self, parallel: ModelParallel, cuts: bool):
@@ -139,8 +139,8 @@ class PositionEmbedding(_OfOwnPart):
     ) -> torch.Tensor:
         """Add positions and apply dropout.
 
-        `position_ids` has the positions of all tensor-parallel ranks' tokens; None means start, start + 1,
-        ...
+        `position_ids` has the positions of the tokens on all tensor-parallel ranks. If it is None, the
+        positions are consecutive from `start`.
         """
         if self.weight is None:
             return dropout(x, self.dropout, self.training, self.stream)

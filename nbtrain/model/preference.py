@@ -5,9 +5,10 @@
     loss        -(1 - e) log sigmoid(margin) - e log sigmoid(-margin), the mean over pairs
 
 The output layer's loss function (parallel/cross_entropy.py) computes gradients in its forward pass and needs
-each token's weight at that time, so it runs twice. The first pass computes only log-probabilities. From these
-follows each token's weight: the derivative of the loss with respect to its log-probability. The second pass
-computes the gradients. Only the output layer is computed twice, and no additional activations are kept.
+each token's weight at that time, so it runs twice. The first pass computes only log-probabilities. Each
+token's weight, the derivative of the loss with respect to the token's log-probability, is computed from them.
+The second pass computes the gradients. Only the output layer is computed twice, and no additional activations
+are kept.
 
 Shapes: b sequences, s tokens, P pairs in the batch
 """
@@ -41,9 +42,9 @@ def preference_loss(
     denominator: torch.Tensor | None = None,
     token_losses: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the mean loss over pairs, or their sum divided by `denominator`, as an fp32 scalar.
+    """Return the mean loss over pairs, or the sum of their losses divided by `denominator`, in fp32.
 
-    token_losses_of(loss_mask, denominator, token_losses) must call linear_cross_entropy for this batch.
+    token_losses_of(loss_mask, denominator, token_losses) must return linear_cross_entropy() for this batch.
     loss_mask [b, s] selects the tokens in the loss. If given, token_losses (fp32 [b, s]) is filled with each
     token's loss.
     """

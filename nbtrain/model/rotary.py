@@ -2,7 +2,7 @@
 
 The first r elements of a head form r / 2 pairs (j, j + r / 2), as in Megatron and Hugging Face. Pair j is
 rotated by the angle position * base^(-2j/r). Scaling reduces the angles, so that a model supports longer
-sequences than those it was trained on before:
+sequences than the sequences of its original training:
 
     linear    divides all angles by the factor (arXiv:2306.15595)
     llama3    divides the angles of pairs that turn less than low_freq_factor times over the original length,
@@ -34,7 +34,7 @@ class Rotation(NamedTuple):
 
 
 def rotation_of(config: GPTConfig, positions: torch.Tensor, dtype: torch.dtype) -> Rotation:
-    """Return the rotation for positions [s] or, if they differ by sequence, [b, s]."""
+    """Return the rotation for `positions`, which are [s] or, if they differ between sequences, [b, s]."""
     size, base, scaling = config.rotary_size, config.rotary_base, config.rope_scaling
     frequencies, scale = _kept_frequencies(size, base, scaling, positions.device)
     angles = positions.float().unsqueeze(-1) * frequencies

@@ -16,7 +16,11 @@ NOTHING, SAVE, LEAVE, STOP = 0, 1, 2, 3
 
 
 class Agreement:
-    """A vote of all ranks. Every rank calls begin(wish) when a step starts and finish(wish) when it ends."""
+    """The votes of all ranks, one vote at each step boundary.
+
+    Every rank calls begin(wish) when a step starts and finish(wish) when the step ends. wish() returns the
+    number for which the rank votes.
+    """
 
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None
@@ -24,13 +28,16 @@ class Agreement:
         self._work: dist.Work | None = None
 
     def begin(self, wish: Callable[[], int]) -> None:
-        """Start a vote with this rank's current number, wish()."""
+        """Start a vote, in which this rank votes for the number that wish() returns now."""
         if self._group is not None:
             self._wish.fill_(wish())
             self._work = dist.all_reduce(self._wish, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
     def finish(self, wish: Callable[[], int]) -> int:
-        """Wait for the vote, and return the largest number of all ranks; without a vote, return wish()."""
+        """Wait for the vote, and return the largest number of all ranks.
+
+        If no vote was started, as in a single process, return wish().
+        """
         if self._work is None:
             return wish()
         self._work.wait()

@@ -30,7 +30,10 @@ def own_tokens(x: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def set_own_tokens(x: torch.Tensor, group: Group, own: torch.Tensor) -> None:
-    """Write a result of own_tokens() back to its place in x, and zeros everywhere else."""
+    """Write this rank's tokens `own`, as returned by own_tokens(), to their positions in x.
+
+    All other positions of x are set to zero.
+    """
     x.zero_()
     chunks = _chunks_of(x, _LAST, group.rank, group)
     chunks.copy_(own.view_as(chunks))

@@ -199,7 +199,7 @@ def _taken_out(gradient: torch.Tensor, own: OwnRows) -> torch.Tensor:
 
 
 def _likeliest(logits: torch.Tensor, first_id: int, group: Group) -> torch.Tensor:
-    """Return the id of each row's largest logit over all ranks, int64 [c]; among equals, the smallest."""
+    """Return each token's likeliest id over all ranks, int64 [c]; among equally likely ids, the smallest."""
     largest, ids = logits.float().max(dim=1)
     if group.size == 1:
         return ids
@@ -219,9 +219,10 @@ def _blocks(logits: torch.Tensor) -> list[slice]:
 def _softmax(
     logits: torch.Tensor, label: torch.Tensor, mask: torch.Tensor | None, needs_gradient: bool, _group: Group
 ) -> torch.Tensor:
-    """Return the losses of a chunk, fp32 [c], and overwrite `logits` with d loss / d logits.
+    """Return the losses of a chunk, fp32 [c]. If needs_gradient, overwrite `logits` with their gradient.
 
-    The gradient is softmax - onehot, not divided by n, because that would underflow in fp16.
+    The gradient is (softmax - onehot) * mask. It is not divided by n here, because the quotient would
+    underflow in fp16.
     """
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     for rows in _blocks(logits):
@@ -240,7 +241,10 @@ def _softmax(
 def _softmax_over_ranks(
     logits: torch.Tensor, label: torch.Tensor, mask: torch.Tensor | None, needs_gradient: bool, group: Group
 ) -> torch.Tensor:
-    """Do the same as _softmax() for a sharded vocabulary. `label` counts from this rank's first row."""
+    """Compute the results of _softmax() for a vocabulary that is sharded across ranks.
+
+    `label` is relative to this rank's first id; labels of other ranks are negative or too large.
+    """
     is_here = (label >= 0) & (label < logits.shape[1])
     label = label.where(is_here, 0)
     log_sum, of_label = _statistics(logits, label, is_here, group)

@@ -36,8 +36,8 @@ class FourBits(NamedTuple):
 class FourBitMatrix(nn.Module):
     """A frozen matrix [o, i] in 4 bits that replaces `weight`.
 
-    It has the same shape, format, device and sharding. It is 0 until hold() is called. forward(x [.., i],
-    bias [o]) -> [.., o].
+    It has the shape, format, device and sharding of `weight`. All its numbers are 0 until hold() is called.
+    forward(x [.., i], bias [o]) -> [.., o].
     """
 
     packed: torch.Tensor

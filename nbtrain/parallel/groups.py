@@ -4,8 +4,8 @@
     pipeline_model_parallel   ranks that hold the stages of one model
     model_parallel            tensor times pipeline: the ranks that hold one whole model
     data_parallel             ranks with the same weights and different samples
-    sequence_parallel         Ulysses or context parallelism: ranks that share sequences, adjacent on the data
-                              axis
+    sequence_parallel         Ulysses or context parallelism: ranks between which each sequence is split,
+                              adjacent on the data axis
     sequence_data_parallel    data times sequence: the whole data axis, across which ZeRO shards the optimizer
     tensor_and_data_parallel  tensor times the data axis: all ranks of one pipeline stage
     alone                     this rank only
@@ -23,7 +23,7 @@ from nbtrain.base.topology import Topology
 
 @dataclass(frozen=True)
 class Group:
-    """A group of ranks in one kind of parallelism, as seen by this process."""
+    """A group of ranks that communicate for one kind of parallelism, and this process's rank in it."""
 
     ranks: tuple[int, ...] = (0,)
     """Global ranks of the group's members, in the order of the group."""
@@ -42,11 +42,11 @@ ALONE = Group()
 
 
 def group_ranks(topology: Topology, sequence_parallel_size: int = 1) -> dict[str, list[tuple[int, ...]]]:
-    """Return all groups of each kind as tuples of global ranks. Every rank is in one group of each kind.
+    """Return {kind of group: all groups of this kind, as tuples of global ranks}.
 
-    The topology's data axis includes the ranks that share sequences: every `sequence_parallel_size` adjacent
-    ranks on the axis share their sequences. Raises ValueError unless the size of the axis is a multiple of
-    this number.
+    Every rank is in one group of each kind. Each sequence is split between `sequence_parallel_size` adjacent
+    ranks of the topology's data axis. Raises ValueError unless the size of the axis is a multiple of this
+    number.
     """
     axis = topology.data_parallel_size
     if sequence_parallel_size < 1 or axis % sequence_parallel_size:

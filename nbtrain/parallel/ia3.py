@@ -25,17 +25,20 @@ class OnesInitializer(Protocol):
 
 
 def output_scale(init: OnesInitializer, units: int, part: int, group: Group) -> nn.Parameter:
-    """Create the vector [units * part / t] for the last `part` rows of each unit of packed outputs."""
+    """Create this rank's vector, [units * part / t], for the last `part` outputs of each unit.
+
+    A unit is a group of packed outputs, of which there are `units` on all ranks together.
+    """
     return shard(init.ones(units * part), 0, group)
 
 
 def input_scale(init: OnesInitializer, inputs: int, group: Group) -> nn.Parameter:
-    """Create the vector [i / t] for the inputs."""
+    """Create the vector [i/t] that multiplies this rank's inputs of a RowParallelLinear."""
     return shard(init.ones(inputs), 0, group)
 
 
 def scaled_outputs(y: torch.Tensor, scale: torch.Tensor, unit: int, part: int) -> torch.Tensor:
-    """Multiply the last `part` of every `unit` outputs by `scale`.  [b, s, o/t] -> [b, s, o/t]."""
+    """Multiply the last `part` outputs of every `unit` outputs by `scale`. [b, s, o/t] -> [b, s, o/t]."""
     units = y.unflatten(-1, (-1, unit))
     kept, last = units.split([unit - part, part], -1)
     return torch.cat([kept, last * scale.to(y.dtype).view(-1, part)], -1).flatten(-2)

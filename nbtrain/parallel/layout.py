@@ -16,17 +16,19 @@ class ModelParallel:
     tensor: Group = ALONE
     """Ranks that shard each layer's matrices."""
     sequence_parallel: bool = False
-    """Whether Megatron's sequence parallelism is on, so ranks hold s/t tokens between tensor regions."""
+    """Whether Megatron's sequence parallelism is on: each rank of `tensor` holds s/t tokens outside of the
+    layers whose matrices are sharded.
+    """
     ulysses: Group = ALONE
-    """Ranks that share each sequence by Ulysses.
+    """Ranks between which Ulysses splits each sequence.
 
     Each rank holds s/u tokens and, inside attention, n/u heads of all tokens.
     """
     context: Group = ALONE
-    """Ranks that share each sequence by context parallelism.
+    """Ranks between which context parallelism splits each sequence.
 
-    Each rank holds s/c tokens, and attends with all heads to the keys of all tokens. At most one of `ulysses`
-    and `context` has several ranks.
+    Each rank holds s/c tokens. Its queries of all heads attend to the keys of all tokens. At most one of
+    `ulysses` and `context` has several ranks.
     """
     stream: TensorParallelStream | None = None
     """Random stream for dropout on activations that differ between the ranks of `tensor`; None without tensor
@@ -40,12 +42,12 @@ class ModelParallel:
 
     @property
     def tokens_shared_by(self) -> int:
-        """Number of ranks across which the residual stream shards the tokens of a sequence."""
+        """Number of ranks between which the tokens of each sequence are split in the residual stream."""
         return self.sequence.size * (self.tensor.size if self.cuts_tokens else 1)
 
     @property
     def sequence(self) -> Group:
-        """Ranks that share each sequence, by Ulysses or by context parallelism."""
+        """Ranks between which each sequence is split, by Ulysses or by context parallelism."""
         return self.context if self.context.size > 1 else self.ulysses
 
     def own_tokens(self, x: torch.Tensor, chunk_tokens: int = 0) -> torch.Tensor:
@@ -58,7 +60,10 @@ class ModelParallel:
         return ulysses.own_tokens(x, self.ulysses, chunk_tokens) if self.ulysses.size > 1 else x
 
     def set_own_tokens(self, x: torch.Tensor, own: torch.Tensor, chunk_tokens: int = 0) -> None:
-        """Write a result of own_tokens() back to its place in x, and zeros everywhere else."""
+        """Write this rank's tokens `own`, as returned by own_tokens(), to their positions in x.
+
+        All other positions of x are set to zero.
+        """
         if self.context.size > 1:
             context.set_own_tokens(x, self.context, own)
         else:

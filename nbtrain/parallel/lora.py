@@ -38,12 +38,14 @@ class UniformParameters(Protocol):
 
 
 class Rank(NamedTuple):
-    """Settings shared by all adapters of a model."""
+    """Settings that are the same for all adapters of a model."""
 
     rank: int
     scale: float
     dropout: Callable[[torch.Tensor, bool], torch.Tensor]
-    """Function (x, training) that applies dropout. Its random numbers differ between ranks if x does."""
+    """Function of (x, training) that applies dropout. Its random numbers differ between tensor-parallel ranks
+    if x differs between them.
+    """
 
 
 class _LowRank(nn.Module):

@@ -1,4 +1,4 @@
-"""The boundaries of a tensor-parallel region: a collective forward, and its conjugate backward.
+"""The boundaries of a tensor-parallel region: each has a collective forward and another one backward.
 
     function                                        forward            backward
     copy_to_tensor_model_parallel_region            unchanged          sum
@@ -141,7 +141,7 @@ _copy_parameters = uncompiled(_CopyParameters.apply)
 
 
 def region(x: torch.Tensor, group: Group, forward: Callable, conjugate: Callable, *dim: int) -> torch.Tensor:
-    """Apply forward(x, *dim, group), with conjugate(gradient, *dim, group) in the backward pass.
+    """Return forward(x, *dim, group); the backward pass applies conjugate(gradient, *dim, group).
 
     On a single rank, return x itself.
     """

@@ -40,14 +40,18 @@ class BuiltLayer(LayerSpec):
 class Program(Protocol):
     """Defines what a stage does with a micro batch.
 
-    enter() builds `extra`, the inputs of layers other than the activations. Layers do not change it.
+    enter() builds `extra`, which contains the inputs that layers need besides the activations. Layers do not
+    change `extra`.
     """
 
     def enter(self, inputs: torch.Tensor | tuple) -> tuple[torch.Tensor, Any]:
-        """Return (input of the first layer, extra) from a micro batch or the previous stage's output."""
+        """Return (input x of this stage's first layer, extra).
+
+        `inputs` is the micro batch on the first stage, and the previous stage's output on all others.
+        """
 
     def run(self, layers: Sequence[Callable], x: torch.Tensor, extra: Any) -> Any:
-        """Run the layers in order, and return the last one's output."""
+        """Run the layers in order, and return the output of the last layer."""
 
     def run_again(self, layers: Sequence[Callable], x: torch.Tensor, extra: Any) -> Any:
         """Run the layers in order and keep only their input x. The backward pass runs the layers again."""

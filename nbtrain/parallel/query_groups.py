@@ -1,4 +1,4 @@
-"""Grouped-query attention (arXiv:2305.13245) if several ranks share a group.
+"""Grouped-query attention (arXiv:2305.13245) if the query heads of a group are on several ranks.
 
 Queries, keys and values are packed by group, [n/g queries | key | value], with d rows each. Ranks that hold
 complete groups do not need this module. Otherwise:
@@ -47,7 +47,7 @@ def repeated_for(packed: torch.Tensor, head_size: int, ranks: int) -> torch.Tens
 
 
 def _parts(whole: torch.Tensor, heads: int, groups: int, head_size: int, group: Group) -> list[torch.Tensor]:
-    """Return views of this rank's queries, and of their key and value."""
+    """Return [view of this rank's queries, view of the key and value of their group]."""
     sharing = group.size // groups
     mine, place = divmod(group.rank, sharing)
     of_group, own = heads // groups, heads // group.size

@@ -96,10 +96,11 @@ class TensorParallelStream:
         self._state = (state["torch"], state["cuda"])
 
     def recompute_contexts(self) -> tuple["_Remembered", "_Remembered"]:
-        """Return the contexts of `context_fn` in torch's checkpoint(use_reentrant=False), to repeat dropout.
+        """Return (context of the forward pass, context of its repetition), so that dropout is repeated.
 
-        checkpoint itself restores only the generators' own states. Without these contexts, the gradient would
-        silently use other dropout masks than the loss.
+        This method is the `context_fn` of torch's checkpoint(use_reentrant=False), which itself restores only
+        the generators' own states. Without these contexts, the gradient would silently use other dropout
+        masks than the loss.
         """
         first = _Remembered(self)
         return first, _Remembered(self, repeats=first)
@@ -108,8 +109,8 @@ class TensorParallelStream:
 class _Remembered(contextlib.AbstractContextManager):
     """A context that records the stream's state on entry.
 
-    With `repeats`, the stream continues from the state that `repeats` recorded, and gets its own state back
-    on exit.
+    With `repeats`, an earlier context, the stream starts inside from the state that the earlier context
+    recorded. On exit, the stream gets back the state that it had on entry.
     """
 
     def __init__(self, stream: TensorParallelStream, repeats: "_Remembered | None" = None):

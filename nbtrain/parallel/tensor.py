@@ -50,11 +50,11 @@ class Products(NamedTuple):
     """Functions for the three products of a linear layer."""
 
     linear: Callable[..., torch.Tensor]
-    """(x, weight, bias) -> y."""
+    """Function of (x, weight, bias) that returns y."""
     input_gradient: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    """(gradient of y, weight) -> gradient of x."""
+    """Function of (gradient of y, weight) that returns the gradient of x."""
     weight_gradient: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    """(gradient of y, x) -> gradient of the weight."""
+    """Function of (gradient of y, x) that returns the gradient of the weight."""
 
 
 def _weight_gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -81,9 +81,10 @@ def partition_dim(parameter: torch.Tensor) -> int | None:
 
 
 class _CutModule(nn.Module):
-    """Base class of layers that shard `count` rows or columns across the ranks, in units of `unit`.
+    """Base class of layers that shard `count` rows or columns of a matrix across the ranks.
 
-    Raises ValueError if the ranks would get unequal parts.
+    Every `unit` consecutive rows or columns stay on one rank. Raises ValueError if the ranks would get
+    unequal parts.
     """
 
     def __init__(self, what: str, count: int, unit: int, group: Group, sequence_parallel: bool):
@@ -102,7 +103,7 @@ class _CutModule(nn.Module):
         without one.
         """
         self.rescaled: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
-        """Function (outputs, ia3) -> outputs of a column layer with `ia3`."""
+        """Function of (outputs, ia3) that returns a column layer's outputs, multiplied by the vector."""
 
     def hold_in_four_bits(self, how: FourBits) -> None:
         """Replace this rank's part of the layer's matrices by 4-bit matrices, which are 0 until loaded."""
@@ -148,7 +149,7 @@ class ColumnParallelLinear(_CutModule):
     def _outputs(
         self, x: torch.Tensor, *layers: tuple[torch.Tensor, torch.Tensor | None]
     ) -> tuple[torch.Tensor, ...]:
-        """Return the output of each (weight, bias) for the same x.
+        """Return one output for each (weight, bias) in `layers`, all computed from the same x.
 
         x is gathered only once, and its gradient is summed only once.
         """

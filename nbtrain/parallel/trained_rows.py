@@ -27,7 +27,7 @@ class TrainedRows(NamedTuple):
     """Trained rows and the tokens that they belong to."""
 
     rows: torch.Tensor
-    """[n, h], all rows on every tensor-parallel rank."""
+    """Trained rows, [n, h]. Every tensor-parallel rank has all of them."""
     ids: tuple[int, ...]
     """Token ids of the trained rows, in ascending order."""
 
@@ -38,18 +38,18 @@ class OwnRows(NamedTuple):
     first: int
     """Index of the first of these rows among all trained rows."""
     rows: torch.Tensor
-    """[m, h]: trained rows in this rank's part."""
+    """Trained rows in this rank's part, [m, h]."""
     columns: torch.Tensor
-    """int64 [m]: columns of these rows in the rank's logits."""
+    """Columns in the rank's logits that these rows compute, int64 [m]."""
 
 
 def embedded(
     found: torch.Tensor, tokens: torch.Tensor, trained: TrainedRows, group: Group, sequence_parallel: bool
 ) -> torch.Tensor:
-    """Replace the frozen embeddings of tokens that have a trained row.
+    """Return the embeddings of `tokens` [b, s], with trained rows instead of frozen ones where they exist.
 
-    `found` has the frozen embeddings of `tokens` [b, s]: [b, s, h] or, with sequence_parallel, this rank's
-    [b, s/t, h].
+    `found` has the frozen embeddings, [b, s, h]. With sequence_parallel, `found` and the result have only
+    this rank's tokens, [b, s/t, h].
     """
     rows = trained.rows
     if sequence_parallel:

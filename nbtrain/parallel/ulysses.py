@@ -36,7 +36,10 @@ def own_tokens(x: torch.Tensor, group: Group, chunk_tokens: int = 0) -> torch.Te
 
 
 def set_own_tokens(x: torch.Tensor, group: Group, own: torch.Tensor, chunk_tokens: int = 0) -> None:
-    """Write a result of own_tokens() back to its place in x, and zeros everywhere else."""
+    """Write this rank's tokens `own`, as returned by own_tokens(), to their positions in x.
+
+    All other positions of x are set to zero.
+    """
     x.zero_()
     pieces = _own_pieces(x, group, chunk_tokens)
     pieces.copy_(own.view_as(pieces))

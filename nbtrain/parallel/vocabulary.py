@@ -62,7 +62,10 @@ class Vocabulary:
         return logits - self.copy(self.logsumexp(logits)).unsqueeze(-1)
 
     def of_labels(self, values: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the value at each label, [b, s, w], [b, s] -> [b, s], from the rank that has the label."""
+        """Return each token's value at its label: values [b, s, w], labels [b, s] -> [b, s].
+
+        The value comes from the rank that has the label's id.
+        """
         if self.group.size == 1:
             return values.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
         if not self.width:
@@ -73,13 +76,14 @@ class Vocabulary:
         return self.sum(values.gather(-1, index).squeeze(-1).where(is_here, 0.0))
 
     def cross_entropy(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return -log softmax(logits)[label] for each token, [b, s, w] and labels [b, s] -> [b, s]."""
+        """Return -log softmax(logits)[label] for each token: logits [b, s, w], labels [b, s] -> [b, s]."""
         return self.logsumexp(logits) - self.of_labels(logits, labels)
 
     def copy(self, values: torch.Tensor) -> torch.Tensor:
-        """Return values that are equal on all ranks for use with this rank's ids, and sum their gradients.
+        """Return `values` unchanged, and sum their gradients over the ranks in the backward pass.
 
-        Call this before you combine a result of this class with logits again, as log_softmax() does.
+        `values` must be equal on all ranks, like the results of sum(), max() and logsumexp(). Call copy()
+        before you combine such a result with this rank's logits again, as log_softmax() does.
         """
         return mappings.copy_to_tensor_model_parallel_region(values, self.group)
 

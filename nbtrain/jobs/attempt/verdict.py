@@ -31,6 +31,9 @@ DONE = {
     "perf": "all steps are measured, and no checkpoint is saved",
     "eval": "the newest checkpoint is evaluated, and nothing is trained",
 }
+# First words of the cause of a job that a stop request has ended. They are replaced for a pause and for a
+# deadline, which end the ranks with the same request.
+STOPPED = "stopped on request"
 # Part of the cause of a job that a full disk has ended.
 DISK_IS_FULL = "the disk is full"
 FULL_DISK = re.compile(r"No space left on device|Errno 28\b|Disk quota exceeded|Errno 122\b", re.IGNORECASE)
@@ -165,7 +168,7 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
     saved = _kept(around, step)
     if not missing and ends <= outcomes.COMPLETED:
         if around.stop_requested:
-            return cancelled(f"stopped on request{_at(step)}; {saved}")
+            return cancelled(f"{STOPPED}{_at(step)}; {saved}")
         if around.node_left:
             return failed(f"{around.node_left}, so its ranks stopped{_at(step)}; {saved}", retry=True)
         if around.launcher_signal is not None:
@@ -183,7 +186,7 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
             # A report is a rank's last action, so whatever ended these ranks came while they were exiting.
             if words == {outcomes.FINISHED}:
                 return Verdict(SUCCEEDED, _done(around, step), step=step)
-            return cancelled(f"stopped on request{_at(step)}; {saved}")
+            return cancelled(f"{STOPPED}{_at(step)}; {saved}")
         said, rank = _stop_out_of_order(records, around, step, saved)
         return cancelled(said, rank=rank)
     if around.hang:
@@ -249,27 +252,27 @@ def _stop_out_of_order(
             how, rank = "", None
         on = f"; a resume continues from the checkpoint of step {kept:,}" if kept else ""
         early = f"while its ranks were starting, before step {(kept or 0) + 1}: nothing to save"
-        return f"stopped on request {early}{how}{on}", rank
+        return f"{STOPPED} {early}{how}{on}", rank
     reached = around.reached_step if step is None else step
     if kept is not None and reached is not None and kept >= reached:
         if killed:
             how, rank = " (its processes had to be killed later)", None
-        return f"stopped on request{_at(kept)}; {saved}{how}", rank
+        return f"{STOPPED}{_at(kept)}; {saved}{how}", rank
     newest = "no checkpoint was saved" if kept is None else f"the newest checkpoint is from step {kept:,}"
     if not killed:
-        return f"stopped on request{_at(step)} before it could save{how}; {newest}", rank
+        return f"{STOPPED}{_at(step)} before it could save{how}; {newest}", rank
     # A rank that hangs after its save reports nothing, so only the checkpoint is known.
     missed = "had saved" if step is not None or kept is None else "reported a save"
     missed += "" if step is None else f" step {step:,}"
     late = f" {around.killed_after}" if around.killed_after else ""
-    return f"stopped on request; its ranks were killed{late} before they {missed}; {newest}", None
+    return f"{STOPPED}; its ranks were killed{late} before they {missed}; {newest}", None
 
 
 def _rollback(record: ExitRecord, around: Circumstances) -> Verdict:
     order, stopped = json.loads(record.detail), around.stop_requested
     return Verdict(
         CANCELLED if stopped else FAILED,
-        record.message + ("; stopped on request before the rollback" if stopped else ""),
+        record.message + (f"; {STOPPED} before the rollback" if stopped else ""),
         retry=not stopped,
         step=order["step"],
         kind=end_kinds.ROLLBACK,

@@ -16,7 +16,7 @@ from nbtrain.base.run_directory.events import read_events
 from nbtrain.base.run_directory.jobstate import CANCELLED, RESTARTING, RUNNING, STARTING, SUSPENDED
 from nbtrain.base.run_directory.records import JobRecord
 from nbtrain.base.run_directory.rundir import JobDir
-from nbtrain.jobs.attempt.verdict import Verdict
+from nbtrain.jobs.attempt.verdict import STOPPED, Verdict
 from nbtrain.jobs.control.control import asked_pause
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.signals import ALLOCATION, ENGINE, PAUSE, POLL_SECONDS, REQUEST, SignalRequests
@@ -38,14 +38,14 @@ def poll_requests(job: JobDir, journal: Journal, requests: SignalRequests) -> No
 
 def paused_words(job: JobDir, verdict: Verdict) -> str:
     """Return the cause that is shown with SUSPENDED."""
-    cause = verdict.cause.replace("stopped on request", "paused on request", 1)
+    cause = verdict.cause.replace(STOPPED, "paused on request", 1)
     return f"{cause}; `nbtrain resume {job.run.name}` continues it"
 
 
 def stopped_while_paused(cause: str) -> Verdict:
     """Return the verdict on a job that was stopped while paused; `cause` is the cause of its pause."""
     pause = cause.partition("; `nbtrain resume")[0]
-    return Verdict(CANCELLED, f"stopped on request while the job was paused ({pause})")
+    return Verdict(CANCELLED, f"{STOPPED} while the job was paused ({pause})")
 
 
 def paused_before(job: JobDir, record: JobRecord) -> float:

@@ -19,7 +19,7 @@ from nbtrain.base.text import amounts
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.attempt.reserve import FULL
-from nbtrain.jobs.attempt.verdict import Verdict
+from nbtrain.jobs.attempt.verdict import STOPPED, Verdict
 from nbtrain.jobs.control.control import asked_pause, asked_priority
 from nbtrain.jobs.machine import processes
 from nbtrain.jobs.machine.device_needs import gpus_of_hosts_job, needs_of
@@ -78,7 +78,7 @@ class QueuePlace:
             )
             if requests.stop:
                 self.give_up()
-                return Verdict(CANCELLED, "stopped on request while the job waited for its devices")
+                return Verdict(CANCELLED, f"{STOPPED} while the job waited for its devices")
         if waited:
             journal.record.cause = None
             locks = ", ".join(self._locks)

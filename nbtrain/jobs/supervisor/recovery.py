@@ -29,7 +29,7 @@ from nbtrain.base.text import amounts
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.state import DataState
 from nbtrain.jobs.attempt.rank_wrapper import WITHOUT_WORD
-from nbtrain.jobs.attempt.verdict import DISK_IS_FULL, Verdict
+from nbtrain.jobs.attempt.verdict import DISK_IS_FULL, STOPPED, Verdict
 
 LONGEST_BACKOFF_SECONDS = 300.0
 # A float cannot exceed 2.0 ** 1024, and backend.max_restarts may be a million.
@@ -215,13 +215,11 @@ def overdue(verdict: Verdict, config: RunConfig) -> Verdict:
     """
     if verdict.state != CANCELLED:
         return verdict
-    stopped = verdict.cause.replace("stopped on request", "stopped", 1)
+    stopped = verdict.cause.replace(STOPPED, "stopped", 1)
     said = f"deadline: backend.deadline_seconds = {config.backend.deadline_seconds:g} has passed; {stopped}"
     return Verdict(FAILED, said, step=verdict.step, rank=verdict.rank)
 
 
 def cancelled_while_waiting(verdict: Verdict) -> Verdict:
     """Return the verdict on a job that was stopped between two attempts."""
-    return Verdict(
-        CANCELLED, f"stopped on request while the job waited to restart after a failure: {verdict.cause}"
-    )
+    return Verdict(CANCELLED, f"{STOPPED} while the job waited to restart after a failure: {verdict.cause}")

@@ -55,7 +55,7 @@ from nbtrain.jobs.attempt.attempt import Attempt
 from nbtrain.jobs.attempt.backend import Backend, Launcher, backend_of
 from nbtrain.jobs.attempt.phases import stop_patience_seconds
 from nbtrain.jobs.attempt.reserve import FULL, READ_ONLY_ERRORS, Reserve
-from nbtrain.jobs.attempt.verdict import DISK_IS_FULL, Verdict
+from nbtrain.jobs.attempt.verdict import DISK_IS_FULL, STOPPED, Verdict
 from nbtrain.jobs.control.control import asked_devices, asked_pause
 from nbtrain.jobs.machine import processes
 from nbtrain.jobs.node.sampler import Sampler
@@ -372,7 +372,7 @@ def wait_for_return(it: Supervision, verdict: Verdict) -> Verdict | None:
         requests.stop_within(RETURN_POLL_SECONDS, lambda: look_for_requests(it))
     it.paused_seconds += time.monotonic() - since
     if requests.stop:
-        return Verdict(CANCELLED, f"stopped on request while the job waited in the queue; {verdict.cause}")
+        return Verdict(CANCELLED, f"{STOPPED} while the job waited in the queue; {verdict.cause}")
     return fit_devices(it, verdict) if it.config.backend.elastic else None
 
 
@@ -401,7 +401,7 @@ def run_attempt(it: Supervision) -> Verdict:
     """Run one attempt, from its start until its last process has exited, and return its verdict."""
     poll_requests(it)
     if it.requests.stop:
-        return Verdict(CANCELLED, "stopped on request before its ranks were started")
+        return Verdict(CANCELLED, f"{STOPPED} before its ranks were started")
     it.journal.forget_request()
     try:
         record = it.journal.attempt_starts(it.config, it.paused_seconds)

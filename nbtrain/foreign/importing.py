@@ -139,7 +139,12 @@ def import_files(
             places = [f"{word.place} ({word.text})" for word in programs]
             names = ", ".join(places[:MOST_PLACES]) + (" and others" if places[MOST_PLACES:] else "")
         alternatives = next((job.alternatives for job in jobs if job.alternatives), "")
-        fix = f"\n{alternatives}" if alternatives else " Import them one after the other."
+        if alternatives:
+            fix = f"\n{alternatives}"
+        elif len({job.label for job in jobs}) < len(jobs):
+            fix = " Write each job into a separate file, and import one file at a time."
+        else:
+            fix = " Import one file at a time."
         raise ConfigError(f"the files describe {len(jobs)} jobs: {names}.{fix}")
     layer = override_layer(overrides)
     if jobs[0].own_run is not None:

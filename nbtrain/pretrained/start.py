@@ -151,7 +151,10 @@ def is_there(config: RunConfig) -> bool:
 
 
 def names_run(config: RunConfig) -> bool:
-    """Return whether `init_from` refers to a run. Raises CheckpointError as _other_run() does."""
+    """Return whether `init_from` refers to a run.
+
+    Raises CheckpointError for an address, and if `init_from` is both a run and a path, or neither.
+    """
     return config.init_from is not None and _other_run(config, output_root()) is not None
 
 

@@ -72,7 +72,7 @@ class Job:
     remarks: list[Finding] = field(default_factory=list)
     """Remarks for the script's author, e.g. about a comment that ends a command."""
     alternatives: str = ""
-    """Question about the value that decides which launcher call of a script runs; "" without such a value."""
+    """Message about a value that decides which launcher call of a script runs; "" if no value decides it."""
     comments: list[tuple[str, str]] = field(default_factory=list)
 
     def is_asked(self, key: str) -> bool:

@@ -58,7 +58,7 @@ def read_files(files: Sequence[str | Path], variables: Mapping[str, str] | None 
         if label in (file.file for file in given):
             raise ConfigError(
                 f"{label}: two of the files have this name, but files refer to each other by name. Rename "
-                "one of them, or import them one after the other."
+                "one of them, or import one file at a time."
             )
         given.append(imported_file(path))
         if path.suffix in JSON and not JSON_MANIFEST.match(text):

@@ -25,7 +25,7 @@ class Unknown:
     reason: str = ""
     """Clause that says why the value is not known; "" if no file sets the variable."""
     causes: tuple["Unknown", ...] = ()
-    """Values that determine this one, e.g. the variables in the condition around its assignment."""
+    """Unknown values that determine this value, e.g. the variables in the condition of its assignment."""
     choices: tuple[str, ...] = ()
     """The texts that the part may have, if they are known."""
     is_set: bool = False
@@ -37,7 +37,7 @@ class Unknown:
         return bool(self.name) and not self.reason
 
     def roots(self) -> Iterator["Unknown"]:
-        """Yield the unknown values that determine this one: the values in its condition, or itself."""
+        """Yield the unknown values that finally determine this value; the value itself if it has no causes."""
         if self.causes and all(cause.name for cause in self.causes):
             for cause in self.causes:
                 yield from cause.roots()

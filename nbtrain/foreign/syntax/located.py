@@ -37,7 +37,7 @@ class Unknown:
         return bool(self.name) and not self.reason
 
     def roots(self) -> Iterator["Unknown"]:
-        """Yield the unknown values that finally determine this value; the value itself if it has no causes."""
+        """Yield the unknown values that finally determine this value; the value itself without causes."""
         if self.causes and all(cause.name for cause in self.causes):
             for cause in self.causes:
                 yield from cause.roots()

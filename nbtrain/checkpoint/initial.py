@@ -102,7 +102,7 @@ class RowsOfTokens(MadeWhole):
 
 
 def start_sha256(live: LiveRun) -> str:
-    """Return the SHA-256 of the weights that a run starts from, followed by that of its initial adapters.
+    """Return the SHA-256 of a run's initial weights, followed by the SHA-256 of its initial adapters, if any.
 
     These hashes were recorded at submission. If none were recorded, the files are hashed as they are now.
     """

@@ -329,7 +329,7 @@ def _shares(
 ) -> tuple[Described, Described]:
     """Return (files that this rank must copy before anything is read, files that it can copy later).
 
-    `same` says whether the run has the checkpoint's layout.
+    `same` says whether the run resumes training with the checkpoint's layout.
     """
     first: Described = {}
     later: Described = {}

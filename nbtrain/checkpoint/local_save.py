@@ -59,8 +59,9 @@ class LocalPart:
             engine.save_non_zero_checkpoint = before
 
     def describe(self, writer: CheckpointWriter, manifest: dict[str, Any]) -> None:
-        """Store the writer's lists of files and the manifest ({} on most ranks). Call it once DeepSpeed has
-        started the save.
+        """Store the writer's lists of files and the manifest; {} on ranks that do not write a manifest.
+
+        Call it once DeepSpeed has started the save.
         """
         self._writer, self._manifest = writer, manifest
         # The background thread may still add to these lists. The next save uses new ones.

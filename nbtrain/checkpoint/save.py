@@ -89,8 +89,8 @@ class Saver:
         """Write the checkpoint of `state.step`, or start writing it in the background, and return the seconds
         that training paused.
 
-        Raises CheckpointError, on all ranks, if the disk has too little space or the previous save has
-        failed.
+        Nothing is written if the step already has a complete checkpoint. Raises CheckpointError, on all
+        ranks, if the disk has too little space or the previous save has failed.
         """
         started = time.monotonic()
         self.finish()

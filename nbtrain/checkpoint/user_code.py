@@ -150,8 +150,9 @@ def checked(path: Path) -> CodeFile:
 
 
 def needs_trial(run: RunDir) -> bool:
-    """Return whether the ranks must try the user's file, because the submission did not try it and the user
-    did not skip the trial.
+    """Return whether the ranks must run the trial of the user's file before training.
+
+    They need not if the file passed its trial at submission, or if the user turned the trial off.
     """
     record = files.read_json(run.own_code_json)
     return record is None or record["tried"] not in (PASSED, OMITTED)

@@ -279,7 +279,9 @@ def _kernel_of(
     window: int | None,
     softcap: float | None,
 ) -> Literal["lengths", "blocked", "torch"]:
-    """Choose a kernel: torch's for varying lengths, nbtrain's own, or scaled_dot_product_attention."""
+    """Return the kernel to use: "lengths" is torch's kernel for varying lengths, "blocked" is nbtrain's own,
+    and "torch" is scaled_dot_product_attention.
+    """
     if softcap is not None:
         return "blocked"
     if documents is not None and documents.cu_seqlens is not None:
@@ -409,7 +411,7 @@ class _BlockedAttention(torch.autograd.Function):
     query heads of a group are rows of one product.
 
     Without mask, window and softcap, the forward pass of whole sequences uses torch's flash kernel. The
-    backward pass below takes half the time of torch's for bf16 on a CPU.
+    backward pass below takes half as long as torch's for bf16 on a CPU.
     """
 
     @staticmethod

@@ -67,8 +67,8 @@ def is_block(layer: Any) -> bool:
 class LayerParts:
     """Creates the parts of a block: nbtrain's layers, sharded linear layers and single parameters.
 
-    A part's name is its place in the block, such as "mlp.up". It seeds the initial values, so each name can
-    be used only once in a block.
+    A part's name is its path in the block, such as "mlp.up". The name seeds the initial values, so each name
+    can be used only once in a block.
     """
 
     def __init__(self, index: int, config: GPTConfig, init: Initializer, parallel: ModelParallel):
@@ -235,8 +235,7 @@ class LayerParts:
 
 
 class _EqualGradients:
-    """A hook that compares a parameter's first gradient with the gradients on the other tensor-parallel
-    ranks.
+    """A hook that compares a parameter's first gradient between all tensor-parallel ranks.
 
     Each rank has the whole parameter. With different gradients, the ranks would train different models, and a
     checkpoint would contain only one of them.

@@ -29,8 +29,8 @@ class Initializer:
     ) -> torch.nn.Parameter:
         """Create a normally distributed matrix or embedding.
 
-        With `residual`, the standard deviation for projections to the residual stream is used. `std` replaces
-        it.
+        Its standard deviation is `std`. If `std` is None, it is the model's standard deviation or, with
+        `residual`, the smaller one of projections to the residual stream.
         """
         if std is None:
             std = self.residual_std if residual else self.std

@@ -47,7 +47,7 @@ class WordEmbedding(VocabParallelEmbedding):
     """Word embedding: token ids [b, s] -> [b, s, h].
 
     If embeddings are tied, its weight [v/t, h] and the rows trained along with adapters are also the output
-    matrix. The layer must therefore have no other parameters.
+    matrix. In a pipeline, the last stage then has a copy of this layer, so it must have no other parameters.
     """
 
     def __init__(self, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):

@@ -2,9 +2,10 @@
 
     full         groups of layers are recomputed, and only their input is kept (arXiv:1604.06174)
     selective    large, cheap activations are recomputed (arXiv:2205.05198, section 5): the attention weights,
-                 [b, n, s, s], and the output of the MLP's activation function, [b, s, f]. Of the attention
-                 kernels, math keeps the weights (three times as much memory with dropout); flash and
-                 efficient do not keep them, so nothing is recomputed
+                 [b, n, s, s], and the output of the MLP's activation function, [b, s, f]. The attention
+                 kernels flash and efficient keep no attention weights, so with them only the MLP's output is
+                 recomputed. The kernel math keeps the weights; with dropout, it needs three times as much
+                 memory for them
 
 In both cases, the recomputation uses the same dropout and is bit-exact. Inside a compiled layer, `selective`
 has no effect, because the compiler decides which activations to keep.

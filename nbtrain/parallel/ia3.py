@@ -27,7 +27,7 @@ class OnesInitializer(Protocol):
 def output_scale(init: OnesInitializer, units: int, part: int, group: Group) -> nn.Parameter:
     """Create this rank's vector, [units * part / t], for the last `part` outputs of each unit.
 
-    A unit is a group of packed outputs, of which there are `units` on all ranks together.
+    A unit is a group of packed outputs; all ranks together have `units` units.
     """
     return shard(init.ones(units * part), 0, group)
 

@@ -77,7 +77,7 @@ def start(device: str, timeout_seconds: float) -> World:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep DeepSpeed's frequent memory reports out of the rank's log, except at debug level."""
+    """Log at debug level what is printed in the `with` block, such as DeepSpeed's many memory reports."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         yield

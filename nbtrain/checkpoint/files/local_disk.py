@@ -6,8 +6,9 @@
             parts/<rank>.json                 record of that rank's part, written last, by rename
         view/global_step<N>/                  links to the files that a resume reads, here or in model/
 
-A part without its record does not count. This module knows only the parts of its node; local_resume.py asks
-all nodes. An OSError of this disk never ends a run, because the state can still be written to model/.
+A part without its record does not count. This module knows only the parts on its own node; local_resume.py
+collects the parts of all nodes. An OSError of this disk never ends a run, because the state can still be
+written to model/.
 """
 
 import contextlib
@@ -46,7 +47,7 @@ class Part(Record):
     job_id: str
     attempt: int
     coordinate: list[int]
-    """The rank's coordinates in the layout, [pipeline, data, tensor]."""
+    """The rank's coordinates in the layout, [pipeline, data, tensor]; rank 0's coordinates if is_whole."""
     files: Described
     is_whole: bool = False
     """Whether this rank's files alone form a complete checkpoint. One rank of each node writes such a

@@ -128,7 +128,11 @@ def whole_step(run: RunDir, step: int | None = None) -> tuple[int, list[tuple[in
 def prune(
     run: RunDir, newest: int, keep_last: int, keep_every_steps: int | None, keep_best: bool = False
 ) -> list[int]:
-    """Remove old checkpoints, and incomplete folders older than the newest; return the removed steps."""
+    """Remove checkpoints and incomplete folders that are older than step `newest`; return the removed steps.
+
+    These checkpoints are kept: the newest `keep_last`, every step that is a multiple of `keep_every_steps`
+    and, with `keep_best`, the checkpoint with the lowest validation loss.
+    """
     whole = [step for step in run.checkpoint_steps() if size_problem(run.checkpoint(step)) is None]
     keep = set(whole[-keep_last:]) | {newest}
     if keep_every_steps:

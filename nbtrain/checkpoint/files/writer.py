@@ -10,8 +10,8 @@
 
 The copies share no memory with the live state, because the next step may update every weight while its file
 is being written. Their memory is reused for the next save, and page-locked if the state is on a GPU. No call
-here is collective: a rank that is still writing does not delay any step, and only files decide what is
-published.
+here is collective, so a rank that is still writing does not delay any step. Rank 0 learns only from the files
+shares/<rank>.json that all ranks are done.
 """
 
 import copy

@@ -66,7 +66,7 @@ COLUMN_PARALLEL = ("word_embeddings.weight", "output_layer.weight")
 
 
 class MegatronWeights:
-    """Whole parameters of a tree by canonical name, with all rows of its padded vocabulary.
+    """The parameters of a tree, joined over its ranks, with all rows of its padded vocabulary.
 
     `order` is the row order of query, key and value if the files do not determine it: "groups" (queries, key
     and value of one group after the other) or "thirds" (all queries of a rank, then all keys, then all
@@ -121,7 +121,10 @@ class MegatronWeights:
         return {name: StoredParameter(name, shape, None, 0) for name, shape in shapes.items()}
 
     def read(self, name: str, state: str = MASTER) -> torch.Tensor:
-        """Return a whole parameter, flat, fp32. Raises CheckpointError if it is incomplete."""
+        """Return an unsharded parameter, flat, in fp32.
+
+        Raises CheckpointError if a rank's part is missing or has another shape, or for NaN and Inf.
+        """
         assert state == MASTER, "a tree is read without optimizer states"
         found = self._joined(name).float()
         assert found.shape == self.parameters[name].shape, "the shape of each part was checked"

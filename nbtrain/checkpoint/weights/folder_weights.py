@@ -91,7 +91,7 @@ class FolderWeights:
         return block.flatten()[first - top * width : end - top * width]
 
     def block(self, name: str, rows: Range, columns: Range | None = None) -> torch.Tensor:
-        """Return a copy of some rows (of a matrix, also of some columns) of a whole parameter, in fp32."""
+        """Return a copy of a range of rows of an unsharded parameter, and of a range of columns, in fp32."""
         shape = self.parameters[name].shape
         columns = (columns or (0, shape[1])) if len(shape) > 1 else None
         out = torch.empty(rows[1] - rows[0], *(() if columns is None else (columns[1] - columns[0],)))

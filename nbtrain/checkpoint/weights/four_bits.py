@@ -68,7 +68,7 @@ class FourBitWeights(MadeWhole):
         return self.base.parameters
 
     def full(self, name: str) -> torch.Tensor:
-        """Return a whole matrix of a block, restored from 4 bits, in fp32."""
+        """Return an unsharded matrix of a block, restored from 4 bits, in fp32."""
         whole = self.base.read(name, MASTER).view(self.parameters[name].shape).to(self.held_as)
         return rounded(whole, self.how).float()
 

@@ -38,7 +38,7 @@ class Weights(Protocol):
 
 
 class MadeWhole:
-    """Base class of sources that compute whole parameters: read() calls full() and returns the requested
+    """Base class of sources that compute unsharded parameters: read() calls full() and returns the requested
     chunk of the result.
     """
 
@@ -74,7 +74,7 @@ class MadeWhole:
 
 
 def _elements(whole: torch.Tensor, part: TensorPart, start: int, count: int | None) -> torch.Tensor:
-    """Return elements [start, start + count) of a rank's part of a whole tensor, flat."""
+    """Return elements [start, start + count) of a rank's part of the tensor `whole`, flat."""
     if part.dim is not None and part.size > 1:
         whole = whole.chunk(part.size, part.dim)[part.rank]
     flat = whole.reshape(-1)

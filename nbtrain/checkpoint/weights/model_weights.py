@@ -19,14 +19,15 @@ def load_model_weights(
     masters: bool = False,
     padded_vocab_size: int | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Return the whole weights of a checkpoint of any layout by canonical name, on the CPU, with adapters
-    merged.
+    """Return the unsharded weights of a checkpoint by canonical name, on the CPU, with adapters merged.
 
-    The weights are in the format in which they were trained; with `masters` they are the optimizer's fp32
-    masters. If `step` is None, the newest complete checkpoint is read. Word embedding and output layer have
-    as many rows as were saved. With `unpadded`, they have only the rows of tokens. With `padded_vocab_size`,
-    they have that number of rows, and new rows are 0. No process group is needed. Raises CheckpointError if
-    the checkpoint is not complete, or if the run has no complete checkpoint.
+    The checkpoint may have any layout. If `step` is None, the newest complete checkpoint is read. The weights
+    are in the format in which they were trained; with `masters` they are the optimizer's fp32 masters.
+
+    Word embedding and output layer have as many rows as were saved. With `unpadded`, they have only the rows
+    of tokens. With `padded_vocab_size`, they have that number of rows, and new rows are 0. No process group
+    is needed. Raises CheckpointError if the checkpoint is not complete, or if the run has no complete
+    checkpoint.
     """
     run = RunDir(run_dir)
     store = open_checkpoint(run, whole_step(run, step)[0])

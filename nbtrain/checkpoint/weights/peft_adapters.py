@@ -58,7 +58,7 @@ class PeftAdapters(PeftFolder):
         return found
 
     def full(self, name: str) -> torch.Tensor:
-        """Return one whole matrix, fp32; rows of tokens are in the order of their ids."""
+        """Return one unsharded matrix in fp32. Trained token rows are in ascending order of token ids."""
         if name in self._tokens:
             return self._finite(name, self._rows(*self._tokens[name]))
         weight = next(weight for weight in self._modules if name in adapters_of(weight))
@@ -71,7 +71,7 @@ class PeftAdapters(PeftFolder):
         return self._finite(name, out)
 
     def _begun(self, name: str, is_first: bool) -> torch.Tensor:
-        """Return a new run's initial matrix (parallel/lora.py), used for modules that the folder lacks."""
+        """Return a new adapter's initial matrix (parallel/lora.py), for modules that the folder lacks."""
         shape = self.parameters[name].shape
         if not is_first:
             return torch.zeros(shape)

@@ -29,7 +29,7 @@ class PeftVectors(PeftFolder):
         return {name: StoredParameter(name, (len(self.full(name)),), None, 0) for name in self._modules}
 
     def full(self, name: str) -> torch.Tensor:
-        """Return one whole vector, fp32."""
+        """Return one unsharded vector in fp32."""
         parts: dict[int, torch.Tensor] = {}
         for module in self._modules[name]:
             found = torch.ones(module.size)

@@ -59,7 +59,7 @@ class StoredParameter:
 
     name: str
     shape: tuple[int, ...]
-    """Shape of the whole tensor, vocabulary padding included."""
+    """Shape of the unsharded tensor, including vocabulary padding."""
     partition_dim: int | None
     """Dimension along which tensor-parallel ranks shard the tensor; None if each rank holds the whole tensor.
     """
@@ -263,8 +263,9 @@ class CheckpointStore:
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def weights(self, name: str) -> torch.Tensor:
-        """Return a whole weight in the format in which it was trained; with ZeRO 3, masters are rounded to
-        it.
+        """Return an unsharded weight in the format in which it was trained.
+
+        With ZeRO 3, the weight is its fp32 master, rounded to this format.
         """
         dim = self._parameter(name).partition_dim
         if self.zero_stage == 3:
@@ -393,8 +394,9 @@ class CheckpointStore:
 
 
 def _step(state: dict[str, Any], group: dict[str, Any]) -> float:
-    """Return the optimizer's step count, which torch stores with the moments and DeepSpeed with the group; 0
-    before the first step.
+    """Return an optimizer's step count; 0 before the first step.
+
+    Torch stores it with the moments (`state`), DeepSpeed with the parameter group (`group`).
     """
     return float(state.get("step", group.get("step", 0)))
 

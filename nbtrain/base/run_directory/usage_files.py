@@ -300,9 +300,10 @@ class UsageReader:
         self._section: Section | None = None
 
     def refresh(self) -> bool:
-        """Read the appended lines, or all lines of a file that was replaced. Return whether there were any.
+        """Read the appended lines, or all lines of a file that was replaced.
 
-        Raises OSError if the file exists and cannot be read.
+        Return whether lines were read, or the lines of a removed file were dropped. Raises OSError if the
+        file exists and cannot be read.
         """
         begin = self.num_bytes - len(self._tail)
         try:

@@ -131,7 +131,10 @@ def conditions(
 
 
 def failure_reason(state: str, cause: str | None, exit_codes: Iterable[int | None]) -> str | None:
-    """Return the reason why a job failed: its deadline, or the first known exit code; otherwise None."""
+    """Return the reason why a job FAILED: its deadline, or the first known exit code of its ranks.
+
+    None for any other state, and if no exit code is known.
+    """
     if state == FAILED and (cause or "").startswith("deadline:"):
         return "DeadlineExceeded"
     code = next((code for code in exit_codes if code is not None), None)

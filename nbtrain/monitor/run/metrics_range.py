@@ -140,7 +140,10 @@ def _title(name: str) -> str:
 
 
 def _known_tags(reader: ScalarReader) -> list[dict[str, Any]]:
-    """Describe every scalar that has points, in the order of metrics.SCALARS, scalars of datasets last."""
+    """Return a description of every scalar that has points.
+
+    They are in the order of metrics.SCALARS; scalars of datasets, tasks and `code` follow by name.
+    """
     there = {name: points for tag, points in reader.series.items() if len(points) and (name := name_of(tag))}
     order = [name for name in BY_NAME if name in there] + sorted(there.keys() - BY_NAME.keys(), key=natural)
     rows = [scalar(name) for name in order]

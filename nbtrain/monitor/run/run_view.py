@@ -138,7 +138,10 @@ class RunView:
             return self.reader.series.get(tag, Series())
 
     def scalar_names(self) -> list[str]:
-        """Return the names of all scalars with points, in the order of metrics.SCALARS, datasets last."""
+        """Return the names of all scalars that have points.
+
+        They are in the order of metrics.SCALARS; scalars of datasets, tasks and `code` follow by name.
+        """
         with self.lock:
             self.reader.refresh()
             there = {

@@ -114,7 +114,7 @@ def told_state(event: Mapping[str, Any]) -> str | None:
 
 
 def paused_seconds(events: Sequence[Mapping[str, Any]], created_at: float, now: float) -> float:
-    """Return the seconds for which a job was paused until `now`, or until its end if passed as `now`."""
+    """Return the seconds for which a job was paused. For a job that has ended, `now` is its end."""
     return sum(end - begin for kind, begin, end in _states(events, created_at, now) if kind == "paused")
 
 

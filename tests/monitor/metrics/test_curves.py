@@ -124,6 +124,19 @@ def test_a_restart_drops_what_is_trained_again():
         assert list(curve.steps) == [1]
 
 
+def test_a_spike_stays_when_points_are_dropped_before_a_nan():
+    """A NaN at the end of the kept points is not mistaken for their highest value."""
+    curve = Curve(8)
+    for step in range(1, 13):
+        curve.put(step, float(step % 5), 0.0)
+    for step, value in ((13, 7.0), (14, 1.0), (15, math.nan)):
+        curve.put(step, value, 0.0)
+    assert curve.width == 4
+    curve.keep([True] * len(curve.steps))
+    curve.put(16, 2.0, 0.0)
+    assert dict(zip(curve.steps, curve.values))[13] == 7.0
+
+
 @pytest.mark.slow
 def test_a_range_is_read_again_in_detail(tmp_path, monkeypatch):
     """A short range is read with every point, and only from the blocks of the file that contain its steps."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.base.errors import ConfigError, NbtrainError, refuse
 from nbtrain.base.findings import FATAL, Finding
 from nbtrain.base.text.addresses import text_without_secrets, without_secrets
+from nbtrain.base.text.nearest import nearest
 from nbtrain.config.findings import findings_of
 from nbtrain.config.load import Overrides, load
 from nbtrain.config.names import architectures, recipes
@@ -213,7 +214,7 @@ class Draft:
         ):
             text = typed[key]
             if (one := known.get(key)) is None:
-                raise ConfigError(f"the form has no field {key!r}.")
+                raise ConfigError(f"the form has no field {key!r}.{nearest(key, known)}")
             # Switch the section on, as lora.rank=8 does on the command line.
             if one.within and one.within not in typed and self.value(one.within) is None:
                 self.set(one.within, {})

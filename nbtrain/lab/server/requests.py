@@ -149,7 +149,7 @@ class NbtrainHandler(APIHandler):
         try:
             value = json.loads(bytes(self._body) or b"{}")
         except (ValueError, RecursionError):
-            raise RequestError(400, "the body of the request is not JSON.") from None
+            raise RequestError(400, "the body of the request is not JSON: send a JSON object.") from None
         if not isinstance(value, dict):
             raise RequestError(400, "the body of the request must be a JSON object.")
         for key, found in value.items():

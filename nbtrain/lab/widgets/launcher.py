@@ -22,6 +22,7 @@ import traitlets
 from nbtrain.base.errors import ConfigError, NbtrainError
 from nbtrain.base.printing.notebook import is_watched
 from nbtrain.base.printing.report import Table
+from nbtrain.base.text.nearest import nearest
 from nbtrain.config.load import Overrides
 from nbtrain.config.schema import RunConfig
 from nbtrain.lab.form.answers import MODES, answer, place, yaml_for_others
@@ -114,7 +115,7 @@ class LaunchForm(anywidget.AnyWidget):
         # {"rank": 8} for lora: each key is a separate field.
         values = {key: value, **within} if key in known and known[key].kind == "section" else {key: value}
         for unknown in [one for one in values if one not in known]:
-            raise ConfigError(f"the form has no field {unknown!r}.")
+            raise ConfigError(f"the form has no field {unknown!r}.{nearest(unknown, known)}")
         typed = {**self.held["typed"], **{one: known[one].text(to) for one, to in values.items()}}
         self.held = {**self.held, "typed": typed, "seq": self.held["seq"] + 1}
 

@@ -81,7 +81,7 @@ def _read_file(path: Path, series: dict[str, Series]) -> Iterator[int]:
     if read_bytes < num_bytes:
         warnings.warn(
             f"{path}: only {read_bytes:,} of {num_bytes:,} bytes were read, because the next record is "
-            "incomplete or damaged.",
+            "incomplete or damaged. If no program is writing the file, restore it from a copy.",
             stacklevel=4,
         )
 

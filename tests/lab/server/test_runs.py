@@ -152,8 +152,8 @@ def test_body_is_checked(server: Server, run: RunDir) -> None:
         ({"archived": "yes"}, 'archived = "yes" must be true or false.'),
         ({"tags": []}, "'tags' is not a key of this request; its keys are: labels, notes, archived."),
         ([], "the body of the request must be a JSON object."),
-        (b"{", "the body of the request is not JSON."),
-        (b"[" * 100_000, "the body of the request is not JSON."),
+        (b"{", "the body of the request is not JSON: send a JSON object."),
+        (b"[" * 100_000, "the body of the request is not JSON: send a JSON object."),
     ):
         answer = server.ask("run/gpt-done", "PATCH", body)
         assert (answer.status, answer.message) == (400, message)

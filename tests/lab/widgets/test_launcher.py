@@ -85,7 +85,7 @@ def test_a_field_is_set_from_a_cell(form: LaunchForm) -> None:
     form.set("model.compile", True)
     assert form.held["typed"] == {"batch.max_steps": "7", "model.compile": "true"}
     assert (form.held["seq"], form.config.batch.max_steps) == (2, 7)
-    with pytest.raises(ConfigError, match=r"the form has no field 'batch\.steps'"):
+    with pytest.raises(ConfigError, match=r"the form has no field 'batch\.steps'\. Nearest: batch\."):
         form.set("batch.steps", 7)
 
 

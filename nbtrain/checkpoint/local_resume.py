@@ -195,7 +195,10 @@ def _newest_local(
 
 
 def _make_room(disk: LocalDisk, step: int) -> None:
-    """Make room for a checkpoint in the run directory, removing incomplete ones. Raises CheckpointError."""
+    """Remove an incomplete folder of `step` from model/, and check that a checkpoint has room there.
+
+    Raises CheckpointError on all ranks if there is no room.
+    """
     problem = None
     if disk.rank == 0:
         problem = make_room(disk.run, disk.config, disk.run.checkpoint(step))

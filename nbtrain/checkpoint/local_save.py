@@ -115,7 +115,7 @@ class LocalPart:
 
 
 class NodeSaves:
-    """Saves the checkpoints of a run to the nodes' disks; one object for each writing rank."""
+    """Saves the checkpoints of a run to the nodes' disks; every rank has one such object."""
 
     def __init__(self, disk: LocalDisk, live: LiveRun):
         self.disk, self.live = disk, live

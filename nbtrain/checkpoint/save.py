@@ -41,7 +41,7 @@ SLICE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that is complete."""
+    """The result of a save: a complete checkpoint."""
 
     step: int
     bytes: int

@@ -174,9 +174,7 @@ class BackgroundSave:
         return self.error
 
     def is_written(self, seconds: float) -> bool:
-        """Wait at most `seconds`. Return whether the writing of this rank's files has ended, successfully or
-        not.
-        """
+        """Wait at most `seconds`, and return whether this rank has written its files or failed to."""
         return self._written.wait(seconds)
 
     def wait_published(self) -> str | None:
@@ -214,8 +212,9 @@ class BackgroundSave:
             self._written.set()
 
     def _all_shares(self) -> dict[int, Described] | None:
-        """Wait until every rank has reported its files, and return {rank: its files}; None if cancel() was
-        called before.
+        """Wait until every rank has reported its files, and return {rank: descriptions of its files}.
+
+        Returns None if cancel() is called before that.
         """
         shares: dict[int, Described] = {}
         while len(shares) < self._size:

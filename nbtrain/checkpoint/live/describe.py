@@ -118,11 +118,10 @@ def optimizer_names(live: LiveRun) -> list[list[str]] | None:
 
 
 def universal_checkpoint_info(config: RunConfig, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts about parameters that DeepSpeed's own converter (ds_to_universal) needs. `parameters`
-    is the result of described_parameters().
+    """Return the description of the parameters that DeepSpeed's own converter (ds_to_universal) needs.
 
-    The converter matches each pattern from the first character of a name, and fails if a pattern matches no
-    name.
+    `parameters` is the result of described_parameters(). The converter matches each pattern from the first
+    character of a name, and fails if a pattern matches no name.
     """
     tied = not config.model.untie_embeddings_and_output_weights
     piped = config.parallel.pipeline_parallel_size > 1

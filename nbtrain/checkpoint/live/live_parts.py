@@ -29,7 +29,9 @@ class LiveTensor(NamedTuple):
     """A tensor that the optimizer steps, and the parts of parameters in it."""
 
     group: dict[str, Any]
-    """The optimizer's parameter group to which the tensor belongs; its "name" is the name in optimizer.py."""
+    """The optimizer's parameter group to which the tensor belongs. Its entry "name" is the name that
+    train/engine/optimizer.py gives the group.
+    """
     tensor: torch.Tensor
     """fp32: the master weights or, in ZeRO 0, the parameter itself."""
     parts: list[LivePart]

@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield every response to a request."""
+    """Carry out one request, and yield its answers."""
     try:
         yield from _answers(request)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Whether this process is a notebook's kernel that a live front end shows, and output that can be updated.
+"""Detection of a live front end that shows this notebook kernel, and notebook output that can be updated.
 
 api/arguments.py uses is_watched() to decide whether a call waits for the end of its run.
 """

@@ -73,7 +73,7 @@ class LocalSaves(Record):
         return cls.read(run.local_json) or cls()
 
     def keep(self, run: RunDir) -> None:
-        """Write this list as the run's list."""
+        """Write the newest LISTED_LOCAL_SAVES saves of this list to the run's model/local.json."""
         self.saves = self.saves[-LISTED_LOCAL_SAVES:]
         run.model.mkdir(parents=True, exist_ok=True)
         self.write(run.local_json)
@@ -92,7 +92,7 @@ class ResumeStart:
     """
     torn: tuple[tuple[int, str], ...]
     """(step, reason) of each checkpoint, newest first, if the run has checkpoints but none of them is
-    complete.
+    complete; empty otherwise.
     """
 
     @property

@@ -314,7 +314,7 @@ class TrainingProgress(Record):
     memory_bytes: int | None = None
     """Peak memory of rank 0's device; on a CPU, the peak resident memory of the process."""
     pipeline_fraction: float | None = None
-    """Fraction of rank 0's step time that is spent on waiting for and sending to other pipeline stages. None
+    """Fraction of rank 0's step time in which it waits for other pipeline stages or sends data to them. None
     without a pipeline.
     """
     target_tokens: int | None = None

@@ -27,9 +27,10 @@ LAST_CHARACTERS = 2000
 
 
 def start_twin(config: RunConfig) -> str:
-    """Start the twin of a checked run. Return the twin's name as soon as its folder is created.
+    """Start the twin of a checked run. Return the twin's name as soon as its folder exists.
 
-    Raises SubmitError with the process's output if the process ends before that.
+    Raises SubmitError with the process's last output if the process ends before the folder exists, and
+    SubmitError if the folder does not exist after START_SECONDS.
     """
     folder = output_root() / FOLDER
     folder.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ RELOAD_INTERVAL_SECONDS = 5
 
 
 def board_options() -> list[str]:
-    """Return TensorBoard's options without its address and the runs that it shows, which the proxy adds."""
+    """Return TensorBoard's command-line options. The proxy adds the address and the folder of the runs."""
     options = {
         "reload_interval": RELOAD_INTERVAL_SECONDS,
         "reload_multifile": "true",
@@ -39,7 +39,7 @@ def board_options() -> list[str]:
 
 
 def board_command() -> list[str]:
-    """Return the command line that starts TensorBoard with these options."""
+    """Return the command line that starts TensorBoard with board_options()."""
     return [sys.executable, "-m", "tensorboard.main", *board_options()]
 
 

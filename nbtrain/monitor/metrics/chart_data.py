@@ -86,7 +86,7 @@ def _curve(name: str, label: str, color: str = "a", dots: bool = False) -> dict[
 
 @dataclass(frozen=True)
 class ChartKind:
-    """The appearance of a chart, in a description (CHARTS) or of scalars (metric_charts.py)."""
+    """The appearance of a chart in a run's description (CHARTS) or in the tab Metrics (metric_charts.py)."""
 
     lines: list[dict[str, Any]]
     y_name: str

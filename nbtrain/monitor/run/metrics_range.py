@@ -165,9 +165,7 @@ Part = tuple[list[int], list[float], list[float], list[float] | None]
 
 
 def _width(points: Curve | Series) -> int:
-    """Return how many original points each pair of points of a thinned curve stands for; 1 if it is not
-    thinned.
-    """
+    """Return how many logged points each pair of points of a thinned curve represents; 1 for other curves."""
     return getattr(points, "width", 1)
 
 

@@ -93,7 +93,10 @@ class RunDescription:
     """CPU, memory and GPU use of an active job on this machine; None if the job is not active."""
     ranks: list[dict[str, Any]]
     failed_rank: int | None
-    """Rank that failed first, or that the others waited for; None if unknown or if the run did not fail."""
+    """Rank that failed first, or for which the other ranks waited.
+
+    None if the rank is not known, or if the run did not fail.
+    """
     log: dict[str, Any]
     """Last lines of a log: {"source", "lines"}."""
     events: list[dict[str, Any]]

@@ -64,7 +64,7 @@ class Fault:
     repeated_device_hours: float = 0.0
     """Device hours of repeated_seconds alone."""
     money: float | None = None
-    """Price of `device_hours`; None if it is not known."""
+    """Price of `device_hours` in the run's currency; None if it is not known."""
     preempted: bool = False
     """Whether the devices were taken away (preemption)."""
 

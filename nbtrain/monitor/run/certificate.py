@@ -310,7 +310,7 @@ def first_difference(
     ours: Mapping[int, tuple[float | None, float | None]],
     theirs: Mapping[int, tuple[float | None, float | None]],
 ) -> int | None:
-    """Return the first common step at which the losses or gradient norms differ in any bit; None without one."""
+    """Return the first common step at which losses or gradient norms differ in any bit; None without one."""
     common = sorted(ours.keys() & theirs.keys())
     return next((step for step in common if _bits(ours[step]) != _bits(theirs[step])), None)
 

@@ -16,9 +16,10 @@ from typing import Any
 import anywidget
 import traitlets
 
+from nbtrain.base.errors import NbtrainError
 from nbtrain.base.printing.notebook import is_watched
 from nbtrain.base.printing.report import Table
-from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.base.text.amounts import utc
 from nbtrain.base.workspace import output_root
 from nbtrain.lab.ui.script import script
@@ -107,16 +108,22 @@ class RunTable(anywidget.AnyWidget):
             self._closed.set()
             self._thread = None
         elif kind == "stop":
-            self._stop(content.get("name"))
+            self._stop_newest_job(content.get("name"))
 
-    def _stop(self, name: Any) -> None:
-        from nbtrain.jobs.control.control import cancel
-
+    def _stop_newest_job(self, name: Any) -> None:
         if name not in [row["name"] for row in self.rows]:
             return
         if (job := RunDir(self.root / name).newest_job()) is not None:
             # In a thread, because cancel() waits for the end of the job and the kernel must not wait.
-            threading.Thread(target=cancel, args=[job], daemon=True).start()
+            threading.Thread(target=self._stop, args=[job], daemon=True).start()
+
+    def _stop(self, job: JobDir) -> None:
+        from nbtrain.jobs.control.control import cancel
+
+        try:
+            cancel(job)
+        except NbtrainError as error:
+            self.send({"kind": "stop", "name": job.run.name, "error": str(error)})
 
 
 def runs_html(runs: Sequence[RunStatus]) -> str:

@@ -452,7 +452,8 @@ def test_lists_of_one_page_share_a_poll(server: ListServer, browser: Any) -> Non
 MODEL = """(() => {
   const traits = { rows: ROWS, names: [], root_id: "" };
   const send = (asked) => (window.sent = asked);
-  const model = { get: (name) => traits[name], on: () => {}, off: () => {}, send };
+  const on = (event, listener) => event === "msg:custom" && (window.answer = listener);
+  const model = { get: (name) => traits[name], on, off: () => {}, send };
   window.again = (place) => (window.endSecond = ui.mountRuns(place, { server: null, model }));
   return ui.mountRuns(root, { server: null, model, compact: false });
 })()"""
@@ -468,6 +469,9 @@ def test_without_a_server_stop_says_that_the_kernel_hears_it_later(server: ListS
             "gpt-0000: Stop requested: the kernel stops the job when its running cell finishes."
         )
         assert page.evaluate("window.sent") == {"kind": "stop", "name": "gpt-0000"}
+        refusal = {"kind": "stop", "name": "gpt-0000", "error": "the job was asked to stop 180 s ago"}
+        page.evaluate("(refusal) => window.answer(refusal)", refusal)
+        expect(said).to_contain_text("the job was asked to stop 180 s ago")
         # The kernel sends rows until the last view of the table has ended.
         page.evaluate("() => void window.again(document.body.appendChild(document.createElement('div')))")
         for end, kind in (("end", "push"), ("endSecond", "rest")):

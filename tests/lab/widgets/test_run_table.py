@@ -8,13 +8,15 @@ import pytest
 
 import nbtrain as nb
 from nbtrain.api.shown_runs import ShownRuns
+from nbtrain.base.errors import JobError
 from nbtrain.base.run_directory.records import TrainingProgress
-from nbtrain.base.run_directory.rundir import RunDir
+from nbtrain.base.run_directory.rundir import JobDir, RunDir
 from nbtrain.lab.widgets import run_table
 from nbtrain.lab.widgets.run_table import MOST_STATIC_ROWS, RunTable, display_runs, runs_html
 from nbtrain.monitor.runs.runs import RunList
 from nbtrain.monitor.status.run_status import RunStatus
 from tests.lab.widgets.fake_run import FakeJob
+from tests.waiting import wait_until
 
 
 def summary(name: str, **more: Any) -> RunStatus:
@@ -85,3 +87,29 @@ def test_nothing_found_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_table, "is_watched", lambda: True)
     display_runs([], everything=False)
     assert shown == [{"text/html": runs_html([]), "text/plain": str(RunList())}]
+
+
+def test_the_page_is_told_why_a_job_cannot_be_stopped(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Stop button's message reaches jobs.control, and an error is sent back to the page."""
+    from nbtrain.jobs.control import control
+
+    fake = FakeJob(RunDir(workspace / "output" / "gpt-fake"), steps=10)
+    fake.tensorboard.close()
+    stopped: list[str] = []
+
+    def refuse(job: JobDir) -> None:
+        stopped.append(job.job_id)
+        raise JobError("the job was asked to stop 180 s ago")
+
+    monkeypatch.setattr(control, "cancel", refuse)
+    table = RunTable(nb.runs(), True)
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setattr(table, "send", sent.append)
+    for name in ("no-such-run", "gpt-fake"):
+        table._on_message(None, {"kind": "stop", "name": name}, None)
+    wait_until(lambda: sent, "the error is not sent")
+    assert sent == [{"kind": "stop", "name": "gpt-fake", "error": "the job was asked to stop 180 s ago"}]
+    assert stopped == [fake.job.job_id]
+    table.close()

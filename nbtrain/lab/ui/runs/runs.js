@@ -504,7 +504,11 @@ class RunsList extends RunsFrame {
     if (this.asked) this.feed = runsFeed(this.asked).join(this);
     this.onRows = () => !this.server && this.show(this.model.get("rows"));
     if (!this.model) return;
+    this.onMessage = ({ kind, name, error }) => {
+      if (kind === "stop") this.say(`${name}: ${failedWords(kind, error)}`, "error");
+    };
     this.model.on("change:rows", this.onRows);
+    this.model.on("msg:custom", this.onMessage);
     this.onRows();
     if (!this.asked) {
       this.setServed(false);
@@ -519,6 +523,7 @@ class RunsList extends RunsFrame {
     this.sparklines.end();
     if (!this.model) return;
     this.model.off("change:rows", this.onRows);
+    this.model.off("msg:custom", this.onMessage);
     this.need(false);
   }
 }
